@@ -1,0 +1,483 @@
+// What an exchange with a server costs beside the bytes themselves.
+//
+//   exchange_bench [--keys=N] [--dim=D] [--rows=R] [--reps=R] [--steps=S]
+//                  [--threads=T] [--small_calls=C] [--unix]
+//
+// A step is a pull and a push of the same keys. Client and servers are separate
+// processes; CPU time is that of both processes, all threads. The variants take
+// turns within each repetition, in reversed order every second time; medians
+// are given, and medians of ratios within a repetition.
+//
+//   raw        blocking sockets moving the same bytes; the server reads what it
+//              gets and sends from a hot buffer
+//   table      the same pull and push on a shard in this process
+//   exchange   the same over gRPC
+//
+// The bar: exchange - table is at most 1.8 times raw.
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/malloc_tuning.h"
+#include "cc/client/local_client.h"
+#include "cc/rpc/grpc_client.h"
+#include "cc/rpc/grpc_server.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr int kNumBatches = 8;
+constexpr int kSmallKeys = 64;
+
+int64_t num_keys = 53248;
+int dim = 16;
+int64_t num_rows = 1000000;
+int reps = 9;
+int steps = 20;
+int num_threads = 1;
+int small_calls = 1000;  // Per repetition.
+bool unix_sockets = false;
+
+double Seconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) +
+         static_cast<double>(now.tv_nsec) * 1e-9;
+}
+double CpuSeconds() { return Seconds(CLOCK_PROCESS_CPUTIME_ID); }
+double WallSeconds() { return Seconds(CLOCK_MONOTONIC); }
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+[[noreturn]] void Die(const std::string& what) {
+  std::fprintf(stderr, "exchange_bench: %s\n", what.c_str());
+  std::exit(1);
+}
+
+void Check(const absl::Status& status) {
+  if (!status.ok()) Die(status.ToString());
+}
+
+void SendAll(int fd, const void* data, size_t size) {
+  const char* from = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t sent = send(fd, from, size, MSG_NOSIGNAL);
+    if (sent <= 0) Die("send failed");
+    from += sent;
+    size -= sent;
+  }
+}
+
+bool ReceiveAll(int fd, void* data, size_t size) {
+  char* to = static_cast<char*>(data);
+  while (size > 0) {
+    const ssize_t received = recv(fd, to, size, 0);
+    if (received <= 0) return false;
+    to += received;
+    size -= received;
+  }
+  return true;
+}
+
+// A server process, and the pipe on which it tells its address and, whenever it
+// is sent a byte, its CPU time.
+class Child {
+ public:
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  explicit Child(const std::function<std::string()>& start) {
+    int sockets[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) Die("socketpair");
+    if (fork() == 0) {
+      close(sockets[0]);
+      char address[128] = {};
+      const std::string bound = start();
+      bound.copy(address, sizeof(address) - 1);
+      SendAll(sockets[1], address, sizeof(address));
+      char byte;
+      while (ReceiveAll(sockets[1], &byte, 1)) {
+        const double cpu = CpuSeconds();
+        SendAll(sockets[1], &cpu, sizeof(cpu));
+      }
+      std::_Exit(0);  // The parent has gone.
+    }
+    close(sockets[1]);
+    control_ = sockets[0];
+    char address[128];
+    if (!ReceiveAll(control_, address, sizeof(address))) Die("no server");
+    address_ = address;
+  }
+  ~Child() { close(control_); }
+
+  const std::string& address() const { return address_; }
+
+  double Cpu() const {
+    const char byte = 0;
+    double cpu = 0;
+    SendAll(control_, &byte, 1);
+    if (!ReceiveAll(control_, &cpu, sizeof(cpu))) Die("server died");
+    return cpu;
+  }
+
+ private:
+  int control_ = -1;
+  std::string address_;
+};
+
+struct RawHeader {
+  uint64_t num_keys;
+  uint64_t is_push;
+};
+
+void ServeRaw(int listener) {
+  const int fd = accept(listener, nullptr, nullptr);
+  const int yes = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+  std::vector<char> keys(num_keys * sizeof(Key));
+  std::vector<char> values(num_keys * dim * sizeof(float), 1);
+  RawHeader header;
+  while (ReceiveAll(fd, &header, sizeof(header))) {
+    if (!ReceiveAll(fd, keys.data(), header.num_keys * sizeof(Key))) break;
+    const size_t bytes = header.num_keys * dim * sizeof(float);
+    if (header.is_push == 0) {
+      SendAll(fd, values.data(), bytes);
+    } else {
+      if (!ReceiveAll(fd, values.data(), bytes)) break;
+      SendAll(fd, &header, sizeof(header));
+    }
+  }
+}
+
+std::string SocketPath(const char* name) {
+  return absl::StrCat("/tmp/exchange_bench_", getppid(), "_", name);
+}
+
+std::string StartRaw() {
+  const int listener = socket(unix_sockets ? AF_UNIX : AF_INET, SOCK_STREAM, 0);
+  std::string address;
+  if (unix_sockets) {
+    sockaddr_un to = {};
+    to.sun_family = AF_UNIX;
+    address = SocketPath("raw");
+    address.copy(to.sun_path, sizeof(to.sun_path) - 1);
+    if (bind(listener, reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) {
+      Die("bind");
+    }
+  } else {
+    sockaddr_in to = {};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(to);
+    if (bind(listener, reinterpret_cast<sockaddr*>(&to), size) != 0 ||
+        getsockname(listener, reinterpret_cast<sockaddr*>(&to), &size) != 0) {
+      Die("bind");
+    }
+    address = absl::StrCat(ntohs(to.sin_port));
+  }
+  listen(listener, 1);
+  std::thread(ServeRaw, listener).detach();
+  return address;
+}
+
+std::string StartGrpc() {
+  GrpcServerOptions options;
+  options.num_threads = num_threads;
+  if (unix_sockets) options.address = absl::StrCat("unix:", SocketPath("grpc"));
+  auto server =
+      GrpcServer::Start(options, std::make_shared<Shard>(ShardOptions{}));
+  Check(server.status());
+  return server->release()->address();  // Serves until the process ends.
+}
+
+class RawClient {
+ public:
+  explicit RawClient(const std::string& address) {
+    fd_ = socket(unix_sockets ? AF_UNIX : AF_INET, SOCK_STREAM, 0);
+    int failed;
+    if (unix_sockets) {
+      sockaddr_un to = {};
+      to.sun_family = AF_UNIX;
+      address.copy(to.sun_path, sizeof(to.sun_path) - 1);
+      failed = connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to));
+    } else {
+      sockaddr_in to = {};
+      to.sin_family = AF_INET;
+      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      to.sin_port = htons(std::stoi(address));
+      failed = connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to));
+      const int yes = 1;
+      setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    }
+    if (failed != 0) Die("connect");
+  }
+
+  void Pull(const std::vector<Key>& keys, std::vector<float>* values) {
+    const RawHeader header = {keys.size(), 0};
+    SendAll(fd_, &header, sizeof(header));
+    SendAll(fd_, keys.data(), keys.size() * sizeof(Key));
+    if (!ReceiveAll(fd_, values->data(), values->size() * sizeof(float))) {
+      Die("raw server died");
+    }
+  }
+  void Push(const std::vector<Key>& keys, const std::vector<float>& gradients) {
+    RawHeader header = {keys.size(), 1};
+    SendAll(fd_, &header, sizeof(header));
+    SendAll(fd_, keys.data(), keys.size() * sizeof(Key));
+    SendAll(fd_, gradients.data(), gradients.size() * sizeof(float));
+    if (!ReceiveAll(fd_, &header, sizeof(header))) Die("raw server died");
+  }
+
+ private:
+  int fd_;
+};
+
+class TableClient {
+ public:
+  explicit TableClient(std::unique_ptr<ParameterClient> client)
+      : client_(std::move(client)) {
+    TableConfig config;
+    config.name = "bench";
+    config.dim = dim;
+    config.optimizer = AdagradConfig{};
+    Check(client_->CreateTable(config));
+  }
+
+  void Pull(const std::vector<Key>& keys, std::vector<float>* values) {
+    PullArgs args;
+    args.table = "bench";
+    args.dim = dim;
+    args.keys = keys;
+    args.insert_missing = true;
+    Check(client_->Pull(args, absl::MakeSpan(*values)));
+  }
+  void Push(const std::vector<Key>& keys, const std::vector<float>& gradients) {
+    PushArgs args;
+    args.table = "bench";
+    args.dim = dim;
+    args.keys = keys;
+    args.gradients = gradients;
+    args.learning_rate = 0.05f;
+    args.keys_are_unique = true;
+    args.id = {1, ++sequence_};
+    Check(client_->Push(args).status());
+  }
+
+ private:
+  std::unique_ptr<ParameterClient> client_;
+  uint64_t sequence_ = 0;
+};
+
+struct Variant {
+  const char* name;
+  const Child* server;  // Null: in this process.
+  std::function<void(const std::vector<Key>&, std::vector<float>*)> pull;
+  std::function<void(const std::vector<Key>&, const std::vector<float>&)> push;
+  // Per repetition.
+  std::vector<double> client_cpu_ms;
+  std::vector<double> server_cpu_ms;
+  std::vector<double> wall_ms;
+  std::vector<double> small_pull_us;
+};
+
+void Measure(Variant* variant, const std::vector<std::vector<Key>>& batches,
+             std::vector<float>* values, const std::vector<float>& gradients) {
+  const auto server_cpu = [variant] {
+    return variant->server == nullptr ? 0.0 : variant->server->Cpu();
+  };
+  const double server_before = server_cpu();
+  const double cpu_before = CpuSeconds();
+  const double wall_before = WallSeconds();
+  for (int step = 0; step < steps; ++step) {
+    variant->pull(batches[step % kNumBatches], values);
+    variant->push(batches[step % kNumBatches], gradients);
+  }
+  const double wall_after = WallSeconds();
+  const double cpu_after = CpuSeconds();
+  const double server_after = server_cpu();
+  variant->wall_ms.push_back((wall_after - wall_before) * 1e3 / steps);
+  variant->client_cpu_ms.push_back((cpu_after - cpu_before) * 1e3 / steps);
+  variant->server_cpu_ms.push_back((server_after - server_before) * 1e3 /
+                                   steps);
+
+  const std::vector<Key> few(batches[0].begin(),
+                             batches[0].begin() + kSmallKeys);
+  std::vector<float> few_values(kSmallKeys * dim);
+  std::vector<double> times;
+  for (int i = 0; i < small_calls; ++i) {
+    const double before = WallSeconds();
+    variant->pull(few, &few_values);
+    times.push_back((WallSeconds() - before) * 1e6);
+  }
+  variant->small_pull_us.push_back(Median(times));
+}
+
+void Run() {
+  // Before any thread: the servers are forks of this process.
+  const Child raw_server(StartRaw);
+  const Child grpc_server(StartGrpc);
+  TuneMalloc();
+
+  std::mt19937_64 random(20240601);
+  std::vector<Key> all(num_rows);
+  for (Key& key : all) key = static_cast<Key>(random());
+  std::vector<std::vector<Key>> batches(kNumBatches);
+  for (std::vector<Key>& batch : batches) {
+    for (int64_t i = 0; i < num_keys; ++i) {
+      std::swap(all[i], all[i + random() % (num_rows - i)]);
+    }
+    batch.assign(all.begin(), all.begin() + num_keys);
+  }
+  std::vector<float> values(num_keys * dim);
+  const std::vector<float> gradients(num_keys * dim, 0.01f);
+
+  RawClient raw(raw_server.address());
+  GrpcClientOptions options;
+  options.address = grpc_server.address();
+  auto connected = NewGrpcClient(options);
+  Check(connected.status());
+  TableClient exchange(*std::move(connected));
+  TableClient table(NewLocalClient(std::make_shared<Shard>(ShardOptions{})));
+  for (TableClient* client : {&exchange, &table}) {
+    for (int64_t i = 0; i < num_rows; i += num_keys) {
+      const std::vector<Key> part(
+          all.begin() + i, all.begin() + std::min(num_rows, i + num_keys));
+      std::vector<float> ignored(part.size() * dim);
+      client->Pull(part, &ignored);
+    }
+  }
+
+  const auto variant = [](const char* name, const Child* server, auto* client) {
+    Variant made;
+    made.name = name;
+    made.server = server;
+    made.pull = [client](const std::vector<Key>& keys, std::vector<float>* to) {
+      client->Pull(keys, to);
+    };
+    made.push = [client](const std::vector<Key>& keys,
+                         const std::vector<float>& from) {
+      client->Push(keys, from);
+    };
+    return made;
+  };
+  std::vector<Variant> variants = {
+      variant("raw", &raw_server, &raw), variant("table", nullptr, &table),
+      variant("exchange", &grpc_server, &exchange)};
+  for (int rep = -1; rep < reps; ++rep) {
+    std::vector<Variant*> order;
+    for (Variant& one : variants) order.push_back(&one);
+    if (rep % 2 != 0) std::reverse(order.begin(), order.end());
+    for (Variant* one : order) {
+      Measure(one, batches, &values, gradients);
+      if (rep >= 0) continue;
+      one->wall_ms.clear();  // To warm up.
+      one->client_cpu_ms.clear();
+      one->server_cpu_ms.clear();
+      one->small_pull_us.clear();
+    }
+  }
+
+  const double megabytes =
+      static_cast<double>(num_keys) * (2 * sizeof(Key) + 2 * dim * 4) / 1e6;
+  std::printf(
+      "pull and push of %ld keys, dim %d, %ld rows, %.2f MB per step, %s, "
+      "%d server thread(s), %d repetitions of %d steps\n",
+      static_cast<long>(num_keys), dim, static_cast<long>(num_rows), megabytes,
+      unix_sockets ? "unix sockets" : "TCP on loopback", num_threads, reps,
+      steps);
+  std::printf("%-10s %12s %12s %12s %10s %18s\n", "", "client ms", "server ms",
+              "CPU sum ms", "wall ms", "64-key pull us");
+  for (const Variant& one : variants) {
+    std::vector<double> sums;
+    for (int rep = 0; rep < reps; ++rep) {
+      sums.push_back(one.client_cpu_ms[rep] + one.server_cpu_ms[rep]);
+    }
+    std::printf("%-10s %12.2f %12.2f %12.2f %10.2f %18.1f\n", one.name,
+                Median(one.client_cpu_ms), Median(one.server_cpu_ms),
+                Median(sums), Median(one.wall_ms), Median(one.small_pull_us));
+  }
+  std::vector<double> cpu_ratios;
+  std::vector<double> wall_ratios;
+  for (int rep = 0; rep < reps; ++rep) {
+    const auto sum = [rep, &variants](int which) {
+      return variants[which].client_cpu_ms[rep] +
+             variants[which].server_cpu_ms[rep];
+    };
+    cpu_ratios.push_back((sum(2) - sum(1)) / sum(0));
+    wall_ratios.push_back(
+        (variants[2].wall_ms[rep] - variants[1].wall_ms[rep]) /
+        variants[0].wall_ms[rep]);
+  }
+  std::printf("(exchange - table) / raw: CPU %.2f (bar: 1.80), wall %.2f\n",
+              Median(cpu_ratios), Median(wall_ratios));
+  if (unix_sockets) {
+    unlink(raw_server.address().c_str());
+    unlink(grpc_server.address().substr(5).c_str());
+  }
+}
+
+bool ReadFlag(const char* argument, const char* name, int64_t* value) {
+  const size_t length = std::strlen(name);
+  if (std::strncmp(argument, name, length) != 0) return false;
+  *value = std::atoll(argument + length);
+  return true;
+}
+
+int Main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    int64_t value = 0;
+    if (ReadFlag(argv[i], "--keys=", &value)) {
+      num_keys = value;
+    } else if (ReadFlag(argv[i], "--dim=", &value)) {
+      dim = static_cast<int>(value);
+    } else if (ReadFlag(argv[i], "--rows=", &value)) {
+      num_rows = value;
+    } else if (ReadFlag(argv[i], "--reps=", &value)) {
+      reps = static_cast<int>(value);
+    } else if (ReadFlag(argv[i], "--steps=", &value)) {
+      steps = static_cast<int>(value);
+    } else if (ReadFlag(argv[i], "--threads=", &value)) {
+      num_threads = static_cast<int>(value);
+    } else if (ReadFlag(argv[i], "--small_calls=", &value)) {
+      small_calls = static_cast<int>(value);
+    } else if (std::strcmp(argv[i], "--unix") == 0) {
+      unix_sockets = true;
+    } else {
+      Die(absl::StrCat("unknown flag ", argv[i]));
+    }
+  }
+  if (num_keys < kSmallKeys || num_rows < num_keys || dim < 1 || reps < 1 ||
+      steps < 1 || small_calls < 1) {
+    Die("a flag is out of range");
+  }
+  Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace tfswitch
+
+int main(int argc, char** argv) { return tfswitch::Main(argc, argv); }

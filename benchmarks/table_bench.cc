@@ -1,0 +1,495 @@
+// What the table costs on one core, beside what no table could do better than.
+//
+//   table_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B]
+//
+// Speed is CPU time of the thread in ns per key; the variants take turns within
+// each repetition, in reversed order every second time, and the median is
+// given, with the median of the ratio to the floor of the same repetition.
+//
+//   floor 1   copy rows whose place is known, prefetched 24 ahead
+//   floor 2   the same, and read one random cache line of an array as large as
+//             the table's index for each: what any hash table has to do
+//   step floor   fused Adagrad on rows whose place is known, prefetched
+//   boost     boost::unordered_flat_map<Key, float*> to the floor's rows
+//
+// Zipf ranks are scattered over the rows. Rows have an Adagrad slot.
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "cc/base/cpu_features.h"
+#include "cc/base/page_toucher.h"
+#include "cc/optimizer/optimizer.h"
+#include "cc/table/embedding_table.h"
+#include "cc/table/row_store.h"
+
+#if __has_include(<boost/unordered/unordered_flat_map.hpp>)
+#include <boost/unordered/unordered_flat_map.hpp>
+#define TFSWITCH_BENCH_BOOST 1
+#else
+#define TFSWITCH_BENCH_BOOST 0
+#endif
+
+namespace tfswitch {
+namespace {
+
+constexpr int64_t kQueries = 1000000;  // Per repetition and variant.
+constexpr int kPrefetchDistance = 24;
+constexpr double kZipfExponent = 1.05;
+
+int64_t num_keys = 10000000;
+int dim = 16;
+int reps = 7;
+int64_t batch_size = 50000;
+
+double Seconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) +
+         static_cast<double>(now.tv_nsec) * 1e-9;
+}
+double CpuSeconds() { return Seconds(CLOCK_THREAD_CPUTIME_ID); }
+double WallSeconds() { return Seconds(CLOCK_MONOTONIC); }
+
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total = 0;
+  int64_t resident = 0;
+  statm >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Ends the program on an error: a benchmark has nobody to hand it to.
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  fprintf(stderr, "%s\n", status.ToString().c_str());
+  exit(1);
+}
+
+// The i-th key: scrambled, so that neighbours in time are none in value.
+Key KeyAt(int64_t i) {
+  return static_cast<Key>(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL);
+}
+
+// Memory on huge pages.
+class HugeArray {
+ public:
+  explicit HugeArray(size_t bytes) : bytes_(RoundUpTo(bytes, kHugePageBytes)) {
+    data_ = static_cast<char*>(aligned_alloc(kHugePageBytes, bytes_));
+    madvise(data_, bytes_, MADV_HUGEPAGE);
+    memset(data_, 0, bytes_);
+  }
+  ~HugeArray() { free(data_); }
+  HugeArray(const HugeArray&) = delete;
+  HugeArray& operator=(const HugeArray&) = delete;
+  char* data() const { return data_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  const size_t bytes_;
+  char* data_;
+};
+
+std::unique_ptr<EmbeddingTable> MakeTable() {
+  TableConfig config;
+  config.name = "bench";
+  config.dim = dim;
+  config.optimizer = AdagradConfig{};
+  auto table = EmbeddingTable::Create(config);
+  Check(table.status());
+  return std::move(table).value();
+}
+
+// Involuntary context switches of this thread so far.
+int64_t NumPreemptions() {
+  rusage usage;
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
+
+// Growth by one key at a time: the pause that an insert may see. On a busy
+// machine the wall time has the pauses of the scheduler in it, so the worst
+// insert during which nobody else got the core is given, too.
+void MeasureSingleInserts() {
+  auto table = MakeTable();
+  std::vector<float> out(dim);
+  std::vector<float> wall_us(num_keys);
+  float worst_cpu_us = 0.0f;
+  float worst_undisturbed_us = 0.0f;
+  int64_t num_slow = 0;
+  int64_t preemptions = NumPreemptions();
+  for (int64_t i = 0; i < num_keys; ++i) {
+    const Key key = KeyAt(i);
+    const double cpu = CpuSeconds();
+    const double wall = WallSeconds();
+    Check(table->FindOrInsert({&key, 1}, absl::MakeSpan(out)));
+    wall_us[i] = static_cast<float>((WallSeconds() - wall) * 1e6);
+    worst_cpu_us =
+        std::max(worst_cpu_us, static_cast<float>((CpuSeconds() - cpu) * 1e6));
+    const int64_t preemptions_now = NumPreemptions();
+    if (preemptions_now == preemptions) {
+      worst_undisturbed_us = std::max(worst_undisturbed_us, wall_us[i]);
+      num_slow += wall_us[i] > 1000.0f;
+    }
+    preemptions = preemptions_now;
+  }
+  std::sort(wall_us.begin(), wall_us.end());
+  const auto quantile = [&](double q) {
+    return wall_us[static_cast<size_t>(q * static_cast<double>(num_keys - 1))];
+  };
+  printf(
+      "insert one by one, 0 to %ld keys, us: median %.2f  p99.99 %.2f  "
+      "worst %.1f wall, %.1f wall if not preempted (%ld above 1 ms), %.1f "
+      "cpu\n",
+      num_keys, quantile(0.5), quantile(0.9999), wall_us.back(),
+      worst_undisturbed_us, num_slow, worst_cpu_us);
+}
+
+// Growth by batches; the table stays for what follows.
+std::unique_ptr<EmbeddingTable> MeasureGrowth() {
+  const int64_t memory_keys = std::min<int64_t>(5000000, num_keys);
+  std::vector<Key> keys(batch_size);
+  std::vector<float> out(batch_size * dim);
+  std::fill(out.begin(), out.end(), 1.0f);
+  const int64_t before = ResidentBytes();
+  auto table = MakeTable();
+  double worst_index = 0.0;
+  double worst_wall = 0.0;
+  double worst_cpu = 0.0;
+  double total_cpu = 0.0;
+  int64_t peak = 0;
+  for (int64_t size = 0; size < num_keys;) {
+    const int64_t n = std::min(batch_size, num_keys - size);
+    keys.resize(n);
+    for (int64_t i = 0; i < n; ++i) keys[i] = KeyAt(size + i);
+    const double wall = WallSeconds();
+    const double cpu = CpuSeconds();
+    Check(table->FindOrInsert(keys, absl::MakeSpan(out).first(n * dim)));
+    const double cpu_taken = CpuSeconds() - cpu;
+    worst_wall = std::max(worst_wall, WallSeconds() - wall);
+    worst_cpu = std::max(worst_cpu, cpu_taken);
+    total_cpu += cpu_taken;
+    size += n;
+    if (size >= 100000) {
+      worst_index = std::max(worst_index,
+                             static_cast<double>(table->stats().index_bytes) /
+                                 static_cast<double>(size));
+    }
+    if (size <= memory_keys) {
+      peak = std::max(peak, ResidentBytes() - before);
+      if (size == memory_keys) {
+        PageToucher::Get().WaitUntilIdle();
+        const int64_t resident = ResidentBytes() - before;
+        const TableStats stats = table->stats();
+        printf(
+            "resident at %ld keys: %.1f B per key (index %.1f, rows %.1f, "
+            "ahead %.1f); peak while growing %.2f x that\n",
+            size, double(resident) / size, double(stats.index_bytes) / size,
+            double(stats.row_bytes) / size, double(stats.reserved_bytes) / size,
+            double(peak) / resident);
+      }
+    }
+  }
+  printf(
+      "insert in batches of %ld, 0 to %ld keys: %.1f ns cpu per key; worst "
+      "batch %.1f ms wall, %.1f ms cpu\n",
+      batch_size, num_keys, total_cpu * 1e9 / num_keys, worst_wall * 1e3,
+      worst_cpu * 1e3);
+  printf("index B per key, worst from 100k keys on: %.1f; now %.1f\n",
+         worst_index, double(table->stats().index_bytes) / num_keys);
+  return table;
+}
+
+// Positions in [0, num_keys), uniform or zipf.
+class PositionSource {
+ public:
+  explicit PositionSource(bool is_zipf) : is_zipf_(is_zipf) {
+    if (!is_zipf) return;
+    cumulative_.resize(num_keys);
+    double sum = 0.0;
+    for (int64_t r = 0; r < num_keys; ++r) {
+      sum += std::pow(static_cast<double>(r + 1), -kZipfExponent);
+      cumulative_[r] = sum;
+    }
+  }
+
+  uint32_t Next() {
+    if (!is_zipf_) {
+      return static_cast<uint32_t>(random_() % static_cast<uint64_t>(num_keys));
+    }
+    const double u = std::uniform_real_distribution<double>(
+        0.0, cumulative_.back())(random_);
+    const auto rank = static_cast<uint64_t>(
+        std::lower_bound(cumulative_.begin(), cumulative_.end(), u) -
+        cumulative_.begin());
+    return static_cast<uint32_t>(rank * 0x9e3779b97f4a7c15ULL %
+                                 static_cast<uint64_t>(num_keys));
+  }
+
+ private:
+  const bool is_zipf_;
+  std::vector<double> cumulative_;
+  std::mt19937_64 random_{12345};
+};
+
+struct Queries {
+  std::vector<uint32_t> positions;
+  std::vector<Key> keys;
+  std::vector<uint32_t> lines;  // Of the index-sized array.
+};
+
+Queries MakeQueries(PositionSource* source, size_t num_lines, bool is_unique) {
+  Queries queries;
+  std::mt19937_64 random(99);
+  for (int64_t begin = 0; begin < kQueries; begin += batch_size) {
+    std::unordered_set<uint32_t> seen;
+    for (int64_t i = 0; i < batch_size; ++i) {
+      const uint32_t position = source->Next();
+      if (is_unique && !seen.insert(position).second) continue;
+      queries.positions.push_back(position);
+      queries.keys.push_back(KeyAt(position));
+      // A key always has the same line.
+      queries.lines.push_back(static_cast<uint32_t>(
+          HashKey(position) % static_cast<uint64_t>(num_lines)));
+    }
+  }
+  return queries;
+}
+
+using Variants = std::vector<std::pair<std::string, std::function<void()>>>;
+
+// Runs the variants interleaved; ratios are to variant `floor`.
+std::map<std::string, double> Race(const char* title, const Variants& variants,
+                                   size_t floor, size_t num_queries) {
+  std::vector<std::vector<double>> ns(variants.size());
+  for (int rep = -1; rep < reps; ++rep) {  // One to warm up.
+    for (size_t i = 0; i < variants.size(); ++i) {
+      const size_t v = rep % 2 == 0 ? i : variants.size() - 1 - i;
+      const double begin = CpuSeconds();
+      variants[v].second();
+      const double taken = CpuSeconds() - begin;
+      if (rep >= 0) ns[v].push_back(taken * 1e9 / num_queries);
+    }
+  }
+  std::map<std::string, double> medians;
+  printf("%s, ns per key (x floor):", title);
+  for (size_t v = 0; v < variants.size(); ++v) {
+    std::vector<double> ratios;
+    for (int rep = 0; rep < reps; ++rep) {
+      ratios.push_back(ns[v][rep] / ns[floor][rep]);
+    }
+    medians[variants[v].first] = Median(ns[v]);
+    printf("  %s %.1f (%.2f)", variants[v].first.c_str(), Median(ns[v]),
+           Median(ratios));
+  }
+  printf("\n");
+  fflush(stdout);
+  return medians;
+}
+
+void MeasureBatches(EmbeddingTable* table) {
+  const size_t stride = RowStride(2 * dim);
+  const HugeArray rows(static_cast<size_t>(num_keys) * stride);
+  const HugeArray index(static_cast<size_t>(table->stats().index_bytes));
+  const size_t num_lines = static_cast<size_t>(table->stats().index_bytes) / 64;
+  const Optimizer optimizer(AdagradConfig{}, dim);
+  const size_t embedding_bytes = dim * sizeof(float);
+  std::vector<float> out(batch_size * dim);
+  std::vector<float> gradients(batch_size * dim, 0.01f);
+  const auto row_at = [&](uint32_t position) {
+    return reinterpret_cast<float*>(rows.data() + position * stride);
+  };
+  for (int64_t i = 0; i < num_keys; ++i) {
+    std::fill_n(row_at(static_cast<uint32_t>(i)), 2 * dim, 0.1f);
+  }
+#if TFSWITCH_BENCH_BOOST
+  struct Hash {
+    using is_avalanching = void;
+    size_t operator()(Key key) const { return HashKey(key); }
+  };
+  boost::unordered_flat_map<Key, float*, Hash> boost_map;
+  for (int64_t i = 0; i < num_keys; ++i) {
+    boost_map[KeyAt(i)] = row_at(static_cast<uint32_t>(i));
+  }
+#else
+  printf("boost: skipped, no boost::unordered_flat_map (Boost 1.81) here\n");
+#endif
+
+  volatile uint64_t sink = 0;
+  const auto prefetch = [](const char* at, size_t bytes) {
+    for (size_t b = 0; b < std::min<size_t>(bytes, 512); b += 64) {
+      __builtin_prefetch(at + b);
+    }
+  };
+  for (const bool is_zipf : {false, true}) {
+    PositionSource source(is_zipf);
+    const char* const name = is_zipf ? "zipf 1.05" : "uniform";
+    const auto in_batches = [&](const Queries& q, const auto& body) {
+      for (size_t begin = 0; begin < q.keys.size(); begin += batch_size) {
+        body(begin, std::min<size_t>(batch_size, q.keys.size() - begin));
+      }
+    };
+
+    const Queries reads = MakeQueries(&source, num_lines, false);
+    const auto gather = [&](bool with_index) {
+      in_batches(reads, [&](size_t begin, size_t n) {
+        const uint32_t* const positions = reads.positions.data() + begin;
+        const uint32_t* const lines = reads.lines.data() + begin;
+        uint64_t sum = 0;
+        for (size_t i = 0; i < n; ++i) {
+          if (i + kPrefetchDistance < n) {
+            const size_t ahead = i + kPrefetchDistance;
+            if (with_index) {
+              __builtin_prefetch(index.data() + size_t{64} * lines[ahead]);
+            }
+            prefetch(reinterpret_cast<char*>(row_at(positions[ahead])),
+                     embedding_bytes);
+          }
+          if (with_index) {
+            sum += *reinterpret_cast<const uint64_t*>(index.data() +
+                                                      size_t{64} * lines[i]);
+          }
+          float* const to = out.data() + i * dim;
+          if (dim == 16) {
+            memcpy(to, row_at(positions[i]), 64);
+          } else {
+            memcpy(to, row_at(positions[i]), embedding_bytes);
+          }
+        }
+        sink = sink + sum;
+      });
+    };
+    Variants lookups = {
+        {"floor 1", [&] { gather(false); }},
+        {"floor 2", [&] { gather(true); }},
+        {"table", [&] {
+           in_batches(reads, [&](size_t begin, size_t n) {
+             Check(table
+                       ->Find(absl::MakeConstSpan(reads.keys).subspan(begin, n),
+                              absl::MakeSpan(out).first(n * dim))
+                       .status());
+           });
+         }}};
+#if TFSWITCH_BENCH_BOOST
+    lookups.push_back(
+        {"boost", [&] {
+           in_batches(reads, [&](size_t begin, size_t n) {
+             for (size_t i = 0; i < n; ++i) {
+               const auto it = boost_map.find(reads.keys[begin + i]);
+               memcpy(out.data() + i * dim, it->second, embedding_bytes);
+             }
+           });
+         }});
+#endif
+    auto medians = Race((std::string("lookup ") + name).c_str(), lookups, 1,
+                        reads.keys.size());
+    if (medians.count("boost") != 0) {
+      printf("  boost / table: %.2f\n", medians["boost"] / medians["table"]);
+    }
+
+    const Queries steps = MakeQueries(&source, num_lines, true);
+    Variants updates = {
+        {"step floor",
+         [&] {
+           in_batches(steps, [&](size_t begin, size_t n) {
+             const uint32_t* const positions = steps.positions.data() + begin;
+             for (size_t i = 0; i < n; ++i) {
+               if (i + kPrefetchDistance < n) {
+                 prefetch(reinterpret_cast<char*>(
+                              row_at(positions[i + kPrefetchDistance])),
+                          2 * embedding_bytes);
+               }
+               optimizer.Step(row_at(positions[i]), gradients.data() + i * dim,
+                              0.01f);
+             }
+           });
+         }},
+        {"table", [&] {
+           in_batches(steps, [&](size_t begin, size_t n) {
+             Check(table
+                       ->ApplyGradients(
+                           absl::MakeConstSpan(steps.keys).subspan(begin, n),
+                           absl::MakeConstSpan(gradients).first(n * dim), 0.01f,
+                           /*insert_missing=*/false)
+                       .status());
+           });
+         }}};
+#if TFSWITCH_BENCH_BOOST
+    updates.push_back(
+        {"boost", [&] {
+           in_batches(steps, [&](size_t begin, size_t n) {
+             for (size_t i = 0; i < n; ++i) {
+               const auto it = boost_map.find(steps.keys[begin + i]);
+               optimizer.Step(it->second, gradients.data() + i * dim, 0.01f);
+             }
+           });
+         }});
+#endif
+    medians = Race((std::string("adagrad ") + name).c_str(), updates, 0,
+                   steps.keys.size());
+    if (medians.count("boost") != 0) {
+      printf("  boost / table: %.2f\n", medians["boost"] / medians["table"]);
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const size_t equals = arg.find('=');
+    const std::string name = arg.substr(0, equals);
+    const int64_t value =
+        equals == std::string::npos ? 0 : atoll(arg.c_str() + equals + 1);
+    if (value > 0 && name == "--keys") {
+      num_keys = value;
+    } else if (value > 0 && name == "--dim") {
+      dim = static_cast<int>(value);
+    } else if (value > 0 && name == "--reps") {
+      reps = static_cast<int>(value);
+    } else if (value > 0 && name == "--batch") {
+      batch_size = value;
+    } else {
+      fprintf(stderr,
+              "usage: table_bench [--keys=N] [--dim=D] [--reps=R] "
+              "[--batch=B]; got '%s'\n",
+              argv[i]);
+      return 2;
+    }
+  }
+  const std::string level(SimdLevelName(ActiveSimdLevel()));
+  printf("keys %ld, dim %d, batch %ld, reps %d, %s\n", num_keys, dim,
+         batch_size, reps, level.c_str());
+  std::unique_ptr<EmbeddingTable> table = MeasureGrowth();
+  fflush(stdout);
+  MeasureBatches(table.get());
+  table.reset();
+  MeasureSingleInserts();
+  return 0;
+}
+
+}  // namespace
+}  // namespace tfswitch
+
+int main(int argc, char** argv) { return tfswitch::Main(argc, argv); }

@@ -1,0 +1,43 @@
+#include "cc/base/cpu_features.h"
+
+#include <cstdlib>
+
+#include "absl/base/internal/raw_logging.h"
+#include "cc/base/racy_memory.h"
+
+namespace tfswitch {
+
+absl::string_view SimdLevelName(SimdLevel level) {
+  return level == SimdLevel::kAvx2 ? "avx2" : "scalar";
+}
+
+SimdLevel BestSimdLevel() {
+#if defined(__x86_64__) && !TFSWITCH_THREAD_SANITIZER
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                 __builtin_cpu_supports("bmi2")
+             ? SimdLevel::kAvx2
+             : SimdLevel::kScalar;
+#else
+  return SimdLevel::kScalar;
+#endif
+}
+
+SimdLevel ResolveSimdLevel(const char* wish) {
+  const absl::string_view name = wish == nullptr ? "" : wish;
+  const SimdLevel best = BestSimdLevel();
+  if (name.empty()) return best;
+  if (name == SimdLevelName(SimdLevel::kScalar)) return SimdLevel::kScalar;
+  if (name == SimdLevelName(best)) return best;
+  ABSL_RAW_LOG(WARNING,
+               "TFSWITCH_SIMD must be 'scalar' or 'avx2' and supported here, "
+               "got '%s'; using '%s'",
+               wish, SimdLevelName(best).data());
+  return best;
+}
+
+SimdLevel ActiveSimdLevel() {
+  static const SimdLevel level = ResolveSimdLevel(getenv("TFSWITCH_SIMD"));
+  return level;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,36 @@
+// Which instruction set the kernels of this process use.
+//
+// Kernels exist twice, for the baseline of the platform ("scalar") and for
+// AVX2, and give the same bits. The choice is made once, at the first call:
+// AVX2 where the processor has it, unless the environment variable
+// TFSWITCH_SIMD says `scalar` or `avx2`. A value that is unknown, or that this
+// processor or build cannot do, is logged and the best supported level is used.
+
+#ifndef TFSWITCH_CC_BASE_CPU_FEATURES_H_
+#define TFSWITCH_CC_BASE_CPU_FEATURES_H_
+
+#include "absl/strings/string_view.h"
+
+namespace tfswitch {
+
+enum class SimdLevel { kScalar, kAvx2 };
+
+// "scalar" or "avx2".
+absl::string_view SimdLevelName(SimdLevel level);
+
+// The best level that this processor and this build can do. Always kScalar
+// under ThreadSanitizer, which has to see each memory access.
+SimdLevel BestSimdLevel();
+
+// The level that a wish, as TFSWITCH_SIMD would give it, leads to. Null and
+// empty mean no wish.
+SimdLevel ResolveSimdLevel(const char* wish);
+
+// ResolveSimdLevel(getenv("TFSWITCH_SIMD")), decided once per process.
+//
+// Thread-safe.
+SimdLevel ActiveSimdLevel();
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_CPU_FEATURES_H_

@@ -1,0 +1,47 @@
+// The key hash. Part of the wire contract: clients place keys on servers with
+// it, and checkpoints are cut by it, so it never changes within a protocol
+// version.
+
+#ifndef TFSWITCH_CC_BASE_HASH_H_
+#define TFSWITCH_CC_BASE_HASH_H_
+
+#include <cstdint>
+
+namespace tfswitch {
+
+// An id as the table and the wire see it. Every int64 is an ordinary key.
+using Key = int64_t;
+
+// The 64-bit finaliser of MurmurHash3 (Appleby, public domain): a bijection
+// whose output bits each depend on all input bits.
+//
+// Who uses which bits: the top 4 pick a stripe of the table, the 32 below them
+// a bucket, and the low bits the virtual shard. The three stay independent.
+inline uint64_t HashKey(Key key) {
+  uint64_t h = static_cast<uint64_t>(key);
+  h ^= h >> 33;
+  h *= 0xff51afd7ed558ccdULL;
+  h ^= h >> 33;
+  h *= 0xc4ceb9fe1a85ec53ULL;
+  h ^= h >> 33;
+  return h;
+}
+
+// The virtual shard of a key: hash mod `num_virtual_shards`.
+//
+// REQUIRES: num_virtual_shards is a power of two.
+inline uint32_t VirtualShardOf(Key key, uint32_t num_virtual_shards) {
+  return static_cast<uint32_t>(HashKey(key)) & (num_virtual_shards - 1);
+}
+
+// The server that owns a virtual shard: contiguous ranges, as even as they go.
+inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
+                                    uint32_t num_virtual_shards,
+                                    uint32_t num_servers) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(virtual_shard) *
+                               num_servers / num_virtual_shards);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_HASH_H_

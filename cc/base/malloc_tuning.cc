@@ -1,0 +1,35 @@
+#include "cc/base/malloc_tuning.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+namespace tfswitch {
+namespace {
+
+bool TuneMallocNow() {
+  const char* keep = std::getenv("TFSWITCH_KEEP_MALLOC_DEFAULTS");
+  if (keep != nullptr && std::strcmp(keep, "1") == 0) return true;
+#ifdef __GLIBC__
+  constexpr int kMiB = 1 << 20;
+  // All three are tried even if one is refused: each helps by itself.
+  const bool mmap_set = mallopt(M_MMAP_THRESHOLD, 32 * kMiB) == 1;
+  const bool trim_set = mallopt(M_TRIM_THRESHOLD, 512 * kMiB) == 1;
+  const bool pad_set = mallopt(M_TOP_PAD, 64 * kMiB) == 1;
+  return mmap_set && trim_set && pad_set;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+bool TuneMalloc() {
+  static const bool tuned = TuneMallocNow();
+  return tuned;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,97 @@
+#include "cc/base/memory_region.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace tfswitch {
+namespace {
+
+// Few mprotect() calls, and little memory that counts as committed where the
+// system does not overcommit.
+constexpr size_t kMinUsableStep = 2 * kHugePageBytes;
+constexpr size_t kMaxUsableStep = 128 * kHugePageBytes;
+
+}  // namespace
+
+absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
+                                                            size_t min_bytes) {
+  for (size_t size = RoundUpTo(bytes, kHugePageBytes);;
+       size = RoundUpTo(size / 2, kHugePageBytes)) {
+    // One huge page more than asked, to align within.
+    const size_t map_bytes = size + kHugePageBytes;
+    void* const map = mmap(nullptr, map_bytes, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map != MAP_FAILED) {
+      MemoryReservation reservation;
+      reservation.map_ = map;
+      reservation.map_bytes_ = map_bytes;
+      char* const begin = static_cast<char*>(map);
+      const size_t misalignment =
+          reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
+      reservation.data_ =
+          begin + (misalignment == 0 ? 0 : kHugePageBytes - misalignment);
+      reservation.size_ = size;
+      return reservation;
+    }
+    if (size / 2 < min_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "cannot reserve ", size, " bytes of address space (",
+          std::strerror(errno),
+          "); raise the limit of this process (`ulimit -v`) or use fewer "
+          "tables"));
+    }
+  }
+}
+
+MemoryReservation::~MemoryReservation() {
+  if (map_ != nullptr) munmap(map_, map_bytes_);
+}
+
+bool MemorySpan::Extend(size_t end) {
+  if (end <= usable_) return true;
+  if (end > capacity_) return false;
+  const size_t step = std::clamp(usable_, kMinUsableStep, kMaxUsableStep);
+  const size_t usable = std::min(
+      capacity_, RoundUpTo(std::max(end, usable_ + step), kHugePageBytes));
+  if (mprotect(data_ + usable_, usable - usable_, PROT_READ | PROT_WRITE) !=
+      0) {
+    return false;
+  }
+  usable_ = usable;
+  return true;
+}
+
+void MemorySpan::PreferHugePages(size_t begin, size_t end) {
+  if (begin < end) madvise(data_ + begin, end - begin, MADV_HUGEPAGE);
+}
+
+void MemorySpan::PreferSmallPages(size_t begin, size_t end) {
+  if (begin < end) madvise(data_ + begin, end - begin, MADV_NOHUGEPAGE);
+}
+
+void MemorySpan::Release(size_t begin, size_t end) {
+  if (begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
+void MemorySpan::Reset() {
+  if (usable_ == 0) return;
+  // In one step: an access from another thread waits for it and finds zeros.
+  void* const map =
+      mmap(data_, usable_, PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (map == MAP_FAILED) Release(0, usable_);
+  PreferSmallPages(0, usable_);
+}
+
+size_t PhysicalMemoryBytes() {
+  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace tfswitch

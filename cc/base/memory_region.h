@@ -1,0 +1,106 @@
+// Address space first, memory when it is touched: arrays that grow in place.
+//
+//   |<------------------------- reserved ------------------------->|
+//   |<------- usable ------->|  no access; costs address space only |
+//   |<- touched ->|
+//
+// Nothing in a region ever moves, so a pointer into it stays good for reading
+// as long as the region lives, even after Release() gave the memory back: what
+// is read there then is zeros.
+
+#ifndef TFSWITCH_CC_BASE_MEMORY_REGION_H_
+#define TFSWITCH_CC_BASE_MEMORY_REGION_H_
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace tfswitch {
+
+inline constexpr size_t kSmallPageBytes = 4096;
+inline constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+inline constexpr size_t RoundUpTo(size_t bytes, size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+inline constexpr size_t RoundDownTo(size_t bytes, size_t multiple) {
+  return bytes / multiple * multiple;
+}
+
+// Owns a reservation, aligned to kHugePageBytes. Unmapped at destruction.
+//
+// Thread-compatible.
+class MemoryReservation {
+ public:
+  // Reserves `bytes`, or half of that, and so on down to `min_bytes`, whatever
+  // the system gives. ResourceExhausted if it gives nothing.
+  static absl::StatusOr<MemoryReservation> Create(size_t bytes,
+                                                  size_t min_bytes);
+
+  MemoryReservation() = default;
+  MemoryReservation(MemoryReservation&& other) noexcept {
+    *this = std::move(other);
+  }
+  MemoryReservation& operator=(MemoryReservation&& other) noexcept {
+    std::swap(map_, other.map_);
+    std::swap(map_bytes_, other.map_bytes_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~MemoryReservation();
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void* map_ = nullptr;
+  size_t map_bytes_ = 0;
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A part of a reservation, used from its beginning. Does not own it.
+//
+// Thread-compatible: one thread at a time calls its functions, while any may
+// access the usable memory.
+class MemorySpan {
+ public:
+  MemorySpan() = default;
+  // REQUIRES: `data` and `capacity` are multiples of kHugePageBytes.
+  MemorySpan(char* data, size_t capacity) : data_(data), capacity_(capacity) {}
+
+  char* data() const { return data_; }
+  size_t capacity() const { return capacity_; }
+
+  // Makes [0, end) usable. False if `end` exceeds the capacity or the system
+  // refuses.
+  bool Extend(size_t end);
+
+  // Asks for huge pages in [begin, end), a part that is not touched yet. Both
+  // are multiples of kHugePageBytes. A refusal costs speed, nothing else.
+  void PreferHugePages(size_t begin, size_t end);
+  void PreferSmallPages(size_t begin, size_t end);  // The opposite.
+
+  // Gives the memory of [begin, end) back; it then reads as zeros. Both are
+  // multiples of kSmallPageBytes.
+  void Release(size_t begin, size_t end);
+
+  // Gives all memory back, like Release(), and its page tables with it: only
+  // after that can a part that was in small pages get huge ones. Pages are
+  // small again until PreferHugePages().
+  void Reset();
+
+ private:
+  char* data_ = nullptr;
+  size_t capacity_ = 0;
+  size_t usable_ = 0;
+};
+
+// Bytes of physical memory of this machine.
+size_t PhysicalMemoryBytes();
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_MEMORY_REGION_H_

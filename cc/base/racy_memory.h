@@ -1,0 +1,111 @@
+// Reading memory that another thread may be writing, for optimistic readers:
+// the reader copies first and then checks a version that the writer has changed
+// if the copy could be torn.
+//
+// In ordinary builds the copies are plain ones, as fast as memcpy(). The C++
+// memory model calls that a race, although the copy is thrown away whenever
+// one happened; so under ThreadSanitizer each element is an atomic access and
+// the protocol around it is checked as it stands.
+//
+// Reader: version = load; RacyLoad...; RacyReadFence(); version unchanged?
+// Writer: lock version; RacyWriteFence(); RacyStore...; release version.
+
+#ifndef TFSWITCH_CC_BASE_RACY_MEMORY_H_
+#define TFSWITCH_CC_BASE_RACY_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SANITIZE_THREAD__)
+#define TFSWITCH_THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TFSWITCH_THREAD_SANITIZER 1
+#endif
+#endif
+#ifndef TFSWITCH_THREAD_SANITIZER
+#define TFSWITCH_THREAD_SANITIZER 0
+#endif
+
+// Inlined even in unoptimised builds: these are also used in files compiled for
+// AVX2, whose out-of-line copies must not end up in code for other processors.
+#define TFSWITCH_ALWAYS_INLINE [[gnu::always_inline]] inline
+
+namespace tfswitch {
+
+#if TFSWITCH_THREAD_SANITIZER
+
+// ThreadSanitizer knows no fences, so the order is in the accesses.
+template <typename T>
+TFSWITCH_ALWAYS_INLINE T RacyLoad(const T* from) {
+  T value;
+  __atomic_load(from, &value, __ATOMIC_ACQUIRE);
+  return value;
+}
+template <typename T>
+TFSWITCH_ALWAYS_INLINE void RacyStore(T* to, T value) {
+  __atomic_store(to, &value, __ATOMIC_RELEASE);
+}
+TFSWITCH_ALWAYS_INLINE void RacyReadFence() {}
+TFSWITCH_ALWAYS_INLINE void RacyWriteFence() {}
+TFSWITCH_ALWAYS_INLINE void RacyLoadFloats(float* to, const float* from,
+                                           size_t count) {
+  for (size_t i = 0; i < count; ++i) to[i] = RacyLoad(&from[i]);
+}
+TFSWITCH_ALWAYS_INLINE void RacyStoreFloats(float* to, const float* from,
+                                            size_t count) {
+  for (size_t i = 0; i < count; ++i) RacyStore(&to[i], from[i]);
+}
+
+#else
+
+template <typename T>
+TFSWITCH_ALWAYS_INLINE T RacyLoad(const T* from) {
+  T value;
+  __atomic_load(from, &value, __ATOMIC_RELAXED);
+  return value;
+}
+template <typename T>
+TFSWITCH_ALWAYS_INLINE void RacyStore(T* to, T value) {
+  __atomic_store(to, &value, __ATOMIC_RELAXED);
+}
+// Keeps the loads before it from moving behind the version check after it.
+TFSWITCH_ALWAYS_INLINE void RacyReadFence() {
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+// Keeps the stores after it from moving before the locking of the version.
+TFSWITCH_ALWAYS_INLINE void RacyWriteFence() {
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+}
+TFSWITCH_ALWAYS_INLINE void RacyLoadFloats(float* to, const float* from,
+                                           size_t count) {
+  std::memcpy(to, from, count * sizeof(float));
+}
+TFSWITCH_ALWAYS_INLINE void RacyStoreFloats(float* to, const float* from,
+                                            size_t count) {
+  std::memcpy(to, from, count * sizeof(float));
+}
+
+#endif  // TFSWITCH_THREAD_SANITIZER
+
+// Calls modify(floats) to change `count` floats in place, while optimistic
+// readers may be looking. The caller holds the version's lock, or the floats
+// are not published yet.
+template <typename Modify>
+TFSWITCH_ALWAYS_INLINE void RacyModifyFloats(float* floats, size_t count,
+                                             const Modify& modify) {
+#if TFSWITCH_THREAD_SANITIZER
+  float scratch[16 * 1024];  // The longest row: 3 * 4096 + 1 floats.
+  RacyLoadFloats(scratch, floats, count);
+  modify(scratch);
+  RacyStoreFloats(floats, scratch, count);
+#else
+  static_cast<void>(count);
+  modify(floats);
+#endif
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_RACY_MEMORY_H_

@@ -1,0 +1,526 @@
+// The functions behind cc/capi/tfswitch.h. Each turns C types into those of the
+// core, calls one client method, and turns the status back.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/key_batch.h"
+#include "cc/base/status_macros.h"
+#include "cc/capi/cluster.h"
+#include "cc/capi/json_reports.h"
+#include "cc/capi/tfswitch.h"
+#include "cc/client/checkpoints.h"
+#include "cc/rpc/grpc_server.h"
+#include "cc/shard/shard.h"
+#include "cc/table/table_config.h"
+
+struct Tfswitch_Cluster {
+  std::shared_ptr<tfswitch::Cluster> cluster;
+};
+
+struct Tfswitch_Table {
+  std::shared_ptr<tfswitch::Cluster> cluster;
+  tfswitch::TableConfig config;
+  int slot_floats = 0;
+};
+
+struct Tfswitch_Server {
+  std::unique_ptr<tfswitch::GrpcServer> server;
+};
+
+namespace tfswitch {
+namespace {
+
+// Batches are numbered with 32 bits on the way back.
+constexpr size_t kMaxKeysPerCall = size_t{INT32_MAX};
+
+int Report(const absl::Status& status, char* error) {
+  if (status.ok()) return 0;
+  if (error != nullptr) {
+    const absl::string_view message = status.message();
+    size_t size = std::min<size_t>(message.size(), TFSWITCH_ERROR_SIZE - 1);
+    if (size < message.size()) {
+      // Not in the middle of a UTF-8 character.
+      while (size > 0 && (message[size] & 0xc0) == 0x80) --size;
+    }
+    std::memcpy(error, message.data(), size);
+    error[size] = '\0';
+  }
+  return static_cast<int>(status.code());
+}
+
+// Runs `body` and reports its status. The core does not throw; what its
+// libraries throw (out of memory, above all) must not cross into C.
+template <typename Body>
+int Guarded(char* error, Body&& body) {
+  try {
+    return Report(body(), error);
+  } catch (const std::bad_alloc&) {
+    return Report(absl::ResourceExhaustedError("out of memory"), error);
+  } catch (const std::exception& exception) {
+    return Report(absl::InternalError(exception.what()), error);
+  }
+}
+
+char* CopyToC(const std::string& text) {
+  char* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) return nullptr;
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+absl::Status HandOver(const std::string& text, char** out) {
+  *out = CopyToC(text);
+  if (*out == nullptr) return absl::ResourceExhaustedError("out of memory");
+  return absl::OkStatus();
+}
+
+absl::Span<const Key> Keys(const int64_t* keys, size_t num_keys) {
+  return absl::MakeConstSpan(keys, num_keys);
+}
+
+absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
+  if (num_keys <= kMaxKeysPerCall) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("table '", table.config.name, "': a batch of ", num_keys,
+                   " ids is too large; split it below ", kMaxKeysPerCall));
+}
+
+// A pull of distinct keys is cheaper; finding out costs a pass over the batch.
+// So a sample decides: fewer than 9 in 10 distinct.
+bool RepeatsOften(absl::Span<const Key> keys) {
+  constexpr size_t kSample = 1024;
+  if (keys.size() < 2 * kSample) return false;
+  Key sample[kSample];
+  Key unique[kSample];
+  int32_t inverse[kSample];
+  const size_t step = keys.size() / kSample;
+  for (size_t i = 0; i < kSample; ++i) sample[i] = keys[i * step];
+  const size_t distinct = ThreadUniqueKeys().Run(sample, absl::MakeSpan(unique),
+                                                 absl::MakeSpan(inverse));
+  return distinct * 10 < kSample * 9;
+}
+
+void ScatterRows(absl::Span<const int32_t> inverse, int dim,
+                 const float* unique_rows, float* rows) {
+  const size_t bytes = sizeof(float) * dim;
+  for (size_t i = 0; i < inverse.size(); ++i) {
+    std::memcpy(rows + i * dim,
+                unique_rows + static_cast<size_t>(inverse[i]) * dim, bytes);
+  }
+}
+
+absl::Status PullDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
+                          bool insert_missing, absl::Span<float> embeddings) {
+  PullArgs args;
+  args.table = table.config.name;
+  args.dim = table.config.dim;
+  args.keys = keys;
+  args.insert_missing = insert_missing;
+  return table.cluster->client().Pull(args, embeddings);
+}
+
+absl::Status PullUnique(Tfswitch_Table& table, absl::Span<const Key> keys,
+                        bool insert_missing, float* embeddings,
+                        int64_t* unique_keys, int32_t* inverse,
+                        size_t* num_unique) {
+  const int dim = table.config.dim;
+  const size_t distinct =
+      ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique_keys, keys.size()),
+                             absl::MakeSpan(inverse, keys.size()));
+  *num_unique = distinct;
+  if (distinct == keys.size()) {
+    // The order of first appearance is then the order of the batch.
+    return PullDistinct(table, keys, insert_missing,
+                        absl::MakeSpan(embeddings, keys.size() * dim));
+  }
+  const std::unique_ptr<float[]> rows(new float[distinct * dim]);
+  TFSWITCH_RETURN_IF_ERROR(
+      PullDistinct(table, absl::MakeConstSpan(unique_keys, distinct),
+                   insert_missing, absl::MakeSpan(rows.get(), distinct * dim)));
+  ScatterRows(absl::MakeConstSpan(inverse, keys.size()), dim, rows.get(),
+              embeddings);
+  return absl::OkStatus();
+}
+
+absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
+                          absl::Span<const float> gradients,
+                          const Tfswitch_PushOptions& options,
+                          Tfswitch_PushResult* result) {
+  PushArgs args;
+  args.table = table.config.name;
+  args.dim = table.config.dim;
+  args.keys = keys;
+  args.gradients = gradients;
+  args.learning_rate = options.learning_rate;
+  args.insert_missing = options.insert_missing != 0;
+  args.keys_are_unique = true;
+  args.id = table.cluster->NextPushId();
+  TFSWITCH_ASSIGN_OR_RETURN(const PushResult pushed,
+                            table.cluster->client().Push(args));
+  result->updated_rows = pushed.updated_rows;
+  return absl::OkStatus();
+}
+
+absl::Status PushUnique(Tfswitch_Table& table,
+                        absl::Span<const Key> unique_keys,
+                        absl::Span<const int32_t> inverse,
+                        const float* gradients,
+                        const Tfswitch_PushOptions& options,
+                        Tfswitch_PushResult* result) {
+  *result = Tfswitch_PushResult{};
+  if (unique_keys.empty()) return absl::OkStatus();
+  const int dim = table.config.dim;
+  const float scale = options.loss_scale == 0.0f ? 1.0f : options.loss_scale;
+  const bool scaled = scale != 1.0f;
+  const bool sums_needed = unique_keys.size() != inverse.size();
+  absl::Span<const float> sums(gradients, inverse.size() * dim);
+  std::unique_ptr<float[]> buffer;
+  if (sums_needed || scaled) {
+    const size_t size = unique_keys.size() * dim;
+    buffer.reset(new float[size]);
+    const absl::Span<float> target(buffer.get(), size);
+    if (sums_needed) {
+      SumByInverse(inverse, dim, sums, target);
+    } else {
+      std::copy(sums.begin(), sums.end(), target.begin());
+    }
+    if (scaled) {
+      // Scaling by a NaN or Inf scale shows in the sums as well.
+      Scale(1.0f / scale, target);
+      if (!std::isfinite(scale) || FindNonFinite(target) >= 0) {
+        result->skipped = 1;
+        return absl::OkStatus();
+      }
+    }
+    sums = target;
+  }
+  return PushDistinct(table, unique_keys, sums, options, result);
+}
+
+absl::Status PushRepeated(Tfswitch_Table& table, absl::Span<const Key> keys,
+                          const float* gradients,
+                          const Tfswitch_PushOptions& options,
+                          Tfswitch_PushResult* result) {
+  std::vector<Key> unique(keys.size());
+  std::vector<int32_t> inverse(keys.size());
+  unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
+                                       absl::MakeSpan(inverse)));
+  return PushUnique(table, unique, inverse, gradients, options, result);
+}
+
+// --- The functions of the table, in its order ------------------------------
+
+const char* Version() { return TFSWITCH_VERSION; }
+
+void FreeString(char* string) { std::free(string); }
+
+int OpenCluster(const char* address, double timeout_s,
+                Tfswitch_Cluster** cluster, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    *cluster = nullptr;
+    if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "timeout must be a positive number of seconds. Received: ",
+          timeout_s));
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<Cluster> opened,
+                              Cluster::Open(address, absl::Seconds(timeout_s)));
+    *cluster = new Tfswitch_Cluster{std::move(opened)};
+    return absl::OkStatus();
+  });
+}
+
+void CloseCluster(Tfswitch_Cluster* cluster) { delete cluster; }
+
+int32_t ClusterNumShards(const Tfswitch_Cluster* cluster) {
+  return cluster->cluster->num_shards();
+}
+
+int32_t ClusterIsRemote(const Tfswitch_Cluster* cluster) {
+  return cluster->cluster->is_remote() ? 1 : 0;
+}
+
+int ListTables(Tfswitch_Cluster* cluster, const char* table, char** json,
+               char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const std::vector<TableInfo> infos,
+        cluster->cluster->client().ListTables(table == nullptr ? "" : table));
+    return HandOver(TableInfosToJson(infos), json);
+  });
+}
+
+int DropTable(Tfswitch_Cluster* cluster, const char* table, char* error) {
+  return Guarded(error,
+                 [&] { return cluster->cluster->client().DropTable(table); });
+}
+
+int Save(Tfswitch_Cluster* cluster, const char* path, const char* tables_json,
+         char** report_json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> tables,
+                              NamesFromJson(tables_json));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const CheckpointReport report,
+        SaveCheckpoint(cluster->cluster->client(), path, tables));
+    return HandOver(CheckpointReportToJson(report), report_json);
+  });
+}
+
+int Restore(Tfswitch_Cluster* cluster, const char* path,
+            const char* tables_json, char** report_json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> tables,
+                              NamesFromJson(tables_json));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const CheckpointReport report,
+        RestoreCheckpoint(cluster->cluster->client(), path, tables));
+    return HandOver(CheckpointReportToJson(report), report_json);
+  });
+}
+
+int OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
+              Tfswitch_Table** table, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    *table = nullptr;
+    auto opened = std::make_unique<Tfswitch_Table>();
+    opened->cluster = cluster->cluster;
+    TFSWITCH_RETURN_IF_ERROR(TableConfigFromJson(config_json, &opened->config));
+    TFSWITCH_RETURN_IF_ERROR(
+        opened->cluster->client().CreateTable(opened->config));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const std::vector<TableInfo> infos,
+        opened->cluster->client().ListTables(opened->config.name));
+    if (infos.size() != 1) {
+      return absl::NotFoundError(
+          absl::StrCat("table '", opened->config.name,
+                       "' was dropped while it was being opened"));
+    }
+    opened->slot_floats = infos[0].slot_floats;
+    *table = opened.release();
+    return absl::OkStatus();
+  });
+}
+
+void CloseTable(Tfswitch_Table* table) { delete table; }
+
+int32_t TableDim(const Tfswitch_Table* table) { return table->config.dim; }
+
+int32_t TableSlotFloats(const Tfswitch_Table* table) {
+  return table->slot_floats;
+}
+
+int32_t TableIsRemote(const Tfswitch_Table* table) {
+  return table->cluster->is_remote() ? 1 : 0;
+}
+
+const char* TableName(const Tfswitch_Table* table) {
+  return table->config.name.c_str();
+}
+
+int TableSize(Tfswitch_Table* table, int64_t* num_rows, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const std::vector<TableInfo> infos,
+        table->cluster->client().ListTables(table->config.name));
+    *num_rows = infos.empty() ? 0 : infos[0].stats.num_rows;
+    return absl::OkStatus();
+  });
+}
+
+int Pull(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+         int32_t insert_missing, float* embeddings, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
+    if (num_keys == 0) return absl::OkStatus();
+    const absl::Span<const Key> batch = Keys(keys, num_keys);
+    // In this process a repeated row costs less than finding out.
+    if (!table->cluster->is_remote() || !RepeatsOften(batch)) {
+      return PullDistinct(
+          *table, batch, insert_missing != 0,
+          absl::MakeSpan(embeddings, num_keys * table->config.dim));
+    }
+    std::vector<Key> unique(num_keys);
+    std::vector<int32_t> inverse(num_keys);
+    size_t num_unique = 0;
+    return PullUnique(*table, batch, insert_missing != 0, embeddings,
+                      unique.data(), inverse.data(), &num_unique);
+  });
+}
+
+int PullUniqueC(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+                int32_t insert_missing, float* embeddings, int64_t* unique_keys,
+                int32_t* inverse, size_t* num_unique, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
+    *num_unique = 0;
+    if (num_keys == 0) return absl::OkStatus();
+    return PullUnique(*table, Keys(keys, num_keys), insert_missing != 0,
+                      embeddings, unique_keys, inverse, num_unique);
+  });
+}
+
+int Push(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+         const float* gradients, const Tfswitch_PushOptions* options,
+         Tfswitch_PushResult* result, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
+    return PushRepeated(*table, Keys(keys, num_keys), gradients, *options,
+                        result);
+  });
+}
+
+int PushUniqueC(Tfswitch_Table* table, const int64_t* unique_keys,
+                size_t num_unique, const int32_t* inverse, size_t num_keys,
+                const float* gradients, const Tfswitch_PushOptions* options,
+                Tfswitch_PushResult* result, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
+    // A wrong `inverse` would write outside the sums.
+    int32_t next_new = 0;
+    for (size_t i = 0; i < num_keys; ++i) {
+      if (inverse[i] < 0 || inverse[i] > next_new ||
+          static_cast<size_t>(inverse[i]) >= num_unique) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "table '", table->config.name, "': inverse[", i, "] is ",
+            inverse[i], ", expected places of the ", num_unique,
+            " unique ids in order of first appearance"));
+      }
+      if (inverse[i] == next_new) ++next_new;
+    }
+    if (static_cast<size_t>(next_new) != num_unique) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", table->config.name, "': inverse names ",
+                       next_new, " unique ids, got ", num_unique));
+    }
+    return PushUnique(*table, Keys(unique_keys, num_unique),
+                      absl::MakeConstSpan(inverse, num_keys), gradients,
+                      *options, result);
+  });
+}
+
+int Assign(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+           const float* embeddings, const float* slots, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
+    if (num_keys == 0) return absl::OkStatus();
+    AssignArgs args;
+    args.table = table->config.name;
+    args.dim = table->config.dim;
+    args.keys = Keys(keys, num_keys);
+    args.embeddings =
+        absl::MakeConstSpan(embeddings, num_keys * table->config.dim);
+    if (slots != nullptr) {
+      args.slots = absl::MakeConstSpan(slots, num_keys * table->slot_floats);
+    }
+    return table->cluster->client().Assign(args);
+  });
+}
+
+int Erase(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+          int64_t* erased_rows, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        *erased_rows, table->cluster->client().Erase(table->config.name,
+                                                     Keys(keys, num_keys)));
+    return absl::OkStatus();
+  });
+}
+
+int ExportRows(Tfswitch_Table* table, int32_t with_slots,
+               Tfswitch_VisitRows visit, void* context, char* error) {
+  return Guarded(error, [&] {
+    return table->cluster->client().Export(
+        table->config.name, with_slots != 0,
+        [&](const RowChunk& chunk) -> absl::Status {
+          const float* slots = with_slots != 0 ? chunk.slots.data() : nullptr;
+          if (visit(context, chunk.keys.data(), chunk.embeddings.data(), slots,
+                    chunk.keys.size()) != 0) {
+            return absl::CancelledError("the export was stopped by its caller");
+          }
+          return absl::OkStatus();
+        });
+  });
+}
+
+int StartServer(const Tfswitch_ServerOptions* options, Tfswitch_Server** server,
+                char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    *server = nullptr;
+    ShardOptions shard_options;
+    shard_options.shard_index = options->shard_index;
+    shard_options.num_shards = options->num_shards;
+    TFSWITCH_RETURN_IF_ERROR(shard_options.Validate());
+    GrpcServerOptions server_options;
+    server_options.address = options->address;
+    server_options.num_threads = options->num_threads;
+    if (options->max_message_bytes != 0) {
+      server_options.max_message_bytes = options->max_message_bytes;
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(
+        std::unique_ptr<GrpcServer> started,
+        GrpcServer::Start(server_options,
+                          std::make_shared<Shard>(shard_options)));
+    *server = new Tfswitch_Server{std::move(started)};
+    return absl::OkStatus();
+  });
+}
+
+const char* ServerAddress(const Tfswitch_Server* server) {
+  return server->server->address().c_str();
+}
+
+void StopServer(Tfswitch_Server* server, double grace_s) {
+  server->server->Stop(absl::Seconds(std::max(0.0, grace_s)));
+}
+
+void DeleteServer(Tfswitch_Server* server) { delete server; }
+
+constexpr Tfswitch_Api kApi = {
+    TFSWITCH_API_VERSION,
+    Version,
+    FreeString,
+    OpenCluster,
+    CloseCluster,
+    ClusterNumShards,
+    ClusterIsRemote,
+    ListTables,
+    DropTable,
+    Save,
+    Restore,
+    OpenTable,
+    CloseTable,
+    TableDim,
+    TableSlotFloats,
+    TableIsRemote,
+    TableSize,
+    Pull,
+    PullUniqueC,
+    Push,
+    PushUniqueC,
+    Assign,
+    Erase,
+    ExportRows,
+    StartServer,
+    ServerAddress,
+    StopServer,
+    DeleteServer,
+    TableName,
+};
+
+}  // namespace
+}  // namespace tfswitch
+
+const Tfswitch_Api* Tfswitch_GetApi(uint32_t api_version) {
+  return api_version == TFSWITCH_API_VERSION ? &tfswitch::kApi : nullptr;
+}

@@ -1,0 +1,132 @@
+#include "cc/capi/cluster.h"
+
+#include <map>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "cc/base/mutex.h"
+#include "cc/base/status_macros.h"
+#include "cc/client/local_client.h"
+#include "cc/client/sharded_client.h"
+#include "cc/rpc/grpc_client.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+namespace {
+
+// What is open in this process. Never destroyed: threads of TensorFlow may
+// still push while static objects go.
+struct Registry {
+  Mutex mutex;
+  std::map<std::string, std::shared_ptr<Shard>> local_shards
+      ABSL_GUARDED_BY(mutex);
+  std::map<std::string, std::weak_ptr<Cluster>> open ABSL_GUARDED_BY(mutex);
+};
+
+Registry& TheRegistry() {
+  static Registry* const registry = new Registry;
+  return *registry;
+}
+
+absl::Status BadAddress(absl::string_view address, absl::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("cluster address '", address, "': ", why,
+                   ". Use 'local://', 'grpc://host:port,host:port' or "
+                   "'grpc+unix:///path'"));
+}
+
+uint64_t DrawClientId() {
+  std::random_device random;
+  uint64_t id = 0;
+  while (id == 0) id = (uint64_t{random()} << 32) | random();
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
+  ClusterAddress parsed;
+  absl::string_view rest = address;
+  if (absl::ConsumePrefix(&rest, "local://")) {
+    parsed.local_name = std::string(rest);
+    return parsed;
+  }
+  parsed.is_remote = true;
+  const bool is_unix = absl::ConsumePrefix(&rest, "grpc+unix://");
+  if (!is_unix && !absl::ConsumePrefix(&rest, "grpc://")) {
+    return BadAddress(address, "unknown scheme");
+  }
+  for (const absl::string_view server : absl::StrSplit(rest, ',')) {
+    if (server.empty()) return BadAddress(address, "a server name is empty");
+    if (is_unix) {
+      if (server[0] != '/') {
+        return BadAddress(address, "a socket path must be absolute");
+      }
+      parsed.servers.push_back(absl::StrCat("unix:", server));
+      continue;
+    }
+    if (!absl::StartsWith(server, "unix:") &&
+        server.find(':') == absl::string_view::npos) {
+      return BadAddress(address,
+                        absl::StrCat("server '", server, "' has no port"));
+    }
+    parsed.servers.emplace_back(server);
+  }
+  return parsed;
+}
+
+Cluster::Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
+                 bool is_remote)
+    : client_(std::move(client)),
+      num_shards_(num_shards),
+      is_remote_(is_remote),
+      client_id_(DrawClientId()) {}
+
+absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
+    const std::string& address, absl::Duration timeout) {
+  TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
+                            ParseClusterAddress(address));
+  const std::string registry_key =
+      absl::StrCat(address, "\n", absl::FormatDuration(timeout));
+  Registry& registry = TheRegistry();
+  std::shared_ptr<Shard> local_shard;
+  {
+    MutexLock lock(&registry.mutex);
+    if (std::shared_ptr<Cluster> cluster = registry.open[registry_key].lock()) {
+      return cluster;
+    }
+    if (!parsed.is_remote) {
+      std::shared_ptr<Shard>& shard = registry.local_shards[parsed.local_name];
+      if (shard == nullptr) shard = std::make_shared<Shard>(ShardOptions{});
+      local_shard = shard;
+    }
+  }
+  // Outside the lock: servers may take their time to answer. Two threads may
+  // then open the same cluster; both work.
+  std::vector<std::unique_ptr<ParameterClient>> shards;
+  if (parsed.is_remote) {
+    for (size_t i = 0; i < parsed.servers.size(); ++i) {
+      GrpcClientOptions options;
+      options.address = parsed.servers[i];
+      options.shard_index = static_cast<uint32_t>(i);
+      options.num_shards = static_cast<uint32_t>(parsed.servers.size());
+      options.timeout = timeout;
+      TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<ParameterClient> client,
+                                NewGrpcClient(options));
+      shards.push_back(std::move(client));
+    }
+  } else {
+    shards.push_back(NewLocalClient(std::move(local_shard)));
+  }
+  const int num_shards = static_cast<int>(shards.size());
+  std::shared_ptr<Cluster> cluster(new Cluster(
+      NewShardedClient(std::move(shards)), num_shards, parsed.is_remote));
+  MutexLock lock(&registry.mutex);
+  registry.open[registry_key] = cluster;
+  return cluster;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,65 @@
+// Clusters by address, as the C API hands them out.
+
+#ifndef TFSWITCH_CC_CAPI_CLUSTER_H_
+#define TFSWITCH_CC_CAPI_CLUSTER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "cc/client/parameter_client.h"
+
+namespace tfswitch {
+
+// An address, taken apart.
+struct ClusterAddress {
+  bool is_remote = false;
+  std::string local_name;            // Of "local://NAME".
+  std::vector<std::string> servers;  // In shard order, as gRPC names them.
+};
+
+// InvalidArgument naming the address and the accepted forms.
+absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address);
+
+// An open cluster: its client, and the identity under which this process
+// pushes.
+//
+// Thread-safe.
+class Cluster {
+ public:
+  // Returns the cluster that is open at this address with this timeout, or
+  // opens it. "local://NAME" clusters live as long as the process.
+  static absl::StatusOr<std::shared_ptr<Cluster>> Open(
+      const std::string& address, absl::Duration timeout);
+
+  ParameterClient& client() { return *client_; }
+  int num_shards() const { return num_shards_; }
+  bool is_remote() const { return is_remote_; }
+
+  // A new identity for one push.
+  PushId NextPushId() {
+    return {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)};
+  }
+
+ private:
+  Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
+          bool is_remote);
+
+  // Constant after construction.
+  const std::unique_ptr<ParameterClient> client_;
+  const int num_shards_;
+  const bool is_remote_;
+  const uint64_t client_id_;
+
+  // Has its own synchronisation.
+  std::atomic<uint64_t> next_sequence_{1};
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CAPI_CLUSTER_H_

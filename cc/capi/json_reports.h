@@ -1,0 +1,27 @@
+// JSON texts that cross the C API.
+
+#ifndef TFSWITCH_CC_CAPI_JSON_REPORTS_H_
+#define TFSWITCH_CC_CAPI_JSON_REPORTS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cc/client/checkpoints.h"
+#include "cc/client/parameter_client.h"
+
+namespace tfswitch {
+
+// A list of objects: "config", "slot_floats" and the fields of TableStats.
+std::string TableInfosToJson(const std::vector<TableInfo>& infos);
+
+// {"tables": [...], "num_rows": n}
+std::string CheckpointReportToJson(const CheckpointReport& report);
+
+// A JSON list of strings; an empty text is an empty list. InvalidArgument if
+// it is anything else.
+absl::StatusOr<std::vector<std::string>> NamesFromJson(const std::string& json);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CAPI_JSON_REPORTS_H_

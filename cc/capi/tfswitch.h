@@ -1,0 +1,164 @@
+// The only header that crosses from the core library into code compiled against
+// TensorFlow or Python. Conventions:
+//
+//   - Only C types cross. TensorFlow carries its own Abseil and protobuf, and a
+//     type shared by both sides would have two definitions.
+//   - libtfswitch_core.so exports one symbol, Tfswitch_GetApi. Open the library
+//     with OpenCore() of cc/capi/core_loader.h, never by linking to it.
+//   - Functions that can fail return 0 or an absl::StatusCode value, and write
+//   a
+//     NUL-terminated message to `error`, cut to TFSWITCH_ERROR_SIZE bytes. They
+//     never throw.
+//   - The caller owns every buffer it passes; nothing of it is retained after
+//     the call returns. Strings that the core returns are freed with
+//     free_string.
+//   - Every function may be called from any thread, and none needs the GIL.
+
+#ifndef TFSWITCH_CC_CAPI_TFSWITCH_H_
+#define TFSWITCH_CC_CAPI_TFSWITCH_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Grows when a function changes or goes; new ones are added at the end.
+#define TFSWITCH_API_VERSION 1
+#define TFSWITCH_ERROR_SIZE 2048
+
+typedef struct Tfswitch_Cluster Tfswitch_Cluster;
+typedef struct Tfswitch_Table Tfswitch_Table;
+typedef struct Tfswitch_Server Tfswitch_Server;
+
+// Receives a run of rows; the pointers are valid during the call. `slots` is
+// NULL if no slots were asked for. A value other than 0 stops the export.
+typedef int (*Tfswitch_VisitRows)(void* context, const int64_t* keys,
+                                  const float* embeddings, const float* slots,
+                                  size_t num_rows);
+
+typedef struct Tfswitch_ServerOptions {
+  const char* address;  // "host:port", port 0 for any, or "unix:/path".
+  uint32_t shard_index;
+  uint32_t num_shards;
+  int32_t num_threads;         // 0: one per core.
+  uint64_t max_message_bytes;  // 0: the default, 1 GiB.
+} Tfswitch_ServerOptions;
+
+typedef struct Tfswitch_PushOptions {
+  float learning_rate;
+  // A key without a row gets one first (1) or is skipped (0).
+  int32_t insert_missing;
+  // What the loss was multiplied with. Gradients are divided by it. If it is
+  // not 1 and the gradients hold NaN or Inf, the push is skipped, as a
+  // loss-scaling optimizer skips its step; with 1 it is an error. 0 means 1.
+  float loss_scale;
+} Tfswitch_PushOptions;
+
+typedef struct Tfswitch_PushResult {
+  int64_t updated_rows;
+  int32_t skipped;  // 1 if loss scaling overflowed and nothing was applied.
+} Tfswitch_PushResult;
+
+typedef struct Tfswitch_Api {
+  uint32_t api_version;          // TFSWITCH_API_VERSION of the core.
+  const char* (*version)(void);  // "0.1.0"
+  void (*free_string)(char* string);
+
+  // --- Clusters ---------------------------------------------------------
+  // "local://" or "local://NAME": tables in this process; one cluster a name.
+  // "grpc://host:port,host:port" or "grpc+unix:///path": servers in shard
+  // order. Waits for every server to answer. Each open has its own close; an
+  // address that is open already shares its connections.
+  int (*open_cluster)(const char* address, double timeout_s,
+                      Tfswitch_Cluster** cluster, char* error);
+  void (*close_cluster)(Tfswitch_Cluster* cluster);
+  int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
+  // 1 if calls wait for a network, 0 if tables are in this process.
+  int32_t (*cluster_is_remote)(const Tfswitch_Cluster* cluster);
+  // JSON list of tables, each {"config": {...}, "slot_floats": n, "num_rows":
+  // n, "index_bytes": n, ...}. `table` NULL or "": all.
+  int (*list_tables)(Tfswitch_Cluster* cluster, const char* table, char** json,
+                     char* error);
+  int (*drop_table)(Tfswitch_Cluster* cluster, const char* table, char* error);
+  // `tables_json`: JSON list of names, "[]" for all. `report_json` receives
+  // {"tables": [names], "num_rows": n}.
+  int (*save)(Tfswitch_Cluster* cluster, const char* path,
+              const char* tables_json, char** report_json, char* error);
+  int (*restore)(Tfswitch_Cluster* cluster, const char* path,
+                 const char* tables_json, char** report_json, char* error);
+
+  // --- Tables -----------------------------------------------------------
+  // Creates the table, or attaches to it if it exists with an equal config.
+  // `config_json`: see TableConfigToJson. The table keeps its cluster open.
+  int (*open_table)(Tfswitch_Cluster* cluster, const char* config_json,
+                    Tfswitch_Table** table, char* error);
+  void (*close_table)(Tfswitch_Table* table);
+  int32_t (*table_dim)(const Tfswitch_Table* table);
+  int32_t (*table_slot_floats)(const Tfswitch_Table* table);
+  int32_t (*table_is_remote)(const Tfswitch_Table* table);
+  int (*table_size)(Tfswitch_Table* table, int64_t* num_rows, char* error);
+
+  // Reads num_keys x dim floats. Repeated keys are sent once where that pays.
+  int (*pull)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+              int32_t insert_missing, float* embeddings, char* error);
+
+  // The training read: `unique_keys` (room for num_keys) receives the keys
+  // without repetition in order of first appearance, `inverse` (num_keys) the
+  // place of each key in it, *num_unique their number.
+  int (*pull_unique)(Tfswitch_Table* table, const int64_t* keys,
+                     size_t num_keys, int32_t insert_missing, float* embeddings,
+                     int64_t* unique_keys, int32_t* inverse, size_t* num_unique,
+                     char* error);
+
+  // Applies one step per key; repeated keys are summed first.
+  int (*push)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+              const float* gradients, const Tfswitch_PushOptions* options,
+              Tfswitch_PushResult* result, char* error);
+
+  // The way back of pull_unique: sums the num_keys x dim gradients by
+  // `inverse` into num_unique rows, and applies one step to each.
+  int (*push_unique)(Tfswitch_Table* table, const int64_t* unique_keys,
+                     size_t num_unique, const int32_t* inverse, size_t num_keys,
+                     const float* gradients,
+                     const Tfswitch_PushOptions* options,
+                     Tfswitch_PushResult* result, char* error);
+
+  // Sets embeddings (`slots` NULL) or whole rows. Of repeated keys the last
+  // one stays.
+  int (*assign)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+                const float* embeddings, const float* slots, char* error);
+  int (*erase)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+               int64_t* erased_rows, char* error);
+  int (*export_rows)(Tfswitch_Table* table, int32_t with_slots,
+                     Tfswitch_VisitRows visit, void* context, char* error);
+
+  // --- Servers in this process -------------------------------------------
+  int (*start_server)(const Tfswitch_ServerOptions* options,
+                      Tfswitch_Server** server, char* error);
+  // The bound address; valid until delete_server.
+  const char* (*server_address)(const Tfswitch_Server* server);
+  // Lets running calls end for at most `grace_s`. Idempotent.
+  void (*stop_server)(Tfswitch_Server* server, double grace_s);
+  // Stops, with no grace, and frees.
+  void (*delete_server)(Tfswitch_Server* server);
+
+  // The table's name; valid until close_table.
+  const char* (*table_name)(const Tfswitch_Table* table);
+} Tfswitch_Api;
+
+// The core's functions, or NULL if it does not speak `api_version`.
+#if defined(TFSWITCH_BUILDING_CORE)
+__attribute__((visibility("default")))
+#endif
+const Tfswitch_Api*
+Tfswitch_GetApi(uint32_t api_version);
+
+typedef const Tfswitch_Api* (*Tfswitch_GetApiFn)(uint32_t api_version);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // TFSWITCH_CC_CAPI_TFSWITCH_H_

@@ -1,0 +1,486 @@
+#include "cc/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cc/base/status_macros.h"
+#include "cc/checkpoint/safetensors.h"
+#include "nlohmann/json.hpp"
+
+namespace tfswitch::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr char kFormatName[] = "tfswitch-checkpoint";
+// Rows are gathered in memory up to this size before a file is written.
+constexpr int64_t kBytesPerFile = int64_t{128} << 20;
+
+// A folder name for any table name: letters, digits, '-', '_' and inner dots
+// stay, the rest becomes %XX.
+std::string FolderName(const std::string& table) {
+  std::string folder;
+  for (const char c : table) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) != 0 || c == '_' || c == '-' ||
+        (c == '.' && !folder.empty())) {
+      folder += c;
+    } else {
+      folder += absl::StrFormat("%%%02X", byte);
+    }
+  }
+  return folder;
+}
+
+absl::Span<const char> AsBytes(const void* data, size_t size) {
+  return absl::MakeConstSpan(static_cast<const char*>(data), size);
+}
+
+Json FileToJson(const RowFile& file) {
+  return {
+      {"name", file.name},
+      {"virtual_shards", {file.virtual_shards_begin, file.virtual_shards_end}},
+      {"num_rows", file.num_rows},
+      {"bytes", file.bytes},
+      {"crc32", absl::StrFormat("%08x", file.crc32)}};
+}
+
+Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
+  Json json = Json::object();
+  for (const auto& [name, table] : tables) {
+    int64_t num_rows = 0;
+    Json files = Json::array();
+    for (const RowFile& file : table.files) {
+      num_rows += file.num_rows;
+      files.push_back(FileToJson(file));
+    }
+    json[name] = {{"config", Json::parse(TableConfigToJson(table.config))},
+                  {"slot_floats", table.slot_floats},
+                  {"num_rows", num_rows},
+                  {"files", std::move(files)}};
+  }
+  return json;
+}
+
+// nlohmann's checked accessors throw; this reads one field without.
+template <typename T>
+bool Get(const Json& json, const char* field, T* value) {
+  if (!json.is_object() || !json.contains(field)) return false;
+  const Json& member = json[field];
+  if constexpr (std::is_same_v<T, std::string>) {
+    if (!member.is_string()) return false;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    if (!member.is_boolean()) return false;
+  } else {
+    if (!member.is_number_integer() || member.get<int64_t>() < 0) return false;
+  }
+  *value = member.get<T>();
+  return true;
+}
+
+absl::Status Damaged(const std::string& what, absl::string_view field) {
+  return absl::DataLossError(absl::StrCat(what, " is damaged: ", field));
+}
+
+absl::StatusOr<RowFile> FileFromJson(const Json& json,
+                                     const std::string& what) {
+  RowFile file;
+  std::string crc32;
+  if (!Get(json, "name", &file.name) ||
+      !Get(json, "num_rows", &file.num_rows) ||
+      !Get(json, "bytes", &file.bytes) || !Get(json, "crc32", &crc32) ||
+      !absl::SimpleHexAtoi(crc32, &file.crc32)) {
+    return Damaged(what, "entry of a file");
+  }
+  const fs::path name(file.name);
+  if (name.is_absolute() ||
+      std::find(name.begin(), name.end(), "..") != name.end()) {
+    return Damaged(what, absl::StrCat("file name '", file.name, "'"));
+  }
+  if (!json.contains("virtual_shards") || !json["virtual_shards"].is_array() ||
+      json["virtual_shards"].size() != 2 ||
+      !json["virtual_shards"][0].is_number_unsigned() ||
+      !json["virtual_shards"][1].is_number_unsigned()) {
+    return Damaged(what, absl::StrCat("virtual_shards of '", file.name, "'"));
+  }
+  file.virtual_shards_begin = json["virtual_shards"][0].get<uint32_t>();
+  file.virtual_shards_end = json["virtual_shards"][1].get<uint32_t>();
+  return file;
+}
+
+absl::Status TablesFromJson(const Json& json, const std::string& what,
+                            std::map<std::string, SavedTable>* tables) {
+  if (!json.is_object()) return Damaged(what, "field 'tables'");
+  for (const auto& [name, entry] : json.items()) {
+    SavedTable table;
+    if (!Get(entry, "slot_floats", &table.slot_floats) ||
+        !entry.contains("config") || !entry.contains("files") ||
+        !entry["files"].is_array()) {
+      return Damaged(what, absl::StrCat("entry of table '", name, "'"));
+    }
+    if (const absl::Status status =
+            TableConfigFromJson(entry["config"].dump(), &table.config);
+        !status.ok()) {
+      return Damaged(what, absl::StrCat("config of table '", name,
+                                        "': ", status.message()));
+    }
+    for (const Json& file : entry["files"]) {
+      TFSWITCH_ASSIGN_OR_RETURN(RowFile row_file, FileFromJson(file, what));
+      table.files.push_back(std::move(row_file));
+    }
+    tables->emplace(name, std::move(table));
+  }
+  return absl::OkStatus();
+}
+
+// First virtual shard owned by `shard_index`; that of num_shards is the end.
+uint32_t FirstVirtualShard(uint32_t shard_index, uint32_t num_shards,
+                           uint32_t num_virtual_shards) {
+  // The least v with floor(v * N / V) >= i.
+  return static_cast<uint32_t>(
+      (static_cast<uint64_t>(shard_index) * num_virtual_shards + num_shards -
+       1) /
+      num_shards);
+}
+
+}  // namespace
+
+struct PartWriter::Data {
+  std::string path;
+  std::string save_id;
+  uint32_t shard_index;
+  uint32_t num_shards;
+  bool all_tables;
+  std::map<std::string, SavedTable> tables;
+};
+
+PartWriter::PartWriter(std::string path, std::string save_id,
+                       uint32_t shard_index, uint32_t num_shards,
+                       bool all_tables)
+    : data_(std::make_unique<Data>(Data{std::move(path),
+                                        std::move(save_id),
+                                        shard_index,
+                                        num_shards,
+                                        all_tables,
+                                        {}})) {}
+
+PartWriter::~PartWriter() = default;
+
+absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
+  SavedTable saved;
+  saved.config = table.config();
+  saved.slot_floats = table.slot_floats();
+  const int dim = table.dim();
+  const int slot_floats = table.slot_floats();
+  const std::string folder = FolderName(saved.config.name);
+  std::error_code error;
+  fs::create_directories(fs::path(data_->path) / folder, error);
+  if (error) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot create the checkpoint folder '", data_->path, "/",
+                     folder, "': ", error.message()));
+  }
+
+  const int64_t row_bytes =
+      static_cast<int64_t>(sizeof(Key) + sizeof(float) * (dim + slot_floats));
+  const int64_t rows_per_file = std::max<int64_t>(1, kBytesPerFile / row_bytes);
+  std::vector<Key> keys;
+  std::vector<float> embeddings;
+  std::vector<float> slots;
+  const auto flush = [&]() -> absl::Status {
+    RowFile file;
+    file.name =
+        absl::StrFormat("%s/%s-s%05d-%05d.safetensors", folder, data_->save_id,
+                        data_->shard_index, saved.files.size());
+    file.virtual_shards_begin = FirstVirtualShard(
+        data_->shard_index, data_->num_shards, saved.config.num_virtual_shards);
+    file.virtual_shards_end =
+        FirstVirtualShard(data_->shard_index + 1, data_->num_shards,
+                          saved.config.num_virtual_shards);
+    file.num_rows = static_cast<int64_t>(keys.size());
+    std::vector<TensorToWrite> tensors = {
+        {"keys",
+         "I64",
+         {file.num_rows},
+         AsBytes(keys.data(), keys.size() * sizeof(Key))},
+        {"embeddings",
+         "F32",
+         {file.num_rows, dim},
+         AsBytes(embeddings.data(), embeddings.size() * sizeof(float))}};
+    if (slot_floats > 0) {
+      tensors.push_back({"slots",
+                         "F32",
+                         {file.num_rows, slot_floats},
+                         AsBytes(slots.data(), slots.size() * sizeof(float))});
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WrittenFile written,
+        WriteSafetensors(absl::StrCat(data_->path, "/", file.name), tensors,
+                         {{"format", kFormatName},
+                          {"table", saved.config.name},
+                          {"optimizer", OptimizerName(saved.config.optimizer)},
+                          {"save_id", data_->save_id}}));
+    file.bytes = written.bytes;
+    file.crc32 = written.crc32;
+    saved.files.push_back(std::move(file));
+    keys.clear();
+    embeddings.clear();
+    slots.clear();
+    return absl::OkStatus();
+  };
+  TFSWITCH_RETURN_IF_ERROR(table.ForEachRow(
+      std::min<int64_t>(rows_per_file, 8192),
+      [&](const RowChunk& chunk) -> absl::Status {
+        keys.insert(keys.end(), chunk.keys.begin(), chunk.keys.end());
+        embeddings.insert(embeddings.end(), chunk.embeddings.begin(),
+                          chunk.embeddings.end());
+        slots.insert(slots.end(), chunk.slots.begin(), chunk.slots.end());
+        if (static_cast<int64_t>(keys.size()) < rows_per_file) {
+          return absl::OkStatus();
+        }
+        return flush();
+      }));
+  if (!keys.empty()) TFSWITCH_RETURN_IF_ERROR(flush());
+  data_->tables.emplace(saved.config.name, std::move(saved));
+  return absl::OkStatus();
+}
+
+std::string PartWriter::Finish() const {
+  const Json json = {{"save_id", data_->save_id},
+                     {"shard_index", data_->shard_index},
+                     {"num_shards", data_->num_shards},
+                     {"all_tables", data_->all_tables},
+                     {"tables", TablesToJson(data_->tables)}};
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+absl::Status Commit(const std::string& path, const std::string& save_id,
+                    const std::vector<std::string>& manifest_parts) {
+  const std::string what = absl::StrCat("save '", save_id, "'");
+  Manifest manifest;
+  manifest.save_id = save_id;
+  bool all_tables = true;
+  std::set<uint32_t> shards;
+  for (const std::string& part : manifest_parts) {
+    const Json json = Json::parse(part, nullptr, /*allow_exceptions=*/false);
+    std::string part_save_id;
+    uint32_t shard_index = 0;
+    uint32_t num_shards = 0;
+    bool part_all_tables = false;
+    if (!Get(json, "save_id", &part_save_id) ||
+        !Get(json, "shard_index", &shard_index) ||
+        !Get(json, "num_shards", &num_shards) ||
+        !Get(json, "all_tables", &part_all_tables) ||
+        !json.contains("tables")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": a part of the manifest is malformed"));
+    }
+    if (part_save_id != save_id || num_shards != manifest_parts.size() ||
+        !shards.insert(shard_index).second || shard_index >= num_shards) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          what, ": got ", manifest_parts.size(), " parts; one is of shard ",
+          shard_index, " of ", num_shards, " and save '", part_save_id,
+          "'. Every shard must save once under the same save_id"));
+    }
+    all_tables = all_tables && part_all_tables;
+    std::map<std::string, SavedTable> tables;
+    TFSWITCH_RETURN_IF_ERROR(TablesFromJson(json["tables"], what, &tables));
+    for (auto& [name, table] : tables) {
+      const auto [it, is_new] = manifest.tables.emplace(name, table);
+      if (is_new) continue;
+      if (it->second.config != table.config) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(what, ": table '", name, "' differs between shards: ",
+                         DescribeDifference(it->second.config, table.config)));
+      }
+      it->second.files.insert(it->second.files.end(), table.files.begin(),
+                              table.files.end());
+    }
+  }
+  for (const auto& [name, table] : manifest.tables) {
+    for (const RowFile& file : table.files) {
+      std::error_code error;
+      const auto size = fs::file_size(fs::path(path) / file.name, error);
+      if (error || static_cast<int64_t>(size) != file.bytes) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            what, ": file '", file.name, "' is not visible in '", path,
+            "' from the server that writes the manifest; save to a folder that "
+            "all servers share"));
+      }
+    }
+  }
+
+  Manifest former;
+  absl::StatusOr<Manifest> read = ReadManifest(path);
+  if (read.ok()) {
+    former = *std::move(read);
+  } else if (!absl::IsNotFound(read.status())) {
+    // Overwriting would hide the damage.
+    return absl::Status(read.status().code(),
+                        absl::StrCat(read.status().message(),
+                                     "; remove it, or save to another path"));
+  }
+  if (!all_tables) {
+    for (const auto& [name, table] : former.tables) {
+      manifest.tables.emplace(name, table);
+    }
+  }
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("cannot create '", path, "': ", error.message()));
+  }
+  const Json json = {{"format", kFormatName},
+                     {"version", kFormatVersion},
+                     {"save_id", save_id},
+                     {"tables", TablesToJson(manifest.tables)}};
+  TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
+      absl::StrCat(path, "/", kManifestName), json.dump(2) + "\n"));
+
+  std::set<std::string> named;
+  for (const auto& [name, table] : manifest.tables) {
+    for (const RowFile& file : table.files) named.insert(file.name);
+  }
+  for (const auto& [name, table] : former.tables) {
+    for (const RowFile& file : table.files) {
+      if (named.count(file.name) != 0) continue;
+      // The checkpoint is published: a file that stays is only garbage.
+      fs::remove(fs::path(path) / file.name, error);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
+  const std::string file_name = absl::StrCat(path, "/", kManifestName);
+  const std::string what =
+      absl::StrCat("checkpoint manifest '", file_name, "'");
+  std::error_code error;
+  if (!fs::exists(file_name, error)) {
+    return absl::NotFoundError(absl::StrCat("no checkpoint at '", path,
+                                            "': there is no ", kManifestName,
+                                            " in it"));
+  }
+  std::ifstream stream(file_name, std::ios::binary);
+  std::ostringstream contents;
+  contents << stream.rdbuf();
+  if (!stream.good() && !stream.eof()) return Damaged(what, "cannot be read");
+  const Json json =
+      Json::parse(contents.str(), nullptr, /*allow_exceptions=*/false);
+  std::string format;
+  int version = 0;
+  if (!Get(json, "format", &format) || format != kFormatName ||
+      !Get(json, "version", &version)) {
+    return Damaged(what, "it is not JSON of a tfswitch checkpoint");
+  }
+  if (version != kFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " has format version ", version, "; this tfswitch reads version ",
+        kFormatVersion, ". Use the tfswitch that wrote it"));
+  }
+  Manifest manifest;
+  if (!Get(json, "save_id", &manifest.save_id) || !json.contains("tables")) {
+    return Damaged(what, "fields 'save_id' and 'tables'");
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      TablesFromJson(json["tables"], what, &manifest.tables));
+  return manifest;
+}
+
+absl::Status LoadTable(const std::string& path, const SavedTable& saved,
+                       uint32_t shard_index, uint32_t num_shards,
+                       EmbeddingTable& table) {
+  const TableConfig& config = table.config();
+  if (saved.config.dim != config.dim ||
+      saved.slot_floats != table.slot_floats() ||
+      saved.config.optimizer.index() != config.optimizer.index()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", config.name, "' in checkpoint '", path, "' has dim ",
+        saved.config.dim, " and ", saved.slot_floats, " floats of ",
+        OptimizerName(saved.config.optimizer), " state per row; the table has ",
+        "dim ", config.dim, " and ", table.slot_floats(), " of ",
+        OptimizerName(config.optimizer)));
+  }
+  const uint32_t num_virtual = config.num_virtual_shards;
+  const bool same_cut = saved.config.num_virtual_shards == num_virtual;
+  const uint32_t first =
+      FirstVirtualShard(shard_index, num_shards, num_virtual);
+  const uint32_t last =
+      FirstVirtualShard(shard_index + 1, num_shards, num_virtual);
+  for (const RowFile& row_file : saved.files) {
+    if (same_cut && (row_file.virtual_shards_begin >= last ||
+                     row_file.virtual_shards_end <= first)) {
+      continue;
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const SafetensorsFile file,
+        ReadSafetensors(absl::StrCat(path, "/", row_file.name), row_file.bytes,
+                        row_file.crc32));
+    const int64_t rows = row_file.num_rows;
+    const int dim = config.dim;
+    const int slot_floats = table.slot_floats();
+    TFSWITCH_ASSIGN_OR_RETURN(const auto key_bytes,
+                              file.Get("keys", "I64", {rows}));
+    TFSWITCH_ASSIGN_OR_RETURN(const auto embedding_bytes,
+                              file.Get("embeddings", "F32", {rows, dim}));
+    absl::Span<const char> slot_bytes;
+    if (slot_floats > 0) {
+      TFSWITCH_ASSIGN_OR_RETURN(slot_bytes,
+                                file.Get("slots", "F32", {rows, slot_floats}));
+    }
+    const auto* keys = reinterpret_cast<const Key*>(key_bytes.data());
+    const auto* embeddings =
+        reinterpret_cast<const float*>(embedding_bytes.data());
+    const auto* slots = reinterpret_cast<const float*>(slot_bytes.data());
+    const auto assign = [&table](absl::Span<const Key> k,
+                                 absl::Span<const float> e,
+                                 absl::Span<const float> s) {
+      return s.empty() ? table.Assign(k, e) : table.AssignRows(k, e, s);
+    };
+    if (num_shards == 1) {
+      TFSWITCH_RETURN_IF_ERROR(assign(
+          absl::MakeSpan(keys, rows), absl::MakeSpan(embeddings, rows * dim),
+          absl::MakeSpan(slots, slots ? rows * slot_floats : 0)));
+      continue;
+    }
+    // Keep the rows this shard owns, in batches.
+    constexpr size_t kBatch = 16384;
+    std::vector<Key> own_keys;
+    std::vector<float> own_embeddings;
+    std::vector<float> own_slots;
+    const auto flush = [&]() -> absl::Status {
+      TFSWITCH_RETURN_IF_ERROR(assign(own_keys, own_embeddings, own_slots));
+      own_keys.clear();
+      own_embeddings.clear();
+      own_slots.clear();
+      return absl::OkStatus();
+    };
+    for (int64_t i = 0; i < rows; ++i) {
+      const uint32_t virtual_shard = VirtualShardOf(keys[i], num_virtual);
+      if (virtual_shard < first || virtual_shard >= last) continue;
+      own_keys.push_back(keys[i]);
+      own_embeddings.insert(own_embeddings.end(), embeddings + i * dim,
+                            embeddings + (i + 1) * dim);
+      if (slots != nullptr) {
+        own_slots.insert(own_slots.end(), slots + i * slot_floats,
+                         slots + (i + 1) * slot_floats);
+      }
+      if (own_keys.size() == kBatch) TFSWITCH_RETURN_IF_ERROR(flush());
+    }
+    TFSWITCH_RETURN_IF_ERROR(flush());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch::checkpoint

@@ -1,0 +1,73 @@
+// Files of named arrays in the safetensors format
+// (https://github.com/huggingface/safetensors): 8 bytes of header length, a
+// JSON header, and the arrays, little-endian, one after the other.
+
+#ifndef TFSWITCH_CC_CHECKPOINT_SAFETENSORS_H_
+#define TFSWITCH_CC_CHECKPOINT_SAFETENSORS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace tfswitch::checkpoint {
+
+// An array to write. The bytes are not copied.
+struct TensorToWrite {
+  std::string name;
+  std::string dtype;  // "I64" or "F32".
+  std::vector<int64_t> shape;
+  absl::Span<const char> bytes;
+};
+
+struct WrittenFile {
+  int64_t bytes = 0;
+  uint32_t crc32 = 0;  // zlib's, of the whole file.
+};
+
+// Writes `path` through a temporary name in the same folder, flushed to disk
+// before the rename: the file is there whole or not at all.
+absl::StatusOr<WrittenFile> WriteSafetensors(
+    const std::string& path, absl::Span<const TensorToWrite> tensors,
+    const std::map<std::string, std::string>& metadata);
+
+// Writes `contents` the same way.
+absl::Status WriteFileAtomically(const std::string& path,
+                                 const std::string& contents);
+
+// A file read into memory. Immutable after ReadSafetensors.
+class SafetensorsFile {
+ public:
+  struct Tensor {
+    std::string dtype;
+    std::vector<int64_t> shape;
+    absl::Span<const char> bytes;  // Into this file's memory, 8-byte aligned.
+  };
+
+  // DataLoss, naming the file and the tensor, if there is no such tensor or it
+  // has another dtype or shape.
+  absl::StatusOr<absl::Span<const char>> Get(
+      const std::string& name, const std::string& dtype,
+      const std::vector<int64_t>& shape) const;
+
+ private:
+  friend absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string&,
+                                                         int64_t, uint32_t);
+  std::string path_;
+  std::vector<char> contents_;
+  std::map<std::string, Tensor> tensors_;
+};
+
+// DataLoss, naming the file and both values, if the file is missing, has not
+// `expected_bytes`, does not have the checksum, or is not well formed.
+absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
+                                                int64_t expected_bytes,
+                                                uint32_t expected_crc32);
+
+}  // namespace tfswitch::checkpoint
+
+#endif  // TFSWITCH_CC_CHECKPOINT_SAFETENSORS_H_

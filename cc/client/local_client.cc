@@ -1,0 +1,141 @@
+#include "cc/client/local_client.h"
+
+#include <utility>
+
+#include "cc/base/status_macros.h"
+#include "cc/client/done_call.h"
+
+namespace tfswitch {
+namespace {
+
+// Rows per chunk of an export: a few megabytes at common dims.
+constexpr int64_t kExportRows = 8192;
+
+class LocalClient : public ParameterClient {
+ public:
+  explicit LocalClient(std::shared_ptr<Shard> shard)
+      : shard_(std::move(shard)) {}
+
+  absl::Status CreateTable(const TableConfig& config) override {
+    return shard_->CreateTable(config).status();
+  }
+
+  absl::Status DropTable(const std::string& table) override {
+    if (shard_->DropTable(table)) return absl::OkStatus();
+    return shard_->FindTable(table).status();
+  }
+
+  absl::StatusOr<std::vector<TableInfo>> ListTables(
+      const std::string& table) override {
+    std::vector<std::shared_ptr<EmbeddingTable>> tables;
+    if (table.empty()) {
+      tables = shard_->Tables();
+    } else {
+      TFSWITCH_ASSIGN_OR_RETURN(auto found, shard_->FindTable(table));
+      tables.push_back(std::move(found));
+    }
+    std::vector<TableInfo> infos;
+    infos.reserve(tables.size());
+    for (const auto& each : tables) {
+      infos.push_back({each->config(), each->stats(), each->slot_floats()});
+    }
+    return infos;
+  }
+
+  std::unique_ptr<PendingCall> StartPull(
+      const PullArgs& args, absl::Span<float> embeddings) override {
+    return Done(PullNow(args, embeddings));
+  }
+
+  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
+                                         PushResult* result) override {
+    return Done(PushNow(args, result));
+  }
+
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) override {
+    return Done(AssignNow(args));
+  }
+
+  absl::StatusOr<int64_t> Erase(const std::string& table,
+                                absl::Span<const Key> keys) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
+    return shard_->Erase(*found, keys);
+  }
+
+  absl::Status Export(
+      const std::string& table, bool with_slots,
+      const std::function<absl::Status(const RowChunk&)>& visit) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
+    return found->ForEachRow(kExportRows, [&](const RowChunk& chunk) {
+      RowChunk shown = chunk;
+      if (!with_slots) shown.slots = {};
+      return visit(shown);
+    });
+  }
+
+  absl::StatusOr<std::vector<std::string>> SaveShard(
+      const SaveShardArgs& args) override {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        std::string part,
+        shard_->SaveShard(args.path, args.tables, args.save_id));
+    return std::vector<std::string>{std::move(part)};
+  }
+
+  absl::Status CommitCheckpoint(
+      const std::string& path, const std::string& save_id,
+      const std::vector<std::string>& manifest_parts) override {
+    return shard_->CommitCheckpoint(path, save_id, manifest_parts);
+  }
+
+  absl::StatusOr<std::vector<std::string>> StageRestore(
+      const StageRestoreArgs& args, int64_t* num_rows) override {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        Shard::Staged staged,
+        shard_->StageRestore(args.path, args.tables, args.restore_id));
+    *num_rows += staged.num_rows;
+    return std::move(staged.tables);
+  }
+
+  absl::Status CommitRestore(const std::string& restore_id,
+                             bool abort) override {
+    return shard_->CommitRestore(restore_id, abort);
+  }
+
+ private:
+  absl::Status PullNow(const PullArgs& args, absl::Span<float> embeddings) {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    return shard_->Pull(*table, args.keys, args.insert_missing, embeddings);
+  }
+
+  absl::Status PushNow(const PushArgs& args, PushResult* result) {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    ShardPush push;
+    push.keys = args.keys;
+    push.gradients = args.gradients;
+    push.learning_rate = args.learning_rate;
+    push.insert_missing = args.insert_missing;
+    push.keys_are_unique = args.keys_are_unique;
+    push.client_id = args.id.client_id;
+    push.sequence = args.id.sequence;
+    TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
+                              shard_->Push(*table, push));
+    result->updated_rows = pushed.updated_rows;
+    result->duplicate = pushed.duplicate;
+    return absl::OkStatus();
+  }
+
+  absl::Status AssignNow(const AssignArgs& args) {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    return shard_->Assign(*table, args.keys, args.embeddings, args.slots);
+  }
+
+  const std::shared_ptr<Shard> shard_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterClient> NewLocalClient(std::shared_ptr<Shard> shard) {
+  return std::make_unique<LocalClient>(std::move(shard));
+}
+
+}  // namespace tfswitch

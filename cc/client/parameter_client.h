@@ -1,0 +1,152 @@
+// What a worker holds: tables somewhere, in this process, on one server, or on
+// many. All implementations pass one behaviour suite
+// (tests/cc/testing/parameter_client_suite.h).
+
+#ifndef TFSWITCH_CC_CLIENT_PARAMETER_CLIENT_H_
+#define TFSWITCH_CC_CLIENT_PARAMETER_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/table/embedding_table.h"
+#include "cc/table/table_config.h"
+
+namespace tfswitch {
+
+// A table as its owner describes it. Counts of a sharded client are sums.
+struct TableInfo {
+  TableConfig config;
+  TableStats stats;
+  int slot_floats = 0;
+};
+
+// Identifies a push under retry; client_id 0 means no protection.
+struct PushId {
+  uint64_t client_id = 0;
+  uint64_t sequence = 0;
+};
+
+// The spans must stay valid until the call has ended.
+struct PullArgs {
+  std::string table;
+  int dim = 0;
+  absl::Span<const Key> keys;
+  bool insert_missing = false;
+};
+
+struct PushArgs {
+  std::string table;
+  int dim = 0;
+  absl::Span<const Key> keys;
+  absl::Span<const float> gradients;  // keys.size() x dim.
+  float learning_rate = 0.0f;
+  bool insert_missing = false;
+  bool keys_are_unique = false;
+  PushId id;
+};
+
+struct PushResult {
+  int64_t updated_rows = 0;
+  bool duplicate = false;  // The id had been applied before.
+};
+
+struct AssignArgs {
+  std::string table;
+  int dim = 0;
+  absl::Span<const Key> keys;
+  absl::Span<const float> embeddings;  // keys.size() x dim.
+  absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
+};
+
+struct SaveShardArgs {
+  std::string path;
+  std::vector<std::string> tables;
+  std::string save_id;
+};
+
+struct StageRestoreArgs {
+  std::string path;
+  std::vector<std::string> tables;  // Empty: all of the checkpoint.
+  std::string restore_id;
+};
+
+// A call in flight. Wait() must be called once, from the thread that started
+// the call: the thread that waits is the thread that does the work.
+class PendingCall {
+ public:
+  virtual ~PendingCall() = default;
+  virtual absl::Status Wait() = 0;
+};
+
+// Thread-safe.
+//
+// Every call that waits for a server ends within the client's timeout with
+// Unavailable or DeadlineExceeded naming the server.
+class ParameterClient {
+ public:
+  virtual ~ParameterClient() = default;
+
+  // OK if the table exists with an equal config; AlreadyExists if it exists
+  // with another.
+  virtual absl::Status CreateTable(const TableConfig& config) = 0;
+  // NotFound if there is no such table.
+  virtual absl::Status DropTable(const std::string& table) = 0;
+  // All tables, or the one named (NotFound if it is not there).
+  virtual absl::StatusOr<std::vector<TableInfo>> ListTables(
+      const std::string& table) = 0;
+
+  // Starts to read the embedding of args.keys[i] into
+  // embeddings[i * dim, (i + 1) * dim).
+  virtual std::unique_ptr<PendingCall> StartPull(
+      const PullArgs& args, absl::Span<float> embeddings) = 0;
+
+  // Starts to apply one optimizer step per key. Nothing is applied if any
+  // gradient is NaN or Inf (InvalidArgument naming the key).
+  virtual std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
+                                                 PushResult* result) = 0;
+
+  virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) = 0;
+
+  virtual absl::StatusOr<int64_t> Erase(const std::string& table,
+                                        absl::Span<const Key> keys) = 0;
+
+  // Visits all rows, in chunks, in no particular order. RowChunk::slots is
+  // empty unless `with_slots`.
+  virtual absl::Status Export(
+      const std::string& table, bool with_slots,
+      const std::function<absl::Status(const RowChunk&)>& visit) = 0;
+
+  // The parts of a checkpoint; see protos/tfswitch/v1/parameter_server.proto.
+  // Users call SaveCheckpoint and RestoreCheckpoint of client/checkpoints.h.
+  // SaveShard returns this server's parts of the manifest: one per shard.
+  virtual absl::StatusOr<std::vector<std::string>> SaveShard(
+      const SaveShardArgs& args) = 0;
+  virtual absl::Status CommitCheckpoint(
+      const std::string& path, const std::string& save_id,
+      const std::vector<std::string>& manifest_parts) = 0;
+  // Returns the tables staged and adds the rows staged to *num_rows.
+  virtual absl::StatusOr<std::vector<std::string>> StageRestore(
+      const StageRestoreArgs& args, int64_t* num_rows) = 0;
+  virtual absl::Status CommitRestore(const std::string& restore_id,
+                                     bool abort) = 0;
+
+  // Blocking forms of the calls above.
+  absl::Status Pull(const PullArgs& args, absl::Span<float> embeddings) {
+    return StartPull(args, embeddings)->Wait();
+  }
+  absl::StatusOr<PushResult> Push(const PushArgs& args);
+  absl::Status Assign(const AssignArgs& args) {
+    return StartAssign(args)->Wait();
+  }
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CLIENT_PARAMETER_CLIENT_H_

@@ -1,0 +1,377 @@
+#include "cc/client/sharded_client.h"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/key_batch.h"
+#include "cc/base/mutex.h"
+#include "cc/base/status_macros.h"
+#include "cc/client/done_call.h"
+
+namespace tfswitch {
+namespace {
+
+// The part of a batch that one shard owns.
+struct Part {
+  std::vector<Key> keys;
+  std::vector<size_t> places;  // Of `keys` in the batch.
+  std::vector<float> values;   // keys.size() x dim: to send or received.
+  std::vector<float> slots;
+  PushResult push_result;
+  std::unique_ptr<PendingCall> call;
+};
+
+std::vector<Part> SplitByOwner(absl::Span<const Key> keys,
+                               uint32_t num_virtual_shards, size_t num_shards) {
+  std::vector<Part> parts(num_shards);
+  for (Part& part : parts) {
+    part.keys.reserve(keys.size() / num_shards + keys.size() / 8 + 8);
+    part.places.reserve(part.keys.capacity());
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Part& part = parts[OwnerOfVirtualShard(
+        VirtualShardOf(keys[i], num_virtual_shards), num_virtual_shards,
+        static_cast<uint32_t>(num_shards))];
+    part.keys.push_back(keys[i]);
+    part.places.push_back(i);
+  }
+  return parts;
+}
+
+void GatherRows(const std::vector<size_t>& places, int width,
+                const float* values, std::vector<float>* rows) {
+  rows->resize(places.size() * width);
+  for (size_t i = 0; i < places.size(); ++i) {
+    std::memcpy(rows->data() + i * width, values + places[i] * width,
+                sizeof(float) * width);
+  }
+}
+
+// Waits for all parts, whatever happens, because they refer to our buffers;
+// returns the first error.
+absl::Status WaitForAll(std::vector<Part>& parts) {
+  absl::Status first;
+  for (Part& part : parts) {
+    if (part.call == nullptr) continue;
+    absl::Status status = part.call->Wait();
+    part.call.reset();
+    if (first.ok()) first = std::move(status);
+  }
+  return first;
+}
+
+class SplitPull : public PendingCall {
+ public:
+  SplitPull(std::vector<Part> parts, int dim, absl::Span<float> embeddings)
+      : parts_(std::move(parts)), dim_(dim), embeddings_(embeddings) {}
+
+  absl::Status Wait() override {
+    TFSWITCH_RETURN_IF_ERROR(WaitForAll(parts_));
+    for (const Part& part : parts_) {
+      for (size_t i = 0; i < part.places.size(); ++i) {
+        std::memcpy(embeddings_.data() + part.places[i] * dim_,
+                    part.values.data() + i * dim_, sizeof(float) * dim_);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<Part>& parts() { return parts_; }
+
+ private:
+  std::vector<Part> parts_;
+  const int dim_;
+  const absl::Span<float> embeddings_;
+};
+
+class SplitWrite : public PendingCall {
+ public:
+  SplitWrite(std::vector<Part> parts, PushResult* result)
+      : parts_(std::move(parts)), result_(result) {}
+
+  absl::Status Wait() override {
+    TFSWITCH_RETURN_IF_ERROR(WaitForAll(parts_));
+    if (result_ == nullptr) return absl::OkStatus();
+    for (const Part& part : parts_) {
+      result_->updated_rows += part.push_result.updated_rows;
+      result_->duplicate = result_->duplicate || part.push_result.duplicate;
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<Part>& parts() { return parts_; }
+
+ private:
+  std::vector<Part> parts_;
+  PushResult* const result_;
+};
+
+class ShardedClient : public ParameterClient {
+ public:
+  explicit ShardedClient(std::vector<std::unique_ptr<ParameterClient>> shards)
+      : shards_(std::move(shards)) {}
+
+  absl::Status CreateTable(const TableConfig& config) override {
+    for (const auto& shard : shards_) {
+      TFSWITCH_RETURN_IF_ERROR(shard->CreateTable(config));
+    }
+    Remember(config);
+    return absl::OkStatus();
+  }
+
+  absl::Status DropTable(const std::string& table) override {
+    // Every shard is asked, also after an error: what can go, goes.
+    absl::Status first;
+    for (const auto& shard : shards_) first.Update(shard->DropTable(table));
+    MutexLock lock(&mutex_);
+    virtual_shards_.erase(table);
+    return first;
+  }
+
+  absl::StatusOr<std::vector<TableInfo>> ListTables(
+      const std::string& table) override {
+    TFSWITCH_ASSIGN_OR_RETURN(std::vector<TableInfo> infos,
+                              shards_[0]->ListTables(table));
+    std::map<std::string, TableInfo*> by_name;
+    for (TableInfo& info : infos) by_name[info.config.name] = &info;
+    for (size_t i = 1; i < shards_.size(); ++i) {
+      TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> others,
+                                shards_[i]->ListTables(table));
+      for (const TableInfo& other : others) {
+        const auto it = by_name.find(other.config.name);
+        if (it == by_name.end()) continue;  // Being created just now.
+        TableStats& sum = it->second->stats;
+        sum.num_rows += other.stats.num_rows;
+        sum.index_bytes += other.stats.index_bytes;
+        sum.row_bytes += other.stats.row_bytes;
+        sum.reserved_bytes += other.stats.reserved_bytes;
+        sum.inserted_rows += other.stats.inserted_rows;
+        sum.erased_rows += other.stats.erased_rows;
+      }
+    }
+    return infos;
+  }
+
+  std::unique_ptr<PendingCall> StartPull(
+      const PullArgs& args, absl::Span<float> embeddings) override {
+    if (shards_.size() == 1) return shards_[0]->StartPull(args, embeddings);
+    if (absl::Status status = CheckSize(args.table, args.keys.size(), args.dim,
+                                        embeddings.size());
+        !status.ok()) {
+      return Done(std::move(status));
+    }
+    absl::StatusOr<uint32_t> num_virtual = NumVirtualShards(args.table);
+    if (!num_virtual.ok()) return Done(num_virtual.status());
+    auto pull = std::make_unique<SplitPull>(
+        SplitByOwner(args.keys, *num_virtual, shards_.size()), args.dim,
+        embeddings);
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      Part& part = pull->parts()[i];
+      if (part.keys.empty()) continue;
+      part.values.resize(part.keys.size() * args.dim);
+      PullArgs part_args = args;
+      part_args.keys = part.keys;
+      part.call = shards_[i]->StartPull(part_args, absl::MakeSpan(part.values));
+    }
+    return pull;
+  }
+
+  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
+                                         PushResult* result) override {
+    *result = PushResult();
+    if (shards_.size() == 1) return shards_[0]->StartPush(args, result);
+    if (absl::Status status = CheckPush(args); !status.ok()) {
+      return Done(std::move(status));
+    }
+    absl::StatusOr<uint32_t> num_virtual = NumVirtualShards(args.table);
+    if (!num_virtual.ok()) return Done(num_virtual.status());
+    auto push = std::make_unique<SplitWrite>(
+        SplitByOwner(args.keys, *num_virtual, shards_.size()), result);
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      Part& part = push->parts()[i];
+      if (part.keys.empty()) continue;
+      GatherRows(part.places, args.dim, args.gradients.data(), &part.values);
+      PushArgs part_args = args;
+      part_args.keys = part.keys;
+      part_args.gradients = part.values;
+      part.call = shards_[i]->StartPush(part_args, &part.push_result);
+    }
+    return push;
+  }
+
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) override {
+    if (shards_.size() == 1) return shards_[0]->StartAssign(args);
+    if (absl::Status status = CheckSize(args.table, args.keys.size(), args.dim,
+                                        args.embeddings.size());
+        !status.ok()) {
+      return Done(std::move(status));
+    }
+    if (absl::Status status =
+            CheckFinite(args.table, "embedding", args.keys, args.embeddings);
+        !status.ok()) {
+      return Done(std::move(status));
+    }
+    if (args.keys.empty()) return Done(absl::OkStatus());
+    const int slot_floats =
+        static_cast<int>(args.slots.size() / args.keys.size());
+    if (absl::Status status =
+            CheckFinite(args.table, "slot", args.keys, args.slots);
+        !status.ok()) {
+      return Done(std::move(status));
+    }
+    absl::StatusOr<uint32_t> num_virtual = NumVirtualShards(args.table);
+    if (!num_virtual.ok()) return Done(num_virtual.status());
+    auto assign = std::make_unique<SplitWrite>(
+        SplitByOwner(args.keys, *num_virtual, shards_.size()), nullptr);
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      Part& part = assign->parts()[i];
+      if (part.keys.empty()) continue;
+      GatherRows(part.places, args.dim, args.embeddings.data(), &part.values);
+      AssignArgs part_args = args;
+      part_args.keys = part.keys;
+      part_args.embeddings = part.values;
+      if (!args.slots.empty()) {
+        GatherRows(part.places, slot_floats, args.slots.data(), &part.slots);
+        part_args.slots = part.slots;
+      }
+      part.call = shards_[i]->StartAssign(part_args);
+    }
+    return assign;
+  }
+
+  absl::StatusOr<int64_t> Erase(const std::string& table,
+                                absl::Span<const Key> keys) override {
+    if (shards_.size() == 1) return shards_[0]->Erase(table, keys);
+    TFSWITCH_ASSIGN_OR_RETURN(const uint32_t num_virtual,
+                              NumVirtualShards(table));
+    int64_t erased = 0;
+    const std::vector<Part> parts =
+        SplitByOwner(keys, num_virtual, shards_.size());
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      if (parts[i].keys.empty()) continue;
+      TFSWITCH_ASSIGN_OR_RETURN(const int64_t here,
+                                shards_[i]->Erase(table, parts[i].keys));
+      erased += here;
+    }
+    return erased;
+  }
+
+  absl::Status Export(
+      const std::string& table, bool with_slots,
+      const std::function<absl::Status(const RowChunk&)>& visit) override {
+    for (const auto& shard : shards_) {
+      TFSWITCH_RETURN_IF_ERROR(shard->Export(table, with_slots, visit));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<std::string>> SaveShard(
+      const SaveShardArgs& args) override {
+    std::vector<std::string> parts;
+    for (const auto& shard : shards_) {
+      TFSWITCH_ASSIGN_OR_RETURN(std::vector<std::string> more,
+                                shard->SaveShard(args));
+      for (std::string& part : more) parts.push_back(std::move(part));
+    }
+    return parts;
+  }
+
+  absl::Status CommitCheckpoint(
+      const std::string& path, const std::string& save_id,
+      const std::vector<std::string>& manifest_parts) override {
+    return shards_[0]->CommitCheckpoint(path, save_id, manifest_parts);
+  }
+
+  absl::StatusOr<std::vector<std::string>> StageRestore(
+      const StageRestoreArgs& args, int64_t* num_rows) override {
+    std::vector<std::string> tables;
+    for (const auto& shard : shards_) {
+      TFSWITCH_ASSIGN_OR_RETURN(tables, shard->StageRestore(args, num_rows));
+    }
+    return tables;
+  }
+
+  absl::Status CommitRestore(const std::string& restore_id,
+                             bool abort) override {
+    absl::Status first;
+    for (const auto& shard : shards_) {
+      first.Update(shard->CommitRestore(restore_id, abort));
+    }
+    // Restored tables may be cut into another number of virtual shards.
+    MutexLock lock(&mutex_);
+    virtual_shards_.clear();
+    return first;
+  }
+
+ private:
+  static absl::Status CheckSize(const std::string& table, size_t num_keys,
+                                int dim, size_t got) {
+    if (got == num_keys * static_cast<size_t>(dim)) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", table, "': expected ", num_keys * dim, " floats (", num_keys,
+        " keys x dim ", dim, "), got ", got));
+  }
+
+  static absl::Status CheckFinite(const std::string& table, const char* what,
+                                  absl::Span<const Key> keys,
+                                  absl::Span<const float> values) {
+    const int64_t place = FindNonFinite(values);
+    if (place < 0) return absl::OkStatus();
+    const size_t width = values.size() / keys.size();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", table, "': ", what, " of id ", keys[place / width], " is ",
+        std::isnan(values[place]) ? "NaN" : "Inf", " (element ", place % width,
+        "); nothing was applied. Check the loss and the learning rate"));
+  }
+
+  // What every shard would refuse is refused before one of them gets a part.
+  static absl::Status CheckPush(const PushArgs& args) {
+    TFSWITCH_RETURN_IF_ERROR(CheckSize(args.table, args.keys.size(), args.dim,
+                                       args.gradients.size()));
+    if (!std::isfinite(args.learning_rate) || args.learning_rate < 0.0f) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "table '", args.table,
+          "': learning_rate must be finite and not negative. Received: ",
+          args.learning_rate));
+    }
+    return CheckFinite(args.table, "gradient", args.keys, args.gradients);
+  }
+
+  void Remember(const TableConfig& config) {
+    MutexLock lock(&mutex_);
+    virtual_shards_[config.name] = config.num_virtual_shards;
+  }
+
+  absl::StatusOr<uint32_t> NumVirtualShards(const std::string& table) {
+    {
+      MutexLock lock(&mutex_);
+      const auto it = virtual_shards_.find(table);
+      if (it != virtual_shards_.end()) return it->second;
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
+                              shards_[0]->ListTables(table));
+    if (infos.size() != 1) {
+      return absl::NotFoundError(absl::StrCat("no table '", table, "'"));
+    }
+    Remember(infos[0].config);
+    return infos[0].config.num_virtual_shards;
+  }
+
+  // Constant after construction.
+  const std::vector<std::unique_ptr<ParameterClient>> shards_;
+
+  Mutex mutex_;
+  std::map<std::string, uint32_t> virtual_shards_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterClient> NewShardedClient(
+    std::vector<std::unique_ptr<ParameterClient>> shards) {
+  return std::make_unique<ShardedClient>(std::move(shards));
+}
+
+}  // namespace tfswitch

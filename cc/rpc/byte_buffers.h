@@ -1,0 +1,55 @@
+// grpc::ByteBuffer as codec.h wants it.
+
+#ifndef TFSWITCH_CC_RPC_BYTE_BUFFERS_H_
+#define TFSWITCH_CC_RPC_BYTE_BUFFERS_H_
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace tfswitch {
+
+// The pieces of a received message. Valid while `buffer` is untouched; no
+// reference is taken.
+void ListPieces(grpc::ByteBuffer* buffer,
+                std::vector<absl::string_view>* pieces);
+
+// A message to be written in place. Null if there is no memory.
+//
+//   OutgoingMessage message(size);
+//   if (message.data() != nullptr) WriteX(args, message.data());
+//   buffer = std::move(message).ToByteBuffer();
+//
+// The bytes belong to gRPC from then on, which may go on sending them after the
+// call has ended: a call that runs into its deadline while the socket is full
+// ends now, the write ends with the connection. This is why requests are copied
+// (0.2 ms of CPU per 4 MB) instead of pointing into the caller's arrays, whose
+// owner is free to release them when the call returns.
+class OutgoingMessage {
+ public:
+  // The byte at `aligned_offset` will lie on a 64-byte boundary.
+  explicit OutgoingMessage(size_t size, size_t aligned_offset = 0);
+  ~OutgoingMessage();
+  OutgoingMessage(const OutgoingMessage&) = delete;
+  OutgoingMessage& operator=(const OutgoingMessage&) = delete;
+
+  char* data() const { return data_; }
+
+  grpc::ByteBuffer ToByteBuffer() &&;
+
+ private:
+  void* block_;
+  char* data_;
+  const size_t size_;
+};
+
+grpc::ByteBuffer ToByteBuffer(absl::string_view bytes);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_BYTE_BUFFERS_H_

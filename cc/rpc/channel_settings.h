@@ -1,0 +1,28 @@
+// Settings that both ends of a connection share; docs/benchmarks.md has what
+// they are worth.
+
+#ifndef TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
+#define TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
+
+#include <cstdint>
+
+namespace tfswitch {
+
+// Fewer frames and fewer reads per message of megabytes.
+inline constexpr int kMaxFrameBytes = 1 << 20;
+inline constexpr int kReadChunkBytes = 1 << 20;
+inline constexpr int kMaxReadChunkBytes = 4 << 20;
+
+// A host that vanishes without a word is noticed after the sum of both.
+inline constexpr int kKeepaliveTimeMs = 30'000;
+inline constexpr int kKeepaliveTimeoutMs = 10'000;
+// What the server puts up with; must be less than the client's time.
+inline constexpr int kMinPingIntervalMs = 10'000;
+
+// gRPC counts message sizes in ints.
+inline constexpr uint64_t kSmallestMessageLimit = 1 << 10;
+inline constexpr uint64_t kLargestMessageLimit = (uint64_t{1} << 31) - 1;
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_

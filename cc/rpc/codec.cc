@@ -1,0 +1,640 @@
+#include "cc/rpc/codec.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "absl/base/config.h"
+#include "absl/strings/str_cat.h"
+#include "cc/base/copy_bytes.h"
+
+#ifndef ABSL_IS_LITTLE_ENDIAN
+#error "Arrays are used as they lie on the wire, which is little-endian."
+#endif
+
+namespace tfswitch {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kKeptScratchBytes = size_t{64} << 20;
+// Protobuf's own limit, so that both refuse the same messages.
+constexpr int kMaxGroupDepth = 100;
+
+enum WireType : uint32_t {
+  kVarint = 0,
+  kFixed64 = 1,
+  kBytes = 2,
+  kStartGroup = 3,
+  kEndGroup = 4,
+  kFixed32 = 5,
+};
+
+constexpr uint32_t Tag(uint32_t field, WireType type) {
+  return field << 3 | type;
+}
+
+// What is wrong with a field; nullptr if nothing is.
+using Complaint = const char*;
+constexpr Complaint kFine = nullptr;
+constexpr char kCutShort[] = "the message ends in the middle of a field";
+constexpr char kBadVarint[] = "a varint has too many bytes";
+constexpr char kBadLength[] = "a length runs past the end of the message";
+constexpr char kBadArray[] = "an array's length is no multiple of its element";
+constexpr char kBadUtf8[] = "the table's name is not UTF-8";
+constexpr char kBadTag[] = "a tag that no field can have";
+constexpr char kBadGroup[] = "a group that does not end or is nested too deep";
+constexpr char kNoMemory[] = "no memory for an array";
+
+// Reads bytes over the ends of pieces.
+class PieceReader {
+ public:
+  explicit PieceReader(MessagePieces pieces) : pieces_(pieces) {
+    for (absl::string_view piece : pieces) remaining_ += piece.size();
+    NextPiece();
+  }
+
+  uint64_t offset() const { return offset_; }
+  uint64_t remaining() const { return remaining_; }
+
+  // REQUIRES: remaining() > 0.
+  uint8_t Byte() {
+    const uint8_t byte = static_cast<uint8_t>(*at_);
+    Advance(1);
+    return byte;
+  }
+
+  // REQUIRES: remaining() >= size.
+  void Read(void* to, uint64_t size) {
+    char* out = static_cast<char*>(to);
+    while (size > 0) {
+      const size_t part = std::min<uint64_t>(size, end_ - at_);
+      CopyBytes(out, at_, part);
+      out += part;
+      size -= part;
+      Advance(part);
+    }
+  }
+
+  // REQUIRES: remaining() >= size.
+  void Skip(uint64_t size) {
+    while (size > 0) {
+      const size_t part = std::min<uint64_t>(size, end_ - at_);
+      size -= part;
+      Advance(part);
+    }
+  }
+
+  // The next `size` bytes if they lie in one piece; they are then consumed.
+  const char* Borrow(uint64_t size) {
+    if (size > static_cast<uint64_t>(end_ - at_)) return nullptr;
+    const char* borrowed = at_;
+    Advance(size);
+    return borrowed;
+  }
+
+ private:
+  void Advance(size_t size) {
+    at_ += size;
+    offset_ += size;
+    remaining_ -= size;
+    if (at_ == end_) NextPiece();
+  }
+
+  void NextPiece() {
+    while (at_ == end_ && next_ < pieces_.size()) {
+      at_ = pieces_[next_].data();
+      end_ = at_ + pieces_[next_].size();
+      ++next_;
+    }
+  }
+
+  const MessagePieces pieces_;
+  size_t next_ = 0;
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+  uint64_t offset_ = 0;
+  uint64_t remaining_ = 0;
+};
+
+// Bits beyond the 64th are dropped, as protobuf does.
+Complaint ReadVarint(PieceReader* reader, int max_bytes, uint64_t* value) {
+  uint64_t result = 0;
+  for (int i = 0; i < max_bytes; ++i) {
+    if (reader->remaining() == 0) return kCutShort;
+    const uint64_t byte = reader->Byte();
+    result |= (byte & 0x7f) << (7 * i);
+    if (byte < 0x80) {
+      *value = result;
+      return kFine;
+    }
+  }
+  return kBadVarint;
+}
+
+Complaint ReadTag(PieceReader* reader, uint32_t* tag) {
+  uint64_t value;
+  if (Complaint bad = ReadVarint(reader, 5, &value)) return bad;
+  *tag = static_cast<uint32_t>(value);
+  return kFine;
+}
+
+// A length that the rest of the message can hold.
+Complaint ReadLength(PieceReader* reader, uint64_t* length) {
+  if (Complaint bad = ReadVarint(reader, 5, length)) return bad;
+  return *length > reader->remaining() ? kBadLength : kFine;
+}
+
+template <typename T>
+Complaint ReadFixed(PieceReader* reader, T* value) {
+  if (reader->remaining() < sizeof(T)) return kCutShort;
+  reader->Read(value, sizeof(T));
+  return kFine;
+}
+
+Complaint ReadBool(PieceReader* reader, bool* value) {
+  uint64_t number;
+  if (Complaint bad = ReadVarint(reader, 10, &number)) return bad;
+  *value = number != 0;
+  return kFine;
+}
+
+// Well-formed UTF-8 as Unicode defines it: no surrogates, no overlong forms.
+bool IsUtf8(absl::string_view text) {
+  size_t i = 0;
+  while (i < text.size()) {
+    const uint8_t lead = static_cast<uint8_t>(text[i++]);
+    if (lead < 0x80) continue;
+    int tail;
+    uint8_t low = 0x80;
+    uint8_t high = 0xbf;
+    if (lead >= 0xc2 && lead <= 0xdf) {
+      tail = 1;
+    } else if (lead >= 0xe0 && lead <= 0xef) {
+      tail = 2;
+      if (lead == 0xe0) low = 0xa0;
+      if (lead == 0xed) high = 0x9f;
+    } else if (lead >= 0xf0 && lead <= 0xf4) {
+      tail = 3;
+      if (lead == 0xf0) low = 0x90;
+      if (lead == 0xf4) high = 0x8f;
+    } else {
+      return false;
+    }
+    for (; tail > 0; --tail, low = 0x80, high = 0xbf) {
+      if (i == text.size()) return false;
+      const uint8_t byte = static_cast<uint8_t>(text[i++]);
+      if (byte < low || byte > high) return false;
+    }
+  }
+  return true;
+}
+
+Complaint ReadName(PieceReader* reader, std::string* name) {
+  uint64_t length;
+  if (Complaint bad = ReadLength(reader, &length)) return bad;
+  name->resize(length);
+  reader->Read(name->data(), length);
+  return IsUtf8(*name) ? kFine : kBadUtf8;
+}
+
+Complaint SkipField(PieceReader* reader, uint32_t tag, int depth) {
+  uint64_t number;
+  if (tag >> 3 == 0) return kBadTag;
+  switch (tag & 7) {
+    case kVarint:
+      return ReadVarint(reader, 10, &number);
+    case kFixed64:
+      if (reader->remaining() < 8) return kCutShort;
+      reader->Skip(8);
+      return kFine;
+    case kBytes:
+      if (Complaint bad = ReadLength(reader, &number)) return bad;
+      reader->Skip(number);
+      return kFine;
+    case kStartGroup:
+      if (depth == 0) return kBadGroup;
+      while (reader->remaining() > 0) {
+        uint32_t inner;
+        if (Complaint bad = ReadTag(reader, &inner)) return bad;
+        if ((inner & 7) == kEndGroup) {
+          return inner >> 3 == tag >> 3 ? kFine : kBadGroup;
+        }
+        if (Complaint bad = SkipField(reader, inner, depth - 1)) return bad;
+      }
+      return kBadGroup;
+    case kFixed32:
+      if (reader->remaining() < 4) return kCutShort;
+      reader->Skip(4);
+      return kFine;
+    default:
+      return kBadTag;
+  }
+}
+
+// A repeated field of fixed-size numbers as it grows. The first packed run is
+// used where it lies, if it lies whole and aligned; anything else goes to
+// scratch.
+template <typename T>
+class ArrayField {
+ public:
+  explicit ArrayField(AlignedBuffer* scratch) : scratch_(scratch) {}
+
+  absl::Span<const T> span() const { return {data_, size_}; }
+
+  Complaint ReadPacked(PieceReader* reader) {
+    uint64_t length;
+    if (Complaint bad = ReadLength(reader, &length)) return bad;
+    if (length % sizeof(T) != 0) return kBadArray;
+    if (length == 0) return kFine;
+    if (size_ == 0) {
+      const char* lying = reader->Borrow(length);
+      if (lying != nullptr &&
+          reinterpret_cast<uintptr_t>(lying) % alignof(T) == 0) {
+        data_ = reinterpret_cast<const T*>(lying);
+        size_ = length / sizeof(T);
+        return kFine;
+      }
+      if (lying != nullptr) return Append(lying, length);
+    }
+    T* to = Extend(length);
+    if (to == nullptr) return kNoMemory;
+    reader->Read(to, length);
+    return kFine;
+  }
+
+  Complaint ReadOne(PieceReader* reader) {
+    T value;
+    if (Complaint bad = ReadFixed(reader, &value)) return bad;
+    return Append(&value, sizeof(T));
+  }
+
+ private:
+  Complaint Append(const void* bytes, size_t size) {
+    T* to = Extend(size);
+    if (to == nullptr) return kNoMemory;
+    CopyBytes(to, bytes, size);
+    return kFine;
+  }
+
+  // Room for `bytes` more in scratch, with what there is before it.
+  T* Extend(size_t bytes) {
+    const size_t used = size_ * sizeof(T);
+    const bool in_scratch =
+        size_ == 0 || reinterpret_cast<const char*>(data_) == scratch_->data();
+    if (!scratch_->Reserve(used + bytes, in_scratch ? used : 0)) return nullptr;
+    if (!in_scratch) CopyBytes(scratch_->data(), data_, used);
+    data_ = reinterpret_cast<const T*>(scratch_->data());
+    size_ += bytes / sizeof(T);
+    return reinterpret_cast<T*>(scratch_->data() + used);
+  }
+
+  AlignedBuffer* const scratch_;
+  const T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Reads a message field by field. `read_field(tag, reader, &bad)` returns false
+// if it does not know the tag; otherwise it has read the field, or set `bad`.
+template <typename ReadField>
+absl::Status ReadMessage(const char* name, MessagePieces pieces,
+                         ReadField read_field) {
+  PieceReader reader(pieces);
+  while (reader.remaining() > 0) {
+    const uint64_t start = reader.offset();
+    uint32_t tag = 0;
+    Complaint bad = ReadTag(&reader, &tag);
+    if (bad == kFine && !read_field(tag, &reader, &bad)) {
+      bad = SkipField(&reader, tag, kMaxGroupDepth);
+    }
+    if (bad == kFine) continue;
+    const std::string text =
+        absl::StrCat(name, ": malformed field at byte ", start, " of ",
+                     reader.offset() + reader.remaining(), ": ", bad);
+    return bad == kNoMemory ? absl::ResourceExhaustedError(text)
+                            : absl::InvalidArgumentError(text);
+  }
+  return absl::OkStatus();
+}
+
+size_t VarintBytes(uint64_t value) {
+  size_t bytes = 1;
+  for (; value >= 0x80; value >>= 7) ++bytes;
+  return bytes;
+}
+
+// Lengths and bytes of fields with one-byte tags; like protobuf, a field that
+// has its default is left out. With `to` null nothing is written, only counted.
+class FieldWriter {
+ public:
+  explicit FieldWriter(char* to) : to_(to) {}
+
+  uint64_t size() const { return size_; }
+
+  void Bytes(uint32_t field, const void* data, uint64_t length) {
+    if (length == 0) return;
+    Varint(Tag(field, kBytes));
+    Varint(length);
+    Raw(data, length);
+  }
+  void Uint(uint32_t field, uint64_t value) {
+    if (value == 0) return;
+    Varint(Tag(field, kVarint));
+    Varint(value);
+  }
+  void Float(uint32_t field, float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    if (bits == 0) return;  // -0 is no default.
+    Varint(Tag(field, kFixed32));
+    Raw(&bits, sizeof(bits));
+  }
+  template <typename T>
+  void Array(uint32_t field, absl::Span<const T> values) {
+    Bytes(field, values.data(), values.size() * sizeof(T));
+  }
+
+ private:
+  void Varint(uint64_t value) {
+    if (to_ == nullptr) {
+      size_ += VarintBytes(value);
+      return;
+    }
+    for (; value >= 0x80; value >>= 7) {
+      to_[size_++] = static_cast<char>(value | 0x80);
+    }
+    to_[size_++] = static_cast<char>(value);
+  }
+  void Raw(const void* data, uint64_t length) {
+    if (to_ != nullptr) CopyBytes(to_ + size_, data, length);
+    size_ += length;
+  }
+
+  char* const to_;
+  uint64_t size_ = 0;
+};
+
+uint64_t WritePull(const PullArgs& args, char* to) {
+  FieldWriter writer(to);
+  writer.Bytes(1, args.table.data(), args.table.size());
+  writer.Array(2, args.keys);
+  writer.Uint(3, args.insert_missing);
+  return writer.size();
+}
+
+uint64_t WritePush(const PushArgs& args, char* to) {
+  FieldWriter writer(to);
+  writer.Bytes(1, args.table.data(), args.table.size());
+  writer.Array(2, args.keys);
+  writer.Array(3, args.gradients);
+  writer.Float(4, args.learning_rate);
+  writer.Uint(5, args.insert_missing);
+  writer.Uint(6, args.keys_are_unique);
+  writer.Uint(7, args.id.client_id);
+  writer.Uint(8, args.id.sequence);
+  return writer.size();
+}
+
+uint64_t WriteAssign(const AssignArgs& args, char* to) {
+  FieldWriter writer(to);
+  writer.Bytes(1, args.table.data(), args.table.size());
+  writer.Array(2, args.keys);
+  writer.Array(3, args.embeddings);
+  writer.Array(4, args.slots);
+  return writer.size();
+}
+
+}  // namespace
+
+bool AlignedBuffer::Reserve(size_t bytes, size_t used) {
+  if (bytes <= capacity_) return true;
+  // Half as much again, or an array sent number by number takes quadratic time.
+  const size_t wanted = std::max(bytes, capacity_ + capacity_ / 2);
+  const size_t rounded = (wanted + kAlignment - 1) / kAlignment * kAlignment;
+  char* grown = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));
+  if (grown == nullptr) return false;
+  if (used > 0) CopyBytes(grown, data_, used);
+  std::free(data_);
+  data_ = grown;
+  capacity_ = rounded;
+  return true;
+}
+
+void AlignedBuffer::Free() {
+  std::free(data_);
+  data_ = nullptr;
+  capacity_ = 0;
+}
+
+void DecodeScratch::Trim() {
+  for (AlignedBuffer* buffer : {&keys, &values, &slots}) {
+    if (buffer->capacity() > kKeptScratchBytes) buffer->Free();
+  }
+}
+
+absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
+                             DecodedPull* request) {
+  *request = DecodedPull();
+  ArrayField<Key> keys(&scratch->keys);
+  absl::Status status =
+      ReadMessage("PullRequest", pieces,
+                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                    switch (tag) {
+                      case Tag(1, kBytes):
+                        *bad = ReadName(reader, &request->table);
+                        return true;
+                      case Tag(2, kBytes):
+                        *bad = keys.ReadPacked(reader);
+                        return true;
+                      case Tag(2, kFixed64):
+                        *bad = keys.ReadOne(reader);
+                        return true;
+                      case Tag(3, kVarint):
+                        *bad = ReadBool(reader, &request->insert_missing);
+                        return true;
+                      default:
+                        return false;
+                    }
+                  });
+  request->keys = keys.span();
+  return status;
+}
+
+absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
+                             DecodedPush* request) {
+  *request = DecodedPush();
+  ArrayField<Key> keys(&scratch->keys);
+  ArrayField<float> gradients(&scratch->values);
+  absl::Status status =
+      ReadMessage("PushRequest", pieces,
+                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                    switch (tag) {
+                      case Tag(1, kBytes):
+                        *bad = ReadName(reader, &request->table);
+                        return true;
+                      case Tag(2, kBytes):
+                        *bad = keys.ReadPacked(reader);
+                        return true;
+                      case Tag(2, kFixed64):
+                        *bad = keys.ReadOne(reader);
+                        return true;
+                      case Tag(3, kBytes):
+                        *bad = gradients.ReadPacked(reader);
+                        return true;
+                      case Tag(3, kFixed32):
+                        *bad = gradients.ReadOne(reader);
+                        return true;
+                      case Tag(4, kFixed32):
+                        *bad = ReadFixed(reader, &request->learning_rate);
+                        return true;
+                      case Tag(5, kVarint):
+                        *bad = ReadBool(reader, &request->insert_missing);
+                        return true;
+                      case Tag(6, kVarint):
+                        *bad = ReadBool(reader, &request->keys_are_unique);
+                        return true;
+                      case Tag(7, kVarint):
+                        *bad = ReadVarint(reader, 10, &request->client_id);
+                        return true;
+                      case Tag(8, kVarint):
+                        *bad = ReadVarint(reader, 10, &request->sequence);
+                        return true;
+                      default:
+                        return false;
+                    }
+                  });
+  request->keys = keys.span();
+  request->gradients = gradients.span();
+  return status;
+}
+
+absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
+                               DecodedAssign* request) {
+  *request = DecodedAssign();
+  ArrayField<Key> keys(&scratch->keys);
+  ArrayField<float> values(&scratch->values);
+  ArrayField<float> slots(&scratch->slots);
+  absl::Status status =
+      ReadMessage("AssignRequest", pieces,
+                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                    switch (tag) {
+                      case Tag(1, kBytes):
+                        *bad = ReadName(reader, &request->table);
+                        return true;
+                      case Tag(2, kBytes):
+                        *bad = keys.ReadPacked(reader);
+                        return true;
+                      case Tag(2, kFixed64):
+                        *bad = keys.ReadOne(reader);
+                        return true;
+                      case Tag(3, kBytes):
+                        *bad = values.ReadPacked(reader);
+                        return true;
+                      case Tag(3, kFixed32):
+                        *bad = values.ReadOne(reader);
+                        return true;
+                      case Tag(4, kBytes):
+                        *bad = slots.ReadPacked(reader);
+                        return true;
+                      case Tag(4, kFixed32):
+                        *bad = slots.ReadOne(reader);
+                        return true;
+                      default:
+                        return false;
+                    }
+                  });
+  request->keys = keys.span();
+  request->values = values.span();
+  request->slots = slots.span();
+  return status;
+}
+
+absl::Status ReadPullResponse(MessagePieces pieces,
+                              absl::Span<float> embeddings,
+                              uint64_t* num_floats) {
+  uint64_t count = 0;
+  absl::Status status = ReadMessage(
+      "PullResponse", pieces,
+      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+        uint64_t length = sizeof(float);
+        if (tag == Tag(1, kBytes)) {
+          *bad = ReadLength(reader, &length);
+          if (*bad == kFine && length % sizeof(float) != 0) *bad = kBadArray;
+        } else if (tag == Tag(1, kFixed32)) {
+          if (reader->remaining() < length) *bad = kCutShort;
+        } else {
+          return false;
+        }
+        if (*bad != kFine) return true;
+        const uint64_t room =
+            count < embeddings.size() ? embeddings.size() - count : 0;
+        const uint64_t wanted = std::min(length, room * sizeof(float));
+        if (wanted > 0) reader->Read(embeddings.data() + count, wanted);
+        reader->Skip(length - wanted);
+        count += length / sizeof(float);
+        return true;
+      });
+  *num_floats = count;
+  return status;
+}
+
+absl::Status ReadPushResponse(MessagePieces pieces, PushResult* result) {
+  *result = PushResult();
+  return ReadMessage("PushResponse", pieces,
+                     [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                       uint64_t number = 0;
+                       switch (tag) {
+                         case Tag(1, kVarint):
+                           *bad = ReadVarint(reader, 10, &number);
+                           result->updated_rows = static_cast<int64_t>(number);
+                           return true;
+                         case Tag(2, kVarint):
+                           *bad = ReadBool(reader, &result->duplicate);
+                           return true;
+                         default:
+                           return false;
+                       }
+                     });
+}
+
+uint64_t PullRequestBytes(const PullArgs& args) {
+  return WritePull(args, nullptr);
+}
+void WritePullRequest(const PullArgs& args, char* to) { WritePull(args, to); }
+
+uint64_t PushRequestBytes(const PushArgs& args) {
+  return WritePush(args, nullptr);
+}
+void WritePushRequest(const PushArgs& args, char* to) { WritePush(args, to); }
+
+uint64_t AssignRequestBytes(const AssignArgs& args) {
+  return WriteAssign(args, nullptr);
+}
+void WriteAssignRequest(const AssignArgs& args, char* to) {
+  WriteAssign(args, to);
+}
+
+size_t WritePullResponseHeader(uint64_t num_floats, char* to) {
+  if (num_floats == 0) return 0;
+  size_t size = 0;
+  to[size++] = static_cast<char>(Tag(1, kBytes));
+  uint64_t length = num_floats * sizeof(float);
+  for (; length >= 0x80; length >>= 7) {
+    to[size++] = static_cast<char>(length | 0x80);
+  }
+  to[size++] = static_cast<char>(length);
+  return size;
+}
+
+std::string EncodePushResponse(const PushResult& result) {
+  FieldWriter counter(nullptr);
+  counter.Uint(1, static_cast<uint64_t>(result.updated_rows));
+  counter.Uint(2, result.duplicate);
+  std::string bytes(counter.size(), '\0');
+  FieldWriter writer(bytes.data());
+  writer.Uint(1, static_cast<uint64_t>(result.updated_rows));
+  writer.Uint(2, result.duplicate);
+  return bytes;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,132 @@
+// The messages of Pull, Push and Assign, read and written without protobuf.
+//
+// A step moves megabytes of keys and floats, and protobuf would copy each of
+// them into a message and out again. Here arrays go from the network's memory
+// to the table, and from the table to the network's memory, in one copy or
+// none. The bytes are those of the proto messages, so a plain stub of any
+// language can be at the other end:
+//
+//   | 0x0a len table | 0x12 len keys (8 B each) | 0x1a len floats (4 B each)
+//   |..
+//
+// The readers accept exactly what protobuf's own parser accepts: fields in any
+// order, packed or not, in several chunks, among unknown fields. Malformed
+// bytes give InvalidArgument naming the message and the offset.
+//
+// Knows nothing of gRPC: a message comes as the pieces it was received in.
+
+#ifndef TFSWITCH_CC_RPC_CODEC_H_
+#define TFSWITCH_CC_RPC_CODEC_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/client/parameter_client.h"
+
+namespace tfswitch {
+
+// The bytes of one message, in order. A piece may end anywhere.
+using MessagePieces = absl::Span<const absl::string_view>;
+
+// Growable memory on a 64-byte boundary; what it holds is up to the user.
+//
+// Not thread-safe.
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  ~AlignedBuffer() { Free(); }
+  AlignedBuffer(const AlignedBuffer&) = delete;
+  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
+
+  char* data() const { return data_; }
+  size_t capacity() const { return capacity_; }
+
+  // Makes room for `bytes`, keeping the first `used` bytes. Returns false, and
+  // changes nothing, if there is no memory.
+  bool Reserve(size_t bytes, size_t used);
+  void Free();
+
+ private:
+  char* data_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+// Where arrays go that do not lie whole and aligned in one piece. One per
+// thread, reused from message to message.
+struct DecodeScratch {
+  AlignedBuffer keys;
+  AlignedBuffer values;
+  AlignedBuffer slots;
+
+  // Gives memory back that an unusually large message has left behind.
+  void Trim();
+};
+
+// Requests as read. Spans point into the pieces or the scratch and are valid as
+// long as both are untouched.
+struct DecodedPull {
+  std::string table;
+  absl::Span<const Key> keys;
+  bool insert_missing = false;
+};
+
+struct DecodedPush {
+  std::string table;
+  absl::Span<const Key> keys;
+  absl::Span<const float> gradients;
+  float learning_rate = 0.0f;
+  bool insert_missing = false;
+  bool keys_are_unique = false;
+  uint64_t client_id = 0;
+  uint64_t sequence = 0;
+};
+
+struct DecodedAssign {
+  std::string table;
+  absl::Span<const Key> keys;
+  absl::Span<const float> values;
+  absl::Span<const float> slots;
+};
+
+// InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.
+absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
+                             DecodedPull* request);
+absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
+                             DecodedPush* request);
+absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
+                               DecodedAssign* request);
+
+// Copies the response's floats to the front of `embeddings`. *num_floats is how
+// many the message has; those beyond `embeddings` are dropped.
+absl::Status ReadPullResponse(MessagePieces pieces,
+                              absl::Span<float> embeddings,
+                              uint64_t* num_floats);
+absl::Status ReadPushResponse(MessagePieces pieces, PushResult* result);
+
+// The exact length of a message, and its bytes: the same as protobuf's.
+//
+// REQUIRES: `to` has room for that length.
+uint64_t PullRequestBytes(const PullArgs& args);
+void WritePullRequest(const PullArgs& args, char* to);
+uint64_t PushRequestBytes(const PushArgs& args);
+void WritePushRequest(const PushArgs& args, char* to);
+uint64_t AssignRequestBytes(const AssignArgs& args);
+void WriteAssignRequest(const AssignArgs& args, char* to);
+
+// What stands before the floats of a PullResponse. A response of no floats has
+// no bytes at all. Returns how many bytes were written.
+//
+// REQUIRES: `to` has room for kMaxPullResponseHeader bytes.
+inline constexpr size_t kMaxPullResponseHeader = 11;
+size_t WritePullResponseHeader(uint64_t num_floats, char* to);
+
+std::string EncodePushResponse(const PushResult& result);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_CODEC_H_

@@ -1,0 +1,380 @@
+#include "cc/rpc/connection.h"
+
+#include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "cc/base/status_macros.h"
+#include "cc/rpc/address.h"
+#include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/channel_settings.h"
+#include "cc/rpc/status_conversion.h"
+#include "cc/rpc/table_config_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+// gRPC ends a call at its deadline, except while the socket does not take the
+// request: then only when the write ends, which on a dead connection takes
+// kKeepaliveTimeoutMs. After this much more the call is left to itself.
+constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
+// How long one attempt to connect may take; a host that drops packets would
+// otherwise hold calls of the bulk kind for their whole timeout.
+constexpr int kConnectTimeoutMs = 5'000;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  // The server limits what it sends; what it sends is wanted.
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
+  arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
+  arguments.SetInt(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes);
+  arguments.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kMaxReadChunkBytes);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Two clients of one process do not share a connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // A server that comes back is found again at once.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+  // Retries are done here, where it is known what may be repeated.
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  // A proxy of the environment is for the web, not for the cluster.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(
+      options.address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// Away, or going away. The server cancels running calls when it stops.
+bool IsServerAway(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::CANCELLED;
+}
+
+// The part of gRPC's text that a user can do something with.
+std::string Reason(const grpc::Status& status) {
+  const std::string text = status.error_message();
+  absl::string_view reason = text;
+  const size_t last = reason.rfind("last error: ");
+  if (last != reason.npos) reason.remove_prefix(last + 12);
+  absl::ConsumePrefix(&reason, "UNKNOWN: ");
+  absl::ConsumePrefix(&reason, "UNAVAILABLE: ");
+  if (absl::StrContains(reason, "Connection refused")) {
+    return "connection refused";
+  }
+  return std::string(reason);
+}
+
+}  // namespace
+
+std::chrono::system_clock::time_point ToDeadline(absl::Time time) {
+  // An infinite future overflows chrono.
+  return absl::ToChronoTime(
+      std::min(time, absl::Now() + absl::Hours(24 * 365)));
+}
+
+// One try of a call. Its completion queue holds on to it until gRPC is done
+// with it, whoever is still interested.
+struct UnaryCall::Attempt {
+  bool done = false;
+  bool abandoned = false;
+  grpc::ClientContext context;
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
+};
+
+// The completion queue of one thread. Tags are attempts.
+class UnaryCall::ThreadQueue {
+ public:
+  static ThreadQueue& Get() {
+    thread_local ThreadQueue queue;
+    return queue;
+  }
+
+  // Abandoned attempts end here at the latest.
+  ~ThreadQueue() {
+    queue_.Shutdown();
+    void* tag;
+    bool ok;
+    while (queue_.Next(&tag, &ok)) Settle(tag);
+  }
+
+  grpc::CompletionQueue* get() { return &queue_; }
+
+  // Returns false if the time comes first.
+  bool WaitFor(const Attempt& attempt, absl::Time time) {
+    const auto deadline = ToDeadline(time);
+    void* tag;
+    bool ok;
+    while (!attempt.done) {
+      if (queue_.AsyncNext(&tag, &ok, deadline) !=
+          grpc::CompletionQueue::GOT_EVENT) {
+        return false;
+      }
+      Settle(tag);
+    }
+    return true;
+  }
+
+  void WaitUntil(absl::Time time) {
+    const auto deadline = ToDeadline(time);
+    void* tag;
+    bool ok;
+    while (queue_.AsyncNext(&tag, &ok, deadline) ==
+           grpc::CompletionQueue::GOT_EVENT) {
+      Settle(tag);
+    }
+  }
+
+ private:
+  ThreadQueue() = default;
+
+  static void Settle(void* tag) {
+    Attempt* attempt = static_cast<Attempt*>(tag);
+    attempt->done = true;
+    if (attempt->abandoned) delete attempt;
+  }
+
+  grpc::CompletionQueue queue_;
+};
+
+void UnaryCall::Abandon::operator()(Attempt* attempt) const {
+  if (attempt->done) {
+    delete attempt;
+    return;
+  }
+  attempt->context.TryCancel();
+  attempt->abandoned = true;
+}
+
+void PollUntil(absl::Time time) {
+  UnaryCall::ThreadQueue::Get().WaitUntil(time);
+}
+
+Connection::Connection(const GrpcClientOptions& options)
+    : options_(options),
+      name_(absl::StrCat("shard ", options.shard_index, " (", options.address,
+                         ")")),
+      channel_(MakeChannel(options)),
+      generic_stub_(channel_),
+      stub_(v1::ParameterServer::NewStub(channel_)),
+      max_message_bytes_(kLargestMessageLimit) {}
+
+absl::Status Connection::Handshake() {
+  v1::HandshakeRequest request;
+  request.set_protocol_version(options_.protocol_version);
+  v1::HandshakeResponse response;
+  TFSWITCH_RETURN_IF_ERROR(
+      Call(CallKind::kIdempotent, "Handshake", request, &response));
+  if (response.protocol_version() != options_.protocol_version) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name_, " speaks protocol version ", response.protocol_version(),
+        ", this client speaks ", options_.protocol_version,
+        "; install the same version of tfswitch on both sides"));
+  }
+  if (response.shard_index() != options_.shard_index ||
+      response.num_shards() != options_.num_shards) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the server at ", options_.address, " is shard ",
+        response.shard_index(), " of ", response.num_shards(),
+        ", expected shard ", options_.shard_index, " of ", options_.num_shards,
+        "; start it with --shard_index ", options_.shard_index,
+        " --num_shards ", options_.num_shards,
+        ", or list the servers in the order of their shards"));
+  }
+  max_message_bytes_ = response.max_message_bytes();
+  instance_id_ = response.instance_id();
+  return absl::OkStatus();
+}
+
+absl::Status Connection::CheckSize(uint64_t bytes,
+                                   absl::string_view what) const {
+  const uint64_t limit = max_message_bytes_.load(std::memory_order_relaxed);
+  if (bytes <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(name_, ": ", what, " is a message of ", bytes,
+                   " bytes, over the server's limit of ", limit,
+                   "; use smaller batches or start the server with a larger "
+                   "--max_message_bytes"));
+}
+
+absl::Status Connection::Call(CallKind kind, const char* method,
+                              const google::protobuf::MessageLite& request,
+                              google::protobuf::MessageLite* response) {
+  const size_t size = request.ByteSizeLong();
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(size, absl::StrCat("a call of ", method)));
+  OutgoingMessage message(size);
+  if (message.data() == nullptr ||
+      !request.SerializeToArray(message.data(), static_cast<int>(size))) {
+    return absl::InternalError(
+        absl::StrCat("cannot serialise a call of ", method));
+  }
+  // Not owned by the call: this function outlives it.
+  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
+  UnaryCall call(unowned, kind, method, std::move(message).ToByteBuffer());
+  grpc::ByteBuffer bytes;
+  TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
+  response->Clear();
+  if (bytes.Length() == 0) return absl::OkStatus();
+  grpc::ProtoBufferReader reader(&bytes);
+  if (response->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(name_, " answered ", method, " with malformed bytes"));
+}
+
+void Connection::Remember(const TableConfig& config) {
+  MutexLock lock(&mutex_);
+  known_tables_[config.name] = KnownTable{config, instance_id_};
+}
+
+void Connection::Forget(const std::string& table) {
+  MutexLock lock(&mutex_);
+  known_tables_.erase(table);
+}
+
+bool Connection::CreateAgain(const std::string& table) {
+  KnownTable known;
+  {
+    MutexLock lock(&mutex_);
+    auto found = known_tables_.find(table);
+    if (found == known_tables_.end()) return false;
+    known = found->second;
+  }
+  if (!Handshake().ok() || instance_id_ == known.instance_id) return false;
+  v1::CreateTableRequest request;
+  request.set_protocol_version(options_.protocol_version);
+  *request.mutable_config() = ToProto(known.config);
+  v1::CreateTableResponse response;
+  if (!Call(CallKind::kIdempotent, "CreateTable", request, &response).ok()) {
+    return false;
+  }
+  Remember(known.config);
+  if (response.created()) {
+    std::fprintf(stderr,
+                 "tfswitch: warning: %s was restarted without table '%s'; the "
+                 "table has been created again, empty\n",
+                 name_.c_str(), table.c_str());
+  }
+  return true;
+}
+
+absl::Status Connection::Explain(const grpc::Status& status,
+                                 absl::Duration timeout) const {
+  const std::string silence = absl::StrCat(name_, " did not answer within ",
+                                           absl::FormatDuration(timeout));
+  if (IsServerAway(status)) {
+    return absl::UnavailableError(absl::StrCat(silence, ": ", Reason(status),
+                                               "; is the server running?"));
+  }
+  const absl::Status error = FromGrpcStatus(status);
+  switch (error.code()) {
+    case absl::StatusCode::kDeadlineExceeded:
+      return absl::DeadlineExceededError(absl::StrCat(
+          silence, "; is the server reachable, or is it overloaded?"));
+    case absl::StatusCode::kUnimplemented:
+      return absl::UnimplementedError(absl::StrCat(
+          name_, ": ", error.message(), "; is that a tfswitch server?"));
+    // These come from the shard, and read the same embedded.
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+      return error;
+    default:
+      return absl::Status(error.code(),
+                          absl::StrCat(name_, ": ", error.message()));
+  }
+}
+
+absl::Status Connection::Blame(const absl::Status& malformed) const {
+  if (malformed.ok()) return malformed;
+  return absl::InternalError(
+      absl::StrCat(name_, " answered with ", malformed.message()));
+}
+
+RetryClock::RetryClock(absl::Duration timeout)
+    : start_(absl::Now()), end_(start_ + timeout), pause_(kFirstPause) {}
+
+std::optional<absl::Time> RetryClock::NextTry() {
+  thread_local std::minstd_rand random{std::random_device()()};
+  const double spread =
+      std::uniform_real_distribution<double>(0.75, 1.25)(random);
+  const absl::Time next = absl::Now() + pause_ * spread;
+  pause_ = std::min(pause_ * 2, kLongestPause);
+  if (next >= end_) return std::nullopt;
+  return next;
+}
+
+UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
+                     const char* method, grpc::ByteBuffer request)
+    : connection_(std::move(connection)),
+      kind_(kind),
+      method_(absl::StrCat("/", v1::ParameterServer::service_full_name(), "/",
+                           method)),
+      request_(std::move(request)),
+      clock_(connection_->options().timeout) {
+  StartAttempt();
+}
+
+absl::Duration UnaryCall::timeout() const {
+  return kind_ == CallKind::kBulk ? connection_->options().bulk_timeout
+                                  : connection_->options().timeout;
+}
+
+void UnaryCall::StartAttempt() {
+  attempt_.reset(new Attempt);
+  attempt_->context.set_deadline(ToDeadline(clock_.start() + timeout()));
+  attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
+  attempt_->reader = connection_->generic_stub().PrepareUnaryCall(
+      &attempt_->context, method_, request_, ThreadQueue::Get().get());
+  attempt_->reader->StartCall();
+  attempt_->reader->Finish(&attempt_->response, &attempt_->status,
+                           attempt_.get());
+}
+
+absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
+  ThreadQueue& queue = ThreadQueue::Get();
+  for (;;) {
+    const std::unique_ptr<Attempt, Abandon> attempt = std::move(attempt_);
+    const bool ended =
+        queue.WaitFor(*attempt, clock_.start() + timeout() + kDeadlineSlack);
+    const grpc::Status status =
+        ended ? attempt->status
+              : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
+    if (status.ok()) {
+      response->Swap(&attempt->response);
+      return absl::OkStatus();
+    }
+    if (!IsServerAway(status) || kind_ == CallKind::kOnce) {
+      // "Connection refused" tells more than the deadline that ended the wait.
+      const bool was_away =
+          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+          !last_failure_.ok();
+      return connection_->Explain(was_away ? last_failure_ : status, timeout());
+    }
+    last_failure_ = status;
+    const std::optional<absl::Time> next = clock_.NextTry();
+    if (!next.has_value()) {
+      return connection_->Explain(last_failure_,
+                                  connection_->options().timeout);
+    }
+    queue.WaitUntil(*next);
+    StartAttempt();
+  }
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,172 @@
+// One server as a client sees it: a channel, calls with retry, and errors that
+// name the server.
+
+#ifndef TFSWITCH_CC_RPC_CONNECTION_H_
+#define TFSWITCH_CC_RPC_CONNECTION_H_
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+#include "cc/rpc/grpc_client.h"
+#include "cc/table/table_config.h"
+#include "tfswitch/v1/parameter_server.grpc.pb.h"
+
+namespace tfswitch {
+
+enum class CallKind {
+  // Ends within the client's timeout and is repeated while the server is away.
+  kIdempotent,
+  // Waits for a connection, then is sent once: a repetition might be applied
+  // twice.
+  kOnce,
+  // Takes time that grows with the table, so it has the bulk timeout. Repeated
+  // while the server is away, but no longer than kIdempotent.
+  kBulk,
+};
+
+// Thread-safe.
+class Connection {
+ public:
+  // Does not wait for the server.
+  //
+  // REQUIRES: options.address parses.
+  explicit Connection(const GrpcClientOptions& options);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  const GrpcClientOptions& options() const { return options_; }
+
+  // Asks who answers, and checks that it is the server meant.
+  absl::Status Handshake();
+
+  // ResourceExhausted, saying what to do, if the message that `what` describes
+  // is longer than the server takes.
+  absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
+
+  // A control call: waits for the response.
+  absl::Status Call(CallKind kind, const char* method,
+                    const google::protobuf::MessageLite& request,
+                    google::protobuf::MessageLite* response);
+
+  // Remembers a table that the server has just been seen to have.
+  void Remember(const TableConfig& config);
+  void Forget(const std::string& table);
+
+  // For a call that found no `table`: if this client has seen it, and the
+  // server was restarted since, creates it again and returns true. False if it
+  // is not known or was dropped: the first error stands.
+  bool CreateAgain(const std::string& table);
+
+  // Turns what gRPC says into an error that names the server.
+  absl::Status Explain(const grpc::Status& status,
+                       absl::Duration timeout) const;
+
+  // The error of a response that cannot be read: the server's fault.
+  absl::Status Blame(const absl::Status& malformed) const;
+
+  grpc::GenericStub& generic_stub() { return generic_stub_; }
+  v1::ParameterServer::Stub& stub() { return *stub_; }
+
+ private:
+  struct KnownTable {
+    TableConfig config;
+    uint64_t instance_id = 0;  // Of the server that had it.
+  };
+
+  // Constant after construction; channels and stubs have their own locks.
+  const GrpcClientOptions options_;
+  const std::string name_;  // "shard 1 (127.0.0.1:7078)"
+  const std::shared_ptr<grpc::Channel> channel_;
+  grpc::GenericStub generic_stub_;
+  const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+
+  // As of the last handshake.
+  std::atomic<uint64_t> max_message_bytes_;
+  std::atomic<uint64_t> instance_id_{0};
+
+  Mutex mutex_;
+  std::map<std::string, KnownTable> known_tables_ ABSL_GUARDED_BY(mutex_);
+};
+
+// When to try again after a failure, and until when.
+//
+// Not thread-safe.
+class RetryClock {
+ public:
+  explicit RetryClock(absl::Duration timeout);
+
+  absl::Time start() const { return start_; }
+
+  // The time of the next try; nullopt if it would be past the timeout. Grows
+  // from 10 ms to 1 s, with some randomness so that clients do not come back in
+  // step.
+  std::optional<absl::Time> NextTry();
+
+ private:
+  const absl::Time start_;
+  const absl::Time end_;
+  absl::Duration pause_;
+};
+
+// One unary call with its retries. The thread that starts it must be the one
+// that waits: it polls for its own answer, which saves a hand-over.
+//
+// A call that is destroyed before Wait is cancelled.
+//
+// Not thread-safe.
+class UnaryCall {
+ public:
+  // Sends the first attempt.
+  UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
+            const char* method, grpc::ByteBuffer request);
+
+  UnaryCall(const UnaryCall&) = delete;
+  UnaryCall& operator=(const UnaryCall&) = delete;
+
+  absl::Status Wait(grpc::ByteBuffer* response);
+
+  // Sends the same request again, after Wait, within the same timeout.
+  void Restart() { StartAttempt(); }
+
+ private:
+  friend void PollUntil(absl::Time time);
+  struct Attempt;
+  class ThreadQueue;
+  // Cancels an attempt that has not ended, and leaves it to its queue.
+  struct Abandon {
+    void operator()(Attempt* attempt) const;
+  };
+
+  void StartAttempt();
+  absl::Duration timeout() const;
+
+  const std::shared_ptr<Connection> connection_;
+  const CallKind kind_;
+  const std::string method_;
+  const grpc::ByteBuffer request_;
+  RetryClock clock_;
+  std::unique_ptr<Attempt, Abandon> attempt_;
+  grpc::Status last_failure_;  // Of an earlier attempt; OK if there was none.
+};
+
+std::chrono::system_clock::time_point ToDeadline(absl::Time time);
+
+// Waits without using the CPU, while calls of this thread go on.
+void PollUntil(absl::Time time);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_CONNECTION_H_

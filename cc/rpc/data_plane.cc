@@ -1,0 +1,231 @@
+#include "cc/rpc/data_plane.h"
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "cc/base/mutex.h"
+#include "cc/base/status_macros.h"
+#include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/codec.h"
+#include "cc/rpc/status_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+enum class Method { kPull, kPush, kAssign };
+
+}  // namespace
+
+// One call from the time it is asked for to the time its answer has gone out;
+// then the object is used again. Belongs to the thread of its queue.
+class DataPlane::Call {
+ public:
+  explicit Call(Method method) : method(method) {}
+
+  const Method method;
+  bool answered = false;  // The next event is the end of the answer.
+  grpc::ByteBuffer request;
+  grpc::ByteBuffer response;
+  // Made anew for each call.
+  std::optional<grpc::ServerContext> context;
+  std::optional<grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>> writer;
+};
+
+struct DataPlane::Queue {
+  std::unique_ptr<grpc::ServerCompletionQueue> completions;
+  std::thread thread;
+
+  // Used by the queue's thread only.
+  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<absl::string_view> pieces;
+  DecodeScratch scratch;
+  DecodedPull pull;
+  DecodedPush push;
+  DecodedAssign assign;
+
+  // gRPC does not allow to ask for a call on a queue that is shut down.
+  Mutex mutex;
+  bool open ABSL_GUARDED_BY(mutex) = true;
+
+  void AskForCall(Service* service, Call* call) {
+    call->answered = false;
+    call->request.Clear();
+    call->response.Clear();
+    call->writer.reset();
+    call->context.emplace();
+    call->writer.emplace(&*call->context);
+    grpc::ServerCompletionQueue* queue = completions.get();
+    MutexLock lock(&mutex);
+    if (!open) return;
+    switch (call->method) {
+      case Method::kPull:
+        service->RequestPull(&*call->context, &call->request, &*call->writer,
+                             queue, queue, call);
+        break;
+      case Method::kPush:
+        service->RequestPush(&*call->context, &call->request, &*call->writer,
+                             queue, queue, call);
+        break;
+      case Method::kAssign:
+        service->RequestAssign(&*call->context, &call->request, &*call->writer,
+                               queue, queue, call);
+        break;
+    }
+  }
+};
+
+DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
+                     Service* service, std::shared_ptr<Shard> shard,
+                     grpc::ServerBuilder* builder)
+    : max_message_bytes_(max_message_bytes),
+      service_(service),
+      shard_(std::move(shard)) {
+  for (int i = 0; i < num_threads; ++i) {
+    queues_.push_back(std::make_unique<Queue>());
+    queues_.back()->completions = builder->AddCompletionQueue();
+  }
+}
+
+DataPlane::~DataPlane() = default;
+
+void DataPlane::Start() {
+  for (const std::unique_ptr<Queue>& queue : queues_) {
+    for (Method method : {Method::kPull, Method::kPush, Method::kAssign}) {
+      for (int i = 0; i < kCallsPerQueue; ++i) {
+        queue->calls.push_back(std::make_unique<Call>(method));
+        queue->AskForCall(service_, queue->calls.back().get());
+      }
+    }
+    queue->thread = std::thread(&DataPlane::Run, this, queue.get());
+  }
+}
+
+void DataPlane::Shutdown() {
+  for (const std::unique_ptr<Queue>& queue : queues_) {
+    {
+      MutexLock lock(&queue->mutex);
+      queue->open = false;
+    }
+    queue->completions->Shutdown();
+    if (queue->thread.joinable()) {
+      queue->thread.join();
+    } else {
+      // Never started. A queue must be empty before it goes.
+      void* tag;
+      bool ok;
+      while (queue->completions->Next(&tag, &ok)) {
+      }
+    }
+  }
+}
+
+void DataPlane::Run(Queue* queue) {
+  void* tag;
+  bool ok;
+  while (queue->completions->Next(&tag, &ok)) {
+    Call* call = static_cast<Call*>(tag);
+    if (call->answered) {
+      queue->AskForCall(service_, call);
+      continue;
+    }
+    if (!ok) continue;  // The server is shutting down; there is no call.
+    call->answered = true;
+    const absl::Status status = Answer(call, queue);
+    if (status.ok()) {
+      call->writer->Finish(call->response, grpc::Status::OK, call);
+    } else {
+      call->writer->FinishWithError(ToGrpcStatus(status), call);
+    }
+    queue->scratch.Trim();
+  }
+}
+
+absl::Status DataPlane::Answer(Call* call, Queue* queue) {
+  // A call that has waited past its deadline has nobody to answer.
+  if (call->context->deadline() < std::chrono::system_clock::now()) {
+    return absl::DeadlineExceededError(
+        "the deadline passed before the server came to the call");
+  }
+  ListPieces(&call->request, &queue->pieces);
+  switch (call->method) {
+    case Method::kPull:
+      return AnswerPull(call, queue);
+    case Method::kPush:
+      return AnswerPush(call, queue);
+    case Method::kAssign:
+      return AnswerAssign(call, queue);
+  }
+  return absl::InternalError("no such method");
+}
+
+absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
+  DecodedPull& pull = queue->pull;
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadPullRequest(queue->pieces, &queue->scratch, &pull));
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(pull.table));
+  const size_t num_floats = pull.keys.size() * table->dim();
+  char header[kMaxPullResponseHeader];
+  const size_t header_bytes = WritePullResponseHeader(num_floats, header);
+  const size_t size = header_bytes + num_floats * sizeof(float);
+  if (size > max_message_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "table '", pull.table, "': the answer to a pull of ", pull.keys.size(),
+        " keys is a message of ", size, " bytes, over the limit of ",
+        max_message_bytes_,
+        "; pull fewer keys per call or start the server with a larger "
+        "--max_message_bytes"));
+  }
+  OutgoingMessage message(size, header_bytes);
+  if (message.data() == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for an answer of ", size, " bytes"));
+  }
+  std::memcpy(message.data(), header, header_bytes);
+  TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
+      *table, pull.keys, pull.insert_missing,
+      absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
+                     num_floats)));
+  call->response = std::move(message).ToByteBuffer();
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
+  DecodedPush& request = queue->push;
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadPushRequest(queue->pieces, &queue->scratch, &request));
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(request.table));
+  ShardPush push;
+  push.keys = request.keys;
+  push.gradients = request.gradients;
+  push.learning_rate = request.learning_rate;
+  push.insert_missing = request.insert_missing;
+  push.keys_are_unique = request.keys_are_unique;
+  push.client_id = request.client_id;
+  push.sequence = request.sequence;
+  TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
+                            shard_->Push(*table, push));
+  call->response = ToByteBuffer(
+      EncodePushResponse(PushResult{pushed.updated_rows, pushed.duplicate}));
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
+  DecodedAssign& assign = queue->assign;
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(assign.table));
+  TFSWITCH_RETURN_IF_ERROR(
+      shard_->Assign(*table, assign.keys, assign.values, assign.slots));
+  call->response = ToByteBuffer("");
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch

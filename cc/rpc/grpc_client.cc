@@ -1,0 +1,348 @@
+#include "cc/rpc/grpc_client.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/malloc_tuning.h"
+#include "cc/base/status_macros.h"
+#include "cc/client/done_call.h"
+#include "cc/rpc/address.h"
+#include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/codec.h"
+#include "cc/rpc/connection.h"
+#include "cc/rpc/table_config_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+absl::Status NoMemory(uint64_t bytes) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for a request of ", bytes, " bytes"));
+}
+
+// A Pull, Push or Assign in flight.
+class RowCall final : public PendingCall {
+ public:
+  using ReadResponse = std::function<absl::Status(MessagePieces)>;
+
+  RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
+          const char* method, const std::string& table,
+          grpc::ByteBuffer request, ReadResponse read_response)
+      : connection_(connection),
+        table_(table),
+        read_response_(std::move(read_response)),
+        call_(connection, kind, method, std::move(request)) {}
+
+  absl::Status Wait() override {
+    grpc::ByteBuffer response;
+    absl::Status status = call_.Wait(&response);
+    if (absl::IsNotFound(status) && connection_->CreateAgain(table_)) {
+      call_.Restart();
+      status = call_.Wait(&response);
+    }
+    TFSWITCH_RETURN_IF_ERROR(status);
+    thread_local std::vector<absl::string_view> pieces;
+    ListPieces(&response, &pieces);
+    return read_response_(pieces);
+  }
+
+ private:
+  const std::shared_ptr<Connection> connection_;
+  const std::string table_;
+  const ReadResponse read_response_;
+  UnaryCall call_;
+};
+
+class GrpcClient final : public ParameterClient {
+ public:
+  explicit GrpcClient(std::shared_ptr<Connection> connection)
+      : connection_(std::move(connection)) {}
+
+  absl::Status CreateTable(const TableConfig& config) override;
+  absl::Status DropTable(const std::string& table) override;
+  absl::StatusOr<std::vector<TableInfo>> ListTables(
+      const std::string& table) override;
+  std::unique_ptr<PendingCall> StartPull(const PullArgs& args,
+                                         absl::Span<float> embeddings) override;
+  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
+                                         PushResult* result) override;
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) override;
+  absl::StatusOr<int64_t> Erase(const std::string& table,
+                                absl::Span<const Key> keys) override;
+  absl::Status Export(
+      const std::string& table, bool with_slots,
+      const std::function<absl::Status(const RowChunk&)>& visit) override;
+  absl::StatusOr<std::vector<std::string>> SaveShard(
+      const SaveShardArgs& args) override;
+  absl::Status CommitCheckpoint(
+      const std::string& path, const std::string& save_id,
+      const std::vector<std::string>& manifest_parts) override;
+  absl::StatusOr<std::vector<std::string>> StageRestore(
+      const StageRestoreArgs& args, int64_t* num_rows) override;
+  absl::Status CommitRestore(const std::string& restore_id,
+                             bool abort) override;
+
+ private:
+  const std::shared_ptr<Connection> connection_;
+};
+
+absl::Status GrpcClient::CreateTable(const TableConfig& config) {
+  TFSWITCH_RETURN_IF_ERROR(config.Validate());
+  // Tells which run of the server gets the table; see Connection::CreateAgain.
+  TFSWITCH_RETURN_IF_ERROR(connection_->Handshake());
+  v1::CreateTableRequest request;
+  request.set_protocol_version(connection_->options().protocol_version);
+  *request.mutable_config() = ToProto(config);
+  v1::CreateTableResponse response;
+  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
+      CallKind::kIdempotent, "CreateTable", request, &response));
+  connection_->Remember(config);
+  return absl::OkStatus();
+}
+
+absl::Status GrpcClient::DropTable(const std::string& table) {
+  connection_->Forget(table);
+  v1::DropTableRequest request;
+  request.set_table(table);
+  v1::DropTableResponse response;
+  TFSWITCH_RETURN_IF_ERROR(connection_->Call(CallKind::kIdempotent, "DropTable",
+                                             request, &response));
+  if (response.dropped()) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("no table '", table, "' on shard ",
+                                          connection_->options().shard_index));
+}
+
+absl::StatusOr<std::vector<TableInfo>> GrpcClient::ListTables(
+    const std::string& table) {
+  v1::ListTablesRequest request;
+  request.set_table(table);
+  v1::ListTablesResponse response;
+  absl::Status status = connection_->Call(CallKind::kIdempotent, "ListTables",
+                                          request, &response);
+  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
+    status = connection_->Call(CallKind::kIdempotent, "ListTables", request,
+                               &response);
+  }
+  TFSWITCH_RETURN_IF_ERROR(status);
+  std::vector<TableInfo> tables;
+  for (const v1::TableInfo& info : response.tables()) {
+    tables.push_back(FromProto(info));
+    connection_->Remember(tables.back().config);
+  }
+  return tables;
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartPull(
+    const PullArgs& args, absl::Span<float> embeddings) {
+  const uint64_t num_floats =
+      static_cast<uint64_t>(args.keys.size()) * args.dim;
+  if (embeddings.size() != num_floats) {
+    return Done(absl::InvalidArgumentError(
+        absl::StrCat("table '", args.table, "': expected ", num_floats,
+                     " floats (", args.keys.size(), " keys x dim ", args.dim,
+                     "), got ", embeddings.size())));
+  }
+  const uint64_t bytes = PullRequestBytes(args);
+  const uint64_t answer_bytes =
+      num_floats * sizeof(float) + kMaxPullResponseHeader;
+  absl::Status fits = connection_->CheckSize(
+      std::max(bytes, answer_bytes),
+      absl::StrCat("a pull of ", args.keys.size(), " keys from table '",
+                   args.table, "'"));
+  if (!fits.ok()) return Done(std::move(fits));
+  OutgoingMessage message(bytes);
+  if (message.data() == nullptr) return Done(NoMemory(bytes));
+  WritePullRequest(args, message.data());
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kIdempotent, "Pull", args.table,
+      std::move(message).ToByteBuffer(),
+      [connection = connection_.get(), table = args.table, dim = args.dim,
+       num_keys = args.keys.size(),
+       embeddings](MessagePieces pieces) -> absl::Status {
+        uint64_t received = 0;
+        TFSWITCH_RETURN_IF_ERROR(
+            connection->Blame(ReadPullResponse(pieces, embeddings, &received)));
+        if (received == embeddings.size()) return absl::OkStatus();
+        return absl::InvalidArgumentError(absl::StrCat(
+            "table '", table, "': expected ", embeddings.size(), " floats (",
+            num_keys, " keys x dim ", dim, "), the server sent ", received,
+            "; is the table's dim another one?"));
+      });
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
+                                                   PushResult* result) {
+  const uint64_t bytes = PushRequestBytes(args);
+  absl::Status fits = connection_->CheckSize(
+      bytes, absl::StrCat("a push of ", args.keys.size(), " keys to table '",
+                          args.table, "'"));
+  if (!fits.ok()) return Done(std::move(fits));
+  OutgoingMessage message(bytes);
+  if (message.data() == nullptr) return Done(NoMemory(bytes));
+  WritePushRequest(args, message.data());
+  return std::make_unique<RowCall>(
+      connection_,
+      args.id.client_id == 0 ? CallKind::kOnce : CallKind::kIdempotent, "Push",
+      args.table, std::move(message).ToByteBuffer(),
+      [connection = connection_.get(), result](MessagePieces pieces) {
+        return connection->Blame(ReadPushResponse(pieces, result));
+      });
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args) {
+  const uint64_t bytes = AssignRequestBytes(args);
+  absl::Status fits = connection_->CheckSize(
+      bytes, absl::StrCat("an assignment of ", args.keys.size(),
+                          " keys to table '", args.table, "'"));
+  if (!fits.ok()) return Done(std::move(fits));
+  OutgoingMessage message(bytes);
+  if (message.data() == nullptr) return Done(NoMemory(bytes));
+  WriteAssignRequest(args, message.data());
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kIdempotent, "Assign", args.table,
+      std::move(message).ToByteBuffer(),
+      [](MessagePieces) { return absl::OkStatus(); });
+}
+
+absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
+                                          absl::Span<const Key> keys) {
+  v1::EraseRequest request;
+  request.set_table(table);
+  request.mutable_keys()->Add(keys.begin(), keys.end());
+  v1::EraseResponse response;
+  absl::Status status =
+      connection_->Call(CallKind::kIdempotent, "Erase", request, &response);
+  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
+    status =
+        connection_->Call(CallKind::kIdempotent, "Erase", request, &response);
+  }
+  TFSWITCH_RETURN_IF_ERROR(status);
+  return response.erased_rows();
+}
+
+absl::Status GrpcClient::Export(
+    const std::string& table, bool with_slots,
+    const std::function<absl::Status(const RowChunk&)>& visit) {
+  const GrpcClientOptions& options = connection_->options();
+  v1::ExportRequest request;
+  request.set_table(table);
+  request.set_with_slots(with_slots);
+  RetryClock clock(options.timeout);
+  bool may_create = true;
+  for (;;) {
+    grpc::ClientContext context;
+    context.set_deadline(ToDeadline(clock.start() + options.bulk_timeout));
+    const auto reader = connection_->stub().Export(&context, request);
+    v1::ExportResponse chunk;
+    bool visited = false;
+    while (reader->Read(&chunk)) {
+      visited = true;
+      absl::Status status = visit(RowChunk{
+          absl::MakeConstSpan(chunk.keys().data(), chunk.keys_size()),
+          absl::MakeConstSpan(chunk.values().data(), chunk.values_size()),
+          absl::MakeConstSpan(chunk.slots().data(), chunk.slots_size())});
+      if (!status.ok()) {
+        context.TryCancel();
+        reader->Finish();
+        return status;
+      }
+    }
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return absl::OkStatus();
+    absl::Status error = connection_->Explain(status, options.timeout);
+    // A row must not be visited twice, so only the start can be repeated.
+    if (visited) return error;
+    if (absl::IsNotFound(error) && may_create &&
+        connection_->CreateAgain(table)) {
+      may_create = false;
+      continue;
+    }
+    if (!absl::IsUnavailable(error)) return error;
+    const std::optional<absl::Time> next = clock.NextTry();
+    if (!next.has_value()) return error;
+    PollUntil(*next);
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> GrpcClient::SaveShard(
+    const SaveShardArgs& args) {
+  v1::SaveShardRequest request;
+  request.set_path(args.path);
+  for (const std::string& table : args.tables) request.add_tables(table);
+  request.set_save_id(args.save_id);
+  v1::SaveShardResponse response;
+  TFSWITCH_RETURN_IF_ERROR(
+      connection_->Call(CallKind::kBulk, "SaveShard", request, &response));
+  return std::vector<std::string>{response.manifest_part()};
+}
+
+absl::Status GrpcClient::CommitCheckpoint(
+    const std::string& path, const std::string& save_id,
+    const std::vector<std::string>& manifest_parts) {
+  v1::CommitCheckpointRequest request;
+  request.set_path(path);
+  request.set_save_id(save_id);
+  for (const std::string& part : manifest_parts) {
+    request.add_manifest_parts(part);
+  }
+  v1::CommitCheckpointResponse response;
+  return connection_->Call(CallKind::kBulk, "CommitCheckpoint", request,
+                           &response);
+}
+
+absl::StatusOr<std::vector<std::string>> GrpcClient::StageRestore(
+    const StageRestoreArgs& args, int64_t* num_rows) {
+  v1::StageRestoreRequest request;
+  request.set_path(args.path);
+  for (const std::string& table : args.tables) request.add_tables(table);
+  request.set_restore_id(args.restore_id);
+  v1::StageRestoreResponse response;
+  TFSWITCH_RETURN_IF_ERROR(
+      connection_->Call(CallKind::kBulk, "StageRestore", request, &response));
+  *num_rows += response.num_rows();
+  return std::vector<std::string>(response.tables().begin(),
+                                  response.tables().end());
+}
+
+absl::Status GrpcClient::CommitRestore(const std::string& restore_id,
+                                       bool abort) {
+  v1::CommitRestoreRequest request;
+  request.set_restore_id(restore_id);
+  request.set_abort(abort);
+  v1::CommitRestoreResponse response;
+  return connection_->Call(CallKind::kBulk, "CommitRestore", request,
+                           &response);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
+    const GrpcClientOptions& options) {
+  TFSWITCH_ASSIGN_OR_RETURN(const Address address,
+                            ParseAddress(options.address));
+  if (!address.is_unix && address.port == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address '", options.address,
+                     "': port 0 cannot be connected to; use the port that the "
+                     "server printed"));
+  }
+  if (options.timeout <= absl::ZeroDuration() ||
+      options.bulk_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "timeouts must be positive, got timeout ",
+        absl::FormatDuration(options.timeout), " and bulk_timeout ",
+        absl::FormatDuration(options.bulk_timeout)));
+  }
+  TuneMalloc();
+  GrpcClientOptions canonical = options;
+  canonical.address = address.ToString();
+  auto connection = std::make_shared<Connection>(canonical);
+  TFSWITCH_RETURN_IF_ERROR(connection->Handshake());
+  return std::make_unique<GrpcClient>(std::move(connection));
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,50 @@
+// Serves one Shard over gRPC.
+
+#ifndef TFSWITCH_CC_RPC_GRPC_SERVER_H_
+#define TFSWITCH_CC_RPC_GRPC_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+
+struct GrpcServerOptions {
+  // "host:port" (port 0: any free one) or "unix:/path".
+  std::string address = "127.0.0.1:0";
+  // Threads that answer Pull and Push, each with its own completion queue.
+  // 0: one per core.
+  int num_threads = 0;
+  // Longest message in either direction.
+  uint64_t max_message_bytes = uint64_t{1} << 30;
+  uint32_t protocol_version = 1;  // Another value is for tests.
+};
+
+// A running server, with the standard health and reflection services. Traffic
+// is neither encrypted nor authenticated.
+//
+// Thread-safe.
+class GrpcServer {
+ public:
+  // Starts to listen. InvalidArgument for a bad address or option, Unavailable
+  // if the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      const GrpcServerOptions& options, std::shared_ptr<Shard> shard);
+
+  virtual ~GrpcServer() = default;  // Stops, with a grace of 0.
+
+  // The address bound, with the real port: "127.0.0.1:40123".
+  virtual const std::string& address() const = 0;
+
+  // Refuses new calls, lets running ones end for at most `grace`, then cancels
+  // them. Idempotent; returns when all threads have ended.
+  virtual void Stop(absl::Duration grace) = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_GRPC_SERVER_H_

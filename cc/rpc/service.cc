@@ -1,0 +1,169 @@
+#include "cc/rpc/service.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/status_macros.h"
+#include "cc/rpc/status_conversion.h"
+#include "cc/rpc/table_config_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+// Large enough to stream at full speed, small enough for any peer's limit.
+constexpr int64_t kExportChunkBytes = 1 << 20;
+
+template <typename T>
+std::vector<std::string> ToVector(const T& repeated) {
+  return std::vector<std::string>(repeated.begin(), repeated.end());
+}
+
+TableInfo Describe(const EmbeddingTable& table) {
+  return TableInfo{table.config(), table.stats(), table.slot_floats()};
+}
+
+}  // namespace
+
+Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard)
+    : identity_(identity), shard_(std::move(shard)) {}
+
+absl::Status Service::CheckVersion(uint32_t client_version) const {
+  if (client_version == identity_.protocol_version) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the client speaks protocol version ", client_version,
+                   ", this server speaks ", identity_.protocol_version,
+                   "; install the same version of tfswitch on both sides"));
+}
+
+grpc::Status Service::Handshake(grpc::ServerContext* context,
+                                const v1::HandshakeRequest* request,
+                                v1::HandshakeResponse* response) {
+  response->set_protocol_version(identity_.protocol_version);
+  response->set_shard_index(shard_->shard_index());
+  response->set_num_shards(shard_->num_shards());
+  response->set_instance_id(identity_.instance_id);
+  response->set_max_message_bytes(identity_.max_message_bytes);
+  return ToGrpcStatus(CheckVersion(request->protocol_version()));
+}
+
+grpc::Status Service::CreateTable(grpc::ServerContext* context,
+                                  const v1::CreateTableRequest* request,
+                                  v1::CreateTableResponse* response) {
+  if (absl::Status bad = CheckVersion(request->protocol_version()); !bad.ok()) {
+    return ToGrpcStatus(bad);
+  }
+  absl::StatusOr<bool> created =
+      shard_->CreateTable(FromProto(request->config()));
+  if (!created.ok()) return ToGrpcStatus(created.status());
+  response->set_created(*created);
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::DropTable(grpc::ServerContext* context,
+                                const v1::DropTableRequest* request,
+                                v1::DropTableResponse* response) {
+  response->set_dropped(shard_->DropTable(request->table()));
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::ListTables(grpc::ServerContext* context,
+                                 const v1::ListTablesRequest* request,
+                                 v1::ListTablesResponse* response) {
+  if (request->table().empty()) {
+    for (const std::shared_ptr<EmbeddingTable>& table : shard_->Tables()) {
+      *response->add_tables() = ToProto(Describe(*table));
+    }
+    return grpc::Status::OK;
+  }
+  auto table = shard_->FindTable(request->table());
+  if (!table.ok()) return ToGrpcStatus(table.status());
+  *response->add_tables() = ToProto(Describe(**table));
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::Erase(grpc::ServerContext* context,
+                            const v1::EraseRequest* request,
+                            v1::EraseResponse* response) {
+  auto table = shard_->FindTable(request->table());
+  if (!table.ok()) return ToGrpcStatus(table.status());
+  absl::StatusOr<int64_t> erased = shard_->Erase(
+      **table,
+      absl::MakeConstSpan(request->keys().data(), request->keys().size()));
+  if (!erased.ok()) return ToGrpcStatus(erased.status());
+  response->set_erased_rows(*erased);
+  return grpc::Status::OK;
+}
+
+absl::Status Service::ExportRows(
+    const v1::ExportRequest& request, const grpc::ServerContext& context,
+    grpc::ServerWriter<v1::ExportResponse>* writer) const {
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(request.table()));
+  const int64_t row_bytes =
+      sizeof(Key) +
+      sizeof(float) *
+          (table->dim() + (request.with_slots() ? table->slot_floats() : 0));
+  v1::ExportResponse response;
+  return table->ForEachRow(
+      std::max<int64_t>(1, kExportChunkBytes / row_bytes),
+      [&](const RowChunk& chunk) -> absl::Status {
+        response.Clear();
+        response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
+        response.mutable_values()->Add(chunk.embeddings.begin(),
+                                       chunk.embeddings.end());
+        if (request.with_slots()) {
+          response.mutable_slots()->Add(chunk.slots.begin(), chunk.slots.end());
+        }
+        if (context.IsCancelled() || !writer->Write(response)) {
+          return absl::CancelledError("the client has gone");
+        }
+        return absl::OkStatus();
+      });
+}
+
+grpc::Status Service::Export(grpc::ServerContext* context,
+                             const v1::ExportRequest* request,
+                             grpc::ServerWriter<v1::ExportResponse>* writer) {
+  return ToGrpcStatus(ExportRows(*request, *context, writer));
+}
+
+grpc::Status Service::SaveShard(grpc::ServerContext* context,
+                                const v1::SaveShardRequest* request,
+                                v1::SaveShardResponse* response) {
+  absl::StatusOr<std::string> part = shard_->SaveShard(
+      request->path(), ToVector(request->tables()), request->save_id());
+  if (!part.ok()) return ToGrpcStatus(part.status());
+  response->set_manifest_part(*std::move(part));
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::CommitCheckpoint(
+    grpc::ServerContext* context, const v1::CommitCheckpointRequest* request,
+    v1::CommitCheckpointResponse* response) {
+  return ToGrpcStatus(
+      shard_->CommitCheckpoint(request->path(), request->save_id(),
+                               ToVector(request->manifest_parts())));
+}
+
+grpc::Status Service::StageRestore(grpc::ServerContext* context,
+                                   const v1::StageRestoreRequest* request,
+                                   v1::StageRestoreResponse* response) {
+  absl::StatusOr<Shard::Staged> staged = shard_->StageRestore(
+      request->path(), ToVector(request->tables()), request->restore_id());
+  if (!staged.ok()) return ToGrpcStatus(staged.status());
+  for (const std::string& table : staged->tables) response->add_tables(table);
+  response->set_num_rows(staged->num_rows);
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::CommitRestore(grpc::ServerContext* context,
+                                    const v1::CommitRestoreRequest* request,
+                                    v1::CommitRestoreResponse* response) {
+  return ToGrpcStatus(
+      shard_->CommitRestore(request->restore_id(), request->abort()));
+}
+
+}  // namespace tfswitch

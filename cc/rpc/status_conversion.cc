@@ -1,0 +1,46 @@
+#include "cc/rpc/status_conversion.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr size_t kMaxMessageBytes = 4096;
+
+static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) ==
+              static_cast<int>(grpc::StatusCode::UNAUTHENTICATED));
+static_assert(static_cast<int>(absl::StatusCode::kNotFound) ==
+              static_cast<int>(grpc::StatusCode::NOT_FOUND));
+
+bool IsUtf8Continuation(char c) {
+  return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
+}
+
+}  // namespace
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  std::string message(status.message());
+  if (message.size() > kMaxMessageBytes) {
+    size_t end = kMaxMessageBytes;
+    // A character cut in half would not decode on the other side.
+    while (end > 0 && IsUtf8Continuation(message[end])) --end;
+    message.resize(end);
+    absl::StrAppend(&message, "...");
+  }
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      std::move(message));
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  const int code = status.error_code();
+  const bool known = code > 0 && code <= grpc::StatusCode::UNAUTHENTICATED;
+  return absl::Status(
+      known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+      status.error_message());
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,22 @@
+// absl::Status to grpc::Status and back. The codes are the same numbers by
+// design of both libraries.
+
+#ifndef TFSWITCH_CC_RPC_STATUS_CONVERSION_H_
+#define TFSWITCH_CC_RPC_STATUS_CONVERSION_H_
+
+#include <grpcpp/support/status.h>
+
+#include "absl/status/status.h"
+
+namespace tfswitch {
+
+// Messages over 4 KiB are cut: they travel as HTTP/2 trailers, for which peers
+// accept 8 KiB in all.
+grpc::Status ToGrpcStatus(const absl::Status& status);
+
+// A code that is none of gRPC's becomes Unknown.
+absl::Status FromGrpcStatus(const grpc::Status& status);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_STATUS_CONVERSION_H_

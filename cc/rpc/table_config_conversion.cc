@@ -1,0 +1,177 @@
+#include "cc/rpc/table_config_conversion.h"
+
+#include <algorithm>
+#include <limits>
+#include <variant>
+
+namespace tfswitch {
+namespace {
+
+constexpr uint32_t kDefaultVirtualShards = 1024;
+
+int ClampToInt(uint32_t value) {
+  return static_cast<int>(std::min<uint32_t>(
+      value, static_cast<uint32_t>(std::numeric_limits<int>::max())));
+}
+
+struct OptimizerWriter {
+  v1::OptimizerConfig* to;
+
+  void operator()(const SgdConfig& config) const {
+    v1::OptimizerConfig::Sgd* sgd = to->mutable_sgd();
+    sgd->set_momentum(config.momentum);
+    sgd->set_nesterov(config.nesterov);
+  }
+  void operator()(const AdagradConfig& config) const {
+    v1::OptimizerConfig::Adagrad* adagrad = to->mutable_adagrad();
+    adagrad->set_initial_accumulator_value(config.initial_accumulator_value);
+    adagrad->set_epsilon(config.epsilon);
+  }
+  void operator()(const AdamConfig& config) const {
+    v1::OptimizerConfig::Adam* adam = to->mutable_adam();
+    adam->set_beta_1(config.beta_1);
+    adam->set_beta_2(config.beta_2);
+    adam->set_epsilon(config.epsilon);
+  }
+};
+
+struct InitializerWriter {
+  v1::InitializerConfig* to;
+
+  void operator()(const ConstantInitializer& config) const {
+    to->mutable_constant()->set_value(config.value);
+  }
+  void operator()(const UniformInitializer& config) const {
+    to->mutable_uniform()->set_minval(config.minval);
+    to->mutable_uniform()->set_maxval(config.maxval);
+  }
+  void operator()(const NormalInitializer& config) const {
+    to->mutable_normal()->set_mean(config.mean);
+    to->mutable_normal()->set_stddev(config.stddev);
+  }
+  void operator()(const TruncatedNormalInitializer& config) const {
+    to->mutable_truncated_normal()->set_mean(config.mean);
+    to->mutable_truncated_normal()->set_stddev(config.stddev);
+  }
+  void operator()(const GlorotUniformInitializer&) const {
+    to->mutable_glorot_uniform();
+  }
+};
+
+OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
+  switch (proto.kind_case()) {
+    case v1::OptimizerConfig::kAdagrad: {
+      AdagradConfig config;
+      const v1::OptimizerConfig::Adagrad& from = proto.adagrad();
+      if (from.has_initial_accumulator_value()) {
+        config.initial_accumulator_value = from.initial_accumulator_value();
+      }
+      if (from.has_epsilon()) config.epsilon = from.epsilon();
+      return config;
+    }
+    case v1::OptimizerConfig::kAdam: {
+      AdamConfig config;
+      const v1::OptimizerConfig::Adam& from = proto.adam();
+      if (from.has_beta_1()) config.beta_1 = from.beta_1();
+      if (from.has_beta_2()) config.beta_2 = from.beta_2();
+      if (from.has_epsilon()) config.epsilon = from.epsilon();
+      return config;
+    }
+    case v1::OptimizerConfig::kSgd:
+      return SgdConfig{proto.sgd().momentum(), proto.sgd().nesterov()};
+    case v1::OptimizerConfig::KIND_NOT_SET:
+      break;
+  }
+  return SgdConfig{};
+}
+
+InitializerConfig FromProto(const v1::InitializerConfig& proto) {
+  switch (proto.kind_case()) {
+    case v1::InitializerConfig::kConstant:
+      return ConstantInitializer{proto.constant().value()};
+    case v1::InitializerConfig::kUniform: {
+      UniformInitializer config;
+      if (proto.uniform().has_minval())
+        config.minval = proto.uniform().minval();
+      if (proto.uniform().has_maxval())
+        config.maxval = proto.uniform().maxval();
+      return config;
+    }
+    case v1::InitializerConfig::kNormal: {
+      NormalInitializer config;
+      config.mean = proto.normal().mean();
+      if (proto.normal().has_stddev()) config.stddev = proto.normal().stddev();
+      return config;
+    }
+    case v1::InitializerConfig::kTruncatedNormal: {
+      TruncatedNormalInitializer config;
+      const v1::InitializerConfig::Normal& from = proto.truncated_normal();
+      config.mean = from.mean();
+      if (from.has_stddev()) config.stddev = from.stddev();
+      return config;
+    }
+    case v1::InitializerConfig::kGlorotUniform:
+      return GlorotUniformInitializer{};
+    case v1::InitializerConfig::KIND_NOT_SET:
+      break;
+  }
+  return UniformInitializer{};
+}
+
+}  // namespace
+
+v1::TableConfig ToProto(const TableConfig& config) {
+  v1::TableConfig proto;
+  proto.set_name(config.name);
+  // A negative dim would wrap to a huge one; 0 is refused with a clear text.
+  proto.set_dim(static_cast<uint32_t>(std::max(config.dim, 0)));
+  std::visit(OptimizerWriter{proto.mutable_optimizer()}, config.optimizer);
+  std::visit(InitializerWriter{proto.mutable_initializer()},
+             config.initializer);
+  proto.set_seed(config.seed);
+  proto.set_num_virtual_shards(config.num_virtual_shards);
+  return proto;
+}
+
+TableConfig FromProto(const v1::TableConfig& proto) {
+  TableConfig config;
+  config.name = proto.name();
+  config.dim = ClampToInt(proto.dim());
+  config.optimizer = FromProto(proto.optimizer());
+  config.initializer = FromProto(proto.initializer());
+  config.seed = proto.seed();
+  config.num_virtual_shards = proto.num_virtual_shards() == 0
+                                  ? kDefaultVirtualShards
+                                  : proto.num_virtual_shards();
+  return config;
+}
+
+v1::TableInfo ToProto(const TableInfo& info) {
+  v1::TableInfo proto;
+  *proto.mutable_config() = ToProto(info.config);
+  proto.set_num_rows(info.stats.num_rows);
+  proto.set_index_bytes(info.stats.index_bytes);
+  proto.set_row_bytes(info.stats.row_bytes);
+  proto.set_reserved_bytes(info.stats.reserved_bytes);
+  proto.set_row_stride_bytes(info.stats.row_stride_bytes);
+  proto.set_inserted_rows(info.stats.inserted_rows);
+  proto.set_erased_rows(info.stats.erased_rows);
+  proto.set_slot_floats(static_cast<uint32_t>(info.slot_floats));
+  return proto;
+}
+
+TableInfo FromProto(const v1::TableInfo& proto) {
+  TableInfo info;
+  info.config = FromProto(proto.config());
+  info.stats.num_rows = proto.num_rows();
+  info.stats.index_bytes = proto.index_bytes();
+  info.stats.row_bytes = proto.row_bytes();
+  info.stats.reserved_bytes = proto.reserved_bytes();
+  info.stats.row_stride_bytes = proto.row_stride_bytes();
+  info.stats.inserted_rows = proto.inserted_rows();
+  info.stats.erased_rows = proto.erased_rows();
+  info.slot_floats = ClampToInt(proto.slot_floats());
+  return info;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,79 @@
+#include "cc/server/run_server.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "cc/base/malloc_tuning.h"
+#include "cc/rpc/grpc_server.h"
+#include "cc/server/server_flags.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr int kStopped = 0;
+constexpr int kCannotServe = 1;
+constexpr int kBadFlag = 2;
+
+void PrintError(const absl::Status& status) {
+  std::fprintf(stderr, "tfswitch-server: %s\n",
+               std::string(status.message()).c_str());
+}
+
+}  // namespace
+
+int RunServer(const std::vector<std::string>& arguments) {
+  ServerFlags flags;
+  if (absl::Status bad = ParseServerFlags(arguments, &flags); !bad.ok()) {
+    PrintError(bad);
+    return kBadFlag;
+  }
+  if (flags.help) {
+    std::fputs(ServerUsage().c_str(), stdout);
+    return kStopped;
+  }
+  if (flags.version) {
+    std::printf("tfswitch-server %s\n", TFSWITCH_VERSION);
+    return kStopped;
+  }
+  if (!TuneMalloc()) {
+    std::fprintf(stderr,
+                 "tfswitch-server: warning: malloc refused its settings; "
+                 "exchanges will cost more CPU\n");
+  }
+
+  // Blocked here, so in every thread that follows; taken by sigwait below,
+  // where anything may be called.
+  sigset_t stop_signals;
+  sigemptyset(&stop_signals);
+  sigaddset(&stop_signals, SIGTERM);
+  sigaddset(&stop_signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+
+  auto server =
+      GrpcServer::Start(flags.server, std::make_shared<Shard>(flags.shard));
+  if (!server.ok()) {
+    PrintError(server.status());
+    return absl::IsInvalidArgument(server.status()) ? kBadFlag : kCannotServe;
+  }
+  std::printf("tfswitch-server %s: shard %u of %u serving on %s\n",
+              TFSWITCH_VERSION, flags.shard.shard_index, flags.shard.num_shards,
+              (*server)->address().c_str());
+  std::fflush(stdout);
+
+  int signal_number = 0;
+  sigwait(&stop_signals, &signal_number);
+  // The next one kills.
+  signal(SIGTERM, SIG_DFL);
+  signal(SIGINT, SIG_DFL);
+  pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
+  (*server)->Stop(flags.grace_period);
+  return kStopped;
+}
+
+}  // namespace tfswitch

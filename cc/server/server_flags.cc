@@ -1,0 +1,109 @@
+#include "cc/server/server_flags.h"
+
+#include <cstdint>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+
+ABSL_FLAG(std::string, address, "127.0.0.1:7077",
+          "Where to listen: host:port (port 0: any free one) or unix:/path.");
+ABSL_FLAG(uint32_t, shard_index, 0,
+          "Place of this server among the servers of the cluster, from 0.");
+ABSL_FLAG(uint32_t, num_shards, 1, "Number of servers in the cluster.");
+ABSL_FLAG(int32_t, num_threads, 0,
+          "Threads that answer pulls and pushes. 0: one per core.");
+ABSL_FLAG(uint64_t, max_message_bytes, uint64_t{1} << 30,
+          "Longest message in either direction.");
+ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
+          "How long running calls may take to end when the server is stopped.");
+
+namespace tfswitch {
+namespace {
+
+constexpr const char* kFlagNames[] = {"address",           "shard_index",
+                                      "num_shards",        "num_threads",
+                                      "max_message_bytes", "grace_period"};
+
+absl::CommandLineFlag* FindFlag(absl::string_view name) {
+  for (absl::string_view known : kFlagNames) {
+    if (name == known) return absl::FindCommandLineFlag(name);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
+                              ServerFlags* flags) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    absl::string_view argument = arguments[i];
+    if (argument == "--help" || argument == "-h") {
+      flags->help = true;
+      return absl::OkStatus();
+    }
+    if (argument == "--version") {
+      flags->version = true;
+      return absl::OkStatus();
+    }
+    if (!absl::ConsumePrefix(&argument, "--")) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "unexpected argument '", argument, "'; flags start with --"));
+    }
+    const size_t equals = argument.find('=');
+    const absl::string_view name = argument.substr(0, equals);
+    absl::CommandLineFlag* flag = FindFlag(name);
+    if (flag == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown flag --", name, "; see --help"));
+    }
+    if (equals == argument.npos && i + 1 == arguments.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("flag --", name, " needs a value"));
+    }
+    const absl::string_view value = equals == argument.npos
+                                        ? absl::string_view(arguments[++i])
+                                        : argument.substr(equals + 1);
+    std::string error;
+    if (!flag->ParseFrom(value, &error)) {
+      // Some of Abseil's texts have several lines.
+      return absl::InvalidArgumentError(absl::StrCat(
+          "flag --", name, ": '", value, "' is not a value for it; see --help",
+          absl::StrContains(error, '\n') || error.empty() ? "" : ": ",
+          absl::StrContains(error, '\n') ? "" : error));
+    }
+  }
+  flags->server.address = absl::GetFlag(FLAGS_address);
+  flags->server.num_threads = absl::GetFlag(FLAGS_num_threads);
+  flags->server.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
+  flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
+  flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
+  flags->grace_period = absl::GetFlag(FLAGS_grace_period);
+  if (flags->grace_period < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("flag --grace_period must not be negative, got ",
+                     absl::FormatDuration(flags->grace_period)));
+  }
+  return flags->shard.Validate();
+}
+
+std::string ServerUsage() {
+  std::string text =
+      "tfswitch-server: one shard of a cluster of parameter servers.\n\n"
+      "  tfswitch-server --address 127.0.0.1:7077 --shard_index 0 "
+      "--num_shards 2\n\n";
+  for (const char* name : kFlagNames) {
+    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    absl::StrAppend(&text, "  --", name, "  ", flag->Help(),
+                    " Default: ", flag->DefaultValue(), "\n");
+  }
+  absl::StrAppend(&text,
+                  "  --version  Prints the version.\n"
+                  "  --help  Prints this text.\n");
+  return text;
+}
+
+}  // namespace tfswitch

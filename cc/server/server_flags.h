@@ -1,0 +1,36 @@
+// The command line of tfswitch-server.
+
+#ifndef TFSWITCH_CC_SERVER_SERVER_FLAGS_H_
+#define TFSWITCH_CC_SERVER_SERVER_FLAGS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "cc/rpc/grpc_server.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+
+struct ServerFlags {
+  GrpcServerOptions server;
+  ShardOptions shard;
+  absl::Duration grace_period;
+  bool help = false;
+  bool version = false;
+};
+
+// Reads "--name=value" and "--name value". InvalidArgument naming the flag and
+// the value. absl::ParseCommandLine is not used because it ends the process,
+// with an exit code of its own, when it does not like a flag.
+absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
+                              ServerFlags* flags);
+
+// The text of --help.
+std::string ServerUsage();
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SERVER_SERVER_FLAGS_H_

@@ -1,0 +1,59 @@
+// Which pushes a shard has applied, so that a push repeated by a retry is not
+// applied twice.
+
+#ifndef TFSWITCH_CC_SHARD_PUSH_LEDGER_H_
+#define TFSWITCH_CC_SHARD_PUSH_LEDGER_H_
+
+#include <cstdint>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "absl/base/thread_annotations.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+// Keeps, for each client, a window of the last `kWindow` sequences; a sequence
+// older than the window counts as applied. Remembers the `kMaxClients` clients
+// heard of last. Memory is bounded by both.
+//
+// A push goes through two steps: Begin() claims its sequence, End() says how
+// it went. A repetition that arrives while the first is still being applied
+// waits for it.
+//
+// Thread-safe.
+class PushLedger {
+ public:
+  static constexpr uint64_t kWindow = 1024;
+  static constexpr size_t kMaxClients = 4096;
+
+  enum class Verdict { kApply, kDuplicate };
+
+  // kDuplicate if the sequence has been applied; waits while it is being
+  // applied. After kApply the caller must call End().
+  Verdict Begin(uint64_t client_id, uint64_t sequence);
+
+  // `applied` false gives the sequence free for another try.
+  void End(uint64_t client_id, uint64_t sequence, bool applied);
+
+ private:
+  struct Client {
+    uint64_t highest = 0;
+    std::unordered_set<uint64_t> applied;      // Within the window.
+    std::unordered_set<uint64_t> in_progress;  // Between Begin and End.
+    std::list<uint64_t>::iterator recency;
+  };
+
+  Client& Touch(uint64_t client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Mutex mutex_;
+  CondVar ended_;
+  std::unordered_map<uint64_t, Client> clients_ ABSL_GUARDED_BY(mutex_);
+  std::list<uint64_t> recent_ ABSL_GUARDED_BY(mutex_);  // Last heard of first.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_PUSH_LEDGER_H_

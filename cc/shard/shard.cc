@@ -1,0 +1,312 @@
+#include "cc/shard/shard.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cc/base/key_batch.h"
+#include "cc/base/status_macros.h"
+#include "cc/checkpoint/checkpoint.h"
+
+namespace tfswitch {
+namespace {
+
+std::string ShardPrefix(const ShardOptions& options) {
+  if (options.num_shards == 1) return "";
+  return absl::StrCat(" on shard ", options.shard_index);
+}
+
+absl::Status CheckSize(const EmbeddingTable& table, const char* what,
+                       size_t num_keys, int width, size_t got) {
+  if (got == num_keys * static_cast<size_t>(width)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "table '", table.config().name, "': expected ", num_keys * width, " ",
+      what, " floats (", num_keys, " keys x ", width, "), got ", got));
+}
+
+absl::Status CheckFinite(const EmbeddingTable& table, const char* what,
+                         absl::Span<const Key> keys, int width,
+                         absl::Span<const float> values) {
+  const int64_t place = FindNonFinite(values);
+  if (place < 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "table '", table.config().name, "': ", what, " of id ",
+      keys[place / width], " is ", std::isnan(values[place]) ? "NaN" : "Inf",
+      " (element ", place % width,
+      "); nothing was applied. Check the loss and the learning rate"));
+}
+
+}  // namespace
+
+absl::Status ShardOptions::Validate() const {
+  if (num_shards < 1 || num_shards > 65536) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_shards must be in [1, 65536]. Received: ", num_shards));
+  }
+  if (shard_index >= num_shards) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard_index must be below num_shards (", num_shards,
+                     "). Received: ", shard_index));
+  }
+  return absl::OkStatus();
+}
+
+Shard::Shard(const ShardOptions& options) : options_(options) {}
+
+absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
+  TFSWITCH_RETURN_IF_ERROR(config.Validate());
+  if (options_.num_shards > config.num_virtual_shards) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", config.name, "': num_virtual_shards (",
+        config.num_virtual_shards, ") must be at least the number of servers (",
+        options_.num_shards, ")"));
+  }
+  MutexLock lock(&mutex_);
+  const auto it = tables_.find(config.name);
+  if (it != tables_.end()) {
+    const TableConfig& existing = it->second->config();
+    if (existing == config) return false;
+    return absl::AlreadyExistsError(absl::StrCat(
+        "table '", config.name, "' exists", ShardPrefix(options_),
+        " with another config: ", DescribeDifference(existing, config),
+        "; use the same settings or another name"));
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            EmbeddingTable::Create(config));
+  tables_.emplace(config.name, std::move(table));
+  return true;
+}
+
+bool Shard::DropTable(const std::string& name) {
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
+  MutexLock lock(&mutex_);
+  const auto it = tables_.find(name);
+  if (it == tables_.end()) return false;
+  dropped = std::move(it->second);
+  tables_.erase(it);
+  return true;
+}
+
+absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::FindTable(
+    const std::string& name) const {
+  MutexLock lock(&mutex_);
+  const auto it = tables_.find(name);
+  if (it != tables_.end()) return it->second;
+  return absl::NotFoundError(absl::StrCat(
+      "no table '", name, "'", ShardPrefix(options_),
+      tables_.empty()
+          ? "; it has none"
+          : absl::StrCat("; it has: ",
+                         absl::StrJoin(tables_, ", ",
+                                       [](std::string* out, const auto& entry) {
+                                         absl::StrAppend(out, "'", entry.first,
+                                                         "'");
+                                       }))));
+}
+
+std::vector<std::shared_ptr<EmbeddingTable>> Shard::Tables() const {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<EmbeddingTable>> tables;
+  tables.reserve(tables_.size());
+  for (const auto& [name, table] : tables_) tables.push_back(table);
+  return tables;
+}
+
+absl::Status Shard::CheckOwnership(const EmbeddingTable& table,
+                                   absl::Span<const Key> keys) const {
+  if (options_.num_shards == 1) return absl::OkStatus();
+  const uint32_t num_virtual = table.config().num_virtual_shards;
+  for (const Key key : keys) {
+    const uint32_t owner = OwnerOfVirtualShard(
+        VirtualShardOf(key, num_virtual), num_virtual, options_.num_shards);
+    if (owner != options_.shard_index) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", table.config().name, "': key ", key,
+                       " belongs to shard ", owner, " of ", options_.num_shards,
+                       ", this is shard ", options_.shard_index,
+                       "; list the servers in shard order when connecting"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
+                         bool insert_missing,
+                         absl::Span<float> embeddings) const {
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "embedding", keys.size(),
+                                     table.dim(), embeddings.size()));
+  TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
+  if (insert_missing) return table.FindOrInsert(keys, embeddings);
+  return table.Find(keys, embeddings).status();
+}
+
+absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
+                                            const ShardPush& push) {
+  const int dim = table.dim();
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "gradient", push.keys.size(), dim,
+                                     push.gradients.size()));
+  if (!std::isfinite(push.learning_rate) || push.learning_rate < 0.0f) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", table.config().name,
+        "': learning_rate must be finite and not negative. Received: ",
+        push.learning_rate));
+  }
+  TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
+
+  absl::Span<const Key> keys = push.keys;
+  absl::Span<const float> gradients = push.gradients;
+  std::vector<Key> unique;
+  std::vector<float> sums;
+  if (!push.keys_are_unique && keys.size() > 1) {
+    if (keys.size() > size_t{INT32_MAX}) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", table.config().name, "': a push of ",
+                       keys.size(), " keys is too large; split the batch"));
+    }
+    unique.resize(keys.size());
+    std::vector<int32_t> inverse(keys.size());
+    unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
+                                         absl::MakeSpan(inverse)));
+    if (unique.size() < keys.size()) {
+      sums.resize(unique.size() * dim);
+      SumByInverse(inverse, dim, gradients, absl::MakeSpan(sums));
+      keys = unique;
+      gradients = sums;
+    }
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFinite(table, "gradient", keys, dim, gradients));
+
+  ShardPushResult result;
+  const bool protected_push = push.client_id != 0;
+  if (protected_push && ledger_.Begin(push.client_id, push.sequence) ==
+                            PushLedger::Verdict::kDuplicate) {
+    result.duplicate = true;
+    return result;
+  }
+  absl::StatusOr<int64_t> updated = table.ApplyGradients(
+      keys, gradients, push.learning_rate, push.insert_missing);
+  if (protected_push) {
+    ledger_.End(push.client_id, push.sequence, updated.ok());
+  }
+  if (!updated.ok()) return updated.status();
+  result.updated_rows = *updated;
+  return result;
+}
+
+absl::Status Shard::Assign(EmbeddingTable& table, absl::Span<const Key> keys,
+                           absl::Span<const float> embeddings,
+                           absl::Span<const float> slots) const {
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "embedding", keys.size(),
+                                     table.dim(), embeddings.size()));
+  if (!slots.empty()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "slot", keys.size(),
+                                       table.slot_floats(), slots.size()));
+  }
+  TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFinite(table, "embedding", keys, table.dim(), embeddings));
+  if (slots.empty()) return table.Assign(keys, embeddings);
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFinite(table, "slot", keys, table.slot_floats(), slots));
+  return table.AssignRows(keys, embeddings, slots);
+}
+
+absl::StatusOr<int64_t> Shard::Erase(EmbeddingTable& table,
+                                     absl::Span<const Key> keys) const {
+  TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
+  return table.Erase(keys);
+}
+
+absl::StatusOr<std::string> Shard::SaveShard(
+    const std::string& path, const std::vector<std::string>& tables,
+    const std::string& save_id) const {
+  std::vector<std::shared_ptr<EmbeddingTable>> to_save;
+  if (tables.empty()) {
+    to_save = Tables();
+  } else {
+    for (const std::string& name : tables) {
+      TFSWITCH_ASSIGN_OR_RETURN(auto table, FindTable(name));
+      to_save.push_back(std::move(table));
+    }
+  }
+  checkpoint::PartWriter writer(path, save_id, options_.shard_index,
+                                options_.num_shards,
+                                /*all_tables=*/tables.empty());
+  for (const auto& table : to_save) {
+    TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
+  }
+  return writer.Finish();
+}
+
+absl::Status Shard::CommitCheckpoint(
+    const std::string& path, const std::string& save_id,
+    const std::vector<std::string>& manifest_parts) const {
+  return checkpoint::Commit(path, save_id, manifest_parts);
+}
+
+absl::StatusOr<Shard::Staged> Shard::StageRestore(
+    const std::string& path, const std::vector<std::string>& tables,
+    const std::string& restore_id) {
+  TFSWITCH_ASSIGN_OR_RETURN(checkpoint::Manifest manifest,
+                            checkpoint::ReadManifest(path));
+  Staged staged;
+  if (tables.empty()) {
+    for (const auto& [name, saved] : manifest.tables) {
+      staged.tables.push_back(name);
+    }
+  } else {
+    staged.tables = tables;
+  }
+  TableMap loaded;
+  for (const std::string& name : staged.tables) {
+    const auto saved = manifest.tables.find(name);
+    if (saved == manifest.tables.end()) {
+      return absl::NotFoundError(absl::StrCat(
+          "checkpoint '", path, "' has no table '", name, "'; it has: ",
+          absl::StrJoin(manifest.tables, ", ",
+                        [](std::string* out, const auto& entry) {
+                          absl::StrAppend(out, "'", entry.first, "'");
+                        })));
+    }
+    // The settings of a table that is there already hold for its new rows, as
+    // long as the saved rows fit them.
+    TableConfig config = saved->second.config;
+    if (const auto present = FindTable(name); present.ok()) {
+      config = (*present)->config();
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                              EmbeddingTable::Create(config));
+    TFSWITCH_RETURN_IF_ERROR(
+        checkpoint::LoadTable(path, saved->second, options_.shard_index,
+                              options_.num_shards, *table));
+    staged.num_rows += table->size();
+    loaded.emplace(name, std::move(table));
+  }
+  // One restore at a time: what a caller left behind goes.
+  std::map<std::string, TableMap> left_behind;
+  MutexLock lock(&mutex_);
+  left_behind.swap(staged_);
+  staged_.emplace(restore_id, std::move(loaded));
+  return staged;
+}
+
+absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
+  TableMap replaced;  // Freed outside the lock.
+  MutexLock lock(&mutex_);
+  const auto it = staged_.find(restore_id);
+  if (it == staged_.end()) {
+    if (abort) return absl::OkStatus();
+    return absl::NotFoundError(absl::StrCat(
+        "restore '", restore_id, "' is not staged", ShardPrefix(options_),
+        "; another restore has begun since, or the server was restarted"));
+  }
+  replaced.swap(it->second);
+  staged_.erase(it);
+  if (abort) return absl::OkStatus();
+  for (auto& [name, table] : replaced) std::swap(tables_[name], table);
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,144 @@
+// What one server owns, with no network: tables by name, and which pushes it
+// has applied.
+
+#ifndef TFSWITCH_CC_SHARD_SHARD_H_
+#define TFSWITCH_CC_SHARD_SHARD_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cc/base/mutex.h"
+#include "cc/shard/push_ledger.h"
+#include "cc/table/embedding_table.h"
+#include "cc/table/table_config.h"
+
+namespace tfswitch {
+
+struct ShardOptions {
+  uint32_t shard_index = 0;
+  uint32_t num_shards = 1;
+
+  absl::Status Validate() const;
+};
+
+// One push as it reaches its shard. Spans are valid during the call.
+struct ShardPush {
+  absl::Span<const Key> keys;
+  absl::Span<const float> gradients;  // keys.size() x dim.
+  float learning_rate = 0.0f;
+  bool insert_missing = false;
+  bool keys_are_unique = false;  // False: repeated keys are summed here.
+  uint64_t client_id = 0;        // 0: not protected against repetition.
+  uint64_t sequence = 0;
+};
+
+struct ShardPushResult {
+  int64_t updated_rows = 0;
+  bool duplicate = false;
+};
+
+// The tables of one shard. Everything that a client may get wrong is checked
+// here, so that every way in (embedded or over the network) gives the same
+// errors; after an error nothing of the request has been applied.
+//
+// Thread-safe. Tables are shared pointers: one that is dropped or replaced
+// lives until the last call on it has ended.
+class Shard {
+ public:
+  // REQUIRES: options.Validate() is OK.
+  explicit Shard(const ShardOptions& options);
+
+  Shard(const Shard&) = delete;
+  Shard& operator=(const Shard&) = delete;
+
+  uint32_t shard_index() const { return options_.shard_index; }
+  uint32_t num_shards() const { return options_.num_shards; }
+
+  // Returns true if the table was created, false if it was there with an equal
+  // config. AlreadyExists, naming the fields that differ, otherwise.
+  absl::StatusOr<bool> CreateTable(const TableConfig& config);
+
+  // Returns false if there was no such table.
+  bool DropTable(const std::string& name);
+
+  // NotFound, naming the tables there are.
+  absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindTable(
+      const std::string& name) const;
+
+  // In order of name.
+  std::vector<std::shared_ptr<EmbeddingTable>> Tables() const;
+
+  // InvalidArgument if a key belongs to another shard or `embeddings` has not
+  // keys.size() x dim floats.
+  absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
+                    bool insert_missing, absl::Span<float> embeddings) const;
+
+  // InvalidArgument for a wrong size, a NaN or Inf gradient (names the key), a
+  // learning rate that is negative or not finite, or a key of another shard.
+  absl::StatusOr<ShardPushResult> Push(EmbeddingTable& table,
+                                       const ShardPush& push);
+
+  // `slots` is empty or has keys.size() x slot_floats floats. InvalidArgument
+  // for NaN or Inf values, naming the key.
+  absl::Status Assign(EmbeddingTable& table, absl::Span<const Key> keys,
+                      absl::Span<const float> embeddings,
+                      absl::Span<const float> slots) const;
+
+  absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
+                                absl::Span<const Key> keys) const;
+
+  // Writes this shard's rows of `tables` under `path`; returns this shard's
+  // part of the manifest (JSON). Files of one save carry `save_id` in their
+  // names.
+  absl::StatusOr<std::string> SaveShard(const std::string& path,
+                                        const std::vector<std::string>& tables,
+                                        const std::string& save_id) const;
+
+  // Publishes the manifest made of all shards' parts and removes the files of
+  // the checkpoint that it replaces.
+  absl::Status CommitCheckpoint(
+      const std::string& path, const std::string& save_id,
+      const std::vector<std::string>& manifest_parts) const;
+
+  struct Staged {
+    std::vector<std::string> tables;
+    int64_t num_rows = 0;
+  };
+
+  // Reads and verifies the rows of `tables` (empty: all) that this shard owns.
+  // The present tables are untouched until CommitRestore.
+  absl::StatusOr<Staged> StageRestore(const std::string& path,
+                                      const std::vector<std::string>& tables,
+                                      const std::string& restore_id);
+
+  // Puts the staged tables in place, or drops them with `abort`. NotFound if
+  // nothing is staged under `restore_id`; aborting what is not there is OK.
+  absl::Status CommitRestore(const std::string& restore_id, bool abort);
+
+ private:
+  using TableMap = std::map<std::string, std::shared_ptr<EmbeddingTable>>;
+
+  absl::Status CheckOwnership(const EmbeddingTable& table,
+                              absl::Span<const Key> keys) const;
+
+  // Constant after construction.
+  const ShardOptions options_;
+
+  // Has its own lock.
+  PushLedger ledger_;
+
+  mutable Mutex mutex_;
+  TableMap tables_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, TableMap> staged_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_SHARD_H_

@@ -1,0 +1,113 @@
+// A bucket of the hash index: five keys and their row numbers in one cache
+// line, with a word that says what they are worth.
+//
+//   | key 0 .. key 4 (40 B) | row 0 .. row 4 (20 B) | meta (4 B) |
+//
+//   meta, from the low bits:
+//     used:3      entries [0, used) count; what lies behind them is garbage, so
+//                 no key has to stand for "empty"
+//     live:1      0: the entries have moved, or the page was released and reads
+//                 as zeros: look again with a fresh IndexView
+//     locked:1    someone is changing the bucket, or a row that it names
+//     overflow:8  how many keys that belong here or before live behind this
+//                 bucket; 0 ends a search; 255 means "many" and stays
+//     version:19  counts the changes
+//
+// Rules that make reading without a lock sound:
+//
+//   * Entries change only under the mutex of the stripe, and entries and the
+//     rows they name only while `locked` is set, which takes a compare-and-swap
+//     of the whole meta word. Unlocking changes the version.
+//   * So whoever finds the same unlocked meta before and after reading has read
+//     one state of the bucket and whole rows, and whoever locks with the meta
+//     under which it found an entry may trust that entry.
+//
+// A version could come round to the same value after 2^19 changes of one bucket
+// between two loads of one reader; writers look at the key again after locking.
+
+#ifndef TFSWITCH_CC_TABLE_BUCKET_H_
+#define TFSWITCH_CC_TABLE_BUCKET_H_
+
+#include <cstdint>
+
+#include "cc/base/hash.h"
+#include "cc/base/racy_memory.h"
+#include "cc/base/spin_wait.h"
+
+namespace tfswitch {
+
+inline constexpr int kKeysPerBucket = 5;
+
+struct alignas(64) Bucket {
+  Key keys[kKeysPerBucket];
+  uint32_t rows[kKeysPerBucket];
+  uint32_t meta;
+};
+static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
+
+inline constexpr uint32_t kMetaUsedMask = 0x7;
+inline constexpr uint32_t kMetaLive = 1u << 3;
+inline constexpr uint32_t kMetaLocked = 1u << 4;
+inline constexpr int kMetaOverflowShift = 5;
+inline constexpr uint32_t kMetaOverflowOne = 1u << kMetaOverflowShift;
+inline constexpr uint32_t kMetaOverflowMask = 0xffu << kMetaOverflowShift;
+inline constexpr int kMetaVersionShift = 13;
+inline constexpr uint32_t kMetaVersionOne = 1u << kMetaVersionShift;
+
+TFSWITCH_ALWAYS_INLINE uint32_t UsedOf(uint32_t meta) {
+  return meta & kMetaUsedMask;
+}
+TFSWITCH_ALWAYS_INLINE bool HasOverflow(uint32_t meta) {
+  return (meta & kMetaOverflowMask) != 0;
+}
+TFSWITCH_ALWAYS_INLINE bool IsReadable(uint32_t meta) {
+  return (meta & (kMetaLive | kMetaLocked)) == kMetaLive;
+}
+
+TFSWITCH_ALWAYS_INLINE uint32_t LoadMeta(const Bucket* bucket) {
+  return __atomic_load_n(&bucket->meta, __ATOMIC_ACQUIRE);
+}
+
+// True if nothing has changed since LoadMeta() returned `meta`, so what was
+// read in between is one consistent state.
+TFSWITCH_ALWAYS_INLINE bool IsUnchanged(const Bucket* bucket, uint32_t meta) {
+  RacyReadFence();
+  return __atomic_load_n(&bucket->meta, __ATOMIC_RELAXED) == meta;
+}
+
+// Locks if the meta word still is `meta`.
+TFSWITCH_ALWAYS_INLINE bool TryLockBucket(Bucket* bucket, uint32_t meta) {
+  const bool is_locked = __atomic_compare_exchange_n(
+      &bucket->meta, &meta, meta | kMetaLocked, /*weak=*/false,
+      __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+  if (is_locked) RacyWriteFence();
+  return is_locked;
+}
+
+// Publishes the changes. `meta` is the new word, unlocked, with the old
+// version.
+TFSWITCH_ALWAYS_INLINE void UnlockBucket(Bucket* bucket, uint32_t meta) {
+  __atomic_store_n(&bucket->meta, meta + kMetaVersionOne, __ATOMIC_RELEASE);
+}
+
+// Locks, waiting if it must; returns the meta word without the lock.
+inline uint32_t LockBucket(Bucket* bucket) {
+  SpinWait wait;
+  for (;;) {
+    const uint32_t meta = LoadMeta(bucket);
+    if ((meta & kMetaLocked) == 0 && TryLockBucket(bucket, meta)) return meta;
+    wait.Pause();
+  }
+}
+
+// The parts of a key's hash that the table uses.
+TFSWITCH_ALWAYS_INLINE uint32_t StripeOfHash(uint64_t hash) {
+  return static_cast<uint32_t>(hash >> 60);
+}
+TFSWITCH_ALWAYS_INLINE uint32_t PositionOfHash(uint64_t hash) {
+  return static_cast<uint32_t>(hash >> 28);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_BUCKET_H_

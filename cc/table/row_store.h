@@ -1,0 +1,56 @@
+// The rows of one stripe: an array that grows in place, so that a row has one
+// address for life.
+//
+//   | row 0 | row 1 | ...  in use, freed ones between  | touched ahead |
+//   |<------------- next_row_ x stride -------------->|
+//
+// The first 2 MiB are in small pages, so that a small table stays small; the
+// rest is in huge pages, touched ahead by the PageToucher while the table
+// grows.
+
+#ifndef TFSWITCH_CC_TABLE_ROW_STORE_H_
+#define TFSWITCH_CC_TABLE_ROW_STORE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/base/memory_region.h"
+
+namespace tfswitch {
+
+// Bytes from one row to the next: a multiple of a cache line, or of 16 bytes
+// where that would waste more than an eighth.
+size_t RowStride(int row_floats);
+
+// Thread-compatible: guarded by the mutex of the stripe. Any thread may access
+// the rows themselves; table/bucket.h has the rules.
+class RowStore {
+ public:
+  // REQUIRES: called once, before anything else.
+  void Init(MemorySpan span, size_t stride);
+  ~RowStore();
+
+  char* data() const { return span_.data(); }
+  float* At(uint32_t row) const {
+    return reinterpret_cast<float*>(span_.data() + row * stride_);
+  }
+
+  // A row that is not in use, holding garbage. False if memory is used up.
+  bool Allocate(uint32_t* row);
+  void Free(uint32_t row);
+
+  size_t resident_bytes() const;
+
+ private:
+  void TouchAhead();
+
+  MemorySpan span_;
+  size_t stride_ = 0;
+  uint64_t next_row_ = 0;
+  size_t touch_end_ = 0;
+  std::vector<uint32_t> free_rows_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_ROW_STORE_H_

@@ -1,0 +1,309 @@
+#include "cc/table/stripe_index.h"
+
+#include <algorithm>
+
+#include "cc/base/page_toucher.h"
+
+namespace tfswitch {
+namespace {
+
+// 64 B / (5 x 0.75) = 17.1 B per key before growth, 23.9 B after it.
+constexpr uint64_t kLoadNumerator = 15;  // Keys per 4 buckets: 0.75 x 5 x 4.
+constexpr uint64_t kLoadDenominator = 4;
+constexpr uint64_t kGrowthNumerator = 7;  // x 1.4
+constexpr uint64_t kGrowthDenominator = 5;
+
+// Growth is over after num_buckets / 8 inserts, 3 % more keys.
+constexpr uint64_t kBucketsPerInsert = 8;
+
+// Arrays below this stay in small pages: rounding them up to huge ones would
+// cost more than the address translation saves.
+constexpr size_t kMinHugeArrayBytes = 2 * kHugePageBytes;
+
+// Memory behind the cursor goes back in steps of this size, or of whole huge
+// pages where it is in such.
+constexpr size_t kReleaseStepBytes = 64 * 1024;
+
+}  // namespace
+
+size_t StripeIndex::Array::resident_bytes() const {
+  const size_t used = limit * sizeof(Bucket);
+  const size_t touched =
+      RoundUpTo(used, used <= huge_bytes ? kHugePageBytes : kSmallPageBytes);
+  return std::max(touched, touch_end) - released_bytes;
+}
+
+bool StripeIndex::Init(MemorySpan span_0, MemorySpan span_1,
+                       uint64_t num_buckets, char* rows) {
+  arrays_[0].span = span_0;
+  arrays_[1].span = span_1;
+  arrays_[0].num_buckets = num_buckets;
+  published_.current_phase = &phase_;
+  published_.rows = rows;
+  if (!ExtendLimit(&arrays_[0], num_buckets)) return false;
+  Publish();
+  return true;
+}
+
+StripeIndex::~StripeIndex() {
+  for (Array& array : arrays_) {
+    PageToucher::Get().Cancel(array.span.data(), array.span.capacity());
+  }
+}
+
+IndexView StripeIndex::View() const {
+  // Each load is an acquire, so that none moves behind the phase check.
+  const auto load = [](const auto* field) {
+    return __atomic_load_n(field, __ATOMIC_ACQUIRE);
+  };
+  SpinWait wait;
+  for (;;) {
+    IndexView view;
+    view.phase = load(&phase_);
+    if (view.phase % 2 == 0) {
+      view.buckets = load(&published_.buckets);
+      view.num_buckets = load(&published_.num_buckets);
+      view.next_buckets = load(&published_.next_buckets);
+      view.next_num_buckets = load(&published_.next_num_buckets);
+      view.cursor = load(&published_.cursor);
+      view.current_phase = published_.current_phase;
+      view.rows = published_.rows;
+      if (IsPhase(view, view.phase)) return view;
+    }
+    wait.Pause();
+  }
+}
+
+void StripeIndex::Publish() {
+  const auto store = [](auto* field, auto value) {
+    __atomic_store_n(field, value, __ATOMIC_RELEASE);
+  };
+  // Odd first: release stores keep their order, so a reader that gets one of
+  // the fields below also gets this phase or a later one.
+  store(&phase_, phase_ + 1);
+  store(&published_.buckets, current().buckets());
+  store(&published_.num_buckets, current().num_buckets);
+  store(&published_.next_buckets, next().buckets());
+  store(&published_.next_num_buckets, next().num_buckets);
+  store(&published_.cursor, cursor_);
+  store(&phase_, phase_ + 1);
+}
+
+const Bucket* StripeIndex::Home(uint32_t position) const {
+  const Array& array = IsMoved(position) ? next() : current();
+  return array.buckets() + HomeIndex(position, array.num_buckets);
+}
+
+StripeIndex::Entry StripeIndex::Find(Key key, uint32_t position) const {
+  // The mutex keeps entries as they are. A bucket may be locked meanwhile, for
+  // the sake of a row; that does not concern us.
+  Bucket* bucket = const_cast<Bucket*>(Home(position));
+  for (;; ++bucket) {
+    const uint32_t meta = LoadMeta(bucket);
+    const int used = static_cast<int>(UsedOf(meta));
+    for (int i = 0; i < used; ++i) {
+      if (RacyLoad(&bucket->keys[i]) == key) return {bucket, i};
+    }
+    if (!HasOverflow(meta)) return {};
+  }
+}
+
+bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
+  if (!is_growing_ && static_cast<uint64_t>(num_keys_) * kLoadDenominator >=
+                          current().num_buckets * kLoadNumerator) {
+    // Where no memory is left to grow into, the load rises instead.
+    BeginGrowth();
+  }
+  if (is_growing_ && !MoveBuckets()) return false;
+  Array* const array = IsMoved(position) ? &next() : &current();
+  if (!InsertInto(array, key, position, row)) return false;
+  ++num_keys_;
+  return true;
+}
+
+bool StripeIndex::InsertInto(Array* array, Key key, uint32_t position,
+                             uint32_t row) {
+  Bucket* const buckets = array->buckets();
+  const uint64_t home = HomeIndex(position, array->num_buckets);
+  uint64_t at = home;
+  while (UsedOf(LoadMeta(&buckets[at])) == kKeysPerBucket) {
+    ++at;
+    if (at == array->limit && !ExtendLimit(array, at + 1)) return false;
+  }
+
+  Bucket* const bucket = &buckets[at];
+  const uint32_t meta = LockBucket(bucket);
+  RacyStore(&bucket->keys[UsedOf(meta)], key);
+  RacyStore(&bucket->rows[UsedOf(meta)], row);
+  UnlockBucket(bucket, meta + 1);
+
+  for (uint64_t i = home; i < at; ++i) {
+    const uint32_t passed = LockBucket(&buckets[i]);
+    const bool is_many = (passed & kMetaOverflowMask) == kMetaOverflowMask;
+    UnlockBucket(&buckets[i], is_many ? passed : passed + kMetaOverflowOne);
+  }
+  return true;
+}
+
+void StripeIndex::Erase(Entry entry, uint32_t position) {
+  Bucket* const bucket = entry.bucket;
+  const uint32_t meta = LockBucket(bucket);
+  const int last = static_cast<int>(UsedOf(meta)) - 1;
+  if (entry.at != last) {
+    RacyStore(&bucket->keys[entry.at], RacyLoad(&bucket->keys[last]));
+    RacyStore(&bucket->rows[entry.at], RacyLoad(&bucket->rows[last]));
+  }
+  UnlockBucket(bucket, meta - 1);
+
+  for (Bucket* passed = const_cast<Bucket*>(Home(position)); passed != bucket;
+       ++passed) {
+    const uint32_t old_meta = LockBucket(passed);
+    const bool is_many = (old_meta & kMetaOverflowMask) == kMetaOverflowMask;
+    UnlockBucket(passed, is_many ? old_meta : old_meta - kMetaOverflowOne);
+  }
+  --num_keys_;
+}
+
+bool StripeIndex::ExtendLimit(Array* array, uint64_t limit) {
+  if (limit <= array->limit) return true;
+  const size_t end = limit * sizeof(Bucket);
+  if (!array->span.Extend(end)) return false;
+  // One huge page ahead of what is now in use.
+  const size_t touch_end = std::min(
+      RoundUpTo(end, kHugePageBytes) + kHugePageBytes, array->huge_bytes);
+  if (touch_end > array->touch_end && array->span.Extend(touch_end)) {
+    PageToucher::Get().Request(array->span.data() + array->touch_end,
+                               touch_end - array->touch_end);
+    array->touch_end = touch_end;
+  }
+  // Each generation of an array starts with another version, lest a reader
+  // that slept through one takes a new bucket for an old one.
+  const uint32_t meta = kMetaLive | (static_cast<uint32_t>(phase_ * 0x9e3779b1u)
+                                     << kMetaVersionShift);
+  for (uint64_t i = array->limit; i < limit; ++i) {
+    RacyStore(&array->buckets()[i].meta, meta);
+  }
+  array->limit = limit;
+  return true;
+}
+
+bool StripeIndex::BeginGrowth() {
+  Array& array = next();
+  const uint64_t num_buckets =
+      current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1;
+  const size_t bytes = num_buckets * sizeof(Bucket);
+  // Half the span is left for overflow, which an enemy may choose.
+  if (num_buckets >= (uint64_t{1} << 32) || bytes > array.span.capacity() / 2 ||
+      !array.span.Extend(bytes)) {
+    return false;
+  }
+  array.num_buckets = num_buckets;
+  array.limit = 0;
+  array.released_bytes = 0;
+  array.touch_end = 0;
+  array.huge_bytes =
+      bytes < kMinHugeArrayBytes ? 0 : RoundDownTo(bytes, kHugePageBytes);
+  array.span.PreferHugePages(0, array.huge_bytes);
+  is_growing_ = true;
+  cursor_ = 0;
+  Publish();
+  return true;
+}
+
+bool StripeIndex::MoveBuckets() {
+  Array& from = current();
+  Array& to = next();
+  Bucket* const buckets = from.buckets();
+  const uint64_t begin = cursor_;
+  const uint64_t wanted = std::min(begin + kBucketsPerInsert, from.limit);
+  uint64_t end = begin;
+  bool has_overflow = false;
+  // Nothing may fail once a bucket is locked. Keys of one old bucket take at
+  // most a bucket of the new array each.
+  uint64_t safe_end = wanted;
+  while (safe_end < from.limit && HasOverflow(LoadMeta(&buckets[safe_end - 1])))
+    ++safe_end;
+  const uint64_t homes =
+      safe_end >= from.num_buckets
+          ? to.num_buckets
+          : std::min(to.num_buckets,
+                     safe_end * to.num_buckets / from.num_buckets + 2);
+  const uint64_t num_moved = (safe_end - begin) * kKeysPerBucket;
+  if (!ExtendLimit(&to, homes) ||
+      !to.span.Extend((std::max(homes, to.limit) + num_moved) *
+                      sizeof(Bucket))) {
+    return false;
+  }
+
+  while (end < wanted || (has_overflow && end < from.limit)) {
+    Bucket* const bucket = &buckets[end++];
+    const uint32_t meta = LockBucket(bucket);
+    has_overflow = HasOverflow(meta);
+    for (uint32_t i = 0; i < UsedOf(meta); ++i) {
+      const Key key = RacyLoad(&bucket->keys[i]);
+      InsertInto(&to, key, PositionOfHash(HashKey(key)),
+                 RacyLoad(&bucket->rows[i]));
+    }
+  }
+  // The keys are in the new array before the cursor says so, and the cursor
+  // says so before the old buckets send readers there.
+  cursor_ = end;
+  __atomic_store_n(&published_.cursor, end, __ATOMIC_RELEASE);
+  for (uint64_t i = begin; i < end; ++i) {
+    const uint32_t meta = LoadMeta(&buckets[i]) & ~kMetaLocked;
+    UnlockBucket(&buckets[i], meta & ~(kMetaLive | kMetaUsedMask));
+  }
+  ReleaseMoved();
+  if (cursor_ >= from.limit) EndGrowth();
+  return true;
+}
+
+void StripeIndex::ReleaseMoved() {
+  Array& from = current();
+  const size_t moved = cursor_ * sizeof(Bucket);
+  const size_t end = RoundDownTo(
+      moved, moved <= from.huge_bytes ? kHugePageBytes : kReleaseStepBytes);
+  if (end <= from.released_bytes) return;
+  from.span.Release(from.released_bytes, end);
+  from.released_bytes = end;
+}
+
+void StripeIndex::EndGrowth() {
+  Array& old = current();
+  PageToucher::Get().Cancel(old.span.data(), old.span.capacity());
+  old.span.Reset();
+  const MemorySpan span = old.span;
+  old = Array();
+  old.span = span;
+  current_ = 1 - current_;
+  is_growing_ = false;
+  cursor_ = 0;
+  Publish();
+}
+
+uint64_t StripeIndex::RangeEnd(uint64_t begin, uint64_t num_buckets) const {
+  const uint64_t width =
+      std::max<uint64_t>(1, (num_buckets << 32) / current().num_buckets);
+  return std::min(begin + width, uint64_t{1} << 32);
+}
+
+void StripeIndex::VisitBuckets(
+    uint64_t begin, uint64_t end,
+    const std::function<void(Bucket*)>& visit) const {
+  const auto visit_array = [&](const Array& array, uint64_t first_bucket) {
+    Bucket* const buckets = array.buckets();
+    uint64_t i = std::max(first_bucket, HomeIndex(static_cast<uint32_t>(begin),
+                                                  array.num_buckets));
+    const uint64_t last =
+        HomeIndex(static_cast<uint32_t>(end - 1), array.num_buckets);
+    bool has_overflow = false;
+    for (; i < array.limit && (i <= last || has_overflow); ++i) {
+      has_overflow = HasOverflow(LoadMeta(&buckets[i]));
+      visit(&buckets[i]);
+    }
+  };
+  visit_array(current(), cursor_);
+  if (is_growing_) visit_array(next(), 0);
+}
+
+}  // namespace tfswitch

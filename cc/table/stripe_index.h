@@ -1,0 +1,164 @@
+// The hash index of one stripe: keys to row numbers, growing without a pause.
+//
+//   home bucket of a key = (position * num_buckets) >> 32,
+//   position = 32 bits of the key's hash
+//
+//   old array   |xxxxxxxxxxxxxxxx|......................|     x moved, not live
+//                                ^ cursor
+//   new array   |........................|                      (1.4 x as long)
+//
+// A full bucket overflows into the next one; buckets behind the last home
+// bucket are added when an overflow gets there. Homes are monotone in the hash,
+// so growing keeps the order: the cursor goes through the old array once, a few
+// buckets for each insert, and a key is in the new array if its old home is
+// behind the cursor, else in the old one. The cursor stops only behind buckets
+// without overflow, so no search crosses it. Memory behind it is given back at
+// once: the peak is the new array, not both.
+//
+// The two arrays take turns in two reserved spans of memory. Readers use an
+// IndexView, a copy of where things are; it may be out of date, and they
+// notice:
+//
+//   * A bucket that has moved is not live: take a new view.
+//   * A hit stands if its bucket is unchanged (bucket.h).
+//   * A miss stands if every bucket searched was unchanged and the phase (which
+//     counts beginnings and ends of growth) is still that of the view; the span
+//     may have been used again otherwise.
+
+#ifndef TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
+#define TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "cc/base/memory_region.h"
+#include "cc/table/bucket.h"
+
+namespace tfswitch {
+
+// Where a reader finds the buckets of one stripe. Plain data, because the batch
+// kernels use it.
+struct alignas(64) IndexView {
+  Bucket* buckets = nullptr;
+  uint64_t num_buckets = 0;
+  Bucket* next_buckets = nullptr;
+  uint64_t next_num_buckets = 0;
+  uint64_t cursor = 0;  // Homes below it are in next_buckets.
+  uint64_t phase = 0;
+  const uint64_t* current_phase = nullptr;
+  char* rows = nullptr;  // Row r is at rows + r * stride.
+};
+
+TFSWITCH_ALWAYS_INLINE uint64_t HomeIndex(uint32_t position,
+                                          uint64_t num_buckets) {
+  return (position * num_buckets) >> 32;
+}
+
+TFSWITCH_ALWAYS_INLINE Bucket* HomeBucket(const IndexView& view,
+                                          uint32_t position) {
+  const uint64_t home = HomeIndex(position, view.num_buckets);
+  if (__builtin_expect(home < view.cursor, 0)) {
+    return view.next_buckets + HomeIndex(position, view.next_num_buckets);
+  }
+  return view.buckets + home;
+}
+
+// True if the index still is in `phase`, that of a view.
+TFSWITCH_ALWAYS_INLINE bool IsPhase(const IndexView& view, uint64_t phase) {
+  return __atomic_load_n(view.current_phase, __ATOMIC_ACQUIRE) == phase;
+}
+
+// Thread-compatible: View() may be called by any thread at any time; everything
+// else needs the mutex of the stripe.
+class StripeIndex {
+ public:
+  // A place in the index. `bucket` is null if the key is absent.
+  struct Entry {
+    Bucket* bucket = nullptr;
+    int at = 0;
+  };
+
+  // REQUIRES: called once, before anything else. `spans` have equal capacity.
+  // False if not even the first array can be had.
+  bool Init(MemorySpan span_0, MemorySpan span_1, uint64_t num_buckets,
+            char* rows);
+
+  ~StripeIndex();
+
+  IndexView View() const;
+
+  // The bucket at which a search for `position` begins, for prefetching.
+  const Bucket* Home(uint32_t position) const;
+
+  Entry Find(Key key, uint32_t position) const;
+
+  // Adds a key that is absent, and moves the cursor on if growing. False, with
+  // nothing changed, if the address space is used up.
+  bool Insert(Key key, uint32_t position, uint32_t row);
+
+  // Removes the entry, which Find() returned for `position`.
+  void Erase(Entry entry, uint32_t position);
+
+  // A range of positions [begin, end) with about `num_buckets` buckets; end is
+  // at most 2^32.
+  uint64_t RangeEnd(uint64_t begin, uint64_t num_buckets) const;
+
+  // Calls visit(bucket) for the buckets in which keys of positions [begin, end)
+  // are. Other keys may be in them too; no bucket comes twice.
+  void VisitBuckets(uint64_t begin, uint64_t end,
+                    const std::function<void(Bucket*)>& visit) const;
+
+  bool is_growing() const { return is_growing_; }
+
+  // Touched memory.
+  size_t resident_bytes() const {
+    return arrays_[0].resident_bytes() + arrays_[1].resident_bytes();
+  }
+
+ private:
+  struct Array {
+    MemorySpan span;
+    uint64_t num_buckets = 0;   // Homes.
+    uint64_t limit = 0;         // Initialised buckets: homes and overflow.
+    size_t huge_bytes = 0;      // [0, huge_bytes) is in huge pages.
+    size_t touch_end = 0;       // Asked to be touched ahead, up to here.
+    size_t released_bytes = 0;  // Given back behind the cursor.
+
+    Bucket* buckets() const { return reinterpret_cast<Bucket*>(span.data()); }
+    size_t resident_bytes() const;
+  };
+
+  Array& current() { return arrays_[current_]; }
+  const Array& current() const { return arrays_[current_]; }
+  Array& next() { return arrays_[1 - current_]; }
+  const Array& next() const { return arrays_[1 - current_]; }
+
+  bool IsMoved(uint32_t position) const {
+    return is_growing_ && HomeIndex(position, current().num_buckets) < cursor_;
+  }
+
+  // Makes buckets [0, limit) of `array` live.
+  bool ExtendLimit(Array* array, uint64_t limit);
+  bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row);
+
+  bool BeginGrowth();
+  bool MoveBuckets();
+  void EndGrowth();
+  void ReleaseMoved();
+  void Publish();
+
+  Array arrays_[2];
+  int current_ = 0;
+  bool is_growing_ = false;
+  uint64_t cursor_ = 0;
+  int64_t num_keys_ = 0;
+
+  // What View() copies: written under the stripe's mutex, with an odd phase
+  // while the fields do not go together. The cursor alone moves within a phase.
+  IndexView published_;
+  uint64_t phase_ = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_STRIPE_INDEX_H_

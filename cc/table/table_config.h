@@ -1,0 +1,86 @@
+// What a table is: its name, the shape of its rows, and how rows start and
+// learn. Fixed when the table is created; two configs that differ in any field
+// describe different tables.
+
+#ifndef TFSWITCH_CC_TABLE_TABLE_CONFIG_H_
+#define TFSWITCH_CC_TABLE_TABLE_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "cc/optimizer/optimizer_config.h"
+
+namespace tfswitch {
+
+inline constexpr int kMinDim = 1;
+inline constexpr int kMaxDim = 4096;
+
+// The first value of a row. Each depends on (seed, key) alone.
+struct ConstantInitializer {  // Also "zeros" and "ones".
+  float value = 0.0f;
+  bool operator==(const ConstantInitializer& o) const {
+    return value == o.value;
+  }
+};
+struct UniformInitializer {  // Keras's default for embeddings.
+  float minval = -0.05f;
+  float maxval = 0.05f;
+  bool operator==(const UniformInitializer& o) const {
+    return minval == o.minval && maxval == o.maxval;
+  }
+};
+struct NormalInitializer {
+  float mean = 0.0f;
+  float stddev = 0.05f;
+  bool operator==(const NormalInitializer& o) const {
+    return mean == o.mean && stddev == o.stddev;
+  }
+};
+struct TruncatedNormalInitializer {  // Redrawn beyond two standard deviations.
+  float mean = 0.0f;
+  float stddev = 0.05f;
+  bool operator==(const TruncatedNormalInitializer& o) const {
+    return mean == o.mean && stddev == o.stddev;
+  }
+};
+// Uniform in +-sqrt(6 / (1 + dim)): Glorot's rule with fan_in 1, because an id
+// selects one input unit, and fan_out dim.
+struct GlorotUniformInitializer {
+  bool operator==(const GlorotUniformInitializer&) const { return true; }
+};
+
+using InitializerConfig =
+    std::variant<ConstantInitializer, UniformInitializer, NormalInitializer,
+                 TruncatedNormalInitializer, GlorotUniformInitializer>;
+
+struct TableConfig {
+  std::string name;  // 1 to 256 characters, no control characters.
+  int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
+  OptimizerConfig optimizer = SgdConfig{};
+  InitializerConfig initializer = UniformInitializer{};
+  uint64_t seed = 0;
+  uint32_t num_virtual_shards = 1024;  // A power of two, 1 to 65536.
+
+  bool operator==(const TableConfig& o) const;
+  bool operator!=(const TableConfig& o) const { return !(*this == o); }
+
+  // InvalidArgument naming the table, the field, the value and the range.
+  absl::Status Validate() const;
+};
+
+// The fields in which two configs differ, for error messages:
+// "dim (8 here, 16 asked)". Empty if equal.
+std::string DescribeDifference(const TableConfig& existing,
+                               const TableConfig& asked);
+
+// JSON form with the field names of protos/tfswitch/v1/table_config.proto, in
+// protobuf's canonical JSON mapping restricted to snake_case names. Used by the
+// C API and by checkpoint manifests.
+std::string TableConfigToJson(const TableConfig& config);
+absl::Status TableConfigFromJson(const std::string& json, TableConfig* config);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_TABLE_CONFIG_H_

@@ -1,0 +1,27 @@
+# One static library per room. What a room links is what it may include, so
+# the one-way dependencies of docs/architecture.md are enforced by the build.
+#
+#   tfswitch_cc_library(table SRCS a.cc DEPS tfswitch_base absl::status)
+function(tfswitch_cc_library room)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_library(tfswitch_${room} STATIC ${ARG_SRCS})
+  target_include_directories(tfswitch_${room} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(tfswitch_${room} PUBLIC ${ARG_DEPS})
+  target_compile_options(tfswitch_${room} PRIVATE ${TFSWITCH_WARNINGS})
+endfunction()
+
+# A GoogleTest program registered with ctest under its own name.
+#
+#   tfswitch_cc_test(embedding_table_test SRCS x_test.cc DEPS tfswitch_table)
+function(tfswitch_cc_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock
+                                        GTest::gtest_main)
+  target_compile_options(${name} PRIVATE ${TFSWITCH_WARNINGS})
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()

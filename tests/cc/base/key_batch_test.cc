@@ -1,0 +1,88 @@
+#include "cc/base/key_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+TEST(UniqueKeysTest, KeepsTheOrderOfFirstAppearance) {
+  const std::vector<Key> keys = {7, -1, 7, 0, -1, 9};
+  std::vector<Key> unique(keys.size());
+  std::vector<int32_t> inverse(keys.size());
+
+  const size_t count =
+      UniqueKeys().Run(keys, absl::MakeSpan(unique), absl::MakeSpan(inverse));
+
+  unique.resize(count);
+  EXPECT_THAT(unique, testing::ElementsAre(7, -1, 0, 9));
+  EXPECT_THAT(inverse, testing::ElementsAre(0, 1, 0, 2, 1, 3));
+}
+
+TEST(UniqueKeysTest, AgreesWithAMapOnRandomBatchesOfAnySize) {
+  std::mt19937_64 random(11);
+  UniqueKeys unique_keys;  // Reused: what a batch leaves must not show.
+  for (const size_t size : {0u, 1u, 2u, 63u, 64u, 65u, 5000u, 10u, 40000u}) {
+    std::vector<Key> keys(size);
+    for (Key& key : keys) {
+      key = static_cast<Key>(random() % (size / 2 + 1)) - 3;
+    }
+    std::vector<Key> unique(size);
+    std::vector<int32_t> inverse(size);
+
+    const size_t count =
+        unique_keys.Run(keys, absl::MakeSpan(unique), absl::MakeSpan(inverse));
+
+    std::unordered_map<Key, int32_t> expected;
+    for (size_t i = 0; i < size; ++i) {
+      const auto [it, is_new] =
+          expected.emplace(keys[i], static_cast<int32_t>(expected.size()));
+      ASSERT_EQ(inverse[i], it->second);
+      ASSERT_EQ(unique[inverse[i]], keys[i]);
+    }
+    EXPECT_EQ(count, expected.size());
+  }
+}
+
+TEST(SumByInverseTest, AddsRepeatedRowsAndOverwritesWhatWasThere) {
+  const std::vector<int32_t> inverse = {0, 1, 0, 2, 0};
+  const std::vector<float> gradients = {1, 2, 3, 4, 10, 20, 5, 6, 100, 200};
+  std::vector<float> sums(6, std::nanf(""));
+
+  SumByInverse(inverse, 2, gradients, absl::MakeSpan(sums));
+
+  EXPECT_THAT(sums, testing::ElementsAre(111, 222, 3, 4, 5, 6));
+}
+
+TEST(FindNonFiniteTest, FindsTheFirstWhereverItIs) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
+    for (const size_t place : {0u, 1u, 4095u, 4096u, 9999u}) {
+      std::vector<float> values(10000, std::numeric_limits<float>::max());
+      values[place] = bad;
+      values[9999] = bad;
+      EXPECT_EQ(FindNonFinite(values), static_cast<int64_t>(place));
+    }
+  }
+  EXPECT_EQ(FindNonFinite({}), -1);
+  EXPECT_EQ(FindNonFinite(std::vector<float>{0.0f, -0.0f, 1e-45f, -3e38f}), -1);
+}
+
+TEST(ScaleTest, MultipliesEveryValue) {
+  std::vector<float> values = {1, -2, 0};
+
+  Scale(0.5f, absl::MakeSpan(values));
+
+  EXPECT_THAT(values, testing::ElementsAre(0.5f, -1, 0));
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,238 @@
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cc/capi/tfswitch.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace {
+
+using nlohmann::json;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class CapiTest : public testing::TestWithParam<bool> {
+ protected:
+  CapiTest() : api_(Tfswitch_GetApi(TFSWITCH_API_VERSION)) {
+    std::string address =
+        std::string("local://") +
+        testing::UnitTest::GetInstance()->current_test_info()->name();
+    if (GetParam()) {
+      Tfswitch_ServerOptions options = {"127.0.0.1:0", 0, 1, 2, 0};
+      EXPECT_EQ(api_->start_server(&options, &server_, error_), 0) << error_;
+      address = std::string("grpc://") + api_->server_address(server_);
+    }
+    EXPECT_EQ(api_->open_cluster(address.c_str(), 10.0, &cluster_, error_), 0)
+        << error_;
+  }
+  ~CapiTest() override {
+    api_->close_table(table_);
+    api_->close_cluster(cluster_);
+    if (server_ != nullptr) {
+      api_->stop_server(server_, 1.0);
+      api_->delete_server(server_);
+    }
+  }
+
+  void OpenTable(const std::string& optimizer = R"({"sgd": {}})") {
+    const std::string config =
+        R"({"name": "t", "dim": 2, "optimizer": )" + optimizer + "}";
+    ASSERT_EQ(api_->open_table(cluster_, config.c_str(), &table_, error_), 0)
+        << error_;
+  }
+
+  std::vector<float> Pull(const std::vector<int64_t>& keys, int insert = 0) {
+    std::vector<float> out(keys.size() * 2, -9.0f);
+    EXPECT_EQ(api_->pull(table_, keys.data(), keys.size(), insert, out.data(),
+                         error_),
+              0)
+        << error_;
+    return out;
+  }
+
+  const Tfswitch_Api* const api_;
+  char error_[TFSWITCH_ERROR_SIZE] = "";
+  Tfswitch_Cluster* cluster_ = nullptr;
+  Tfswitch_Table* table_ = nullptr;
+  Tfswitch_Server* server_ = nullptr;
+};
+
+INSTANTIATE_TEST_SUITE_P(LocalAndGrpc, CapiTest, testing::Bool(),
+                         [](const testing::TestParamInfo<bool>& info) {
+                           return info.param ? "grpc" : "local";
+                         });
+
+TEST(CapiVersionTest, AnotherApiVersionIsRefused) {
+  EXPECT_EQ(Tfswitch_GetApi(TFSWITCH_API_VERSION + 1), nullptr);
+  EXPECT_STREQ(Tfswitch_GetApi(TFSWITCH_API_VERSION)->version(),
+               TFSWITCH_VERSION);
+}
+
+TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
+  OpenTable();
+  const std::vector<int64_t> keys = {5, 6, 5};
+  std::vector<float> out(6);
+  std::vector<int64_t> unique(3);
+  std::vector<int32_t> inverse(3);
+  size_t num_unique = 0;
+
+  ASSERT_EQ(
+      api_->pull_unique(table_, keys.data(), 3, 1, out.data(), unique.data(),
+                        inverse.data(), &num_unique, error_),
+      0)
+      << error_;
+
+  ASSERT_EQ(num_unique, 2u);
+  unique.resize(2);
+  EXPECT_THAT(unique, ElementsAre(5, 6));
+  EXPECT_THAT(inverse, ElementsAre(0, 1, 0));
+  EXPECT_EQ(out[0], out[4]);
+  const std::vector<float> gradients = {1, 2, 3, 4, 5, 6};
+  const Tfswitch_PushOptions options = {0.5f, 0, 0.0f};
+  Tfswitch_PushResult result;
+  ASSERT_EQ(api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
+                              gradients.data(), &options, &result, error_),
+            0)
+      << error_;
+  EXPECT_EQ(result.updated_rows, 2);
+  EXPECT_THAT(Pull({5, 6}),
+              ElementsAre(out[0] - 3, out[1] - 4, out[2] - 1.5f, out[3] - 2));
+}
+
+TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
+  OpenTable();
+  const std::vector<int64_t> keys = {1};
+  const std::vector<float> zeros = {0, 0};
+  ASSERT_EQ(api_->assign(table_, keys.data(), 1, zeros.data(), nullptr, error_),
+            0);
+  const Tfswitch_PushOptions options = {1.0f, 0, 1024.0f};
+  Tfswitch_PushResult result;
+  const std::vector<float> scaled = {1024.0f, -2048.0f};
+
+  ASSERT_EQ(api_->push(table_, keys.data(), 1, scaled.data(), &options, &result,
+                       error_),
+            0);
+  EXPECT_EQ(result.skipped, 0);
+  EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
+
+  const std::vector<float> overflow = {std::numeric_limits<float>::infinity(),
+                                       1.0f};
+  ASSERT_EQ(api_->push(table_, keys.data(), 1, overflow.data(), &options,
+                       &result, error_),
+            0);
+  EXPECT_EQ(result.skipped, 1);
+  EXPECT_EQ(result.updated_rows, 0);
+  EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
+
+  const Tfswitch_PushOptions unscaled = {1.0f, 0, 1.0f};
+  EXPECT_NE(api_->push(table_, keys.data(), 1, overflow.data(), &unscaled,
+                       &result, error_),
+            0);
+  EXPECT_THAT(error_, HasSubstr("id 1"));
+}
+
+TEST_P(CapiTest, WrongInverseIsRefused) {
+  OpenTable();
+  Pull({1, 2}, 1);
+  const std::vector<float> before = Pull({1, 2});
+  const std::vector<int64_t> unique = {1, 2};
+  const std::vector<float> gradients(6, 1.0f);
+  const Tfswitch_PushOptions options = {1.0f, 0, 0.0f};
+  Tfswitch_PushResult result;
+  for (const std::vector<int32_t>& inverse :
+       {std::vector<int32_t>{0, 1, 2}, std::vector<int32_t>{0, -1, 1},
+        std::vector<int32_t>{1, 0, 0}, std::vector<int32_t>{0, 0, 0}}) {
+    EXPECT_NE(api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
+                                gradients.data(), &options, &result, error_),
+              0);
+    EXPECT_THAT(error_, HasSubstr("inverse"));
+  }
+  EXPECT_EQ(Pull({1, 2}), before);
+}
+
+TEST_P(CapiTest, PullOfRepeatedKeysReadsEachPlace) {
+  OpenTable();
+  // Long enough, and repeating enough, for the distinct keys to be sent.
+  std::vector<int64_t> keys(5000);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = static_cast<int64_t>(i % 7);
+  }
+
+  const std::vector<float> out = Pull(keys, 1);
+
+  for (size_t i = 7; i < keys.size(); ++i) {
+    ASSERT_EQ(out[2 * i], out[2 * (i % 7)]);
+  }
+  int64_t size = 0;
+  ASSERT_EQ(api_->table_size(table_, &size, error_), 0);
+  EXPECT_EQ(size, 7);
+}
+
+TEST_P(CapiTest, TablesAreListedAndDropped) {
+  OpenTable(R"({"adam": {}})");
+  Pull({1, 2, 3}, 1);
+  EXPECT_EQ(api_->table_slot_floats(table_), 5);
+  EXPECT_EQ(api_->table_dim(table_), 2);
+  EXPECT_STREQ(api_->table_name(table_), "t");
+  EXPECT_EQ(api_->table_is_remote(table_), GetParam() ? 1 : 0);
+
+  char* text = nullptr;
+  ASSERT_EQ(api_->list_tables(cluster_, "", &text, error_), 0) << error_;
+  const json tables = json::parse(text);
+  api_->free_string(text);
+
+  ASSERT_EQ(tables.size(), 1u);
+  EXPECT_EQ(tables[0]["config"]["name"], "t");
+  EXPECT_EQ(tables[0]["num_rows"], 3);
+  EXPECT_EQ(api_->drop_table(cluster_, "t", error_), 0);
+  EXPECT_NE(api_->drop_table(cluster_, "t", error_), 0);
+  EXPECT_THAT(error_, HasSubstr("'t'"));
+}
+
+TEST_P(CapiTest, ExportHandsOutSlotsWhenAsked) {
+  OpenTable(R"({"adagrad": {"initial_accumulator_value": 0.25}})");
+  Pull({1, 2, 3}, 1);
+  struct Seen {
+    size_t rows = 0;
+    std::vector<float> slots;
+  } seen;
+  const auto visit = [](void* context, const int64_t* keys,
+                        const float* embeddings, const float* slots,
+                        size_t num_rows) {
+    auto* seen = static_cast<Seen*>(context);
+    seen->rows += num_rows;
+    if (slots != nullptr) {
+      seen->slots.insert(seen->slots.end(), slots, slots + 2 * num_rows);
+    }
+    return 0;
+  };
+
+  ASSERT_EQ(api_->export_rows(table_, 1, visit, &seen, error_), 0) << error_;
+  EXPECT_EQ(seen.rows, 3u);
+  EXPECT_THAT(seen.slots, Each(0.25f));
+  EXPECT_EQ(seen.slots.size(), 6u);
+
+  seen = Seen();
+  ASSERT_EQ(api_->export_rows(table_, 0, visit, &seen, error_), 0);
+  EXPECT_EQ(seen.rows, 3u);
+  EXPECT_TRUE(seen.slots.empty());
+}
+
+TEST_P(CapiTest, BadConfigAndBadTimeoutAreNamed) {
+  EXPECT_NE(api_->open_table(cluster_, R"({"name": "t", "dim": -1})", &table_,
+                             error_),
+            0);
+  EXPECT_THAT(error_, HasSubstr("dim"));
+  EXPECT_EQ(table_, nullptr);
+  Tfswitch_Cluster* other = nullptr;
+  EXPECT_NE(api_->open_cluster("local://", 0.0, &other, error_), 0);
+  EXPECT_THAT(error_, HasSubstr("timeout"));
+  EXPECT_NE(api_->open_cluster("nowhere", 1.0, &other, error_), 0);
+  EXPECT_THAT(error_, HasSubstr("'nowhere'"));
+}
+
+}  // namespace

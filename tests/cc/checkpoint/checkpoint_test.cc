@@ -1,0 +1,179 @@
+#include "cc/checkpoint/checkpoint.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch::checkpoint {
+namespace {
+
+using testing::HasSubstr;
+
+class CheckpointTest : public testing::Test {
+ protected:
+  CheckpointTest() {
+    std::string pattern = testing::TempDir() + "/checkpointXXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~CheckpointTest() override {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+
+  static std::unique_ptr<EmbeddingTable> MakeTable(const std::string& name,
+                                                   int rows) {
+    TableConfig config;
+    config.name = name;
+    config.dim = 4;
+    config.optimizer = AdagradConfig{};
+    auto table = EmbeddingTable::Create(config).value();
+    std::vector<Key> keys(rows);
+    for (int i = 0; i < rows; ++i) keys[i] = i - 5;
+    std::vector<float> out(rows * 4);
+    EXPECT_TRUE(table->FindOrInsert(keys, absl::MakeSpan(out)).ok());
+    return table;
+  }
+
+  void Save(const EmbeddingTable& table, const std::string& save_id,
+            bool all_tables = true) {
+    PartWriter writer(path_, save_id, 0, 1, all_tables);
+    ASSERT_TRUE(writer.AddTable(table).ok());
+    const absl::Status status = Commit(path_, save_id, {writer.Finish()});
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  int CountRowFiles() const {
+    int count = 0;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(path_)) {
+      if (entry.path().extension() == ".safetensors") ++count;
+    }
+    return count;
+  }
+
+  std::string path_;
+};
+
+TEST_F(CheckpointTest, ManifestKeepsTheConfig) {
+  const auto table = MakeTable("user", 10);
+  Save(*table, "s1");
+
+  const auto manifest = ReadManifest(path_);
+
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  ASSERT_EQ(manifest->tables.count("user"), 1u);
+  EXPECT_EQ(manifest->tables.at("user").config, table->config());
+  EXPECT_EQ(manifest->tables.at("user").slot_floats, 4);
+}
+
+TEST_F(CheckpointTest, NoCommitNoCheckpoint) {
+  const auto table = MakeTable("user", 10);
+  PartWriter writer(path_, "s1", 0, 1, true);
+  ASSERT_TRUE(writer.AddTable(*table).ok());
+
+  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(CheckpointTest, ASecondSaveReplacesTheFirstAndItsFiles) {
+  Save(*MakeTable("user", 10), "s1");
+  Save(*MakeTable("user", 20), "s2");
+
+  const auto manifest = ReadManifest(path_);
+  ASSERT_TRUE(manifest.ok());
+  EXPECT_EQ(manifest->save_id, "s2");
+  EXPECT_EQ(CountRowFiles(), 1);
+  auto loaded = MakeTable("user", 0);
+  ASSERT_TRUE(
+      LoadTable(path_, manifest->tables.at("user"), 0, 1, *loaded).ok());
+  EXPECT_EQ(loaded->size(), 20);
+}
+
+TEST_F(CheckpointTest, NamesOfAnyKindMakeSafeFolders) {
+  for (const std::string name : {"../up", "a/b", ".", "..", "name with é"}) {
+    const auto table = MakeTable(name, 3);
+    Save(*table, "s1");
+    const auto manifest = ReadManifest(path_);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    auto loaded = MakeTable(name, 0);
+    ASSERT_TRUE(
+        LoadTable(path_, manifest->tables.at(name), 0, 1, *loaded).ok());
+    EXPECT_EQ(loaded->size(), 3);
+  }
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/../up"));
+}
+
+TEST_F(CheckpointTest, EmptyTableIsSavedToo) {
+  Save(*MakeTable("user", 0), "s1");
+
+  const auto manifest = ReadManifest(path_);
+  ASSERT_TRUE(manifest.ok());
+  EXPECT_TRUE(manifest->tables.at("user").files.empty());
+}
+
+TEST_F(CheckpointTest, PartsOfDifferentSavesAreRefused) {
+  const auto table = MakeTable("user", 4);
+  PartWriter first(path_, "s1", 0, 2, true);
+  PartWriter second(path_, "s2", 1, 2, true);
+  ASSERT_TRUE(first.AddTable(*table).ok());
+  ASSERT_TRUE(second.AddTable(*table).ok());
+
+  EXPECT_EQ(Commit(path_, "s1", {first.Finish(), second.Finish()}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Commit(path_, "s1", {first.Finish()}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Commit(path_, "s1", {first.Finish(), first.Finish()}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Commit(path_, "s1", {"{"}).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(CheckpointTest, DamagedOrNewerManifestIsNamed) {
+  Save(*MakeTable("user", 4), "s1");
+  const std::string name = path_ + "/manifest.json";
+  std::ifstream stream(name);
+  std::string text{std::istreambuf_iterator<char>(stream), {}};
+
+  std::ofstream(name) << text.substr(0, text.size() / 2);
+  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(ReadManifest(path_).status().message()),
+              HasSubstr(name));
+  std::string newer = text;
+  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 9");
+  std::ofstream(name) << newer;
+  EXPECT_EQ(ReadManifest(path_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  std::string outside = text;
+  const size_t at = outside.find("user/s1");
+  ASSERT_NE(at, std::string::npos);
+  outside.replace(at, 4, "../.");
+  std::ofstream(name) << outside;
+  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(CheckpointTest, RowsThatDoNotFitTheTableAreRefused) {
+  Save(*MakeTable("user", 4), "s1");
+  const auto manifest = ReadManifest(path_);
+  ASSERT_TRUE(manifest.ok());
+  TableConfig config;
+  config.name = "user";
+  config.dim = 4;
+  config.optimizer = AdamConfig{};
+  auto adam = EmbeddingTable::Create(config).value();
+
+  const absl::Status status =
+      LoadTable(path_, manifest->tables.at("user"), 0, 1, *adam);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr("adagrad"), HasSubstr("adam")));
+}
+
+}  // namespace
+}  // namespace tfswitch::checkpoint

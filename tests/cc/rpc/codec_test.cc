@@ -1,0 +1,359 @@
+#include "cc/rpc/codec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/rpc/codec_oracle.h"
+#include "tfswitch/v1/parameter_server.pb.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string Bytes(std::initializer_list<int> bytes) {
+  std::string result;
+  for (int byte : bytes) result.push_back(static_cast<char>(byte));
+  return result;
+}
+
+absl::Status ReadPull(const std::string& bytes, DecodedPull* pull = nullptr) {
+  static DecodeScratch scratch;
+  DecodedPull ignored;
+  const absl::string_view piece = bytes;
+  return ReadPullRequest({&piece, 1}, &scratch,
+                         pull == nullptr ? &ignored : pull);
+}
+
+void ExpectMalformed(const std::string& bytes, const std::string& where) {
+  const absl::Status status = ReadPull(bytes);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument)
+      << absl::CHexEscape(bytes);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("PullRequest"), HasSubstr(where)));
+  EXPECT_EQ(CompareWithProtobuf(bytes, 0), "");
+}
+
+const Key kKeys[] = {0, -1, std::numeric_limits<Key>::min(),
+                     std::numeric_limits<Key>::max(), 42};
+
+TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
+  const std::vector<float> floats = {0.0f, -0.0f, 1.5f, std::nanf(""), -3e38f};
+
+  PullArgs pull;
+  pull.table = "user";
+  pull.keys = kKeys;
+  for (bool insert : {false, true}) {
+    pull.insert_missing = insert;
+    v1::PullRequest proto;
+    proto.set_table("user");
+    proto.mutable_keys()->Add(std::begin(kKeys), std::end(kKeys));
+    proto.set_insert_missing(insert);
+    std::string bytes(PullRequestBytes(pull), '\0');
+    WritePullRequest(pull, bytes.data());
+    EXPECT_EQ(bytes, proto.SerializeAsString());
+  }
+
+  PushArgs push;
+  push.table = "user";
+  push.keys = kKeys;
+  push.gradients = floats;
+  push.learning_rate = -0.0f;
+  push.insert_missing = true;
+  push.keys_are_unique = true;
+  push.id = {std::numeric_limits<uint64_t>::max(), 128};
+  v1::PushRequest push_proto;
+  push_proto.set_table("user");
+  push_proto.mutable_keys()->Add(std::begin(kKeys), std::end(kKeys));
+  push_proto.mutable_gradients()->Add(floats.begin(), floats.end());
+  push_proto.set_learning_rate(-0.0f);
+  push_proto.set_insert_missing(true);
+  push_proto.set_keys_are_unique(true);
+  push_proto.set_client_id(std::numeric_limits<uint64_t>::max());
+  push_proto.set_sequence(128);
+  std::string bytes(PushRequestBytes(push), '\0');
+  WritePushRequest(push, bytes.data());
+  EXPECT_EQ(bytes, push_proto.SerializeAsString());
+
+  AssignArgs assign;
+  assign.table = std::string(200, 'x');
+  assign.keys = kKeys;
+  assign.embeddings = floats;
+  assign.slots = floats;
+  v1::AssignRequest assign_proto;
+  assign_proto.set_table(assign.table);
+  assign_proto.mutable_keys()->Add(std::begin(kKeys), std::end(kKeys));
+  assign_proto.mutable_values()->Add(floats.begin(), floats.end());
+  assign_proto.mutable_slots()->Add(floats.begin(), floats.end());
+  bytes.assign(AssignRequestBytes(assign), '\0');
+  WriteAssignRequest(assign, bytes.data());
+  EXPECT_EQ(bytes, assign_proto.SerializeAsString());
+}
+
+TEST(CodecTest, RequestsOfDefaultsHaveNoBytes) {
+  EXPECT_EQ(PullRequestBytes(PullArgs()), 0u);
+  EXPECT_EQ(PushRequestBytes(PushArgs()), 0u);
+  EXPECT_EQ(AssignRequestBytes(AssignArgs()), 0u);
+}
+
+TEST(CodecTest, ResponsesAreByteForByteThoseOfProtobuf) {
+  for (int count : {0, 1, 31, 32, 4096, 600000}) {
+    std::vector<float> floats(count);
+    std::iota(floats.begin(), floats.end(), 1.0f);
+    std::string bytes(kMaxPullResponseHeader, '\0');
+    bytes.resize(WritePullResponseHeader(count, bytes.data()));
+    bytes.append(reinterpret_cast<const char*>(floats.data()), 4 * count);
+    v1::PullResponse proto;
+    proto.mutable_values()->Add(floats.begin(), floats.end());
+    EXPECT_EQ(bytes, proto.SerializeAsString()) << count << " floats";
+
+    std::vector<float> read(count);
+    uint64_t num_floats = 99;
+    const CutMessage message(bytes, 9);
+    ASSERT_TRUE(
+        ReadPullResponse(message.pieces(), absl::MakeSpan(read), &num_floats)
+            .ok());
+    EXPECT_EQ(num_floats, static_cast<uint64_t>(count));
+    EXPECT_EQ(read, floats);
+  }
+  for (const PushResult& result :
+       {PushResult{0, false}, PushResult{53248, true}, PushResult{-1, true}}) {
+    v1::PushResponse proto;
+    proto.set_updated_rows(result.updated_rows);
+    proto.set_duplicate(result.duplicate);
+    EXPECT_EQ(EncodePushResponse(result), proto.SerializeAsString());
+  }
+}
+
+TEST(CodecTest, LongResponseHeaderFitsItsRoom) {
+  char header[kMaxPullResponseHeader];
+  EXPECT_LE(
+      WritePullResponseHeader(std::numeric_limits<uint64_t>::max() / 4, header),
+      kMaxPullResponseHeader);
+}
+
+TEST(CodecTest, AlignedArrayInOnePieceIsUsedAsItLies) {
+  // tag, length, then keys at offset 8.
+  alignas(8) char bytes[8 + 16] = "\x0a\x04user\x12\x10";
+  const Key keys[] = {3, -3};
+  std::memcpy(bytes + 8, keys, sizeof(keys));
+  const absl::string_view piece(bytes, sizeof(bytes));
+  DecodeScratch scratch;
+  DecodedPull pull;
+
+  ASSERT_TRUE(ReadPullRequest({&piece, 1}, &scratch, &pull).ok());
+
+  EXPECT_THAT(pull.keys, ElementsAre(3, -3));
+  EXPECT_EQ(reinterpret_cast<const char*>(pull.keys.data()), bytes + 8);
+  EXPECT_EQ(scratch.keys.capacity(), 0u);
+}
+
+TEST(CodecTest, UnalignedArrayIsMovedToABoundary) {
+  v1::PullRequest proto;
+  proto.add_keys(3);
+  proto.add_keys(-3);
+  const std::string bytes = proto.SerializeAsString();  // Keys at offset 2.
+  DecodeScratch scratch;
+  DecodedPull pull;
+  const absl::string_view piece = bytes;
+
+  ASSERT_TRUE(ReadPullRequest({&piece, 1}, &scratch, &pull).ok());
+
+  EXPECT_THAT(pull.keys, ElementsAre(3, -3));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(pull.keys.data()) % 64, 0u);
+}
+
+TEST(CodecTest, ChunksAndSingleNumbersOfAFieldAreJoined) {
+  // The first chunk is used in place, where it lies aligned, until the next
+  // number shows that it cannot be.
+  const auto chunk = [](std::vector<Key> keys) {
+    v1::PullRequest proto;
+    proto.mutable_keys()->Add(keys.begin(), keys.end());
+    return proto.SerializeAsString();
+  };
+  const std::string single = Bytes({0x11, 9, 0, 0, 0, 0, 0, 0, 0});
+  const std::string joined =
+      chunk({1, 2}) + single + chunk({3}) + chunk({}) + single;
+  for (int shift = 0; shift < 8; ++shift) {
+    std::vector<char> block(joined.size() + shift);
+    std::copy(joined.begin(), joined.end(), block.begin() + shift);
+    const absl::string_view piece(block.data() + shift, joined.size());
+    DecodeScratch scratch;
+    DecodedPull pull;
+    ASSERT_TRUE(ReadPullRequest({&piece, 1}, &scratch, &pull).ok());
+    EXPECT_THAT(pull.keys, ElementsAre(1, 2, 9, 3, 9));
+  }
+}
+
+TEST(CodecTest, ScratchIsReusedAndDoesNotLeakIntoTheNextMessage) {
+  DecodeScratch scratch;
+  for (int count : {1000, 10, 0, 3000}) {
+    v1::PushRequest proto;
+    for (int i = 0; i < count; ++i) {
+      proto.add_keys(i);
+      proto.add_gradients(static_cast<float>(i));
+    }
+    const std::string bytes = proto.SerializeAsString();
+    const CutMessage message(bytes, 5);
+    DecodedPush push;
+    ASSERT_TRUE(ReadPushRequest(message.pieces(), &scratch, &push).ok());
+    ASSERT_EQ(push.keys.size(), static_cast<size_t>(count));
+    ASSERT_EQ(push.gradients.size(), static_cast<size_t>(count));
+    for (int i = 0; i < count; ++i) {
+      ASSERT_EQ(push.keys[i], i);
+      ASSERT_EQ(push.gradients[i], static_cast<float>(i));
+    }
+  }
+  const size_t small = scratch.keys.capacity();
+  scratch.Trim();
+  EXPECT_EQ(scratch.keys.capacity(), small);
+  ASSERT_TRUE(scratch.keys.Reserve(size_t{65} << 20, 0));
+  scratch.Trim();
+  EXPECT_EQ(scratch.keys.capacity(), 0u);
+}
+
+TEST(CodecTest, LastOfARepeatedScalarWins) {
+  DecodedPull pull;
+  ASSERT_TRUE(
+      ReadPull(Bytes({0x0a, 1, 'a', 0x18, 1, 0x0a, 1, 'b', 0x18, 0}), &pull)
+          .ok());
+  EXPECT_EQ(pull.table, "b");
+  EXPECT_FALSE(pull.insert_missing);
+}
+
+TEST(CodecTest, UnknownFieldsOfEveryWireTypeAreSkipped) {
+  DecodedPull pull;
+  ASSERT_TRUE(ReadPull(Bytes({0x78, 0x96, 0x01})                    // Varint.
+                           + Bytes({0x79, 1, 2, 3, 4, 5, 6, 7, 8})  // Fixed64.
+                           + Bytes({0x7a, 2, 'x', 'y'})             // Bytes.
+                           + Bytes({0x7b, 0x08, 1, 0x13, 0x14, 0x7c})  // Group.
+                           + Bytes({0x7d, 1, 2, 3, 4})  // Fixed32.
+                           + Bytes({0x10, 5})           // Field 2 as a varint.
+                           + Bytes({0x0a, 1, 'a'}),
+                       &pull)
+                  .ok());
+  EXPECT_EQ(pull.table, "a");
+  EXPECT_TRUE(pull.keys.empty());
+}
+
+TEST(CodecTest, MalformedBytesAreRefusedWithTheirPlace) {
+  const std::string good = Bytes({0x0a, 1, 'a'});
+  ExpectMalformed(good + Bytes({0x12, 7}), "byte 3 of 5");
+  ExpectMalformed(good + Bytes({0x12, 7, 1, 2, 3, 4, 5, 6, 7}), "no multiple");
+  ExpectMalformed(good + Bytes({0x11, 1, 2}), "in the middle");
+  ExpectMalformed(good + Bytes({0x18}), "in the middle");
+  ExpectMalformed(good + Bytes({0x18, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+                                0x80, 0x80, 0x80, 0x01}),
+                  "too many bytes");
+  ExpectMalformed(Bytes({0xff, 0xff, 0xff, 0xff, 0xff, 0x01}), "byte 0 of 6");
+  ExpectMalformed(Bytes({0x00}), "a tag");
+  ExpectMalformed(Bytes({0x05, 1, 2, 3, 4}), "a tag");
+  ExpectMalformed(Bytes({0x7e, 1}), "a tag");
+  ExpectMalformed(Bytes({0x7c}), "a tag");
+  ExpectMalformed(Bytes({0x7b, 0x08, 1}), "a group");
+  ExpectMalformed(Bytes({0x7b, 0x84, 0x01}), "a group");
+  ExpectMalformed(Bytes({0x79, 1}), "in the middle");
+  ExpectMalformed(Bytes({0x7d, 1}), "in the middle");
+  ExpectMalformed(Bytes({0x7a, 5, 1}), "past the end");
+  ExpectMalformed(Bytes({0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f}), "past the end");
+  ExpectMalformed(Bytes({0x0a, 2, 0xc3, 0x28}), "UTF-8");
+  ExpectMalformed(Bytes({0x0a, 3, 0xed, 0xa0, 0x80}), "UTF-8");
+  ExpectMalformed(Bytes({0x0a, 2, 0xc0, 0x80}), "UTF-8");
+  ExpectMalformed(Bytes({0x0a, 1, 0xe2}), "UTF-8");
+}
+
+TEST(CodecTest, GroupsNestAsDeepAsProtobufAllows) {
+  for (int depth : {1, 99, 100, 101, 5000}) {
+    std::string bytes(depth, '\x7b');
+    bytes += std::string(depth, '\x7c');
+    EXPECT_EQ(ReadPull(bytes).ok(), depth <= 100) << depth;
+    EXPECT_EQ(CompareWithProtobuf(bytes, 0), "") << depth;
+  }
+}
+
+TEST(CodecTest, PullResponseLongerThanItsRoomIsCountedNotCopied) {
+  v1::PullResponse proto;
+  for (int i = 0; i < 10; ++i) proto.add_values(static_cast<float>(i));
+  const std::string bytes = proto.SerializeAsString();
+  const CutMessage message(bytes, 2);
+  std::vector<float> room(4, -1.0f);
+  uint64_t num_floats = 0;
+
+  ASSERT_TRUE(ReadPullResponse(message.pieces(),
+                               absl::MakeSpan(room).subspan(0, 3), &num_floats)
+                  .ok());
+
+  EXPECT_EQ(num_floats, 10u);
+  EXPECT_THAT(room, ElementsAre(0.0f, 1.0f, 2.0f, -1.0f));
+}
+
+TEST(CodecTest, EveryTruncationOfEveryMessageIsJudgedAsProtobufDoes) {
+  for (const std::string& message : SeedMessages()) {
+    for (size_t size = 0; size <= message.size(); ++size) {
+      for (uint32_t cut_seed : {0u, 1u, 3u}) {
+        ASSERT_EQ(CompareWithProtobuf(message.substr(0, size), cut_seed), "")
+            << absl::CHexEscape(message.substr(0, size));
+      }
+    }
+  }
+}
+
+std::string Mutate(std::string bytes, const std::vector<std::string>& seeds,
+                   std::mt19937* random) {
+  const auto below = [&](size_t limit) {
+    return limit == 0 ? 0 : (*random)() % limit;
+  };
+  for (size_t i = 1 + below(4); i > 0; --i) {
+    const size_t at = below(bytes.size() + 1);
+    switch (below(6)) {
+      case 0:
+        if (at < bytes.size()) bytes[at] ^= static_cast<char>(1 << below(8));
+        break;
+      case 1:
+        if (at < bytes.size()) bytes[at] = static_cast<char>(below(256));
+        break;
+      case 2:
+        bytes.insert(at, below(12), static_cast<char>(below(256)));
+        break;
+      case 3:
+        bytes.erase(at, below(12));
+        break;
+      case 4:
+        bytes.insert(at, seeds[below(seeds.size())]);
+        break;
+      case 5:
+        bytes.insert(at, bytes.substr(below(bytes.size()), below(40)));
+        break;
+    }
+  }
+  return bytes;
+}
+
+TEST(CodecTest, RandomMutationsAreJudgedAsProtobufDoes) {
+  // Another seed per run finds more; a failure prints its input.
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937 random(seed);
+  const std::vector<std::string> seeds = SeedMessages();
+  for (int i = 0; i < 20000; ++i) {
+    const std::string bytes =
+        Mutate(seeds[random() % seeds.size()], seeds, &random);
+    ASSERT_EQ(CompareWithProtobuf(bytes, random() % 64), "")
+        << absl::CHexEscape(bytes);
+  }
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,405 @@
+// The client when things go wrong: servers that are away, restarted, frozen, of
+// another version, in another place.
+
+#include "cc/rpc/grpc_client.h"
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/rpc/tcp_proxy.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+// Where nobody listens.
+std::string FreeAddress() {
+  const auto server = StartServer();
+  return server->address();
+}
+
+std::unique_ptr<GrpcServer> StartAt(const std::string& address) {
+  GrpcServerOptions options;
+  options.address = address;
+  return StartServer(options);
+}
+
+TEST(GrpcClientTest, MissingServerIsNamedWithinTheTimeout) {
+  GrpcClientOptions options;
+  options.address = FreeAddress();
+  options.shard_index = 1;
+  options.num_shards = 2;
+  options.timeout = absl::Milliseconds(200);
+
+  const absl::Status status = NewGrpcClient(options).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.message(),
+            absl::StrCat("shard 1 (", options.address,
+                         ") did not answer within 200ms: connection refused; "
+                         "is the server running?"));
+}
+
+TEST(GrpcClientTest, WaitsForAServerThatStartsLater) {
+  const std::string address = FreeAddress();
+  std::thread connecting([&] { EXPECT_TRUE(Connect(address).ok()); });
+  const auto server = StartAt(address);
+  connecting.join();
+}
+
+TEST(GrpcClientTest, BadOptionsAreRefusedAndNamed) {
+  EXPECT_EQ(Connect("nowhere").status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Connect("127.0.0.1:0").status().ToString(), HasSubstr("port 0"));
+  EXPECT_THAT(Connect("127.0.0.1:1", absl::ZeroDuration()).status().ToString(),
+              AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("timeout")));
+}
+
+TEST(GrpcClientTest, OtherProtocolVersionIsRefusedNamingBoth) {
+  GrpcServerOptions server_options;
+  server_options.protocol_version = 2;
+  const auto server = StartServer(server_options);
+
+  const absl::Status status = Connect(server->address()).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(server->address()), HasSubstr("version 1"),
+                    HasSubstr("speaks 2"), HasSubstr("install")));
+}
+
+TEST(GrpcClientTest, OtherPlaceInTheClusterIsRefusedNamingBoth) {
+  const auto server = StartServer({}, ShardOptions{0, 2});
+  GrpcClientOptions options;
+  options.address = server->address();
+  options.shard_index = 1;
+  options.num_shards = 2;
+
+  const absl::Status status = NewGrpcClient(options).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(server->address()), HasSubstr("shard 0 of 2"),
+                    HasSubstr("shard 1 of 2"),
+                    HasSubstr("--shard_index 1 --num_shards 2")));
+}
+
+TEST(GrpcClientTest, OversizedMessagesAreNotSent) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 4096;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", 64)).ok());
+  const std::vector<Key> keys = RandomKeys(17);
+  const std::vector<float> values(17 * 64, 1.0f);
+
+  AssignArgs assign;
+  assign.table = "t";
+  assign.dim = 64;
+  assign.keys = keys;
+  assign.embeddings = values;
+  for (const absl::Status& status :
+       {PullRows(*client, "t", 64, keys).status(),
+        PushOnes(*client, "t", 64, keys).status(), client->Assign(assign),
+        client->Erase("t", RandomKeys(1000)).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(server->address()), HasSubstr("4096"),
+                      HasSubstr("--max_message_bytes")));
+  }
+  EXPECT_EQ(client->ListTables("t")->at(0).stats.num_rows, 0);
+  EXPECT_TRUE(PushOnes(*client, "t", 64, RandomKeys(10)).ok());
+}
+
+TEST(GrpcClientTest, DimOfAnotherTableIsRefusedAndNothingIsOverrun) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", 8)).ok());
+
+  for (int dim : {4, 16}) {
+    const absl::Status status = PullRows(*client, "t", dim, {1, 2}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("'t'"), HasSubstr(absl::StrCat(2 * dim)),
+                      HasSubstr("16")));
+  }
+}
+
+TEST(GrpcClientTest, ServerThatComesBackIsUsedAgainAndGetsItsTables) {
+  auto server = StartServer();
+  const std::string address = server->address();
+  auto client = Connect(address).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("a")).ok());
+  ASSERT_TRUE(client->CreateTable(SmallTable("b")).ok());
+  ASSERT_TRUE(PushOnes(*client, "a", 2, {1, 2}, {5, 1}).ok());
+
+  server.reset();
+  server = StartAt(address);
+
+  EXPECT_THAT(PullRows(*client, "a", 2, {1, 2}, true).value(), Each(1.0f));
+  EXPECT_EQ(PushOnes(*client, "b", 2, {1}, {5, 2})->updated_rows, 1);
+  EXPECT_EQ(client->ListTables("")->size(), 2u);
+}
+
+TEST(GrpcClientTest, EveryCallFindsItsTableAgainAfterARestart) {
+  auto server = StartServer();
+  const std::string address = server->address();
+  auto client = Connect(address).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  const auto restart = [&] {
+    server.reset();
+    server = StartAt(address);
+  };
+
+  restart();
+  EXPECT_EQ(client->ListTables("t")->size(), 1u);
+  restart();
+  EXPECT_EQ(client->Erase("t", {1}).value(), 0);
+  restart();
+  EXPECT_TRUE(
+      client
+          ->Export("t", false, [](const RowChunk&) { return absl::OkStatus(); })
+          .ok());
+  restart();
+  AssignArgs assign;
+  assign.table = "t";
+  assign.dim = 2;
+  EXPECT_TRUE(client->Assign(assign).ok());
+}
+
+TEST(GrpcClientTest, TableThatAnotherClientDroppedIsNotCreatedAgain) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  auto other = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  ASSERT_TRUE(other->DropTable("t").ok());
+
+  EXPECT_EQ(PullRows(*client, "t", 2, {1}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(client->ListTables("")->empty());
+}
+
+TEST(GrpcClientTest, StoppedServerIsNamedWhenTheTimeoutEnds) {
+  auto server = StartServer();
+  auto client = Connect(server->address(), absl::Milliseconds(300)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  const std::string address = server->address();
+  server.reset();
+
+  for (const absl::Status& status :
+       {PullRows(*client, "t", 2, {1}).status(),
+        PushOnes(*client, "t", 2, {1}, {1, 1}).status(),
+        client->CreateTable(SmallTable("u")),
+        client->Export("t", true,
+                       [](const RowChunk&) { return absl::OkStatus(); }),
+        client->SaveShard({"/nowhere", {"t"}, "id"}).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat("shard 0 (", address, ")")),
+                      HasSubstr("is the server running?")));
+  }
+}
+
+TEST(GrpcClientTest, FrozenServerIsNamedWhenTheTimeoutEnds) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address(), absl::Milliseconds(300)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", 64)).ok());
+  proxy.Freeze(true);
+
+  // Far more than socket buffers hold: the call ends in the middle of a write.
+  const std::vector<Key> keys = RandomKeys(200000);
+  absl::Status status = PushOnes(*client, "t", 64, keys, {1, 1}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr(proxy.address()), HasSubstr("did not answer within")));
+  // Without an id, too.
+  status = PushOnes(*client, "t", 64, {1}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+
+  proxy.CutConnections();
+  proxy.Freeze(false);
+  EXPECT_TRUE(PullRows(*client, "t", 64, {1}).ok());
+}
+
+TEST(GrpcClientTest, PullInterruptedByARestartIsAnsweredByTheNewServer) {
+  auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  auto direct = Connect(server->address()).value();
+  proxy.HoldAnswers(true);
+
+  std::thread pulling([&] {
+    EXPECT_THAT(PullRows(*client, "t", 2, {1, 2}, true).value(), Each(1.0f));
+  });
+  // The server has answered; the answer is on its way.
+  while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
+  }
+  const auto new_server = StartServer();
+  proxy.SetTarget(new_server->address());
+  server.reset();
+  proxy.CutConnections();
+  proxy.HoldAnswers(false);
+  pulling.join();
+
+  auto new_direct = Connect(new_server->address()).value();
+  EXPECT_EQ(new_direct->ListTables("t")->at(0).stats.num_rows, 2);
+}
+
+TEST(GrpcClientTest, PushWhoseAnswerIsLostIsAppliedOnce) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  auto direct = Connect(server->address()).value();
+  proxy.HoldAnswers(true);
+
+  std::thread pushing([&] {
+    const auto result = PushOnes(*client, "t", 2, {1, 2}, {77, 1});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(result->duplicate);
+  });
+  while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
+  }
+  proxy.CutConnections();
+  proxy.HoldAnswers(false);
+  pushing.join();
+
+  EXPECT_THAT(PullRows(*direct, "t", 2, {1, 2}).value(), Each(0.0f));
+  EXPECT_GE(proxy.num_accepted(), 2);
+}
+
+TEST(GrpcClientTest, PushWithoutAnIdIsNotRepeated) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  auto direct = Connect(server->address()).value();
+  proxy.HoldAnswers(true);
+
+  std::thread pushing([&] {
+    EXPECT_EQ(PushOnes(*client, "t", 2, {1, 2}).status().code(),
+              absl::StatusCode::kUnavailable);
+  });
+  while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
+  }
+  proxy.CutConnections();
+  proxy.HoldAnswers(false);
+  pushing.join();
+
+  EXPECT_THAT(PullRows(*direct, "t", 2, {1, 2}).value(), Each(0.0f));
+}
+
+TEST(GrpcClientTest, CallsThroughUnreliableConnectionsLoseAndRepeatNothing) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  constexpr int kThreads = 3;
+  constexpr int kSteps = 30;
+  constexpr int kDim = 4;
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", kDim)).ok());
+  const std::vector<Key> keys = RandomKeys(3000);
+  std::atomic<int> running{kThreads};
+
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int step = 1; step <= kSteps; ++step) {
+        const auto pushed = PushOnes(
+            *client, "t", kDim, keys,
+            {static_cast<uint64_t>(t + 1), static_cast<uint64_t>(step)});
+        EXPECT_TRUE(pushed.ok()) << pushed.status();
+        EXPECT_TRUE(PullRows(*client, "t", kDim, keys).ok());
+      }
+      --running;
+    });
+  }
+  // Each cut waits for a connection to cut, so that there is progress.
+  for (int cuts = 0; running > 0 && cuts < 20; ++cuts) {
+    const int accepted = proxy.num_accepted();
+    proxy.CutConnections();
+    while (running > 0 && proxy.num_accepted() == accepted) {
+      std::this_thread::yield();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  auto direct = Connect(server->address()).value();
+  EXPECT_THAT(PullRows(*direct, "t", kDim, keys).value(),
+              Each(1.0f - kThreads * kSteps));
+}
+
+TEST(GrpcClientTest, CallsOfOneThreadMayBeInFlightTogetherAndEndInAnyOrder) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  std::vector<std::vector<Key>> keys;
+  std::vector<std::vector<float>> rows;
+  for (int i = 0; i < 20; ++i) {
+    keys.push_back(RandomKeys(i % 5 * 1000 + 1, i));
+    rows.emplace_back(keys.back().size() * 2, -1.0f);
+  }
+  std::vector<std::unique_ptr<PendingCall>> calls;
+  for (int i = 0; i < 20; ++i) {
+    PullArgs args;
+    args.table = "t";
+    args.dim = 2;
+    args.keys = keys[i];
+    args.insert_missing = true;
+    calls.push_back(client->StartPull(args, absl::MakeSpan(rows[i])));
+  }
+
+  for (int i = 19; i >= 0; --i) {
+    EXPECT_TRUE(calls[i]->Wait().ok());
+    EXPECT_THAT(rows[i], Each(1.0f));
+  }
+}
+
+TEST(GrpcClientTest, CallThatNobodyWaitsForIsCancelled) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  std::vector<float> row(2);
+  const std::vector<Key> keys = {1};
+  PullArgs args;
+  args.table = "t";
+  args.dim = 2;
+  args.keys = keys;
+  for (int i = 0; i < 10; ++i) client->StartPull(args, absl::MakeSpan(row));
+
+  EXPECT_TRUE(PullRows(*client, "t", 2, {1}).ok());
+}
+
+TEST(GrpcClientTest, ClientMayGoAfterManyThreadsHaveUsedIt) {
+  const auto server = StartServer();
+  for (int round = 0; round < 5; ++round) {
+    auto client = Connect(server->address()).value();
+    ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 6; ++t) {
+      threads.emplace_back([&, t] {
+        const std::vector<Key> keys = RandomKeys(300, t);
+        for (int i = 0; i < 5; ++i) {
+          EXPECT_TRUE(PullRows(*client, "t", 2, keys, true).ok());
+          EXPECT_TRUE(PushOnes(*client, "t", 2, keys).ok());
+        }
+      });
+    }
+    // Each thread's completion queue has ended before the client does.
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+}  // namespace
+}  // namespace tfswitch

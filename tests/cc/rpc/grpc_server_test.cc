@@ -1,0 +1,453 @@
+// The server as peers see it that are not our client: plain stubs, standard
+// services, sockets with garbage. And its life: start, stop, addresses.
+
+#include "cc/rpc/grpc_server.h"
+
+#include <arpa/inet.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "cc/rpc/address.h"
+#include "cc/rpc/byte_buffers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/rpc/server_under_test.h"
+#include "tfswitch/v1/parameter_server.grpc.pb.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// A peer in another language, but for the language.
+class PlainPeer {
+ public:
+  explicit PlainPeer(const std::string& address)
+      : channel_(Channel(address)),
+        stub_(v1::ParameterServer::NewStub(channel_)) {}
+
+  static std::shared_ptr<grpc::Channel> Channel(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    return grpc::CreateCustomChannel(
+        address, grpc::InsecureChannelCredentials(), arguments);
+  }
+
+  template <typename Method, typename Request, typename Response>
+  grpc::Status Call(Method method, const Request& request, Response* response) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(30));
+    return ((*stub_).*method)(&context, request, response);
+  }
+
+  grpc::Status CallBytes(const std::string& method, const std::string& request,
+                         std::string* response) {
+    grpc::GenericStub stub(channel_);
+    grpc::CompletionQueue queue;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(30));
+    grpc::ByteBuffer answer;
+    grpc::Status status;
+    auto call =
+        stub.PrepareUnaryCall(&context, method, ToByteBuffer(request), &queue);
+    call->StartCall();
+    call->Finish(&answer, &status, nullptr);
+    void* tag;
+    bool ok;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+    std::vector<absl::string_view> pieces;
+    ListPieces(&answer, &pieces);
+    response->clear();
+    for (absl::string_view piece : pieces) absl::StrAppend(response, piece);
+    return status;
+  }
+
+  std::shared_ptr<grpc::Channel> channel() { return channel_; }
+
+ private:
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+};
+
+using Stub = v1::ParameterServer::Stub;
+
+template <typename Request, typename Response>
+using Unary = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&,
+                                     Response*);
+
+constexpr Unary<v1::CreateTableRequest, v1::CreateTableResponse> kCreateTable =
+    &Stub::CreateTable;
+constexpr Unary<v1::PullRequest, v1::PullResponse> kPull = &Stub::Pull;
+constexpr Unary<v1::PushRequest, v1::PushResponse> kPush = &Stub::Push;
+constexpr Unary<v1::AssignRequest, v1::AssignResponse> kAssign = &Stub::Assign;
+constexpr Unary<v1::HandshakeRequest, v1::HandshakeResponse> kHandshake =
+    &Stub::Handshake;
+
+// A short path: socket names have 107 characters at most.
+class SocketFolder {
+ public:
+  SocketFolder() {
+    std::string pattern = "/tmp/tfswitch_XXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~SocketFolder() { std::filesystem::remove_all(path_); }
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+int ConnectTo(const std::string& address) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  to.sin_port = htons(ParseAddress(address)->port);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  return fd;
+}
+
+TEST(GrpcServerTest, PortZeroIsReportedBack) {
+  const auto a = StartServer();
+  const auto b = StartServer();
+
+  EXPECT_THAT(a->address(), testing::StartsWith("127.0.0.1:"));
+  EXPECT_GT(ParseAddress(a->address())->port, 0);
+  EXPECT_NE(a->address(), b->address());
+}
+
+TEST(GrpcServerTest, SecondServerOnAPortFailsAndNamesIt) {
+  const auto first = StartServer();
+  GrpcServerOptions options;
+  options.address = first->address();
+
+  const absl::Status status =
+      GrpcServer::Start(options, std::make_shared<Shard>(ShardOptions{}))
+          .status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(first->address()), HasSubstr("another server")));
+  EXPECT_TRUE(Connect(first->address()).ok());
+}
+
+TEST(GrpcServerTest, SecondServerOnAUnixSocketFailsAndTheFirstGoesOn) {
+  const SocketFolder folder;
+  GrpcServerOptions options;
+  options.address = absl::StrCat("unix:", folder.path(), "/socket");
+  const auto first = StartServer(options);
+  EXPECT_EQ(first->address(), options.address);
+
+  EXPECT_EQ(GrpcServer::Start(options, std::make_shared<Shard>(ShardOptions{}))
+                .status()
+                .code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(Connect(options.address).ok());
+}
+
+TEST(GrpcServerTest, UnixSocketLeftByADeadServerIsTakenOver) {
+  const SocketFolder folder;
+  const std::string path = absl::StrCat(folder.path(), "/socket");
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)),
+            0);
+  close(fd);
+  ASSERT_TRUE(std::filesystem::exists(path));
+  GrpcServerOptions options;
+  options.address = absl::StrCat("unix:", path);
+
+  const auto server = StartServer(options);
+
+  EXPECT_TRUE(Connect(options.address).ok());
+  server->Stop(absl::ZeroDuration());
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(GrpcServerTest, BadOptionsAreRefusedAndNamed) {
+  const auto start = [](const GrpcServerOptions& options) {
+    return GrpcServer::Start(options, std::make_shared<Shard>(ShardOptions{}))
+        .status();
+  };
+  GrpcServerOptions options;
+  options.address = "nowhere";
+  EXPECT_EQ(start(options).code(), absl::StatusCode::kInvalidArgument);
+  options = {};
+  options.num_threads = -1;
+  EXPECT_THAT(start(options).ToString(),
+              AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("num_threads")));
+  options = {};
+  for (uint64_t bytes : {uint64_t{0}, uint64_t{1} << 31}) {
+    options.max_message_bytes = bytes;
+    EXPECT_THAT(
+        start(options).ToString(),
+        AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr(absl::StrCat(bytes))));
+  }
+}
+
+TEST(GrpcServerTest, StopIsIdempotentAndFreesThePort) {
+  GrpcServerOptions options;
+  {
+    const auto server = StartServer();
+    options.address = server->address();
+    ASSERT_TRUE(Connect(options.address).ok());
+    std::thread other([&] { server->Stop(absl::Seconds(5)); });
+    server->Stop(absl::Seconds(5));
+    server->Stop(absl::ZeroDuration());
+    other.join();
+  }
+  const auto again = StartServer(options);
+  EXPECT_EQ(again->address(), options.address);
+}
+
+TEST(GrpcServerTest, StopsWhileClientsKeepCalling) {
+  auto server = StartServer();
+  auto client = Connect(server->address(), absl::Milliseconds(300)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      const std::vector<Key> keys = RandomKeys(2000);
+      while (PullRows(*client, "t", 2, keys, true).ok()) {
+      }
+    });
+  }
+  // The threads are in full swing once the rows are there.
+  while (client->ListTables("t")->at(0).stats.num_rows < 2000) {
+  }
+
+  server->Stop(absl::ZeroDuration());
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(GrpcServerTest, PlainStubCreatesPullsPushesAndAssigns) {
+  const auto server = StartServer();
+  PlainPeer peer(server->address());
+  v1::CreateTableRequest create;
+  create.set_protocol_version(1);
+  create.mutable_config()->set_name("user");
+  create.mutable_config()->set_dim(2);
+  create.mutable_config()->mutable_initializer()->mutable_constant()->set_value(
+      3.0f);
+  v1::CreateTableResponse created;
+  ASSERT_TRUE(peer.Call(kCreateTable, create, &created).ok());
+  EXPECT_TRUE(created.created());
+
+  v1::AssignRequest assign;
+  assign.set_table("user");
+  assign.add_keys(-7);
+  assign.add_values(10.0f);
+  assign.add_values(20.0f);
+  v1::AssignResponse assigned;
+  ASSERT_TRUE(peer.Call(kAssign, assign, &assigned).ok());
+
+  v1::PushRequest push;
+  push.set_table("user");
+  push.add_keys(-7);
+  push.add_keys(8);
+  for (float gradient : {1.0f, 2.0f, 3.0f, 4.0f}) push.add_gradients(gradient);
+  push.set_learning_rate(0.5f);
+  v1::PushResponse pushed;
+  ASSERT_TRUE(peer.Call(kPush, push, &pushed).ok());
+  EXPECT_EQ(pushed.updated_rows(), 1);
+
+  v1::PullRequest pull;
+  pull.set_table("user");
+  pull.add_keys(8);
+  pull.add_keys(-7);
+  pull.set_insert_missing(true);
+  v1::PullResponse pulled;
+  ASSERT_TRUE(peer.Call(kPull, pull, &pulled).ok());
+  EXPECT_THAT(pulled.values(), testing::ElementsAre(3.0f, 3.0f, 9.5f, 19.0f));
+}
+
+TEST(GrpcServerTest, MalformedMessageIsRefusedAndNamed) {
+  const auto server = StartServer();
+  PlainPeer peer(server->address());
+  std::string response;
+
+  for (const char* method : {"Pull", "Push", "Assign"}) {
+    const grpc::Status status =
+        peer.CallBytes(absl::StrCat("/tfswitch.v1.ParameterServer/", method),
+                       std::string("\x0a\x01t\x12\x07", 5), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(),
+                AllOf(HasSubstr(method), HasSubstr("byte 3 of 5")));
+  }
+}
+
+TEST(GrpcServerTest, ProtocolVersionMismatchIsRefusedNamingBoth) {
+  const auto server = StartServer();
+  PlainPeer peer(server->address());
+  v1::HandshakeRequest handshake;
+  v1::HandshakeResponse who;
+  v1::CreateTableRequest create;
+  v1::CreateTableResponse created;
+  for (uint32_t version : {0u, 2u}) {
+    handshake.set_protocol_version(version);
+    create.set_protocol_version(version);
+    for (const grpc::Status& status :
+         {peer.Call(kHandshake, handshake, &who),
+          peer.Call(kCreateTable, create, &created)}) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+      EXPECT_THAT(status.error_message(),
+                  AllOf(HasSubstr(absl::StrCat("version ", version)),
+                        HasSubstr("speaks 1"), HasSubstr("install")));
+    }
+  }
+}
+
+TEST(GrpcServerTest, HandshakeTellsPlaceLimitAndInstance) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 12345;
+  const auto server = StartServer(options, ShardOptions{1, 3});
+  const auto other = StartServer();
+  v1::HandshakeRequest request;
+  request.set_protocol_version(1);
+  v1::HandshakeResponse who;
+  v1::HandshakeResponse who_else;
+
+  ASSERT_TRUE(
+      PlainPeer(server->address()).Call(kHandshake, request, &who).ok());
+  ASSERT_TRUE(
+      PlainPeer(other->address()).Call(kHandshake, request, &who_else).ok());
+
+  EXPECT_EQ(who.shard_index(), 1u);
+  EXPECT_EQ(who.num_shards(), 3u);
+  EXPECT_EQ(who.max_message_bytes(), 12345u);
+  EXPECT_NE(who.instance_id(), 0u);
+  EXPECT_NE(who.instance_id(), who_else.instance_id());
+}
+
+TEST(GrpcServerTest, OversizedMessagesAreRefusedBothWays) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 4096;
+  const auto server = StartServer(options);
+  PlainPeer peer(server->address());
+  v1::CreateTableRequest create;
+  create.set_protocol_version(1);
+  create.mutable_config()->set_name("t");
+  create.mutable_config()->set_dim(64);
+  v1::CreateTableResponse created;
+  ASSERT_TRUE(peer.Call(kCreateTable, create, &created).ok());
+  v1::PullRequest pull;
+  v1::PullResponse pulled;
+  pull.set_table("t");
+  for (int i = 0; i < 20; ++i) pull.add_keys(i);
+
+  // 20 keys are few, their 20 x 64 floats are not.
+  const grpc::Status answer_too_long = peer.Call(kPull, pull, &pulled);
+  for (int i = 0; i < 1000; ++i) pull.add_keys(i);
+  const grpc::Status request_too_long = peer.Call(kPull, pull, &pulled);
+
+  EXPECT_EQ(answer_too_long.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(answer_too_long.error_message(),
+              AllOf(HasSubstr("'t'"), HasSubstr("5123 bytes"),
+                    HasSubstr("4096"), HasSubstr("--max_message_bytes")));
+  EXPECT_EQ(request_too_long.error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(request_too_long.error_message(), HasSubstr("4096"));
+}
+
+TEST(GrpcServerTest, GarbageOnThePortLeavesItServing) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  const auto before = PullRows(*client, "t", 2, {1, 2, 3}, true);
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937 random(seed);
+  for (int i = 0; i < 20; ++i) {
+    std::string bytes(random() % 5000, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    // Every other one starts as HTTP/2 does.
+    if (i % 2 == 0) bytes.insert(0, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    const int fd = ConnectTo(server->address());
+    EXPECT_GE(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
+    close(fd);
+  }
+
+  EXPECT_EQ(PullRows(*client, "t", 2, {1, 2, 3}).value(), before.value());
+  EXPECT_TRUE(Connect(server->address()).ok());
+}
+
+TEST(GrpcServerTest, HealthServiceAnswers) {
+  const auto server = StartServer();
+  PlainPeer peer(server->address());
+  std::string response;
+  // HealthCheckRequest{service}, HealthCheckResponse{status: SERVING = 1}.
+  for (const std::string& service :
+       {std::string(), std::string("tfswitch.v1.ParameterServer")}) {
+    std::string request;
+    if (!service.empty()) {
+      request = absl::StrCat("\x0a", std::string(1, service.size()), service);
+    }
+    const grpc::Status status =
+        peer.CallBytes("/grpc.health.v1.Health/Check", request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response, "\x08\x01") << service;
+  }
+  EXPECT_EQ(
+      peer.CallBytes("/grpc.health.v1.Health/Check", "\x0a\x01x", &response)
+          .error_code(),
+      grpc::StatusCode::NOT_FOUND);
+}
+
+TEST(GrpcServerTest, ReflectionNamesTheService) {
+  const auto server = StartServer();
+  PlainPeer peer(server->address());
+  grpc::GenericStub stub(peer.channel());
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::seconds(30));
+  const auto next = [&queue] {
+    void* tag;
+    bool ok = false;
+    return queue.Next(&tag, &ok) && ok;
+  };
+  auto call = stub.PrepareCall(
+      &context,
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  call->StartCall(nullptr);
+  ASSERT_TRUE(next());
+  // ServerReflectionRequest{list_services: "*"}.
+  call->Write(ToByteBuffer("\x3a\x01*"), nullptr);
+  ASSERT_TRUE(next());
+  grpc::ByteBuffer answer;
+  call->Read(&answer, nullptr);
+  ASSERT_TRUE(next());
+
+  std::vector<absl::string_view> pieces;
+  ListPieces(&answer, &pieces);
+  std::string text;
+  for (absl::string_view piece : pieces) absl::StrAppend(&text, piece);
+  EXPECT_THAT(text, AllOf(HasSubstr("tfswitch.v1.ParameterServer"),
+                          HasSubstr("grpc.health.v1.Health")));
+  context.TryCancel();
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  next();
+}
+
+}  // namespace
+}  // namespace tfswitch

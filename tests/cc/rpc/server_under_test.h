@@ -1,0 +1,87 @@
+// Short forms that the tests of client and server share.
+
+#ifndef TFSWITCH_TESTS_CC_RPC_SERVER_UNDER_TEST_H_
+#define TFSWITCH_TESTS_CC_RPC_SERVER_UNDER_TEST_H_
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cc/client/parameter_client.h"
+#include "cc/rpc/grpc_client.h"
+#include "cc/rpc/grpc_server.h"
+#include "cc/shard/shard.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+
+inline std::unique_ptr<GrpcServer> StartServer(GrpcServerOptions options = {},
+                                               ShardOptions shard = {}) {
+  auto server = GrpcServer::Start(options, std::make_shared<Shard>(shard));
+  EXPECT_TRUE(server.ok()) << server.status();
+  return std::move(server).value();
+}
+
+inline absl::StatusOr<std::unique_ptr<ParameterClient>> Connect(
+    const std::string& address, absl::Duration timeout = absl::Seconds(30)) {
+  GrpcClientOptions options;
+  options.address = address;
+  options.timeout = timeout;
+  return NewGrpcClient(options);
+}
+
+inline std::vector<Key> RandomKeys(int count, uint64_t seed = 1) {
+  std::mt19937_64 random(seed);
+  std::vector<Key> keys(count);
+  for (Key& key : keys) key = static_cast<Key>(random());
+  return keys;
+}
+
+inline TableConfig SmallTable(const std::string& name, int dim = 2) {
+  TableConfig config;
+  config.name = name;
+  config.dim = dim;
+  config.initializer = ConstantInitializer{1.0f};
+  return config;
+}
+
+inline absl::StatusOr<std::vector<float>> PullRows(
+    ParameterClient& client, const std::string& table, int dim,
+    const std::vector<Key>& keys, bool insert_missing = false) {
+  std::vector<float> rows(keys.size() * dim, -99.0f);
+  PullArgs args;
+  args.table = table;
+  args.dim = dim;
+  args.keys = keys;
+  args.insert_missing = insert_missing;
+  absl::Status status = client.Pull(args, absl::MakeSpan(rows));
+  if (!status.ok()) return status;
+  return rows;
+}
+
+// Gradients of 1, learning rate of 1: each step takes 1 from every value.
+inline absl::StatusOr<PushResult> PushOnes(ParameterClient& client,
+                                           const std::string& table, int dim,
+                                           const std::vector<Key>& keys,
+                                           PushId id = {}) {
+  const std::vector<float> gradients(keys.size() * dim, 1.0f);
+  PushArgs args;
+  args.table = table;
+  args.dim = dim;
+  args.keys = keys;
+  args.gradients = gradients;
+  args.learning_rate = 1.0f;
+  args.insert_missing = true;
+  args.keys_are_unique = true;
+  args.id = id;
+  return client.Push(args);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_TESTS_CC_RPC_SERVER_UNDER_TEST_H_

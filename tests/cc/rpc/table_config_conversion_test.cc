@@ -1,0 +1,102 @@
+#include "cc/rpc/table_config_conversion.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+TableConfig Base() {
+  TableConfig config;
+  config.name = "user";
+  config.dim = 16;
+  config.seed = 0xfedcba9876543210u;
+  config.num_virtual_shards = 64;
+  return config;
+}
+
+TEST(TableConfigConversionTest, EveryConfigComesBackEqual) {
+  const std::vector<OptimizerConfig> optimizers = {
+      SgdConfig{}, SgdConfig{0.9f, true}, AdagradConfig{0.0f, 1e-3f},
+      AdamConfig{0.5f, 0.0f, 1e-4f}};
+  const std::vector<InitializerConfig> initializers = {
+      ConstantInitializer{0.0f},
+      ConstantInitializer{2.5f},
+      UniformInitializer{-1.0f, 0.0f},
+      NormalInitializer{0.5f, 0.0f},
+      TruncatedNormalInitializer{0.0f, 0.25f},
+      GlorotUniformInitializer{}};
+  for (const OptimizerConfig& optimizer : optimizers) {
+    for (const InitializerConfig& initializer : initializers) {
+      TableConfig config = Base();
+      config.optimizer = optimizer;
+      config.initializer = initializer;
+      const TableConfig back = FromProto(ToProto(config));
+      EXPECT_EQ(back, config) << DescribeDifference(config, back);
+    }
+  }
+}
+
+TEST(TableConfigConversionTest, UnsetFieldsHaveTheDefaultsOfTheStructs) {
+  v1::TableConfig proto;
+  proto.set_name("user");
+  proto.set_dim(4);
+  TableConfig expected;
+  expected.name = "user";
+  expected.dim = 4;
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_optimizer()->mutable_adagrad();
+  proto.mutable_initializer()->mutable_normal();
+  expected.optimizer = AdagradConfig{};
+  expected.initializer = NormalInitializer{};
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_optimizer()->mutable_adam();
+  proto.mutable_initializer()->mutable_truncated_normal();
+  expected.optimizer = AdamConfig{};
+  expected.initializer = TruncatedNormalInitializer{};
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_optimizer()->mutable_sgd();
+  proto.mutable_initializer()->mutable_uniform();
+  expected.optimizer = SgdConfig{};
+  expected.initializer = UniformInitializer{};
+  EXPECT_EQ(FromProto(proto), expected);
+}
+
+TEST(TableConfigConversionTest, SizesThatDoNotFitAreRefusedByValidate) {
+  v1::TableConfig proto = ToProto(Base());
+  for (uint32_t dim : {0u, 4097u, 0x80000000u, 0xffffffffu}) {
+    proto.set_dim(dim);
+    EXPECT_EQ(FromProto(proto).Validate().code(),
+              absl::StatusCode::kInvalidArgument)
+        << dim;
+  }
+  TableConfig negative = Base();
+  negative.dim = -1;
+  EXPECT_FALSE(FromProto(ToProto(negative)).Validate().ok());
+}
+
+TEST(TableConfigConversionTest, TableInfoComesBackEqual) {
+  TableInfo info;
+  info.config = Base();
+  info.stats = TableStats{1, 2, 3, 4, 5, 6, 7};
+  info.slot_floats = 32;
+
+  const TableInfo back = FromProto(ToProto(info));
+
+  EXPECT_EQ(back.config, info.config);
+  EXPECT_EQ(back.slot_floats, 32);
+  EXPECT_EQ(back.stats.num_rows, 1);
+  EXPECT_EQ(back.stats.index_bytes, 2);
+  EXPECT_EQ(back.stats.row_bytes, 3);
+  EXPECT_EQ(back.stats.reserved_bytes, 4);
+  EXPECT_EQ(back.stats.row_stride_bytes, 5);
+  EXPECT_EQ(back.stats.inserted_rows, 6);
+  EXPECT_EQ(back.stats.erased_rows, 7);
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,216 @@
+// tfswitch-server as a process: its flags, its one line, its end.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/rpc/server_under_test.h"
+
+extern char** environ;
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// A run of the program with its two outputs on pipes.
+class Program {
+ public:
+  explicit Program(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), TFSWITCH_SERVER_PROGRAM);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    int out[2];
+    int err[2];
+    EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(err, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
+    EXPECT_EQ(
+        posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ),
+        0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(out[1]);
+    close(err[1]);
+    out_ = out[0];
+    err_ = err[0];
+  }
+  ~Program() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    close(out_);
+    close(err_);
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  std::string ReadLine() { return Read(out_, '\n'); }
+  std::string ReadErrors() { return Read(err_, '\0'); }
+  void Send(int signal_number) { kill(pid_, signal_number); }
+
+  // The exit code, or minus the signal that ended it.
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  static std::string Read(int fd, char end) {
+    std::string text;
+    char byte;
+    while (read(fd, &byte, 1) == 1) {
+      text.push_back(byte);
+      if (byte == end) break;
+    }
+    return text;
+  }
+
+  pid_t pid_ = -1;
+  int out_ = -1;
+  int err_ = -1;
+};
+
+// From the line that the program prints when it is ready.
+std::string AddressOf(Program& program) {
+  const std::vector<std::string> words =
+      absl::StrSplit(program.ReadLine(), absl::ByAnyChar(" \n"));
+  EXPECT_EQ(words.size(), 10u);
+  return words.size() == 10 ? words[8] : "";
+}
+
+TEST(ServerProgramTest, PrintsOneLineWhenReadyAndStopsOnSignals) {
+  for (int signal_number : {SIGTERM, SIGINT}) {
+    Program program(
+        {"--address", "127.0.0.1:0", "--shard_index=1", "--num_shards", "2"});
+    const std::string line = program.ReadLine();
+    EXPECT_THAT(line, AllOf(StartsWith("tfswitch-server "),
+                            HasSubstr(": shard 1 of 2 serving on 127.0.0.1:")));
+
+    program.Send(signal_number);
+
+    EXPECT_EQ(program.Wait(), 0);
+    EXPECT_EQ(program.ReadErrors(), "");
+  }
+}
+
+TEST(ServerProgramTest, ServesTheClient) {
+  Program program({"--address=127.0.0.1:0"});
+  auto client = Connect(AddressOf(program)).value();
+
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  EXPECT_EQ(PushOnes(*client, "t", 2, {1, 2, 3}, {1, 1})->updated_rows, 3);
+}
+
+TEST(ServerProgramTest, KilledInMidCallAndStartedAgainItIsUsedAgain) {
+  auto program = std::make_unique<Program>(
+      std::vector<std::string>{"--address=127.0.0.1:0"});
+  const std::string address = AddressOf(*program);
+  auto client = Connect(address).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", 64)).ok());
+  const std::vector<Key> keys = RandomKeys(20000);
+  std::atomic<bool> restarted{false};
+  std::thread pushing([&] {
+    // One of these is in flight when the server goes, one comes after it.
+    bool last = false;
+    for (uint64_t i = 1; !last; ++i) {
+      last = restarted;
+      const auto result = PushOnes(*client, "t", 64, keys, {9, i});
+      EXPECT_TRUE(result.ok()) << result.status();
+    }
+  });
+  while (client->ListTables("t")->at(0).stats.num_rows == 0) {
+  }
+  program->Send(SIGKILL);
+  EXPECT_EQ(program->Wait(), -SIGKILL);
+  program = std::make_unique<Program>(
+      std::vector<std::string>{absl::StrCat("--address=", address)});
+  EXPECT_EQ(AddressOf(*program), address);
+  restarted = true;
+  pushing.join();
+
+  EXPECT_EQ(client->ListTables("t")->at(0).stats.num_rows, 20000);
+}
+
+TEST(ServerProgramTest, StoppedProcessGivesAnErrorInTime) {
+  Program program({"--address=127.0.0.1:0"});
+  auto client = Connect(AddressOf(program), absl::Milliseconds(300)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  program.Send(SIGSTOP);
+
+  EXPECT_EQ(PullRows(*client, "t", 2, {1}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+
+  program.Send(SIGCONT);
+  EXPECT_TRUE(PullRows(*client, "t", 2, {1}).ok());
+}
+
+TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--bogus"}, "--bogus"},
+      {{"--bogus=1"}, "--bogus"},
+      {{"7077"}, "'7077'"},
+      {{"--num_shards"}, "--num_shards needs a value"},
+      {{"--num_shards=many"}, "'many'"},
+      {{"--num_shards", "-1"}, "'-1'"},
+      {{"--num_shards", "0"}, "num_shards"},
+      {{"--shard_index", "3", "--num_shards", "3"}, "3"},
+      {{"--address", "nowhere"}, "'nowhere'"},
+      {{"--max_message_bytes", "1"}, "max_message_bytes"},
+      {{"--num_threads", "-2"}, "num_threads"},
+      {{"--grace_period", "soon"}, "'soon'"},
+      {{"--grace_period", "-1s"}, "grace_period"},
+  };
+  for (const auto& [arguments, named] : cases) {
+    Program program(arguments);
+    EXPECT_EQ(program.Wait(), 2) << named;
+    const std::string errors = program.ReadErrors();
+    EXPECT_THAT(errors, AllOf(StartsWith("tfswitch-server: "), HasSubstr(named),
+                              testing::EndsWith("\n")));
+    EXPECT_EQ(std::count(errors.begin(), errors.end(), '\n'), 1) << errors;
+  }
+}
+
+TEST(ServerProgramTest, AddressInUseEndsItWithCodeOneAndNamesIt) {
+  const auto server = StartServer();
+  Program program({absl::StrCat("--address=", server->address())});
+
+  EXPECT_EQ(program.Wait(), 1);
+  EXPECT_THAT(program.ReadErrors(),
+              AllOf(HasSubstr(server->address()), HasSubstr("another server")));
+}
+
+TEST(ServerProgramTest, HelpAndVersionGoToStandardOutput) {
+  Program version({"--version"});
+  EXPECT_THAT(version.ReadLine(), StartsWith("tfswitch-server "));
+  EXPECT_EQ(version.Wait(), 0);
+
+  Program help({"--help"});
+  EXPECT_EQ(help.Wait(), 0);
+  EXPECT_THAT(help.ReadLine(), StartsWith("tfswitch-server: "));
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,220 @@
+#include "cc/table/table_config.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TableConfig ValidConfig() {
+  TableConfig config;
+  config.name = "user";
+  config.dim = 16;
+  return config;
+}
+
+TableConfig Parse(const std::string& json) {
+  TableConfig config;
+  const absl::Status status = TableConfigFromJson(json, &config);
+  EXPECT_TRUE(status.ok()) << status;
+  return config;
+}
+
+std::string ParseError(const std::string& json) {
+  TableConfig config = ValidConfig();
+  const absl::Status status = TableConfigFromJson(json, &config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << json;
+  EXPECT_EQ(config, ValidConfig()) << "changed in spite of the error";
+  return std::string(status.message());
+}
+
+std::string ValidateError(const TableConfig& config) {
+  const absl::Status status = config.Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(TableConfigTest, JsonReadsAsDocumented) {
+  const TableConfig config = Parse(
+      R"({"name":"user","dim":16,
+          "optimizer":{"adagrad":{"initial_accumulator_value":0.1,
+                                  "epsilon":1e-7}},
+          "initializer":{"uniform":{"minval":-0.05,"maxval":0.05}},
+          "seed":0,"num_virtual_shards":1024})");
+
+  TableConfig expected = ValidConfig();
+  expected.optimizer = AdagradConfig{0.1f, 1e-7f};
+  EXPECT_EQ(config, expected);
+  EXPECT_EQ(TableConfigToJson(expected),
+            R"({"name":"user","dim":16,"optimizer":{"adagrad":)"
+            R"({"initial_accumulator_value":0.1,"epsilon":1e-07}},)"
+            R"("initializer":{"uniform":{"minval":-0.05,"maxval":0.05}},)"
+            R"("seed":0,"num_virtual_shards":1024})");
+}
+
+TEST(TableConfigTest, UnsetFieldsTakeTheDefaults) {
+  EXPECT_EQ(Parse(R"({"name":"user","dim":16})"), ValidConfig());
+  EXPECT_EQ(Parse(R"({"name":"user","dim":16,"num_virtual_shards":0,
+                      "optimizer":{},"initializer":{}})"),
+            ValidConfig());
+  TableConfig adam = ValidConfig();
+  adam.optimizer = AdamConfig{0.5f, 0.999f, 1e-7f};
+  EXPECT_EQ(Parse(R"({"name":"user","dim":16,
+                      "optimizer":{"adam":{"beta_1":0.5}}})"),
+            adam);
+}
+
+TEST(TableConfigTest, RoundTripKeepsEveryField) {
+  const std::vector<OptimizerConfig> optimizers = {
+      SgdConfig{}, SgdConfig{0.9f, true}, AdagradConfig{0.3f, 1e-10f},
+      AdamConfig{0.8f, 0.99f, 1.17549435e-38f}};
+  const std::vector<InitializerConfig> initializers = {
+      ConstantInitializer{-1.5f}, UniformInitializer{-1.0f / 3.0f, 2.0f / 3.0f},
+      NormalInitializer{0.1f, 0.2f},
+      TruncatedNormalInitializer{-3.0f, std::nextafter(1.0f, 2.0f)},
+      GlorotUniformInitializer{}};
+  for (const OptimizerConfig& optimizer : optimizers) {
+    for (const InitializerConfig& initializer : initializers) {
+      TableConfig config;
+      config.name = "a \"quoted\" \\ n\xc3\xa4me";
+      config.dim = 4096;
+      config.optimizer = optimizer;
+      config.initializer = initializer;
+      config.seed = std::numeric_limits<uint64_t>::max() - 1;
+      config.num_virtual_shards = 65536;
+
+      EXPECT_EQ(Parse(TableConfigToJson(config)), config)
+          << TableConfigToJson(config);
+    }
+  }
+}
+
+TEST(TableConfigTest, FloatsRoundTripExactly) {
+  for (uint32_t i = 0; i < 20000; ++i) {
+    const uint32_t bits = i * 107374u + 13u;  // Spread over positive floats.
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    if (!std::isfinite(value)) continue;
+    TableConfig config = ValidConfig();
+    config.initializer = ConstantInitializer{value};
+    ASSERT_EQ(Parse(TableConfigToJson(config)), config) << value;
+  }
+}
+
+TEST(TableConfigTest, SeedMayBeAStringAsInProtobufsJson) {
+  EXPECT_EQ(
+      Parse(R"({"name":"user","dim":16,"seed":"18446744073709551615"})").seed,
+      std::numeric_limits<uint64_t>::max());
+}
+
+TEST(TableConfigTest, JsonErrorsNameTheField) {
+  EXPECT_THAT(ParseError("{"), HasSubstr("expected JSON"));
+  EXPECT_THAT(ParseError("[]"), HasSubstr("expected an object"));
+  EXPECT_THAT(ParseError(R"({"dimm":3})"),
+              AllOf(HasSubstr("unknown field 'dimm'"), HasSubstr("dim, ")));
+  EXPECT_THAT(ParseError(R"({"dim":"x"})"), HasSubstr("'dim'"));
+  EXPECT_THAT(ParseError(R"({"dim":-1})"), HasSubstr("'dim'"));
+  EXPECT_THAT(ParseError(R"({"dim":1.5})"), HasSubstr("'dim'"));
+  EXPECT_THAT(ParseError(R"({"dim":4294967312})"), HasSubstr("'dim'"));
+  EXPECT_THAT(ParseError(R"({"name":3})"), HasSubstr("'name'"));
+  EXPECT_THAT(ParseError(R"({"seed":-1})"), HasSubstr("'seed'"));
+  EXPECT_THAT(ParseError(R"({"seed":18446744073709551616})"),
+              HasSubstr("'seed'"));
+  EXPECT_THAT(ParseError(R"({"optimizer":"adam"})"), HasSubstr("'optimizer'"));
+  EXPECT_THAT(ParseError(R"({"optimizer":{"adamm":{}}})"),
+              HasSubstr("'optimizer.adamm'"));
+  EXPECT_THAT(ParseError(R"({"optimizer":{"adam":{"beta":1}}})"),
+              HasSubstr("'optimizer.adam.beta'"));
+  EXPECT_THAT(ParseError(R"({"optimizer":{"adam":{"beta_1":"1"}}})"),
+              HasSubstr("'optimizer.adam.beta_1'"));
+  EXPECT_THAT(ParseError(R"({"optimizer":{"sgd":{"nesterov":1}}})"),
+              HasSubstr("'optimizer.sgd.nesterov'"));
+  EXPECT_THAT(ParseError(R"({"optimizer":{"sgd":{"momentum":1e39}}})"),
+              HasSubstr("float32"));
+  EXPECT_THAT(ParseError(R"({"optimizer":{"sgd":{},"adam":{}}})"),
+              AllOf(HasSubstr("'optimizer'"), HasSubstr("one kind"),
+                    HasSubstr("adam, sgd")));
+  EXPECT_THAT(ParseError(R"({"initializer":{"normal":{},"constant":{}}})"),
+              AllOf(HasSubstr("'initializer'"), HasSubstr("one kind")));
+  EXPECT_THAT(ParseError(R"({"initializer":{"normal":{"sigma":1}}})"),
+              HasSubstr("'initializer.normal.sigma'"));
+}
+
+TEST(TableConfigTest, ValidateNamesTableFieldValueAndRange) {
+  TableConfig config = ValidConfig();
+  EXPECT_TRUE(config.Validate().ok());
+
+  config.dim = 4097;
+  EXPECT_EQ(ValidateError(config),
+            "table 'user': dim: expected an integer from 1 to 4096, got 4097");
+  config.dim = 0;
+  EXPECT_THAT(ValidateError(config), HasSubstr("got 0"));
+
+  config = ValidConfig();
+  config.name = "";
+  EXPECT_THAT(ValidateError(config), HasSubstr("1 to 256 characters"));
+  config.name = std::string(257, 'x');
+  EXPECT_THAT(ValidateError(config), HasSubstr("got 257"));
+  config.name = "a\nb";
+  EXPECT_THAT(ValidateError(config), HasSubstr("control characters"));
+
+  config = ValidConfig();
+  for (const uint32_t bad : {0u, 3u, 1000u, 131072u}) {
+    config.num_virtual_shards = bad;
+    EXPECT_THAT(ValidateError(config), HasSubstr("num_virtual_shards"));
+  }
+}
+
+TEST(TableConfigTest, ValidateChecksOptimizerAndInitializer) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const OptimizerConfig& bad : std::vector<OptimizerConfig>{
+           SgdConfig{-0.1f, false}, SgdConfig{nan, false},
+           AdagradConfig{-1.0f, 1e-7f}, AdagradConfig{0.1f, nan},
+           AdamConfig{1.0f, 0.999f, 1e-7f}, AdamConfig{0.9f, -0.1f, 1e-7f},
+           AdamConfig{0.9f, 0.999f, infinity}}) {
+    TableConfig config = ValidConfig();
+    config.optimizer = bad;
+    EXPECT_THAT(ValidateError(config), AllOf(HasSubstr("table 'user'"),
+                                             HasSubstr(OptimizerName(bad))));
+  }
+  for (const InitializerConfig& bad : std::vector<InitializerConfig>{
+           ConstantInitializer{nan}, UniformInitializer{1.0f, 0.0f},
+           UniformInitializer{-infinity, 0.0f}, NormalInitializer{0.0f, -1.0f},
+           NormalInitializer{nan, 1.0f},
+           TruncatedNormalInitializer{0.0f, infinity}}) {
+    TableConfig config = ValidConfig();
+    config.initializer = bad;
+    EXPECT_THAT(ValidateError(config),
+                AllOf(HasSubstr("table 'user'"), HasSubstr("initializer.")));
+  }
+}
+
+TEST(TableConfigTest, DescribeDifferenceListsEachDifferingField) {
+  const TableConfig here = ValidConfig();
+  TableConfig asked = here;
+  EXPECT_EQ(DescribeDifference(here, asked), "");
+
+  asked.dim = 8;
+  EXPECT_EQ(DescribeDifference(here, asked), "dim (16 here, 8 asked)");
+  asked.seed = 3;
+  asked.optimizer = AdagradConfig{};
+  asked.initializer = GlorotUniformInitializer{};
+  EXPECT_THAT(DescribeDifference(here, asked),
+              AllOf(HasSubstr("dim (16 here, 8 asked), optimizer ("),
+                    HasSubstr("adagrad"), HasSubstr("glorot_uniform"),
+                    HasSubstr("seed (0 here, 3 asked)")));
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,80 @@
+// What the table tests share.
+
+#ifndef TFSWITCH_TESTS_CC_TABLE_TABLE_TESTING_H_
+#define TFSWITCH_TESTS_CC_TABLE_TABLE_TESTING_H_
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cc/base/racy_memory.h"
+#include "cc/table/embedding_table.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+
+// Sanitizers slow a test down; it then works on less.
+#if TFSWITCH_THREAD_SANITIZER
+inline constexpr int kSlowdown = 10;
+#else
+inline constexpr int kSlowdown = 1;
+#endif
+
+inline TableConfig MakeConfig(
+    int dim, OptimizerConfig optimizer = SgdConfig{},
+    InitializerConfig initializer = UniformInitializer{}) {
+  TableConfig config;
+  config.name = "user";
+  config.dim = dim;
+  config.optimizer = optimizer;
+  config.initializer = initializer;
+  return config;
+}
+
+inline std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
+  auto table = EmbeddingTable::Create(config);
+  EXPECT_TRUE(table.ok()) << table.status();
+  return std::move(table).value();
+}
+
+inline std::unique_ptr<EmbeddingTable> MakeTable(
+    int dim, OptimizerConfig optimizer = SgdConfig{},
+    InitializerConfig initializer = UniformInitializer{}) {
+  return MakeTable(MakeConfig(dim, optimizer, initializer));
+}
+
+inline std::vector<float> FindAll(const EmbeddingTable& table,
+                                  const std::vector<Key>& keys) {
+  std::vector<float> embeddings(keys.size() * table.dim(), -1.0f);
+  EXPECT_TRUE(table.Find(keys, absl::MakeSpan(embeddings)).ok());
+  return embeddings;
+}
+
+inline std::vector<float> FindOrInsertAll(EmbeddingTable* table,
+                                          const std::vector<Key>& keys) {
+  std::vector<float> embeddings(keys.size() * table->dim(), -1.0f);
+  EXPECT_TRUE(table->FindOrInsert(keys, absl::MakeSpan(embeddings)).ok());
+  return embeddings;
+}
+
+// first, first + 1, ...
+inline std::vector<Key> KeyRange(Key first, int64_t count) {
+  std::vector<Key> keys(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) keys[i] = first + i;
+  return keys;
+}
+
+// The key whose hash is `hash`: HashKey() is a bijection.
+inline Key KeyOfHash(uint64_t hash) {
+  const auto unshift = [](uint64_t x) { return x ^ (x >> 33); };
+  uint64_t h = unshift(hash);
+  h *= 0x9cb4b2f8129337dbULL;  // Inverses of the multipliers, modulo 2^64.
+  h = unshift(h);
+  h *= 0x4f74430c22a54005ULL;
+  h = unshift(h);
+  return static_cast<Key>(h);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_TESTS_CC_TABLE_TABLE_TESTING_H_

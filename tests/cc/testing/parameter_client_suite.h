@@ -1,0 +1,558 @@
+// What every ParameterClient must do, whether its tables are in this process,
+// on one server or on several. Include in one .cc of a test program and
+// instantiate with the clients to test:
+//
+//   INSTANTIATE_TEST_SUITE_P(Local, ParameterClientSuite,
+//                            testing::Values(ClientFactory{"local", MakeIt}),
+//                            NameOfFactory);
+
+#ifndef TFSWITCH_TESTS_CC_TESTING_PARAMETER_CLIENT_SUITE_H_
+#define TFSWITCH_TESTS_CC_TESTING_PARAMETER_CLIENT_SUITE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/client/checkpoints.h"
+#include "cc/client/parameter_client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+
+// A client and what it needs to live, servers for example.
+class ClientUnderTest {
+ public:
+  virtual ~ClientUnderTest() = default;
+  virtual ParameterClient& client() = 0;
+};
+
+struct ClientFactory {
+  std::string name;
+  std::function<std::unique_ptr<ClientUnderTest>()> make;
+};
+
+inline std::string NameOfFactory(
+    const testing::TestParamInfo<ClientFactory>& info) {
+  return info.param.name;
+}
+
+// A folder of its own, removed at the end.
+class ScopedFolder {
+ public:
+  ScopedFolder() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "tfswitch_XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~ScopedFolder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  ScopedFolder(const ScopedFolder&) = delete;
+  ScopedFolder& operator=(const ScopedFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+class ParameterClientSuite : public testing::TestWithParam<ClientFactory> {
+ protected:
+  ParameterClientSuite() : under_test_(GetParam().make()) {}
+
+  ParameterClient& client() { return under_test_->client(); }
+
+  static TableConfig Config(const std::string& name, int dim) {
+    TableConfig config;
+    config.name = name;
+    config.dim = dim;
+    config.optimizer = SgdConfig{};
+    config.initializer = UniformInitializer{-1.0f, 1.0f};
+    config.seed = 7;
+    return config;
+  }
+
+  std::vector<float> Pull(const std::string& table, int dim,
+                          const std::vector<Key>& keys,
+                          bool insert_missing = false) {
+    std::vector<float> values(keys.size() * dim, -99.0f);
+    PullArgs args;
+    args.table = table;
+    args.dim = dim;
+    args.keys = keys;
+    args.insert_missing = insert_missing;
+    const absl::Status status = client().Pull(args, absl::MakeSpan(values));
+    EXPECT_TRUE(status.ok()) << status;
+    return values;
+  }
+
+  absl::StatusOr<PushResult> Push(const std::string& table, int dim,
+                                  const std::vector<Key>& keys,
+                                  const std::vector<float>& gradients,
+                                  float learning_rate = 1.0f,
+                                  bool insert_missing = true, PushId id = {}) {
+    PushArgs args;
+    args.table = table;
+    args.dim = dim;
+    args.keys = keys;
+    args.gradients = gradients;
+    args.learning_rate = learning_rate;
+    args.insert_missing = insert_missing;
+    args.id = id;
+    return client().Push(args);
+  }
+
+  absl::Status Assign(const std::string& table, int dim,
+                      const std::vector<Key>& keys,
+                      const std::vector<float>& values,
+                      const std::vector<float>& slots = {}) {
+    AssignArgs args;
+    args.table = table;
+    args.dim = dim;
+    args.keys = keys;
+    args.embeddings = values;
+    args.slots = slots;
+    return client().Assign(args);
+  }
+
+  int64_t Size(const std::string& table) {
+    const auto infos = client().ListTables(table);
+    EXPECT_TRUE(infos.ok()) << infos.status();
+    return infos.ok() ? infos->at(0).stats.num_rows : -1;
+  }
+
+  std::map<Key, std::vector<float>> Export(const std::string& table,
+                                           bool with_slots) {
+    std::map<Key, std::vector<float>> rows;
+    const absl::Status status =
+        client().Export(table, with_slots, [&](const RowChunk& chunk) {
+          const size_t n = chunk.keys.size();
+          const size_t dim = chunk.embeddings.size() / n;
+          const size_t width = chunk.slots.size() / n;
+          for (size_t i = 0; i < n; ++i) {
+            std::vector<float> row(chunk.embeddings.begin() + i * dim,
+                                   chunk.embeddings.begin() + (i + 1) * dim);
+            row.insert(row.end(), chunk.slots.begin() + i * width,
+                       chunk.slots.begin() + (i + 1) * width);
+            EXPECT_TRUE(rows.emplace(chunk.keys[i], row).second)
+                << "key " << chunk.keys[i] << " came twice";
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    return rows;
+  }
+
+  const std::unique_ptr<ClientUnderTest> under_test_;
+};
+
+inline std::vector<Key> ManyKeys(int count, uint64_t seed = 1) {
+  std::mt19937_64 random(seed);
+  std::vector<Key> keys(count);
+  for (Key& key : keys) key = static_cast<Key>(random());
+  return keys;
+}
+
+TEST_P(ParameterClientSuite, PullWithoutInsertReadsZerosAndCreatesNothing) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 3)).ok());
+
+  EXPECT_THAT(Pull("t", 3, {5, -5}), testing::Each(0.0f));
+  EXPECT_EQ(Size("t"), 0);
+}
+
+TEST_P(ParameterClientSuite, PullWithInsertCreatesEachKeyOnce) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 3)).ok());
+
+  const std::vector<float> first = Pull("t", 3, {5, 9, 5, -1}, true);
+
+  EXPECT_EQ(Size("t"), 3);
+  EXPECT_EQ(Pull("t", 3, {5, 9, 5, -1}), first);
+  EXPECT_THAT(first, testing::Not(testing::Each(0.0f)));
+}
+
+TEST_P(ParameterClientSuite, EveryInt64IsAnOrdinaryKey) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const std::vector<Key> keys = {0,
+                                 -1,
+                                 1,
+                                 std::numeric_limits<Key>::min(),
+                                 std::numeric_limits<Key>::max(),
+                                 std::numeric_limits<Key>::min() + 1,
+                                 std::numeric_limits<Key>::max() - 1};
+  std::vector<float> values(keys.size() * 2);
+  std::iota(values.begin(), values.end(), 1.0f);
+
+  ASSERT_TRUE(Assign("t", 2, keys, values).ok());
+
+  EXPECT_EQ(Pull("t", 2, keys), values);
+  EXPECT_EQ(Size("t"), static_cast<int64_t>(keys.size()));
+}
+
+TEST_P(ParameterClientSuite, EmptyBatchesAreFine) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+
+  EXPECT_TRUE(Pull("t", 2, {}, true).empty());
+  EXPECT_TRUE(Push("t", 2, {}, {}).ok());
+  EXPECT_TRUE(Assign("t", 2, {}, {}).ok());
+  EXPECT_EQ(client().Erase("t", {}).value(), 0);
+  EXPECT_EQ(Size("t"), 0);
+}
+
+TEST_P(ParameterClientSuite, PushTakesOneStepPerKeyWithDuplicatesSummed) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  ASSERT_TRUE(Assign("t", 2, {1, 2}, {10, 20, 30, 40}).ok());
+
+  const auto result = Push("t", 2, {1, 2, 1}, {1, 2, 3, 4, 0.5f, 0.25f}, 2.0f);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->updated_rows, 2);
+  EXPECT_THAT(Pull("t", 2, {1, 2}),
+              testing::ElementsAre(10 - 2 * 1.5f, 20 - 2 * 2.25f, 30 - 2 * 3,
+                                   40 - 2 * 4));
+}
+
+TEST_P(ParameterClientSuite, PushOfMissingKeyIsSkippedUnlessAskedToInsert) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 1)).ok());
+
+  EXPECT_EQ(Push("t", 1, {8}, {1.0f}, 1.0f, false)->updated_rows, 0);
+  EXPECT_EQ(Size("t"), 0);
+  EXPECT_EQ(Push("t", 1, {8}, {1.0f}, 1.0f, true)->updated_rows, 1);
+  EXPECT_EQ(Size("t"), 1);
+}
+
+TEST_P(ParameterClientSuite, PushThenPullEqualsPullThenPush) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 4)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 4)).ok());
+  const std::vector<Key> keys = ManyKeys(50);
+  const std::vector<float> gradients(50 * 4, 0.5f);
+
+  Pull("a", 4, keys, true);
+  ASSERT_TRUE(Push("a", 4, keys, gradients).ok());
+  ASSERT_TRUE(Push("b", 4, keys, gradients).ok());
+
+  EXPECT_EQ(Pull("a", 4, keys), Pull("b", 4, keys));
+}
+
+TEST_P(ParameterClientSuite, FirstValueDependsOnSeedAndKeyOnly) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 4)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 4)).ok());
+  TableConfig other = Config("c", 4);
+  other.seed = 8;
+  ASSERT_TRUE(client().CreateTable(other).ok());
+  std::vector<Key> keys = ManyKeys(1000);
+
+  const std::vector<float> forward = Pull("a", 4, keys, true);
+  std::vector<Key> reversed(keys.rbegin(), keys.rend());
+  Pull("b", 4, reversed, true);
+
+  EXPECT_EQ(Pull("b", 4, keys), forward);
+  EXPECT_NE(Pull("c", 4, keys, true), forward);
+}
+
+TEST_P(ParameterClientSuite, LargeBatchReachesEveryRow) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 8)).ok());
+  const std::vector<Key> keys = ManyKeys(20000);
+  const std::vector<float> before = Pull("t", 8, keys, true);
+  std::vector<float> gradients(before.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i] = static_cast<float>(i % 100);
+  }
+
+  ASSERT_TRUE(Push("t", 8, keys, gradients).ok());
+
+  const std::vector<float> after = Pull("t", 8, keys);
+  for (size_t i = 0; i < after.size(); ++i) {
+    ASSERT_EQ(after[i], before[i] - gradients[i]) << "element " << i;
+  }
+}
+
+TEST_P(ParameterClientSuite, EraseRemovesAndTheKeyStartsAnew) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const std::vector<float> first = Pull("t", 2, {1, 2}, true);
+  ASSERT_TRUE(Push("t", 2, {1, 2}, {1, 1, 1, 1}).ok());
+
+  EXPECT_EQ(client().Erase("t", {1, 1, 77}).value(), 1);
+
+  EXPECT_EQ(Size("t"), 1);
+  EXPECT_THAT(Pull("t", 2, {1}), testing::Each(0.0f));
+  EXPECT_EQ(Pull("t", 2, {1}, true),
+            std::vector<float>(first.begin(), first.begin() + 2));
+}
+
+TEST_P(ParameterClientSuite, ExportShowsEveryRowOnce) {
+  TableConfig config = Config("t", 2);
+  config.optimizer = AdagradConfig{};
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  const std::vector<Key> keys = ManyKeys(5000);
+  const std::vector<float> values = Pull("t", 2, keys, true);
+
+  const auto rows = Export("t", /*with_slots=*/true);
+
+  ASSERT_EQ(rows.size(), keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    ASSERT_THAT(
+        rows.at(keys[i]),
+        testing::ElementsAre(values[2 * i], values[2 * i + 1], 0.1f, 0.1f));
+  }
+  EXPECT_EQ(Export("t", /*with_slots=*/false).at(keys[0]).size(), 2u);
+}
+
+TEST_P(ParameterClientSuite, ExportStopsAtTheVisitorsError) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  Pull("t", 2, ManyKeys(100), true);
+
+  const absl::Status status = client().Export(
+      "t", false,
+      [](const RowChunk& chunk) { return absl::AbortedError("enough"); });
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+}
+
+TEST_P(ParameterClientSuite, NonFiniteGradientIsRefusedWholeAndNamed) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const std::vector<Key> keys = ManyKeys(300);
+  const std::vector<float> before = Pull("t", 2, keys, true);
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
+    std::vector<float> gradients(600, 1.0f);
+    gradients[2 * 123 + 1] = bad;
+
+    const absl::Status status = Push("t", 2, keys, gradients).status();
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(testing::HasSubstr("'t'"),
+                               testing::HasSubstr(absl::StrCat(keys[123]))));
+  }
+  EXPECT_EQ(Pull("t", 2, keys), before);
+}
+
+TEST_P(ParameterClientSuite, WrongSizesAndRatesAreRefused) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 4)).ok());
+  const std::vector<float> before = Pull("t", 4, {1, 2}, true);
+
+  EXPECT_EQ(Push("t", 4, {1, 2}, std::vector<float>(7)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Push("t", 4, {1}, std::vector<float>(4), -1.0f).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      Push("t", 4, {1}, std::vector<float>(4), std::nanf("")).status().code(),
+      absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Assign("t", 4, {1}, std::vector<float>(3)).code(),
+            absl::StatusCode::kInvalidArgument);
+  std::vector<float> out(7);
+  PullArgs args;
+  args.table = "t";
+  args.dim = 4;
+  const std::vector<Key> keys = {1, 2};
+  args.keys = keys;
+  EXPECT_EQ(client().Pull(args, absl::MakeSpan(out)).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Pull("t", 4, {1, 2}), before);
+}
+
+TEST_P(ParameterClientSuite, UnknownTableIsNotFoundAndNamed) {
+  ASSERT_TRUE(client().CreateTable(Config("there", 1)).ok());
+  std::vector<float> out(1);
+  PullArgs args;
+  args.table = "missing";
+  args.dim = 1;
+  const std::vector<Key> keys = {1};
+  args.keys = keys;
+
+  const absl::Status status = client().Pull(args, absl::MakeSpan(out));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(testing::HasSubstr("missing"),
+                             testing::HasSubstr("'there'")));
+  EXPECT_EQ(Push("missing", 1, {1}, {1.0f}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(client().ListTables("missing").status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(client().DropTable("missing").code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(ParameterClientSuite, CreatingAgainAttachesOrNamesTheDifference) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 4)).ok());
+  EXPECT_TRUE(client().CreateTable(Config("t", 4)).ok());
+
+  const absl::Status status = client().CreateTable(Config("t", 8));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(
+      std::string(status.message()),
+      testing::AllOf(testing::HasSubstr("'t'"), testing::HasSubstr("dim")));
+  EXPECT_EQ(client().ListTables("t")->at(0).config.dim, 4);
+}
+
+TEST_P(ParameterClientSuite, BadConfigsAreRefused) {
+  EXPECT_EQ(client().CreateTable(Config("t", 0)).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(client().CreateTable(Config("t", kMaxDim + 1)).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(client().CreateTable(Config("", 4)).code(),
+            absl::StatusCode::kInvalidArgument);
+  TableConfig odd = Config("t", 4);
+  odd.num_virtual_shards = 1000;
+  EXPECT_EQ(client().CreateTable(odd).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(client().ListTables("")->empty());
+}
+
+TEST_P(ParameterClientSuite, DroppedTableIsGone) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 4)).ok());
+
+  EXPECT_TRUE(client().DropTable("t").ok());
+
+  EXPECT_TRUE(client().ListTables("")->empty());
+  EXPECT_TRUE(client().CreateTable(Config("t", 8)).ok());
+}
+
+TEST_P(ParameterClientSuite, RepeatedPushIdIsAppliedOnce) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 1)).ok());
+  const std::vector<Key> keys = {1, 2, 3, 4, 5, 6, 7, 8};
+  ASSERT_TRUE(Assign("t", 1, keys, std::vector<float>(8, 10.0f)).ok());
+  const std::vector<float> ones(8, 1.0f);
+
+  const auto first = Push("t", 1, keys, ones, 1.0f, true, {42, 1});
+  const auto again = Push("t", 1, keys, ones, 1.0f, true, {42, 1});
+  const auto next = Push("t", 1, keys, ones, 1.0f, true, {42, 2});
+
+  EXPECT_FALSE(first->duplicate);
+  EXPECT_TRUE(again->duplicate);
+  EXPECT_FALSE(next->duplicate);
+  EXPECT_THAT(Pull("t", 1, keys), testing::Each(8.0f));
+}
+
+TEST_P(ParameterClientSuite, ARefusedPushMayBeTriedAgainUnderItsId) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 1)).ok());
+  ASSERT_TRUE(Assign("t", 1, {1}, {10.0f}).ok());
+
+  EXPECT_FALSE(Push("t", 1, {1}, {std::nanf("")}, 1.0f, true, {7, 1}).ok());
+  EXPECT_FALSE(Push("t", 1, {1}, {1.0f}, 1.0f, true, {7, 1})->duplicate);
+
+  EXPECT_THAT(Pull("t", 1, {1}), testing::ElementsAre(9.0f));
+}
+
+TEST_P(ParameterClientSuite, ManyThreadsLoseNoStep) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 4)).ok());
+  const std::vector<Key> keys = ManyKeys(500);
+  ASSERT_TRUE(Assign("t", 4, keys, std::vector<float>(2000, 0.0f)).ok());
+  constexpr int kThreads = 4;
+  constexpr int kSteps = 20;
+
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int step = 0; step < kSteps; ++step) {
+        EXPECT_TRUE(Push("t", 4, keys, std::vector<float>(2000, -1.0f)).ok());
+        Pull("t", 4, keys);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  EXPECT_THAT(Pull("t", 4, keys), testing::Each(float{kThreads * kSteps}));
+}
+
+TEST_P(ParameterClientSuite, SaveAndRestoreBringBackRowsAndSlots) {
+  TableConfig config = Config("t", 3);
+  config.optimizer = AdamConfig{};
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  const std::vector<Key> keys = ManyKeys(3000);
+  Pull("t", 3, keys, true);
+  ASSERT_TRUE(Push("t", 3, keys, std::vector<float>(9000, 0.25f)).ok());
+  const auto saved = Export("t", true);
+  const ScopedFolder folder;
+
+  const auto report = SaveCheckpoint(client(), folder.path(), {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->num_rows, 3000);
+  ASSERT_TRUE(Push("t", 3, keys, std::vector<float>(9000, 1.0f)).ok());
+  Pull("t", 3, ManyKeys(10, 99), true);
+  const auto restored = RestoreCheckpoint(client(), folder.path(), {});
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->num_rows, 3000);
+  EXPECT_THAT(restored->tables, testing::ElementsAre("t"));
+  EXPECT_EQ(Export("t", true), saved);
+}
+
+TEST_P(ParameterClientSuite, SavingOneTableKeepsTheOthersOfTheCheckpoint) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 2)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 2)).ok());
+  Pull("a", 2, {1, 2, 3}, true);
+  Pull("b", 2, {4}, true);
+  const ScopedFolder folder;
+  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {}).ok());
+  Pull("a", 2, {9}, true);
+
+  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {"a"}).ok());
+  ASSERT_TRUE(client().DropTable("a").ok());
+  ASSERT_TRUE(client().DropTable("b").ok());
+  const auto restored = RestoreCheckpoint(client(), folder.path(), {});
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(Size("a"), 4);
+  EXPECT_EQ(Size("b"), 1);
+}
+
+TEST_P(ParameterClientSuite, DamagedCheckpointChangesNothing) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  Pull("t", 2, ManyKeys(100), true);
+  const ScopedFolder folder;
+  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {}).ok());
+  ASSERT_TRUE(Push("t", 2, ManyKeys(100), std::vector<float>(200, 1.0f)).ok());
+  const auto before = Export("t", true);
+  // One bit of one row file.
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(folder.path())) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::fstream file(entry.path(),
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const char last = static_cast<char>(file.get());
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+    break;
+  }
+
+  const absl::Status status =
+      RestoreCheckpoint(client(), folder.path(), {}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("checksum"));
+  EXPECT_EQ(Export("t", true), before);
+}
+
+TEST_P(ParameterClientSuite, RestoreOfNothingIsNotFound) {
+  const ScopedFolder folder;
+
+  EXPECT_EQ(RestoreCheckpoint(client(), folder.path(), {}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(SaveCheckpoint(client(), folder.path(), {"nope"}).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_TESTS_CC_TESTING_PARAMETER_CLIENT_SUITE_H_
