@@ -1,0 +1,257 @@
+// Tfswitch>Push and Tfswitch>PushUnique.
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "cc/ops/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace tfswitch {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::TensorShapeUtils;
+using tensorflow::core::RefCountPtr;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("Tfswitch>Push")
+    .Input("table: resource")
+    .Input("ids: Tids")
+    .Input("gradients: float")
+    .Input("learning_rate: float")
+    .Output("updated_rows: int64")
+    .Attr("Tids: {int32, int64}")
+    .Attr("insert_missing: bool = true")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      ShapeHandle gradients;
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(2), 1, &gradients));
+      ShapeHandle batch;
+      TF_RETURN_IF_ERROR(c->Subshape(gradients, 0, -1, &batch));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(1), batch, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Applies one optimizer step to the row of each id.
+
+Gradients of repeated ids are summed first. A gradient with NaN or Inf fails the
+op and nothing is applied.
+
+table: The table.
+ids: Any shape, also a scalar.
+gradients: Shape `ids.shape + [dim]`.
+learning_rate: A scalar.
+updated_rows: How many rows changed.
+insert_missing: Whether an id without a row gets one first, or is skipped.
+)doc");
+
+REGISTER_OP("Tfswitch>PushUnique")
+    .Input("table: resource")
+    .Input("unique_ids: int64")
+    .Input("inverse: int32")
+    .Input("gradients: float")
+    .Input("learning_rate: float")
+    .Input("loss_scale: float")
+    .Output("anchor_gradient: float")
+    .Attr("insert_missing: bool = false")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(3), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 0, &unused));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The way back of `Tfswitch>TrainingLookup`: sums the gradients of each unique id
+and applies one optimizer step to its row.
+
+table: The table.
+unique_ids: From the lookup.
+inverse: From the lookup.
+gradients: One row of `dim` floats per element of `inverse`, in any shape.
+learning_rate: A scalar.
+loss_scale: A scalar: what the loss was multiplied with. The gradients are
+  divided by it. 0 means 1.
+anchor_gradient: 0; or NaN if the loss was scaled and the gradients overflowed.
+  Then nothing was applied, and an optimizer that scales losses skips its step
+  and lowers the scale.
+insert_missing: Whether an id that lost its row since the lookup gets a new one,
+  or is skipped.
+)doc");
+
+absl::Status CheckGradients(const TableResource& table, const Tensor& gradients,
+                            int64_t num_ids, const std::string& ids) {
+  if (gradients.NumElements() == num_ids * table.dim()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "table '", table.name(), "': expected ", num_ids * table.dim(),
+      " gradient floats (", ids, " x dim ", table.dim(), "), got ",
+      gradients.NumElements(), " in shape ", gradients.shape().DebugString()));
+}
+
+class PushOp : public AsyncOpKernel {
+ public:
+  explicit PushOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context,
+                   context->GetAttr("insert_missing", &insert_missing_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    RefCountPtr<TableResource> table;
+    OP_REQUIRES_OK_ASYNC(context, LookupTable(context, &table), done);
+    const Tensor& ids = context->input(1);
+    const Tensor& gradients = context->input(2);
+    TensorShape expected = ids.shape();
+    OP_REQUIRES_OK_ASYNC(context, expected.AddDimWithStatus(table->dim()),
+                         done);
+    OP_REQUIRES_ASYNC(
+        context, gradients.shape() == expected,
+        absl::InvalidArgumentError(absl::StrCat(
+            "table '", table->name(), "': expected gradients of shape ",
+            expected.DebugString(), " for ids of shape ",
+            ids.shape().DebugString(), ", got ",
+            gradients.shape().DebugString())),
+        done);
+    Tfswitch_PushOptions options = {};
+    options.insert_missing = insert_missing_ ? 1 : 0;
+    options.loss_scale = 1.0f;
+    OP_REQUIRES_OK_ASYNC(
+        context,
+        ScalarInput(context, 3, "learning_rate", &options.learning_rate), done);
+    Tensor* updated_rows = nullptr;
+    OP_REQUIRES_OK_ASYNC(context,
+                         context->allocate_output(0, {}, &updated_rows), done);
+    int64_t* updated = &updated_rows->scalar<int64_t>()();
+    *updated = 0;
+    if (ids.NumElements() == 0) {
+      done();
+      return;
+    }
+    const float* gradient_data = gradients.flat<float>().data();
+    RunAsync(
+        context, std::move(table), ids.NumElements(),
+        [context, &ids, gradient_data, options,
+         updated](const TableResource& t) -> absl::Status {
+          Tensor storage;
+          absl::Span<const int64_t> keys;
+          TF_RETURN_IF_ERROR(KeysOf(context, ids, &storage, &keys));
+          Tfswitch_PushResult result = {};
+          TF_RETURN_IF_ERROR(t.Push(keys, gradient_data, options, &result));
+          *updated = result.updated_rows;
+          return absl::OkStatus();
+        },
+        std::move(done));
+  }
+
+ private:
+  bool insert_missing_ = true;
+};
+
+class PushUniqueOp : public AsyncOpKernel {
+ public:
+  explicit PushUniqueOp(OpKernelConstruction* context)
+      : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context,
+                   context->GetAttr("insert_missing", &insert_missing_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    RefCountPtr<TableResource> table;
+    OP_REQUIRES_OK_ASYNC(context, LookupTable(context, &table), done);
+    const Tensor& unique_ids = context->input(1);
+    const Tensor& inverse = context->input(2);
+    const Tensor& gradients = context->input(3);
+    OP_REQUIRES_ASYNC(
+        context,
+        TensorShapeUtils::IsVector(unique_ids.shape()) &&
+            TensorShapeUtils::IsVector(inverse.shape()),
+        absl::InvalidArgumentError(absl::StrCat(
+            "table '", table->name(),
+            "': expected `unique_ids` and `inverse` of rank 1, got shapes ",
+            unique_ids.shape().DebugString(), " and ",
+            inverse.shape().DebugString())),
+        done);
+    const absl::Span<const int64_t> keys(unique_ids.flat<int64_t>().data(),
+                                         unique_ids.NumElements());
+    const absl::Span<const int32_t> places(inverse.flat<int32_t>().data(),
+                                           inverse.NumElements());
+    OP_REQUIRES_OK_ASYNC(
+        context,
+        CheckGradients(
+            *table, gradients, inverse.NumElements(),
+            absl::StrCat(inverse.NumElements(), " places in `inverse`")),
+        done);
+    Tfswitch_PushOptions options = {};
+    options.insert_missing = insert_missing_ ? 1 : 0;
+    OP_REQUIRES_OK_ASYNC(
+        context,
+        ScalarInput(context, 4, "learning_rate", &options.learning_rate), done);
+    OP_REQUIRES_OK_ASYNC(
+        context, ScalarInput(context, 5, "loss_scale", &options.loss_scale),
+        done);
+    Tensor* anchor_gradient = nullptr;
+    OP_REQUIRES_OK_ASYNC(
+        context, context->allocate_output(0, {}, &anchor_gradient), done);
+    float* anchor = &anchor_gradient->scalar<float>()();
+    *anchor = 0.0f;
+    if (places.empty()) {
+      done();
+      return;
+    }
+    const float* gradient_data = gradients.flat<float>().data();
+    RunAsync(
+        context, std::move(table), inverse.NumElements(),
+        [keys, places, gradient_data, options,
+         anchor](const TableResource& t) -> absl::Status {
+          Tfswitch_PushResult result = {};
+          TF_RETURN_IF_ERROR(
+              t.PushUnique(keys, places, gradient_data, options, &result));
+          if (result.skipped != 0) {
+            *anchor = std::numeric_limits<float>::quiet_NaN();
+          }
+          return absl::OkStatus();
+        },
+        std::move(done));
+  }
+
+ private:
+  bool insert_missing_ = false;
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push")
+                            .Device(tensorflow::DEVICE_CPU)
+                            .TypeConstraint<int32_t>("Tids"),
+                        PushOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push")
+                            .Device(tensorflow::DEVICE_CPU)
+                            .TypeConstraint<int64_t>("Tids"),
+                        PushOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>PushUnique").Device(tensorflow::DEVICE_CPU), PushUniqueOp);
+
+}  // namespace
+}  // namespace tfswitch

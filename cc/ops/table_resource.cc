@@ -1,0 +1,200 @@
+#include "cc/ops/table_resource.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cc/capi/core_loader.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/env.h"
+
+namespace tfswitch {
+namespace {
+
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShapeUtils;
+using tensorflow::core::RefCountPtr;
+
+// An embedded table serves this many keys in well under the time that it takes
+// to wake another thread and to lose the cache of this one.
+constexpr int64_t kMaxInlineKeys = 2048;
+
+// Each thread waits for servers most of the time; the number bounds how many
+// ops may wait at once, and further ones queue.
+constexpr int kNumBlockingThreads = 64;
+
+absl::Status ToStatus(int code, const char* error) {
+  if (code == 0) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(code), error);
+}
+
+}  // namespace
+
+absl::Status TableResource::Open(const std::string& cluster,
+                                 const std::string& config, double timeout_s,
+                                 RefCountPtr<TableResource>* table) {
+  std::string load_error;
+  const Tfswitch_Api* api = OpenCore(&load_error);
+  if (api == nullptr) return absl::FailedPreconditionError(load_error);
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  Tfswitch_Cluster* open_cluster = nullptr;
+  absl::Status status = ToStatus(
+      api->open_cluster(cluster.c_str(), timeout_s, &open_cluster, error),
+      error);
+  if (!status.ok()) return status;
+  Tfswitch_Table* open_table = nullptr;
+  status = ToStatus(
+      api->open_table(open_cluster, config.c_str(), &open_table, error), error);
+  // The table keeps its cluster open.
+  api->close_cluster(open_cluster);
+  if (!status.ok()) return status;
+  table->reset(new TableResource(api, open_table, cluster, config));
+  return absl::OkStatus();
+}
+
+TableResource::TableResource(const Tfswitch_Api* api, Tfswitch_Table* table,
+                             std::string cluster, std::string config)
+    : api_(api),
+      table_(table),
+      cluster_(std::move(cluster)),
+      config_(std::move(config)),
+      name_(api->table_name(table)),
+      dim_(api->table_dim(table)),
+      is_remote_(api->table_is_remote(table) != 0) {}
+
+TableResource::~TableResource() { api_->close_table(table_); }
+
+absl::Status TableResource::Verify(const std::string& handle_name,
+                                   const std::string& cluster,
+                                   const std::string& config) const {
+  if (cluster == cluster_ && config == config_) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("table handle '", handle_name, "' is open for ", config_,
+                   " at '", cluster_, "', and was asked for ", config, " at '",
+                   cluster, "'. Give each table its own `shared_name`."));
+}
+
+std::string TableResource::DebugString() const {
+  return absl::StrCat("tfswitch table '", name_, "' (dim ", dim_, ") at '",
+                      cluster_, "'");
+}
+
+absl::Status TableResource::Pull(absl::Span<const int64_t> keys,
+                                 bool insert_missing, float* embeddings) const {
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  return ToStatus(api_->pull(table_, keys.data(), keys.size(),
+                             insert_missing ? 1 : 0, embeddings, error),
+                  error);
+}
+
+absl::Status TableResource::PullUnique(absl::Span<const int64_t> keys,
+                                       bool insert_missing, float* embeddings,
+                                       int64_t* unique_keys, int32_t* inverse,
+                                       size_t* num_unique) const {
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  return ToStatus(api_->pull_unique(table_, keys.data(), keys.size(),
+                                    insert_missing ? 1 : 0, embeddings,
+                                    unique_keys, inverse, num_unique, error),
+                  error);
+}
+
+absl::Status TableResource::Push(absl::Span<const int64_t> keys,
+                                 const float* gradients,
+                                 const Tfswitch_PushOptions& options,
+                                 Tfswitch_PushResult* result) const {
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  return ToStatus(api_->push(table_, keys.data(), keys.size(), gradients,
+                             &options, result, error),
+                  error);
+}
+
+absl::Status TableResource::PushUnique(absl::Span<const int64_t> unique_keys,
+                                       absl::Span<const int32_t> inverse,
+                                       const float* gradients,
+                                       const Tfswitch_PushOptions& options,
+                                       Tfswitch_PushResult* result) const {
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  return ToStatus(
+      api_->push_unique(table_, unique_keys.data(), unique_keys.size(),
+                        inverse.data(), inverse.size(), gradients, &options,
+                        result, error),
+      error);
+}
+
+absl::Status TableResource::Size(int64_t* num_rows) const {
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  return ToStatus(api_->table_size(table_, num_rows, error), error);
+}
+
+absl::Status LookupTable(OpKernelContext* context,
+                         RefCountPtr<TableResource>* table) {
+  return tensorflow::LookupResource(
+      context, tensorflow::HandleFromInput(context, 0), table);
+}
+
+void ScheduleBlocking(std::function<void()> task) {
+  // Leaked: a call may still wait for a server while the process exits.
+  static auto& pool = *new tensorflow::thread::ThreadPool(
+      tensorflow::Env::Default(), tensorflow::ThreadOptions(), "tfswitch_rpc",
+      kNumBlockingThreads, /*low_latency_hint=*/false);
+  pool.Schedule(std::move(task));
+}
+
+void RunAsync(OpKernelContext* context, RefCountPtr<TableResource> table,
+              int64_t num_keys,
+              std::function<absl::Status(const TableResource&)> call,
+              tensorflow::AsyncOpKernel::DoneCallback done) {
+  TableResource* resource = table.release();
+  auto task = [context, resource, call = std::move(call),
+               done = std::move(done)] {
+    const absl::Status status = call(*resource);
+    // Before done(): whoever waits for the op may close the cluster next.
+    resource->Unref();
+    OP_REQUIRES_OK_ASYNC(context, status, done);
+    done();
+  };
+  if (resource->is_remote()) {
+    ScheduleBlocking(std::move(task));
+  } else if (num_keys > kMaxInlineKeys) {
+    context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+        std::move(task));
+  } else {
+    task();
+  }
+}
+
+absl::Status KeysOf(OpKernelContext* context, const Tensor& ids,
+                    Tensor* storage, absl::Span<const int64_t>* keys) {
+  const int64_t num_keys = ids.NumElements();
+  if (ids.dtype() == tensorflow::DT_INT64) {
+    *keys = absl::MakeConstSpan(ids.flat<int64_t>().data(), num_keys);
+    return absl::OkStatus();
+  }
+  absl::Status status = context->allocate_temp(
+      tensorflow::DT_INT64, tensorflow::TensorShape({num_keys}), storage);
+  if (!status.ok()) return status;
+  const int32_t* narrow = ids.flat<int32_t>().data();
+  int64_t* wide = storage->flat<int64_t>().data();
+  std::copy(narrow, narrow + num_keys, wide);
+  *keys = absl::MakeConstSpan(wide, num_keys);
+  return absl::OkStatus();
+}
+
+absl::Status ScalarInput(OpKernelContext* context, int index, const char* name,
+                         float* value) {
+  const Tensor& input = context->input(index);
+  if (!TensorShapeUtils::IsScalar(input.shape())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", name, "` must be a scalar. Received: shape ",
+                     input.shape().DebugString()));
+  }
+  *value = input.scalar<float>()();
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,111 @@
+// A TensorFlow resource around one table of the C API, and what the kernels
+// that use it share.
+
+#ifndef TFSWITCH_CC_OPS_TABLE_RESOURCE_H_
+#define TFSWITCH_CC_OPS_TABLE_RESOURCE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "cc/capi/tfswitch.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/lib/core/refcount.h"
+
+namespace tfswitch {
+
+// An open table. Calls of the C API are methods here, and its error codes are
+// statuses. All of them may block: on the network if is_remote(), else for as
+// long as the table works. RunAsync() below is how kernels call them.
+//
+// Thread-safe.
+class TableResource : public tensorflow::ResourceBase {
+ public:
+  // Opens the cluster and the table in it. Blocks for at most about
+  // `timeout_s`.
+  static absl::Status Open(const std::string& cluster,
+                           const std::string& config, double timeout_s,
+                           tensorflow::core::RefCountPtr<TableResource>* table);
+
+  ~TableResource() override;
+
+  // InvalidArgument if this handle was opened for another table than
+  // (cluster, config) names.
+  absl::Status Verify(const std::string& handle_name,
+                      const std::string& cluster,
+                      const std::string& config) const;
+
+  const std::string& name() const { return name_; }
+  int dim() const { return dim_; }
+  bool is_remote() const { return is_remote_; }
+
+  std::string DebugString() const override;
+
+  // The functions of cc/capi/tfswitch.h with the same names. Buffers are sized
+  // by the caller as that header says.
+  absl::Status Pull(absl::Span<const int64_t> keys, bool insert_missing,
+                    float* embeddings) const;
+  absl::Status PullUnique(absl::Span<const int64_t> keys, bool insert_missing,
+                          float* embeddings, int64_t* unique_keys,
+                          int32_t* inverse, size_t* num_unique) const;
+  absl::Status Push(absl::Span<const int64_t> keys, const float* gradients,
+                    const Tfswitch_PushOptions& options,
+                    Tfswitch_PushResult* result) const;
+  absl::Status PushUnique(absl::Span<const int64_t> unique_keys,
+                          absl::Span<const int32_t> inverse,
+                          const float* gradients,
+                          const Tfswitch_PushOptions& options,
+                          Tfswitch_PushResult* result) const;
+  absl::Status Size(int64_t* num_rows) const;
+
+ private:
+  TableResource(const Tfswitch_Api* api, Tfswitch_Table* table,
+                std::string cluster, std::string config);
+
+  // Constant after construction.
+  const Tfswitch_Api* const api_;
+  Tfswitch_Table* const table_;
+  const std::string cluster_;
+  const std::string config_;
+  const std::string name_;
+  const int dim_;
+  const bool is_remote_;
+};
+
+// The table behind input 0 of the running op. InvalidArgument if the handle is
+// of another kind of resource, NotFound if it is gone.
+absl::Status LookupTable(tensorflow::OpKernelContext* context,
+                         tensorflow::core::RefCountPtr<TableResource>* table);
+
+// Calls `call` on the table, sets its status, and ends the op with `done`.
+//
+// A call that may wait for a network runs on threads of tfswitch, so that it
+// holds none of TensorFlow's; a long one on an embedded table runs on the
+// device's intra-op threads; a short one runs at once.
+void RunAsync(tensorflow::OpKernelContext* context,
+              tensorflow::core::RefCountPtr<TableResource> table,
+              int64_t num_keys,
+              std::function<absl::Status(const TableResource&)> call,
+              tensorflow::AsyncOpKernel::DoneCallback done);
+
+// Runs `task` on the threads that may wait for a network.
+void ScheduleBlocking(std::function<void()> task);
+
+// The ids of an int32 or int64 tensor as keys. `storage` holds them if they had
+// to be widened and must live as long as `keys`.
+absl::Status KeysOf(tensorflow::OpKernelContext* context,
+                    const tensorflow::Tensor& ids, tensorflow::Tensor* storage,
+                    absl::Span<const int64_t>* keys);
+
+// The value of a float input that must be a scalar. InvalidArgument naming the
+// input and the shape that came.
+absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
+                         const char* name, float* value);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_OPS_TABLE_RESOURCE_H_

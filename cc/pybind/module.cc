@@ -1,0 +1,482 @@
+// tfswitch._native: clusters, tables and servers for Python.
+//
+// A thin skin over cc/capi/tfswitch.h. Calls that may block release the GIL,
+// because they wait for a network or work for long, and a server in the same
+// process may need other Python threads to go on.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/capi/core_loader.h"
+#include "cc/capi/tfswitch.h"
+#include "cc/pybind/status_exceptions.h"
+
+namespace tfswitch {
+namespace {
+
+namespace py = pybind11;
+
+// Without forcecast: what NumPy would have to round is refused.
+using IdArray = py::array_t<int64_t, py::array::c_style>;
+using FloatArray = py::array_t<float, py::array::c_style>;
+
+// The core's functions; set once when the module is imported.
+const Tfswitch_Api* api = nullptr;
+
+// Runs a call of the C API without the GIL, and throws what it answers.
+template <typename Call>
+void Run(const Call& call) {
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  int code;
+  {
+    py::gil_scoped_release release;
+    code = call(error);
+  }
+  if (code != 0) throw StatusError(code, error);
+}
+
+// Drops a reference without the GIL: the last one may wait for connections.
+template <typename T>
+void Release(std::shared_ptr<T>* reference) {
+  std::shared_ptr<T> last = std::move(*reference);
+  reference->reset();
+  py::gil_scoped_release release;
+  last.reset();
+}
+
+std::string TakeString(char* string) {
+  std::string result = string != nullptr ? string : "";
+  if (string != nullptr) api->free_string(string);
+  return result;
+}
+
+std::string ToJson(const std::vector<std::string>& names) {
+  return py::cast<std::string>(
+      py::module_::import("json").attr("dumps")(py::cast(names)));
+}
+
+using Shape = std::vector<py::ssize_t>;
+
+std::string ToString(const Shape& shape) {
+  std::string result = "(";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    result += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  }
+  return result + (shape.size() == 1 ? ",)" : ")");
+}
+
+Shape ShapeOf(const py::array& array) {
+  return Shape(array.shape(), array.shape() + array.ndim());
+}
+
+template <typename Array>
+Array ToArray(const py::object& object, const char* name, const char* dtype) {
+  // First with the dtype that it has by itself: a list of 1.5 is not ids.
+  const py::array natural = py::array::ensure(object);
+  auto array = natural ? Array::ensure(natural) : Array();
+  if (!natural || !array) {
+    PyErr_Clear();
+    throw py::type_error(
+        std::string("`") + name + "` must be a NumPy array of " + dtype +
+        ". Received: " +
+        (natural ? "dtype " + py::cast<std::string>(py::str(natural.dtype()))
+                 : py::cast<std::string>(py::repr(object))));
+  }
+  return array;
+}
+
+IdArray ToIds(const py::object& object) {
+  return ToArray<IdArray>(object, "ids", "int64");
+}
+
+class Table {
+ public:
+  Table(std::shared_ptr<Tfswitch_Cluster> cluster, const std::string& config) {
+    Tfswitch_Table* opened = nullptr;
+    Run([&](char* error) {
+      return api->open_table(cluster.get(), config.c_str(), &opened, error);
+    });
+    table_ = std::shared_ptr<Tfswitch_Table>(opened, api->close_table);
+    name_ = api->table_name(opened);
+    dim_ = api->table_dim(opened);
+    slot_floats_ = api->table_slot_floats(opened);
+    is_remote_ = api->table_is_remote(opened) != 0;
+  }
+  ~Table() { Close(); }
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const std::string& name() const { return name_; }
+  int dim() const { return dim_; }
+  int slot_floats() const { return slot_floats_; }
+  bool is_remote() const { return is_remote_; }
+
+  int64_t Size() const {
+    int64_t num_rows = 0;
+    const auto table = Open();
+    Run([&](char* error) {
+      return api->table_size(table.get(), &num_rows, error);
+    });
+    return num_rows;
+  }
+
+  py::array Pull(const py::object& ids, bool insert_missing) const {
+    const auto table = Open();
+    const IdArray keys = ToIds(ids);
+    py::array_t<float> embeddings(RowsShape(keys, dim_));
+    float* out = embeddings.mutable_data();
+    if (keys.size() == 0) return embeddings;
+    Run([&](char* error) {
+      return api->pull(table.get(), keys.data(), keys.size(),
+                       insert_missing ? 1 : 0, out, error);
+    });
+    return embeddings;
+  }
+
+  int64_t Push(const py::object& ids, const py::object& gradients,
+               float learning_rate, bool insert_missing,
+               float loss_scale) const {
+    const auto table = Open();
+    const IdArray keys = ToIds(ids);
+    const FloatArray rows = ToRows(gradients, "gradients", keys, dim_);
+    Tfswitch_PushOptions options = {};
+    options.learning_rate = learning_rate;
+    options.insert_missing = insert_missing ? 1 : 0;
+    options.loss_scale = loss_scale;
+    Tfswitch_PushResult result = {};
+    if (keys.size() == 0) return 0;
+    Run([&](char* error) {
+      return api->push(table.get(), keys.data(), keys.size(), rows.data(),
+                       &options, &result, error);
+    });
+    return result.updated_rows;
+  }
+
+  void Assign(const py::object& ids, const py::object& values,
+              const py::object& slots) const {
+    const auto table = Open();
+    const IdArray keys = ToIds(ids);
+    const FloatArray rows = ToRows(values, "values", keys, dim_);
+    FloatArray slot_rows;
+    const float* slot_data = nullptr;
+    if (!slots.is_none()) {
+      slot_rows = ToRows(slots, "slots", keys, slot_floats_);
+      slot_data = slot_rows.data();
+    }
+    if (keys.size() == 0) return;
+    Run([&](char* error) {
+      return api->assign(table.get(), keys.data(), keys.size(), rows.data(),
+                         slot_data, error);
+    });
+  }
+
+  int64_t Erase(const py::object& ids) const {
+    const auto table = Open();
+    const IdArray keys = ToIds(ids);
+    int64_t erased_rows = 0;
+    if (keys.size() == 0) return 0;
+    Run([&](char* error) {
+      return api->erase(table.get(), keys.data(), keys.size(), &erased_rows,
+                        error);
+    });
+    return erased_rows;
+  }
+
+  py::tuple ExportRows(bool with_slots) const {
+    const auto table = Open();
+    Exported rows;
+    rows.dim = dim_;
+    rows.slot_floats = with_slots ? slot_floats_ : 0;
+    const auto expected = static_cast<size_t>(Size());
+    rows.keys.reserve(expected);
+    rows.embeddings.reserve(expected * rows.dim);
+    rows.slots.reserve(expected * rows.slot_floats);
+    try {
+      Run([&](char* error) {
+        return api->export_rows(table.get(), with_slots ? 1 : 0,
+                                &Exported::Visit, &rows, error);
+      });
+    } catch (const StatusError&) {
+      // The visitor stopped the export.
+      if (rows.out_of_memory) throw std::bad_alloc();
+      throw;
+    }
+    const auto num_rows = static_cast<py::ssize_t>(rows.keys.size());
+    py::object slots = py::none();
+    if (with_slots) {
+      slots = ToArray(std::move(rows.slots), {num_rows, slot_floats_});
+    }
+    return py::make_tuple(ToArray(std::move(rows.keys), {num_rows}),
+                          ToArray(std::move(rows.embeddings), {num_rows, dim_}),
+                          slots);
+  }
+
+  void Close() {
+    if (table_ != nullptr) Release(&table_);
+  }
+
+ private:
+  struct Exported {
+    size_t dim = 0;
+    size_t slot_floats = 0;
+    bool out_of_memory = false;
+    std::vector<int64_t> keys;
+    std::vector<float> embeddings;
+    std::vector<float> slots;
+
+    static int Visit(void* context, const int64_t* keys,
+                     const float* embeddings, const float* slots,
+                     size_t num_rows) {
+      auto* self = static_cast<Exported*>(context);
+      // No exception may cross the C boundary.
+      try {
+        self->keys.insert(self->keys.end(), keys, keys + num_rows);
+        self->embeddings.insert(self->embeddings.end(), embeddings,
+                                embeddings + num_rows * self->dim);
+        if (slots != nullptr) {
+          self->slots.insert(self->slots.end(), slots,
+                             slots + num_rows * self->slot_floats);
+        }
+      } catch (const std::bad_alloc&) {
+        self->out_of_memory = true;
+        return 1;
+      }
+      return 0;
+    }
+  };
+
+  // Hands the vector's memory to NumPy.
+  template <typename T>
+  static py::array_t<T> ToArray(std::vector<T> values, const Shape& shape) {
+    auto* kept = new std::vector<T>(std::move(values));
+    py::capsule owner(kept,
+                      [](void* p) { delete static_cast<std::vector<T>*>(p); });
+    return py::array_t<T>(shape, kept->data(), owner);
+  }
+
+  // The table for the time of one call, so that close() in another thread does
+  // not take it away.
+  std::shared_ptr<Tfswitch_Table> Open() const {
+    if (table_ == nullptr) {
+      throw std::runtime_error("table '" + name_ + "' is closed");
+    }
+    return table_;
+  }
+
+  static Shape RowsShape(const IdArray& ids, int row_floats) {
+    Shape shape = ShapeOf(ids);
+    shape.push_back(row_floats);
+    return shape;
+  }
+
+  FloatArray ToRows(const py::object& object, const char* name,
+                    const IdArray& ids, int row_floats) const {
+    FloatArray rows = tfswitch::ToArray<FloatArray>(object, name, "float32");
+    const Shape expected = RowsShape(ids, row_floats);
+    if (ShapeOf(rows) != expected) {
+      throw py::value_error("table '" + name_ + "': expected `" + name +
+                            "` of shape " + ToString(expected) +
+                            " for ids of shape " + ToString(ShapeOf(ids)) +
+                            ", got " + ToString(ShapeOf(rows)));
+    }
+    return rows;
+  }
+
+  std::shared_ptr<Tfswitch_Table> table_;  // Null once closed. Under the GIL.
+  // Constant after construction.
+  std::string name_;
+  int dim_ = 0;
+  int slot_floats_ = 0;
+  bool is_remote_ = false;
+};
+
+class Cluster {
+ public:
+  Cluster(const std::string& address, double timeout) : address_(address) {
+    Tfswitch_Cluster* opened = nullptr;
+    Run([&](char* error) {
+      return api->open_cluster(address.c_str(), timeout, &opened, error);
+    });
+    cluster_ = std::shared_ptr<Tfswitch_Cluster>(opened, api->close_cluster);
+    num_shards_ = api->cluster_num_shards(opened);
+    is_remote_ = api->cluster_is_remote(opened) != 0;
+  }
+  ~Cluster() { Close(); }
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  const std::string& address() const { return address_; }
+  int num_shards() const { return num_shards_; }
+  bool is_remote() const { return is_remote_; }
+
+  std::string ListTables(const std::string& name) const {
+    const auto cluster = Open();
+    char* json = nullptr;
+    Run([&](char* error) {
+      return api->list_tables(cluster.get(), name.c_str(), &json, error);
+    });
+    return TakeString(json);
+  }
+
+  void DropTable(const std::string& name) const {
+    const auto cluster = Open();
+    Run([&](char* error) {
+      return api->drop_table(cluster.get(), name.c_str(), error);
+    });
+  }
+
+  std::string Save(const std::string& path,
+                   const std::vector<std::string>& tables) const {
+    const auto cluster = Open();
+    const std::string names = ToJson(tables);
+    char* report = nullptr;
+    Run([&](char* error) {
+      return api->save(cluster.get(), path.c_str(), names.c_str(), &report,
+                       error);
+    });
+    return TakeString(report);
+  }
+
+  std::string Restore(const std::string& path,
+                      const std::vector<std::string>& tables) const {
+    const auto cluster = Open();
+    const std::string names = ToJson(tables);
+    char* report = nullptr;
+    Run([&](char* error) {
+      return api->restore(cluster.get(), path.c_str(), names.c_str(), &report,
+                          error);
+    });
+    return TakeString(report);
+  }
+
+  std::unique_ptr<Table> OpenTable(const std::string& config) const {
+    return std::make_unique<Table>(Open(), config);
+  }
+
+  void Close() {
+    if (cluster_ != nullptr) Release(&cluster_);
+  }
+
+ private:
+  std::shared_ptr<Tfswitch_Cluster> Open() const {
+    if (cluster_ == nullptr) {
+      throw std::runtime_error("cluster '" + address_ + "' is closed");
+    }
+    return cluster_;
+  }
+
+  std::shared_ptr<Tfswitch_Cluster> cluster_;  // Null once closed. GIL.
+  // Constant after construction.
+  const std::string address_;
+  int num_shards_ = 0;
+  bool is_remote_ = false;
+};
+
+class Server {
+ public:
+  Server(const std::string& address, uint32_t shard_index, uint32_t num_shards,
+         int32_t num_threads, uint64_t max_message_bytes) {
+    Tfswitch_ServerOptions options = {};
+    options.address = address.c_str();
+    options.shard_index = shard_index;
+    options.num_shards = num_shards;
+    options.num_threads = num_threads;
+    options.max_message_bytes = max_message_bytes;
+    Tfswitch_Server* started = nullptr;
+    Run([&](char* error) {
+      return api->start_server(&options, &started, error);
+    });
+    server_ = std::shared_ptr<Tfswitch_Server>(started, api->delete_server);
+    address_ = api->server_address(started);
+  }
+  ~Server() { Release(&server_); }
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  const std::string& address() const { return address_; }
+
+  void Stop(double grace) const {
+    py::gil_scoped_release release;
+    api->stop_server(server_.get(), grace);
+  }
+
+ private:
+  std::shared_ptr<Tfswitch_Server> server_;
+  std::string address_;
+};
+
+// NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11's signature.
+void TranslateStatusError(std::exception_ptr exception) {
+  try {
+    if (exception) std::rethrow_exception(exception);
+  } catch (const StatusError& e) {
+    const std::string message = e.what();
+    // Messages are cut to a size, perhaps in the middle of a character.
+    const py::object text =
+        py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+            message.data(), static_cast<py::ssize_t>(message.size()),
+            "replace"));
+    if (text) PyErr_SetObject(ExceptionOf(e.code()), text.ptr());
+  }
+}
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Clusters, tables and servers of the tfswitch core library.";
+
+  std::string load_error;
+  api = OpenCore(&load_error);
+  if (api == nullptr) throw py::import_error(load_error);
+  py::register_local_exception_translator(TranslateStatusError);
+
+  m.def("version", [] { return std::string(api->version()); });
+  m.attr("api_version") = api->api_version;
+
+  // module_local: TensorFlow's own pybind11 modules live in this process.
+  py::class_<Cluster>(m, "Cluster", py::module_local())
+      .def(py::init<const std::string&, double>(), py::arg("address"),
+           py::arg("timeout"))
+      .def_property_readonly("address", &Cluster::address)
+      .def_property_readonly("num_shards", &Cluster::num_shards)
+      .def_property_readonly("is_remote", &Cluster::is_remote)
+      .def("list_tables", &Cluster::ListTables, py::arg("name") = "")
+      .def("drop_table", &Cluster::DropTable, py::arg("name"))
+      .def("save", &Cluster::Save, py::arg("path"), py::arg("tables"))
+      .def("restore", &Cluster::Restore, py::arg("path"), py::arg("tables"))
+      .def("open_table", &Cluster::OpenTable, py::arg("config_json"))
+      .def("close", &Cluster::Close);
+
+  py::class_<Table>(m, "Table", py::module_local())
+      .def_property_readonly("name", &Table::name)
+      .def_property_readonly("dim", &Table::dim)
+      .def_property_readonly("slot_floats", &Table::slot_floats)
+      .def_property_readonly("is_remote", &Table::is_remote)
+      .def("size", &Table::Size)
+      .def("pull", &Table::Pull, py::arg("ids"), py::arg("insert_missing"))
+      .def("push", &Table::Push, py::arg("ids"), py::arg("gradients"),
+           py::arg("learning_rate"), py::arg("insert_missing"),
+           py::arg("loss_scale") = 1.0f)
+      .def("assign", &Table::Assign, py::arg("ids"), py::arg("values"),
+           py::arg("slots") = py::none())
+      .def("erase", &Table::Erase, py::arg("ids"))
+      .def("export_rows", &Table::ExportRows, py::arg("with_slots"))
+      .def("close", &Table::Close);
+
+  py::class_<Server>(m, "Server", py::module_local())
+      .def(
+          py::init<const std::string&, uint32_t, uint32_t, int32_t, uint64_t>(),
+          py::arg("address"), py::arg("shard_index"), py::arg("num_shards"),
+          py::arg("num_threads") = 0, py::arg("max_message_bytes") = 0)
+      .def_property_readonly("address", &Server::address)
+      .def("stop", &Server::Stop, py::arg("grace"));
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,24 @@
+"""Embeddings without a fixed vocabulary, in this process or on servers.
+
+Importing this registers the TensorFlow ops and the Keras layer, so that
+`tf.saved_model.load` and `keras.models.load_model` find them.
+"""
+
+from tfswitch import _native, initializers, keras, ops, optimizers
+from tfswitch.cluster import Cluster, connect
+from tfswitch.server import Server
+from tfswitch.table import EmbeddingTable
+
+__version__ = _native.version()
+
+__all__ = [
+    "Cluster",
+    "EmbeddingTable",
+    "Server",
+    "__version__",
+    "connect",
+    "initializers",
+    "keras",
+    "ops",
+    "optimizers",
+]

@@ -1,0 +1,89 @@
+"""The learning rate of a table, as the ops read it at each push."""
+
+import inspect
+from typing import Any
+
+import tensorflow as tf
+
+from tfswitch.ops.resources import HostScalar
+from tfswitch.optimizers import check_learning_rate
+
+
+class LearningRate:
+    """A number, a schedule, a variable or a function, read as a tensor.
+
+    Thread-safe.
+
+    Args:
+        source: What `tfswitch.optimizers` takes as `learning_rate`.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._is_schedule = callable(source) and _takes_a_step(source)
+        # Held outside graphs, so that a new value needs no new trace.
+        self._constant = (
+            HostScalar(source, tf.float32)
+            if isinstance(source, float)
+            else None
+        )
+        self._steps = HostScalar(0, tf.int64)
+
+    def read(self) -> tf.Tensor:
+        """Returns the rate at the present step, a float32 scalar."""
+        if self._constant is not None:
+            return self._constant.read()
+        if self._is_schedule:
+            rate = self._source(self._steps.read())
+        elif callable(self._source):
+            rate = self._source()
+        else:
+            rate = self._source
+        return tf.cast(tf.convert_to_tensor(rate), tf.float32)
+
+    def advance(self) -> None:
+        """Counts one step, once for all replicas of a strategy."""
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            self._steps.add(tf.constant(1, tf.int64))
+            return
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        self._steps.add(tf.cast(is_first, tf.int64))
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been counted."""
+        return int(self._steps.read())
+
+    def assign(self, value: Any) -> None:
+        """Replaces a constant rate.
+
+        Raises:
+            ValueError: If `value` is not a finite number of at least 0.
+            TypeError: If the rate is not a constant.
+        """
+        value = check_learning_rate(value)
+        if self._constant is None:
+            raise TypeError(
+                "the learning rate comes from "
+                f"{self._source!r} and cannot be set; change it there, or make "
+                "the table with a number as `learning_rate`"
+            )
+        self._source = value
+        self._constant.assign(value)
+
+
+def _takes_a_step(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # A builtin without a signature.
+        return True
+    return any(
+        parameter.default is inspect.Parameter.empty
+        and parameter.kind
+        in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        for parameter in parameters
+    )

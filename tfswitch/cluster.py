@@ -1,0 +1,249 @@
+"""Where tables live: in this process, or on parameter servers."""
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from tfswitch import _native
+
+_ACCEPTED = (
+    '"local://" or "local://NAME" (this process), '
+    '"grpc://host:port,host:port" or "grpc+unix:///path" (servers in shard '
+    "order)"
+)
+
+_lock = threading.Lock()
+_default: "Cluster | None" = None
+
+
+class Cluster:
+    """A connection to all shards of a cluster. Made by `tfswitch.connect`.
+
+    Thread-safe. A server that went away makes calls fail with
+    `ConnectionError` or `TimeoutError`; once it is back they work again.
+
+    Attributes:
+        address: As it was given to `connect`.
+        timeout: Longest wait of one call for a server, in seconds.
+    """
+
+    def __init__(self, address: str, *, timeout: float = 30.0) -> None:
+        if not isinstance(address, str) or not address.startswith(
+            ("local://", "grpc://", "grpc+unix://")
+        ):
+            raise ValueError(
+                f"`address` must be {_ACCEPTED}. Received: address={address!r}"
+            )
+        if (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, (int, float))
+            or not 0 < timeout < float("inf")
+        ):
+            raise ValueError(
+                "`timeout` must be a positive number of seconds. "
+                f"Received: timeout={timeout!r}"
+            )
+        self.address = address
+        self.timeout = float(timeout)
+        self._native = _native.Cluster(address, self.timeout)
+        self._closed = False
+        # Serialises "is this name free?" and "take it" of private tables.
+        self._names_lock = threading.Lock()
+        self._previous: Cluster | None = None
+
+    @property
+    def num_shards(self) -> int:
+        """How many servers there are; 1 if tables are in this process."""
+        return self._native.num_shards
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether tables are on servers rather than in this process."""
+        return self._native.is_remote
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def tables(self) -> list[str]:
+        """Returns the names of all tables, sorted."""
+        return sorted(info["config"]["name"] for info in self._list())
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Returns row counts and memory of all tables by name.
+
+        Example:
+
+        >>> tsw.connect("local://").stats()
+        {'user': {'num_rows': 3, 'index_bytes': 65536, ...}}
+        """
+        return {
+            info["config"]["name"]: _without_config(info)
+            for info in self._list()
+        }
+
+    def save(
+        self, path: str | os.PathLike[str], tables: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Saves tables as a checkpoint that any number of servers can load.
+
+        An older checkpoint at `path` stays whole until the new one is
+        complete; its tables that are not saved now are kept.
+
+        Args:
+            path: A folder. Every server writes its rows there, so with servers
+                on several machines it must be a shared one.
+            tables: Names; empty for all.
+
+        Returns:
+            `{"tables": [names], "num_rows": n}`.
+
+        Raises:
+            KeyError: If there is no table of that name.
+            OSError: If a file cannot be written.
+        """
+        report = self._native.save(os.fspath(path), _names(tables))
+        return json.loads(report)
+
+    def restore(
+        self, path: str | os.PathLike[str], tables: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Replaces tables by their saved rows, on all servers or on none.
+
+        Args:
+            path: A folder that `save` wrote, on this or another cluster.
+            tables: Names; empty for all in the checkpoint.
+
+        Returns:
+            `{"tables": [names], "num_rows": n}`.
+
+        Raises:
+            KeyError: If the checkpoint or one of the tables is not there.
+            OSError: If the checkpoint is damaged; nothing has changed then.
+        """
+        report = self._native.restore(os.fspath(path), _names(tables))
+        return json.loads(report)
+
+    def close(self) -> None:
+        """Ends the connection; tables that are in use keep theirs."""
+        global _default
+        with _lock:
+            if _default is self:
+                _default = None
+        self._closed = True
+        self._native.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _default
+        with _lock:
+            if _default is self:
+                previous = self._previous
+                _default = (
+                    None if previous is None or previous.closed else previous
+                )
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<tfswitch.Cluster {self.address!r}>"
+
+    def _list(self, name: str = "") -> list[dict[str, Any]]:
+        return json.loads(self._native.list_tables(name))
+
+
+def connect(address: str = "local://", *, timeout: float = 30.0) -> Cluster:
+    """Connects to a cluster and makes it the default for new tables.
+
+    Without a call of `connect`, tables live in this process, or on the servers
+    that the "ps" entry of the TF_CONFIG environment variable names.
+
+    Args:
+        address: One of
+            "local://": tables live in this process;
+            "local://NAME": the same, apart from those of other names;
+            "grpc://host:port,host:port": servers, in shard order;
+            "grpc+unix:///path": one server on this machine.
+        timeout: Longest wait of a call for a server, in seconds.
+
+    Returns:
+        The cluster. As a context manager it closes at the end, and the former
+        default comes back.
+
+    Raises:
+        ValueError: If the address has none of these forms.
+        ConnectionError, TimeoutError: If a server does not answer. The message
+            names it.
+
+    Example:
+
+    >>> with tsw.connect("grpc://ps0:7077,ps1:7077") as cluster:
+    ...     table = tsw.EmbeddingTable("user", 16)
+    """
+    global _default
+    cluster = Cluster(address, timeout=timeout)
+    with _lock:
+        cluster._previous = _default
+        _default = cluster
+    return cluster
+
+
+def default_cluster() -> Cluster:
+    """Returns the cluster that tables use if they are given none."""
+    with _lock:
+        if _default is not None:
+            return _default
+    address = _address_from_environment()
+    cluster = Cluster(address)
+    global_default = _set_if_none(cluster)
+    if global_default is not cluster:
+        cluster.close()
+    return global_default
+
+
+def _set_if_none(cluster: Cluster) -> Cluster:
+    global _default
+    with _lock:
+        if _default is None:
+            _default = cluster
+        return _default
+
+
+def _address_from_environment() -> str:
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return "local://"
+    try:
+        servers = json.loads(text).get("cluster", {}).get("ps", [])
+    except (ValueError, AttributeError) as error:
+        raise ValueError(
+            "the environment variable TF_CONFIG must hold a JSON object such "
+            'as {"cluster": {"ps": ["host:port"]}}. Received: '
+            f"TF_CONFIG={text!r}"
+        ) from error
+    if not servers:
+        return "local://"
+    return "grpc://" + ",".join(servers)
+
+
+def _names(tables: Sequence[str]) -> list[str]:
+    if isinstance(tables, str):
+        raise ValueError(
+            "`tables` must be a list of names. "
+            f"Received: tables={tables!r}; write [{tables!r}]"
+        )
+    return list(tables)
+
+
+def _without_config(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in info.items() if key != "config"}

@@ -1,0 +1,191 @@
+"""The first value of a row.
+
+Each value depends on the table's seed and the row's id alone, so a row starts
+the same on any server and in any order. Names and arguments are those of
+`keras.initializers`; a `seed` argument there has no meaning here, because the
+table has one.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializer:
+    """Base of all initializers. Immutable; equal if all arguments are."""
+
+    # The field of the wire's InitializerConfig.
+    _KIND: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not math.isfinite(value)
+            ):
+                raise ValueError(
+                    f"`{field.name}` must be a finite number. "
+                    f"Received: {field.name}={value!r}"
+                )
+            object.__setattr__(self, field.name, float(value))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of this initializer."""
+        return dataclasses.asdict(self)
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns what `get` makes this initializer from."""
+        return {
+            "class_name": type(self).__name__,
+            "config": self.get_config(),
+        }
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `initializer` field of a table config."""
+        return {self._KIND: self.get_config()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Initializer":
+        """Makes an initializer from what `get_config` returned."""
+        return cls(**config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Initializer):
+    """All values are `value`."""
+
+    _KIND = "constant"
+    value: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Zeros(Initializer):
+    """All values are 0."""
+
+    def to_table_config(self) -> dict[str, Any]:
+        return {"constant": {"value": 0.0}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ones(Initializer):
+    """All values are 1."""
+
+    def to_table_config(self) -> dict[str, Any]:
+        return {"constant": {"value": 1.0}}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomUniform(Initializer):
+    """Uniform in [minval, maxval)."""
+
+    _KIND = "uniform"
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.minval > self.maxval:
+            raise ValueError(
+                "`minval` must not be above `maxval`. Received: "
+                f"minval={self.minval}, maxval={self.maxval}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomNormal(Initializer):
+    """Normal with `mean` and `stddev`."""
+
+    _KIND = "normal"
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stddev < 0.0:
+            raise ValueError(
+                f"`stddev` must not be negative. Received: stddev={self.stddev}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedNormal(RandomNormal):
+    """Normal, redrawn where it is beyond two standard deviations."""
+
+    _KIND = "truncated_normal"
+
+
+@dataclasses.dataclass(frozen=True)
+class GlorotUniform(Initializer):
+    """Uniform in +-sqrt(6 / (1 + dim)).
+
+    Glorot's rule with fan_in 1, because an id selects one input unit, and
+    fan_out dim. Keras takes the vocabulary's size as fan_in; here it has none.
+    """
+
+    _KIND = "glorot_uniform"
+
+
+_CLASSES: dict[str, type[Initializer]] = {
+    cls.__name__: cls
+    for cls in (
+        Constant,
+        GlorotUniform,
+        Ones,
+        RandomNormal,
+        RandomUniform,
+        TruncatedNormal,
+        Zeros,
+    )
+}
+_NAMES: dict[str, type[Initializer]] = {
+    "constant": Constant,
+    "glorot_uniform": GlorotUniform,
+    "normal": RandomNormal,
+    "ones": Ones,
+    "random_normal": RandomNormal,
+    "random_uniform": RandomUniform,
+    "truncated_normal": TruncatedNormal,
+    "uniform": RandomUniform,
+    "zeros": Zeros,
+}
+
+
+def get(identifier: Any) -> Initializer:
+    """Returns the initializer that a user means.
+
+    Args:
+        identifier: A name such as "uniform", an initializer of this module, a
+            Keras initializer of the same kind, or what `to_config` returned.
+
+    Raises:
+        ValueError: If there is no such initializer.
+    """
+    if isinstance(identifier, Initializer):
+        return identifier
+    if isinstance(identifier, str):
+        found = _NAMES.get(identifier) or _CLASSES.get(identifier)
+        if found is not None:
+            return found()
+    elif isinstance(identifier, Mapping):
+        found = _CLASSES.get(str(identifier.get("class_name")))
+        if found is not None:
+            return _convert(found, identifier.get("config", {}))
+    elif hasattr(identifier, "get_config"):  # Keras 3 or tf_keras.
+        found = _CLASSES.get(type(identifier).__name__)
+        if found is not None:
+            return _convert(found, identifier.get_config())
+    raise ValueError(
+        "`embeddings_initializer` must be one of "
+        + ", ".join(repr(name) for name in sorted(_NAMES))
+        + ", an object of tfswitch.initializers, or the Keras initializer of "
+        f"that kind. Received: {identifier!r}"
+    )
+
+
+def _convert(cls: type[Initializer], config: Mapping[str, Any]) -> Initializer:
+    names = {field.name for field in dataclasses.fields(cls)}
+    return cls.from_config({k: v for k, v in config.items() if k in names})

@@ -1,0 +1,64 @@
+"""Which Keras the layer is made for, and where the two differ."""
+
+import os
+from typing import Any
+
+IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
+
+if IS_LEGACY:
+    import tf_keras as keras
+else:
+    import keras
+
+Layer: Any = keras.layers.Layer
+register_keras_serializable = keras.saving.register_keras_serializable
+serialize = keras.saving.serialize_keras_object
+deserialize = keras.saving.deserialize_keras_object
+
+
+def check_backend() -> None:
+    """Raises RuntimeError if Keras does not run on TensorFlow."""
+    if not IS_LEGACY and keras.config.backend() != "tensorflow":
+        raise RuntimeError(
+            "tfswitch.keras needs Keras on TensorFlow, and it runs on "
+            f"{keras.config.backend()!r}. Set KERAS_BACKEND=tensorflow."
+        )
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether `value` is a placeholder of a model under construction."""
+    if IS_LEGACY:
+        return keras.backend.is_keras_tensor(value)
+    return isinstance(value, keras.KerasTensor)
+
+
+def spec(shape: Any, dtype: str, ragged: bool) -> Any:
+    """Returns what stands for an output of the layer in a Keras 3 model."""
+    return keras.KerasTensor(shape, dtype=dtype, ragged=ragged)
+
+
+def add_anchor(layer: Any) -> Any:
+    """Adds the scalar weight that ties the layer into the tape.
+
+    It is float32 under any policy, for its gradient carries no value.
+    """
+    options: dict[str, Any] = (
+        {"experimental_autocast": False} if IS_LEGACY else {"autocast": False}
+    )
+    return layer.add_weight(
+        name="anchor",
+        shape=(),
+        dtype="float32",
+        initializer="zeros",
+        trainable=True,
+        **options,
+    )
+
+
+def not_equal(x: Any, y: Any) -> Any:
+    """`x != y` for tensors and placeholders of both Keras."""
+    if IS_LEGACY:
+        import tensorflow as tf
+
+        return tf.not_equal(x, y)
+    return keras.ops.not_equal(x, y)

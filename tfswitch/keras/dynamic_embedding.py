@@ -1,0 +1,578 @@
+"""The embedding layer without a fixed vocabulary."""
+
+import json
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tfswitch import initializers as initializers_lib
+from tfswitch import optimizers as optimizers_lib
+from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.keras import _backend, pooling
+from tfswitch.ops import embedding_ops
+from tfswitch.ops.ids import check_id_dtype, to_id_tensor
+from tfswitch.table import EmbeddingTable, check_dim, check_seed
+
+
+@_backend.register_keras_serializable(package="tfswitch")
+class DynamicEmbedding(_backend.Layer):
+    """Maps integer ids to dense vectors without a fixed vocabulary.
+
+    Works like `keras.layers.Embedding`, but there is no `input_dim`: an id gets
+    a row the first time it is seen in training. Outside training, and in a
+    frozen layer, an unknown id reads as zeros and no row is made, so that
+    evaluation never grows the table.
+
+    The rows are not Keras weights, and the model's optimizer does not see
+    them: the backward pass pushes their gradients to the table, whose own
+    optimizer is applied where the rows live. What Keras sees is `anchor`, a
+    scalar weight that ties the layer into the gradient tape. It follows that
+
+    *   each backward pass through a training call is a push and a step,
+        whichever variables it asks gradients for; a persistent tape pushes
+        each time;
+    *   gradient clipping, weight decay and gradient accumulation of the model's
+        optimizer do not reach the rows;
+    *   under `tf.distribute` each replica pushes by itself, and none waits for
+        another: one step per replica, of its part of the gradient.
+
+    Loss scaling. In training the layer adds a loss of 0 (`add_loss`), whose
+    gradient tells the backward pass what the loss was multiplied with, and the
+    push divides by it. `fit` and `train_on_batch` include it. A custom loop
+    that scales its loss must do the same before it scales:
+
+    ```python
+    loss = loss_fn(y, model(x, training=True)) + sum(model.losses)
+    loss = optimizer.scale_loss(loss)
+    ```
+
+    (under `tf.distribute`, `tf.nn.scale_regularization_loss(sum(...))`). With
+    float16 it is checked. A push whose scaled gradients overflowed is skipped,
+    and the optimizer skips its step and lowers the scale.
+
+    Saving. `model.save` and `model.save_weights` store the rows of a table in
+    this process, with optimizer state; of layers that share a table one stores
+    them. Loading replaces all rows of the table. Rows on servers stay there:
+    use `Cluster.save`. The HDF5 formats of tf_keras (`.h5`) hold only
+    `layer.weights`, hence no rows: use `.keras` and `.weights.h5`.
+
+    XLA cannot compile the layer: `jit_compile="auto"` sees that, and Keras 3
+    answers `jit_compile=True` with a warning and leaves it out.
+
+    Example:
+
+    >>> layer = tsw.keras.DynamicEmbedding(8)
+    >>> layer(tf.constant([[3, 5], [3, 0]]), training=True).shape
+    TensorShape([2, 2, 8])
+    >>> layer.table.size()
+    3
+
+    Args:
+        output_dim: Length of each embedding, 1 to 4096.
+        table: An `EmbeddingTable`, or the name of a table of `cluster`, which
+            layers may share. By default the layer has its own: a table of this
+            process goes with the layer; a table on servers has the layer's
+            name, so that all workers share it.
+        name: Name of the layer.
+        embeddings_initializer: First value of a row: a name such as "uniform",
+            an object of `tfswitch.initializers`, or the Keras one.
+        optimizer: How rows learn: a name, an object of `tfswitch.optimizers`,
+            or the Keras one. None means `tfswitch.optimizers.Adagrad()`.
+        combiner: None, "sum", "mean" or "sqrtn": whether and how to pool the
+            last axis of the ids. Needed for sparse ids.
+        mask_zero: Whether id 0 is padding. If true it reads as zeros, gets no
+            row, takes no part in pooling, and without a combiner is masked for
+            later layers.
+        seed: Decides, with the id, the first value of each row.
+        cluster: Where a table that the layer makes lives; by default that of
+            `tfswitch.connect`, when the table is first needed. Not stored in
+            the config: a loaded layer uses the default.
+        **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: Integers of any rank, `(batch_size, ...)`: a dense tensor, a
+            `tf.RaggedTensor`, or a `tf.SparseTensor` (with a combiner).
+        weights: Factor of each id, of the shape and kind of `inputs`. Only
+            with a combiner. "mean" divides by their sum, "sqrtn" by the root of
+            the sum of their squares.
+        training: Whether to create rows, and to push in the backward pass.
+
+    Output shape:
+        Input shape plus a last axis of `output_dim`; with a combiner that axis
+        takes the place of the last axis of the ids. An empty row pools to
+        zeros.
+
+    Raises:
+        ValueError: If an argument is out of range; if ids are not integers; on
+            the first call, if the table exists with other settings.
+        tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
+            if a server does not answer.
+    """
+
+    built: bool
+
+    def __init__(
+        self,
+        output_dim: int,
+        *,
+        table: EmbeddingTable | str | None = None,
+        name: str | None = None,
+        embeddings_initializer: Any = "uniform",
+        optimizer: Any = None,
+        combiner: str | None = None,
+        mask_zero: bool = False,
+        seed: int = 0,
+        cluster: Cluster | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _backend.check_backend()
+        check_dim("output_dim", output_dim)
+        check_seed(seed)
+        if combiner is not None and combiner not in pooling.COMBINERS:
+            raise ValueError(
+                '`combiner` must be None, "sum", "mean" or "sqrtn". '
+                f"Received: combiner={combiner!r}"
+            )
+        if not isinstance(table, (EmbeddingTable, str, type(None))):
+            raise ValueError(
+                "`table` must be an EmbeddingTable or the name of one. "
+                f"Received: table={table!r}"
+            )
+        # Float ids must reach `call` as they are, to be named in its message.
+        kwargs.setdefault("autocast", False)
+        super().__init__(name=name, **kwargs)
+        self.output_dim = int(output_dim)
+        self.combiner = combiner
+        self.mask_zero = bool(mask_zero)
+        self.supports_masking = self.mask_zero
+        self.supports_jit = False
+        self._table_lock = threading.Lock()
+        self._cluster = cluster
+        self._table: EmbeddingTable | None = None
+        if isinstance(table, EmbeddingTable):
+            self._adopt(table, embeddings_initializer, optimizer, seed, cluster)
+            return
+        self._table_name = table
+        self._initializer = initializers_lib.get(embeddings_initializer)
+        self._optimizer = optimizers_lib.get(optimizer)
+        self._seed = int(seed)
+
+    def _adopt(
+        self,
+        table: EmbeddingTable,
+        embeddings_initializer: Any,
+        optimizer: Any,
+        seed: int,
+        cluster: Cluster | None,
+    ) -> None:
+        if table.dim != self.output_dim:
+            raise ValueError(
+                "`output_dim` must be the table's dim. Received: "
+                f"output_dim={self.output_dim}, but table '{table.name}' has "
+                f"dim {table.dim}"
+            )
+        for argument, value, default in (
+            ("embeddings_initializer", embeddings_initializer, "uniform"),
+            ("optimizer", optimizer, None),
+            ("seed", seed, 0),
+            ("cluster", cluster, None),
+        ):
+            if value is not default and value != default:
+                raise ValueError(
+                    f"`{argument}` belongs to table '{table.name}' that was "
+                    f"passed as `table`; set it there. Received: {argument}="
+                    f"{value!r}"
+                )
+        self._table = table
+        self._table_name = table.name
+        self._initializer = table.initializer
+        self._optimizer = table.optimizer
+        self._seed = table.seed
+
+    @property
+    def table(self) -> EmbeddingTable:
+        """The layer's table; made when it is first needed."""
+        with self._table_lock:
+            if self._table is None:
+                self._table = self._make_table()
+            return self._table
+
+    def _make_table(self) -> EmbeddingTable:
+        cluster = self._cluster or default_cluster()
+        options: dict[str, Any] = {
+            "initializer": self._initializer,
+            "optimizer": self._optimizer,
+            "seed": self._seed,
+            "cluster": cluster,
+        }
+        if self._table_name is not None:
+            return EmbeddingTable(self._table_name, self.output_dim, **options)
+        if cluster.is_remote:
+            return EmbeddingTable(self.name, self.output_dim, **options)
+        return EmbeddingTable._create_private(
+            self.name, self.output_dim, **options
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
+        # Errors of the table belong here and not into the first step.
+        _ = self.table
+        self._anchor = _backend.add_anchor(self)
+        self.built = True
+
+    def call(
+        self, inputs: Any, weights: Any = None, training: Any = None
+    ) -> Any:
+        if weights is not None and self.combiner is None:
+            raise ValueError(
+                f"layer '{self.name}': `weights` need a combiner. Pass "
+                'combiner="sum", "mean" or "sqrtn" to the layer.'
+            )
+        if isinstance(inputs, tf.SparseTensor):
+            return self._call_sparse(inputs, weights, training)
+        if isinstance(inputs, tf.RaggedTensor):
+            return self._call_ragged(inputs, weights, training)
+        return self._call_dense(inputs, weights, training)
+
+    def _call_dense(self, inputs: Any, weights: Any, training: Any) -> Any:
+        ids = to_id_tensor(inputs, f"layer '{self.name}'")
+        self._check_rank(ids.shape.rank)
+        if weights is not None:
+            if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
+                self._refuse_weights(weights, inputs)
+            weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
+            if not weights.shape.is_compatible_with(ids.shape):
+                self._refuse_weights(weights, ids)
+        embeddings = self._embed(ids, training)
+        if self.combiner is not None:
+            weights = self._pooling_weights(ids, weights)
+            embeddings = pooling.pool_axis(embeddings, weights, self.combiner)
+        return tf.cast(embeddings, self.compute_dtype)
+
+    def _call_ragged(
+        self, inputs: tf.RaggedTensor, weights: Any, training: Any
+    ) -> Any:
+        ids = to_id_tensor(inputs.flat_values, f"layer '{self.name}'")
+        if weights is not None:
+            if not isinstance(weights, tf.RaggedTensor):
+                self._refuse_weights(weights, inputs)
+            weights = tf.cast(weights.flat_values, tf.float32)
+        embeddings = self._embed(ids, training)
+        if self.combiner is None:
+            embeddings = tf.cast(embeddings, self.compute_dtype)
+            return inputs.with_flat_values(embeddings)
+        weights = self._pooling_weights(ids, weights)
+        if ids.shape.rank > 1:  # The last axis is a uniform one.
+            pooled = pooling.pool_axis(embeddings, weights, self.combiner)
+            pooled = tf.cast(pooled, self.compute_dtype)
+            return inputs.with_flat_values(pooled)
+        innermost = inputs
+        while innermost.ragged_rank > 1:
+            innermost = innermost.values
+        pooled = pooling.pool_segments(
+            embeddings,
+            innermost.value_rowids(),
+            innermost.nrows(),
+            weights,
+            self.combiner,
+        )
+        pooled = tf.cast(pooled, self.compute_dtype)
+        if innermost is inputs:
+            pooled.set_shape([inputs.shape[0], self.output_dim])
+            return pooled
+        return _with_innermost(inputs, pooled)
+
+    def _call_sparse(
+        self, inputs: tf.SparseTensor, weights: Any, training: Any
+    ) -> Any:
+        if self.combiner is None:
+            self._refuse_sparse()
+        ids = to_id_tensor(inputs.values, f"layer '{self.name}'")
+        self._check_rank(inputs.shape.rank)
+        if weights is not None:
+            if not isinstance(weights, tf.SparseTensor):
+                self._refuse_weights(weights, inputs)
+            weights = tf.cast(weights.values, tf.float32)
+        embeddings = self._embed(ids, training)
+        outer = inputs.dense_shape[:-1]
+        # Row-major place of each value's outer indices.
+        strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
+        segment_ids = tf.reduce_sum(inputs.indices[:, :-1] * strides, axis=1)
+        pooled = pooling.pool_segments(
+            embeddings,
+            segment_ids,
+            tf.reduce_prod(outer),
+            self._pooling_weights(ids, weights),
+            self.combiner,
+        )
+        dim = tf.constant([self.output_dim], tf.int64)
+        pooled = tf.reshape(pooled, tf.concat([outer, dim], axis=0))
+        pooled.set_shape([*inputs.shape[:-1], self.output_dim])
+        return tf.cast(pooled, self.compute_dtype)
+
+    def _embed(self, ids: tf.Tensor, training: Any) -> tf.Tensor:
+        """Returns float32 embeddings, zeros for padding."""
+        if not self.mask_zero:
+            return self._embed_all(ids, training)
+        places = tf.where(tf.not_equal(ids, 0))
+        rows = self._embed_all(tf.gather_nd(ids, places), training)
+        shape = tf.concat(
+            [tf.shape(ids, out_type=tf.int64), [self.output_dim]], axis=0
+        )
+        embeddings = tf.scatter_nd(places, rows, shape)
+        embeddings.set_shape([*ids.shape, self.output_dim])
+        return embeddings
+
+    def _embed_all(self, ids: tf.Tensor, training: Any) -> tf.Tensor:
+        if not self.trainable:
+            return self._read(ids)
+        if tf.is_tensor(training):
+            known = tf.get_static_value(training)
+            if known is None:
+                return self._embed_if(ids, training)
+            training = known
+        if not training:
+            return self._read(ids)
+        embeddings, probe = self._train(ids)
+        self.add_loss(probe)
+        return embeddings
+
+    def _embed_if(self, ids: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
+        embeddings, probe = tf.cond(
+            tf.cast(training, tf.bool),
+            lambda: self._train(ids),
+            lambda: (self._read(ids), tf.zeros([])),
+        )
+        self.add_loss(probe)
+        return embeddings
+
+    def _read(self, ids: tf.Tensor) -> tf.Tensor:
+        return embedding_ops.lookup(
+            self.table.handle, ids, dim=self.output_dim, insert_missing=False
+        )
+
+    def _train(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        anchor = tf.convert_to_tensor(self._anchor)
+        result = self.table._training_lookup(ids, anchor)
+        embeddings, probe = result.embeddings, result.loss_scale_probe
+        if self.compute_dtype == "float16":
+            embeddings, probe = _check_loss_scale(self.name, embeddings, probe)
+        # Keras divides what `add_loss` got by the number of replicas.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return embeddings, probe * float(replicas)
+
+    def _pooling_weights(
+        self, ids: tf.Tensor, weights: tf.Tensor | None
+    ) -> tf.Tensor | None:
+        if not self.mask_zero:
+            return weights
+        mask = tf.cast(tf.not_equal(ids, 0), tf.float32)
+        return mask if weights is None else mask * weights
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        if (
+            not self.mask_zero
+            or self.combiner is not None
+            or isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor))
+            or getattr(inputs, "ragged", False)
+        ):
+            return None
+        return _backend.not_equal(inputs, 0)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        outer = tuple(input_shape)
+        if self.combiner is not None:
+            self._check_rank(len(outer))
+            outer = outer[:-1]
+        return (*outer, self.output_dim)
+
+    def compute_output_spec(
+        self, inputs: Any, weights: Any = None, training: Any = None
+    ) -> Any:
+        """What Keras 3 asks instead of `call` for a model's placeholders."""
+        check_id_dtype(tf.as_dtype(inputs.dtype), f"layer '{self.name}'")
+        if getattr(inputs, "sparse", False) and self.combiner is None:
+            self._refuse_sparse()
+        ragged = bool(getattr(inputs, "ragged", False))
+        return _backend.spec(
+            self.compute_output_shape(inputs.shape),
+            dtype=self.compute_dtype,
+            ragged=ragged and (self.combiner is None or len(inputs.shape) > 2),
+        )
+
+    def count_params(self) -> int:
+        """Returns the number of floats in the rows, and 1 for the anchor."""
+        if not self.built:
+            return super().count_params()
+        return self.table.size() * self.output_dim + 1
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        optimizer = self._optimizer.to_config()
+        rate = optimizer["config"]["learning_rate"]
+        if not isinstance(rate, float):
+            # Only schedules can be described; of the rest, the value stays.
+            optimizer["config"]["learning_rate"] = (
+                _backend.serialize(rate)
+                if hasattr(rate, "get_config")
+                else self.table.learning_rate
+            )
+        config.update(
+            {
+                "output_dim": self.output_dim,
+                "table": self._table_name,
+                "embeddings_initializer": self._initializer.to_config(),
+                "optimizer": optimizer,
+                "combiner": self.combiner,
+                "mask_zero": self.mask_zero,
+                "seed": self._seed,
+            }
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbedding":
+        config = dict(config)
+        optimizer = config.get("optimizer")
+        if isinstance(optimizer, Mapping):
+            arguments = dict(optimizer["config"])
+            rate = arguments.get("learning_rate")
+            if isinstance(rate, Mapping):
+                arguments["learning_rate"] = _backend.deserialize(rate)
+            config["optimizer"] = {**optimizer, "config": arguments}
+        return super().from_config(config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Stores the anchor, and the rows of a table in this process."""
+        super().save_own_variables(store)
+        if not self.built or self.table.cluster.is_remote:
+            return
+        if not _stores_rows(self, self.table, store):
+            return
+        ids, values, slots = self.table._export_with_slots()
+        store["ids"] = ids
+        store["values"] = values
+        store["slots"] = slots
+        store["optimizer"] = _to_bytes(self._optimizer.to_table_config())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` stored, replacing all rows."""
+        names = set(store.keys())
+        if "0" not in names:
+            raise ValueError(
+                f"layer '{self.name}': there is nothing for it in the file; "
+                f"expected '0' (the anchor), got {sorted(names)}"
+            )
+        self._anchor.assign(np.asarray(store["0"]))
+        if "ids" not in names:
+            return  # On servers, or with the layer that shares the table.
+        slots: np.ndarray | None = np.asarray(store["slots"])
+        saved = bytes(np.asarray(store["optimizer"]))
+        if saved != bytes(_to_bytes(self._optimizer.to_table_config())):
+            warnings.warn(
+                f"layer '{self.name}': the rows were saved with the optimizer "
+                f"{saved.decode()}, which is not the layer's; its state starts "
+                "anew.",
+                stacklevel=2,
+            )
+            slots = None
+        self.table._replace_rows(
+            np.asarray(store["ids"]), np.asarray(store["values"]), slots
+        )
+
+    def _check_rank(self, rank: int | None) -> None:
+        if self.combiner is not None and rank == 0:
+            raise ValueError(
+                f"layer '{self.name}': combiner {self.combiner!r} pools the "
+                "last axis of the ids, got a scalar id"
+            )
+
+    def _refuse_sparse(self) -> NoReturn:
+        raise ValueError(
+            f"layer '{self.name}': sparse ids need a combiner. Pass "
+            'combiner="sum", "mean" or "sqrtn" to the layer.'
+        )
+
+    def _refuse_weights(self, weights: Any, ids: Any) -> NoReturn:
+        raise ValueError(
+            f"layer '{self.name}': `weights` must be of the kind and shape of "
+            f"the ids, a {type(ids).__name__} of shape {ids.shape}, got a "
+            f"{type(weights).__name__} of shape {weights.shape}"
+        )
+
+
+def _with_innermost(ragged: tf.RaggedTensor, values: Any) -> tf.RaggedTensor:
+    """Puts `values` in place of the innermost rows of ragged ids."""
+    if ragged.ragged_rank == 1:
+        return values
+    return ragged.with_values(_with_innermost(ragged.values, values))
+
+
+def _check_loss_scale(
+    name: str, embeddings: tf.Tensor, probe: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Refuses a backward pass that float16 would make wrong.
+
+    Losses of float16 models are scaled, and without the probe the push would
+    take the scale for a part of the gradient.
+    """
+
+    @tf.custom_gradient
+    def identity(embeddings: tf.Tensor, probe: tf.Tensor) -> Any:
+        def backward(
+            embeddings_gradient: tf.Tensor, probe_gradient: tf.Tensor
+        ) -> Any:
+            check = tf.debugging.Assert(
+                tf.not_equal(probe_gradient, 0.0),
+                [
+                    f"layer '{name}': the loss does not hold the layer's own, "
+                    "so the loss scale of float16 training is unknown. Add "
+                    "sum(model.losses) to the loss before it is scaled."
+                ],
+            )
+            dependencies = [] if check is None else [check]
+            with tf.control_dependencies(dependencies):
+                return tf.identity(embeddings_gradient), probe_gradient
+
+        return (tf.identity(embeddings), tf.identity(probe)), backward
+
+    return identity(embeddings, probe)
+
+
+# Which layer stored the rows of a table, and in which file.
+_stored_by: weakref.WeakKeyDictionary[
+    EmbeddingTable, tuple[Any, weakref.ref[Any]]
+] = weakref.WeakKeyDictionary()
+
+
+def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
+    """Whether `layer` is the one of its table's layers that stores the rows."""
+    file = _file_of(store)
+    if file is None:
+        return True
+    last_file, last_layer = _stored_by.get(table, (None, None))
+    if last_file == file and last_layer is not None:
+        return last_layer() is layer
+    _stored_by[table] = (file, weakref.ref(layer))
+    return True
+
+
+def _file_of(store: Any) -> Any:
+    """What equals itself for stores of one file under way, or None."""
+    if _backend.IS_LEGACY:
+        return getattr(store, "file", None)  # An open HDF5 file.
+    try:
+        return weakref.ref(store)
+    except TypeError:  # A dict, for one; nothing is known of others.
+        return None
+
+
+def _to_bytes(config: Mapping[str, Any]) -> np.ndarray:
+    text = json.dumps(config, sort_keys=True)
+    return np.frombuffer(text.encode(), np.uint8)

@@ -1,0 +1,21 @@
+"""TensorFlow ops on embedding tables. Importing this registers them."""
+
+from tfswitch.ops.embedding_ops import (
+    TrainingLookup,
+    lookup,
+    push,
+    push_unique,
+    size,
+    table_handle,
+    training_lookup,
+)
+
+__all__ = [
+    "TrainingLookup",
+    "lookup",
+    "push",
+    "push_unique",
+    "size",
+    "table_handle",
+    "training_lookup",
+]

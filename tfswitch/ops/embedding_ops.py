@@ -1,0 +1,200 @@
+"""The ops as Python functions, and the gradient of the training lookup.
+
+Each runs where its table's resource lives, whatever device the caller is on:
+under `tf.distribute` every replica works on the one table of its process.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfswitch import _loader
+
+_library = _loader.load_ops()
+
+
+class TrainingLookup(NamedTuple):
+    """What a training lookup answers, and what its way back needs.
+
+    Attributes:
+        embeddings: float32, `ids.shape + [dim]`.
+        loss_scale_probe: float32 scalar, 0. Added to the loss, its gradient is
+            what the loss was multiplied with on the way back.
+        unique_ids: int64, `[num_unique]`, in order of first appearance.
+        inverse: int32, `[num_ids]`, the place of each id in `unique_ids`.
+    """
+
+    embeddings: tf.Tensor
+    loss_scale_probe: tf.Tensor
+    unique_ids: tf.Tensor
+    inverse: tf.Tensor
+
+
+def table_handle(
+    cluster: str, config: str, *, timeout_s: float, shared_name: str
+) -> tf.Tensor:
+    """Opens a table and returns the resource that stands for it.
+
+    Args:
+        cluster: Address as in `tfswitch.connect`.
+        config: The table's config as JSON.
+        timeout_s: Longest wait for a server, in seconds.
+        shared_name: The name of the resource in TensorFlow's manager.
+
+    Returns:
+        A scalar resource tensor on the host.
+    """
+    return _library.tfswitch_table_handle(
+        cluster=cluster,
+        config=config,
+        timeout_s=timeout_s,
+        shared_name=shared_name,
+    )
+
+
+def lookup(
+    table: tf.Tensor, ids: tf.Tensor, *, dim: int, insert_missing: bool
+) -> tf.Tensor:
+    """Reads embeddings; no gradient flows back.
+
+    Args:
+        table: Resource of the table.
+        ids: int32 or int64 of any shape.
+        dim: The table's dimension.
+        insert_missing: Whether an unknown id gets a row; else it reads zeros.
+
+    Returns:
+        float32, `ids.shape + [dim]`.
+    """
+    with tf.device(None):
+        return _library.tfswitch_lookup(
+            table=table, ids=ids, dim=dim, insert_missing=insert_missing
+        )
+
+
+def training_lookup(
+    table: tf.Tensor,
+    ids: tf.Tensor,
+    anchor: tf.Tensor,
+    learning_rate: tf.Tensor,
+    *,
+    dim: int,
+) -> TrainingLookup:
+    """Reads embeddings, creates missing rows, and pushes on the way back.
+
+    Args:
+        table: Resource of the table.
+        ids: int32 or int64 of any shape.
+        anchor: float32 scalar that the loss is differentiated by. Its value
+            has no effect; it ties the op into the gradient tape.
+        learning_rate: float32 scalar of the push in the backward pass.
+        dim: The table's dimension.
+    """
+    with tf.device(None):
+        outputs = _library.tfswitch_training_lookup(
+            table=table,
+            ids=ids,
+            anchor=anchor,
+            learning_rate=learning_rate,
+            dim=dim,
+        )
+    return TrainingLookup(*outputs)
+
+
+def push_unique(
+    table: tf.Tensor,
+    unique_ids: tf.Tensor,
+    inverse: tf.Tensor,
+    gradients: tf.Tensor,
+    learning_rate: tf.Tensor,
+    loss_scale: tf.Tensor,
+    *,
+    insert_missing: bool = False,
+) -> tf.Tensor:
+    """Sums gradients by `inverse` and applies one step per unique id.
+
+    Args:
+        table: Resource of the table.
+        unique_ids: int64, `[num_unique]`, without repetition.
+        inverse: int32, `[num_ids]`.
+        gradients: float32, `[..., dim]`, of `num_ids` rows.
+        learning_rate: float32 scalar.
+        loss_scale: float32 scalar; gradients are divided by it. 0: not known,
+            taken as 1.
+        insert_missing: Whether an id without a row gets one first.
+
+    Returns:
+        The gradient of the anchor: float32 scalar, 0, or NaN if the push was
+        skipped because a scaled loss overflowed.
+    """
+    with tf.device(None):
+        return _library.tfswitch_push_unique(
+            table=table,
+            unique_ids=unique_ids,
+            inverse=inverse,
+            gradients=gradients,
+            learning_rate=learning_rate,
+            loss_scale=loss_scale,
+            insert_missing=insert_missing,
+        )
+
+
+def push(
+    table: tf.Tensor,
+    ids: tf.Tensor,
+    gradients: tf.Tensor,
+    learning_rate: tf.Tensor,
+    *,
+    insert_missing: bool = True,
+) -> tf.Tensor:
+    """Sums the gradients of repeated ids and applies one step per id.
+
+    Args:
+        table: Resource of the table.
+        ids: int32 or int64 of any shape.
+        gradients: float32, `ids.shape + [dim]`.
+        learning_rate: float32 scalar.
+        insert_missing: Whether an id without a row gets one first.
+
+    Returns:
+        int64 scalar: the number of rows that took a step.
+    """
+    with tf.device(None):
+        return _library.tfswitch_push(
+            table=table,
+            ids=ids,
+            gradients=gradients,
+            learning_rate=learning_rate,
+            insert_missing=insert_missing,
+        )
+
+
+def size(table: tf.Tensor) -> tf.Tensor:
+    """Returns the number of rows of a table, an int64 scalar."""
+    with tf.device(None):
+        return _library.tfswitch_size(table=table)
+
+
+@tf.RegisterGradient("Tfswitch>TrainingLookup")
+def _training_lookup_gradient(op: Any, *gradients: Any) -> list[Any]:
+    embeddings_gradient, probe_gradient = gradients[:2]
+    if embeddings_gradient is None:
+        embeddings_gradient = tf.zeros_like(op.outputs[0])
+    # A gather behind the lookup answers with IndexedSlices.
+    embeddings_gradient = tf.convert_to_tensor(embeddings_gradient)
+    if probe_gradient is None:
+        probe_gradient = tf.zeros([])
+    anchor_gradient = push_unique(
+        op.inputs[0],
+        op.outputs[2],
+        op.outputs[3],
+        embeddings_gradient,
+        learning_rate=op.inputs[3],
+        loss_scale=probe_gradient,
+    )
+    # On the caller's device: strategies reduce gradients by where they are.
+    return [None, None, tf.identity(anchor_gradient), None]
+
+
+for _name in ("TableHandle", "Lookup", "PushUnique", "Push", "Size"):
+    tf.no_gradient(f"Tfswitch>{_name}")

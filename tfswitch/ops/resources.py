@@ -1,0 +1,70 @@
+"""State on the host that TensorFlow sees as resources, and Keras does not see.
+
+A `tf.Variable` made under a distribution strategy is mirrored, and one that is
+an attribute of a layer becomes a weight. Neither is wanted for what belongs to
+a table, which exists once per process.
+"""
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+# The name that asks TensorFlow for a resource of its own.
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+
+HOST = "CPU:0"
+
+
+def destroy_with(handle: tf.Tensor) -> None:
+    """Frees a resource when the eager tensor that names it is collected.
+
+    Functions that captured the tensor hold it, so they never see it freed.
+    """
+    with tf.init_scope():
+        same_resource = tf.identity(handle)
+    finalizer = weakref.finalize(handle, _destroy, same_resource)
+    # At exit the process frees everything, and TensorFlow may be gone already.
+    finalizer.atexit = False
+
+
+def _destroy(handle: tf.Tensor) -> None:
+    with tf.init_scope(), tf.device(None):
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+
+class HostScalar:
+    """A scalar on the host that graphs and Python read and write.
+
+    Thread-safe, and usable in eager mode, in graphs and in every replica.
+    """
+
+    def __init__(self, value: Any, dtype: tf.DType) -> None:
+        self._dtype = dtype
+        with tf.init_scope(), tf.device(HOST):
+            self._handle = tf.raw_ops.VarHandleOp(
+                dtype=dtype, shape=[], shared_name=_ANONYMOUS
+            )
+        destroy_with(self._handle)
+        self.assign(value)
+
+    def read(self) -> tf.Tensor:
+        """Returns the value as a scalar tensor."""
+        with tf.device(None):
+            return tf.raw_ops.ReadVariableOp(
+                resource=self._handle, dtype=self._dtype
+            )
+
+    def assign(self, value: Any) -> None:
+        """Sets the value, now: also while a graph is being traced."""
+        with tf.init_scope(), tf.device(None):
+            tf.raw_ops.AssignVariableOp(
+                resource=self._handle, value=tf.constant(value, self._dtype)
+            )
+
+    def add(self, value: tf.Tensor) -> None:
+        """Adds a scalar; in a graph, when the graph runs."""
+        with tf.device(None):
+            tf.raw_ops.AssignAddVariableOp(
+                resource=self._handle, value=tf.cast(value, self._dtype)
+            )

@@ -1,0 +1,128 @@
+"""A parameter server inside a Python process, for tests and notebooks."""
+
+from types import TracebackType
+
+from tfswitch import _native
+
+
+class Server:
+    """One shard of a cluster, served over gRPC from this process.
+
+    For production run the `tfswitch-server` program (or `python -m tfswitch
+    serve`), which is the same without Python.
+
+    Args:
+        address: "host:port" to listen on, port 0 for any free one, or
+            "unix:/path".
+        shard_index: Which shard of the cluster this is, from 0.
+        num_shards: How many servers the cluster has.
+        num_threads: Threads that serve; 0 for one per core.
+        max_message_bytes: Longest message; 0 for 1 GiB.
+
+    Example:
+
+    >>> with tsw.Server() as server:
+    ...     cluster = tsw.connect(f"grpc://{server.address}")
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        shard_index: int = 0,
+        num_shards: int = 1,
+        num_threads: int = 0,
+        max_message_bytes: int = 0,
+    ) -> None:
+        for name, value, least in (
+            ("shard_index", shard_index, 0),
+            ("num_shards", num_shards, 1),
+            ("num_threads", num_threads, 0),
+            ("max_message_bytes", max_message_bytes, 0),
+        ):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int)
+                or value < least
+            ):
+                raise ValueError(
+                    f"`{name}` must be an integer of at least {least}. "
+                    f"Received: {name}={value!r}"
+                )
+        if shard_index >= num_shards:
+            raise ValueError(
+                "`shard_index` must be below `num_shards`. Received: "
+                f"shard_index={shard_index}, num_shards={num_shards}"
+            )
+        self._asked_address = address
+        self._shard_index = shard_index
+        self._num_shards = num_shards
+        self._num_threads = num_threads
+        self._max_message_bytes = max_message_bytes
+        self._native: _native.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """The address that clients connect to, with the port that was bound.
+
+        Raises:
+            RuntimeError: If the server does not run.
+        """
+        if self._native is None:
+            raise RuntimeError(
+                f"the server for '{self._asked_address}' does not run; call "
+                "start() first"
+            )
+        return self._native.address
+
+    def start(self) -> "Server":
+        """Binds the address and serves; does nothing if it runs.
+
+        Returns:
+            This server.
+
+        Raises:
+            ValueError: If the address is malformed.
+            ConnectionError: If the address cannot be bound.
+        """
+        if self._native is None:
+            self._native = _native.Server(
+                self._asked_address,
+                self._shard_index,
+                self._num_shards,
+                self._num_threads,
+                self._max_message_bytes,
+            )
+        return self
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Stops serving; tables are gone. Does nothing if it does not run.
+
+        Args:
+            grace: How long running calls may take to end, in seconds.
+        """
+        if self._native is not None:
+            self._native.stop(grace)
+            self._native = None
+
+    def __enter__(self) -> "Server":
+        return self.start()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        where = (
+            f"at {self._native.address!r}"
+            if self._native is not None
+            else f"for {self._asked_address!r}, not running"
+        )
+        return (
+            f"<tfswitch.Server {where}, shard {self._shard_index} of "
+            f"{self._num_shards}>"
+        )

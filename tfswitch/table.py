@@ -1,0 +1,472 @@
+"""A table of embeddings: int64 ids to rows that learn."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfswitch import _native
+from tfswitch import initializers as initializers_lib
+from tfswitch import optimizers as optimizers_lib
+from tfswitch._learning_rate import LearningRate
+from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.ops import embedding_ops
+from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
+from tfswitch.ops.resources import HOST, destroy_with
+
+MAX_DIM = 4096
+_MAX_SEED = 2**64 - 1
+
+# Sets the resources of tables of one process apart.
+_resource_ids = itertools.count()
+
+
+class EmbeddingTable:
+    """Maps int64 ids to float32 rows; any int64 is an ordinary id.
+
+    A row is made when an id is first seen by `lookup_or_create`, `push`,
+    `assign` or a training step. Its first value depends on `seed` and the id
+    alone. The optimizer runs where the row lives, once per id and push.
+
+    A name stands for one table per cluster: making it again with the same
+    arguments attaches to the table that is there. Thread-safe.
+
+    Args:
+        name: 1 to 256 characters.
+        dim: Length of a row, 1 to 4096.
+        dtype: "float32", the only one so far.
+        initializer: First value of a row: a name such as "uniform", an object
+            of `tfswitch.initializers`, or the Keras one of that kind.
+        optimizer: A name ("sgd", "momentum", "adagrad", "adam"), an object of
+            `tfswitch.optimizers`, or the Keras one of that kind. None means
+            `tfswitch.optimizers.Adagrad()`, whose learning rate is 0.001.
+        seed: Decides, with the id, the first value of each row.
+        cluster: Where the table lives; by default the cluster of
+            `tfswitch.connect`, or this process.
+
+    Raises:
+        ValueError: If an argument is out of range, or the cluster has a table
+            of that name with other arguments.
+        ConnectionError, TimeoutError: If a server does not answer.
+
+    Example:
+
+    >>> table = tsw.EmbeddingTable("user", 2, initializer="zeros",
+    ...                            optimizer=tsw.optimizers.SGD(0.5))
+    >>> table.push([7, 7], [[1.0, 1.0], [1.0, 0.0]])
+    >>> table.lookup([7, 8]).numpy()
+    array([[-1. , -0.5],
+           [ 0. ,  0. ]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        dtype: str = "float32",
+        initializer: Any = "uniform",
+        optimizer: Any = None,
+        seed: int = 0,
+        cluster: Cluster | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                "`name` must be a string of 1 to 256 characters. "
+                f"Received: name={name!r}"
+            )
+        check_dim("dim", dim)
+        if dtype not in ("float32", tf.float32):
+            raise ValueError(
+                f'`dtype` must be "float32". Received: dtype={dtype!r}'
+            )
+        check_seed(seed)
+        if cluster is not None and not isinstance(cluster, Cluster):
+            raise ValueError(
+                "`cluster` must be what tfswitch.connect returns. "
+                f"Received: cluster={cluster!r}"
+            )
+        self._initializer = initializers_lib.get(initializer)
+        self._optimizer = optimizers_lib.get(optimizer)
+        self._name = name
+        self._dim = int(dim)
+        self._seed = int(seed)
+        self._cluster = cluster if cluster is not None else default_cluster()
+        self._config = json.dumps(
+            {
+                "name": name,
+                "dim": self._dim,
+                "optimizer": self._optimizer.to_table_config(),
+                "initializer": self._initializer.to_table_config(),
+                "seed": self._seed,
+            },
+            sort_keys=True,
+        )
+        self._native = self._cluster._native.open_table(self._config)
+        self._learning_rate = LearningRate(self._optimizer.learning_rate)
+        self._handle_lock = threading.Lock()
+        self._handle: tf.Tensor | None = None
+        self._is_private = False
+
+    @classmethod
+    def _create_private(
+        cls, name: str, dim: int, *, cluster: Cluster, **kwargs: Any
+    ) -> "EmbeddingTable":
+        """Makes a table that nobody else has, named `name` or `name_N`.
+
+        Its rows are freed when the object is collected.
+        """
+        with cluster._names_lock:
+            taken = set(cluster.tables())
+            free = (f"{name}_{i}" if i else name for i in itertools.count())
+            table = cls(
+                next(n for n in free if n not in taken),
+                dim,
+                cluster=cluster,
+                **kwargs,
+            )
+        table._is_private = True
+        # A handle of its own, for the cluster may be closed before.
+        finalizer = weakref.finalize(
+            table,
+            _drop,
+            _native.Cluster(cluster.address, cluster.timeout),
+            table.name,
+        )
+        finalizer.atexit = False
+        return table
+
+    @property
+    def name(self) -> str:
+        """The table's name in its cluster."""
+        return self._name
+
+    @property
+    def dim(self) -> int:
+        """Length of a row."""
+        return self._dim
+
+    @property
+    def seed(self) -> int:
+        """Decides, with the id, the first value of each row."""
+        return self._seed
+
+    @property
+    def initializer(self) -> initializers_lib.Initializer:
+        """The first value of a row."""
+        return self._initializer
+
+    @property
+    def optimizer(self) -> optimizers_lib.Optimizer:
+        """How rows learn."""
+        return self._optimizer
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the table lives."""
+        return self._cluster
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate that the next step would have.
+
+        Setting it replaces a constant rate, without a new trace of functions
+        that use the table. It belongs to this object: each process has its
+        own. A schedule gets the number of this object's training lookups and
+        pushes so far; a layer that is called twice in a step counts two. A
+        function without arguments can follow the model's optimizer instead:
+        `lambda: schedule(model.optimizer.iterations)`.
+        """
+        with tf.init_scope():
+            return float(self._learning_rate.read())
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate.assign(value)
+
+    @property
+    def iterations(self) -> int:
+        """How many training lookups and pushes this object has made."""
+        with tf.init_scope():
+            return self._learning_rate.steps
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource that the ops of `tfswitch.ops` take as `table`."""
+        with self._handle_lock:
+            if self._handle is None:
+                digest = hashlib.sha256(self._config.encode()).hexdigest()
+                with tf.init_scope(), tf.device(HOST), _python_errors():
+                    self._handle = embedding_ops.table_handle(
+                        self._cluster.address,
+                        self._config,
+                        timeout_s=self._cluster.timeout,
+                        shared_name=(
+                            f"tfswitch/{self._cluster.address}/{self._name}/"
+                            f"{digest[:16]}/{next(_resource_ids)}"
+                        ),
+                    )
+                destroy_with(self._handle)
+            return self._handle
+
+    def lookup(self, ids: Any) -> tf.Tensor:
+        """Reads rows; an id without a row reads as zeros and gets none.
+
+        Works in eager mode, in `tf.function` and in `tf.data` maps. No
+        gradient flows back: see `tfswitch.keras.DynamicEmbedding` for training.
+
+        Args:
+            ids: Integers of any shape.
+
+        Returns:
+            float32 tensor of shape `ids.shape + [dim]`.
+
+        Raises:
+            ValueError: If `ids` are not integers.
+            ConnectionError, TimeoutError: If a server does not answer. From
+                inside a graph: `tf.errors.UnavailableError` and
+                `tf.errors.DeadlineExceededError`.
+        """
+        return self._lookup(ids, insert_missing=False)
+
+    def lookup_or_create(self, ids: Any) -> tf.Tensor:
+        """Reads rows; an id without a row gets its first value.
+
+        Otherwise as `lookup`.
+        """
+        return self._lookup(ids, insert_missing=True)
+
+    def push(
+        self, ids: Any, gradients: Any, *, learning_rate: Any = None
+    ) -> tf.Tensor:
+        """Applies gradients: one optimizer step per id.
+
+        Gradients of repeated ids are summed first. An id without a row gets
+        its first value before the step. Either all of it is applied or, after
+        an error, none.
+
+        Args:
+            ids: Integers of any shape.
+            gradients: Floats of shape `ids.shape + [dim]`.
+            learning_rate: For this push; by default that of the optimizer.
+
+        Returns:
+            int64 scalar tensor: the number of rows that took a step.
+
+        Raises:
+            ValueError: If shapes do not fit, or a gradient is NaN or Inf: the
+                message names the id. From inside a graph:
+                `tf.errors.InvalidArgumentError`.
+            ConnectionError, TimeoutError: If a server does not answer.
+        """
+        ids = to_id_tensor(ids, self._owner)
+        gradients = self._to_gradients(gradients)
+        with _python_errors():
+            if learning_rate is None:
+                learning_rate = self._learning_rate.read()
+            updated_rows = embedding_ops.push(
+                self.handle,
+                ids,
+                gradients,
+                tf.cast(learning_rate, tf.float32),
+                insert_missing=True,
+            )
+            self._learning_rate.advance()
+        return updated_rows
+
+    def assign(self, ids: Any, values: Any) -> None:
+        """Sets rows; an id without one gets one. Optimizer state stays.
+
+        Args:
+            ids: Integers of any shape. Of repeated ids the last value stays.
+            values: Floats of shape `ids.shape + [dim]`, as NumPy.
+
+        Raises:
+            ValueError: If shapes do not fit, values are NaN or Inf, or an
+                argument is a symbolic tensor.
+        """
+        keys = self._to_keys(ids)
+        rows = self._to_rows(keys, values, "values", self._dim)
+        self._native.assign(keys.reshape(-1), rows)
+
+    def remove(self, ids: Any) -> int:
+        """Removes rows with their optimizer state.
+
+        Args:
+            ids: Integers of any shape; those without a row are skipped.
+
+        Returns:
+            The number of rows removed.
+        """
+        return self._native.erase(self._to_keys(ids).reshape(-1))
+
+    def size(self) -> int:
+        """Returns the number of rows, summed over servers."""
+        return self._native.size()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns row counts and memory in bytes, summed over servers."""
+        info = self._cluster._list(self._name)[0]
+        return {key: value for key, value in info.items() if key != "config"}
+
+    def export_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all rows, in no particular order.
+
+        Returns:
+            ids: int64, `[num_rows]`.
+            values: float32, `[num_rows, dim]`.
+        """
+        ids, values, _ = self._native.export_rows(False)
+        return ids, values
+
+    def save(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Saves this table; see `Cluster.save`."""
+        return self._cluster.save(path, [self._name])
+
+    def restore(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Replaces this table's rows by saved ones; see `Cluster.restore`."""
+        return self._cluster.restore(path, [self._name])
+
+    def __repr__(self) -> str:
+        return (
+            f"<tfswitch.EmbeddingTable {self._name!r}, dim {self._dim}, on "
+            f"{self._cluster.address!r}>"
+        )
+
+    @property
+    def _owner(self) -> str:
+        return f"table '{self._name}'"
+
+    def _lookup(self, ids: Any, insert_missing: bool) -> tf.Tensor:
+        ids = to_id_tensor(ids, self._owner)
+        with _python_errors():
+            return embedding_ops.lookup(
+                self.handle, ids, dim=self._dim, insert_missing=insert_missing
+            )
+
+    def _training_lookup(
+        self, ids: tf.Tensor, anchor: tf.Tensor
+    ) -> embedding_ops.TrainingLookup:
+        """Looks up ids with a row for each, and counts one step."""
+        learning_rate = self._learning_rate.read()
+        result = embedding_ops.training_lookup(
+            self.handle, ids, anchor, learning_rate, dim=self._dim
+        )
+        self._learning_rate.advance()
+        return result
+
+    def _export_with_slots(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids, values, slots = self._native.export_rows(True)
+        if slots is None:
+            slots = np.zeros((len(ids), 0), np.float32)
+        return ids, values, slots
+
+    def _replace_rows(
+        self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
+    ) -> None:
+        """Replaces all rows; with `slots` None optimizer state starts anew."""
+        keys = self._to_keys(ids)
+        rows = self._to_rows(keys, values, "values", self._dim)
+        if slots is not None:
+            slots = self._to_rows(
+                keys, slots, "slots", self._native.slot_floats
+            )
+        present, _ = self.export_rows()
+        self._native.erase(present)
+        self._native.assign(keys, rows, slots)
+
+    def _to_keys(self, ids: Any) -> np.ndarray:
+        ids = to_id_array(ids, self._owner)
+        return np.ascontiguousarray(ids).astype(np.int64, copy=False)
+
+    def _to_rows(
+        self, keys: np.ndarray, values: Any, what: str, width: int
+    ) -> np.ndarray:
+        values = to_array(values, self._owner, what)
+        if values.dtype.kind not in "fiu":
+            raise ValueError(
+                f"{self._owner}: `{what}` must be floats, got {values.dtype}"
+            )
+        expected = (*keys.shape, width)
+        if values.shape != expected:
+            raise ValueError(
+                f"{self._owner}: expected `{what}` of shape {expected} "
+                f"(ids.shape + [{width}]), got {values.shape}"
+            )
+        rows = values.astype(np.float32, copy=False).reshape(-1, width)
+        return np.ascontiguousarray(rows)
+
+    def _to_gradients(self, gradients: Any) -> tf.Tensor:
+        if not tf.is_tensor(gradients):
+            gradients = np.asarray(gradients)
+            if gradients.dtype.kind in "fiu":
+                gradients = gradients.astype(np.float32, copy=False)
+        gradients = tf.convert_to_tensor(gradients)
+        if not gradients.dtype.is_floating:
+            raise ValueError(
+                f"{self._owner}: gradients must be floats, got "
+                f"{gradients.dtype.name}"
+            )
+        return tf.cast(gradients, tf.float32)
+
+
+def check_dim(name: str, dim: Any) -> None:
+    """Raises ValueError unless `dim` is a possible length of a row."""
+    if (
+        isinstance(dim, bool)
+        or not isinstance(dim, (int, np.integer))
+        or not 1 <= dim <= MAX_DIM
+    ):
+        raise ValueError(
+            f"`{name}` must be an integer from 1 to {MAX_DIM}. "
+            f"Received: {name}={dim!r} (of type {type(dim).__name__})."
+        )
+
+
+def check_seed(seed: Any) -> None:
+    """Raises ValueError unless `seed` is an unsigned 64-bit integer."""
+    if (
+        isinstance(seed, bool)
+        or not isinstance(seed, (int, np.integer))
+        or not 0 <= seed <= _MAX_SEED
+    ):
+        raise ValueError(
+            "`seed` must be an integer from 0 to 2**64 - 1. "
+            f"Received: seed={seed!r}"
+        )
+
+
+def _drop(cluster: _native.Cluster, name: str) -> None:
+    # Gone already if somebody dropped it by name.
+    with contextlib.suppress(KeyError):
+        cluster.drop_table(name)
+    cluster.close()
+
+
+@contextlib.contextmanager
+def _python_errors() -> Iterator[None]:
+    """Turns what an eager op raises into Python's own errors."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise _PYTHON_ERRORS.get(type(error), RuntimeError)(
+            error.message
+        ) from error
+
+
+_PYTHON_ERRORS: dict[type[tf.errors.OpError], type[Exception]] = {
+    tf.errors.AlreadyExistsError: ValueError,
+    tf.errors.DataLossError: OSError,
+    tf.errors.DeadlineExceededError: TimeoutError,
+    tf.errors.InvalidArgumentError: ValueError,
+    tf.errors.NotFoundError: KeyError,
+    tf.errors.UnavailableError: ConnectionError,
+}
