@@ -310,6 +310,7 @@ std::map<std::string, double> Race(const char* title, const Variants& variants,
 }
 
 void MeasureBatches(EmbeddingTable* table) {
+  PageToucher::Get().WaitUntilIdle();
   const size_t stride = RowStride(2 * dim);
   const HugeArray rows(static_cast<size_t>(num_keys) * stride);
   const HugeArray index(static_cast<size_t>(table->stats().index_bytes));

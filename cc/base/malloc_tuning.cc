@@ -7,13 +7,23 @@
 #include <malloc.h>
 #endif
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TFSWITCH_MALLOC_IS_SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TFSWITCH_MALLOC_IS_SANITIZED
+#endif
+#endif
+
 namespace tfswitch {
 namespace {
 
 bool TuneMallocNow() {
   const char* keep = std::getenv("TFSWITCH_KEEP_MALLOC_DEFAULTS");
   if (keep != nullptr && std::strcmp(keep, "1") == 0) return true;
-#ifdef __GLIBC__
+#if defined(TFSWITCH_MALLOC_IS_SANITIZED)
+  return true;  // The sanitizer's own malloc: there is nothing to tune.
+#elif defined(__GLIBC__)
   constexpr int kMiB = 1 << 20;
   // All three are tried even if one is refused: each helps by itself.
   const bool mmap_set = mallopt(M_MMAP_THRESHOLD, 32 * kMiB) == 1;

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/racy_memory.h"
 
 namespace tfswitch {
 namespace {
@@ -28,6 +29,7 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
     void* const map = mmap(nullptr, map_bytes, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map != MAP_FAILED) {
+      madvise(map, map_bytes, MADV_NOHUGEPAGE);
       MemoryReservation reservation;
       reservation.map_ = map;
       reservation.map_bytes_ = map_bytes;
@@ -67,26 +69,23 @@ bool MemorySpan::Extend(size_t end) {
   return true;
 }
 
-void MemorySpan::PreferHugePages(size_t begin, size_t end) {
-  if (begin < end) madvise(data_ + begin, end - begin, MADV_HUGEPAGE);
-}
-
-void MemorySpan::PreferSmallPages(size_t begin, size_t end) {
-  if (begin < end) madvise(data_ + begin, end - begin, MADV_NOHUGEPAGE);
-}
-
 void MemorySpan::Release(size_t begin, size_t end) {
   if (begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
 }
 
 void MemorySpan::Reset() {
   if (usable_ == 0) return;
+#if TFSWITCH_THREAD_SANITIZER
+  // It takes mapping memory for writing to it.
+  Release(0, usable_);
+#else
   // In one step: an access from another thread waits for it and finds zeros.
   void* const map =
       mmap(data_, usable_, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   if (map == MAP_FAILED) Release(0, usable_);
-  PreferSmallPages(0, usable_);
+#endif
+  madvise(data_, usable_, MADV_NOHUGEPAGE);
 }
 
 size_t PhysicalMemoryBytes() {

@@ -29,6 +29,8 @@ inline constexpr size_t RoundDownTo(size_t bytes, size_t multiple) {
 }
 
 // Owns a reservation, aligned to kHugePageBytes. Unmapped at destruction.
+// Whatever the system's default, its memory comes in small pages, so that what
+// is small stays small; the PageToucher makes huge ones.
 //
 // Thread-compatible.
 class MemoryReservation {
@@ -78,18 +80,12 @@ class MemorySpan {
   // refuses.
   bool Extend(size_t end);
 
-  // Asks for huge pages in [begin, end), a part that is not touched yet. Both
-  // are multiples of kHugePageBytes. A refusal costs speed, nothing else.
-  void PreferHugePages(size_t begin, size_t end);
-  void PreferSmallPages(size_t begin, size_t end);  // The opposite.
-
   // Gives the memory of [begin, end) back; it then reads as zeros. Both are
   // multiples of kSmallPageBytes.
   void Release(size_t begin, size_t end);
 
   // Gives all memory back, like Release(), and its page tables with it: only
-  // after that can a part that was in small pages get huge ones. Pages are
-  // small again until PreferHugePages().
+  // after that can a part that was in small pages get huge ones.
   void Reset();
 
  private:

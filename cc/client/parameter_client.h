@@ -46,6 +46,9 @@ struct PushArgs {
   int dim = 0;
   absl::Span<const Key> keys;
   absl::Span<const float> gradients;  // keys.size() x dim.
+  // If set, it keeps `gradients` alive and unchanged, beyond the call if need
+  // be: a client over the network then sends them from where they lie.
+  std::shared_ptr<const void> gradients_owner;
   float learning_rate = 0.0f;
   bool insert_missing = false;
   bool keys_are_unique = false;

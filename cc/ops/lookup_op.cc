@@ -46,6 +46,7 @@ REGISTER_OP("Tfswitch>Lookup")
     .Attr("dim: int >= 1")
     .Attr("insert_missing: bool = false")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn(EmbeddingsShape)
     .Doc(R"doc(
 Reads one embedding per id.
@@ -70,6 +71,7 @@ REGISTER_OP("Tfswitch>TrainingLookup")
     .Attr("Tids: {int32, int64}")
     .Attr("dim: int >= 1")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(EmbeddingsShape(c));
       ShapeHandle unused;

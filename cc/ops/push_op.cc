@@ -37,6 +37,7 @@ REGISTER_OP("Tfswitch>Push")
     .Attr("Tids: {int32, int64}")
     .Attr("insert_missing: bool = true")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
@@ -73,6 +74,7 @@ REGISTER_OP("Tfswitch>PushUnique")
     .Output("anchor_gradient: float")
     .Attr("insert_missing: bool = false")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));

@@ -34,6 +34,7 @@ REGISTER_OP("Tfswitch>TableHandle")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
 Opens a table, creating it if the cluster does not have it.
@@ -54,6 +55,7 @@ REGISTER_OP("Tfswitch>Size")
     .Input("table: resource")
     .Output("num_rows: int64")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));

@@ -1,9 +1,9 @@
 #include "cc/rpc/byte_buffers.h"
 
 #include <grpcpp/support/proto_buffer_reader.h>
-#include <grpcpp/support/slice.h>
 
 #include <cstdlib>
+#include <utility>
 
 namespace tfswitch {
 namespace {
@@ -37,16 +37,31 @@ OutgoingMessage::OutgoingMessage(size_t size, size_t aligned_offset)
 
 OutgoingMessage::~OutgoingMessage() { std::free(block_); }
 
-grpc::ByteBuffer OutgoingMessage::ToByteBuffer() && {
+grpc::Slice OutgoingMessage::ToSlice() && {
   grpc::Slice slice(data_, size_, &std::free, block_);
   block_ = nullptr;
   data_ = nullptr;
+  return slice;
+}
+
+grpc::ByteBuffer OutgoingMessage::ToByteBuffer() && {
+  const grpc::Slice slice = std::move(*this).ToSlice();
   return grpc::ByteBuffer(&slice, 1);
 }
 
 grpc::ByteBuffer ToByteBuffer(absl::string_view bytes) {
   grpc::Slice slice(bytes.data(), bytes.size());
   return grpc::ByteBuffer(&slice, 1);
+}
+
+grpc::Slice ShareBytes(const void* data, size_t size,
+                       std::shared_ptr<const void> owner) {
+  using Owner = std::shared_ptr<const void>;
+  // gRPC only reads what it sends.
+  return grpc::Slice(
+      const_cast<void*>(data), size,
+      [](void* held) { delete static_cast<Owner*>(held); },
+      new Owner(std::move(owner)));
 }
 
 }  // namespace tfswitch

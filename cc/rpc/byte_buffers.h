@@ -4,8 +4,10 @@
 #define TFSWITCH_CC_RPC_BYTE_BUFFERS_H_
 
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,9 +29,8 @@ void ListPieces(grpc::ByteBuffer* buffer,
 //
 // The bytes belong to gRPC from then on, which may go on sending them after the
 // call has ended: a call that runs into its deadline while the socket is full
-// ends now, the write ends with the connection. This is why requests are copied
-// (0.2 ms of CPU per 4 MB) instead of pointing into the caller's arrays, whose
-// owner is free to release them when the call returns.
+// ends now, the write ends with the connection. This is why arrays of a caller
+// who is free to release them after the call are copied.
 class OutgoingMessage {
  public:
   // The byte at `aligned_offset` will lie on a 64-byte boundary.
@@ -40,6 +41,7 @@ class OutgoingMessage {
 
   char* data() const { return data_; }
 
+  grpc::Slice ToSlice() &&;
   grpc::ByteBuffer ToByteBuffer() &&;
 
  private:
@@ -49,6 +51,11 @@ class OutgoingMessage {
 };
 
 grpc::ByteBuffer ToByteBuffer(absl::string_view bytes);
+
+// Bytes sent from where they lie. `owner` is held until gRPC has done with
+// them.
+grpc::Slice ShareBytes(const void* data, size_t size,
+                       std::shared_ptr<const void> owner);
 
 }  // namespace tfswitch
 

@@ -332,10 +332,13 @@ class FieldWriter {
   uint64_t size() const { return size_; }
 
   void Bytes(uint32_t field, const void* data, uint64_t length) {
+    BytesHeader(field, length);
+    Raw(data, length);
+  }
+  void BytesHeader(uint32_t field, uint64_t length) {
     if (length == 0) return;
     Varint(Tag(field, kBytes));
     Varint(length);
-    Raw(data, length);
   }
   void Uint(uint32_t field, uint64_t value) {
     if (value == 0) return;
@@ -353,6 +356,10 @@ class FieldWriter {
   void Array(uint32_t field, absl::Span<const T> values) {
     Bytes(field, values.data(), values.size() * sizeof(T));
   }
+  void Raw(const void* data, uint64_t length) {
+    if (to_ != nullptr) CopyBytes(to_ + size_, data, length);
+    size_ += length;
+  }
 
  private:
   void Varint(uint64_t value) {
@@ -364,10 +371,6 @@ class FieldWriter {
       to_[size_++] = static_cast<char>(value | 0x80);
     }
     to_[size_++] = static_cast<char>(value);
-  }
-  void Raw(const void* data, uint64_t length) {
-    if (to_ != nullptr) CopyBytes(to_ + size_, data, length);
-    size_ += length;
   }
 
   char* const to_;
@@ -382,16 +385,29 @@ uint64_t WritePull(const PullArgs& args, char* to) {
   return writer.size();
 }
 
+uint64_t GradientBytes(const PushArgs& args) {
+  return args.gradients.size() * sizeof(float);
+}
+
+void WritePushHead(const PushArgs& args, FieldWriter* writer) {
+  writer->Bytes(1, args.table.data(), args.table.size());
+  writer->Array(2, args.keys);
+  writer->BytesHeader(3, GradientBytes(args));
+}
+
+void WritePushTail(const PushArgs& args, FieldWriter* writer) {
+  writer->Float(4, args.learning_rate);
+  writer->Uint(5, args.insert_missing);
+  writer->Uint(6, args.keys_are_unique);
+  writer->Uint(7, args.id.client_id);
+  writer->Uint(8, args.id.sequence);
+}
+
 uint64_t WritePush(const PushArgs& args, char* to) {
   FieldWriter writer(to);
-  writer.Bytes(1, args.table.data(), args.table.size());
-  writer.Array(2, args.keys);
-  writer.Array(3, args.gradients);
-  writer.Float(4, args.learning_rate);
-  writer.Uint(5, args.insert_missing);
-  writer.Uint(6, args.keys_are_unique);
-  writer.Uint(7, args.id.client_id);
-  writer.Uint(8, args.id.sequence);
+  WritePushHead(args, &writer);
+  writer.Raw(args.gradients.data(), GradientBytes(args));
+  WritePushTail(args, &writer);
   return writer.size();
 }
 
@@ -606,6 +622,24 @@ uint64_t PushRequestBytes(const PushArgs& args) {
   return WritePush(args, nullptr);
 }
 void WritePushRequest(const PushArgs& args, char* to) { WritePush(args, to); }
+
+uint64_t PushRequestHeadBytes(const PushArgs& args) {
+  FieldWriter counter(nullptr);
+  WritePushHead(args, &counter);
+  return counter.size();
+}
+void WritePushRequestHead(const PushArgs& args, char* to) {
+  FieldWriter writer(to);
+  WritePushHead(args, &writer);
+}
+std::string PushRequestTail(const PushArgs& args) {
+  FieldWriter counter(nullptr);
+  WritePushTail(args, &counter);
+  std::string bytes(counter.size(), '\0');
+  FieldWriter writer(bytes.data());
+  WritePushTail(args, &writer);
+  return bytes;
+}
 
 uint64_t AssignRequestBytes(const AssignArgs& args) {
   return WriteAssign(args, nullptr);

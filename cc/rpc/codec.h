@@ -115,6 +115,11 @@ uint64_t PullRequestBytes(const PullArgs& args);
 void WritePullRequest(const PullArgs& args, char* to);
 uint64_t PushRequestBytes(const PushArgs& args);
 void WritePushRequest(const PushArgs& args, char* to);
+// The same in parts, for gradients that are sent from where they lie: what
+// stands before them and what stands after.
+uint64_t PushRequestHeadBytes(const PushArgs& args);
+void WritePushRequestHead(const PushArgs& args, char* to);
+std::string PushRequestTail(const PushArgs& args);
 uint64_t AssignRequestBytes(const AssignArgs& args);
 void WriteAssignRequest(const AssignArgs& args, char* to);
 

@@ -300,6 +300,14 @@ absl::Status Connection::Explain(const grpc::Status& status,
   }
 }
 
+absl::Status Connection::ExplainLoss(const grpc::Status& status,
+                                     absl::Duration timeout) const {
+  if (!IsServerAway(status)) return Explain(status, timeout);
+  return absl::UnavailableError(absl::StrCat(
+      name_, ": the connection was lost during the call: ", Reason(status),
+      "; the call may have taken effect"));
+}
+
 absl::Status Connection::Blame(const absl::Status& malformed) const {
   if (malformed.ok()) return malformed;
   return absl::InternalError(
@@ -359,7 +367,10 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       response->Swap(&attempt->response);
       return absl::OkStatus();
     }
-    if (!IsServerAway(status) || kind_ == CallKind::kOnce) {
+    if (kind_ == CallKind::kOnce) {
+      return connection_->ExplainLoss(status, timeout());
+    }
+    if (!IsServerAway(status)) {
       // "Connection refused" tells more than the deadline that ended the wait.
       const bool was_away =
           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&

@@ -74,6 +74,10 @@ class Connection {
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
+  // The same for a call that had reached the server and is not repeated.
+  absl::Status ExplainLoss(const grpc::Status& status,
+                           absl::Duration timeout) const;
+
   // The error of a response that cannot be read: the server's fault.
   absl::Status Blame(const absl::Status& malformed) const;
 

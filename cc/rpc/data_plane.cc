@@ -29,6 +29,7 @@ class DataPlane::Call {
 
   const Method method;
   bool answered = false;  // The next event is the end of the answer.
+  bool inside = false;    // Counted by the gate until the answer has gone out.
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
   // Made anew for each call.
@@ -81,10 +82,11 @@ struct DataPlane::Queue {
 
 DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
                      Service* service, std::shared_ptr<Shard> shard,
-                     grpc::ServerBuilder* builder)
+                     CallGate* gate, grpc::ServerBuilder* builder)
     : max_message_bytes_(max_message_bytes),
       service_(service),
-      shard_(std::move(shard)) {
+      shard_(std::move(shard)),
+      gate_(gate) {
   for (int i = 0; i < num_threads; ++i) {
     queues_.push_back(std::make_unique<Queue>());
     queues_.back()->completions = builder->AddCompletionQueue();
@@ -130,12 +132,16 @@ void DataPlane::Run(Queue* queue) {
   while (queue->completions->Next(&tag, &ok)) {
     Call* call = static_cast<Call*>(tag);
     if (call->answered) {
+      if (call->inside) gate_->Leave();
+      call->inside = false;
       queue->AskForCall(service_, call);
       continue;
     }
     if (!ok) continue;  // The server is shutting down; there is no call.
     call->answered = true;
-    const absl::Status status = Answer(call, queue);
+    absl::Status status = gate_->Enter();
+    call->inside = status.ok();
+    if (status.ok()) status = Answer(call, queue);
     if (status.ok()) {
       call->writer->Finish(call->response, grpc::Status::OK, call);
     } else {

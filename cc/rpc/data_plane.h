@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/rpc/call_gate.h"
 #include "cc/rpc/service.h"
 #include "cc/shard/shard.h"
 
@@ -30,9 +31,10 @@ class DataPlane {
  public:
   static constexpr int kCallsPerQueue = 16;
 
-  // Adds `num_threads` queues to the builder.
+  // Adds `num_threads` queues to the builder. `gate` must outlive this.
   DataPlane(int num_threads, uint64_t max_message_bytes, Service* service,
-            std::shared_ptr<Shard> shard, grpc::ServerBuilder* builder);
+            std::shared_ptr<Shard> shard, CallGate* gate,
+            grpc::ServerBuilder* builder);
 
   // REQUIRES: Shutdown has returned.
   ~DataPlane();
@@ -61,6 +63,7 @@ class DataPlane {
   const uint64_t max_message_bytes_;
   Service* const service_;
   const std::shared_ptr<Shard> shard_;
+  CallGate* const gate_;
   std::vector<std::unique_ptr<Queue>> queues_;
 };
 

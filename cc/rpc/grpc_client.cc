@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cc/base/malloc_tuning.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/codec.h"
 #include "cc/rpc/connection.h"
+#include "cc/rpc/process_settings.h"
 #include "cc/rpc/table_config_conversion.h"
 
 namespace tfswitch {
@@ -22,6 +22,25 @@ namespace {
 absl::Status NoMemory(uint64_t bytes) {
   return absl::ResourceExhaustedError(
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
+}
+
+absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args,
+                                            uint64_t bytes) {
+  if (args.gradients_owner == nullptr || args.gradients.empty()) {
+    OutgoingMessage message(bytes);
+    if (message.data() == nullptr) return NoMemory(bytes);
+    WritePushRequest(args, message.data());
+    return std::move(message).ToByteBuffer();
+  }
+  OutgoingMessage head(PushRequestHeadBytes(args));
+  if (head.data() == nullptr) return NoMemory(bytes);
+  WritePushRequestHead(args, head.data());
+  const grpc::Slice slices[] = {
+      std::move(head).ToSlice(),
+      ShareBytes(args.gradients.data(), args.gradients.size() * sizeof(float),
+                 args.gradients_owner),
+      grpc::Slice(PushRequestTail(args))};
+  return grpc::ByteBuffer(slices, 3);
 }
 
 // A Pull, Push or Assign in flight.
@@ -181,13 +200,12 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
       bytes, absl::StrCat("a push of ", args.keys.size(), " keys to table '",
                           args.table, "'"));
   if (!fits.ok()) return Done(std::move(fits));
-  OutgoingMessage message(bytes);
-  if (message.data() == nullptr) return Done(NoMemory(bytes));
-  WritePushRequest(args, message.data());
+  absl::StatusOr<grpc::ByteBuffer> request = EncodePush(args, bytes);
+  if (!request.ok()) return Done(std::move(request).status());
   return std::make_unique<RowCall>(
       connection_,
       args.id.client_id == 0 ? CallKind::kOnce : CallKind::kIdempotent, "Push",
-      args.table, std::move(message).ToByteBuffer(),
+      args.table, *std::move(request),
       [connection = connection_.get(), result](MessagePieces pieces) {
         return connection->Blame(ReadPushResponse(pieces, result));
       });
@@ -253,9 +271,12 @@ absl::Status GrpcClient::Export(
     }
     const grpc::Status status = reader->Finish();
     if (status.ok()) return absl::OkStatus();
-    absl::Status error = connection_->Explain(status, options.timeout);
     // A row must not be visited twice, so only the start can be repeated.
-    if (visited) return error;
+    if (visited) return connection_->ExplainLoss(status, options.bulk_timeout);
+    const absl::Status error = connection_->Explain(
+        status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
+                    ? options.bulk_timeout
+                    : options.timeout);
     if (absl::IsNotFound(error) && may_create &&
         connection_->CreateAgain(table)) {
       may_create = false;
@@ -337,7 +358,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
         absl::FormatDuration(options.timeout), " and bulk_timeout ",
         absl::FormatDuration(options.bulk_timeout)));
   }
-  TuneMalloc();
+  PrepareProcess();
   GrpcClientOptions canonical = options;
   canonical.address = address.ToString();
   auto connection = std::make_shared<Connection>(canonical);

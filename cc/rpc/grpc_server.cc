@@ -19,19 +19,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/data_plane.h"
 #include "cc/rpc/health_service.h"
+#include "cc/rpc/process_settings.h"
 #include "cc/rpc/service.h"
 
 namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
 
 uint64_t DrawInstanceId() {
   std::random_device device;
@@ -122,7 +123,7 @@ class RunningServer final : public GrpcServer {
   RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
       : service_({options.protocol_version, DrawInstanceId(),
                   options.max_message_bytes},
-                 shard),
+                 shard, &gate_),
         shard_(std::move(shard)) {}
 
   ~RunningServer() override { Stop(absl::ZeroDuration()); }
@@ -140,8 +141,11 @@ class RunningServer final : public GrpcServer {
       // A grace of hours would overflow the clock's arithmetic if infinite.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
+      gate_.Close(bounded);
+      // For the last answers to go out; connections need not close.
       server_->Shutdown(std::chrono::system_clock::now() +
-                        absl::ToChronoMicroseconds(bounded));
+                        absl::ToChronoMicroseconds(
+                            std::min<absl::Duration>(bounded, kFlushTime)));
     }
     if (data_plane_ != nullptr) data_plane_->Shutdown();
   }
@@ -149,6 +153,7 @@ class RunningServer final : public GrpcServer {
  private:
   // Constant once listening.
   std::string address_;
+  CallGate gate_;  // Has its own lock.
   Service service_;
   HealthService health_{v1::ParameterServer::service_full_name()};
   const std::shared_ptr<Shard> shard_;
@@ -197,8 +202,9 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
       grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
   builder.RegisterService(&service_);
   builder.RegisterService(&health_);
-  data_plane_ = std::make_unique<DataPlane>(
-      num_threads, options.max_message_bytes, &service_, shard_, &builder);
+  data_plane_ =
+      std::make_unique<DataPlane>(num_threads, options.max_message_bytes,
+                                  &service_, shard_, &gate_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(
@@ -215,7 +221,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const GrpcServerOptions& options, std::shared_ptr<Shard> shard) {
-  TuneMalloc();
+  PrepareProcess();
   EnableReflection();
   auto server = std::make_unique<RunningServer>(options, std::move(shard));
   TFSWITCH_RETURN_IF_ERROR(server->Listen(options));

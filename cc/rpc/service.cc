@@ -27,8 +27,9 @@ TableInfo Describe(const EmbeddingTable& table) {
 
 }  // namespace
 
-Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard)
-    : identity_(identity), shard_(std::move(shard)) {}
+Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
+                 CallGate* gate)
+    : identity_(identity), shard_(std::move(shard)), gate_(gate) {}
 
 absl::Status Service::CheckVersion(uint32_t client_version) const {
   if (client_version == identity_.protocol_version) return absl::OkStatus();
@@ -41,6 +42,8 @@ absl::Status Service::CheckVersion(uint32_t client_version) const {
 grpc::Status Service::Handshake(grpc::ServerContext* context,
                                 const v1::HandshakeRequest* request,
                                 v1::HandshakeResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   response->set_protocol_version(identity_.protocol_version);
   response->set_shard_index(shard_->shard_index());
   response->set_num_shards(shard_->num_shards());
@@ -52,6 +55,8 @@ grpc::Status Service::Handshake(grpc::ServerContext* context,
 grpc::Status Service::CreateTable(grpc::ServerContext* context,
                                   const v1::CreateTableRequest* request,
                                   v1::CreateTableResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   if (absl::Status bad = CheckVersion(request->protocol_version()); !bad.ok()) {
     return ToGrpcStatus(bad);
   }
@@ -65,6 +70,8 @@ grpc::Status Service::CreateTable(grpc::ServerContext* context,
 grpc::Status Service::DropTable(grpc::ServerContext* context,
                                 const v1::DropTableRequest* request,
                                 v1::DropTableResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   response->set_dropped(shard_->DropTable(request->table()));
   return grpc::Status::OK;
 }
@@ -72,6 +79,8 @@ grpc::Status Service::DropTable(grpc::ServerContext* context,
 grpc::Status Service::ListTables(grpc::ServerContext* context,
                                  const v1::ListTablesRequest* request,
                                  v1::ListTablesResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   if (request->table().empty()) {
     for (const std::shared_ptr<EmbeddingTable>& table : shard_->Tables()) {
       *response->add_tables() = ToProto(Describe(*table));
@@ -87,6 +96,8 @@ grpc::Status Service::ListTables(grpc::ServerContext* context,
 grpc::Status Service::Erase(grpc::ServerContext* context,
                             const v1::EraseRequest* request,
                             v1::EraseResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   auto table = shard_->FindTable(request->table());
   if (!table.ok()) return ToGrpcStatus(table.status());
   absl::StatusOr<int64_t> erased = shard_->Erase(
@@ -106,9 +117,11 @@ absl::Status Service::ExportRows(
       sizeof(Key) +
       sizeof(float) *
           (table->dim() + (request.with_slots() ? table->slot_floats() : 0));
+  const int64_t chunk_bytes =
+      std::min<int64_t>(kExportChunkBytes, identity_.max_message_bytes / 2);
   v1::ExportResponse response;
   return table->ForEachRow(
-      std::max<int64_t>(1, kExportChunkBytes / row_bytes),
+      std::max<int64_t>(1, chunk_bytes / row_bytes),
       [&](const RowChunk& chunk) -> absl::Status {
         response.Clear();
         response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
@@ -127,12 +140,16 @@ absl::Status Service::ExportRows(
 grpc::Status Service::Export(grpc::ServerContext* context,
                              const v1::ExportRequest* request,
                              grpc::ServerWriter<v1::ExportResponse>* writer) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   return ToGrpcStatus(ExportRows(*request, *context, writer));
 }
 
 grpc::Status Service::SaveShard(grpc::ServerContext* context,
                                 const v1::SaveShardRequest* request,
                                 v1::SaveShardResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   absl::StatusOr<std::string> part = shard_->SaveShard(
       request->path(), ToVector(request->tables()), request->save_id());
   if (!part.ok()) return ToGrpcStatus(part.status());
@@ -143,6 +160,8 @@ grpc::Status Service::SaveShard(grpc::ServerContext* context,
 grpc::Status Service::CommitCheckpoint(
     grpc::ServerContext* context, const v1::CommitCheckpointRequest* request,
     v1::CommitCheckpointResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   return ToGrpcStatus(
       shard_->CommitCheckpoint(request->path(), request->save_id(),
                                ToVector(request->manifest_parts())));
@@ -151,6 +170,8 @@ grpc::Status Service::CommitCheckpoint(
 grpc::Status Service::StageRestore(grpc::ServerContext* context,
                                    const v1::StageRestoreRequest* request,
                                    v1::StageRestoreResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   absl::StatusOr<Shard::Staged> staged = shard_->StageRestore(
       request->path(), ToVector(request->tables()), request->restore_id());
   if (!staged.ok()) return ToGrpcStatus(staged.status());
@@ -162,6 +183,8 @@ grpc::Status Service::StageRestore(grpc::ServerContext* context,
 grpc::Status Service::CommitRestore(grpc::ServerContext* context,
                                     const v1::CommitRestoreRequest* request,
                                     v1::CommitRestoreResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   return ToGrpcStatus(
       shard_->CommitRestore(request->restore_id(), request->abort()));
 }

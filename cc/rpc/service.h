@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "cc/rpc/call_gate.h"
 #include "cc/rpc/codec.h"
 #include "cc/shard/shard.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
@@ -29,7 +30,9 @@ class Service final : public v1::ParameterServer::WithRawMethod_Pull<
                               v1::ParameterServer::WithRawMethod_Assign<
                                   v1::ParameterServer::Service>>> {
  public:
-  Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard);
+  // `gate` must outlive the service.
+  Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
+          CallGate* gate);
 
   grpc::Status Handshake(grpc::ServerContext* context,
                          const v1::HandshakeRequest* request,
@@ -71,6 +74,7 @@ class Service final : public v1::ParameterServer::WithRawMethod_Pull<
   // Constant after construction; the shard has its own locks.
   const ServiceIdentity identity_;
   const std::shared_ptr<Shard> shard_;
+  CallGate* const gate_;
 };
 
 }  // namespace tfswitch

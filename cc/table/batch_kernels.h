@@ -1,10 +1,9 @@
 // The software pipeline that a batch of keys goes through, for each instruction
-// set. Memory latency is hidden by working on three places of the batch at
-// once:
+// set. Memory latency is hidden by working on three blocks of the batch in turn:
 //
-//   key i               hash it, prefetch its bucket
-//   key i - distance    search the bucket, prefetch the row
-//   key i - 2 distance  copy the row, or step the optimizer on it
+//   block b       hash the keys, prefetch their buckets
+//   block b - 1   search the buckets, prefetch the rows
+//   block b - 2   copy the rows, or step the optimizer on them
 //
 // No lock is taken for reading. Where a bucket turns out to be locked, moved or
 // changed in between, the key is handed to a RetrySink, which takes its time.

@@ -256,9 +256,6 @@ EmbeddingTable::Impl::Create(const TableConfig& config) {
 }
 
 bool EmbeddingTable::Impl::Init() {
-  // Whatever the system's default: a small table must stay small.
-  MemorySpan whole(reservation_.data(), reservation_.size());
-  whole.PreferSmallPages(0, reservation_.size());
   // A sixth of it for each of the two index arrays, the rest for rows.
   const size_t stripe_bytes =
       RoundDownTo(reservation_.size() / kNumStripes, kHugePageBytes);

@@ -24,7 +24,6 @@ void RowStore::Init(MemorySpan span, size_t stride) {
   span_ = span;
   stride_ = stride;
   touch_end_ = std::min(kHugePageBytes, span.capacity());
-  span_.PreferHugePages(touch_end_, span.capacity());
 }
 
 RowStore::~RowStore() {
@@ -49,10 +48,10 @@ bool RowStore::Allocate(uint32_t* row) {
 void RowStore::Free(uint32_t row) { free_rows_.push_back(row); }
 
 void RowStore::TouchAhead() {
-  // Half a page to two pages and a half ahead of use, by the size of the table.
+  // One or two huge pages ahead of use, by the size of the table.
   const size_t used = next_row_ * stride_;
   const size_t wanted =
-      RoundDownTo(used + kHugePageBytes + std::min(used / 8, kHugePageBytes),
+      RoundDownTo(used + kHugePageBytes + std::min(used / 4, kHugePageBytes),
                   kHugePageBytes);
   if (wanted <= touch_end_ || wanted > span_.capacity() ||
       !span_.Extend(wanted)) {
@@ -63,11 +62,8 @@ void RowStore::TouchAhead() {
 }
 
 size_t RowStore::resident_bytes() const {
-  const size_t used = next_row_ * stride_;
-  if (touch_end_ <= kHugePageBytes && used <= kHugePageBytes) {
-    return RoundUpTo(used, kSmallPageBytes);
-  }
-  return std::max(touch_end_, RoundUpTo(used, kHugePageBytes));
+  const size_t used = RoundUpTo(next_row_ * stride_, kSmallPageBytes);
+  return touch_end_ > kHugePageBytes ? std::max(touch_end_, used) : used;
 }
 
 }  // namespace tfswitch

@@ -27,10 +27,8 @@ constexpr size_t kReleaseStepBytes = 64 * 1024;
 }  // namespace
 
 size_t StripeIndex::Array::resident_bytes() const {
-  const size_t used = limit * sizeof(Bucket);
-  const size_t touched =
-      RoundUpTo(used, used <= huge_bytes ? kHugePageBytes : kSmallPageBytes);
-  return std::max(touched, touch_end) - released_bytes;
+  const size_t used = RoundUpTo(limit * sizeof(Bucket), kSmallPageBytes);
+  return std::max(used, touch_end) - released_bytes;
 }
 
 bool StripeIndex::Init(MemorySpan span_0, MemorySpan span_1,
@@ -109,10 +107,13 @@ StripeIndex::Entry StripeIndex::Find(Key key, uint32_t position) const {
 }
 
 bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
-  if (!is_growing_ && static_cast<uint64_t>(num_keys_) * kLoadDenominator >=
-                          current().num_buckets * kLoadNumerator) {
+  if (!is_growing_) {
+    const uint64_t full = current().num_buckets * kLoadNumerator;
+    const uint64_t load = static_cast<uint64_t>(num_keys_) * kLoadDenominator;
+    // A little before it is needed, so that the first pages are ready.
+    if (load >= full - full / 32 && !is_prepared_) PrepareGrowth();
     // Where no memory is left to grow into, the load rises instead.
-    BeginGrowth();
+    if (load >= full && is_prepared_) BeginGrowth();
   }
   if (is_growing_ && !MoveBuckets()) return false;
   Array* const array = IsMoved(position) ? &next() : &current();
@@ -168,14 +169,7 @@ bool StripeIndex::ExtendLimit(Array* array, uint64_t limit) {
   if (limit <= array->limit) return true;
   const size_t end = limit * sizeof(Bucket);
   if (!array->span.Extend(end)) return false;
-  // One huge page ahead of what is now in use.
-  const size_t touch_end = std::min(
-      RoundUpTo(end, kHugePageBytes) + kHugePageBytes, array->huge_bytes);
-  if (touch_end > array->touch_end && array->span.Extend(touch_end)) {
-    PageToucher::Get().Request(array->span.data() + array->touch_end,
-                               touch_end - array->touch_end);
-    array->touch_end = touch_end;
-  }
+  TouchAhead(array, end);
   // Each generation of an array starts with another version, lest a reader
   // that slept through one takes a new bucket for an old one.
   const uint32_t meta = kMetaLive | (static_cast<uint32_t>(phase_ * 0x9e3779b1u)
@@ -187,7 +181,16 @@ bool StripeIndex::ExtendLimit(Array* array, uint64_t limit) {
   return true;
 }
 
-bool StripeIndex::BeginGrowth() {
+void StripeIndex::TouchAhead(Array* array, size_t end) {
+  const size_t touch_end = std::min(
+      RoundUpTo(end, kHugePageBytes) + kHugePageBytes, array->huge_bytes);
+  if (touch_end <= array->touch_end || !array->span.Extend(touch_end)) return;
+  PageToucher::Get().Request(array->span.data() + array->touch_end,
+                             touch_end - array->touch_end);
+  array->touch_end = touch_end;
+}
+
+void StripeIndex::PrepareGrowth() {
   Array& array = next();
   const uint64_t num_buckets =
       current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1;
@@ -195,19 +198,20 @@ bool StripeIndex::BeginGrowth() {
   // Half the span is left for overflow, which an enemy may choose.
   if (num_buckets >= (uint64_t{1} << 32) || bytes > array.span.capacity() / 2 ||
       !array.span.Extend(bytes)) {
-    return false;
+    return;
   }
   array.num_buckets = num_buckets;
-  array.limit = 0;
-  array.released_bytes = 0;
-  array.touch_end = 0;
   array.huge_bytes =
       bytes < kMinHugeArrayBytes ? 0 : RoundDownTo(bytes, kHugePageBytes);
-  array.span.PreferHugePages(0, array.huge_bytes);
+  TouchAhead(&array, 0);
+  is_prepared_ = true;
+}
+
+void StripeIndex::BeginGrowth() {
+  is_prepared_ = false;
   is_growing_ = true;
   cursor_ = 0;
   Publish();
-  return true;
 }
 
 bool StripeIndex::MoveBuckets() {

@@ -120,7 +120,7 @@ class StripeIndex {
     MemorySpan span;
     uint64_t num_buckets = 0;   // Homes.
     uint64_t limit = 0;         // Initialised buckets: homes and overflow.
-    size_t huge_bytes = 0;      // [0, huge_bytes) is in huge pages.
+    size_t huge_bytes = 0;      // [0, huge_bytes) is for huge pages.
     size_t touch_end = 0;       // Asked to be touched ahead, up to here.
     size_t released_bytes = 0;  // Given back behind the cursor.
 
@@ -137,11 +137,16 @@ class StripeIndex {
     return is_growing_ && HomeIndex(position, current().num_buckets) < cursor_;
   }
 
+  // Has the pages up to one behind `end` touched.
+  void TouchAhead(Array* array, size_t end);
   // Makes buckets [0, limit) of `array` live.
   bool ExtendLimit(Array* array, uint64_t limit);
   bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row);
 
-  bool BeginGrowth();
+  // Lays the next array out and has its first pages touched; growth may begin
+  // after it.
+  void PrepareGrowth();
+  void BeginGrowth();
   bool MoveBuckets();
   void EndGrowth();
   void ReleaseMoved();
@@ -149,6 +154,7 @@ class StripeIndex {
 
   Array arrays_[2];
   int current_ = 0;
+  bool is_prepared_ = false;  // next() is laid out.
   bool is_growing_ = false;
   uint64_t cursor_ = 0;
   int64_t num_keys_ = 0;

@@ -313,7 +313,7 @@ class DynamicEmbedding(_backend.Layer):
         )
         dim = tf.constant([self.output_dim], tf.int64)
         pooled = tf.reshape(pooled, tf.concat([outer, dim], axis=0))
-        pooled.set_shape([*inputs.shape[:-1], self.output_dim])
+        pooled.set_shape(inputs.shape[:-1].concatenate(self.output_dim))
         return tf.cast(pooled, self.compute_dtype)
 
     def _embed(self, ids: tf.Tensor, training: Any) -> tf.Tensor:
@@ -326,7 +326,7 @@ class DynamicEmbedding(_backend.Layer):
             [tf.shape(ids, out_type=tf.int64), [self.output_dim]], axis=0
         )
         embeddings = tf.scatter_nd(places, rows, shape)
-        embeddings.set_shape([*ids.shape, self.output_dim])
+        embeddings.set_shape(ids.shape.concatenate(self.output_dim))
         return embeddings
 
     def _embed_all(self, ids: tf.Tensor, training: Any) -> tf.Tensor:

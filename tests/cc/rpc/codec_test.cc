@@ -86,6 +86,11 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
   std::string bytes(PushRequestBytes(push), '\0');
   WritePushRequest(push, bytes.data());
   EXPECT_EQ(bytes, push_proto.SerializeAsString());
+  std::string parts(PushRequestHeadBytes(push), '\0');
+  WritePushRequestHead(push, parts.data());
+  parts.append(reinterpret_cast<const char*>(floats.data()), 4 * floats.size());
+  parts += PushRequestTail(push);
+  EXPECT_EQ(parts, bytes);
 
   AssignArgs assign;
   assign.table = std::string(200, 'x');

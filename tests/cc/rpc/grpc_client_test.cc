@@ -232,6 +232,60 @@ TEST(GrpcClientTest, FrozenServerIsNamedWhenTheTimeoutEnds) {
   EXPECT_TRUE(PullRows(*client, "t", 64, {1}).ok());
 }
 
+TEST(GrpcClientTest, OwnedGradientsAreKeptUntilTheyAreSent) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address(), absl::Milliseconds(300)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", 64)).ok());
+  const std::vector<Key> keys = RandomKeys(100000);
+  auto owned = std::make_shared<std::vector<float>>(keys.size() * 64, 1.0f);
+  const std::weak_ptr<std::vector<float>> alive = owned;
+  PushArgs args;
+  args.table = "t";
+  args.dim = 64;
+  args.keys = keys;
+  args.gradients = *owned;
+  args.gradients_owner = std::move(owned);
+  args.learning_rate = 1.0f;
+  args.insert_missing = true;
+  args.keys_are_unique = true;
+  args.id = {1, 1};
+
+  // The call ends in the middle of a write; the write goes on.
+  proxy.Freeze(true);
+  EXPECT_EQ(client->Push(args).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  args.gradients_owner.reset();
+  EXPECT_FALSE(alive.expired());
+  proxy.CutConnections();
+  proxy.Freeze(false);
+
+  // Polling this thread's queue lets gRPC notice, and let go.
+  while (!alive.expired()) {
+    EXPECT_TRUE(PullRows(*client, "t", 64, {1}).ok());
+  }
+}
+
+TEST(GrpcClientTest, OwnedGradientsAreApplied) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", 3)).ok());
+  const std::vector<Key> keys = RandomKeys(1000);
+  auto owned = std::make_shared<std::vector<float>>(keys.size() * 3, 2.0f);
+  PushArgs args;
+  args.table = "t";
+  args.dim = 3;
+  args.keys = keys;
+  args.gradients = *owned;
+  args.gradients_owner = owned;
+  args.learning_rate = 1.0f;
+  args.insert_missing = true;
+
+  ASSERT_TRUE(client->Push(args).ok());
+
+  EXPECT_THAT(PullRows(*client, "t", 3, keys).value(), Each(-1.0f));
+}
+
 TEST(GrpcClientTest, PullInterruptedByARestartIsAnsweredByTheNewServer) {
   auto server = StartServer();
   TcpProxy proxy(server->address());
@@ -289,8 +343,11 @@ TEST(GrpcClientTest, PushWithoutAnIdIsNotRepeated) {
   proxy.HoldAnswers(true);
 
   std::thread pushing([&] {
-    EXPECT_EQ(PushOnes(*client, "t", 2, {1, 2}).status().code(),
-              absl::StatusCode::kUnavailable);
+    const absl::Status status = PushOnes(*client, "t", 2, {1, 2}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr(proxy.address()), HasSubstr("was lost during")));
   });
   while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
   }

@@ -1,0 +1,21 @@
+// What this room changes for the whole process.
+
+#ifndef TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
+#define TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
+
+namespace tfswitch {
+
+// Called before the first server or client; does nothing after the first time.
+//
+//   - Tunes malloc; see base/malloc_tuning.h for the switch to leave it alone.
+//   - Turns off Abseil's deadlock detection, which distributions leave on in
+//     their builds: it takes one global lock at each of gRPC's many lock
+//     operations, 5 us per small pull on one thread and more on many. This is the
+//     Abseil that gRPC is linked to, not the one inside TensorFlow.
+//
+// Thread-safe.
+void PrepareProcess();
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_

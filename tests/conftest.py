@@ -1,0 +1,74 @@
+"""Fixtures for all Python tests."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+
+import hypothesis
+import pytest
+
+import tfswitch as tsw
+from tfswitch import cluster as cluster_lib
+
+# In CI the same examples each time; a failure prints how to replay it.
+hypothesis.settings.register_profile(
+    "ci", derandomize=True, print_blob=True, deadline=None
+)
+hypothesis.settings.register_profile("dev", print_blob=True, deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+_names = itertools.count()
+
+
+@contextlib.contextmanager
+def running_cluster(num_servers: int) -> Iterator[tsw.Cluster]:
+    """Connects to new servers in this process; 0: to an embedded cluster."""
+    with contextlib.ExitStack() as stack:
+        if num_servers == 0:
+            address = f"local://test-{os.getpid()}-{next(_names)}"
+        else:
+            servers = [
+                stack.enter_context(
+                    tsw.Server(shard_index=i, num_shards=num_servers)
+                )
+                for i in range(num_servers)
+            ]
+            address = "grpc://" + ",".join(s.address for s in servers)
+        yield stack.enter_context(tsw.connect(address, timeout=20.0))
+
+
+@pytest.fixture(autouse=True)
+def _no_default_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """Lets no test see the default cluster of another."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    cluster_lib._default = None
+    yield
+    cluster_lib._default = None
+
+
+@pytest.fixture(
+    params=[0, 1, 3], ids=["embedded", "one_server", "three_servers"]
+)
+def cluster(request: pytest.FixtureRequest) -> Iterator[tsw.Cluster]:
+    """The default cluster, of each kind: tables behave the same on all."""
+    with running_cluster(request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def embedded() -> Iterator[tsw.Cluster]:
+    """An embedded default cluster of the test's own."""
+    with running_cluster(0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[Callable[[int], tsw.Cluster]]:
+    """Makes default clusters of so many servers; 0: embedded."""
+    with contextlib.ExitStack() as stack:
+        yield lambda num_servers: stack.enter_context(
+            running_cluster(num_servers)
+        )

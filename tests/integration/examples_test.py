@@ -1,0 +1,257 @@
+"""Each example as a user runs it, and the snippets of the documents."""
+
+import gzip
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 240
+
+
+def run(
+    program: str | Path,
+    *arguments: str | Path,
+    stdin: str = "",
+    cwd: Path = ROOT,
+) -> str:
+    """Runs a Python program; returns what it printed."""
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
+    # Works whether or not the checkout is registered in the environment.
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    )
+    environment.pop("TF_USE_LEGACY_KERAS", None)
+    result = subprocess.run(
+        [sys.executable, program, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=TIMEOUT_S,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+    return result.stdout
+
+
+def number(pattern: str, output: str) -> float:
+    """Returns the number that the group of a pattern matched."""
+    found = re.search(pattern, output)
+    assert found, f"no {pattern!r} in:\n{output}"
+    return float(found[1])
+
+
+def snippet(document: str, containing: str) -> str:
+    """Returns the one Python block of a document with that text."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if containing in block
+    ]
+    assert len(blocks) == 1, f"{document}: {len(blocks)} with {containing!r}"
+    return blocks[0]
+
+
+def criteo_lines(count: int, seed: int) -> str:
+    """Lines in Criteo's format; the first string decides the label, mostly."""
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        kind = draw.randrange(4)
+        label = int(draw.random() < (0.9 if kind == 0 else 0.1))
+        integers = [
+            "" if draw.random() < 0.3 else str(draw.randrange(-2, 10_000))
+            for _ in range(13)
+        ]
+        strings = [
+            "" if draw.random() < 0.1 else f"{draw.getrandbits(32):08x}"
+            for _ in range(25)
+        ]
+        cells = [str(label), *integers, f"{kind:08x}", *strings]
+        lines.append("\t".join(cells) + "\n")
+    return "".join(lines)
+
+
+def test_quickstart_learns_and_prints_a_row() -> None:
+    output = run(EXAMPLES / "quickstart.py")
+
+    assert "500 ids have got a row" in output
+    *_, last_auc = re.findall(r"val_AUC: ([0-9.]+)", output)
+    assert float(last_auc) > 0.95
+
+
+def test_readme_shows_the_quickstart_program() -> None:
+    program = (EXAMPLES / "quickstart.py").read_text(encoding="utf-8")
+
+    shown = snippet("README.md", "model.fit")
+
+    assert program.endswith("\n\n" + shown)
+    assert len(shown.splitlines()) <= 20
+
+
+def test_movielens_in_this_process_matches_keras(tmp_path: Path) -> None:
+    output = run(
+        EXAMPLES / "deepfm_movielens.py",
+        "--compare",
+        "--max_ratings=20000",
+        "--epochs=2",
+        f"--save_dir={tmp_path}",
+    )
+
+    assert "predictions of the loaded model differ by at most 0.0e+00" in output
+    ours = number(r"tfswitch (0\.\d+), keras", output)
+    theirs = number(r"keras.layers.Embedding (0\.\d+), diff", output)
+    assert ours > 0.55
+    assert abs(ours - theirs) <= 0.003
+
+
+@pytest.mark.slow
+def test_movielens_demo_on_servers_saves_loads_and_compares() -> None:
+    output = run(
+        EXAMPLES / "deepfm_movielens.py",
+        "--demo",
+        "--max_ratings=20000",
+        "--epochs=2",
+    )
+
+    assert "shard 1 of 2 serving on" in output
+    assert "shard 2 of 3 serving on" in output
+    assert "predictions of the loaded model differ by at most 0.0e+00" in output
+    assert abs(number(r"difference ([-+]0\.\d+)", output)) <= 0.003
+    assert "What to do next" in output
+
+
+def test_movielens_trains_on_keras_embedding_alone() -> None:
+    output = run(
+        EXAMPLES / "deepfm_movielens.py",
+        "--embedding=keras",
+        "--max_ratings=2000",
+        "--epochs=1",
+    )
+
+    assert number(r"AUC with keras.layers.Embedding: (\S+)", output) > 0.4
+
+
+def test_criteo_stream_learns_from_generated_lines(tmp_path: Path) -> None:
+    plain = tmp_path / "day_0"
+    plain.write_text(criteo_lines(3000, seed=1))
+    packed = tmp_path / "day_1.gz"
+    packed.write_bytes(gzip.compress(criteo_lines(3000, seed=2).encode()))
+
+    output = run(
+        EXAMPLES / "criteo_stream.py",
+        plain,
+        packed,
+        "--batch_size=100",
+        "--report_every=25",
+    )
+
+    reports = re.findall(
+        r"(\d+) batches: AUC ([0-9.]+), log loss ([0-9.]+); (\d+) rows", output
+    )
+    assert [int(report[0]) for report in reports] == [25, 50, 60]
+    assert float(reports[-1][1]) > 0.7
+    assert int(reports[0][3]) < int(reports[-1][3])
+
+
+def test_criteo_stream_reads_the_standard_input() -> None:
+    output = run(
+        EXAMPLES / "criteo_stream.py",
+        "-",
+        "--batch_size=50",
+        stdin=criteo_lines(120, seed=3),
+    )
+
+    assert "3 batches: AUC" in output
+
+
+def test_criteo_stream_reads_real_lines() -> None:
+    data = Path(os.environ.get("TFSWITCH_DATA", ROOT.parent / "shared/data"))
+    file = data / "criteo_10k" / "criteo_10k.tsv.gz"
+    if not file.is_file():
+        pytest.skip(f"no {file}; set TFSWITCH_DATA to the folder of the data")
+
+    output = run(EXAMPLES / "criteo_stream.py", file)
+
+    assert number(r"20 batches: AUC ([0-9.]+)", output) > 0.55
+    assert number(r"; (\d+) rows", output) > 40_000
+
+
+@pytest.mark.parametrize("document", ["docs/keras.md", "docs/tables.md"])
+def test_documented_programs_print_what_the_page_shows(
+    document: str,
+) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    # A program that imports is whole; the block after it is its output.
+    programs = re.findall(
+        r"```python\n((?:(?!```).)*?^import tfswitch.*?)```\n\n"
+        r"(?:```\n(.*?)```)?",
+        text,
+        re.DOTALL | re.MULTILINE,
+    )
+
+    assert any(expected for _, expected in programs)
+    for program, expected in programs:
+        output = run("-c", program)
+        if expected:
+            assert output == expected
+
+
+def test_checkpoint_snippet_reads_a_saved_table(tmp_path: Path) -> None:
+    """The document saves two rows to `checkpoint` and reads them."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        snippet("docs/checkpoint_format.md", "table.save")
+        + snippet("docs/checkpoint_format.md", "safetensors")
+    )
+
+    output = run(program, cwd=tmp_path)
+
+    assert "7 [1. 2.]" in output
+
+
+def test_wire_protocol_snippets_place_keys_and_exchange_rows(
+    tmp_path: Path,
+) -> None:
+    placement = snippet("docs/wire_protocol.md", "def hash_key")
+    program = tmp_path / "placement.py"
+    program.write_text(placement)
+    document = (ROOT / "docs/wire_protocol.md").read_text(encoding="utf-8")
+
+    for line in run(program).splitlines():
+        assert line in document
+
+    commands = re.search(
+        r"```bash\n(python -m grpc_tools.*?)```", document, re.DOTALL
+    )
+    assert commands
+    subprocess.run(
+        ["bash", "-ec", commands[1].replace("python", sys.executable, 1)],
+        cwd=ROOT,
+        env=dict(os.environ, OUT=str(tmp_path)),
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    client = tmp_path / "client.py"
+    client.write_text(snippet("docs/wire_protocol.md", "import grpc"))
+    with subprocess.Popen(
+        [ROOT / "tfswitch/bin/tfswitch-server", "--address=127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout
+            address = server.stdout.readline().split()[-1]
+            output = run(client, address)
+        finally:
+            server.terminate()
+    assert output in document

@@ -1,0 +1,14 @@
+"""Runs the tests of the Keras layer with tf_keras, in another process."""
+
+import pytest
+
+from tests import support
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_layer_with_tf_keras():
+    pytest.importorskip("tf_keras")
+    support.run_pytest(
+        "tests/python/dynamic_embedding_test.py", TF_USE_LEGACY_KERAS="1"
+    )

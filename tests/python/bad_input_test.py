@@ -1,0 +1,231 @@
+"""What users get wrong: the error's type, what it names, and no change."""
+
+import math
+import socket
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+
+START = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+
+
+@pytest.fixture
+def table(cluster):
+    table = tsw.EmbeddingTable(
+        "user", 2, optimizer=tsw.optimizers.SGD(0.5), cluster=cluster
+    )
+    table.assign([1, 2], START)
+    yield table
+    # Whatever went wrong, nothing changed.
+    assert table.size() == 2
+    np.testing.assert_array_equal(table.lookup([1, 2]), START)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1.0], "got float64.*Cast them"),
+        (tf.constant([1.0]), "got float32.*Cast them"),
+        (["a"], "got strings.*Hash them"),
+        (tf.constant(["a"]), "got strings.*Hash them"),
+        ([True], "got bool"),
+        (tf.constant([True]), "got bool"),
+        (tf.ragged.constant([[1], []]), "RaggedTensor.*flat_values"),
+        (tf.sparse.from_dense([1]), "SparseTensor.*values"),
+    ],
+)
+@pytest.mark.parametrize(
+    "method", ["lookup", "lookup_or_create", "push", "assign", "remove"]
+)
+def test_ids_that_are_not_integers_are_named(table, method, ids, message):
+    arguments = [ids]
+    if method in ("push", "assign"):
+        arguments.append(np.zeros((1, 2), np.float32))
+
+    if method in ("assign", "remove"):
+        message = "table 'user'"
+    with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
+        getattr(table, method)(*arguments)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 3), (2, 1), (3, 2), (2,), (1, 2, 2), (4,), ()]
+)
+def test_gradients_of_a_wrong_shape_are_named(table, shape):
+    with pytest.raises(ValueError, match="user") as error:
+        table.push([1, 2], np.zeros(shape, np.float32))
+
+    assert f"[{','.join(map(str, shape))}]" in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (2,), (1, 2, 2), ()])
+def test_values_of_a_wrong_shape_are_named(table, shape):
+    with pytest.raises(ValueError, match=r"'user'.*\(2, 2\)") as error:
+        table.assign([1, 2], np.zeros(shape, np.float32))
+
+    assert str(shape) in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_gradients_that_are_not_finite_name_the_id(table, bad):
+    gradients = np.ones((3, 2), np.float32)
+    gradients[1, 1] = bad
+
+    with pytest.raises(ValueError, match=r"'user'.* -77 ") as error:
+        table.push([1, -77, 2], gradients)
+
+    assert "nothing was applied" in str(error.value)
+
+
+def test_gradients_that_overflow_when_summed_name_the_id(table):
+    gradients = np.full((2, 2), 3e38, np.float32)
+
+    with pytest.raises(ValueError, match=r"'user'.* 2 "):
+        table.push([2, 2], gradients)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_values_that_are_not_finite_name_the_id(table, bad):
+    with pytest.raises(ValueError, match=r"'user'.* 2 "):
+        table.assign([1, 2], [[0.0, 0.0], [bad, 0.0]])
+
+
+@pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])
+def test_a_bad_learning_rate_is_named(table, rate):
+    with pytest.raises(ValueError, match=r"'user'.*learning.rate"):
+        table.push([1], [[1.0, 1.0]], learning_rate=rate)
+    with pytest.raises(ValueError, match="learning_rate"):
+        table.learning_rate = rate
+
+
+def test_errors_in_a_graph_are_those_of_tensorflow(table):
+    push = tf.function(lambda g: table.push([1, 2], g))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'user'"):
+        push(tf.constant([[math.nan, 0.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("method", ["assign", "remove"])
+def test_python_methods_refuse_symbolic_tensors(table, method):
+    arguments = [tf.ones([2, 2])] if method == "assign" else []
+
+    with pytest.raises(ValueError, match=r"'user'.*outside tf\.function"):
+        tf.function(
+            lambda ids: getattr(table, method)(ids, *arguments),
+            autograph=False,
+        )(tf.constant([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "difference"),
+    [
+        ({"dim": 3}, r"dim \(2 here, 3 asked\)"),
+        ({"seed": 9}, r"seed \(0 here, 9 asked\)"),
+        ({"initializer": "ones"}, "initializer"),
+        ({"optimizer": "adam"}, "optimizer"),
+        ({"optimizer": tsw.optimizers.SGD(0.5, momentum=0.5)}, "momentum"),
+    ],
+)
+def test_a_table_with_another_config_names_the_difference(
+    table, arguments, difference
+):
+    options = {"dim": 2, "optimizer": tsw.optimizers.SGD(0.5)} | arguments
+
+    with pytest.raises(ValueError, match=f"'user'.*{difference}"):
+        tsw.EmbeddingTable("user", **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ""}, "Received: name=''"),
+        ({"name": None}, "Received: name=None"),
+        ({"name": "a" * 257}, "256 characters"),
+        ({"name": "a\nb"}, "control characters"),
+        ({"dim": 0}, "Received: dim=0"),
+        ({"dim": 4097}, "1 to 4096. Received: dim=4097"),
+        ({"dim": 2.0}, r"Received: dim=2.0 \(of type float\)"),
+        ({"dim": True}, "Received: dim=True"),
+        ({"dtype": "float16"}, "Received: dtype='float16'"),
+        ({"seed": -1}, "Received: seed=-1"),
+        ({"seed": 2**64}, "Received: seed=18446744073709551616"),
+        ({"cluster": "local://"}, "tfswitch.connect"),
+        ({"initializer": "he_normal"}, "he_normal"),
+        ({"optimizer": "lion"}, "lion"),
+    ],
+)
+def test_bad_arguments_are_named(embedded, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.EmbeddingTable(**({"name": "t", "dim": 2} | arguments))
+    assert embedded.tables() == []
+
+
+def test_an_unknown_table_is_named_with_those_there_are(cluster):
+    table = tsw.EmbeddingTable("user", 2)
+    tsw.EmbeddingTable("item", 2)
+    cluster._native.drop_table("user")
+
+    with pytest.raises(KeyError, match="'user'"):
+        cluster._native.drop_table("user")
+    with pytest.raises(KeyError, match=r"'user'.*'item'"):
+        table.stats()
+
+
+def test_a_message_over_the_servers_limit_is_refused():
+    with (
+        tsw.Server(max_message_bytes=1 << 16) as server,
+        tsw.connect(f"grpc://{server.address}"),
+    ):
+        table = tsw.EmbeddingTable("user", 64)
+        table.assign([1], np.ones((1, 64), np.float32))
+
+        with pytest.raises(RuntimeError, match=r"(?s)65536|message"):
+            table.push(np.arange(1000), np.ones((1000, 64), np.float32))
+
+        assert table.size() == 1
+        np.testing.assert_array_equal(table.lookup([1]), np.ones((1, 64)))
+
+
+def test_garbage_bytes_on_the_port_leave_the_server_serving():
+    with (
+        tsw.Server() as server,
+        tsw.connect(f"grpc://{server.address}"),
+    ):
+        table = tsw.EmbeddingTable("user", 2)
+        table.assign([1], [[1.0, 2.0]])
+        host, port = server.address.split(":")
+        rng = np.random.default_rng(8)
+        for prefix in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\n",
+        ):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(prefix + rng.bytes(4096))
+
+        assert table.size() == 1
+        np.testing.assert_array_equal(table.lookup([1]), [[1.0, 2.0]])
+
+
+def test_a_server_that_is_not_there_is_named(unused_address):
+    with pytest.raises((ConnectionError, TimeoutError), match=unused_address):
+        tsw.connect(f"grpc://{unused_address}", timeout=2.0)
+
+
+def test_a_port_that_speaks_no_grpc_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        with pytest.raises((ConnectionError, TimeoutError), match=address):
+            tsw.connect(f"grpc://{address}", timeout=2.0)
+
+
+@pytest.fixture
+def unused_address():
+    # Bound but not listening: nobody else gets the port meanwhile.
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"

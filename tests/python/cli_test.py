@@ -1,0 +1,93 @@
+"""The command line, as far as it needs no server."""
+
+import subprocess
+import sys
+
+import pytest
+from absl import app
+from absl.testing import flagsaver
+
+import tfswitch as tsw
+from tests.support import environment
+from tfswitch.cli import main as cli
+from tfswitch.cli import server_binary
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "tfswitch", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_version_is_that_of_the_package():
+    result = run("version")
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"tfswitch {tsw.__version__}\n"
+
+
+def test_a_bad_flag_is_named_with_the_range():
+    result = run("serve", "--num_shards=0")
+
+    assert result.returncode != 0
+    assert "num_shards" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "usage: tfswitch"),
+        (["fly"], "Received: 'fly'"),
+        (["serve", "twice"], "Received: 'serve twice'"),
+    ],
+)
+def test_bad_commands_are_named(arguments, message):
+    with pytest.raises(app.UsageError, match=message):
+        cli._run(["tfswitch", *arguments])
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """The arguments of the server program that would have run."""
+    executed = []
+    monkeypatch.setattr(server_binary, "execute", executed.extend)
+    return executed
+
+
+@pytest.fixture
+def flags():
+    """Parses flags as the program does, for one test."""
+    with flagsaver.flagsaver():
+        yield lambda *arguments: cli.flags.FLAGS(["tfswitch", *arguments])
+
+
+def test_serve_hands_its_flags_to_the_server_program(executed, flags):
+    flags("--address=unix:/s", "--shard_index=1", "--num_shards=2")
+
+    cli._run(["tfswitch", "serve"])
+
+    assert executed == [
+        "--address=unix:/s",
+        "--shard_index=1",
+        "--num_shards=2",
+        "--num_threads=0",
+        f"--max_message_bytes={1 << 30}",
+    ]
+
+
+def test_a_shard_that_is_none_of_the_cluster_is_named(executed, flags):
+    flags("--shard_index=2", "--num_shards=2")
+
+    with pytest.raises(app.UsageError, match="--shard_index=2 --num_shards=2"):
+        cli._run(["tfswitch", "serve"])
+    assert executed == []
+
+
+def test_a_missing_server_program_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(server_binary, "_PROGRAM", tmp_path / "gone")
+
+    with pytest.raises(FileNotFoundError, match=r"gone.*pip install"):
+        server_binary.execute([])

@@ -1,0 +1,351 @@
+"""connect, the default cluster, and checkpoints of whole clusters."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tfswitch import cluster as cluster_lib
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "localhost:7077", "http://a:1", "grpc:/a:1", "local:", None, 7077],
+)
+def test_a_bad_address_names_the_accepted_forms(address):
+    with pytest.raises(ValueError, match=r'"local://".*"grpc://') as error:
+        tsw.connect(address)
+
+    assert f"Received: address={address!r}" in str(error.value)
+    assert cluster_lib._default is None
+
+
+@pytest.mark.parametrize(
+    "address", ["grpc://", "grpc://host", "grpc://host:port", "grpc://a:1,"]
+)
+def test_a_bad_server_address_is_named(address):
+    with pytest.raises(ValueError, match=r"address '"):
+        tsw.connect(address)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), "5", None, True])
+def test_a_bad_timeout_is_named(timeout):
+    with pytest.raises(ValueError, match="Received: timeout="):
+        tsw.connect("local://", timeout=timeout)
+
+
+def test_without_connect_tables_live_in_this_process():
+    table = tsw.EmbeddingTable("of_the_default_cluster", 2)
+
+    assert table.cluster.address == "local://"
+    assert not table.cluster.is_remote
+    assert table.cluster.num_shards == 1
+    table.cluster._native.drop_table(table.name)
+
+
+def test_tf_config_names_the_default_servers(monkeypatch):
+    with tsw.Server() as server:
+        monkeypatch.setenv(
+            "TF_CONFIG",
+            json.dumps(
+                {"cluster": {"ps": [server.address], "worker": ["w:1"]}}
+            ),
+        )
+        cluster = cluster_lib.default_cluster()
+
+        assert cluster.address == f"grpc://{server.address}"
+        assert cluster.is_remote
+        assert cluster_lib.default_cluster() is cluster
+        cluster.close()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cluster": 3}'])
+def test_a_bad_tf_config_is_named(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+
+    with pytest.raises(ValueError, match="TF_CONFIG"):
+        cluster_lib.default_cluster()
+
+
+def test_tf_config_without_servers_means_this_process(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["w:1"]}}')
+
+    assert cluster_lib.default_cluster().address == "local://"
+
+
+def test_a_context_brings_the_former_default_back():
+    outer = tsw.connect("local://outer")
+    with tsw.connect("local://inner") as inner:
+        assert cluster_lib.default_cluster() is inner
+        assert tsw.EmbeddingTable("t", 2).cluster is inner
+
+    assert inner.closed
+    assert cluster_lib.default_cluster() is outer
+
+
+def test_a_closed_default_is_no_default():
+    tsw.connect("local://closed").close()
+
+    assert cluster_lib.default_cluster().address == "local://"
+
+
+def test_a_closed_cluster_is_named_and_its_tables_go_on(cluster):
+    table = tsw.EmbeddingTable("user", 2)
+    table.assign([1], [[1.0, 2.0]])
+
+    cluster.close()
+
+    for call in (
+        cluster.tables,
+        cluster.stats,
+        lambda: tsw.EmbeddingTable("user", 2, cluster=cluster),
+    ):
+        with pytest.raises(RuntimeError, match=f"{cluster.address}.*closed"):
+            call()
+    assert table.size() == 1
+    np.testing.assert_array_equal(table.lookup([1]), [[1.0, 2.0]])
+
+
+def test_a_failed_connect_leaves_the_default():
+    cluster = tsw.connect("local://stays")
+
+    with pytest.raises(ValueError):
+        tsw.connect("nowhere")
+
+    assert cluster_lib.default_cluster() is cluster
+
+
+def test_embedded_clusters_of_one_name_share_tables():
+    one = tsw.connect("local://shared")
+    two = tsw.connect("local://shared")
+    other = tsw.connect("local://not_shared")
+    tsw.EmbeddingTable("t", 2, cluster=one).assign([1], [[1.0, 2.0]])
+
+    assert two.tables() == ["t"]
+    assert other.tables() == []
+    assert tsw.EmbeddingTable("t", 2, cluster=two).size() == 1
+
+
+def test_threads_that_ask_first_get_one_default():
+    clusters = []
+    threads = [
+        threading.Thread(
+            target=lambda: clusters.append(cluster_lib.default_cluster())
+        )
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(clusters) == 8
+    assert len({id(cluster) for cluster in clusters}) == 1
+
+
+def test_a_unix_socket_is_an_address(tmp_path):
+    path = tmp_path / "socket"
+    with (
+        tsw.Server(f"unix:{path}"),
+        tsw.connect(f"grpc+unix://{path}") as cluster,
+    ):
+        table = tsw.EmbeddingTable("t", 2)
+        table.assign([1], [[1.0, 2.0]])
+
+        assert cluster.is_remote
+        np.testing.assert_array_equal(table.lookup([1]), [[1.0, 2.0]])
+
+
+def test_tables_and_stats_list_all_tables(cluster):
+    assert cluster.tables() == []
+    assert cluster.stats() == {}
+
+    tsw.EmbeddingTable("b", 2).lookup_or_create([1, 2, 3])
+    tsw.EmbeddingTable("a", 2)
+
+    assert cluster.tables() == ["a", "b"]
+    stats = cluster.stats()
+    assert stats["a"]["num_rows"] == 0
+    assert stats["b"]["num_rows"] == 3
+
+
+def test_servers_in_the_wrong_order_are_refused():
+    with (
+        tsw.Server(shard_index=0, num_shards=2) as zero,
+        tsw.Server(shard_index=1, num_shards=2) as one,
+    ):
+        with pytest.raises(RuntimeError, match=f"{one.address} is shard 1"):
+            tsw.connect(f"grpc://{one.address},{zero.address}")
+        with pytest.raises(RuntimeError, match=f"{zero.address} is shard 0"):
+            tsw.connect(f"grpc://{zero.address}")
+
+
+# --- Checkpoints ------------------------------------------------------------
+
+
+def fill(num_rows=2000, dim=3):
+    """Makes a table with rows and optimizer state; returns what it holds."""
+    table = tsw.EmbeddingTable(
+        "user", dim, optimizer=tsw.optimizers.Adam(0.1), seed=5
+    )
+    ids = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, num_rows)
+    table.push(ids, np.random.default_rng(5).normal(size=(num_rows, dim)))
+    return table, ids
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["embedded", "two_servers"])
+@pytest.mark.parametrize(
+    "after", [0, 1, 3], ids=["embedded", "one_server", "three_servers"]
+)
+def test_a_checkpoint_restores_to_any_number_of_servers(
+    tmp_path, before, after
+):
+    gradients = np.random.default_rng(6).normal(size=(2000, 3))
+    with running_cluster(before) as cluster:
+        table, ids = fill()
+        report = cluster.save(tmp_path / "checkpoint")
+        saved = table.lookup(ids).numpy()
+        table.push(ids, gradients)
+        stepped = table.lookup(ids).numpy()
+    assert report == {"tables": ["user"], "num_rows": 2000}
+
+    with running_cluster(after) as cluster:
+        assert cluster.restore(tmp_path / "checkpoint") == report
+        assert cluster.tables() == ["user"]
+        table = tsw.EmbeddingTable(
+            "user", 3, optimizer=tsw.optimizers.Adam(0.1), seed=5
+        )
+        assert table.size() == 2000
+        np.testing.assert_array_equal(table.lookup(ids), saved)
+        # The optimizer state came with the rows.
+        table.push(ids, gradients)
+        np.testing.assert_array_equal(table.lookup(ids), stepped)
+
+
+def test_restore_replaces_the_rows_of_tables_in_use(cluster, tmp_path):
+    table = tsw.EmbeddingTable("user", 2)
+    table.assign([1, 2], [[1.0, 1.0], [2.0, 2.0]])
+    table.save(tmp_path)
+    table.assign([2, 3], [[9.0, 9.0], [9.0, 9.0]])
+
+    table.restore(tmp_path)
+
+    assert table.size() == 2
+    np.testing.assert_array_equal(
+        table.lookup([1, 2, 3]), [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
+    )
+
+
+def test_one_table_is_saved_and_restored_alone(cluster, tmp_path):
+    one, two = tsw.EmbeddingTable("one", 1), tsw.EmbeddingTable("two", 1)
+    one.assign([1], [[1.0]])
+    two.assign([1], [[2.0]])
+    cluster.save(tmp_path)
+    one.assign([1], [[3.0]])
+    two.assign([1], [[3.0]])
+
+    assert one.restore(tmp_path) == {"tables": ["one"], "num_rows": 1}
+
+    np.testing.assert_array_equal(one.lookup([1]), [[1.0]])
+    np.testing.assert_array_equal(two.lookup([1]), [[3.0]])
+
+
+def test_saving_again_replaces_the_checkpoint(cluster, tmp_path):
+    table = tsw.EmbeddingTable("user", 1)
+    for value in (1.0, 2.0):
+        table.assign([1], [[value]])
+        table.save(tmp_path)
+    table.remove([1])
+
+    table.restore(tmp_path)
+
+    np.testing.assert_array_equal(table.lookup([1]), [[2.0]])
+
+
+def test_anyone_can_read_a_checkpoint_with_safetensors(cluster, tmp_path):
+    table, ids = fill(num_rows=100)
+    cluster.save(tmp_path)
+    expected = dict(zip(ids.tolist(), table.lookup(ids).numpy(), strict=True))
+
+    found = {}
+    for path in tmp_path.rglob("*.safetensors"):
+        tensors = safetensors.numpy.load_file(path)
+        keys = next(t for t in tensors.values() if t.dtype == np.int64)
+        rows = next(
+            t
+            for t in tensors.values()
+            if t.dtype == np.float32 and t.ndim == 2 and t.shape[1] == 3
+        )
+        found.update(zip(keys.tolist(), rows, strict=True))
+
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        np.testing.assert_array_equal(found[key], row)
+
+
+def test_a_damaged_checkpoint_is_refused_and_nothing_changes(cluster, tmp_path):
+    table, ids = fill()
+    cluster.save(tmp_path)
+    victim = sorted(tmp_path.rglob("*.safetensors"))[-1]
+    data = bytearray(victim.read_bytes())
+    data[-5] ^= 0x40
+    victim.write_bytes(data)
+    table.push(ids, np.ones((2000, 3)))
+    before = table.lookup(ids).numpy()
+
+    with pytest.raises(OSError, match=victim.name):
+        cluster.restore(tmp_path)
+
+    np.testing.assert_array_equal(table.lookup(ids), before)
+
+
+def test_a_truncated_checkpoint_is_refused(cluster, tmp_path):
+    table, ids = fill()
+    cluster.save(tmp_path)
+    victim = sorted(tmp_path.rglob("*.safetensors"))[0]
+    victim.write_bytes(victim.read_bytes()[:-100])
+    before = table.lookup(ids).numpy()
+
+    with pytest.raises(OSError, match=victim.name):
+        cluster.restore(tmp_path)
+
+    np.testing.assert_array_equal(table.lookup(ids), before)
+
+
+def test_rows_of_another_dim_are_refused(tmp_path):
+    with running_cluster(0) as cluster:
+        tsw.EmbeddingTable("user", 3).assign([1], [[1.0, 2.0, 3.0]])
+        cluster.save(tmp_path)
+    for num_servers in (0, 2):
+        with running_cluster(num_servers):
+            table = tsw.EmbeddingTable("user", 2)
+            table.assign([1], [[1.0, 2.0]])
+
+            with pytest.raises(RuntimeError, match=r"'user'.*dim 3.*dim 2"):
+                table.restore(tmp_path)
+
+            np.testing.assert_array_equal(table.lookup([1]), [[1.0, 2.0]])
+
+
+def test_a_missing_checkpoint_is_named(cluster, tmp_path):
+    with pytest.raises(KeyError, match="nothing_here"):
+        cluster.restore(tmp_path / "nothing_here")
+
+
+def test_a_missing_table_is_named_with_those_there_are(cluster, tmp_path):
+    tsw.EmbeddingTable("user", 1)
+    cluster.save(tmp_path)
+
+    with pytest.raises(KeyError, match=r"item.*'user'"):
+        cluster.save(tmp_path, ["item"])
+    with pytest.raises(KeyError, match="item"):
+        cluster.restore(tmp_path, ["item"])
+
+
+def test_a_name_in_place_of_names_is_refused(embedded, tmp_path):
+    with pytest.raises(ValueError, match=r"write \['user'\]"):
+        embedded.save(tmp_path, "user")

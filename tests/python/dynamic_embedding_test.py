@@ -1,0 +1,1230 @@
+"""DynamicEmbedding, for the Keras that TF_USE_LEGACY_KERAS chooses.
+
+tests/integration/legacy_keras_test.py runs this file with tf_keras.
+"""
+
+import gc
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tfswitch.keras._backend import IS_LEGACY, keras
+
+DynamicEmbedding = tsw.keras.DynamicEmbedding
+SGD = tsw.optimizers.SGD
+
+only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+only_legacy = pytest.mark.skipif(not IS_LEGACY, reason="of tf_keras")
+
+pytestmark = pytest.mark.usefixtures("embedded")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    keras.utils.set_random_seed(3)
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+    keras.backend.clear_session()
+
+
+def make_layer(dim=2, **kwargs):
+    kwargs.setdefault("embeddings_initializer", "ones")
+    kwargs.setdefault("optimizer", SGD(1.0))
+    return DynamicEmbedding(dim, **kwargs)
+
+
+def ids_of(table):
+    return sorted(table.export_rows()[0].tolist())
+
+
+def train_step(layer, *args, loss_fn=tf.reduce_sum, **kwargs):
+    """One custom-loop step on the layer alone; returns its output."""
+    with tf.GradientTape() as tape:
+        output = layer(*args, training=True, **kwargs)
+        loss = loss_fn(output)
+    tape.gradient(loss, layer.trainable_variables)
+    return output
+
+
+def as_numpy(x):
+    return keras.ops.convert_to_numpy(x) if not IS_LEGACY else np.asarray(x)
+
+
+# --- Calls ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 1, 3), (0,), (2, 0)])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_output_is_the_input_shape_plus_dim(shape, dtype):
+    layer = make_layer(dim=5)
+    ids = tf.zeros(shape, dtype)
+
+    output = layer(ids, training=True)
+
+    assert output.shape == (*shape, 5)
+    assert output.dtype == tf.float32
+    assert tuple(layer.compute_output_shape(shape)) == (*shape, 5)
+
+
+def test_training_creates_rows_and_inference_does_not():
+    layer = make_layer()
+
+    np.testing.assert_array_equal(layer(tf.constant([1])), [[0.0, 0.0]])
+    assert layer.table.size() == 0
+    np.testing.assert_array_equal(
+        layer(tf.constant([1]), training=True), [[1.0, 1.0]]
+    )
+    np.testing.assert_array_equal(
+        layer(tf.constant([1, 2])), [[1.0, 1.0], [0.0, 0.0]]
+    )
+    assert ids_of(layer.table) == [1]
+
+
+def test_a_tape_pushes_sums_per_id():
+    layer = make_layer(optimizer=SGD(0.5))
+
+    train_step(layer, tf.constant([[7, 8], [7, 7]]))
+
+    np.testing.assert_array_equal(
+        layer.table.lookup([7, 8]), [[-0.5, -0.5], [0.5, 0.5]]
+    )
+
+
+def test_extreme_ids_are_ordinary():
+    layer = make_layer()
+    ids = [-(2**63), -1, 0, 2**63 - 1]
+
+    train_step(layer, tf.constant(ids, tf.int64))
+
+    assert ids_of(layer.table) == sorted(ids)
+
+
+def test_training_may_be_a_tensor():
+    layer = make_layer()
+    layer.build((None,))
+
+    @tf.function
+    def step(training):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([1]), training=training))
+        return tape.gradient(loss, layer.trainable_variables)
+
+    step(tf.constant(False))
+    assert layer.table.size() == 0
+    step(tf.constant(True))
+    np.testing.assert_array_equal(layer.table.lookup([1]), [[0.0, 0.0]])
+
+
+def test_one_layer_used_twice_pushes_both():
+    layer = make_layer()
+    left, right = (
+        keras.Input((2,), dtype="int64"),
+        keras.Input((1,), dtype="int64"),
+    )
+    joined = keras.layers.Concatenate(axis=1)([layer(left), layer(right)])
+    output = keras.layers.Lambda(
+        lambda x: tf.reduce_sum(x, axis=[1, 2]), output_shape=()
+    )(joined)
+    model = keras.Model([left, right], output)
+    model.compile("sgd", loss=lambda y, p: tf.reduce_sum(p))
+
+    model.train_on_batch([np.array([[1, 2]]), np.array([[1]])], np.array([0.0]))
+
+    np.testing.assert_array_equal(
+        layer.table.lookup([1, 2]), [[-1.0, -1.0], [0.0, 0.0]]
+    )
+
+
+def test_layers_share_a_table():
+    table = tsw.EmbeddingTable(
+        "shared", 2, initializer="ones", optimizer=SGD(1.0)
+    )
+    one, two = (
+        DynamicEmbedding(2, table=table),
+        DynamicEmbedding(2, table=table),
+    )
+    three = DynamicEmbedding(
+        2, table="shared", embeddings_initializer="ones", optimizer=SGD(1.0)
+    )
+
+    for layer in (one, two, three):
+        train_step(layer, tf.constant([5]))
+
+    assert one.table is two.table is table
+    np.testing.assert_array_equal(table.lookup([5]), [[-2.0, -2.0]])
+    assert three.table.size() == 1
+
+
+# --- Combiners --------------------------------------------------------------
+
+# Rows of ids 1, 2, 3; id 9 has none.
+ROWS = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]], np.float32)
+
+
+def make_pooling_layer(combiner, **kwargs):
+    layer = make_layer(combiner=combiner, **kwargs)
+    layer.table.assign([1, 2, 3], ROWS)
+    return layer
+
+
+def pooled(combiner, ids, weights):
+    """The combiner's definition, one row at a time."""
+    rows = {i + 1: row for i, row in enumerate(ROWS)}
+    out = []
+    for row_ids, row_weights in zip(ids, weights, strict=True):
+        w = np.array(row_weights, np.float32)
+        total = sum(
+            (f * rows[i] for i, f in zip(row_ids, w, strict=True)),
+            np.zeros(2, np.float32),
+        )
+        scale = {
+            "sum": 1.0,
+            "mean": w.sum(),
+            "sqrtn": np.sqrt((w * w).sum()),
+        }[combiner]
+        out.append(total / scale if len(w) else total)
+    return np.array(out)
+
+
+IDS = [[1, 2, 3], [], [3, 3], [2]]
+WEIGHTS = [[1.0, 0.5, 2.0], [], [0.25, 0.75], [3.0]]
+ONES = [[1.0] * len(row) for row in IDS]
+
+
+def ragged(rows, dtype):
+    return tf.ragged.constant(rows, dtype, ragged_rank=1)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("training", [False, True])
+def test_ragged_and_sparse_ids_are_pooled(combiner, weighted, kind, training):
+    layer = make_pooling_layer(combiner)
+    ids, weights = ragged(IDS, tf.int64), ragged(WEIGHTS, tf.float32)
+    if kind == "sparse":
+        ids, weights = ids.to_sparse(), weights.to_sparse()
+    arguments = {"weights": weights} if weighted else {}
+
+    output = layer(ids, training=training, **arguments)
+
+    np.testing.assert_allclose(
+        output, pooled(combiner, IDS, WEIGHTS if weighted else ONES), rtol=1e-6
+    )
+    assert output.shape == (4, 2)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_last_axis_of_dense_ids_is_pooled(combiner, weighted):
+    layer = make_pooling_layer(combiner)
+    ids = [[1, 2], [3, 3]]
+    weights = [[1.0, 0.5], [2.0, 0.25]]
+    arguments = {"weights": tf.constant([weights])} if weighted else {}
+
+    output = layer(tf.constant([ids]), **arguments)
+
+    expected = pooled(combiner, ids, weights if weighted else np.ones((2, 2)))
+    np.testing.assert_allclose(output, [expected], rtol=1e-6)
+    assert tuple(layer.compute_output_shape((1, 2, 2))) == (1, 2, 2)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("kind", ["ragged", "sparse", "dense"])
+def test_pooled_gradients_equal_those_of_tensorflow(combiner, kind):
+    """Against tf.nn.embedding_lookup_sparse on a variable."""
+    layer = make_pooling_layer(combiner)
+    ids, weights = IDS, WEIGHTS
+    if kind == "dense":
+        ids, weights = [[1, 2], [3, 3]], [[1.0, 0.5], [2.0, 0.25]]
+    ids, weights = ragged(ids, tf.int64), ragged(weights, tf.float32)
+    factors = tf.random.normal([ids.shape[0], 2], seed=1)
+    variable = tf.Variable(np.concatenate([np.zeros((1, 2)), ROWS]))
+    with tf.GradientTape() as tape:
+        expected = tf.nn.embedding_lookup_sparse(
+            variable, ids, tf.cast(weights, tf.float64), combiner=combiner
+        )
+        loss = tf.reduce_sum(expected * tf.cast(factors, tf.float64))
+    gradient = tf.convert_to_tensor(tape.gradient(loss, variable))
+    if kind == "sparse":
+        ids, weights = ids.to_sparse(), weights.to_sparse()
+    elif kind == "dense":
+        ids, weights = ids.to_tensor(), weights.to_tensor()
+
+    output = train_step(
+        layer,
+        ids,
+        weights=weights,
+        loss_fn=lambda output: tf.reduce_sum(output * factors),
+    )
+
+    np.testing.assert_allclose(output, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        layer.table.lookup([1, 2, 3]) - ROWS,
+        -gradient[1:],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_ragged_ids_without_combiner_give_ragged_embeddings():
+    layer = make_pooling_layer(None)
+
+    output = layer(ragged(IDS, tf.int32))
+
+    assert isinstance(output, tf.RaggedTensor)
+    assert output.to_list() == [
+        [ROWS[i - 1].tolist() for i in row] for row in IDS
+    ]
+
+
+def test_deeper_ragged_ids_are_pooled_innermost():
+    layer = make_pooling_layer("sum")
+    ids = tf.ragged.constant([[[1, 2], []], [], [[3]]], tf.int64)
+
+    output = layer(ids)
+
+    assert output.to_list() == [[[3.0, 30.0], [0.0, 0.0]], [], [[4.0, 40.0]]]
+
+
+def test_ragged_ids_with_a_uniform_last_axis_are_pooled_over_it():
+    layer = make_pooling_layer("sum")
+    ids = tf.RaggedTensor.from_row_lengths(
+        tf.constant([[1, 2], [3, 3]], tf.int64), [2, 0]
+    )
+
+    assert layer(ids).to_list() == [[[3.0, 30.0], [8.0, 80.0]], []]
+
+
+def test_sparse_ids_of_three_axes_are_pooled_over_the_last():
+    layer = make_pooling_layer("sum")
+    ids = tf.sparse.from_dense([[[1, 2], [0, 0]], [[0, 0], [3, 0]]])
+
+    np.testing.assert_array_equal(
+        layer(ids), [[[3.0, 30.0], [0.0, 0.0]], [[0.0, 0.0], [4.0, 40.0]]]
+    )
+
+
+def test_pooling_an_empty_batch_gives_an_empty_batch():
+    layer = make_pooling_layer("mean")
+
+    empty = tf.RaggedTensor.from_row_lengths(tf.zeros([0], tf.int64), [])
+    assert layer(empty).shape == (0, 2)
+    np.testing.assert_array_equal(
+        layer(tf.zeros([2, 0], tf.int64)), np.zeros((2, 2))
+    )
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_pooled_ids_train_in_a_functional_model(kind):
+    inputs = keras.Input((None,), dtype="int64", **{kind: True}, name="ids")
+    layer = make_layer(combiner="mean")
+    output = keras.layers.Dense(1)(layer(inputs))
+    model = keras.Model(inputs, output)
+    model.compile("sgd", "mse")
+    ids = ragged([[1, 2], [], [3]], tf.int64)
+    if kind == "sparse":
+        ids = ids.to_sparse()
+    dataset = tf.data.Dataset.from_tensors((ids, tf.ones([3, 1])))
+
+    model.fit(dataset, epochs=2, verbose=0)
+
+    assert ids_of(layer.table) == [1, 2, 3]
+    assert not np.any(layer.table.lookup([1, 2, 3]).numpy() == 1.0)
+    assert model.predict(dataset, verbose=0).shape == (3, 1)
+
+
+# --- Masks ------------------------------------------------------------------
+
+
+def test_id_zero_is_padding_with_mask_zero():
+    layer = make_layer(mask_zero=True)
+    ids = tf.constant([[1, 0], [0, 2]])
+
+    output = train_step(layer, ids)
+
+    np.testing.assert_array_equal(output[0, 1], [0.0, 0.0])
+    assert ids_of(layer.table) == [1, 2]
+    np.testing.assert_array_equal(
+        layer.compute_mask(ids), [[True, False], [False, True]]
+    )
+    np.testing.assert_array_equal(layer.table.lookup([1, 2]), np.zeros((2, 2)))
+
+
+def test_id_zero_reads_zeros_even_if_it_has_a_row():
+    layer = make_layer(mask_zero=True)
+    layer.table.assign([0], [[5.0, 5.0]])
+
+    np.testing.assert_array_equal(layer(tf.constant([0])), [[0.0, 0.0]])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_padding_takes_no_part_in_pooling(combiner):
+    layer = make_pooling_layer(combiner, mask_zero=True)
+
+    output = layer(tf.constant([[1, 2, 0], [0, 0, 0]]))
+
+    np.testing.assert_allclose(
+        output, pooled(combiner, [[1, 2], []], [[1, 1], []]), rtol=1e-6
+    )
+    assert layer.compute_mask(tf.constant([[1, 0]])) is None
+
+
+def test_id_zero_is_ordinary_without_mask_zero():
+    layer = make_layer()
+
+    layer(tf.constant([0]), training=True)
+
+    assert ids_of(layer.table) == [0]
+    assert layer.compute_mask(tf.constant([0])) is None
+
+
+def test_later_layers_get_the_mask():
+    inputs = keras.Input((4,), dtype="int64")
+    x = make_layer(dim=3, mask_zero=True)(inputs)
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(x))
+    model.layers[1].table.assign([1, 2], [[1.0] * 3, [2.0] * 3])
+
+    output = model(tf.constant([[1, 2, 0, 0]]))
+
+    np.testing.assert_allclose(output, [[1.5, 1.5, 1.5]])
+
+
+# --- Training ---------------------------------------------------------------
+
+
+def make_model(layer=None, **compile_options):
+    layer = layer or make_layer(dim=4, embeddings_initializer="uniform")
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int64"),
+            layer,
+            keras.layers.Flatten(),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    options = {"optimizer": "adam", "loss": "binary_crossentropy"}
+    model.compile(**(options | compile_options))
+    return model, layer
+
+
+def make_data(count=256, vocabulary=50, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, vocabulary, (count, 3)) * 10**12
+    labels = (ids[:, :1] // 10**12 % 2).astype(np.float32)
+    return ids, labels
+
+
+def test_fit_learns_what_depends_on_the_ids():
+    model, layer = make_model(
+        make_layer(
+            dim=4,
+            embeddings_initializer="uniform",
+            optimizer=tsw.optimizers.Adagrad(0.5),
+        )
+    )
+    ids, labels = make_data(1024)
+
+    history = model.fit(ids, labels, batch_size=64, epochs=8, verbose=0)
+
+    assert history.history["loss"][-1] < 0.4 * history.history["loss"][0]
+    assert ids_of(layer.table) == sorted(set(ids.ravel().tolist()))
+    assert model.evaluate(ids, labels, verbose=0) < 0.3
+
+
+def test_evaluate_and_predict_leave_the_table_as_it_is():
+    model, layer = make_model()
+    ids, labels = make_data()
+
+    model.evaluate(ids, labels, verbose=0)
+    model.predict(ids, verbose=0)
+
+    assert layer.table.size() == 0
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_train_on_batch_equals_a_custom_loop(run_eagerly):
+    ids, labels = make_data(32)
+
+    def make():
+        keras.utils.set_random_seed(1)
+        return make_model(run_eagerly=run_eagerly)
+
+    model, layer = make()
+    loop_model, loop_layer = make()
+    optimizer = keras.optimizers.Adam()
+    loss_fn = keras.losses.BinaryCrossentropy()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, loop_model(x, training=True))
+        weights = loop_model.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+    for _ in range(3):
+        model.train_on_batch(ids, labels)
+        step(tf.constant(ids), tf.constant(labels))
+
+    every = np.unique(ids)
+    np.testing.assert_allclose(
+        layer.table.lookup(every), loop_layer.table.lookup(every), rtol=1e-5
+    )
+    for one, two in zip(model.weights, loop_model.weights, strict=True):
+        np.testing.assert_allclose(as_numpy(one), as_numpy(two), rtol=1e-5)
+
+
+def test_steps_per_execution_push_each_step():
+    model, layer = make_model(steps_per_execution=4)
+    ids, labels = make_data(256)
+
+    model.fit(ids, labels, batch_size=32, epochs=1, verbose=0)
+
+    assert layer.table.iterations == 8
+    assert ids_of(layer.table) == sorted(set(ids.ravel().tolist()))
+
+
+def test_a_subclassed_model_trains():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = make_layer(dim=4)
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, ids, training=False):
+            x = self.embedding(ids, training=training)
+            return self.dense(tf.reduce_mean(x, axis=1))
+
+    model = Model()
+    model.compile("sgd", "mse")
+    ids, labels = make_data(32)
+
+    model.fit(ids, labels, verbose=0)
+
+    assert ids_of(model.embedding.table) == sorted(set(ids.ravel().tolist()))
+
+
+def test_the_anchor_stays_zero():
+    model, layer = make_model(optimizer="adam")
+    ids, labels = make_data()
+
+    model.fit(ids, labels, verbose=0)
+
+    (anchor,) = layer.trainable_weights
+    assert float(as_numpy(anchor)) == 0.0
+    assert layer.non_trainable_weights == []
+
+
+def test_a_schedule_is_followed_step_by_step():
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [0, 1], [1.0, 0.5, 0.25]
+    )
+    layer = make_layer(optimizer=SGD(rates))
+    step = tf.function(lambda: train_step(layer, tf.constant([1])))
+
+    values = []
+    for _ in range(3):
+        step()
+        values.append(float(layer.table.lookup([1])[0, 0]))
+
+    assert values == [0.0, -0.5, -0.75]
+    assert layer.table.learning_rate == 0.25
+
+
+def test_the_learning_rate_changes_without_a_new_trace():
+    model, layer = make_model(make_layer(dim=2, optimizer=SGD(0.0)))
+    ids, labels = make_data(8)
+    model.train_on_batch(ids, labels)
+    before = layer.table.lookup(ids).numpy()
+
+    layer.table.learning_rate = 0.5
+    model.train_on_batch(ids, labels)
+
+    np.testing.assert_array_equal(before, np.ones_like(before))
+    assert np.all(layer.table.lookup(ids).numpy() != before)
+
+
+def test_a_frozen_layer_neither_creates_nor_changes_rows():
+    layer = make_layer(trainable=False)
+    layer.table.assign([1], [[2.0, 2.0]])
+
+    output = train_step(layer, tf.constant([1, 5]))
+
+    np.testing.assert_array_equal(output, [[2.0, 2.0], [0.0, 0.0]])
+    assert ids_of(layer.table) == [1]
+    np.testing.assert_array_equal(layer.table.lookup([1]), [[2.0, 2.0]])
+    assert layer.trainable_weights == []
+    assert layer.losses == []
+
+
+def test_freezing_and_thawing_after_build_takes_effect():
+    model, layer = make_model(make_layer(dim=4))
+    ids, labels = make_data(16)
+    model.train_on_batch(ids, labels)
+    rows = layer.table.lookup(ids).numpy()
+
+    layer.trainable = False
+    model.compile("adam", "binary_crossentropy")
+    model.train_on_batch(ids, labels)
+    model.train_on_batch(ids + 1, labels)
+    np.testing.assert_array_equal(layer.table.lookup(ids), rows)
+    assert layer.table.size() == len(np.unique(ids))
+
+    layer.trainable = True
+    model.compile("adam", "binary_crossentropy")
+    model.train_on_batch(ids + 1, labels)
+    assert layer.table.size() == 2 * len(np.unique(ids))
+
+
+def test_freezing_a_model_freezes_its_layers():
+    model, layer = make_model()
+    model.trainable = False
+
+    model(tf.constant(make_data(4)[0]), training=True)
+
+    assert layer.table.size() == 0
+
+
+@only_keras3
+def test_jit_compile_is_left_out_with_a_warning():
+    ids, labels = make_data(16)
+    with pytest.warns(UserWarning, match="jit_compile"):
+        model, layer = make_model(jit_compile=True)
+
+    model.fit(ids, labels, verbose=0)
+
+    assert layer.table.size() > 0
+    assert not make_model(jit_compile="auto")[0].jit_compile
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_model_trains_on_servers_as_it_does_embedded(num_servers):
+    ids, labels = make_data(128)
+
+    def train():
+        keras.utils.set_random_seed(5)
+        model, layer = make_model(
+            DynamicEmbedding(4, optimizer="adam", name="emb", seed=3)
+        )
+        model.fit(ids, labels, epochs=2, shuffle=False, verbose=0)
+        return layer.table.lookup(np.unique(ids)).numpy(), layer.table
+
+    expected, _ = train()
+    with running_cluster(num_servers) as cluster:
+        rows, table = train()
+        assert table.cluster is cluster
+        assert table.name == "emb"
+
+    np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-7)
+
+
+# --- Loss scaling and mixed precision ---------------------------------------
+
+
+def test_the_probe_is_a_loss_of_zero_in_training_only():
+    layer = make_layer()
+
+    layer(tf.constant([1]), training=True)
+    assert [float(loss) for loss in layer.losses] == [0.0]
+    layer(tf.constant([1]), training=False)
+    assert layer.losses == []
+
+
+def make_regression(policy, scale=None):
+    """A model in `policy` that fits a constant; returns it and its layer."""
+    keras.mixed_precision.set_global_policy(policy)
+    keras.utils.set_random_seed(2)
+    layer = make_layer(
+        dim=4, embeddings_initializer="uniform", optimizer=SGD(0.5)
+    )
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int64"),
+            layer,
+            keras.layers.Flatten(),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
+    )
+    optimizer = keras.optimizers.SGD(0.1)
+    if scale is not None:
+        optimizer = keras.mixed_precision.LossScaleOptimizer(
+            optimizer, initial_scale=scale
+        )
+    model.compile(optimizer, "mse")
+    keras.mixed_precision.set_global_policy("float32")
+    return model, layer
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_loss_scaling_does_not_reach_the_rows(policy):
+    ids = np.arange(12).reshape(4, 3)
+    targets = np.ones((4, 1), np.float32)
+    plain_model, plain = make_regression("float32")
+    model, layer = make_regression(policy, scale=2.0**10)
+    assert layer.compute_dtype == policy.replace("mixed_", "")
+
+    for _ in range(5):
+        plain_model.train_on_batch(ids, targets)
+        model.train_on_batch(ids, targets)
+
+    # float16 has 11 significant bits.
+    tolerance = 1e-6 if policy == "float32" else 4e-3
+    np.testing.assert_allclose(
+        layer.table.lookup(ids), plain.table.lookup(ids), atol=tolerance
+    )
+    start = layer.table.lookup(ids).numpy()
+    assert np.abs(start).max() > 20 * tolerance  # It did learn.
+
+
+def current_scale(optimizer):
+    value = optimizer.dynamic_scale if not IS_LEGACY else optimizer.loss_scale
+    return float(value)
+
+
+def test_an_overflow_leaves_the_table_and_lowers_the_scale():
+    ids = np.arange(12).reshape(4, 3)
+    targets = np.full((4, 1), 1e3, np.float32)
+    model, layer = make_regression("mixed_float16", scale=2.0**30)
+    layer.table.lookup_or_create(ids)
+    before = layer.table.lookup(ids).numpy()
+
+    model.train_on_batch(ids, targets)
+
+    np.testing.assert_array_equal(layer.table.lookup(ids), before)
+    assert current_scale(model.optimizer) == 2.0**29
+    for _ in range(40):
+        model.train_on_batch(ids, np.ones((4, 1), np.float32))
+    assert np.all(np.isfinite(layer.table.lookup(ids)))
+    assert np.all(layer.table.lookup(ids).numpy() != before)
+
+
+@only_keras3
+def test_loss_scale_factor_of_an_optimizer_does_not_reach_the_rows():
+    ids = np.arange(12).reshape(4, 3)
+    targets = np.ones((4, 1), np.float32)
+    plain_model, plain = make_regression("float32")
+    model, layer = make_regression("float32")
+    model.compile(keras.optimizers.SGD(0.1, loss_scale_factor=512.0), "mse")
+
+    plain_model.train_on_batch(ids, targets)
+    model.train_on_batch(ids, targets)
+
+    np.testing.assert_allclose(
+        layer.table.lookup(ids), plain.table.lookup(ids), rtol=1e-5
+    )
+
+
+def scaled_step(layer, scale, with_losses):
+    with tf.GradientTape() as tape:
+        output = layer(tf.constant([1]), training=True)
+        loss = tf.reduce_sum(tf.cast(output, tf.float32))
+        if with_losses:
+            loss += sum(layer.losses)
+        loss *= scale
+    tape.gradient(loss, layer.trainable_variables)
+
+
+def test_a_custom_loop_scales_the_layers_losses_too():
+    layer = make_layer(optimizer=SGD(0.5), dtype="mixed_float16")
+
+    scaled_step(layer, 256.0, with_losses=True)
+
+    np.testing.assert_array_equal(layer.table.lookup([1]), [[0.5, 0.5]])
+
+
+def test_a_float16_loop_without_the_layers_losses_is_refused():
+    layer = make_layer(dtype="mixed_float16")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"model\.losses"):
+        scaled_step(layer, 256.0, with_losses=False)
+
+    np.testing.assert_array_equal(layer.table.lookup([1]), [[1.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("mixed_float16", tf.float16),
+        ("mixed_bfloat16", tf.bfloat16),
+        ("float64", tf.float64),
+    ],
+)
+def test_outputs_have_the_compute_dtype(dtype, expected):
+    layer = make_layer(dtype=dtype)
+
+    assert layer(tf.constant([1]), training=True).dtype == expected
+
+
+# --- Configs ----------------------------------------------------------------
+
+
+def test_config_round_trip_keeps_every_argument():
+    layer = DynamicEmbedding(
+        7,
+        name="emb",
+        embeddings_initializer=tsw.initializers.RandomNormal(0.5, 0.25),
+        optimizer=tsw.optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
+        combiner="sqrtn",
+        mask_zero=True,
+        seed=2**63,
+        trainable=False,
+        dtype="mixed_bfloat16",
+    )
+
+    config = layer.get_config()
+    again = DynamicEmbedding.from_config(config)
+
+    assert again.get_config() == config
+    assert again.output_dim == 7
+    assert again.name == "emb"
+    assert again.combiner == "sqrtn"
+    assert again.mask_zero
+    assert not again.trainable
+    assert again.compute_dtype == "bfloat16"
+    assert again.table.seed == 2**63
+    assert again.table.optimizer == layer.table.optimizer
+    assert again.table.initializer == layer.table.initializer
+    assert again.table.name != layer.table.name
+
+
+def test_config_keeps_a_schedule():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.25)
+    layer = make_layer(optimizer=SGD(schedule))
+
+    again = DynamicEmbedding.from_config(layer.get_config())
+
+    found = again.table.optimizer.learning_rate
+    assert type(found) is type(schedule)
+    assert found.get_config() == schedule.get_config()
+
+
+def test_config_keeps_the_value_of_a_variable_learning_rate():
+    layer = make_layer(optimizer=SGD(tf.Variable(0.25)))
+
+    again = DynamicEmbedding.from_config(layer.get_config())
+
+    assert again.table.learning_rate == 0.25
+
+
+def test_config_of_a_shared_table_attaches_to_it_by_name():
+    table = tsw.EmbeddingTable(
+        "shared", 2, initializer="zeros", optimizer=SGD(0.5), seed=3
+    )
+    layer = DynamicEmbedding(2, table=table)
+
+    again = DynamicEmbedding.from_config(layer.get_config())
+    table.assign([1], [[1.0, 2.0]])
+
+    assert again.table.name == "shared"
+    np.testing.assert_array_equal(again.table.lookup([1]), [[1.0, 2.0]])
+
+
+def test_keras_optimizers_and_initializers_are_taken():
+    layer = DynamicEmbedding(
+        2,
+        embeddings_initializer=keras.initializers.Constant(3.0),
+        optimizer=keras.optimizers.SGD(0.5, momentum=0.25),
+    )
+
+    assert layer.table.initializer == tsw.initializers.Constant(3.0)
+    assert layer.table.optimizer == SGD(0.5, momentum=0.25)
+
+
+# --- Private tables ---------------------------------------------------------
+
+
+def test_layers_of_one_name_have_tables_of_their_own(embedded):
+    one, two = make_layer(name="emb"), make_layer(name="emb")
+    train_step(one, tf.constant([1]))
+
+    assert (one.table.name, two.table.name) == ("emb", "emb_1")
+    assert two.table.size() == 0
+    assert embedded.tables() == ["emb", "emb_1"]
+
+
+def test_a_private_table_goes_with_its_layer(embedded):
+    layer = make_layer(name="emb")
+    train_step(layer, tf.constant([1]))
+    assert embedded.tables() == ["emb"]
+
+    del layer
+    gc.collect()
+
+    assert embedded.tables() == []
+
+
+def test_a_private_table_lives_as_long_as_it_is_held(embedded):
+    layer = make_layer(name="emb")
+    train_step(layer, tf.constant([1]))
+    table = layer.table
+
+    del layer
+    gc.collect()
+
+    np.testing.assert_array_equal(table.lookup([1]), [[0.0, 0.0]])
+
+
+def test_private_tables_of_models_are_freed(embedded):
+    ids, labels = make_data(16)
+    for _ in range(2):
+        model, layer = make_model()
+        model.fit(ids, labels, verbose=0)
+        del model, layer
+        keras.backend.clear_session()
+        gc.collect()
+
+    assert embedded.tables() == []
+
+
+def test_named_tables_stay(embedded):
+    layer = make_layer(table="named")
+    train_step(layer, tf.constant([1]))
+
+    del layer
+    gc.collect()
+
+    assert embedded.tables() == ["named"]
+
+
+# --- Saving -----------------------------------------------------------------
+
+
+def adam_model(**kwargs):
+    return make_model(
+        make_layer(
+            dim=4,
+            embeddings_initializer="uniform",
+            optimizer=tsw.optimizers.Adam(0.1),
+            **kwargs,
+        )
+    )
+
+
+def check_same_and_trains_alike(model, layer, loaded, loaded_layer, ids):
+    labels = np.ones((len(ids), 1), np.float32)
+    every = np.unique(ids)
+    np.testing.assert_array_equal(
+        loaded_layer.table.lookup(every), layer.table.lookup(every)
+    )
+    np.testing.assert_allclose(
+        loaded.predict(ids, verbose=0), model.predict(ids, verbose=0)
+    )
+    # The optimizer state of the rows came along.
+    model.train_on_batch(ids, labels)
+    loaded.train_on_batch(ids, labels)
+    np.testing.assert_allclose(
+        loaded_layer.table.lookup(every),
+        layer.table.lookup(every),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_save_and_load_model_bring_rows_and_their_state_back(tmp_path):
+    model, layer = adam_model(name="emb")
+    ids, labels = make_data(64)
+    model.fit(ids, labels, epochs=2, verbose=0)
+
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+
+    loaded_layer = loaded.get_layer("emb")
+    assert loaded_layer.table.name != layer.table.name
+    check_same_and_trains_alike(model, layer, loaded, loaded_layer, ids)
+
+
+def test_save_and_load_weights_replace_the_rows(tmp_path):
+    ids, labels = make_data(64)
+    model, layer = adam_model()
+    model.fit(ids, labels, epochs=2, verbose=0)
+    other, other_layer = adam_model()
+    other.fit(ids + 5, labels, verbose=0)
+
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+
+    assert ids_of(other_layer.table) == ids_of(layer.table)
+    other.optimizer = model.optimizer  # Dense weights step alike below.
+    np.testing.assert_array_equal(
+        other_layer.table.lookup(ids), layer.table.lookup(ids)
+    )
+    other_layer.table.push(np.unique(ids), np.ones((len(np.unique(ids)), 4)))
+    layer.table.push(np.unique(ids), np.ones((len(np.unique(ids)), 4)))
+    np.testing.assert_array_equal(
+        other_layer.table.lookup(ids), layer.table.lookup(ids)
+    )
+
+
+def test_a_cloned_model_has_a_table_of_its_own():
+    model, layer = adam_model(name="emb")
+    layer.table.assign([1], [[1.0] * 4])
+
+    clone = keras.models.clone_model(model)
+
+    assert clone.get_layer("emb").table.name == "emb_1"
+    assert clone.get_layer("emb").table.size() == 0
+
+
+def test_a_pickled_model_brings_its_rows_along():
+    model, layer = adam_model(name="emb")
+    ids, labels = make_data(16)
+    model.fit(ids, labels, verbose=0)
+
+    again = pickle.loads(pickle.dumps(model))
+
+    check_same_and_trains_alike(
+        model, layer, again, again.get_layer("emb"), ids
+    )
+
+
+def test_an_empty_table_is_saved_and_loaded(tmp_path):
+    model, _ = adam_model(name="emb")
+    other, other_layer = adam_model(name="emb")
+    other_layer.table.assign([1], [[1.0] * 4])
+
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+
+    assert other_layer.table.size() == 0
+
+
+def test_weights_of_another_optimizer_load_without_its_state(tmp_path):
+    ids, labels = make_data(64)
+    model, layer = adam_model(name="emb")
+    model.fit(ids, labels, verbose=0)
+    other, other_layer = make_model(
+        make_layer(dim=4, name="emb", optimizer="adagrad")
+    )
+    model.save_weights(tmp_path / "model.weights.h5")
+
+    with pytest.warns(UserWarning, match="starts anew"):
+        other.load_weights(tmp_path / "model.weights.h5")
+
+    np.testing.assert_array_equal(
+        other_layer.table.lookup(ids), layer.table.lookup(ids)
+    )
+
+
+def two_inputs_one_table(table):
+    inputs = [keras.Input((3,), dtype="int64") for _ in range(2)]
+    parts = [
+        keras.layers.Flatten()(DynamicEmbedding(4, table=table)(x))
+        for x in inputs
+    ]
+    output = keras.layers.Dense(1)(keras.layers.Concatenate()(parts))
+    model = keras.Model(inputs, output)
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_of_layers_that_share_a_table_one_stores_the_rows(tmp_path):
+    import h5py
+
+    table = tsw.EmbeddingTable("shared", 4, optimizer="adagrad")
+    model = two_inputs_one_table(table)
+    ids, labels = make_data(32)
+    model.fit([ids, ids + 1], labels, verbose=0)
+    path = tmp_path / "model.weights.h5"
+    rows = table.lookup(ids).numpy()
+
+    for _ in range(2):
+        model.save_weights(path)
+        stored = []
+        with h5py.File(path) as file:
+            file.visit(stored.append)
+        assert sum(name.endswith("/ids") for name in stored) == 1
+
+    table.remove(ids)
+    model.load_weights(path)
+    np.testing.assert_array_equal(table.lookup(ids), rows)
+    model.save(tmp_path / "model.keras")
+    table.remove(ids)
+    keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(table.lookup(ids), rows)
+
+
+def test_rows_on_servers_stay_there(tmp_path):
+    ids, labels = make_data(32)
+    with running_cluster(2):
+        model, layer = adam_model(name="emb")
+        model.fit(ids, labels, verbose=0)
+        rows = layer.table.lookup(ids).numpy()
+
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+
+        assert loaded.get_layer("emb").table.name == "emb"
+        np.testing.assert_array_equal(
+            loaded.get_layer("emb").table.lookup(ids), rows
+        )
+
+
+def test_a_file_of_another_dim_is_refused_and_nothing_changes(tmp_path):
+    layer = make_layer(dim=3)
+    layer.build((None,))
+    layer.table.assign([1], [[1.0, 2.0, 3.0]])
+    store = {}
+    other = make_layer(dim=2)
+    train_step(other, tf.constant([5]))
+    other.save_own_variables(store)
+
+    with pytest.raises(ValueError, match="values"):
+        layer.load_own_variables(store)
+
+    np.testing.assert_array_equal(layer.table.lookup([1]), [[1.0, 2.0, 3.0]])
+
+
+@only_legacy
+def test_the_h5_format_of_legacy_keras_holds_no_rows(tmp_path):
+    model, _ = adam_model(name="emb")
+    ids, labels = make_data(16)
+    model.fit(ids, labels, verbose=0)
+    other, other_layer = adam_model(name="emb")
+
+    model.save_weights(tmp_path / "weights.h5")
+    other.load_weights(tmp_path / "weights.h5")
+
+    np.testing.assert_array_equal(
+        other.layers[-1].kernel, model.layers[-1].kernel
+    )
+    assert other_layer.table.size() == 0
+
+
+# --- Summary ----------------------------------------------------------------
+
+
+def test_count_params_is_rows_times_dim_and_the_anchor(capsys):
+    model, layer = make_model(make_layer(dim=4, name="emb"))
+    layer.table.lookup_or_create(np.arange(250))
+
+    assert layer.count_params() == 250 * 4 + 1
+    model.summary()
+    assert "1,001" in capsys.readouterr().out.replace("1001", "1,001")
+
+
+# --- Bad input --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"output_dim": 0}, "Received: output_dim=0"),
+        ({"output_dim": 4097}, "Received: output_dim=4097"),
+        ({"output_dim": 2.5}, "Received: output_dim=2.5"),
+        ({"combiner": "max"}, "Received: combiner='max'"),
+        ({"table": 3}, "Received: table=3"),
+        ({"seed": -1}, "Received: seed=-1"),
+        ({"optimizer": "rmsprop"}, "Received: 'rmsprop'"),
+        ({"embeddings_initializer": "he"}, "Received: 'he'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DynamicEmbedding(**({"output_dim": 2} | arguments))
+
+
+def test_a_table_of_another_dim_is_named():
+    table = tsw.EmbeddingTable("user", 3)
+
+    with pytest.raises(ValueError, match=r"output_dim=2, but table 'user'"):
+        DynamicEmbedding(2, table=table)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"optimizer": "sgd"}, {"embeddings_initializer": "zeros"}, {"seed": 1}],
+)
+def test_what_belongs_to_a_passed_table_is_refused(arguments):
+    table = tsw.EmbeddingTable("user", 2)
+
+    with pytest.raises(ValueError, match=r"belongs to table 'user'"):
+        DynamicEmbedding(2, table=table, **arguments)
+
+
+def test_an_existing_table_with_another_config_names_the_difference():
+    tsw.EmbeddingTable("user", 3)
+
+    with pytest.raises(ValueError, match=r"'user'.*dim \(3 here, 2 asked\)"):
+        DynamicEmbedding(2, table="user").build((None,))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (tf.constant([1.0]), "float32"),
+        (np.array([1.0]), "float"),
+        (tf.constant(["a"]), "Hash them"),
+        (tf.constant([True]), "bool"),
+        (tf.ragged.constant([[1.0]]), "float32"),
+        (tf.sparse.from_dense([[1.0]]), "float32"),
+    ],
+)
+def test_ids_that_are_not_integers_are_named(ids, message):
+    layer = make_layer(name="emb", combiner="sum")
+
+    with pytest.raises(ValueError, match=f"(?s)emb.*{message}"):
+        layer(ids)
+
+
+@only_keras3
+def test_float_placeholders_are_refused_while_building_a_model():
+    with pytest.raises(ValueError, match=r"float32.*tf\.cast"):
+        make_layer()(keras.Input((3,)))
+
+
+def test_sparse_ids_without_combiner_are_refused():
+    with pytest.raises(ValueError, match="need a combiner"):
+        make_layer()(tf.sparse.from_dense([[1]]))
+
+
+def test_weights_without_combiner_are_refused():
+    with pytest.raises(ValueError, match="need a combiner"):
+        make_layer()(tf.constant([[1]]), weights=tf.constant([[1.0]]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights"),
+    [
+        (tf.constant([[1, 2]]), tf.constant([[1.0]])),
+        (tf.ragged.constant([[1]]), tf.constant([[1.0]])),
+        (tf.sparse.from_dense([[1]]), tf.constant([[1.0]])),
+        (tf.constant([[1]]), tf.ragged.constant([[1.0]])),
+    ],
+)
+def test_weights_of_another_kind_than_ids_are_refused(ids, weights):
+    with pytest.raises(ValueError, match="`weights` must be of the kind"):
+        make_layer(combiner="sum")(ids, weights=weights)
+
+
+def test_a_scalar_id_cannot_be_pooled():
+    with pytest.raises(ValueError, match="got a scalar id"):
+        make_layer(combiner="sum")(tf.constant(1))
+
+
+def test_gradients_that_are_not_finite_stop_training_and_change_nothing():
+    layer = make_layer(name="emb")
+    train_step(layer, tf.constant([1]))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 2 is NaN"):
+        train_step(
+            layer,
+            tf.constant([1, 2]),
+            loss_fn=lambda x: tf.reduce_sum(x * [[1.0], [np.nan]]),
+        )
+
+    np.testing.assert_array_equal(layer.table.lookup([1]), [[0.0, 0.0]])
+
+
+def test_training_warns_of_nothing():
+    model, _ = make_model()
+    ids, labels = make_data(16)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(ids, labels, verbose=0)

@@ -1,0 +1,407 @@
+"""Ways to bring the libraries into a process, each in a process of its own.
+
+TensorFlow, grpcio and the core library each carry gRPC, protobuf and Abseil.
+What would break first if their symbols met is a call over gRPC, so every way
+of loading makes some.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tfswitch"
+OPS = PACKAGE / "libtfswitch_ops.so"
+CORE = PACKAGE / "libtfswitch_core.so"
+(NATIVE,) = PACKAGE.glob("_native.*.so")
+
+# Steps of the programs below. They load the libraries by their paths, because
+# `import tfswitch` has an order of its own.
+STEPS = {
+    "import tensorflow": """
+        import tensorflow as tf
+    """,
+    "load ops": """
+        ops = tf.load_op_library(OPS)
+    """,
+    "load native": """
+        import importlib.util
+        spec = importlib.util.spec_from_file_location("_native", NATIVE)
+        native = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(native)
+    """,
+    "import grpcio": """
+        import grpc
+    """,
+    # A round trip through grpcio's own server, and one to ours.
+    "use grpcio": """
+        from concurrent import futures
+        def double(request, context):
+            return request + request
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        server.add_generic_rpc_handlers([
+            grpc.method_handlers_generic_handler(
+                "Echo", {"Call": grpc.unary_unary_rpc_method_handler(double)})
+        ])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            answer = channel.unary_unary("/Echo/Call")(b"ab", timeout=60)
+        assert answer == b"abab", answer
+        server.stop(None)
+        for shard in shards:
+            with grpc.insecure_channel(shard.address) as channel:
+                health = channel.unary_unary("/grpc.health.v1.Health/Check")
+                assert health(b"", timeout=60) == bytes([8, 1])
+    """,
+    "start servers": """
+        shards = [native.Server("127.0.0.1:0", i, 2) for i in range(2)]
+        remote = "grpc://" + ",".join(shard.address for shard in shards)
+    """,
+    # What the pybind11 module writes, the ops read: they hold one core.
+    "use ops and native": """
+        import json
+        import numpy as np
+        config = json.dumps({"name": "t", "dim": 4})
+        ids = np.arange(-5, 5)
+        for address in ("local://", remote):
+            cluster = native.Cluster(address, 60.0)
+            table = cluster.open_table(config)
+            rows = np.random.default_rng(0).random((10, 4), np.float32)
+            table.assign(ids, rows)
+            handle = ops.tfswitch_table_handle(
+                cluster=address, config=config, shared_name=address)
+            read = ops.tfswitch_lookup(handle, ids, dim=4)
+            np.testing.assert_array_equal(read, rows)
+            ops.tfswitch_push(handle, ids, tf.ones([10, 4]), 0.5)
+            np.testing.assert_allclose(
+                table.pull(ids, False), rows - 0.5, atol=1e-6)
+            assert table.size() == int(ops.tfswitch_size(handle)) == 10
+    """,
+    "stop servers": """
+        for shard in shards:
+            shard.stop(1.0)
+        print("done")
+    """,
+}
+
+ORDERS = {
+    "ops_then_native": [
+        "import tensorflow",
+        "load ops",
+        "load native",
+        "start servers",
+        "use ops and native",
+    ],
+    "native_then_ops": [
+        "load native",
+        "start servers",
+        "import tensorflow",
+        "load ops",
+        "use ops and native",
+    ],
+    "grpcio_first": [
+        "import grpcio",
+        "import tensorflow",
+        "load ops",
+        "load native",
+        "start servers",
+        "use grpcio",
+        "use ops and native",
+        "use grpcio",
+    ],
+    "grpcio_between_native_and_ops": [
+        "load native",
+        "import grpcio",
+        "start servers",
+        "use grpcio",
+        "import tensorflow",
+        "load ops",
+        "use ops and native",
+        "use grpcio",
+    ],
+    "grpcio_last": [
+        "import tensorflow",
+        "load ops",
+        "load native",
+        "start servers",
+        "use ops and native",
+        "import grpcio",
+        "use grpcio",
+        "use ops and native",
+    ],
+}
+
+
+def run_python(program: str, **environment: str) -> str:
+    """Runs a program in a new interpreter and returns what it printed."""
+    prelude = f"OPS = {str(OPS)!r}\nNATIVE = {str(NATIVE)!r}\n"
+    result = subprocess.run(
+        [sys.executable, "-c", prelude + program],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_libraries_work_in_any_order(order: str) -> None:
+    steps = [*ORDERS[order], "stop servers"]
+    program = "".join(textwrap.dedent(STEPS[step]) for step in steps)
+
+    assert run_python(program).endswith("done\n")
+
+
+def test_import_tfswitch_after_grpcio_serves_and_reads_over_grpc() -> None:
+    program = """
+import grpc
+import numpy as np
+import tfswitch as tsw
+
+with tsw.Server("127.0.0.1:0") as server:
+    with tsw.connect(f"grpc://{server.address}") as cluster:
+        table = tsw.EmbeddingTable("t", 4, initializer="ones", cluster=cluster)
+        read = table.lookup_or_create([1, 2, 1])
+        np.testing.assert_array_equal(read, np.ones((3, 4)))
+print("done")
+"""
+
+    assert run_python(program).endswith("done\n")
+
+
+def test_server_command_starts_without_tensorflow() -> None:
+    program = """
+import sys
+import tfswitch_server
+
+sys.modules["tensorflow"] = None  # Any import of it now fails.
+sys.argv = ["tfswitch-server", "--version"]
+tfswitch_server.main()
+"""
+
+    assert re.match(r"tfswitch-server \d+\.\d+\.\d+", run_python(program))
+
+
+# --- What is said when a library is missing or does not fit ------------------
+
+
+def build_library(path: Path, source: str) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path)],
+        input=source,
+        text=True,
+        check=True,
+    )
+
+
+def open_table_with(ops: Path, **environment: str) -> str:
+    """The error of the table handle op of an op library."""
+    program = f"""
+import tensorflow as tf
+ops = tf.load_op_library({str(ops)!r})
+try:
+    ops.tfswitch_table_handle(cluster="local://", config='{{"name":"t"}}')
+except tf.errors.FailedPreconditionError as error:
+    print(error.message)
+"""
+    return run_python(program, **environment)
+
+
+def test_op_without_the_core_says_which_file_is_missing(tmp_path: Path) -> None:
+    ops = shutil.copy(OPS, tmp_path)
+
+    message = open_table_with(Path(ops))
+
+    assert str(tmp_path / "libtfswitch_core.so") in message
+    assert "Reinstall tfswitch" in message
+
+
+def test_module_without_the_core_raises_import_error(tmp_path: Path) -> None:
+    native = shutil.copy(NATIVE, tmp_path)
+    program = textwrap.dedent(STEPS["load native"]).replace(
+        "spec.loader.exec_module(native)",
+        textwrap.dedent("""
+            try:
+                spec.loader.exec_module(native)
+            except ImportError as error:
+                print(error)
+        """),
+    )
+
+    message = run_python(f"NATIVE = {str(native)!r}\n{program}")
+
+    assert str(tmp_path / "libtfswitch_core.so") in message
+    assert "Reinstall tfswitch" in message
+
+
+def test_core_path_can_be_set_in_the_environment(tmp_path: Path) -> None:
+    native = shutil.copy(NATIVE, tmp_path)
+    program = textwrap.dedent(STEPS["load native"]) + "print(native.version())"
+
+    version = run_python(
+        f"NATIVE = {str(native)!r}\n{program}", TFSWITCH_CORE_LIBRARY=str(CORE)
+    )
+
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", version)
+
+
+def test_core_of_another_api_version_is_refused(tmp_path: Path) -> None:
+    core = tmp_path / "libtfswitch_core.so"
+    build_library(
+        core,
+        'extern "C" const void* Tfswitch_GetApi(unsigned) { return nullptr; }',
+    )
+
+    message = open_table_with(OPS, TFSWITCH_CORE_LIBRARY=str(core))
+
+    assert f"'{core}' does not speak API version" in message
+
+
+def test_library_that_is_not_a_core_is_refused(tmp_path: Path) -> None:
+    core = tmp_path / "libtfswitch_core.so"
+    build_library(core, "int nothing;")
+
+    message = open_table_with(OPS, TFSWITCH_CORE_LIBRARY=str(core))
+
+    assert f"'{core}' is not a tfswitch core library" in message
+
+
+def load_ops_from(path: Path) -> str:
+    """The ImportError of the loader for an op library."""
+    return run_python(f"""
+from pathlib import Path
+from tfswitch import _loader
+_loader._OPS_PATH = Path({str(path)!r})
+try:
+    _loader.load_ops.__wrapped__()
+except ImportError as error:
+    print(error)
+""")
+
+
+def test_ops_of_another_tensorflow_name_both_versions(tmp_path: Path) -> None:
+    ops = tmp_path / "libtfswitch_ops.so"
+    build_library(
+        ops,
+        'extern "C" const char tfswitch_built_for_tensorflow[] ='
+        '    "tfswitch_built_for_tensorflow=2.17.1";',
+    )
+
+    message = load_ops_from(ops)
+
+    assert re.search(
+        r"tfswitch was built for TensorFlow 2\.17\.1; this is 2\.\d+\.\d+\S*\. "
+        r"Reinstall tfswitch for it\.",
+        message,
+    )
+
+
+def test_ops_with_an_undefined_symbol_name_both_versions(
+    tmp_path: Path,
+) -> None:
+    ops = tmp_path / "libtfswitch_ops.so"
+    build_library(
+        ops,
+        'extern "C" const char tfswitch_built_for_tensorflow[] ='
+        f'    "tfswitch_built_for_tensorflow={tf.__version__}";'
+        "void symbol_that_went_away();"
+        "void user() { symbol_that_went_away(); }",
+    )
+
+    message = load_ops_from(ops)
+
+    assert f"tfswitch was built for TensorFlow {tf.__version__}" in message
+    assert "symbol_that_went_away" in message
+
+
+def test_missing_op_library_says_how_to_get_it(tmp_path: Path) -> None:
+    message = load_ops_from(tmp_path / "libtfswitch_ops.so")
+
+    assert str(tmp_path) in message
+    assert "pip install ." in message
+
+
+# --- A C++ server linked to TensorFlow ---------------------------------------
+
+
+def serve_program() -> Path:
+    """The C++ program; it is there whenever the tests in C++ were built."""
+    build = os.environ.get("TFSWITCH_BUILD_DIR")
+    program = Path(build or ROOT / "build") / "tests/cc/ops/serve_saved_model"
+    if build is None and not program.exists():
+        pytest.skip(f"{program} is not built; scripts/test builds it")
+    return program
+
+
+SAVE_AND_SERVE = """
+import json
+import subprocess
+import numpy as np
+import tensorflow as tf
+from tfswitch import _loader, _native
+
+program, path, where = ARGUMENTS
+ops = _loader.load_ops()
+if where == "remote":
+    servers = [_native.Server("127.0.0.1:0", i, 2) for i in range(2)]
+    address = "grpc://" + ",".join(server.address for server in servers)
+else:
+    address = "local://"
+config = json.dumps({
+    "name": "t", "dim": 4, "seed": 7, "initializer": {"uniform": {}}})
+
+
+class Model(tf.Module):
+    # A row is made from (seed, id) alone, so that embedded tables of two
+    # processes read the same.
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="ids")])
+    def __call__(self, ids):
+        table = ops.tfswitch_table_handle(
+            cluster=address, config=config, shared_name="t")
+        return {"embeddings": ops.tfswitch_lookup(
+            table, ids, dim=4, insert_missing=True)}
+
+
+model = Model()
+ids = np.array([3, -1, 3, 2**62])
+if where == "remote":
+    # Values that only the servers know.
+    table = _native.Cluster(address, 60.0).open_table(config)
+    table.assign(ids[1:], np.random.default_rng(0).random((3, 4), np.float32))
+expected = model(ids)["embeddings"].numpy()
+assert np.all(expected[0] == expected[2]) and np.all(expected != 0)
+tf.saved_model.save(model, path, signatures=model.__call__)
+served = subprocess.run(
+    [program, OPS, path,
+     *map(str, ids)],
+    capture_output=True, text=True, timeout=200)
+assert served.returncode == 0, served.stderr
+np.testing.assert_array_equal(
+    np.array(served.stdout.split(), np.float32).reshape(4, 4), expected)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("where", ["embedded", "remote"])
+def test_cpp_server_linked_to_tensorflow_answers_as_python_does(
+    where: str, tmp_path: Path
+) -> None:
+    arguments = [str(serve_program()), str(tmp_path), where]
+
+    printed = run_python(f"ARGUMENTS = {arguments}\n{SAVE_AND_SERVE}")
+
+    assert printed.endswith("done\n")

@@ -1,0 +1,241 @@
+"""Optimizers: arguments, conversion from Keras, and equality with Keras."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tfswitch import optimizers
+
+# Float32 sums in another order than Keras's.
+TOLERANCE = {"rtol": 2e-6, "atol": 2e-7}
+
+PAIRS = [
+    pytest.param(
+        optimizers.SGD(0.1), lambda: keras.optimizers.SGD(0.1), id="sgd"
+    ),
+    pytest.param(
+        optimizers.Momentum(0.1),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        id="momentum",
+    ),
+    pytest.param(
+        optimizers.SGD(0.1, momentum=0.8, nesterov=True),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
+        id="nesterov",
+    ),
+    pytest.param(
+        optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.Adagrad(0.1),
+        id="adagrad",
+    ),
+    pytest.param(
+        optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-3),
+        lambda: keras.optimizers.Adagrad(
+            0.1, initial_accumulator_value=0.0, epsilon=1e-3
+        ),
+        id="adagrad_with_arguments",
+    ),
+    pytest.param(
+        optimizers.Adam(0.1), lambda: keras.optimizers.Adam(0.1), id="adam"
+    ),
+    pytest.param(
+        optimizers.Adam(0.1, 0.8, 0.95, 1e-3),
+        lambda: keras.optimizers.Adam(
+            0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-3
+        ),
+        id="adam_with_arguments",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_pushes_equal_keras_on_the_rows_touched(cluster, ours, theirs):
+    rng = np.random.default_rng(11)
+    start = rng.normal(size=(6, 5)).astype(np.float32)
+    ids = np.array([3, -9, 2**40, 0, 17, 5])
+    table = tsw.EmbeddingTable("t", 5, optimizer=ours)
+    table.assign(ids, start)
+    variable = keras.Variable(start)
+    optimizer = theirs()
+
+    for _ in range(20):
+        # Each row at least once, some repeated, in another order.
+        places = rng.permutation(np.r_[0:6, rng.integers(0, 6, 7)])
+        gradients = rng.normal(size=(13, 5)).astype(np.float32)
+        summed = np.zeros((6, 5), np.float32)
+        np.add.at(summed, places, gradients)
+        optimizer.apply([tf.constant(summed)], [variable])
+        table.push(ids[places], gradients)
+
+    np.testing.assert_allclose(table.lookup(ids), variable, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_a_keras_model_learns_the_same_rows(embedded, ours, theirs):
+    rng = np.random.default_rng(12)
+    vocabulary, dim, steps = 6, 4, 10
+    start = rng.normal(size=(vocabulary, dim)).astype(np.float32)
+    kernel = rng.normal(size=(dim * 2, 1)).astype(np.float32)
+    # Each batch has every id, so that Keras's dense decay touches no other,
+    # and has it once: Keras 3 squares the parts of a repeated id's gradient
+    # one by one, where the gradient of a row is their sum.
+    batches = [rng.permutation(vocabulary).reshape(3, 2) for _ in range(steps)]
+    targets = rng.normal(size=(steps, 3, 1)).astype(np.float32)
+
+    def train(embedding):
+        model = keras.Sequential(
+            [
+                keras.Input((2,), dtype="int64"),
+                embedding,
+                keras.layers.Flatten(),
+                keras.layers.Dense(1, use_bias=False),
+            ]
+        )
+        model.layers[-1].set_weights([kernel])
+        model.compile(theirs(), "mse")
+        return model, [
+            model.train_on_batch(x, y)
+            for x, y in zip(batches, targets, strict=True)
+        ]
+
+    theirs_layer = keras.layers.Embedding(vocabulary, dim)
+    theirs_layer.build()
+    theirs_layer.set_weights([start])
+    ours_layer = tsw.keras.DynamicEmbedding(dim, optimizer=ours)
+    ours_layer.table.assign(np.arange(vocabulary), start)
+    their_model, their_losses = train(theirs_layer)
+    our_model, our_losses = train(ours_layer)
+
+    # Differences of one step feed the next.
+    np.testing.assert_allclose(our_losses, their_losses, rtol=1e-4)
+    np.testing.assert_allclose(
+        ours_layer.table.lookup(np.arange(vocabulary)),
+        theirs_layer.get_weights()[0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(
+        our_model.layers[-1].get_weights()[0],
+        their_model.layers[-1].get_weights()[0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_rows_not_touched_stay(cluster):
+    table = tsw.EmbeddingTable("t", 2, optimizer="momentum")
+    table.push([1, 2], np.ones((2, 2)))
+    before = table.lookup([2]).numpy()
+
+    for _ in range(3):
+        table.push([1], np.ones((1, 2)))
+
+    np.testing.assert_array_equal(table.lookup([2]), before)
+
+
+@pytest.mark.parametrize(
+    ("identifier", "expected"),
+    [
+        (None, optimizers.Adagrad()),
+        ("sgd", optimizers.SGD(0.01)),
+        ("SGD", optimizers.SGD(0.01)),
+        ("momentum", optimizers.SGD(0.01, momentum=0.9)),
+        ("adagrad", optimizers.Adagrad(0.001, 0.1, 1e-7)),
+        ("adam", optimizers.Adam(0.001, 0.9, 0.999, 1e-7)),
+    ],
+)
+def test_names_have_the_defaults_of_keras(identifier, expected):
+    found = optimizers.get(identifier)
+
+    assert found.get_config() == expected.get_config()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            lambda: keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
+            optimizers.SGD(0.5, 0.9, True),
+        ),
+        (
+            lambda: keras.optimizers.Adagrad(0.5, 0.25, 0.125),
+            optimizers.Adagrad(0.5, 0.25, 0.125),
+        ),
+        (
+            lambda: keras.optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
+            optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
+        ),
+    ],
+)
+def test_keras_objects_are_converted(theirs, ours):
+    assert optimizers.get(theirs()) == ours
+
+
+def test_a_keras_schedule_stays_a_schedule():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
+
+    found = optimizers.get(keras.optimizers.SGD(schedule))
+
+    assert found.learning_rate is schedule
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optimizers.SGD(0.5, 0.25, True),
+        optimizers.Momentum(0.5),
+        optimizers.Adagrad(0.5, 0.25, 0.125),
+        optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
+    ],
+)
+def test_config_round_trip_keeps_every_argument(optimizer):
+    assert optimizers.get(optimizer.to_config()) == optimizer
+    assert type(optimizer).from_config(optimizer.get_config()) == optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optimizers.SGD(-1.0), "learning_rate=-1.0"),
+        (lambda: optimizers.SGD(float("nan")), "learning_rate=nan"),
+        (lambda: optimizers.SGD("fast"), "learning_rate='fast'"),
+        (lambda: optimizers.SGD(momentum=1.5), "Received: momentum=1.5"),
+        (lambda: optimizers.SGD(momentum=True), "Received: momentum=True"),
+        (lambda: optimizers.SGD(nesterov=1), "Received: nesterov=1"),
+        (lambda: optimizers.Adagrad(epsilon=0.0), "Received: epsilon=0.0"),
+        (
+            lambda: optimizers.Adagrad(initial_accumulator_value=-1.0),
+            "initial_accumulator_value=-1.0",
+        ),
+        (lambda: optimizers.Adam(beta_1=1.0), "Received: beta_1=1.0"),
+        (lambda: optimizers.Adam(beta_2=-0.1), "Received: beta_2=-0.1"),
+        (lambda: optimizers.get("rmsprop"), "Received: 'rmsprop'"),
+        (lambda: optimizers.get(keras.optimizers.RMSprop()), "optimizer"),
+        (
+            lambda: optimizers.get(keras.optimizers.SGD(weight_decay=0.1)),
+            "weight_decay=0.1",
+        ),
+        (
+            lambda: optimizers.get(keras.optimizers.Adam(clipnorm=1.0)),
+            "clipnorm=1.0",
+        ),
+        (
+            lambda: optimizers.get(keras.optimizers.Adam(amsgrad=True)),
+            "amsgrad=True",
+        ),
+        (
+            lambda: optimizers.get(keras.optimizers.Adam(use_ema=True)),
+            "use_ema=True",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_optimizers_are_immutable():
+    with pytest.raises(AttributeError):
+        optimizers.SGD().momentum = 0.5

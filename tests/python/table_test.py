@@ -1,0 +1,325 @@
+"""EmbeddingTable, on each kind of cluster."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def make_table(**kwargs):
+    kwargs.setdefault("initializer", "zeros")
+    kwargs.setdefault("optimizer", tsw.optimizers.SGD(0.5))
+    return tsw.EmbeddingTable(
+        kwargs.pop("name", "user"), kwargs.pop("dim", 2), **kwargs
+    )
+
+
+def rows_of(table):
+    ids, values = table.export_rows()
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def test_lookup_of_unknown_ids_reads_zeros_and_creates_nothing(cluster):
+    table = make_table(initializer="ones")
+
+    values = table.lookup([[1, 2], [3, 1]])
+
+    assert values.shape == (2, 2, 2)
+    np.testing.assert_array_equal(values, np.zeros((2, 2, 2)))
+    assert table.size() == 0
+
+
+def test_lookup_or_create_gives_each_id_one_row(cluster):
+    table = make_table(initializer="ones")
+
+    values = table.lookup_or_create([5, 6, 5])
+
+    np.testing.assert_array_equal(values, np.ones((3, 2)))
+    assert table.size() == 2
+    np.testing.assert_array_equal(table.lookup([6]), [[1.0, 1.0]])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3), (1, 2, 3)])
+def test_lookup_keeps_the_shape_of_ids(cluster, shape):
+    table = make_table(dim=5)
+    ids = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+
+    assert table.lookup(ids).shape == (*shape, 5)
+    assert table.lookup_or_create(ids).shape == (*shape, 5)
+    assert table.size() == ids.size
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.int16, np.uint8, np.uint32, np.int32, np.int64]
+)
+def test_ids_of_all_integer_types_mean_the_same_rows(cluster, dtype):
+    table = make_table()
+    table.assign([3], [[1.0, 2.0]])
+
+    np.testing.assert_array_equal(
+        table.lookup(np.array([3], dtype)), [[1.0, 2.0]]
+    )
+    np.testing.assert_array_equal(
+        table.lookup(tf.constant([3], dtype)), [[1.0, 2.0]]
+    )
+
+
+def test_extreme_and_negative_ids_are_ordinary(cluster):
+    table = make_table()
+    ids = [INT64_MIN, INT64_MIN + 1, -1, 0, 1, INT64_MAX - 1, INT64_MAX]
+    values = np.arange(14, dtype=np.float32).reshape(7, 2)
+
+    table.assign(ids, values)
+
+    np.testing.assert_array_equal(table.lookup(ids), values)
+    assert rows_of(table) == dict(zip(ids, values.tolist(), strict=True))
+    assert table.remove([INT64_MIN, INT64_MAX]) == 2
+    np.testing.assert_array_equal(
+        table.lookup([INT64_MIN, INT64_MAX]), np.zeros((2, 2))
+    )
+    np.testing.assert_array_equal(table.lookup(ids[1:-1]), values[1:-1])
+
+
+def test_push_sums_duplicate_ids_and_steps_once(cluster):
+    table = make_table()
+
+    updated = table.push(
+        [[7, 8], [7, 7]], [[[1.0, 0.0], [2.0, 2.0]], [[1.0, 1.0], [2.0, 1.0]]]
+    )
+
+    assert int(updated) == 2
+    np.testing.assert_array_equal(
+        table.lookup([7, 8]), [[-2.0, -1.0], [-1.0, -1.0]]
+    )
+
+
+def test_push_creates_missing_rows_before_the_step(cluster):
+    table = make_table(initializer="ones")
+
+    table.push([4], [[1.0, 2.0]])
+
+    np.testing.assert_array_equal(table.lookup([4]), [[0.5, 0.0]])
+
+
+def test_push_of_an_empty_batch_changes_nothing(cluster):
+    table = make_table()
+
+    assert int(table.push([], np.zeros((0, 2), np.float32))) == 0
+    assert table.size() == 0
+
+
+def test_push_takes_a_learning_rate_of_its_own(cluster):
+    table = make_table()
+
+    table.push([1], [[1.0, 1.0]], learning_rate=0.25)
+
+    np.testing.assert_array_equal(table.lookup([1]), [[-0.25, -0.25]])
+
+
+def test_setting_the_learning_rate_reaches_traced_functions(cluster):
+    table = make_table()
+    traces = []
+
+    @tf.function
+    def push():
+        traces.append(1)
+        table.push(tf.constant([1]), tf.constant([[1.0, 0.0]]))
+
+    push()
+    table.learning_rate = 0.25
+    push()
+
+    assert table.learning_rate == 0.25
+    assert len(traces) == 1
+    np.testing.assert_array_equal(table.lookup([1]), [[-0.75, 0.0]])
+
+
+def test_a_schedule_gets_the_number_of_steps_so_far(embedded):
+    table = make_table(
+        optimizer=tsw.optimizers.SGD(lambda step: tf.where(step < 2, 1.0, 0.25))
+    )
+
+    for _ in range(4):
+        table.push([1], [[1.0, 0.0]])
+
+    np.testing.assert_array_equal(table.lookup([1]), [[-2.5, 0.0]])
+    assert table.iterations == 4
+    with pytest.raises(TypeError, match="cannot be set"):
+        table.learning_rate = 0.1
+
+
+@pytest.mark.parametrize("kind", ["variable", "function"])
+def test_a_variable_learning_rate_is_read_at_each_push(embedded, kind):
+    rate = tf.Variable(1.0)
+    source = rate if kind == "variable" else lambda: rate * 1.0
+    table = make_table(optimizer=tsw.optimizers.SGD(source))
+    push = tf.function(lambda: table.push([1], [[1.0, 0.0]]))
+
+    push()
+    rate.assign(0.5)
+    push()
+
+    assert table.learning_rate == 0.5
+    np.testing.assert_array_equal(table.lookup([1]), [[-1.5, 0.0]])
+
+
+def test_assign_keeps_the_last_of_repeated_ids(cluster):
+    table = make_table()
+
+    table.assign([1, 2, 1], [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+
+    assert rows_of(table) == {1: [3.0, 3.0], 2: [2.0, 2.0]}
+
+
+def test_assign_takes_eager_tensors_and_any_shape(cluster):
+    table = make_table()
+
+    table.assign(tf.constant([[1], [2]]), tf.constant([[[1.0, 2.0]]] * 2))
+
+    assert rows_of(table) == {1: [1.0, 2.0], 2: [1.0, 2.0]}
+
+
+def test_remove_counts_the_rows_it_removed(cluster):
+    table = make_table()
+    table.lookup_or_create([1, 2, 3])
+
+    assert table.remove([1, 9, 1, 3]) == 2
+    assert list(rows_of(table)) == [2]
+
+
+def test_a_removed_row_starts_anew(cluster):
+    table = make_table(optimizer="adagrad", initializer="ones")
+    table.push([1], [[9.0, 9.0]])
+    first = make_table(name="fresh", optimizer="adagrad", initializer="ones")
+    first.push([1], [[1.0, 1.0]])
+
+    table.remove([1])
+    table.push([1], [[1.0, 1.0]])
+
+    np.testing.assert_array_equal(table.lookup([1]), first.lookup([1]))
+
+
+def test_a_row_starts_the_same_in_any_order_on_any_cluster(make_cluster):
+    ids = np.random.default_rng(1).integers(INT64_MIN, INT64_MAX, 100)
+
+    def values(num_servers, ids):
+        make_cluster(num_servers)
+        table = make_table(initializer="normal", seed=7, dim=4)
+        table.lookup_or_create(ids[:30])
+        return table.lookup_or_create(ids).numpy()
+
+    expected = values(0, ids)
+    np.testing.assert_array_equal(values(1, ids), expected)
+    np.testing.assert_array_equal(values(3, ids[::-1])[::-1], expected)
+
+
+def test_seeds_give_different_rows(cluster):
+    one = make_table(name="one", initializer="normal", seed=1, dim=8)
+    two = make_table(name="two", initializer="normal", seed=2, dim=8)
+
+    assert not np.any(one.lookup_or_create([5]) == two.lookup_or_create([5]))
+
+
+def test_the_same_name_and_arguments_attach_to_one_table(cluster):
+    table = make_table(optimizer=tsw.optimizers.SGD(0.5))
+    table.push([1], [[1.0, 1.0]])
+
+    # The learning rate belongs to who pushes, not to the table.
+    again = make_table(optimizer=tsw.optimizers.SGD(0.25))
+    again.push([1], [[1.0, 1.0]])
+
+    np.testing.assert_array_equal(table.lookup([1]), [[-0.75, -0.75]])
+
+
+def test_names_may_hold_any_text(cluster):
+    table = make_table(name="Größe/1 ' \" 表")
+    table.assign([1], [[1.0, 2.0]])
+
+    assert cluster.tables() == ["Größe/1 ' \" 表"]
+    assert table.stats()["num_rows"] == 1
+
+
+def test_stats_count_rows_and_bytes(cluster):
+    table = make_table(optimizer="adam", dim=8)
+    table.lookup_or_create(np.arange(1000))
+    table.remove(np.arange(10))
+
+    stats = table.stats()
+
+    assert stats["num_rows"] == 990
+    assert stats["inserted_rows"] == 1000
+    assert stats["erased_rows"] == 10
+    assert stats["row_bytes"] >= 990 * 8 * 4
+    assert stats["index_bytes"] > 0
+    assert cluster.stats() == {"user": stats}
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 4096])
+def test_rows_of_all_lengths(cluster, dim):
+    table = make_table(dim=dim, optimizer="adam")
+    values = np.random.default_rng(2).normal(size=(5, dim)).astype(np.float32)
+
+    table.assign(np.arange(5), values)
+    table.push(np.arange(5), np.zeros((5, dim), np.float32))
+
+    np.testing.assert_array_equal(table.lookup(np.arange(5)), values)
+
+
+def test_tables_grow_without_losing_rows(cluster):
+    table = make_table()
+    ids = np.random.default_rng(3).permutation(50_000).astype(np.int64) * 7919
+    values = np.stack([ids % 1013, ids % 977], axis=1).astype(np.float32)
+
+    for start in range(0, len(ids), 7000):
+        batch = slice(start, start + 7000)
+        table.assign(ids[batch], values[batch])
+
+    assert table.size() == len(ids)
+    np.testing.assert_array_equal(table.lookup(ids), values)
+    exported, exported_values = table.export_rows()
+    order = np.argsort(exported)
+    np.testing.assert_array_equal(exported[order], np.sort(ids))
+    np.testing.assert_array_equal(
+        exported_values[order], values[np.argsort(ids)]
+    )
+
+
+def test_concurrent_pushes_are_all_applied(cluster):
+    table = make_table(optimizer=tsw.optimizers.SGD(1.0))
+    threads = [
+        threading.Thread(
+            target=lambda: [
+                table.push([1, 2], -np.ones((2, 2))) for _ in range(50)
+            ]
+        )
+        for _ in range(4)
+    ]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    np.testing.assert_array_equal(table.lookup([1, 2]), np.full((2, 2), 200.0))
+
+
+def test_repr_names_table_and_cluster(embedded):
+    assert repr(make_table()) == (
+        f"<tfswitch.EmbeddingTable 'user', dim 2, on '{embedded.address}'>"
+    )
+
+
+def test_the_example_of_the_docstring(embedded):
+    table = tsw.EmbeddingTable(
+        "user", 2, initializer="zeros", optimizer=tsw.optimizers.SGD(0.5)
+    )
+    table.push([7, 7], [[1.0, 1.0], [1.0, 0.0]])
+
+    np.testing.assert_array_equal(
+        table.lookup([7, 8]), [[-1.0, -0.5], [0.0, 0.0]]
+    )

@@ -1,0 +1,98 @@
+"""What tests of several files need: processes."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from types import TracebackType
+
+import tfswitch as tsw
+
+ROOT = pathlib.Path(__file__).parents[1]
+SERVER = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment, with the checkout on Python's path."""
+    path = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    )
+    return {**os.environ, "PYTHONPATH": path, **variables}
+
+
+def run_pytest(path: str, **variables: str) -> None:
+    """Runs a test file in another process, which must pass."""
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path],
+        cwd=ROOT,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-20_000:]
+
+
+class ServerProcess:
+    """A server program, started from the command line.
+
+    Args:
+        command: Before the flags: the program, or `python -m tfswitch serve`.
+        address: Where to listen.
+        shard_index: See `tsw.Server`.
+        num_shards: See `tsw.Server`.
+
+    Attributes:
+        address: Where it listens, as it printed.
+    """
+
+    def __init__(
+        self,
+        *,
+        command: tuple[str, ...] = (str(SERVER),),
+        address: str = "127.0.0.1:0",
+        shard_index: int = 0,
+        num_shards: int = 1,
+    ) -> None:
+        self._process = subprocess.Popen(
+            [
+                *command,
+                f"--address={address}",
+                f"--shard_index={shard_index}",
+                f"--num_shards={num_shards}",
+            ],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        match = re.search(r"serving on (\S+)", line)
+        assert match, f"the server printed {line!r}"
+        self.address = match[1]
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Returns the exit code, negative for a signal."""
+        return self._process.wait(timeout=60)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.wait()
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
