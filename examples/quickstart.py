@@ -15,7 +15,7 @@ ids = keras.Input((2,), dtype="int64")  # Pairs of ids.
 embedding = tsw.keras.DynamicEmbedding(8, optimizer=tsw.optimizers.Adam(0.01))
 rows = embedding(ids)
 score = keras.layers.Dot(axes=-1)([rows[:, 0], rows[:, 1]])
-model = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(score))
+model = keras.Model(ids, keras.layers.Activation("sigmoid")(score))
 model.compile("adam", "binary_crossentropy", metrics=["AUC"])
 model.fit(known[pairs], likes, validation_split=0.1, epochs=5, verbose=2)
 print(f"{embedding.table.size()} ids have got a row. The first one's:")

@@ -50,8 +50,6 @@ class Cluster:
         self.timeout = float(timeout)
         self._native = _native.Cluster(address, self.timeout)
         self._closed = False
-        # Serialises "is this name free?" and "take it" of private tables.
-        self._names_lock = threading.Lock()
         self._previous: Cluster | None = None
 
     @property
@@ -112,7 +110,7 @@ class Cluster:
     def restore(
         self, path: str | os.PathLike[str], tables: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Replaces tables by their saved rows, on all servers or on none.
+        """Replaces tables by their saved rows, once all servers have read them.
 
         Args:
             path: A folder that `save` wrote, on this or another cluster.

@@ -25,6 +25,9 @@ from tfswitch.ops.resources import HOST, destroy_with
 MAX_DIM = 4096
 _MAX_SEED = 2**64 - 1
 
+# From looking for a free name to having the table.
+_private_names_lock = threading.Lock()
+
 # Sets the resources of tables of one process apart.
 _resource_ids = itertools.count()
 
@@ -124,7 +127,7 @@ class EmbeddingTable:
 
         Its rows are freed when the object is collected.
         """
-        with cluster._names_lock:
+        with _private_names_lock:
             taken = set(cluster.tables())
             free = (f"{name}_{i}" if i else name for i in itertools.count())
             table = cls(
@@ -250,8 +253,8 @@ class EmbeddingTable:
         """Applies gradients: one optimizer step per id.
 
         Gradients of repeated ids are summed first. An id without a row gets
-        its first value before the step. Either all of it is applied or, after
-        an error, none.
+        its first value before the step. A refused push changes nothing. If a
+        server of several does not answer, the others may have stepped.
 
         Args:
             ids: Integers of any shape.

@@ -180,7 +180,8 @@ absl::Status PushUnique(Tfswitch_Table& table,
   *result = Tfswitch_PushResult{};
   if (unique_keys.empty()) return absl::OkStatus();
   const int dim = table.config.dim;
-  const float scale = options.loss_scale == 0.0f ? 1.0f : options.loss_scale;
+  // Below 1 it is no loss scale, but a weight that the loss has been given.
+  const float scale = options.loss_scale < 1.0f ? 1.0f : options.loss_scale;
   const bool scaled = scale != 1.0f;
   const bool sums_needed = unique_keys.size() != inverse.size();
   absl::Span<const float> sums(gradients, inverse.size() * dim);

@@ -52,7 +52,8 @@ typedef struct Tfswitch_PushOptions {
   int32_t insert_missing;
   // What the loss was multiplied with. Gradients are divided by it. If it is
   // not 1 and the gradients hold NaN or Inf, the push is skipped, as a
-  // loss-scaling optimizer skips its step; with 1 it is an error. 0 means 1.
+  // loss-scaling optimizer skips its step; with 1 it is an error. A value below
+  // 1 means 1.
   float loss_scale;
 } Tfswitch_PushOptions;
 

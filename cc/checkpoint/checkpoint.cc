@@ -4,6 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <set>
 #include <sstream>
 #include <system_error>
@@ -143,6 +144,36 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
   return absl::OkStatus();
 }
 
+// Removes row files that only the former manifest names, and what saves that
+// failed have left in the folders of the tables. The new manifest is published:
+// a file that cannot be removed is only garbage.
+void RemoveUnnamedFiles(const std::string& path, const Manifest& manifest,
+                        const Manifest& former) {
+  std::set<fs::path> named;
+  std::set<fs::path> folders;
+  for (const Manifest* each : {&manifest, &former}) {
+    for (const auto& [name, table] : each->tables) {
+      folders.insert(fs::path(path) / FolderName(name));
+      if (each != &manifest) continue;
+      for (const RowFile& file : table.files) {
+        named.insert(fs::path(path) / file.name);
+      }
+    }
+  }
+  std::error_code error;
+  for (const fs::path& folder : folders) {
+    std::vector<fs::path> unnamed;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      const std::string extension = entry.path().extension().string();
+      if ((extension == ".safetensors" || extension == ".tmp") &&
+          named.count(entry.path()) == 0) {
+        unnamed.push_back(entry.path());
+      }
+    }
+    for (const fs::path& file : unnamed) fs::remove(file, error);
+  }
+}
+
 // First virtual shard owned by `shard_index`; that of num_shards is the end.
 uint32_t FirstVirtualShard(uint32_t shard_index, uint32_t num_shards,
                            uint32_t num_virtual_shards) {
@@ -158,23 +189,35 @@ uint32_t FirstVirtualShard(uint32_t shard_index, uint32_t num_shards,
 struct PartWriter::Data {
   std::string path;
   std::string save_id;
-  uint32_t shard_index;
-  uint32_t num_shards;
-  bool all_tables;
+  uint32_t shard_index = 0;
+  uint32_t num_shards = 1;
+  bool all_tables = false;
+  // A save that is repeated while the first is still writing must not share
+  // its files.
+  uint32_t attempt = std::random_device()();
   std::map<std::string, SavedTable> tables;
+  std::vector<std::string> written;
+  bool is_finished = false;
 };
 
 PartWriter::PartWriter(std::string path, std::string save_id,
                        uint32_t shard_index, uint32_t num_shards,
                        bool all_tables)
-    : data_(std::make_unique<Data>(Data{std::move(path),
-                                        std::move(save_id),
-                                        shard_index,
-                                        num_shards,
-                                        all_tables,
-                                        {}})) {}
+    : data_(std::make_unique<Data>()) {
+  data_->path = std::move(path);
+  data_->save_id = std::move(save_id);
+  data_->shard_index = shard_index;
+  data_->num_shards = num_shards;
+  data_->all_tables = all_tables;
+}
 
-PartWriter::~PartWriter() = default;
+PartWriter::~PartWriter() {
+  if (data_->is_finished) return;
+  for (const std::string& name : data_->written) {
+    std::error_code error;  // A file that stays is only garbage.
+    fs::remove(fs::path(data_->path) / name, error);
+  }
+}
 
 absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   SavedTable saved;
@@ -199,9 +242,9 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   std::vector<float> slots;
   const auto flush = [&]() -> absl::Status {
     RowFile file;
-    file.name =
-        absl::StrFormat("%s/%s-s%05d-%05d.safetensors", folder, data_->save_id,
-                        data_->shard_index, saved.files.size());
+    file.name = absl::StrFormat("%s/%s-s%05d-%05d-%08x.safetensors", folder,
+                                data_->save_id, data_->shard_index,
+                                saved.files.size(), data_->attempt);
     file.virtual_shards_begin = FirstVirtualShard(
         data_->shard_index, data_->num_shards, saved.config.num_virtual_shards);
     file.virtual_shards_end =
@@ -230,6 +273,7 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
                           {"table", saved.config.name},
                           {"optimizer", OptimizerName(saved.config.optimizer)},
                           {"save_id", data_->save_id}}));
+    data_->written.push_back(file.name);
     file.bytes = written.bytes;
     file.crc32 = written.crc32;
     saved.files.push_back(std::move(file));
@@ -255,7 +299,8 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   return absl::OkStatus();
 }
 
-std::string PartWriter::Finish() const {
+std::string PartWriter::Finish() {
+  data_->is_finished = true;
   const Json json = {{"save_id", data_->save_id},
                      {"shard_index", data_->shard_index},
                      {"num_shards", data_->num_shards},
@@ -348,17 +393,7 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
   TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
       absl::StrCat(path, "/", kManifestName), json.dump(2) + "\n"));
 
-  std::set<std::string> named;
-  for (const auto& [name, table] : manifest.tables) {
-    for (const RowFile& file : table.files) named.insert(file.name);
-  }
-  for (const auto& [name, table] : former.tables) {
-    for (const RowFile& file : table.files) {
-      if (named.count(file.name) != 0) continue;
-      // The checkpoint is published: a file that stays is only garbage.
-      fs::remove(fs::path(path) / file.name, error);
-    }
-  }
+  RemoveUnnamedFiles(path, manifest, former);
   return absl::OkStatus();
 }
 

@@ -1,7 +1,7 @@
 // A checkpoint on disk: whole tables, readable with the `safetensors` package.
 //
 //   PATH/manifest.json                          what is here; written last
-//   PATH/<table>/<save_id>-s<shard>-<part>.safetensors
+//   PATH/<table>/<save_id>-s<shard>-<part>-<attempt>.safetensors
 //        keys        int64    [rows]
 //        embeddings  float32  [rows, dim]
 //        slots       float32  [rows, slot_floats]   if the optimizer has any
@@ -54,7 +54,8 @@ struct Manifest {
   std::map<std::string, SavedTable> tables;
 };
 
-// Writes one shard's files. Create, AddTable() for each, Finish().
+// Writes one shard's files. Create, AddTable() for each, Finish(). Without
+// Finish() the files are removed again.
 //
 // Not thread-safe.
 class PartWriter {
@@ -70,17 +71,17 @@ class PartWriter {
   absl::Status AddTable(const EmbeddingTable& table);
 
   // The part of the manifest for Commit().
-  std::string Finish() const;
+  std::string Finish();
 
  private:
   struct Data;
   const std::unique_ptr<Data> data_;
 };
 
-// Makes one manifest of all shards' parts and publishes it; then removes files
-// that only the former manifest named. Tables of the former manifest are kept
-// unless the parts are of all tables. FailedPrecondition if a part is missing
-// or of another save, or if a file is not visible from here.
+// Makes one manifest of all shards' parts and publishes it; then removes row
+// files in the tables' folders that it does not name. Tables of the former
+// manifest are kept unless the parts are of all tables. FailedPrecondition if a
+// part is missing or of another save, or if a file is not visible from here.
 absl::Status Commit(const std::string& path, const std::string& save_id,
                     const std::vector<std::string>& manifest_parts);
 

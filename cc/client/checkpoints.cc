@@ -1,5 +1,6 @@
 #include "cc/client/checkpoints.h"
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <utility>
@@ -17,6 +18,12 @@ std::string NewId() {
                        .count();
   std::random_device random;
   return absl::StrFormat("%012x%08x", now, random());
+}
+
+std::vector<std::string> WithoutRepetition(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
 }
 
 absl::Status CheckPath(const std::string& path) {
@@ -44,7 +51,7 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(
   }
   SaveShardArgs args;
   args.path = path;
-  args.tables = tables;
+  args.tables = WithoutRepetition(tables);
   args.save_id = NewId();
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
                             client.SaveShard(args));
@@ -58,7 +65,7 @@ absl::StatusOr<CheckpointReport> RestoreCheckpoint(
   TFSWITCH_RETURN_IF_ERROR(CheckPath(path));
   StageRestoreArgs args;
   args.path = path;
-  args.tables = tables;
+  args.tables = WithoutRepetition(tables);
   args.restore_id = NewId();
   CheckpointReport report;
   absl::StatusOr<std::vector<std::string>> staged =

@@ -255,7 +255,14 @@ bool Connection::CreateAgain(const std::string& table) {
     if (found == known_tables_.end()) return false;
     known = found->second;
   }
-  if (!Handshake().ok() || instance_id_ == known.instance_id) return false;
+  if (!Handshake().ok()) return false;
+  if (instance_id_ == known.instance_id) {
+    // Dropped, unless another call of this client has just been here.
+    v1::ListTablesRequest request;
+    request.set_table(table);
+    v1::ListTablesResponse response;
+    return Call(CallKind::kIdempotent, "ListTables", request, &response).ok();
+  }
   v1::CreateTableRequest request;
   request.set_protocol_version(options_.protocol_version);
   *request.mutable_config() = ToProto(known.config);

@@ -10,8 +10,8 @@ namespace tfswitch {
 //   - Tunes malloc; see base/malloc_tuning.h for the switch to leave it alone.
 //   - Turns off Abseil's deadlock detection, which distributions leave on in
 //     their builds: it takes one global lock at each of gRPC's many lock
-//     operations, 5 us per small pull on one thread and more on many. This is the
-//     Abseil that gRPC is linked to, not the one inside TensorFlow.
+//     operations, 5 us per small pull on one thread and more on many. This is
+//     the Abseil that gRPC is linked to, not the one inside TensorFlow.
 //
 // Thread-safe.
 void PrepareProcess();

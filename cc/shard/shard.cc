@@ -188,7 +188,8 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
   absl::StatusOr<int64_t> updated = table.ApplyGradients(
       keys, gradients, push.learning_rate, push.insert_missing);
   if (protected_push) {
-    ledger_.End(push.client_id, push.sequence, updated.ok());
+    // Also if memory ran out: rows that were there have taken their step.
+    ledger_.End(push.client_id, push.sequence, /*applied=*/true);
   }
   if (!updated.ok()) return updated.status();
   result.updated_rows = *updated;
@@ -297,7 +298,8 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   MutexLock lock(&mutex_);
   const auto it = staged_.find(restore_id);
   if (it == staged_.end()) {
-    if (abort) return absl::OkStatus();
+    // A repetition, because the first answer was lost.
+    if (abort || restore_id == last_restore_id_) return absl::OkStatus();
     return absl::NotFoundError(absl::StrCat(
         "restore '", restore_id, "' is not staged", ShardPrefix(options_),
         "; another restore has begun since, or the server was restarted"));
@@ -305,6 +307,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   replaced.swap(it->second);
   staged_.erase(it);
   if (abort) return absl::OkStatus();
+  last_restore_id_ = restore_id;
   for (auto& [name, table] : replaced) std::swap(tables_[name], table);
   return absl::OkStatus();
 }

@@ -46,7 +46,8 @@ struct ShardPushResult {
 
 // The tables of one shard. Everything that a client may get wrong is checked
 // here, so that every way in (embedded or over the network) gives the same
-// errors; after an error nothing of the request has been applied.
+// errors; after an error nothing of the request has been applied, unless it
+// says otherwise.
 //
 // Thread-safe. Tables are shared pointers: one that is dropped or replaced
 // lives until the last call on it has ended.
@@ -82,6 +83,8 @@ class Shard {
 
   // InvalidArgument for a wrong size, a NaN or Inf gradient (names the key), a
   // learning rate that is negative or not finite, or a key of another shard.
+  // ResourceExhausted if memory for new rows runs out; only then rows that were
+  // there have taken their step.
   absl::StatusOr<ShardPushResult> Push(EmbeddingTable& table,
                                        const ShardPush& push);
 
@@ -119,7 +122,8 @@ class Shard {
                                       const std::string& restore_id);
 
   // Puts the staged tables in place, or drops them with `abort`. NotFound if
-  // nothing is staged under `restore_id`; aborting what is not there is OK.
+  // nothing is staged under `restore_id`; aborting what is not there is OK, and
+  // so is repeating the last commit.
   absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
  private:
@@ -137,6 +141,7 @@ class Shard {
   mutable Mutex mutex_;
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, TableMap> staged_ ABSL_GUARDED_BY(mutex_);
+  std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);  // Committed last.
 };
 
 }  // namespace tfswitch

@@ -1,5 +1,6 @@
 // The software pipeline that a batch of keys goes through, for each instruction
-// set. Memory latency is hidden by working on three blocks of the batch in turn:
+// set. Memory latency is hidden by working on three blocks of the batch in
+// turn:
 //
 //   block b       hash the keys, prefetch their buckets
 //   block b - 1   search the buckets, prefetch the rows

@@ -51,7 +51,7 @@ class DynamicEmbedding(_backend.Layer):
     loss = optimizer.scale_loss(loss)
     ```
 
-    (under `tf.distribute`, `tf.nn.scale_regularization_loss(sum(...))`). With
+    with weight 1 (under `tf.distribute`, `tf.nn.scale_regularization_loss(sum(...))`). With
     float16 it is checked. A push whose scaled gradients overflowed is skipped,
     and the optimizer skips its step and lowers the scale.
 

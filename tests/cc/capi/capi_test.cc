@@ -135,6 +135,23 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
   EXPECT_THAT(error_, HasSubstr("id 1"));
 }
 
+TEST_P(CapiTest, AWeightBelowOneIsNoLossScale) {
+  OpenTable();
+  const std::vector<int64_t> keys = {1};
+  const std::vector<float> zeros = {0, 0};
+  ASSERT_EQ(api_->assign(table_, keys.data(), 1, zeros.data(), nullptr, error_),
+            0);
+  const Tfswitch_PushOptions options = {1.0f, 0, 0.01f};
+  Tfswitch_PushResult result;
+  const std::vector<float> gradient = {1.0f, -2.0f};
+
+  ASSERT_EQ(api_->push(table_, keys.data(), 1, gradient.data(), &options,
+                       &result, error_),
+            0);
+
+  EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
+}
+
 TEST_P(CapiTest, WrongInverseIsRefused) {
   OpenTable();
   Pull({1, 2}, 1);

@@ -94,6 +94,40 @@ TEST_F(CheckpointTest, ASecondSaveReplacesTheFirstAndItsFiles) {
   EXPECT_EQ(loaded->size(), 20);
 }
 
+TEST_F(CheckpointTest, ASaveThatFailsLeavesNoFiles) {
+  const auto table = MakeTable("user", 10);
+  {
+    PartWriter writer(path_, "s1", 0, 1, true);
+    ASSERT_TRUE(writer.AddTable(*table).ok());
+    EXPECT_EQ(CountRowFiles(), 1);
+  }
+  EXPECT_EQ(CountRowFiles(), 0);
+}
+
+TEST_F(CheckpointTest, TheNextSaveRemovesWhatAKilledOneLeft) {
+  Save(*MakeTable("user", 10), "s1");
+  std::ofstream(path_ + "/user/dead-s00000-00000-0.safetensors") << "x";
+  std::ofstream(path_ + "/user/dead-s00000-00001-0.safetensors.tmp") << "x";
+  std::ofstream(path_ + "/user/notes.txt") << "mine";
+
+  Save(*MakeTable("user", 20), "s2");
+
+  EXPECT_EQ(CountRowFiles(), 1);
+  EXPECT_FALSE(std::filesystem::exists(
+      path_ + "/user/dead-s00000-00001-0.safetensors.tmp"));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/user/notes.txt"));
+}
+
+TEST_F(CheckpointTest, RepeatedSavesDoNotShareFiles) {
+  const auto table = MakeTable("user", 10);
+  PartWriter first(path_, "s1", 0, 1, true);
+  PartWriter second(path_, "s1", 0, 1, true);
+  ASSERT_TRUE(first.AddTable(*table).ok());
+  ASSERT_TRUE(second.AddTable(*table).ok());
+
+  EXPECT_EQ(CountRowFiles(), 2);
+}
+
 TEST_F(CheckpointTest, NamesOfAnyKindMakeSafeFolders) {
   for (const std::string name : {"../up", "a/b", ".", "..", "name with é"}) {
     const auto table = MakeTable(name, 3);

@@ -497,6 +497,26 @@ TEST_P(ParameterClientSuite, SaveAndRestoreBringBackRowsAndSlots) {
   EXPECT_EQ(Export("t", true), saved);
 }
 
+TEST_P(ParameterClientSuite, CommittingARestoreTwiceIsTheSameAsOnce) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  Pull("t", 2, {1, 2, 3}, true);
+  const ScopedFolder folder;
+  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {"t", "t"}).ok());
+  Pull("t", 2, {4}, true);
+  StageRestoreArgs args;
+  args.path = folder.path();
+  args.restore_id = "r";
+  int64_t num_rows = 0;
+  ASSERT_TRUE(client().StageRestore(args, &num_rows).ok());
+
+  EXPECT_TRUE(client().CommitRestore("r", false).ok());
+  EXPECT_TRUE(client().CommitRestore("r", false).ok());
+
+  EXPECT_EQ(Size("t"), 3);
+  EXPECT_EQ(client().CommitRestore("other", false).code(),
+            absl::StatusCode::kNotFound);
+}
+
 TEST_P(ParameterClientSuite, SavingOneTableKeepsTheOthersOfTheCheckpoint) {
   ASSERT_TRUE(client().CreateTable(Config("a", 2)).ok());
   ASSERT_TRUE(client().CreateTable(Config("b", 2)).ok());
