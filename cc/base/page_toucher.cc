@@ -74,11 +74,14 @@ void PageToucher::Cancel(const char* begin, size_t bytes) {
            begin < range.begin + range.bytes;
   };
   MutexLock lock(&mutex_);
-  for (std::deque<Range>* ranges : {&pending_, &to_join_}) {
+  const auto forget = [&overlaps](std::deque<Range>* ranges) {
     ranges->erase(std::remove_if(ranges->begin(), ranges->end(), overlaps),
                   ranges->end());
-  }
+  };
+  forget(&pending_);
   while (overlaps(current_)) changed_.Wait(&mutex_);
+  // Only now: the range being served may have left pages to join.
+  forget(&to_join_);
 }
 
 void PageToucher::WaitUntilIdle() {

@@ -51,8 +51,8 @@ class DynamicEmbedding(_backend.Layer):
     loss = optimizer.scale_loss(loss)
     ```
 
-    with weight 1 (under `tf.distribute`, `tf.nn.scale_regularization_loss(sum(...))`). With
-    float16 it is checked. A push whose scaled gradients overflowed is skipped,
+    with weight 1 (under `tf.distribute`,
+    `tf.nn.scale_regularization_loss(sum(...))`). With float16 it is checked. A push whose scaled gradients overflowed is skipped,
     and the optimizer skips its step and lowers the scale.
 
     Saving. `model.save` and `model.save_weights` store the rows of a table in
