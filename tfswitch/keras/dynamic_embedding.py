@@ -52,8 +52,9 @@ class DynamicEmbedding(_backend.Layer):
     ```
 
     with weight 1 (under `tf.distribute`,
-    `tf.nn.scale_regularization_loss(sum(...))`). With float16 it is checked. A push whose scaled gradients overflowed is skipped,
-    and the optimizer skips its step and lowers the scale.
+    `tf.nn.scale_regularization_loss(sum(...))`). With float16 it is checked. A
+    push whose scaled gradients overflowed is skipped, and the optimizer skips
+    its step and lowers the scale.
 
     Saving. `model.save` and `model.save_weights` store the rows of a table in
     this process, with optimizer state; of layers that share a table one stores
