@@ -154,6 +154,7 @@ absl::Status PullUnique(Tfswitch_Table& table, absl::Span<const Key> keys,
 
 absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
                           absl::Span<const float> gradients,
+                          std::shared_ptr<const void> gradients_owner,
                           const Tfswitch_PushOptions& options,
                           Tfswitch_PushResult* result) {
   PushArgs args;
@@ -161,6 +162,7 @@ absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
   args.dim = table.config.dim;
   args.keys = keys;
   args.gradients = gradients;
+  args.gradients_owner = std::move(gradients_owner);
   args.learning_rate = options.learning_rate;
   args.insert_missing = options.insert_missing != 0;
   args.keys_are_unique = true;
@@ -185,7 +187,7 @@ absl::Status PushUnique(Tfswitch_Table& table,
   const bool scaled = scale != 1.0f;
   const bool sums_needed = unique_keys.size() != inverse.size();
   absl::Span<const float> sums(gradients, inverse.size() * dim);
-  std::unique_ptr<float[]> buffer;
+  std::shared_ptr<float[]> buffer;
   if (sums_needed || scaled) {
     const size_t size = unique_keys.size() * dim;
     buffer.reset(new float[size]);
@@ -205,7 +207,7 @@ absl::Status PushUnique(Tfswitch_Table& table,
     }
     sums = target;
   }
-  return PushDistinct(table, unique_keys, sums, options, result);
+  return PushDistinct(table, unique_keys, sums, buffer, options, result);
 }
 
 absl::Status PushRepeated(Tfswitch_Table& table, absl::Span<const Key> keys,

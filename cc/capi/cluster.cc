@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/local_client.h"
@@ -89,6 +90,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
     const std::string& address, absl::Duration timeout) {
   TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
                             ParseClusterAddress(address));
+  TuneMalloc();
   const std::string registry_key =
       absl::StrCat(address, "\n", absl::FormatDuration(timeout));
   Registry& registry = TheRegistry();

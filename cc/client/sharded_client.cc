@@ -17,9 +17,9 @@ namespace {
 // The part of a batch that one shard owns.
 struct Part {
   std::vector<Key> keys;
-  std::vector<size_t> places;  // Of `keys` in the batch.
-  std::vector<float> values;   // keys.size() x dim: to send or received.
-  std::vector<float> slots;
+  std::vector<size_t> places;       // Of `keys` in the batch.
+  std::shared_ptr<float[]> values;  // keys.size() x dim: to send or received.
+  std::shared_ptr<float[]> slots;
   PushResult push_result;
   std::unique_ptr<PendingCall> call;
 };
@@ -41,13 +41,16 @@ std::vector<Part> SplitByOwner(absl::Span<const Key> keys,
   return parts;
 }
 
-void GatherRows(const std::vector<size_t>& places, int width,
-                const float* values, std::vector<float>* rows) {
-  rows->resize(places.size() * width);
+// Copies the rows of `places`. Shared, so that a call may send the copy from
+// where it lies.
+std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
+                                    int width, const float* values) {
+  std::shared_ptr<float[]> rows(new float[places.size() * width]);
   for (size_t i = 0; i < places.size(); ++i) {
-    std::memcpy(rows->data() + i * width, values + places[i] * width,
+    std::memcpy(rows.get() + i * width, values + places[i] * width,
                 sizeof(float) * width);
   }
+  return rows;
 }
 
 // Waits for all parts, whatever happens, because they refer to our buffers;
@@ -73,7 +76,7 @@ class SplitPull : public PendingCall {
     for (const Part& part : parts_) {
       for (size_t i = 0; i < part.places.size(); ++i) {
         std::memcpy(embeddings_.data() + part.places[i] * dim_,
-                    part.values.data() + i * dim_, sizeof(float) * dim_);
+                    part.values.get() + i * dim_, sizeof(float) * dim_);
       }
     }
     return absl::OkStatus();
@@ -171,10 +174,12 @@ class ShardedClient : public ParameterClient {
     for (size_t i = 0; i < shards_.size(); ++i) {
       Part& part = pull->parts()[i];
       if (part.keys.empty()) continue;
-      part.values.resize(part.keys.size() * args.dim);
+      const size_t num_floats = part.keys.size() * args.dim;
+      part.values.reset(new float[num_floats]);
       PullArgs part_args = args;
       part_args.keys = part.keys;
-      part.call = shards_[i]->StartPull(part_args, absl::MakeSpan(part.values));
+      part.call = shards_[i]->StartPull(
+          part_args, absl::MakeSpan(part.values.get(), num_floats));
     }
     return pull;
   }
@@ -193,10 +198,12 @@ class ShardedClient : public ParameterClient {
     for (size_t i = 0; i < shards_.size(); ++i) {
       Part& part = push->parts()[i];
       if (part.keys.empty()) continue;
-      GatherRows(part.places, args.dim, args.gradients.data(), &part.values);
+      part.values = GatherRows(part.places, args.dim, args.gradients.data());
       PushArgs part_args = args;
       part_args.keys = part.keys;
-      part_args.gradients = part.values;
+      part_args.gradients =
+          absl::MakeConstSpan(part.values.get(), part.keys.size() * args.dim);
+      part_args.gradients_owner = part.values;
       part.call = shards_[i]->StartPush(part_args, &part.push_result);
     }
     return push;
@@ -229,13 +236,15 @@ class ShardedClient : public ParameterClient {
     for (size_t i = 0; i < shards_.size(); ++i) {
       Part& part = assign->parts()[i];
       if (part.keys.empty()) continue;
-      GatherRows(part.places, args.dim, args.embeddings.data(), &part.values);
+      part.values = GatherRows(part.places, args.dim, args.embeddings.data());
       AssignArgs part_args = args;
       part_args.keys = part.keys;
-      part_args.embeddings = part.values;
+      part_args.embeddings =
+          absl::MakeConstSpan(part.values.get(), part.keys.size() * args.dim);
       if (!args.slots.empty()) {
-        GatherRows(part.places, slot_floats, args.slots.data(), &part.slots);
-        part_args.slots = part.slots;
+        part.slots = GatherRows(part.places, slot_floats, args.slots.data());
+        part_args.slots = absl::MakeConstSpan(part.slots.get(),
+                                              part.keys.size() * slot_floats);
       }
       part.call = shards_[i]->StartAssign(part_args);
     }

@@ -69,6 +69,13 @@ class Program {
   std::string ReadErrors() { return Read(err_, '\0'); }
   void Send(int signal_number) { kill(pid_, signal_number); }
 
+  // Stops it as SIGSTOP does, and waits until it stands still.
+  void Freeze() {
+    Send(SIGSTOP);
+    siginfo_t info;
+    EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED), 0);
+  }
+
   // The exit code, or minus the signal that ended it.
   int Wait() {
     int status = 0;
@@ -158,7 +165,7 @@ TEST(ServerProgramTest, StoppedProcessGivesAnErrorInTime) {
   Program program({"--address=127.0.0.1:0"});
   auto client = Connect(AddressOf(program), absl::Milliseconds(300)).value();
   ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
-  program.Send(SIGSTOP);
+  program.Freeze();
 
   EXPECT_EQ(PullRows(*client, "t", 2, {1}).status().code(),
             absl::StatusCode::kDeadlineExceeded);
