@@ -75,6 +75,8 @@ class ServerProcess:
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:  # It may run on for a moment.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def wait(self) -> int:
         """Returns the exit code, negative for a signal."""

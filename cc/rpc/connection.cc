@@ -288,7 +288,7 @@ absl::Status Connection::Explain(const grpc::Status& status,
     return absl::UnavailableError(absl::StrCat(silence, ": ", Reason(status),
                                                "; is the server running?"));
   }
-  const absl::Status error = FromGrpcStatus(status);
+  absl::Status error = FromGrpcStatus(status);
   switch (error.code()) {
     case absl::StatusCode::kDeadlineExceeded:
       return absl::DeadlineExceededError(absl::StrCat(
@@ -335,12 +335,12 @@ std::optional<absl::Time> RetryClock::NextTry() {
 }
 
 UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
-                     const char* method, grpc::ByteBuffer request)
+                     const char* method, const grpc::ByteBuffer& request)
     : connection_(std::move(connection)),
       kind_(kind),
       method_(absl::StrCat("/", v1::ParameterServer::service_full_name(), "/",
                            method)),
-      request_(std::move(request)),
+      request_(request),
       clock_(connection_->options().timeout) {
   StartAttempt();
 }

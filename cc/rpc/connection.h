@@ -135,7 +135,7 @@ class UnaryCall {
  public:
   // Sends the first attempt.
   UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
-            const char* method, grpc::ByteBuffer request);
+            const char* method, const grpc::ByteBuffer& request);
 
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;

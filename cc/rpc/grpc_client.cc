@@ -50,11 +50,11 @@ class RowCall final : public PendingCall {
 
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
           const char* method, const std::string& table,
-          grpc::ByteBuffer request, ReadResponse read_response)
+          const grpc::ByteBuffer& request, ReadResponse read_response)
       : connection_(connection),
         table_(table),
         read_response_(std::move(read_response)),
-        call_(connection, kind, method, std::move(request)) {}
+        call_(connection, kind, method, request) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
@@ -273,7 +273,7 @@ absl::Status GrpcClient::Export(
     if (status.ok()) return absl::OkStatus();
     // A row must not be visited twice, so only the start can be repeated.
     if (visited) return connection_->ExplainLoss(status, options.bulk_timeout);
-    const absl::Status error = connection_->Explain(
+    absl::Status error = connection_->Explain(
         status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
                     ? options.bulk_timeout
                     : options.timeout);

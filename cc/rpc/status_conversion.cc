@@ -30,8 +30,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
     message.resize(end);
     absl::StrAppend(&message, "...");
   }
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      std::move(message));
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message);
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {
