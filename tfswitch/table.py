@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -460,9 +461,9 @@ def _python_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        raise _PYTHON_ERRORS.get(type(error), RuntimeError)(
-            error.message
-        ) from error
+        # Eager execution puts the op's node before and its name behind.
+        message = re.sub(r"^\{\{.*?\}\} | \[Op:[^\]]*\].*$", "", error.message)
+        raise _PYTHON_ERRORS.get(type(error), RuntimeError)(message) from error
 
 
 _PYTHON_ERRORS: dict[type[tf.errors.OpError], type[Exception]] = {

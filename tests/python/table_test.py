@@ -323,3 +323,10 @@ def test_the_example_of_the_docstring(embedded):
     np.testing.assert_array_equal(
         table.lookup([7, 8]), [[-1.0, -0.5], [0.0, 0.0]]
     )
+
+
+def test_an_error_says_nothing_of_how_ops_are_run(cluster):
+    table = tsw.EmbeddingTable("t", 2)
+
+    with pytest.raises(ValueError, match=r"^table 't': .*got \[1,3\]$"):
+        table.push([1], [[1.0, 2.0, 3.0]])
