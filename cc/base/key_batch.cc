@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 namespace tfswitch {
 namespace {
+
+// Copying as many floats takes a few microseconds.
+constexpr size_t kMinFloatsPerRange = 16 * 1024;
 
 constexpr uint32_t kExponentMask = 0x7f800000u;
 
@@ -19,39 +23,128 @@ bool HasNonFinite(const float* values, size_t count) {
   return found != 0;
 }
 
+// Calls body(std::integral_constant<size_t, d>) with d = dim if it is a common
+// one, so that its loops have a fixed length, else with 0.
+template <typename Body>
+auto WithDim(int dim, const Body& body) {
+  switch (dim) {
+    case 8:
+      return body(std::integral_constant<size_t, 8>());
+    case 16:
+      return body(std::integral_constant<size_t, 16>());
+    case 32:
+      return body(std::integral_constant<size_t, 32>());
+    case 64:
+      return body(std::integral_constant<size_t, 64>());
+    default:
+      return body(std::integral_constant<size_t, 0>());
+  }
+}
+
+template <size_t kCount>
+void CopyFloats(float* to, const float* from, size_t count) {
+  std::memcpy(to, from, sizeof(float) * (kCount != 0 ? kCount : count));
+}
+
+template <size_t kDim>
+void AddFloats(float* to, const float* from, size_t count) {
+  if constexpr (kDim != 0) {
+    // Both are read before any is written, so that the compiler need not
+    // assume that they overlap.
+    float sum[kDim];
+    float other[kDim];
+    std::memcpy(sum, to, sizeof(sum));
+    std::memcpy(other, from, sizeof(other));
+    for (size_t d = 0; d < kDim; ++d) sum[d] += other[d];
+    std::memcpy(to, sum, sizeof(sum));
+  } else {
+    for (size_t d = 0; d < count; ++d) to[d] += from[d];
+  }
+}
+
 }  // namespace
+
+void UniqueKeys::Rebuild(size_t capacity, absl::Span<const Key> unique) {
+  slots_.assign(capacity, -1);
+  const size_t mask = capacity - 1;
+  for (size_t place = 0; place < unique.size(); ++place) {
+    size_t slot = (HashKey(unique[place]) >> 20) & mask;
+    while (slots_[slot] >= 0) slot = (slot + 1) & mask;
+    slots_[slot] = static_cast<int32_t>(place);
+  }
+}
 
 size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
                        absl::Span<int32_t> inverse) {
+  // Batches resemble each other, and slots for the keys of the last one, not
+  // for as many as there may be, stay in the cache.
+  const size_t expected = std::min(
+      keys.size(), std::max(last_count_ + last_count_ / 8, keys.size() / 8));
   size_t capacity = 64;
-  while (capacity < 2 * keys.size()) capacity *= 2;
-  slots_.assign(capacity, -1);
-  const size_t mask = capacity - 1;
-  int32_t count = 0;
-  constexpr size_t kAhead = 16;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size()) {
-      __builtin_prefetch(&slots_[(HashKey(keys[i + kAhead]) >> 20) & mask], 1);
+  while (capacity < 2 * expected) capacity *= 2;
+  Rebuild(capacity, {});
+  const Key* const key_data = keys.data();
+  Key* const unique_data = unique.data();
+  int32_t* const inverse_data = inverse.data();
+  size_t count = 0;
+  // In blocks: first, without a branch to mispredict, the keys that are found
+  // where they belong; then the others, one by one.
+  constexpr size_t kBlock = 64;
+  uint32_t homes[2][kBlock];
+  uint16_t others[kBlock];
+  const auto find_homes = [&](size_t begin, uint32_t* home) {
+    const size_t end = std::min(begin + kBlock, keys.size());
+    const size_t mask = slots_.size() - 1;
+    for (size_t i = begin; i < end; ++i, ++home) {
+      *home = static_cast<uint32_t>((HashKey(key_data[i]) >> 20) & mask);
+      __builtin_prefetch(&slots_[*home], 1);
     }
-    const Key key = keys[i];
-    size_t slot = (HashKey(key) >> 20) & mask;
-    while (true) {
-      const int32_t place = slots_[slot];
+  };
+  find_homes(0, homes[0]);
+  for (size_t begin = 0, turn = 0; begin < keys.size();
+       begin += kBlock, turn ^= 1) {
+    const size_t size = std::min(kBlock, keys.size() - begin);
+    if (begin + kBlock < keys.size())
+      find_homes(begin + kBlock, homes[turn ^ 1]);
+    const uint32_t* const home = homes[turn];
+    const int32_t* const slots = slots_.data();
+    size_t num_others = 0;
+    for (size_t i = 0; i < size; ++i) {
+      const int32_t place = slots[home[i]];
+      inverse_data[begin + i] = place;
+      // Place -1 stands for an empty slot; any key will do to compare with.
+      const bool is_found =
+          (unique_data[std::max(place, 0)] == key_data[begin + i]) &
+          (place >= 0);
+      others[num_others] = static_cast<uint16_t>(i);
+      num_others += is_found ? 0 : 1;
+    }
+    if (2 * (count + num_others) > slots_.size()) {
+      Rebuild(4 * slots_.size(), unique.first(count));
+      if (begin + kBlock < keys.size()) {
+        find_homes(begin + kBlock, homes[turn ^ 1]);
+      }
+    }
+    const size_t mask = slots_.size() - 1;
+    for (size_t o = 0; o < num_others; ++o) {
+      const size_t i = begin + others[o];
+      const Key key = key_data[i];
+      size_t slot = (HashKey(key) >> 20) & mask;
+      int32_t place = slots_[slot];
+      while (place >= 0 && unique_data[place] != key) {
+        slot = (slot + 1) & mask;
+        place = slots_[slot];
+      }
       if (place < 0) {
-        slots_[slot] = count;
-        unique[count] = key;
-        inverse[i] = count;
-        ++count;
-        break;
+        place = static_cast<int32_t>(count);
+        slots_[slot] = place;
+        unique_data[count++] = key;
       }
-      if (unique[place] == key) {
-        inverse[i] = place;
-        break;
-      }
-      slot = (slot + 1) & mask;
+      inverse_data[i] = place;
     }
   }
-  return static_cast<size_t>(count);
+  last_count_ = count;
+  return count;
 }
 
 UniqueKeys& ThreadUniqueKeys() {
@@ -59,20 +152,45 @@ UniqueKeys& ThreadUniqueKeys() {
   return unique_keys;
 }
 
-void SumByInverse(absl::Span<const int32_t> inverse, int dim,
+void ScatterRows(absl::Span<const int32_t> inverse, int dim,
+                 const float* unique_rows, float* rows,
+                 const LentThreads* threads) {
+  RunRanges(threads, inverse.size(), kMinFloatsPerRange / dim,
+            [&](size_t begin, size_t end) {
+              WithDim(dim, [&](auto fixed_dim) {
+                const size_t width = fixed_dim != 0 ? fixed_dim : dim;
+                for (size_t i = begin; i < end; ++i) {
+                  CopyFloats<fixed_dim>(
+                      rows + i * width,
+                      unique_rows + static_cast<size_t>(inverse[i]) * width,
+                      width);
+                }
+              });
+            });
+}
+
+bool SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums) {
-  const float* source = gradients.data();
-  int32_t next_new = 0;
-  for (size_t i = 0; i < inverse.size(); ++i, source += dim) {
-    float* target = sums.data() + static_cast<size_t>(inverse[i]) * dim;
-    if (inverse[i] == next_new) {
-      // First appearance: a copy, so that `sums` need not be cleared.
-      std::memcpy(target, source, sizeof(float) * dim);
-      ++next_new;
-    } else {
-      for (int d = 0; d < dim; ++d) target[d] += source[d];
+  return WithDim(dim, [&](auto fixed_dim) {
+    const size_t width = fixed_dim != 0 ? fixed_dim : dim;
+    const auto num_unique = static_cast<uint32_t>(sums.size() / width);
+    const float* source = gradients.data();
+    uint32_t next_new = 0;
+    for (const int32_t signed_place : inverse) {
+      const auto place = static_cast<uint32_t>(signed_place);
+      float* const target = sums.data() + static_cast<size_t>(place) * width;
+      if (place < next_new) {
+        AddFloats<fixed_dim>(target, source, width);
+      } else {
+        // First appearance: a copy, so that `sums` need not be cleared.
+        if (place != next_new || place >= num_unique) return false;
+        CopyFloats<fixed_dim>(target, source, width);
+        ++next_new;
+      }
+      source += width;
     }
-  }
+    return next_new == num_unique;
+  });
 }
 
 void Scale(float factor, absl::Span<float> values) {

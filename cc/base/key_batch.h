@@ -9,6 +9,7 @@
 
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/parallel.h"
 
 namespace tfswitch {
 
@@ -26,17 +27,29 @@ class UniqueKeys {
              absl::Span<int32_t> inverse);
 
  private:
+  // Makes room for `capacity` slots, a power of two, and enters `unique`.
+  void Rebuild(size_t capacity, absl::Span<const Key> unique);
+
   std::vector<int32_t> slots_;  // Open addressing: place in `unique`, or -1.
+  size_t last_count_ = 0;       // What the batch before had.
 };
 
 // A thread's own UniqueKeys.
 UniqueKeys& ThreadUniqueKeys();
 
+// Copies row inverse[i] of `unique_rows` to row i of `rows`, for all i.
+// `threads` may be null.
+void ScatterRows(absl::Span<const int32_t> inverse, int dim,
+                 const float* unique_rows, float* rows,
+                 const LentThreads* threads = nullptr);
+
 // Sums rows of `gradients` (inverse.size() x dim) into `sums` (num_unique x
 // dim): row i is added to row inverse[i]. Overwrites `sums`.
 //
-// REQUIRES: `inverse` is of UniqueKeys::Run: values appear in order, 0, 1, ...
-void SumByInverse(absl::Span<const int32_t> inverse, int dim,
+// Returns false, with some of `sums` written, unless `inverse` is as
+// UniqueKeys::Run makes it: values that appear in the order 0, 1, ..., with
+// num_unique different ones.
+bool SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums);
 
 // Multiplies all values.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/racy_memory.h"
@@ -18,16 +19,25 @@ namespace {
 constexpr size_t kMinUsableStep = 2 * kHugePageBytes;
 constexpr size_t kMaxUsableStep = 128 * kHugePageBytes;
 
+// Whether memory that could be used counts as used.
+bool OvercommitIsForbidden() {
+  std::ifstream file("/proc/sys/vm/overcommit_memory");
+  int mode = 0;
+  return (file >> mode) && mode == 2;
+}
+
 }  // namespace
 
 absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
                                                             size_t min_bytes) {
+  const bool is_usable = !OvercommitIsForbidden();
   for (size_t size = RoundUpTo(bytes, kHugePageBytes);;
        size = RoundUpTo(size / 2, kHugePageBytes)) {
     // One huge page more than asked, to align within.
     const size_t map_bytes = size + kHugePageBytes;
-    void* const map = mmap(nullptr, map_bytes, PROT_NONE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const map =
+        mmap(nullptr, map_bytes, is_usable ? PROT_READ | PROT_WRITE : PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map != MAP_FAILED) {
       madvise(map, map_bytes, MADV_NOHUGEPAGE);
       MemoryReservation reservation;
@@ -39,6 +49,7 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
       reservation.data_ =
           begin + (misalignment == 0 ? 0 : kHugePageBytes - misalignment);
       reservation.size_ = size;
+      reservation.is_usable_ = is_usable;
       return reservation;
     }
     if (size / 2 < min_bytes) {
@@ -53,6 +64,10 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
 
 MemoryReservation::~MemoryReservation() {
   if (map_ != nullptr) munmap(map_, map_bytes_);
+}
+
+MemorySpan MemoryReservation::Span(size_t begin, size_t bytes) const {
+  return MemorySpan(data_ + begin, bytes, is_usable_ ? bytes : 0);
 }
 
 bool MemorySpan::Extend(size_t end) {

@@ -2,6 +2,10 @@
 //
 //   |<------------------------- reserved ------------------------->|
 //   |<------- usable ------->|  no access; costs address space only |
+//
+// All of it is usable, unless the system counts what may be used as memory in
+// use (vm.overcommit_memory=2).
+//
 //   |<- touched ->|
 //
 // Nothing in a region ever moves, so a pointer into it stays good for reading
@@ -28,41 +32,6 @@ inline constexpr size_t RoundDownTo(size_t bytes, size_t multiple) {
   return bytes / multiple * multiple;
 }
 
-// Owns a reservation, aligned to kHugePageBytes. Unmapped at destruction.
-// Whatever the system's default, its memory comes in small pages, so that what
-// is small stays small; the PageToucher makes huge ones.
-//
-// Thread-compatible.
-class MemoryReservation {
- public:
-  // Reserves `bytes`, or half of that, and so on down to `min_bytes`, whatever
-  // the system gives. ResourceExhausted if it gives nothing.
-  static absl::StatusOr<MemoryReservation> Create(size_t bytes,
-                                                  size_t min_bytes);
-
-  MemoryReservation() = default;
-  MemoryReservation(MemoryReservation&& other) noexcept {
-    *this = std::move(other);
-  }
-  MemoryReservation& operator=(MemoryReservation&& other) noexcept {
-    std::swap(map_, other.map_);
-    std::swap(map_bytes_, other.map_bytes_);
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~MemoryReservation();
-
-  char* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  void* map_ = nullptr;
-  size_t map_bytes_ = 0;
-  char* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 // A part of a reservation, used from its beginning. Does not own it.
 //
 // Thread-compatible: one thread at a time calls its functions, while any may
@@ -71,7 +40,8 @@ class MemorySpan {
  public:
   MemorySpan() = default;
   // REQUIRES: `data` and `capacity` are multiples of kHugePageBytes.
-  MemorySpan(char* data, size_t capacity) : data_(data), capacity_(capacity) {}
+  MemorySpan(char* data, size_t capacity, size_t usable)
+      : data_(data), capacity_(capacity), usable_(usable) {}
 
   char* data() const { return data_; }
   size_t capacity() const { return capacity_; }
@@ -92,6 +62,48 @@ class MemorySpan {
   char* data_ = nullptr;
   size_t capacity_ = 0;
   size_t usable_ = 0;
+};
+
+// Owns a reservation, aligned to kHugePageBytes. Unmapped at destruction.
+// Whatever the system's default, its memory comes in small pages, so that what
+// is small stays small; the PageKeeper makes huge ones.
+//
+// Thread-compatible.
+class MemoryReservation {
+ public:
+  // Reserves `bytes`, or half of that, and so on down to `min_bytes`, whatever
+  // the system gives. ResourceExhausted if it gives nothing.
+  static absl::StatusOr<MemoryReservation> Create(size_t bytes,
+                                                  size_t min_bytes);
+
+  MemoryReservation() = default;
+  MemoryReservation(MemoryReservation&& other) noexcept {
+    *this = std::move(other);
+  }
+  MemoryReservation& operator=(MemoryReservation&& other) noexcept {
+    std::swap(map_, other.map_);
+    std::swap(map_bytes_, other.map_bytes_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(is_usable_, other.is_usable_);
+    return *this;
+  }
+  ~MemoryReservation();
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  // Part [begin, begin + bytes) of it.
+  //
+  // REQUIRES: both are multiples of kHugePageBytes.
+  MemorySpan Span(size_t begin, size_t bytes) const;
+
+ private:
+  void* map_ = nullptr;
+  size_t map_bytes_ = 0;
+  char* data_ = nullptr;
+  size_t size_ = 0;
+  bool is_usable_ = false;
 };
 
 // Bytes of physical memory of this machine.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/key_batch.h"
+#include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/capi/cluster.h"
 #include "cc/capi/json_reports.h"
@@ -84,6 +86,29 @@ absl::Status HandOver(const std::string& text, char** out) {
   return absl::OkStatus();
 }
 
+// Threads of the other side of the C API.
+class ThreadsOfCaller final : public LentThreads {
+ public:
+  explicit ThreadsOfCaller(const Tfswitch_Threads* threads)
+      : threads_(threads == nullptr ? Tfswitch_Threads{} : *threads) {}
+
+  int num_threads() const override { return threads_.num_threads; }
+
+  void Schedule(std::function<void()> task) const override {
+    threads_.schedule(
+        threads_.context,
+        [](void* context) {
+          const std::unique_ptr<std::function<void()>> owned(
+              static_cast<std::function<void()>*>(context));
+          (*owned)();
+        },
+        new std::function<void()>(std::move(task)));
+  }
+
+ private:
+  const Tfswitch_Threads threads_;
+};
+
 absl::Span<const Key> Keys(const int64_t* keys, size_t num_keys) {
   return absl::MakeConstSpan(keys, num_keys);
 }
@@ -110,29 +135,22 @@ bool RepeatsOften(absl::Span<const Key> keys) {
   return distinct * 10 < kSample * 9;
 }
 
-void ScatterRows(absl::Span<const int32_t> inverse, int dim,
-                 const float* unique_rows, float* rows) {
-  const size_t bytes = sizeof(float) * dim;
-  for (size_t i = 0; i < inverse.size(); ++i) {
-    std::memcpy(rows + i * dim,
-                unique_rows + static_cast<size_t>(inverse[i]) * dim, bytes);
-  }
-}
-
 absl::Status PullDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
-                          bool insert_missing, absl::Span<float> embeddings) {
+                          bool insert_missing, absl::Span<float> embeddings,
+                          const LentThreads* threads) {
   PullArgs args;
   args.table = table.config.name;
   args.dim = table.config.dim;
   args.keys = keys;
   args.insert_missing = insert_missing;
+  args.threads = threads;
   return table.cluster->client().Pull(args, embeddings);
 }
 
 absl::Status PullUnique(Tfswitch_Table& table, absl::Span<const Key> keys,
                         bool insert_missing, float* embeddings,
                         int64_t* unique_keys, int32_t* inverse,
-                        size_t* num_unique) {
+                        size_t* num_unique, const LentThreads* threads) {
   const int dim = table.config.dim;
   const size_t distinct =
       ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique_keys, keys.size()),
@@ -141,14 +159,14 @@ absl::Status PullUnique(Tfswitch_Table& table, absl::Span<const Key> keys,
   if (distinct == keys.size()) {
     // The order of first appearance is then the order of the batch.
     return PullDistinct(table, keys, insert_missing,
-                        absl::MakeSpan(embeddings, keys.size() * dim));
+                        absl::MakeSpan(embeddings, keys.size() * dim), threads);
   }
   const std::unique_ptr<float[]> rows(new float[distinct * dim]);
-  TFSWITCH_RETURN_IF_ERROR(
-      PullDistinct(table, absl::MakeConstSpan(unique_keys, distinct),
-                   insert_missing, absl::MakeSpan(rows.get(), distinct * dim)));
+  TFSWITCH_RETURN_IF_ERROR(PullDistinct(
+      table, absl::MakeConstSpan(unique_keys, distinct), insert_missing,
+      absl::MakeSpan(rows.get(), distinct * dim), threads));
   ScatterRows(absl::MakeConstSpan(inverse, keys.size()), dim, rows.get(),
-              embeddings);
+              embeddings, threads);
   return absl::OkStatus();
 }
 
@@ -156,7 +174,8 @@ absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
                           absl::Span<const float> gradients,
                           std::shared_ptr<const void> gradients_owner,
                           const Tfswitch_PushOptions& options,
-                          Tfswitch_PushResult* result) {
+                          Tfswitch_PushResult* result,
+                          const LentThreads* threads) {
   PushArgs args;
   args.table = table.config.name;
   args.dim = table.config.dim;
@@ -167,10 +186,33 @@ absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
   args.insert_missing = options.insert_missing != 0;
   args.keys_are_unique = true;
   args.id = table.cluster->NextPushId();
+  args.threads = threads;
   TFSWITCH_ASSIGN_OR_RETURN(const PushResult pushed,
                             table.cluster->client().Push(args));
   result->updated_rows = pushed.updated_rows;
   return absl::OkStatus();
+}
+
+// What is wrong with an `inverse` that is not one of UniqueKeys::Run. OK if
+// nothing is.
+absl::Status CheckInverse(const Tfswitch_Table& table,
+                          absl::Span<const int32_t> inverse,
+                          size_t num_unique) {
+  int32_t next_new = 0;
+  for (size_t i = 0; i < inverse.size(); ++i) {
+    if (inverse[i] < 0 || inverse[i] > next_new ||
+        static_cast<size_t>(inverse[i]) >= num_unique) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", table.config.name, "': inverse[", i, "] is ",
+                       inverse[i], ", expected places of the ", num_unique,
+                       " unique ids in order of first appearance"));
+    }
+    if (inverse[i] == next_new) ++next_new;
+  }
+  if (static_cast<size_t>(next_new) == num_unique) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("table '", table.config.name, "': inverse names ", next_new,
+                   " unique ids, got ", num_unique));
 }
 
 absl::Status PushUnique(Tfswitch_Table& table,
@@ -178,14 +220,18 @@ absl::Status PushUnique(Tfswitch_Table& table,
                         absl::Span<const int32_t> inverse,
                         const float* gradients,
                         const Tfswitch_PushOptions& options,
-                        Tfswitch_PushResult* result) {
+                        Tfswitch_PushResult* result,
+                        const LentThreads* threads) {
   *result = Tfswitch_PushResult{};
+  const bool sums_needed = unique_keys.size() != inverse.size();
+  if (unique_keys.empty() || !sums_needed) {
+    TFSWITCH_RETURN_IF_ERROR(CheckInverse(table, inverse, unique_keys.size()));
+  }
   if (unique_keys.empty()) return absl::OkStatus();
   const int dim = table.config.dim;
   // Below 1 it is no loss scale, but a weight that the loss has been given.
   const float scale = options.loss_scale < 1.0f ? 1.0f : options.loss_scale;
   const bool scaled = scale != 1.0f;
-  const bool sums_needed = unique_keys.size() != inverse.size();
   absl::Span<const float> sums(gradients, inverse.size() * dim);
   std::shared_ptr<float[]> buffer;
   if (sums_needed || scaled) {
@@ -193,7 +239,9 @@ absl::Status PushUnique(Tfswitch_Table& table,
     buffer.reset(new float[size]);
     const absl::Span<float> target(buffer.get(), size);
     if (sums_needed) {
-      SumByInverse(inverse, dim, sums, target);
+      if (!SumByInverse(inverse, dim, sums, target)) {
+        return CheckInverse(table, inverse, unique_keys.size());
+      }
     } else {
       std::copy(sums.begin(), sums.end(), target.begin());
     }
@@ -207,18 +255,21 @@ absl::Status PushUnique(Tfswitch_Table& table,
     }
     sums = target;
   }
-  return PushDistinct(table, unique_keys, sums, buffer, options, result);
+  return PushDistinct(table, unique_keys, sums, buffer, options, result,
+                      threads);
 }
 
 absl::Status PushRepeated(Tfswitch_Table& table, absl::Span<const Key> keys,
                           const float* gradients,
                           const Tfswitch_PushOptions& options,
-                          Tfswitch_PushResult* result) {
+                          Tfswitch_PushResult* result,
+                          const LentThreads* threads) {
   std::vector<Key> unique(keys.size());
   std::vector<int32_t> inverse(keys.size());
   unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
-  return PushUnique(table, unique, inverse, gradients, options, result);
+  return PushUnique(table, unique, inverse, gradients, options, result,
+                    threads);
 }
 
 // --- The functions of the table, in its order ------------------------------
@@ -342,7 +393,9 @@ int TableSize(Tfswitch_Table* table, int64_t* num_rows, char* error) {
 }
 
 int Pull(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-         int32_t insert_missing, float* embeddings, char* error) {
+         int32_t insert_missing, float* embeddings,
+         const Tfswitch_Threads* threads, char* error) {
+  const ThreadsOfCaller lent(threads);
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
     if (num_keys == 0) return absl::OkStatus();
@@ -351,64 +404,53 @@ int Pull(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
     if (!table->cluster->is_remote() || !RepeatsOften(batch)) {
       return PullDistinct(
           *table, batch, insert_missing != 0,
-          absl::MakeSpan(embeddings, num_keys * table->config.dim));
+          absl::MakeSpan(embeddings, num_keys * table->config.dim), &lent);
     }
     std::vector<Key> unique(num_keys);
     std::vector<int32_t> inverse(num_keys);
     size_t num_unique = 0;
     return PullUnique(*table, batch, insert_missing != 0, embeddings,
-                      unique.data(), inverse.data(), &num_unique);
+                      unique.data(), inverse.data(), &num_unique, &lent);
   });
 }
 
 int PullUniqueC(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                 int32_t insert_missing, float* embeddings, int64_t* unique_keys,
-                int32_t* inverse, size_t* num_unique, char* error) {
+                int32_t* inverse, size_t* num_unique,
+                const Tfswitch_Threads* threads, char* error) {
+  const ThreadsOfCaller lent(threads);
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
     *num_unique = 0;
     if (num_keys == 0) return absl::OkStatus();
     return PullUnique(*table, Keys(keys, num_keys), insert_missing != 0,
-                      embeddings, unique_keys, inverse, num_unique);
+                      embeddings, unique_keys, inverse, num_unique, &lent);
   });
 }
 
 int Push(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
          const float* gradients, const Tfswitch_PushOptions* options,
-         Tfswitch_PushResult* result, char* error) {
+         Tfswitch_PushResult* result, const Tfswitch_Threads* threads,
+         char* error) {
+  const ThreadsOfCaller lent(threads);
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
     return PushRepeated(*table, Keys(keys, num_keys), gradients, *options,
-                        result);
+                        result, &lent);
   });
 }
 
 int PushUniqueC(Tfswitch_Table* table, const int64_t* unique_keys,
                 size_t num_unique, const int32_t* inverse, size_t num_keys,
                 const float* gradients, const Tfswitch_PushOptions* options,
-                Tfswitch_PushResult* result, char* error) {
+                Tfswitch_PushResult* result, const Tfswitch_Threads* threads,
+                char* error) {
+  const ThreadsOfCaller lent(threads);
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
-    // A wrong `inverse` would write outside the sums.
-    int32_t next_new = 0;
-    for (size_t i = 0; i < num_keys; ++i) {
-      if (inverse[i] < 0 || inverse[i] > next_new ||
-          static_cast<size_t>(inverse[i]) >= num_unique) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "table '", table->config.name, "': inverse[", i, "] is ",
-            inverse[i], ", expected places of the ", num_unique,
-            " unique ids in order of first appearance"));
-      }
-      if (inverse[i] == next_new) ++next_new;
-    }
-    if (static_cast<size_t>(next_new) != num_unique) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("table '", table->config.name, "': inverse names ",
-                       next_new, " unique ids, got ", num_unique));
-    }
     return PushUnique(*table, Keys(unique_keys, num_unique),
                       absl::MakeConstSpan(inverse, num_keys), gradients,
-                      *options, result);
+                      *options, result, &lent);
   });
 }
 

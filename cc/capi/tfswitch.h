@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 // Grows when a function changes or goes; new ones are added at the end.
-#define TFSWITCH_API_VERSION 1
+#define TFSWITCH_API_VERSION 2
 #define TFSWITCH_ERROR_SIZE 2048
 
 typedef struct Tfswitch_Cluster Tfswitch_Cluster;
@@ -37,6 +37,16 @@ typedef struct Tfswitch_Server Tfswitch_Server;
 typedef int (*Tfswitch_VisitRows)(void* context, const int64_t* keys,
                                   const float* embeddings, const float* slots,
                                   size_t num_rows);
+
+// Threads that a caller lends for one call, besides the calling one; NULL for
+// none. `schedule` has one of them call task(task_context), soon or later: it
+// must be called once, even if that is after the call has returned.
+typedef struct Tfswitch_Threads {
+  int32_t num_threads;
+  void* context;
+  void (*schedule)(void* context, void (*task)(void* task_context),
+                   void* task_context);
+} Tfswitch_Threads;
 
 typedef struct Tfswitch_ServerOptions {
   const char* address;  // "host:port", port 0 for any, or "unix:/path".
@@ -103,7 +113,8 @@ typedef struct Tfswitch_Api {
 
   // Reads num_keys x dim floats. Repeated keys are sent once where that pays.
   int (*pull)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-              int32_t insert_missing, float* embeddings, char* error);
+              int32_t insert_missing, float* embeddings,
+              const Tfswitch_Threads* threads, char* error);
 
   // The training read: `unique_keys` (room for num_keys) receives the keys
   // without repetition in order of first appearance, `inverse` (num_keys) the
@@ -111,12 +122,13 @@ typedef struct Tfswitch_Api {
   int (*pull_unique)(Tfswitch_Table* table, const int64_t* keys,
                      size_t num_keys, int32_t insert_missing, float* embeddings,
                      int64_t* unique_keys, int32_t* inverse, size_t* num_unique,
-                     char* error);
+                     const Tfswitch_Threads* threads, char* error);
 
   // Applies one step per key; repeated keys are summed first.
   int (*push)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
               const float* gradients, const Tfswitch_PushOptions* options,
-              Tfswitch_PushResult* result, char* error);
+              Tfswitch_PushResult* result, const Tfswitch_Threads* threads,
+              char* error);
 
   // The way back of pull_unique: sums the num_keys x dim gradients by
   // `inverse` into num_unique rows, and applies one step to each.
@@ -124,7 +136,8 @@ typedef struct Tfswitch_Api {
                      size_t num_unique, const int32_t* inverse, size_t num_keys,
                      const float* gradients,
                      const Tfswitch_PushOptions* options,
-                     Tfswitch_PushResult* result, char* error);
+                     Tfswitch_PushResult* result,
+                     const Tfswitch_Threads* threads, char* error);
 
   // Sets embeddings (`slots` NULL) or whole rows. Of repeated keys the last
   // one stays.

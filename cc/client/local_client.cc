@@ -104,7 +104,8 @@ class LocalClient : public ParameterClient {
  private:
   absl::Status PullNow(const PullArgs& args, absl::Span<float> embeddings) {
     TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
-    return shard_->Pull(*table, args.keys, args.insert_missing, embeddings);
+    return shard_->Pull(*table, args.keys, args.insert_missing, embeddings,
+                        args.threads);
   }
 
   absl::Status PushNow(const PushArgs& args, PushResult* result) {
@@ -117,6 +118,7 @@ class LocalClient : public ParameterClient {
     push.keys_are_unique = args.keys_are_unique;
     push.client_id = args.id.client_id;
     push.sequence = args.id.sequence;
+    push.threads = args.threads;
     TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                               shard_->Push(*table, push));
     result->updated_rows = pushed.updated_rows;

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/parallel.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 
@@ -39,6 +40,7 @@ struct PullArgs {
   int dim = 0;
   absl::Span<const Key> keys;
   bool insert_missing = false;
+  const LentThreads* threads = nullptr;  // Lent while the call is waited for.
 };
 
 struct PushArgs {
@@ -53,6 +55,7 @@ struct PushArgs {
   bool insert_missing = false;
   bool keys_are_unique = false;
   PushId id;
+  const LentThreads* threads = nullptr;  // As for a pull.
 };
 
 struct PushResult {

@@ -139,13 +139,14 @@ class LookupOp : public AsyncOpKernel {
       return;
     }
     RunAsync(
-        context, std::move(table), ids.NumElements(),
+        context, std::move(table),
         [context, &ids, embeddings, insert_missing = insert_missing_](
             const TableResource& t) -> absl::Status {
           Tensor storage;
           absl::Span<const int64_t> keys;
           TF_RETURN_IF_ERROR(KeysOf(context, ids, &storage, &keys));
-          return t.Pull(keys, insert_missing, embeddings);
+          return t.Pull(keys, insert_missing, embeddings,
+                        DeviceThreads(context));
         },
         std::move(done));
   }
@@ -201,7 +202,7 @@ class TrainingLookupOp : public AsyncOpKernel {
     }
     int32_t* inverse_data = inverse->flat<int32_t>().data();
     RunAsync(
-        context, std::move(table), num_ids,
+        context, std::move(table),
         [context, &ids, embeddings, inverse_data,
          num_ids](const TableResource& t) -> absl::Status {
           Tensor storage;
@@ -211,9 +212,10 @@ class TrainingLookupOp : public AsyncOpKernel {
           TF_RETURN_IF_ERROR(context->allocate_temp(
               tensorflow::DT_INT64, TensorShape({num_ids}), &unique_keys));
           size_t num_unique = 0;
-          TF_RETURN_IF_ERROR(t.PullUnique(
-              keys, /*insert_missing=*/true, embeddings,
-              unique_keys.flat<int64_t>().data(), inverse_data, &num_unique));
+          TF_RETURN_IF_ERROR(
+              t.PullUnique(keys, /*insert_missing=*/true, embeddings,
+                           unique_keys.flat<int64_t>().data(), inverse_data,
+                           &num_unique, DeviceThreads(context)));
           context->set_output(
               2, unique_keys.Slice(0, static_cast<int64_t>(num_unique)));
           return absl::OkStatus();

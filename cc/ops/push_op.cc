@@ -155,14 +155,15 @@ class PushOp : public AsyncOpKernel {
     }
     const float* gradient_data = gradients.flat<float>().data();
     RunAsync(
-        context, std::move(table), ids.NumElements(),
+        context, std::move(table),
         [context, &ids, gradient_data, options,
          updated](const TableResource& t) -> absl::Status {
           Tensor storage;
           absl::Span<const int64_t> keys;
           TF_RETURN_IF_ERROR(KeysOf(context, ids, &storage, &keys));
           Tfswitch_PushResult result = {};
-          TF_RETURN_IF_ERROR(t.Push(keys, gradient_data, options, &result));
+          TF_RETURN_IF_ERROR(t.Push(keys, gradient_data, options, &result,
+                                    DeviceThreads(context)));
           *updated = result.updated_rows;
           return absl::OkStatus();
         },
@@ -226,12 +227,12 @@ class PushUniqueOp : public AsyncOpKernel {
     }
     const float* gradient_data = gradients.flat<float>().data();
     RunAsync(
-        context, std::move(table), inverse.NumElements(),
-        [keys, places, gradient_data, options,
+        context, std::move(table),
+        [context, keys, places, gradient_data, options,
          anchor](const TableResource& t) -> absl::Status {
           Tfswitch_PushResult result = {};
-          TF_RETURN_IF_ERROR(
-              t.PushUnique(keys, places, gradient_data, options, &result));
+          TF_RETURN_IF_ERROR(t.PushUnique(keys, places, gradient_data, options,
+                                          &result, DeviceThreads(context)));
           if (result.skipped != 0) {
             *anchor = std::numeric_limits<float>::quiet_NaN();
           }

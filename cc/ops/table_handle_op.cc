@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "cc/ops/blocking_threads.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -100,7 +101,7 @@ class TableHandleOp : public AsyncOpKernel {
       return;
     }
     OP_REQUIRES_ASYNC(context, absl::IsNotFound(found), found, done);
-    ScheduleBlocking([this, context, done = std::move(done)] {
+    BlockingThreads::Get().Schedule([this, context, done = std::move(done)] {
       OP_REQUIRES_OK_ASYNC(context, OpenAndOutput(context), done);
       done();
     });
@@ -164,7 +165,7 @@ class SizeOp : public AsyncOpKernel {
                          done);
     int64_t* value = &num_rows->scalar<int64_t>()();
     RunAsync(
-        context, std::move(table), /*num_keys=*/0,
+        context, std::move(table),
         [value](const TableResource& t) { return t.Size(value); },
         std::move(done));
   }

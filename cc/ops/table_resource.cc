@@ -1,16 +1,17 @@
 #include "cc/ops/table_resource.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "cc/capi/core_loader.h"
+#include "cc/ops/blocking_threads.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/env.h"
 
 namespace tfswitch {
 namespace {
@@ -19,14 +20,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShapeUtils;
 using tensorflow::core::RefCountPtr;
-
-// An embedded table serves this many keys in well under the time that it takes
-// to wake another thread and to lose the cache of this one.
-constexpr int64_t kMaxInlineKeys = 2048;
-
-// Each thread waits for servers most of the time; the number bounds how many
-// ops may wait at once, and further ones queue.
-constexpr int kNumBlockingThreads = 64;
 
 absl::Status ToStatus(int code, const char* error) {
   if (code == 0) return absl::OkStatus();
@@ -85,31 +78,36 @@ std::string TableResource::DebugString() const {
 }
 
 absl::Status TableResource::Pull(absl::Span<const int64_t> keys,
-                                 bool insert_missing, float* embeddings) const {
+                                 bool insert_missing, float* embeddings,
+                                 const Tfswitch_Threads& threads) const {
   char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->pull(table_, keys.data(), keys.size(),
-                             insert_missing ? 1 : 0, embeddings, error),
-                  error);
+  return ToStatus(
+      api_->pull(table_, keys.data(), keys.size(), insert_missing ? 1 : 0,
+                 embeddings, &threads, error),
+      error);
 }
 
 absl::Status TableResource::PullUnique(absl::Span<const int64_t> keys,
                                        bool insert_missing, float* embeddings,
                                        int64_t* unique_keys, int32_t* inverse,
-                                       size_t* num_unique) const {
+                                       size_t* num_unique,
+                                       const Tfswitch_Threads& threads) const {
   char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->pull_unique(table_, keys.data(), keys.size(),
-                                    insert_missing ? 1 : 0, embeddings,
-                                    unique_keys, inverse, num_unique, error),
-                  error);
+  return ToStatus(
+      api_->pull_unique(table_, keys.data(), keys.size(),
+                        insert_missing ? 1 : 0, embeddings, unique_keys,
+                        inverse, num_unique, &threads, error),
+      error);
 }
 
 absl::Status TableResource::Push(absl::Span<const int64_t> keys,
                                  const float* gradients,
                                  const Tfswitch_PushOptions& options,
-                                 Tfswitch_PushResult* result) const {
+                                 Tfswitch_PushResult* result,
+                                 const Tfswitch_Threads& threads) const {
   char error[TFSWITCH_ERROR_SIZE] = "";
   return ToStatus(api_->push(table_, keys.data(), keys.size(), gradients,
-                             &options, result, error),
+                             &options, result, &threads, error),
                   error);
 }
 
@@ -117,12 +115,13 @@ absl::Status TableResource::PushUnique(absl::Span<const int64_t> unique_keys,
                                        absl::Span<const int32_t> inverse,
                                        const float* gradients,
                                        const Tfswitch_PushOptions& options,
-                                       Tfswitch_PushResult* result) const {
+                                       Tfswitch_PushResult* result,
+                                       const Tfswitch_Threads& threads) const {
   char error[TFSWITCH_ERROR_SIZE] = "";
   return ToStatus(
       api_->push_unique(table_, unique_keys.data(), unique_keys.size(),
                         inverse.data(), inverse.size(), gradients, &options,
-                        result, error),
+                        result, &threads, error),
       error);
 }
 
@@ -137,35 +136,43 @@ absl::Status LookupTable(OpKernelContext* context,
       context, tensorflow::HandleFromInput(context, 0), table);
 }
 
-void ScheduleBlocking(std::function<void()> task) {
-  // Leaked: a call may still wait for a server while the process exits.
-  static auto& pool = *new tensorflow::thread::ThreadPool(
-      tensorflow::Env::Default(), tensorflow::ThreadOptions(), "tfswitch_rpc",
-      kNumBlockingThreads, /*low_latency_hint=*/false);
-  pool.Schedule(std::move(task));
-}
-
 void RunAsync(OpKernelContext* context, RefCountPtr<TableResource> table,
-              int64_t num_keys,
               std::function<absl::Status(const TableResource&)> call,
               tensorflow::AsyncOpKernel::DoneCallback done) {
+  static std::atomic<bool> is_one_waiting{false};
   TableResource* resource = table.release();
-  auto task = [context, resource, call = std::move(call),
-               done = std::move(done)] {
-    const absl::Status status = call(*resource);
+  const auto finish = [context, resource,
+                       done = std::move(done)](const absl::Status& status) {
     // Before done(): whoever waits for the op may close the cluster next.
     resource->Unref();
     OP_REQUIRES_OK_ASYNC(context, status, done);
     done();
   };
-  if (resource->is_remote()) {
-    ScheduleBlocking(std::move(task));
-  } else if (num_keys > kMaxInlineKeys) {
-    context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-        std::move(task));
+  if (!resource->is_remote()) {
+    finish(call(*resource));
+  } else if (!is_one_waiting.exchange(true)) {
+    const absl::Status status = call(*resource);
+    is_one_waiting = false;  // What comes after this op may be the next.
+    finish(status);
   } else {
-    task();
+    BlockingThreads::Get().Schedule([resource, call = std::move(call), finish] {
+      finish(call(*resource));
+    });
   }
+}
+
+Tfswitch_Threads DeviceThreads(OpKernelContext* context) {
+  const auto* device = context->device()->tensorflow_cpu_worker_threads();
+  Tfswitch_Threads threads;
+  // The calling thread works too.
+  threads.num_threads = device->num_threads - 1;
+  threads.context = device->workers;
+  threads.schedule = [](void* workers, void (*task)(void*),
+                        void* task_context) {
+    static_cast<tensorflow::thread::ThreadPool*>(workers)->Schedule(
+        [task, task_context] { task(task_context); });
+  };
+  return threads;
 }
 
 absl::Status KeysOf(OpKernelContext* context, const Tensor& ids,

@@ -46,20 +46,24 @@ class TableResource : public tensorflow::ResourceBase {
   std::string DebugString() const override;
 
   // The functions of cc/capi/tfswitch.h with the same names. Buffers are sized
-  // by the caller as that header says.
+  // by the caller as that header says; `threads` are those of the device that
+  // the op runs on.
   absl::Status Pull(absl::Span<const int64_t> keys, bool insert_missing,
-                    float* embeddings) const;
+                    float* embeddings, const Tfswitch_Threads& threads) const;
   absl::Status PullUnique(absl::Span<const int64_t> keys, bool insert_missing,
                           float* embeddings, int64_t* unique_keys,
-                          int32_t* inverse, size_t* num_unique) const;
+                          int32_t* inverse, size_t* num_unique,
+                          const Tfswitch_Threads& threads) const;
   absl::Status Push(absl::Span<const int64_t> keys, const float* gradients,
                     const Tfswitch_PushOptions& options,
-                    Tfswitch_PushResult* result) const;
+                    Tfswitch_PushResult* result,
+                    const Tfswitch_Threads& threads) const;
   absl::Status PushUnique(absl::Span<const int64_t> unique_keys,
                           absl::Span<const int32_t> inverse,
                           const float* gradients,
                           const Tfswitch_PushOptions& options,
-                          Tfswitch_PushResult* result) const;
+                          Tfswitch_PushResult* result,
+                          const Tfswitch_Threads& threads) const;
   absl::Status Size(int64_t* num_rows) const;
 
  private:
@@ -83,17 +87,18 @@ absl::Status LookupTable(tensorflow::OpKernelContext* context,
 
 // Calls `call` on the table, sets its status, and ends the op with `done`.
 //
-// A call that may wait for a network runs on threads of tfswitch, so that it
-// holds none of TensorFlow's; a long one on an embedded table runs on the
-// device's intra-op threads; a short one runs at once.
+// A call on an embedded table runs at once, like other kernels, and may use the
+// device's intra-op threads. Of the calls that wait for a network one at a time
+// runs at once, too, because waking another thread takes as long as a small
+// call; the others wait on threads of tfswitch, so that ops of many tables hold
+// one of TensorFlow's threads and no more.
 void RunAsync(tensorflow::OpKernelContext* context,
               tensorflow::core::RefCountPtr<TableResource> table,
-              int64_t num_keys,
               std::function<absl::Status(const TableResource&)> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
-// Runs `task` on the threads that may wait for a network.
-void ScheduleBlocking(std::function<void()> task);
+// The intra-op threads of the device that the op runs on.
+Tfswitch_Threads DeviceThreads(tensorflow::OpKernelContext* context);
 
 // The ids of an int32 or int64 tensor as keys. `storage` holds them if they had
 // to be widened and must live as long as `keys`.

@@ -136,7 +136,7 @@ class Table {
     if (keys.size() == 0) return embeddings;
     Run([&](char* error) {
       return api->pull(table.get(), keys.data(), keys.size(),
-                       insert_missing ? 1 : 0, out, error);
+                       insert_missing ? 1 : 0, out, /*threads=*/nullptr, error);
     });
     return embeddings;
   }
@@ -155,7 +155,7 @@ class Table {
     if (keys.size() == 0) return 0;
     Run([&](char* error) {
       return api->push(table.get(), keys.data(), keys.size(), rows.data(),
-                       &options, &result, error);
+                       &options, &result, /*threads=*/nullptr, error);
     });
     return result.updated_rows;
   }

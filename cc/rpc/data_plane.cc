@@ -86,7 +86,8 @@ DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
     : max_message_bytes_(max_message_bytes),
       service_(service),
       shard_(std::move(shard)),
-      gate_(gate) {
+      gate_(gate),
+      helpers_(num_threads - 1) {
   for (int i = 0; i < num_threads; ++i) {
     queues_.push_back(std::make_unique<Queue>());
     queues_.back()->completions = builder->AddCompletionQueue();
@@ -196,7 +197,8 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
       *table, pull.keys, pull.insert_missing,
       absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
-                     num_floats)));
+                     num_floats),
+      &helpers_));
   call->response = std::move(message).ToByteBuffer();
   return absl::OkStatus();
 }
@@ -215,6 +217,7 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   push.keys_are_unique = request.keys_are_unique;
   push.client_id = request.client_id;
   push.sequence = request.sequence;
+  push.threads = &helpers_;
   TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                             shard_->Push(*table, push));
   call->response = ToByteBuffer(

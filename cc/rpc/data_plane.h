@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/base/thread_pool.h"
 #include "cc/rpc/call_gate.h"
 #include "cc/rpc/service.h"
 #include "cc/shard/shard.h"
@@ -64,6 +65,8 @@ class DataPlane {
   Service* const service_;
   const std::shared_ptr<Shard> shard_;
   CallGate* const gate_;
+  // Work on a large request together with the thread that has it.
+  const ThreadPool helpers_;
   std::vector<std::unique_ptr<Queue>> queues_;
 };
 

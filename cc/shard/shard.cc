@@ -1,8 +1,10 @@
 #include "cc/shard/shard.h"
 
+#include <atomic>
 #include <cmath>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cc/base/key_batch.h"
@@ -35,6 +37,23 @@ absl::Status CheckFinite(const EmbeddingTable& table, const char* what,
       keys[place / width], " is ", std::isnan(values[place]) ? "NaN" : "Inf",
       " (element ", place % width,
       "); nothing was applied. Check the loss and the learning rate"));
+}
+
+// Calls work(begin, size) for ranges of keys, on several threads if they are
+// lent and it pays; returns the first error.
+absl::Status RunKeyRanges(
+    const LentThreads* threads, size_t num_keys,
+    absl::FunctionRef<absl::Status(size_t, size_t)> work) {
+  constexpr size_t kMinKeysPerRange = 1024;
+  Mutex mutex;
+  absl::Status first;
+  RunRanges(threads, num_keys, kMinKeysPerRange, [&](size_t begin, size_t end) {
+    absl::Status status = work(begin, end - begin);
+    if (status.ok()) return;
+    MutexLock lock(&mutex);
+    first.Update(std::move(status));
+  });
+  return first;
 }
 
 }  // namespace
@@ -132,13 +151,20 @@ absl::Status Shard::CheckOwnership(const EmbeddingTable& table,
 }
 
 absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
-                         bool insert_missing,
-                         absl::Span<float> embeddings) const {
+                         bool insert_missing, absl::Span<float> embeddings,
+                         const LentThreads* threads) const {
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "embedding", keys.size(),
                                      table.dim(), embeddings.size()));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
-  if (insert_missing) return table.FindOrInsert(keys, embeddings);
-  return table.Find(keys, embeddings).status();
+  const size_t dim = static_cast<size_t>(table.dim());
+  return RunKeyRanges(
+      threads, keys.size(), [&](size_t begin, size_t size) -> absl::Status {
+        const absl::Span<const Key> range = keys.subspan(begin, size);
+        float* const to = embeddings.data() + begin * dim;
+        const absl::Span<float> rows(to, size * dim);
+        return insert_missing ? table.FindOrInsert(range, rows)
+                              : table.Find(range, rows).status();
+      });
 }
 
 absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
@@ -185,14 +211,24 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     result.duplicate = true;
     return result;
   }
-  absl::StatusOr<int64_t> updated = table.ApplyGradients(
-      keys, gradients, push.learning_rate, push.insert_missing);
+  std::atomic<int64_t> updated_rows{0};
+  const absl::Status applied = RunKeyRanges(
+      push.threads, keys.size(),
+      [&](size_t begin, size_t size) -> absl::Status {
+        TFSWITCH_ASSIGN_OR_RETURN(
+            const int64_t updated,
+            table.ApplyGradients(keys.subspan(begin, size),
+                                 gradients.subspan(begin * dim, size * dim),
+                                 push.learning_rate, push.insert_missing));
+        updated_rows += updated;
+        return absl::OkStatus();
+      });
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.
     ledger_.End(push.client_id, push.sequence, /*applied=*/true);
   }
-  if (!updated.ok()) return updated.status();
-  result.updated_rows = *updated;
+  TFSWITCH_RETURN_IF_ERROR(applied);
+  result.updated_rows = updated_rows;
   return result;
 }
 

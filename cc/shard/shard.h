@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cc/base/mutex.h"
+#include "cc/base/parallel.h"
 #include "cc/shard/push_ledger.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
@@ -37,6 +38,7 @@ struct ShardPush {
   bool keys_are_unique = false;  // False: repeated keys are summed here.
   uint64_t client_id = 0;        // 0: not protected against repetition.
   uint64_t sequence = 0;
+  const LentThreads* threads = nullptr;  // Lent for the call.
 };
 
 struct ShardPushResult {
@@ -77,9 +79,10 @@ class Shard {
   std::vector<std::shared_ptr<EmbeddingTable>> Tables() const;
 
   // InvalidArgument if a key belongs to another shard or `embeddings` has not
-  // keys.size() x dim floats.
+  // keys.size() x dim floats. `threads` may be null.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
-                    bool insert_missing, absl::Span<float> embeddings) const;
+                    bool insert_missing, absl::Span<float> embeddings,
+                    const LentThreads* threads = nullptr) const;
 
   // InvalidArgument for a wrong size, a NaN or Inf gradient (names the key), a
   // learning rate that is negative or not finite, or a key of another shard.

@@ -261,18 +261,19 @@ bool EmbeddingTable::Impl::Init() {
       RoundDownTo(reservation_.size() / kNumStripes, kHugePageBytes);
   const size_t index_bytes = RoundDownTo(stripe_bytes / 6, kHugePageBytes);
   for (int s = 0; s < kNumStripes; ++s) {
-    char* const at = reservation_.data() + s * stripe_bytes;
-    char* const rows = at + 2 * index_bytes;
+    const size_t at = s * stripe_bytes;
+    const size_t rows_at = at + 2 * index_bytes;
     Stripe& stripe = stripes_[s];
-    stripe.rows.Init(MemorySpan(rows, stripe_bytes - 2 * index_bytes), stride_);
+    stripe.rows.Init(reservation_.Span(rows_at, stripe_bytes - 2 * index_bytes),
+                     stride_);
     // Growth x1.4 is a sixteenth of it out of step from stripe to stripe, so
     // that the stripes do not grow all at once and the memory per key of the
     // table is always the mean over a cycle.
     const auto num_buckets = static_cast<uint64_t>(
         36.0 * std::pow(1.4, static_cast<double>(s) / kNumStripes));
-    if (!stripe.index.Init(MemorySpan(at, index_bytes),
-                           MemorySpan(at + index_bytes, index_bytes),
-                           num_buckets, rows)) {
+    if (!stripe.index.Init(reservation_.Span(at, index_bytes),
+                           reservation_.Span(at + index_bytes, index_bytes),
+                           num_buckets, reservation_.data() + rows_at)) {
       return false;
     }
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cc/base/page_toucher.h"
+#include "cc/base/page_keeper.h"
 
 namespace tfswitch {
 namespace {
@@ -26,9 +26,7 @@ void RowStore::Init(MemorySpan span, size_t stride) {
   touch_end_ = std::min(kHugePageBytes, span.capacity());
 }
 
-RowStore::~RowStore() {
-  PageToucher::Get().Cancel(span_.data(), span_.capacity());
-}
+RowStore::~RowStore() { PageKeeper::Get().Cancel(span_); }
 
 bool RowStore::Allocate(uint32_t* row) {
   if (!free_rows_.empty()) {
@@ -57,7 +55,7 @@ void RowStore::TouchAhead() {
       !span_.Extend(wanted)) {
     return;
   }
-  PageToucher::Get().Request(span_.data() + touch_end_, wanted - touch_end_);
+  PageKeeper::Get().Touch(span_.data() + touch_end_, wanted - touch_end_);
   touch_end_ = wanted;
 }
 

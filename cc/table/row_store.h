@@ -5,7 +5,7 @@
 //   |<------------- next_row_ x stride -------------->|
 //
 // The first 2 MiB are in small pages, so that a small table stays small; the
-// rest is in huge pages, touched ahead by the PageToucher while the table
+// rest is in huge pages, touched ahead by the PageKeeper while the table
 // grows.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_STORE_H_

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cc/base/page_toucher.h"
+#include "cc/base/page_keeper.h"
 
 namespace tfswitch {
 namespace {
@@ -45,7 +45,7 @@ bool StripeIndex::Init(MemorySpan span_0, MemorySpan span_1,
 
 StripeIndex::~StripeIndex() {
   for (Array& array : arrays_) {
-    PageToucher::Get().Cancel(array.span.data(), array.span.capacity());
+    PageKeeper::Get().Cancel(array.span);
   }
 }
 
@@ -185,8 +185,8 @@ void StripeIndex::TouchAhead(Array* array, size_t end) {
   const size_t touch_end = std::min(
       RoundUpTo(end, kHugePageBytes) + kHugePageBytes, array->huge_bytes);
   if (touch_end <= array->touch_end || !array->span.Extend(touch_end)) return;
-  PageToucher::Get().Request(array->span.data() + array->touch_end,
-                             touch_end - array->touch_end);
+  PageKeeper::Get().Touch(array->span.data() + array->touch_end,
+                          touch_end - array->touch_end);
   array->touch_end = touch_end;
 }
 
@@ -196,6 +196,9 @@ void StripeIndex::PrepareGrowth() {
       current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1;
   const size_t bytes = num_buckets * sizeof(Bucket);
   // Half the span is left for overflow, which an enemy may choose.
+  // The memory is still that of the array before the current one until it has
+  // been given back.
+  if (PageKeeper::Get().IsBusy(array.span)) return;
   if (num_buckets >= (uint64_t{1} << 32) || bytes > array.span.capacity() / 2 ||
       !array.span.Extend(bytes)) {
     return;
@@ -268,14 +271,13 @@ void StripeIndex::ReleaseMoved() {
   const size_t end = RoundDownTo(
       moved, moved <= from.huge_bytes ? kHugePageBytes : kReleaseStepBytes);
   if (end <= from.released_bytes) return;
-  from.span.Release(from.released_bytes, end);
+  PageKeeper::Get().Release(from.span, from.released_bytes, end);
   from.released_bytes = end;
 }
 
 void StripeIndex::EndGrowth() {
   Array& old = current();
-  PageToucher::Get().Cancel(old.span.data(), old.span.capacity());
-  old.span.Reset();
+  PageKeeper::Get().Reset(old.span);
   const MemorySpan span = old.span;
   old = Array();
   old.span = span;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cc/base/thread_pool.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -59,6 +60,50 @@ TEST(SumByInverseTest, AddsRepeatedRowsAndOverwritesWhatWasThere) {
   SumByInverse(inverse, 2, gradients, absl::MakeSpan(sums));
 
   EXPECT_THAT(sums, testing::ElementsAre(111, 222, 3, 4, 5, 6));
+}
+
+TEST(SumByInverseTest, RefusesPlacesOutOfOrderOrOutOfRange) {
+  const std::vector<float> gradients(8, 1.0f);
+  std::vector<float> sums(4);
+  for (const std::vector<int32_t>& inverse :
+       {std::vector<int32_t>{0, 1, 2, 0}, std::vector<int32_t>{0, -1, 1, 0},
+        std::vector<int32_t>{1, 0, 0, 0}, std::vector<int32_t>{0, 0, 0, 0}}) {
+    EXPECT_FALSE(SumByInverse(inverse, 2, gradients, absl::MakeSpan(sums)));
+  }
+  EXPECT_TRUE(SumByInverse(std::vector<int32_t>{0, 1, 1, 0}, 2, gradients,
+                           absl::MakeSpan(sums)));
+}
+
+TEST(RowsByInverseTest, SumAndScatterAreRightForEveryDim) {
+  std::mt19937_64 random(3);
+  const ThreadPool pool(2);
+  for (const int dim : {1, 3, 8, 16, 17, 32, 64, 100}) {
+    std::vector<Key> keys(3000);
+    for (Key& key : keys) key = static_cast<Key>(random() % 500);
+    std::vector<Key> unique(keys.size());
+    std::vector<int32_t> inverse(keys.size());
+    const size_t count =
+        UniqueKeys().Run(keys, absl::MakeSpan(unique), absl::MakeSpan(inverse));
+    std::vector<float> gradients(keys.size() * dim);
+    for (float& value : gradients) value = static_cast<float>(random() % 1000);
+    std::vector<float> sums(count * dim);
+    ASSERT_TRUE(SumByInverse(inverse, dim, gradients, absl::MakeSpan(sums)));
+    std::vector<float> expected(count * dim);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      expected[inverse[i / dim] * dim + i % dim] += gradients[i];
+    }
+    ASSERT_EQ(sums, expected) << dim;
+
+    for (const LentThreads* threads :
+         {static_cast<const LentThreads*>(nullptr),
+          static_cast<const LentThreads*>(&pool)}) {
+      std::vector<float> rows(gradients.size(), -1.0f);
+      ScatterRows(inverse, dim, sums.data(), rows.data(), threads);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ASSERT_EQ(rows[i], sums[inverse[i / dim] * dim + i % dim]);
+      }
+    }
+  }
 }
 
 TEST(FindNonFiniteTest, FindsTheFirstWhereverItIs) {

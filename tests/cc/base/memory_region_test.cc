@@ -1,6 +1,9 @@
 #include "cc/base/memory_region.h"
 
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "cc/base/page_toucher.h"
+#include "cc/base/page_keeper.h"
+#include "cc/base/racy_memory.h"
 #include "gtest/gtest.h"
 
 namespace tfswitch {
@@ -54,7 +58,7 @@ TEST(MemoryReservationTest, TakesLessWhereTheWishCannotBeHad) {
 
 TEST(MemorySpanTest, GrowsInPlaceUpToItsCapacity) {
   const MemoryReservation reservation = Reserve(64 * kMiB);
-  MemorySpan span(reservation.data(), 64 * kMiB);
+  MemorySpan span(reservation.data(), 64 * kMiB, 0);
 
   ASSERT_TRUE(span.Extend(1));
   span.data()[0] = 'a';
@@ -67,7 +71,7 @@ TEST(MemorySpanTest, GrowsInPlaceUpToItsCapacity) {
 
 TEST(MemorySpanTest, ReleasedMemoryIsGivenBackAndReadsAsZeros) {
   const MemoryReservation reservation = Reserve(8 * kMiB);
-  MemorySpan span(reservation.data(), 8 * kMiB);
+  MemorySpan span(reservation.data(), 8 * kMiB, 0);
   ASSERT_TRUE(span.Extend(8 * kMiB));
   std::fill_n(span.data(), 8 * kMiB, 'x');
 
@@ -83,14 +87,14 @@ TEST(MemorySpanTest, ReleasedMemoryIsGivenBackAndReadsAsZeros) {
   span.data()[8 * kMiB - 1] = 'y';
 }
 
-TEST(PageToucherTest, TouchesWhatIsAskedAndKeepsWhatIsThere) {
+TEST(PageKeeperTest, TouchesWhatIsAskedAndKeepsWhatIsThere) {
   const MemoryReservation reservation = Reserve(8 * kMiB);
-  MemorySpan span(reservation.data(), 8 * kMiB);
+  MemorySpan span(reservation.data(), 8 * kMiB, 0);
   ASSERT_TRUE(span.Extend(8 * kMiB));
   span.data()[2 * kHugePageBytes + 5] = 'x';
 
-  PageToucher::Get().Request(span.data() + kHugePageBytes, 2 * kHugePageBytes);
-  PageToucher::Get().WaitUntilIdle();
+  PageKeeper::Get().Touch(span.data() + kHugePageBytes, 2 * kHugePageBytes);
+  PageKeeper::Get().WaitUntilIdle();
 
   EXPECT_EQ(NumResidentPages(span.data(), kHugePageBytes), 0);
   EXPECT_EQ(NumResidentPages(span.data() + kHugePageBytes, 2 * kHugePageBytes),
@@ -99,29 +103,82 @@ TEST(PageToucherTest, TouchesWhatIsAskedAndKeepsWhatIsThere) {
   EXPECT_EQ(span.data()[2 * kHugePageBytes + 6], 0);
 }
 
-TEST(PageToucherTest, AfterCancelTheMemoryMayGo) {
+TEST(PageKeeperTest, AfterCancelTheMemoryMayGo) {
   for (int round = 0; round < 20; ++round) {
     const MemoryReservation reservation = Reserve(32 * kMiB);
-    MemorySpan span(reservation.data(), 32 * kMiB);
+    MemorySpan span(reservation.data(), 32 * kMiB, 0);
     ASSERT_TRUE(span.Extend(32 * kMiB));
     for (size_t at = 0; at < 32 * kMiB; at += kHugePageBytes) {
-      PageToucher::Get().Request(span.data() + at, kHugePageBytes);
+      PageKeeper::Get().Touch(span.data() + at, kHugePageBytes);
     }
-    PageToucher::Get().Cancel(span.data(), span.capacity());
+    PageKeeper::Get().Cancel(span);
   }
 }
 
-TEST(PageToucherTest, WritersLoseNothingWhilePagesAreTouched) {
+TEST(PageKeeperTest, GivesBackWhatIsReleasedAndReset) {
   const MemoryReservation reservation = Reserve(8 * kMiB);
-  MemorySpan span(reservation.data(), 8 * kMiB);
+  MemorySpan span = reservation.Span(0, 8 * kMiB);
+  ASSERT_TRUE(span.Extend(8 * kMiB));
+  std::fill_n(span.data(), 8 * kMiB, 'x');
+
+  PageKeeper::Get().Release(span, kMiB, 3 * kMiB);
+  PageKeeper::Get().WaitUntilIdle();
+  EXPECT_EQ(NumResidentPages(span.data() + kMiB, 2 * kMiB), 0);
+  EXPECT_EQ(span.data()[kMiB - 1], 'x');
+
+  PageKeeper::Get().Reset(span);
+  while (PageKeeper::Get().IsBusy(span)) sched_yield();
+  EXPECT_EQ(NumResidentPages(span.data(), 8 * kMiB), 0);
+  EXPECT_EQ(span.data()[0], 0);
+}
+
+TEST(PageKeeperTest, ResetComesInsteadOfWhatWasToBeTouched) {
+  const MemoryReservation reservation = Reserve(64 * kMiB);
+  MemorySpan span = reservation.Span(0, 64 * kMiB);
+  ASSERT_TRUE(span.Extend(64 * kMiB));
+  PageKeeper::Get().Touch(span.data(), 64 * kMiB);
+  PageKeeper::Get().Reset(span);
+  PageKeeper::Get().WaitUntilIdle();
+  EXPECT_EQ(NumResidentPages(span.data(), 64 * kMiB), 0);
+  EXPECT_FALSE(PageKeeper::Get().IsBusy(span));
+}
+
+#if !TFSWITCH_THREAD_SANITIZER
+TEST(PageKeeperTest, AForkedChildHasOneOfItsOwn) {
+  const MemoryReservation reservation = Reserve(8 * kMiB);
+  MemorySpan span = reservation.Span(0, 8 * kMiB);
+  ASSERT_TRUE(span.Extend(8 * kMiB));
+  // The thread of this process has begun.
+  PageKeeper::Get().Touch(span.data(), kHugePageBytes);
+
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    PageKeeper::Get().Touch(span.data() + kHugePageBytes, kHugePageBytes);
+    PageKeeper::Get().WaitUntilIdle();
+    PageKeeper::Get().Reset(span);
+    PageKeeper::Get().WaitUntilIdle();
+    _exit(PageKeeper::Get().IsBusy(span) ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  PageKeeper::Get().Cancel(span);
+}
+#endif
+
+TEST(PageKeeperTest, WritersLoseNothingWhilePagesAreTouched) {
+  const MemoryReservation reservation = Reserve(8 * kMiB);
+  MemorySpan span(reservation.data(), 8 * kMiB, 0);
   ASSERT_TRUE(span.Extend(8 * kMiB));
 
-  PageToucher::Get().Request(span.data(), 8 * kMiB);
+  PageKeeper::Get().Touch(span.data(), 8 * kMiB);
   for (size_t at = 0; at < 8 * kMiB; at += 4) {
     __atomic_store_n(reinterpret_cast<uint32_t*>(span.data() + at),
                      static_cast<uint32_t>(at + 1), __ATOMIC_RELAXED);
   }
-  PageToucher::Get().WaitUntilIdle();
+  PageKeeper::Get().WaitUntilIdle();
 
   for (size_t at = 0; at < 8 * kMiB; at += 4) {
     ASSERT_EQ(*reinterpret_cast<uint32_t*>(span.data() + at), at + 1);

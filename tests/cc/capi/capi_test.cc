@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cc/capi/tfswitch.h"
@@ -48,7 +49,7 @@ class CapiTest : public testing::TestWithParam<bool> {
   std::vector<float> Pull(const std::vector<int64_t>& keys, int insert = 0) {
     std::vector<float> out(keys.size() * 2, -9.0f);
     EXPECT_EQ(api_->pull(table_, keys.data(), keys.size(), insert, out.data(),
-                         error_),
+                         nullptr, error_),
               0)
         << error_;
     return out;
@@ -82,7 +83,7 @@ TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
 
   ASSERT_EQ(
       api_->pull_unique(table_, keys.data(), 3, 1, out.data(), unique.data(),
-                        inverse.data(), &num_unique, error_),
+                        inverse.data(), &num_unique, nullptr, error_),
       0)
       << error_;
 
@@ -94,9 +95,10 @@ TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
   const std::vector<float> gradients = {1, 2, 3, 4, 5, 6};
   const Tfswitch_PushOptions options = {0.5f, 0, 0.0f};
   Tfswitch_PushResult result;
-  ASSERT_EQ(api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
-                              gradients.data(), &options, &result, error_),
-            0)
+  ASSERT_EQ(
+      api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
+                        gradients.data(), &options, &result, nullptr, error_),
+      0)
       << error_;
   EXPECT_EQ(result.updated_rows, 2);
   EXPECT_THAT(Pull({5, 6}),
@@ -114,7 +116,7 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
   const std::vector<float> scaled = {1024.0f, -2048.0f};
 
   ASSERT_EQ(api_->push(table_, keys.data(), 1, scaled.data(), &options, &result,
-                       error_),
+                       nullptr, error_),
             0);
   EXPECT_EQ(result.skipped, 0);
   EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
@@ -122,7 +124,7 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
   const std::vector<float> overflow = {std::numeric_limits<float>::infinity(),
                                        1.0f};
   ASSERT_EQ(api_->push(table_, keys.data(), 1, overflow.data(), &options,
-                       &result, error_),
+                       &result, nullptr, error_),
             0);
   EXPECT_EQ(result.skipped, 1);
   EXPECT_EQ(result.updated_rows, 0);
@@ -130,7 +132,7 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
 
   const Tfswitch_PushOptions unscaled = {1.0f, 0, 1.0f};
   EXPECT_NE(api_->push(table_, keys.data(), 1, overflow.data(), &unscaled,
-                       &result, error_),
+                       &result, nullptr, error_),
             0);
   EXPECT_THAT(error_, HasSubstr("id 1"));
 }
@@ -146,7 +148,7 @@ TEST_P(CapiTest, AWeightBelowOneIsNoLossScale) {
   const std::vector<float> gradient = {1.0f, -2.0f};
 
   ASSERT_EQ(api_->push(table_, keys.data(), 1, gradient.data(), &options,
-                       &result, error_),
+                       &result, nullptr, error_),
             0);
 
   EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
@@ -163,12 +165,68 @@ TEST_P(CapiTest, WrongInverseIsRefused) {
   for (const std::vector<int32_t>& inverse :
        {std::vector<int32_t>{0, 1, 2}, std::vector<int32_t>{0, -1, 1},
         std::vector<int32_t>{1, 0, 0}, std::vector<int32_t>{0, 0, 0}}) {
-    EXPECT_NE(api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
-                                gradients.data(), &options, &result, error_),
-              0);
+    EXPECT_NE(
+        api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
+                          gradients.data(), &options, &result, nullptr, error_),
+        0);
     EXPECT_THAT(error_, HasSubstr("inverse"));
   }
   EXPECT_EQ(Pull({1, 2}), before);
+}
+
+TEST_P(CapiTest, LentThreadsGiveTheSameResult) {
+  OpenTable(R"({"adagrad": {}})");
+  std::vector<std::thread> lent;
+  Tfswitch_Threads threads;
+  threads.num_threads = 2;
+  threads.context = &lent;
+  threads.schedule = [](void* context, void (*task)(void*),
+                        void* task_context) {
+    static_cast<std::vector<std::thread>*>(context)->emplace_back(task,
+                                                                  task_context);
+  };
+  std::vector<int64_t> keys(60000);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = static_cast<int64_t>(i * 7919 % 20011);
+  }
+  std::vector<float> gradients(keys.size() * 2);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i] = static_cast<float>(i % 13) - 6.0f;
+  }
+  std::vector<float> results[2];
+  for (const Tfswitch_Threads* used :
+       {static_cast<const Tfswitch_Threads*>(nullptr),
+        static_cast<const Tfswitch_Threads*>(&threads)}) {
+    std::vector<float>& out = results[used == nullptr ? 0 : 1];
+    out.resize(keys.size() * 2);
+    std::vector<int64_t> unique(keys.size());
+    std::vector<int32_t> inverse(keys.size());
+    size_t num_unique = 0;
+    ASSERT_EQ(api_->pull_unique(table_, keys.data(), keys.size(), 1, out.data(),
+                                unique.data(), inverse.data(), &num_unique,
+                                used, error_),
+              0)
+        << error_;
+    const Tfswitch_PushOptions options = {0.1f, 0, 1.0f};
+    Tfswitch_PushResult result;
+    ASSERT_EQ(api_->push_unique(table_, unique.data(), num_unique,
+                                inverse.data(), keys.size(), gradients.data(),
+                                &options, &result, used, error_),
+              0)
+        << error_;
+    EXPECT_EQ(result.updated_rows, static_cast<int64_t>(num_unique));
+    ASSERT_EQ(api_->pull(table_, keys.data(), keys.size(), 0, out.data(), used,
+                         error_),
+              0)
+        << error_;
+    // The same rows again from the start.
+    ASSERT_EQ(api_->erase(table_, unique.data(), num_unique,
+                          &result.updated_rows, error_),
+              0);
+  }
+  for (std::thread& thread : lent) thread.join();
+  EXPECT_FALSE(lent.empty());
+  EXPECT_EQ(results[0], results[1]);
 }
 
 TEST_P(CapiTest, PullOfRepeatedKeysReadsEachPlace) {

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <vector>
 
-#include "cc/base/page_toucher.h"
+#include "cc/base/page_keeper.h"
 #include "gtest/gtest.h"
 #include "tests/cc/table/table_testing.h"
 
@@ -105,7 +105,7 @@ TEST(EmbeddingTableGrowthTest, BookkeepingAgreesWithTheResidentSize) {
     for (int64_t i = 0; i < step; ++i) keys[i] = size + i;
     ASSERT_TRUE(table->FindOrInsert(keys, absl::MakeSpan(out)).ok());
   }
-  PageToucher::Get().WaitUntilIdle();
+  PageKeeper::Get().WaitUntilIdle();
 
   const int64_t resident = ResidentBytes() - before;
   const TableStats stats = table->stats();

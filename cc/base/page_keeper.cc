@@ -1,0 +1,204 @@
+#include "cc/base/page_keeper.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+#include <thread>
+
+// Since Linux 6.1; older headers lack it.
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace tfswitch {
+namespace {
+
+constexpr size_t kSmallPagesPerHugePage = kHugePageBytes / kSmallPageBytes;
+
+// True if someone has been there before us.
+bool IsPartlyUsed(char* page) {
+  unsigned char resident[kSmallPagesPerHugePage];
+  return mincore(page, kHugePageBytes, resident) == 0 &&
+         std::any_of(std::begin(resident), std::end(resident),
+                     [](unsigned char r) { return (r & 1) != 0; });
+}
+
+// Adds nothing, atomically, which loses no write of another thread. Not with
+// madvise(MADV_POPULATE_WRITE), because that keeps the whole address space
+// locked for as long as it takes, and a request that grows an array would wait
+// for it.
+void TouchPage(char* page) {
+  for (size_t at = 0; at < kHugePageBytes; at += kSmallPageBytes) {
+    __atomic_fetch_or(page + at, 0, __ATOMIC_RELAXED);
+  }
+}
+
+}  // namespace
+
+PageKeeper::PageKeeper() {
+  // Fails only for want of memory; then a child does without the thread.
+  pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
+}
+
+PageKeeper& PageKeeper::Get() {
+  // Never destroyed: tables may outlive static destruction.
+  static PageKeeper* const keeper = new PageKeeper();
+  return *keeper;
+}
+
+void PageKeeper::BeforeFork() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  Get().mutex_.Lock();
+}
+
+void PageKeeper::AfterForkInParent() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  Get().mutex_.Unlock();
+}
+
+void PageKeeper::AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  PageKeeper& keeper = Get();
+  keeper.changed_ = new CondVar();
+  keeper.is_started_ = false;
+  // Whatever of it was done, doing it again does no harm.
+  if (keeper.current_.bytes != 0) keeper.pending_.push_front(keeper.current_);
+  keeper.current_ = Request();
+  keeper.mutex_.Unlock();
+}
+
+void PageKeeper::Touch(char* begin, size_t bytes) {
+  Request request;
+  request.kind = Kind::kTouch;
+  request.begin = begin;
+  request.bytes = bytes;
+  Add(request);
+}
+
+void PageKeeper::Release(const MemorySpan& span, size_t begin, size_t end) {
+  Request request;
+  request.kind = Kind::kRelease;
+  request.span = span;
+  request.begin = span.data() + begin;
+  request.bytes = end - begin;
+  Add(request);
+}
+
+void PageKeeper::Reset(const MemorySpan& span) {
+  {
+    MutexLock lock(&mutex_);
+    Forget(span);
+  }
+  Request request;
+  request.kind = Kind::kReset;
+  request.span = span;
+  request.begin = span.data();
+  request.bytes = span.capacity();
+  Add(request);
+}
+
+bool PageKeeper::IsBusy(const MemorySpan& span) {
+  MutexLock lock(&mutex_);
+  const auto overlaps = [&span](const Request& request) {
+    return request.Overlaps(span);
+  };
+  return overlaps(current_) ||
+         std::any_of(pending_.begin(), pending_.end(), overlaps) ||
+         std::any_of(to_join_.begin(), to_join_.end(), overlaps);
+}
+
+void PageKeeper::Cancel(const MemorySpan& span) {
+  MutexLock lock(&mutex_);
+  Forget(span);
+  StartThread();
+  while (current_.Overlaps(span)) changed_->Wait(&mutex_);
+  // Again: the request in progress may have left pages to join.
+  Forget(span);
+}
+
+void PageKeeper::WaitUntilIdle() {
+  MutexLock lock(&mutex_);
+  StartThread();
+  while (!pending_.empty() || !to_join_.empty() || current_.bytes != 0)
+    changed_->Wait(&mutex_);
+}
+
+void PageKeeper::Add(const Request& request) {
+  if (request.bytes == 0) return;
+  MutexLock lock(&mutex_);
+  pending_.push_back(request);
+  StartThread();
+  changed_->NotifyAll();
+}
+
+void PageKeeper::Forget(const MemorySpan& span) {
+  for (std::deque<Request>* requests : {&pending_, &to_join_}) {
+    requests->erase(std::remove_if(requests->begin(), requests->end(),
+                                   [&span](const Request& request) {
+                                     return request.Overlaps(span);
+                                   }),
+                    requests->end());
+  }
+}
+
+void PageKeeper::StartThread() {
+  if (is_started_) return;
+  is_started_ = true;
+  std::thread([this] { Run(); }).detach();
+}
+
+void PageKeeper::Run() {
+  for (;;) {
+    Request request;
+    {
+      MutexLock lock(&mutex_);
+      current_ = Request();
+      changed_->NotifyAll();
+      while (pending_.empty() && to_join_.empty()) changed_->Wait(&mutex_);
+      std::deque<Request>& requests = pending_.empty() ? to_join_ : pending_;
+      request = requests.front();
+      requests.pop_front();
+      current_ = request;
+    }
+    Serve(request);
+  }
+}
+
+void PageKeeper::Serve(const Request& request) {
+  MemorySpan span = request.span;
+  switch (request.kind) {
+    case Kind::kTouch:
+      TouchPages(request.begin, request.bytes);
+      break;
+    case Kind::kRelease: {
+      const auto begin = static_cast<size_t>(request.begin - span.data());
+      span.Release(begin, begin + request.bytes);
+      break;
+    }
+    case Kind::kReset:
+      span.Reset();
+      break;
+    case Kind::kJoin:
+      // Where the kernel cannot, the pages stay small.
+      madvise(request.begin, request.bytes, MADV_COLLAPSE);
+      break;
+  }
+}
+
+void PageKeeper::TouchPages(char* begin, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kHugePageBytes) {
+    char* const page = begin + at;
+    const bool is_late = IsPartlyUsed(page);
+    // A refusal costs speed, nothing else.
+    madvise(page, kHugePageBytes, MADV_HUGEPAGE);
+    TouchPage(page);
+    if (!is_late) continue;
+    Request join;
+    join.kind = Kind::kJoin;
+    join.begin = page;
+    join.bytes = kHugePageBytes;
+    MutexLock lock(&mutex_);
+    to_join_.push_back(join);
+  }
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,63 @@
+#include "cc/base/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "cc/base/spin_wait.h"
+
+namespace tfswitch {
+namespace {
+
+// Ranges per thread: small enough that threads that begin late or are held up
+// leave the others little to wait for.
+constexpr size_t kRangesPerThread = 4;
+
+// Shared with tasks that may begin when everything is done.
+struct Job {
+  Job(absl::FunctionRef<void(size_t, size_t)> work_of_caller, size_t all,
+      size_t ranges)
+      : work(work_of_caller), size(all), num_ranges(ranges) {}
+
+  // Works on ranges until there are none left to begin with.
+  void Help() {
+    for (;;) {
+      const size_t range = next.fetch_add(1, std::memory_order_relaxed);
+      // `work` is gone if all ranges are taken.
+      if (range >= num_ranges) return;
+      work(size * range / num_ranges, size * (range + 1) / num_ranges);
+      num_done.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  const absl::FunctionRef<void(size_t, size_t)> work;
+  const size_t size;
+  const size_t num_ranges;
+  std::atomic<size_t> next{0};
+  std::atomic<size_t> num_done{0};
+};
+
+}  // namespace
+
+void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
+               absl::FunctionRef<void(size_t begin, size_t end)> work) {
+  const size_t num_helpers =
+      threads == nullptr ? 0 : static_cast<size_t>(threads->num_threads());
+  const size_t num_ranges = std::min(size / std::max<size_t>(1, min_size),
+                                     (num_helpers + 1) * kRangesPerThread);
+  if (num_helpers == 0 || num_ranges < 2) {
+    if (size > 0) work(0, size);
+    return;
+  }
+  const auto job = std::make_shared<Job>(work, size, num_ranges);
+  for (size_t i = 0; i < std::min(num_helpers, num_ranges - 1); ++i) {
+    threads->Schedule([job] { job->Help(); });
+  }
+  job->Help();
+  SpinWait wait;
+  while (job->num_done.load(std::memory_order_acquire) < num_ranges) {
+    wait.Pause();
+  }
+}
+
+}  // namespace tfswitch

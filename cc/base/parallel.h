@@ -1,0 +1,36 @@
+// Threads that a caller lends to a call, so that a large batch is worked on by
+// several of them.
+
+#ifndef TFSWITCH_CC_BASE_PARALLEL_H_
+#define TFSWITCH_CC_BASE_PARALLEL_H_
+
+#include <cstddef>
+#include <functional>
+
+#include "absl/functional/function_ref.h"
+
+namespace tfswitch {
+
+// Thread-safe.
+class LentThreads {
+ public:
+  virtual ~LentThreads() = default;
+
+  // How many there are besides the calling one, at least 0.
+  virtual int num_threads() const = 0;
+
+  // Has one of them run `task`, some time: maybe after the call that lent them
+  // has ended.
+  virtual void Schedule(std::function<void()> task) const = 0;
+};
+
+// Calls work(begin, end) for ranges that make up [0, size), each of at least
+// `min_size` if `size` is, and returns when all calls have returned. The
+// calling thread works too, and does all of it if `threads` is null or the
+// others are busy: nothing waits for a thread that has not begun.
+void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
+               absl::FunctionRef<void(size_t begin, size_t end)> work);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_PARALLEL_H_
