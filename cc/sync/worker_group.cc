@@ -1,0 +1,252 @@
+#include "cc/sync/worker_group.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cc/base/status_macros.h"
+
+namespace tfswitch {
+
+absl::Status WorkerGroupOptions::Validate() const {
+  if (lease <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "lease must be positive. Received: ", absl::FormatDuration(lease)));
+  }
+  if (join_timeout < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join_timeout must not be negative. Received: ",
+                     absl::FormatDuration(join_timeout)));
+  }
+  if (contributions_per_round != 0 && num_workers == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("contributions_per_round needs num_workers. Received: "
+                     "contributions_per_round=",
+                     contributions_per_round, ", num_workers=0"));
+  }
+  return absl::OkStatus();
+}
+
+std::string WorkerGroupOptions::ToString() const {
+  return absl::StrCat("lease=", absl::FormatDuration(lease),
+                      " num_workers=", num_workers,
+                      " join_timeout=", absl::FormatDuration(join_timeout),
+                      " contributions_per_round=", contributions_per_round,
+                      " carries_late_contributions=",
+                      carries_late_contributions ? "true" : "false");
+}
+
+WorkerGroup::WorkerGroup(const WorkerGroupOptions& options)
+    : options_(options), waits_for_joins_(options.num_workers > 0) {
+  stats_.staleness.resize(kStalenessBuckets);
+}
+
+absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
+                                                       uint64_t incarnation) {
+  const auto it = workers_.find(worker);
+  if (it == workers_.end()) {
+    return absl::NotFoundError(absl::StrCat(
+        "worker ", worker,
+        " is not in the group: it has left, or was not heard of for ",
+        absl::FormatDuration(options_.lease), "; join again"));
+  }
+  if (it->second.incarnation != incarnation) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", worker,
+        " has been started again elsewhere; give each process its own worker "
+        "id"));
+  }
+  return &it->second;
+}
+
+WorkerGroup::Member WorkerGroup::Join(uint32_t worker, absl::Time now) {
+  // As far as the slowest, so that nobody has to wait for it to catch up.
+  const int64_t clock = workers_.empty() ? last_clock_ : SlowestClock();
+  if (!seen_.insert(worker).second) ++stats_.rejoined;
+  Worker joined;
+  joined.incarnation = next_incarnation_++;
+  joined.clock = clock;
+  joined.lease_end = now + options_.lease;
+  // What it contributed before it was started again stands for it.
+  const bool has_contributed = std::any_of(
+      open_.begin(), open_.end(),
+      [worker](const Contribution& c) { return c.worker == worker; });
+  joined.last_round = has_contributed ? open_round_ : open_round_ - 1;
+  workers_[worker] = joined;
+  if (waits_for_joins_) {
+    if (seen_.size() == 1) joins_end_ = now + options_.join_timeout;
+    if (seen_.size() >= options_.num_workers) waits_for_joins_ = false;
+  }
+  CloseIfComplete();
+  return {joined.incarnation, joined.clock, open_round_};
+}
+
+absl::Status WorkerGroup::Beat(uint32_t worker, uint64_t incarnation,
+                               absl::Time now) {
+  TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
+  found->lease_end = now + options_.lease;
+  return absl::OkStatus();
+}
+
+absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
+                                 int64_t clock, int64_t round, double weight,
+                                 absl::Time now) {
+  TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
+  if (!std::isfinite(weight) || weight < 0.0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the weight of a contribution must be finite and not "
+                     "negative. Received: ",
+                     weight, " from worker ", worker));
+  }
+  found->lease_end = now + options_.lease;
+  if (clock == found->clock - 1) return absl::OkStatus();  // A repetition.
+  if (clock != found->clock) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "worker ", worker, " ended step ", clock, ", expected ", found->clock));
+  }
+  if (round > open_round_) {
+    return absl::OutOfRangeError(
+        absl::StrCat("worker ", worker, " contributes to round ", round,
+                     ", and ", open_round_, " is open"));
+  }
+  const auto staleness = static_cast<size_t>(clock - SlowestClock());
+  found->clock = clock + 1;
+  last_clock_ = std::max(last_clock_, found->clock);
+  ++stats_.staleness[std::min(staleness, kStalenessBuckets - 1)];
+  if (round != kNoRound) {
+    const bool is_late = round < open_round_;
+    if (is_late) {
+      ++(options_.carries_late_contributions ? stats_.carried : stats_.dropped);
+    }
+    if (!is_late || options_.carries_late_contributions) {
+      open_.push_back({worker, incarnation, clock, weight});
+      found->last_round = open_round_;
+    }
+  }
+  CloseIfComplete();
+  return absl::OkStatus();
+}
+
+void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
+  const auto it = workers_.find(worker);
+  if (it == workers_.end() || it->second.incarnation != incarnation) return;
+  workers_.erase(it);
+  CloseIfComplete();
+}
+
+void WorkerGroup::Tick(absl::Time now) {
+  for (auto it = workers_.begin(); it != workers_.end();) {
+    if (it->second.lease_end > now) {
+      ++it;
+      continue;
+    }
+    ++stats_.expired;
+    it = workers_.erase(it);
+  }
+  if (now >= joins_end_) waits_for_joins_ = false;
+  CloseIfComplete();
+}
+
+absl::Time WorkerGroup::NextTick() const {
+  absl::Time next = waits_for_joins_ ? joins_end_ : absl::InfiniteFuture();
+  for (const auto& [id, worker] : workers_) {
+    next = std::min(next, worker.lease_end);
+  }
+  return next;
+}
+
+bool WorkerGroup::IsComplete() const {
+  if (waits_for_joins_ || open_.empty()) return false;
+  const uint32_t wanted = options_.contributions_per_round;
+  if (wanted != 0 && open_.size() >= wanted) return true;
+  // More than one of each worker: that all have made one says nothing.
+  if (wanted > options_.num_workers) return workers_.empty();
+  return std::none_of(workers_.begin(), workers_.end(), [this](const auto& w) {
+    return IsMissing(w.second, open_round_);
+  });
+}
+
+void WorkerGroup::CloseIfComplete() {
+  if (!IsComplete()) return;
+  Round round;
+  round.number = open_round_;
+  round.contributions = std::move(open_);
+  open_.clear();
+  std::sort(round.contributions.begin(), round.contributions.end(),
+            [](const Contribution& a, const Contribution& b) {
+              return std::tie(a.worker, a.incarnation, a.clock) <
+                     std::tie(b.worker, b.incarnation, b.clock);
+            });
+  for (const Contribution& each : round.contributions) {
+    round.total_weight += each.weight;
+  }
+  ++stats_.rounds;
+  stats_.contributions += static_cast<int64_t>(round.contributions.size());
+  closed_.push_back(std::move(round));
+  if (closed_.size() > kKeptRounds) closed_.pop_front();
+  ++open_round_;
+}
+
+absl::StatusOr<Round> WorkerGroup::ClosedRound(int64_t number) const {
+  if (number >= open_round_ || closed_.empty() ||
+      number < closed_.front().number) {
+    return absl::NotFoundError(absl::StrCat(
+        "round ", number,
+        number >= open_round_ ? " has not closed" : " closed long ago"));
+  }
+  return closed_[static_cast<size_t>(number - closed_.front().number)];
+}
+
+bool WorkerGroup::MayProceed(int64_t clock, int64_t staleness) const {
+  return !waits_for_joins_ && clock - staleness <= SlowestClock();
+}
+
+int64_t WorkerGroup::SlowestClock() const {
+  int64_t slowest = std::numeric_limits<int64_t>::max();
+  for (const auto& [id, worker] : workers_) {
+    slowest = std::min(slowest, worker.clock);
+  }
+  return slowest;
+}
+
+std::string WorkerGroup::DescribeMissing(int64_t round) const {
+  return Describe(
+      [&](const Worker& worker) { return IsMissing(worker, round); });
+}
+
+std::string WorkerGroup::DescribeBehind(int64_t clock) const {
+  return Describe([&](const Worker& worker) { return worker.clock < clock; });
+}
+
+template <typename Predicate>
+std::string WorkerGroup::Describe(const Predicate& is_named) const {
+  std::vector<std::string> names;
+  for (const auto& [id, worker] : workers_) {
+    if (!is_named(worker)) continue;
+    names.push_back(
+        absl::StrCat("worker ", id, " (at step ", worker.clock, ")"));
+  }
+  if (waits_for_joins_) {
+    const size_t num_absent = options_.num_workers - seen_.size();
+    names.push_back(absl::StrCat(num_absent, " of ", options_.num_workers,
+                                 " workers that have not joined"));
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+bool WorkerGroup::IsMember(uint32_t worker, uint64_t incarnation) const {
+  const auto it = workers_.find(worker);
+  return it != workers_.end() && it->second.incarnation == incarnation;
+}
+
+WorkerGroup::Stats WorkerGroup::stats() const {
+  Stats stats = stats_;
+  stats.num_active = static_cast<int64_t>(workers_.size());
+  return stats;
+}
+
+}  // namespace tfswitch

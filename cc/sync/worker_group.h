@@ -1,0 +1,198 @@
+// Who trains, and how far each has come: the state machine behind bounded
+// staleness, synchronous rounds and barriers. It decides; it stores no
+// gradients, knows no network and reads no clock: the time comes with each
+// event, so that tests can replay any order of them.
+//
+// A worker joins, arrives at the end of each of its steps, and leaves. It keeps
+// its place by a lease, which it renews; one that dies is dropped when its
+// lease ends, as if it had left. Arriving may contribute to the open round:
+//
+//   round r is open -> contributions of r come in -> it closes -> r + 1 is open
+//
+// A round closes when no worker is missing in it any more, so the one that
+// leaves or dies while others wait closes it: leaving is an event of the same
+// machine, not a number that somebody polls. With `contributions_per_round` a
+// round closes as soon as it has that many.
+//
+// Terms: a worker's clock is how many steps it has ended; its staleness is how
+// far that is ahead of the slowest worker. All events go through one machine in
+// one order, and it alone decides.
+
+#ifndef TFSWITCH_CC_SYNC_WORKER_GROUP_H_
+#define TFSWITCH_CC_SYNC_WORKER_GROUP_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace tfswitch {
+
+struct WorkerGroupOptions {
+  // How long a worker is believed to live after it was last heard of.
+  absl::Duration lease = absl::Seconds(30);
+  // So many workers are waited for before the first round closes, or the first
+  // worker runs ahead; 0: nobody is.
+  uint32_t num_workers = 0;
+  // But no longer than this after the first has joined.
+  absl::Duration join_timeout = absl::Seconds(600);
+  // A round closes when it has so many contributions, or, up to num_workers of
+  // them, when each worker that is there has made one; what is left when all
+  // have gone is a last round. 0: as num_workers. Needs num_workers.
+  uint32_t contributions_per_round = 0;
+  // What becomes of a contribution to a round that has closed: false: it is
+  // dropped, and counted; true: it counts in the open round.
+  bool carries_late_contributions = false;
+
+  absl::Status Validate() const;
+  std::string ToString() const;
+
+  friend bool operator==(const WorkerGroupOptions& a,
+                         const WorkerGroupOptions& b) {
+    return a.lease == b.lease && a.num_workers == b.num_workers &&
+           a.join_timeout == b.join_timeout &&
+           a.contributions_per_round == b.contributions_per_round &&
+           a.carries_late_contributions == b.carries_late_contributions;
+  }
+};
+
+// One step's gradients, staged by a worker under (worker, incarnation, clock).
+struct Contribution {
+  uint32_t worker = 0;
+  uint64_t incarnation = 0;
+  int64_t clock = 0;    // Of the worker, when it made it.
+  double weight = 0.0;  // Samples in it.
+
+  friend bool operator==(const Contribution& a, const Contribution& b) {
+    return a.worker == b.worker && a.incarnation == b.incarnation &&
+           a.clock == b.clock && a.weight == b.weight;
+  }
+};
+
+// A closed round: what is summed, in this order, wherever it is applied.
+struct Round {
+  int64_t number = 0;
+  std::vector<Contribution> contributions;  // By worker, then clock.
+  double total_weight = 0.0;
+};
+
+// Thread-compatible.
+class WorkerGroup {
+ public:
+  struct Member {
+    uint64_t incarnation = 0;
+    int64_t clock = 0;  // At which the worker begins.
+    int64_t round = 0;  // The open one.
+  };
+
+  struct Stats {
+    int64_t num_active = 0;
+    int64_t rounds = 0;         // Closed.
+    int64_t contributions = 0;  // In closed rounds.
+    int64_t dropped = 0;        // Late.
+    int64_t carried = 0;        // Late, and counted in a later round.
+    int64_t expired = 0;        // Workers whose lease ended.
+    int64_t rejoined = 0;       // Workers that came back.
+    // [s]: how many steps were s clocks ahead of the slowest worker when they
+    // ended; the last entry has all that were further ahead.
+    std::vector<int64_t> staleness;
+  };
+
+  static constexpr int64_t kNoRound = -1;
+
+  // How many closed rounds are kept for those who ask late.
+  static constexpr size_t kKeptRounds = 1024;
+  static constexpr size_t kStalenessBuckets = 65;
+
+  // REQUIRES: options.Validate() is OK.
+  explicit WorkerGroup(const WorkerGroupOptions& options);
+
+  // A worker that is there already has been started anew: its new incarnation
+  // takes its place, and what the old one has contributed stands.
+  Member Join(uint32_t worker, absl::Time now);
+
+  // Renews the lease. NotFound if the worker is not a member (any more): it
+  // has to join again. FailedPrecondition if another incarnation is.
+  absl::Status Beat(uint32_t worker, uint64_t incarnation, absl::Time now);
+
+  // The worker has ended its step number `clock`. It contributes to `round`,
+  // which was open when it began the step, unless that is kNoRound. Repeating
+  // the last arrival is OK and changes nothing.
+  //
+  // Besides the errors of Beat: OutOfRange if `clock` is not the worker's or
+  // `round` has not opened, InvalidArgument if `weight` is negative or not
+  // finite.
+  absl::Status Arrive(uint32_t worker, uint64_t incarnation, int64_t clock,
+                      int64_t round, double weight, absl::Time now);
+
+  // The worker has no more data, or gives up. Leaving twice is OK.
+  void Leave(uint32_t worker, uint64_t incarnation);
+
+  // Drops workers whose lease has ended, and stops waiting for those who never
+  // joined when it is time.
+  void Tick(absl::Time now);
+
+  // When Tick() will next have something to do; InfiniteFuture if never.
+  absl::Time NextTick() const;
+
+  int64_t open_round() const { return open_round_; }
+
+  // The closed round `number`. NotFound if it is open or no longer kept.
+  absl::StatusOr<Round> ClosedRound(int64_t number) const;
+
+  // Whether a worker that has ended `clock` steps may begin the next one: no
+  // worker is more than `staleness` steps behind it.
+  bool MayProceed(int64_t clock, int64_t staleness) const;
+
+  // The least clock of the workers that are there; INT64_MAX if none is.
+  int64_t SlowestClock() const;
+
+  // For messages: the workers that keep round `round` open, or that are behind
+  // `clock`. "worker 3 (at step 17), 2 workers that have not joined".
+  std::string DescribeMissing(int64_t round) const;
+  std::string DescribeBehind(int64_t clock) const;
+
+  bool IsMember(uint32_t worker, uint64_t incarnation) const;
+  Stats stats() const;
+
+ private:
+  struct Worker {
+    uint64_t incarnation = 0;
+    int64_t clock = 0;
+    int64_t last_round = kNoRound;  // The latest that does not miss it.
+    absl::Time lease_end;
+  };
+
+  absl::StatusOr<Worker*> Find(uint32_t worker, uint64_t incarnation);
+  bool IsMissing(const Worker& worker, int64_t round) const {
+    return worker.last_round < round;
+  }
+  bool IsComplete() const;
+  // "worker 3 (at step 17), ..." for those of whom is_named(worker) is true.
+  template <typename Predicate>
+  std::string Describe(const Predicate& is_named) const;
+  // To be called after each event.
+  void CloseIfComplete();
+
+  const WorkerGroupOptions options_;
+  std::map<uint32_t, Worker> workers_;  // The active ones, in order.
+  std::set<uint32_t> seen_;             // All that have ever joined.
+  uint64_t next_incarnation_ = 1;
+  bool waits_for_joins_;
+  absl::Time joins_end_ = absl::InfiniteFuture();
+  int64_t last_clock_ = 0;  // Of any worker, ever.
+  int64_t open_round_ = 0;
+  std::vector<Contribution> open_;  // Contributions to it.
+  std::deque<Round> closed_;        // The last kKeptRounds, in order.
+  Stats stats_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SYNC_WORKER_GROUP_H_

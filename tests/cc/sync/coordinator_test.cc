@@ -1,0 +1,179 @@
+#include "cc/sync/coordinator.h"
+
+#include <atomic>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::HasSubstr;
+
+WorkerGroupOptions Options(uint32_t num_workers) {
+  WorkerGroupOptions options;
+  options.num_workers = num_workers;
+  return options;
+}
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
+
+// Trains `num_steps` steps in rounds; returns the rounds it waited for.
+std::vector<Round> TrainInRounds(Coordinator* coordinator, uint32_t worker,
+                                 int num_steps) {
+  const WorkerGroup::Member member = *coordinator->Join("g", worker);
+  std::vector<Round> rounds;
+  int64_t round = member.round;
+  for (int i = 0; i < num_steps; ++i) {
+    EXPECT_TRUE(coordinator
+                    ->Arrive("g", worker, member.incarnation, member.clock + i,
+                             round, worker + 1.0)
+                    .ok());
+    absl::StatusOr<Round> closed = coordinator->WaitForRound(
+        "g", worker, member.incarnation, round, Soon());
+    EXPECT_TRUE(closed.ok()) << closed.status();
+    if (!closed.ok()) break;
+    rounds.push_back(*std::move(closed));
+    ++round;
+  }
+  EXPECT_TRUE(coordinator->Leave("g", worker, member.incarnation).ok());
+  return rounds;
+}
+
+TEST(CoordinatorTest, UnevenWorkersSeeTheSameRoundsAndAllEnd) {
+  constexpr int kWorkers = 4;
+  Coordinator coordinator;
+  ASSERT_TRUE(coordinator.CreateGroup("g", Options(kWorkers)).ok());
+  std::vector<std::vector<Round>> rounds(kWorkers);
+  std::vector<std::thread> threads;
+  for (int w = 0; w < kWorkers; ++w) {
+    threads.emplace_back(
+        [&, w] { rounds[w] = TrainInRounds(&coordinator, w, 100 + 50 * w); });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  for (int w = 0; w < kWorkers; ++w) {
+    ASSERT_EQ(rounds[w].size(), 100u + 50 * w);
+    for (size_t r = 0; r < rounds[w].size(); ++r) {
+      EXPECT_EQ(rounds[w][r].number, static_cast<int64_t>(r));
+      EXPECT_EQ(rounds[w][r].contributions,
+                rounds[kWorkers - 1][r].contributions);
+    }
+  }
+  const WorkerGroup::Stats stats = *coordinator.GroupStats("g");
+  EXPECT_EQ(stats.rounds, 250);
+  EXPECT_EQ(stats.contributions, 100 + 150 + 200 + 250);
+  EXPECT_EQ(stats.num_active, 0);
+}
+
+TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
+  constexpr int kWorkers = 4;
+  constexpr int kSteps = 2000;
+  constexpr int64_t kStaleness = 2;
+  Coordinator coordinator;
+  ASSERT_TRUE(coordinator.CreateGroup("g", Options(kWorkers)).ok());
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([&, w] {
+      const WorkerGroup::Member member = *coordinator.Join("g", w);
+      for (int64_t clock = 0; clock < kSteps; ++clock) {
+        const absl::Status turn = coordinator.WaitForTurn(
+            "g", w, member.incarnation, clock, kStaleness, Soon());
+        ASSERT_TRUE(turn.ok()) << turn;
+        ASSERT_TRUE(coordinator
+                        .Arrive("g", w, member.incarnation, clock,
+                                WorkerGroup::kNoRound, 0.0)
+                        .ok());
+      }
+      EXPECT_TRUE(coordinator.Leave("g", w, member.incarnation).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::vector<int64_t> counts = coordinator.GroupStats("g")->staleness;
+  int64_t total = 0;
+  for (size_t s = 0; s < counts.size(); ++s) {
+    if (static_cast<int64_t>(s) > kStaleness) {
+      EXPECT_EQ(counts[s], 0) << s;
+    }
+    total += counts[s];
+  }
+  EXPECT_EQ(total, int64_t{kWorkers} * kSteps);
+}
+
+TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
+  Coordinator coordinator;
+  ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  const WorkerGroup::Member a = *coordinator.Join("g", 0);
+  ASSERT_TRUE(coordinator.Join("g", 4).ok());
+  ASSERT_TRUE(coordinator.Arrive("g", 0, a.incarnation, 0, 0, 1.0).ok());
+
+  const absl::Status round =
+      coordinator.WaitForRound("g", 0, a.incarnation, 0, AtOnce()).status();
+  EXPECT_EQ(round.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(round.message(), HasSubstr("group 'g': round 0"));
+  EXPECT_THAT(round.message(), HasSubstr("worker 4 (at step 0)"));
+
+  const absl::Status turn =
+      coordinator.WaitForTurn("g", 0, a.incarnation, 1, 0, AtOnce());
+  EXPECT_EQ(turn.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(turn.message(), HasSubstr("worker 4 (at step 0)"));
+}
+
+TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
+  WorkerGroupOptions options = Options(2);
+  options.lease = absl::Milliseconds(200);
+  Coordinator coordinator;
+  ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
+  const WorkerGroup::Member a = *coordinator.Join("g", 0);
+  ASSERT_TRUE(coordinator.Join("g", 1).ok());  // And is never heard of again.
+  ASSERT_TRUE(coordinator.Arrive("g", 0, a.incarnation, 0, 0, 1.0).ok());
+  // The one that waits is alive, however long it takes.
+  const absl::StatusOr<Round> round =
+      coordinator.WaitForRound("g", 0, a.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_EQ(round->contributions.size(), 1u);
+  EXPECT_EQ(coordinator.GroupStats("g")->expired, 1);
+}
+
+TEST(CoordinatorTest, ShutdownEndsAllWaits) {
+  Coordinator coordinator;
+  ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  const WorkerGroup::Member a = *coordinator.Join("g", 0);
+  std::thread waiting([&] {
+    EXPECT_EQ(coordinator.WaitForRound("g", 0, a.incarnation, 0, Soon())
+                  .status()
+                  .code(),
+              absl::StatusCode::kCancelled);
+  });
+  coordinator.Shutdown();
+  waiting.join();
+}
+
+TEST(CoordinatorTest, GroupsAreCreatedOnceAndUnknownOnesAreNamed) {
+  Coordinator coordinator;
+  EXPECT_EQ(coordinator.Join("g", 0).status().code(),
+            absl::StatusCode::kNotFound);
+  ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  EXPECT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  const absl::Status other = coordinator.CreateGroup("g", Options(3));
+  EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(other.message(), HasSubstr("num_workers=2"));
+  EXPECT_THAT(other.message(), HasSubstr("num_workers=3"));
+  EXPECT_EQ(coordinator.CreateGroup("", Options(1)).code(),
+            absl::StatusCode::kInvalidArgument);
+  WorkerGroupOptions senseless = Options(1);
+  senseless.lease = absl::ZeroDuration();
+  EXPECT_EQ(coordinator.CreateGroup("h", senseless).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace tfswitch

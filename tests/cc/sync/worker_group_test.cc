@@ -1,0 +1,449 @@
+#include "cc/sync/worker_group.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::HasSubstr;
+
+const absl::Time kStart = absl::FromUnixSeconds(1'000'000);
+
+WorkerGroupOptions Options(uint32_t num_workers = 0) {
+  WorkerGroupOptions options;
+  options.lease = absl::Seconds(10);
+  options.num_workers = num_workers;
+  options.join_timeout = absl::Seconds(60);
+  return options;
+}
+
+// A worker of the tests: does what a real one would do.
+struct Player {
+  Player(WorkerGroup* of_group, uint32_t its_id, absl::Time now)
+      : group(of_group), id(its_id) {
+    const WorkerGroup::Member member = group->Join(id, now);
+    incarnation = member.incarnation;
+    clock = member.clock;
+    round = member.round;
+  }
+
+  absl::Status Arrive(absl::Time now, double weight = 1.0) {
+    const absl::Status status =
+        group->Arrive(id, incarnation, clock, round, weight, now);
+    if (status.ok()) ++clock;
+    return status;
+  }
+
+  // Goes on with the round that is open now.
+  void Proceed() { round = group->open_round(); }
+
+  WorkerGroup* group;
+  uint32_t id;
+  uint64_t incarnation = 0;
+  int64_t clock = 0;
+  int64_t round = 0;
+};
+
+std::vector<uint32_t> WorkersOf(const Round& round) {
+  std::vector<uint32_t> workers;
+  for (const Contribution& each : round.contributions) {
+    workers.push_back(each.worker);
+  }
+  return workers;
+}
+
+TEST(WorkerGroupTest, ARoundClosesWhenEachWorkerHasContributed) {
+  WorkerGroup group(Options(3));
+  Player a(&group, 2, kStart), b(&group, 0, kStart), c(&group, 1, kStart);
+
+  EXPECT_TRUE(a.Arrive(kStart, 4.0).ok());
+  EXPECT_TRUE(b.Arrive(kStart, 2.0).ok());
+  EXPECT_EQ(group.open_round(), 0);
+  EXPECT_EQ(group.DescribeMissing(0), "worker 1 (at step 0)");
+  EXPECT_TRUE(c.Arrive(kStart, 1.0).ok());
+
+  EXPECT_EQ(group.open_round(), 1);
+  const absl::StatusOr<Round> round = group.ClosedRound(0);
+  ASSERT_TRUE(round.ok());
+  // In order of the workers, whoever came first.
+  EXPECT_THAT(WorkersOf(*round), testing::ElementsAre(0, 1, 2));
+  EXPECT_EQ(round->total_weight, 7.0);
+  EXPECT_EQ(round->contributions[2].weight, 4.0);
+}
+
+TEST(WorkerGroupTest, LeavingClosesTheRoundThatWaitsForTheLeaver) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+
+  group.Leave(b.id, b.incarnation);
+
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0));
+  // Nobody is waited for any more: each step is a round.
+  a.Proceed();
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 2);
+  group.Leave(b.id, b.incarnation);  // Again, which is OK.
+  group.Leave(a.id, a.incarnation);
+  EXPECT_EQ(group.open_round(), 2);
+  EXPECT_EQ(group.stats().num_active, 0);
+}
+
+TEST(WorkerGroupTest, AContributionOfOneWhoLeftStillCounts) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_TRUE(b.Arrive(kStart).ok());
+  group.Leave(b.id, b.incarnation);
+  EXPECT_EQ(group.open_round(), 0);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0, 1));
+}
+
+TEST(WorkerGroupTest, TheLastToLeaveFlushesTheRound) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  group.Leave(a.id, a.incarnation);
+  EXPECT_EQ(group.open_round(), 0);
+  group.Leave(b.id, b.incarnation);
+  EXPECT_EQ(group.open_round(), 1);
+}
+
+TEST(WorkerGroupTest, AWorkerThatDiesIsDroppedWhenItsLeaseEnds) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_EQ(group.NextTick(), kStart + absl::Seconds(10));
+  EXPECT_TRUE(a.Arrive(kStart + absl::Seconds(9)).ok());
+
+  group.Tick(kStart + absl::Seconds(9.9));
+  EXPECT_EQ(group.open_round(), 0);
+  group.Tick(kStart + absl::Seconds(10));
+
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_EQ(group.stats().expired, 1);
+  const absl::Status status =
+      group.Beat(b.id, b.incarnation, kStart + absl::Seconds(11));
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(status.message(), HasSubstr("worker 1"));
+  EXPECT_THAT(status.message(), HasSubstr("join again"));
+}
+
+TEST(WorkerGroupTest, BeatingKeepsALease) {
+  WorkerGroup group(Options(1));
+  Player a(&group, 0, kStart);
+  for (int second = 1; second < 100; second += 9) {
+    const absl::Time now = kStart + absl::Seconds(second);
+    group.Tick(now);
+    ASSERT_TRUE(group.Beat(a.id, a.incarnation, now).ok());
+  }
+}
+
+TEST(WorkerGroupTest, NobodyRunsAheadBeforeAllHaveJoined) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 0);
+  EXPECT_FALSE(group.MayProceed(1, 5));
+  EXPECT_EQ(group.DescribeMissing(0), "1 of 2 workers that have not joined");
+
+  Player b(&group, 1, kStart);
+  EXPECT_EQ(group.open_round(), 0);
+  EXPECT_TRUE(group.MayProceed(1, 5));
+  EXPECT_TRUE(b.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+}
+
+TEST(WorkerGroupTest, ThoseWhoNeverJoinAreGivenUp) {
+  WorkerGroupOptions options = Options(2);
+  options.lease = absl::Hours(1);
+  WorkerGroup group(options);
+  Player a(&group, 0, kStart);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.NextTick(), kStart + absl::Seconds(60));
+  group.Tick(kStart + absl::Seconds(60));
+  EXPECT_EQ(group.open_round(), 1);
+}
+
+TEST(WorkerGroupTest, ALateWorkerJoinsTheOpenRound) {
+  WorkerGroup group(Options(1));
+  Player a(&group, 0, kStart);
+  for (int i = 0; i < 5; ++i) {
+    a.Proceed();
+    ASSERT_TRUE(a.Arrive(kStart).ok());
+  }
+  Player late(&group, 7, kStart);
+  EXPECT_EQ(late.round, 5);
+  EXPECT_EQ(late.clock, 5);
+  a.Proceed();
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 5);
+  EXPECT_TRUE(late.Arrive(kStart).ok());
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(5)), testing::ElementsAre(0, 7));
+}
+
+TEST(WorkerGroupTest, AWorkerStartedAgainTakesItsOldPlace) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+
+  Player again(&group, 0, kStart);
+
+  const absl::Status old = group.Beat(0, a.incarnation, kStart);
+  EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(old.message(), HasSubstr("worker id"));
+  group.Leave(0, a.incarnation);  // Means the one that is gone.
+  EXPECT_TRUE(group.IsMember(0, again.incarnation));
+  EXPECT_EQ(group.stats().rejoined, 1);
+  // What it has contributed stands, and the round does not wait for another.
+  EXPECT_TRUE(b.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0, 1));
+}
+
+TEST(WorkerGroupTest, ARepeatedArrivalChangesNothing) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_TRUE(a.Arrive(kStart, 3.0).ok());
+  EXPECT_TRUE(group.Arrive(0, a.incarnation, 0, 0, 3.0, kStart).ok());
+  EXPECT_TRUE(b.Arrive(kStart).ok());
+  EXPECT_TRUE(group.Arrive(0, a.incarnation, 0, 0, 3.0, kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_EQ(group.ClosedRound(0)->total_weight, 4.0);
+}
+
+TEST(WorkerGroupTest, WrongArrivalsAreRefused) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  const auto arrive = [&](int64_t clock, int64_t round, double weight) {
+    return group.Arrive(0, a.incarnation, clock, round, weight, kStart).code();
+  };
+  EXPECT_EQ(arrive(1, 0, 1.0), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(arrive(0, 1, 1.0), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(arrive(0, 0, -1.0), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(arrive(0, 0, std::nan("")), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(arrive(0, 0, std::numeric_limits<double>::infinity()),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(group.Arrive(5, 1, 0, 0, 1.0, kStart).code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(arrive(0, 0, 1.0), absl::StatusCode::kOk);
+}
+
+TEST(WorkerGroupTest, BackupWorkersAreNotWaitedFor) {
+  for (const bool carries : {false, true}) {
+    WorkerGroupOptions options = Options(3);
+    options.contributions_per_round = 2;
+    options.carries_late_contributions = carries;
+    WorkerGroup group(options);
+    Player a(&group, 0, kStart), b(&group, 1, kStart), slow(&group, 2, kStart);
+    EXPECT_TRUE(a.Arrive(kStart).ok());
+    EXPECT_TRUE(b.Arrive(kStart).ok());
+    EXPECT_EQ(group.open_round(), 1);
+
+    EXPECT_TRUE(slow.Arrive(kStart).ok());
+
+    EXPECT_EQ(group.stats().dropped, carries ? 0 : 1);
+    EXPECT_EQ(group.stats().carried, carries ? 1 : 0);
+    a.Proceed();
+    EXPECT_TRUE(a.Arrive(kStart).ok());
+    EXPECT_EQ(group.open_round(), carries ? 2 : 1);
+    if (carries) {
+      EXPECT_THAT(WorkersOf(*group.ClosedRound(1)), testing::ElementsAre(0, 2));
+    }
+  }
+}
+
+TEST(WorkerGroupTest, WithFewerWorkersThanARoundTakesTheTailStillEnds) {
+  WorkerGroupOptions options = Options(3);
+  options.contributions_per_round = 2;
+  WorkerGroup group(options);
+  Player a(&group, 0, kStart), b(&group, 1, kStart), c(&group, 2, kStart);
+  group.Leave(b.id, b.incarnation);
+  group.Leave(c.id, c.incarnation);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+}
+
+TEST(WorkerGroupTest, ARoundMayTakeSeveralContributionsOfAWorker) {
+  WorkerGroupOptions options = Options(2);
+  options.contributions_per_round = 4;
+  WorkerGroup group(options);
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_TRUE(b.Arrive(kStart).ok());
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 0);
+  EXPECT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(0)),
+              testing::ElementsAre(0, 0, 0, 1));
+  // The partial last one, when all have gone.
+  b.Proceed();
+  EXPECT_TRUE(b.Arrive(kStart).ok());
+  group.Leave(a.id, a.incarnation);
+  EXPECT_EQ(group.open_round(), 1);
+  group.Leave(b.id, b.incarnation);
+  EXPECT_EQ(group.open_round(), 2);
+}
+
+TEST(WorkerGroupTest, OldRoundsAreForgotten) {
+  WorkerGroup group(Options(1));
+  Player a(&group, 0, kStart);
+  for (size_t i = 0; i <= WorkerGroup::kKeptRounds; ++i) {
+    a.Proceed();
+    ASSERT_TRUE(a.Arrive(kStart).ok());
+  }
+  EXPECT_EQ(group.ClosedRound(0).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(group.ClosedRound(1).ok());
+  EXPECT_EQ(group.ClosedRound(group.open_round()).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(WorkerGroupTest, OptionsThatMakeNoSenseAreNamed) {
+  WorkerGroupOptions options = Options();
+  options.lease = absl::ZeroDuration();
+  EXPECT_THAT(options.Validate().message(), HasSubstr("lease"));
+  options = Options();
+  options.join_timeout = -absl::Seconds(1);
+  EXPECT_THAT(options.Validate().message(), HasSubstr("join_timeout"));
+  options = Options();
+  options.contributions_per_round = 2;
+  EXPECT_THAT(options.Validate().message(), HasSubstr("num_workers"));
+}
+
+// Plays random events and checks what must hold after each.
+class RandomGroupTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomGroupTest, testing::Range(0, 40));
+
+TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
+  std::mt19937 random(GetParam());
+  const auto draw = [&](int n) { return static_cast<int>(random() % n); };
+  WorkerGroup group(Options(draw(4)));
+  absl::Time now = kStart;
+  std::map<uint32_t, Player> alive;  // As they believe.
+  std::set<std::tuple<uint32_t, uint64_t, int64_t>> offered;
+  for (int event = 0; event < 600; ++event) {
+    const uint32_t id = draw(5);
+    const auto it = alive.find(id);
+    switch (draw(8)) {
+      case 0:
+        if (it == alive.end() || draw(5) == 0) {  // Or started again.
+          alive.erase(id);
+          alive.emplace(id, Player(&group, id, now));
+        }
+        break;
+      case 1:
+        if (it != alive.end() && draw(3) == 0) {
+          group.Leave(id, it->second.incarnation);
+          alive.erase(it);
+        }
+        break;
+      case 2:
+        now += absl::Seconds(draw(4));
+        group.Tick(now);
+        break;
+      case 3:
+        if (it != alive.end() && draw(6) == 0) alive.erase(it);  // Dies.
+        break;
+      default:
+        if (it == alive.end()) break;
+        Player& player = it->second;
+        if (!group.Beat(id, player.incarnation, now).ok()) {
+          alive.erase(it);
+          break;
+        }
+        // It waits while its round is open and has its contribution.
+        if (player.round == group.open_round() &&
+            offered.count({id, player.incarnation, player.clock - 1}) != 0) {
+          break;
+        }
+        player.Proceed();
+        ASSERT_TRUE(player.Arrive(now, 1 + draw(3)).ok());
+        offered.insert({id, player.incarnation, player.clock - 1});
+        if (draw(4) == 0) {  // An answer got lost.
+          ASSERT_TRUE(group
+                          .Arrive(id, player.incarnation, player.clock - 1,
+                                  player.round, 1.0, now)
+                          .ok());
+        }
+    }
+    // Whoever has been waiting is not waiting for nobody.
+    if (!group.DescribeMissing(group.open_round()).empty()) continue;
+    for (const auto& [other, player] : alive) {
+      ASSERT_FALSE(
+          group.IsMember(other, player.incarnation) &&
+          player.round == group.open_round() &&
+          offered.count({other, player.incarnation, player.clock - 1}) != 0 &&
+          player.clock > 0)
+          << "worker " << other << " waits for nobody";
+    }
+  }
+  // All who are left go: everything offered has counted, once.
+  for (const auto& [id, player] : alive) group.Leave(id, player.incarnation);
+  group.Tick(now + absl::Hours(1));
+  std::set<std::tuple<uint32_t, uint64_t, int64_t>> counted;
+  for (int64_t round = 0; round < group.open_round(); ++round) {
+    const absl::StatusOr<Round> closed = group.ClosedRound(round);
+    ASSERT_TRUE(closed.ok());
+    EXPECT_EQ(closed->number, round);
+    for (const Contribution& each : closed->contributions) {
+      EXPECT_TRUE(
+          counted.emplace(each.worker, each.incarnation, each.clock).second);
+    }
+  }
+  EXPECT_EQ(counted, offered);
+}
+
+TEST_P(RandomGroupTest, NoStepIsFurtherAheadThanTheStaleness) {
+  std::mt19937 random(GetParam());
+  const auto draw = [&](int n) { return static_cast<int>(random() % n); };
+  const int64_t staleness = GetParam() % 4;
+  WorkerGroup group(Options(3));
+  std::map<uint32_t, Player> alive;
+  for (uint32_t id = 0; id < 3; ++id) {
+    alive.emplace(id, Player(&group, id, kStart));
+  }
+  for (int event = 0; event < 3000; ++event) {
+    const uint32_t id = draw(3) == 0 ? 0 : draw(4);
+    const auto it = alive.find(id);
+    if (it == alive.end()) {
+      if (draw(10) == 0) alive.emplace(id, Player(&group, id, kStart));
+    } else if (draw(100) == 0) {
+      group.Leave(id, it->second.incarnation);
+      alive.erase(it);
+    } else if (group.MayProceed(it->second.clock, staleness)) {
+      it->second.round = WorkerGroup::kNoRound;
+      ASSERT_TRUE(it->second.Arrive(kStart).ok());
+    }
+    // Somebody can always go on.
+    bool can_proceed = alive.empty();
+    for (const auto& [other, player] : alive) {
+      can_proceed |= group.MayProceed(player.clock, staleness);
+    }
+    ASSERT_TRUE(can_proceed);
+  }
+  const std::vector<int64_t> counts = group.stats().staleness;
+  int64_t total = 0;
+  for (size_t s = 0; s < counts.size(); ++s) {
+    if (static_cast<int64_t>(s) > staleness) {
+      EXPECT_EQ(counts[s], 0) << s;
+    }
+    total += counts[s];
+  }
+  EXPECT_GT(total, 500);
+  EXPECT_EQ(group.open_round(), 0);
+}
+
+}  // namespace
+}  // namespace tfswitch
