@@ -59,12 +59,13 @@ class CondVar {
     lock.release();
   }
 
-  // Returns false if `timeout` passed without a notification.
+  // Returns false if `timeout`, or an hour, passed without a notification.
   bool WaitFor(Mutex* mutex, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     const std::cv_status status = condition_.wait_for(
-        lock, std::chrono::nanoseconds(absl::ToInt64Nanoseconds(timeout)));
+        lock, std::chrono::nanoseconds(absl::ToInt64Nanoseconds(
+                  std::min<absl::Duration>(timeout, absl::Hours(1)))));
     lock.release();
     return status == std::cv_status::no_timeout;
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <system_error>
 #include <thread>
 
 // Since Linux 6.1; older headers lack it.
@@ -101,15 +102,15 @@ bool PageKeeper::IsBusy(const MemorySpan& span) {
   const auto overlaps = [&span](const Request& request) {
     return request.Overlaps(span);
   };
+  // In a child of a fork() nothing may have started it yet.
+  if (!pending_.empty()) StartThread();
   return overlaps(current_) ||
-         std::any_of(pending_.begin(), pending_.end(), overlaps) ||
-         std::any_of(to_join_.begin(), to_join_.end(), overlaps);
+         std::any_of(pending_.begin(), pending_.end(), overlaps);
 }
 
 void PageKeeper::Cancel(const MemorySpan& span) {
   MutexLock lock(&mutex_);
   Forget(span);
-  StartThread();
   while (current_.Overlaps(span)) changed_->Wait(&mutex_);
   // Again: the request in progress may have left pages to join.
   Forget(span);
@@ -125,7 +126,12 @@ void PageKeeper::WaitUntilIdle() {
 void PageKeeper::Add(const Request& request) {
   if (request.bytes == 0) return;
   MutexLock lock(&mutex_);
-  pending_.push_back(request);
+  if (request.kind == Kind::kReset) {
+    // A table may be waiting for it, and it takes less than touching.
+    pending_.push_front(request);
+  } else {
+    pending_.push_back(request);
+  }
   StartThread();
   changed_->NotifyAll();
 }
@@ -142,8 +148,12 @@ void PageKeeper::Forget(const MemorySpan& span) {
 
 void PageKeeper::StartThread() {
   if (is_started_) return;
-  is_started_ = true;
-  std::thread([this] { Run(); }).detach();
+  try {
+    std::thread([this] { Run(); }).detach();
+    is_started_ = true;
+  } catch (const std::system_error&) {
+    // No thread to be had. The next request tries again, and tables do without.
+  }
 }
 
 void PageKeeper::Run() {

@@ -49,7 +49,8 @@ class PageKeeper {
   // still to be done to it. It may be used again when IsBusy() is false.
   void Reset(const MemorySpan& span);
 
-  // Whether something is still to be done to a part of `span`.
+  // Whether something is still to be done to a part of `span`, apart from
+  // joining pages, which harms nobody.
   bool IsBusy(const MemorySpan& span);
 
   // Forgets the requests for parts of `span`, and waits for the one in progress

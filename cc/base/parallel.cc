@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
 
 #include "cc/base/spin_wait.h"
@@ -25,7 +26,12 @@ struct Job {
       const size_t range = next.fetch_add(1, std::memory_order_relaxed);
       // `work` is gone if all ranges are taken.
       if (range >= num_ranges) return;
-      work(size * range / num_ranges, size * (range + 1) / num_ranges);
+      try {
+        work(size * range / num_ranges, size * (range + 1) / num_ranges);
+      } catch (...) {
+        // Out of memory, most likely. For the caller, once all have ended.
+        if (!has_failed.exchange(true)) error = std::current_exception();
+      }
       num_done.fetch_add(1, std::memory_order_release);
     }
   }
@@ -35,6 +41,8 @@ struct Job {
   const size_t num_ranges;
   std::atomic<size_t> next{0};
   std::atomic<size_t> num_done{0};
+  std::atomic<bool> has_failed{false};
+  std::exception_ptr error;  // Written once, before its range is done.
 };
 
 }  // namespace
@@ -51,13 +59,18 @@ void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
   }
   const auto job = std::make_shared<Job>(work, size, num_ranges);
   for (size_t i = 0; i < std::min(num_helpers, num_ranges - 1); ++i) {
-    threads->Schedule([job] { job->Help(); });
+    try {
+      threads->Schedule([job] { job->Help(); });
+    } catch (...) {
+      break;  // With fewer helpers then: those that began must be waited for.
+    }
   }
   job->Help();
   SpinWait wait;
   while (job->num_done.load(std::memory_order_acquire) < num_ranges) {
     wait.Pause();
   }
+  if (job->error != nullptr) std::rethrow_exception(job->error);
 }
 
 }  // namespace tfswitch

@@ -92,7 +92,9 @@ class ThreadsOfCaller final : public LentThreads {
   explicit ThreadsOfCaller(const Tfswitch_Threads* threads)
       : threads_(threads == nullptr ? Tfswitch_Threads{} : *threads) {}
 
-  int num_threads() const override { return threads_.num_threads; }
+  int num_threads() const override {
+    return threads_.schedule == nullptr ? 0 : std::max(0, threads_.num_threads);
+  }
 
   void Schedule(std::function<void()> task) const override {
     threads_.schedule(
@@ -224,7 +226,7 @@ absl::Status PushUnique(Tfswitch_Table& table,
                         const LentThreads* threads) {
   *result = Tfswitch_PushResult{};
   const bool sums_needed = unique_keys.size() != inverse.size();
-  if (unique_keys.empty() || !sums_needed) {
+  if (unique_keys.empty() || unique_keys.size() >= inverse.size()) {
     TFSWITCH_RETURN_IF_ERROR(CheckInverse(table, inverse, unique_keys.size()));
   }
   if (unique_keys.empty()) return absl::OkStatus();

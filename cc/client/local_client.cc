@@ -14,7 +14,9 @@ constexpr int64_t kExportRows = 8192;
 class LocalClient : public ParameterClient {
  public:
   explicit LocalClient(std::shared_ptr<Shard> shard)
-      : shard_(std::move(shard)) {}
+      : shard_(std::move(shard)), groups_(NewLocalGroupClient(shard_)) {}
+
+  GroupClient& groups() override { return *groups_; }
 
   absl::Status CreateTable(const TableConfig& config) override {
     return shard_->CreateTable(config).status();
@@ -132,6 +134,7 @@ class LocalClient : public ParameterClient {
   }
 
   const std::shared_ptr<Shard> shard_;
+  const std::unique_ptr<GroupClient> groups_;
 };
 
 }  // namespace

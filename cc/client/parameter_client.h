@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/base/parallel.h"
+#include "cc/client/group_client.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 
@@ -142,6 +143,9 @@ class ParameterClient {
       const StageRestoreArgs& args, int64_t* num_rows) = 0;
   virtual absl::Status CommitRestore(const std::string& restore_id,
                                      bool abort) = 0;
+
+  // The groups of workers that train with these tables.
+  virtual GroupClient& groups() = 0;
 
   // Blocking forms of the calls above.
   absl::Status Pull(const PullArgs& args, absl::Span<float> embeddings) {

@@ -117,6 +117,8 @@ class ShardedClient : public ParameterClient {
   explicit ShardedClient(std::vector<std::unique_ptr<ParameterClient>> shards)
       : shards_(std::move(shards)) {}
 
+  GroupClient& groups() override { return shards_[0]->groups(); }
+
   absl::Status CreateTable(const TableConfig& config) override {
     for (const auto& shard : shards_) {
       TFSWITCH_RETURN_IF_ERROR(shard->CreateTable(config));

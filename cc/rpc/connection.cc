@@ -215,7 +215,8 @@ absl::Status Connection::CheckSize(uint64_t bytes,
 
 absl::Status Connection::Call(CallKind kind, const char* method,
                               const google::protobuf::MessageLite& request,
-                              google::protobuf::MessageLite* response) {
+                              google::protobuf::MessageLite* response,
+                              const char* service) {
   const size_t size = request.ByteSizeLong();
   TFSWITCH_RETURN_IF_ERROR(CheckSize(size, absl::StrCat("a call of ", method)));
   OutgoingMessage message(size);
@@ -226,7 +227,8 @@ absl::Status Connection::Call(CallKind kind, const char* method,
   }
   // Not owned by the call: this function outlives it.
   const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
-  UnaryCall call(unowned, kind, method, std::move(message).ToByteBuffer());
+  UnaryCall call(unowned, kind, method, std::move(message).ToByteBuffer(),
+                 service);
   grpc::ByteBuffer bytes;
   TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
   response->Clear();
@@ -335,11 +337,11 @@ std::optional<absl::Time> RetryClock::NextTry() {
 }
 
 UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
-                     const char* method, const grpc::ByteBuffer& request)
+                     const char* method, const grpc::ByteBuffer& request,
+                     const char* service)
     : connection_(std::move(connection)),
       kind_(kind),
-      method_(absl::StrCat("/", v1::ParameterServer::service_full_name(), "/",
-                           method)),
+      method_(absl::StrCat("/", service, "/", method)),
       request_(request),
       clock_(connection_->options().timeout) {
   StartAttempt();

@@ -56,10 +56,12 @@ class Connection {
   // is longer than the server takes.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
 
-  // A control call: waits for the response.
-  absl::Status Call(CallKind kind, const char* method,
-                    const google::protobuf::MessageLite& request,
-                    google::protobuf::MessageLite* response);
+  // A control call of `service`: waits for the response.
+  absl::Status Call(
+      CallKind kind, const char* method,
+      const google::protobuf::MessageLite& request,
+      google::protobuf::MessageLite* response,
+      const char* service = v1::ParameterServer::service_full_name());
 
   // Remembers a table that the server has just been seen to have.
   void Remember(const TableConfig& config);
@@ -135,7 +137,8 @@ class UnaryCall {
  public:
   // Sends the first attempt.
   UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
-            const char* method, const grpc::ByteBuffer& request);
+            const char* method, const grpc::ByteBuffer& request,
+            const char* service = v1::ParameterServer::service_full_name());
 
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;

@@ -13,6 +13,7 @@
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/codec.h"
 #include "cc/rpc/connection.h"
+#include "cc/rpc/grpc_group_client.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/table_config_conversion.h"
 
@@ -79,7 +80,10 @@ class RowCall final : public PendingCall {
 class GrpcClient final : public ParameterClient {
  public:
   explicit GrpcClient(std::shared_ptr<Connection> connection)
-      : connection_(std::move(connection)) {}
+      : connection_(std::move(connection)),
+        groups_(NewGrpcGroupClient(connection_)) {}
+
+  GroupClient& groups() override { return *groups_; }
 
   absl::Status CreateTable(const TableConfig& config) override;
   absl::Status DropTable(const std::string& table) override;
@@ -107,6 +111,7 @@ class GrpcClient final : public ParameterClient {
 
  private:
   const std::shared_ptr<Connection> connection_;
+  const std::unique_ptr<GroupClient> groups_;
 };
 
 absl::Status GrpcClient::CreateTable(const TableConfig& config) {

@@ -23,6 +23,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/coordination_service.h"
 #include "cc/rpc/data_plane.h"
 #include "cc/rpc/health_service.h"
 #include "cc/rpc/process_settings.h"
@@ -124,6 +125,7 @@ class RunningServer final : public GrpcServer {
       : service_({options.protocol_version, DrawInstanceId(),
                   options.max_message_bytes},
                  shard, &gate_),
+        coordination_(shard, &gate_),
         shard_(std::move(shard)) {}
 
   ~RunningServer() override { Stop(absl::ZeroDuration()); }
@@ -141,6 +143,8 @@ class RunningServer final : public GrpcServer {
       // A grace of hours would overflow the clock's arithmetic if infinite.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
+      // A worker that waits for others would wait until the grace is over.
+      shard_->EndWaits();
       gate_.Close(bounded);
       // For the last answers to go out; connections need not close.
       server_->Shutdown(std::chrono::system_clock::now() +
@@ -155,6 +159,7 @@ class RunningServer final : public GrpcServer {
   std::string address_;
   CallGate gate_;  // Has its own lock.
   Service service_;
+  CoordinationService coordination_;
   HealthService health_{v1::ParameterServer::service_full_name()};
   const std::shared_ptr<Shard> shard_;
   std::unique_ptr<DataPlane> data_plane_;
@@ -201,6 +206,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.SetSyncServerOption(
       grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
   builder.RegisterService(&service_);
+  builder.RegisterService(&coordination_);
   builder.RegisterService(&health_);
   data_plane_ =
       std::make_unique<DataPlane>(num_threads, options.max_message_bytes,

@@ -31,7 +31,8 @@ struct GrpcServerOptions {
 class GrpcServer {
  public:
   // Starts to listen. InvalidArgument for a bad address or option, Unavailable
-  // if the address cannot be bound.
+  // if the address cannot be bound. A shard serves once: when its server stops,
+  // waits in its groups of workers end for good.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options, std::shared_ptr<Shard> shard);
 

@@ -97,6 +97,13 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
   return true;
 }
 
+absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
+  if (options_.shard_index == 0) return coordinator_;
+  return absl::FailedPreconditionError(
+      absl::StrCat("shard ", options_.shard_index,
+                   " does not coordinate workers; shard 0 does"));
+}
+
 bool Shard::DropTable(const std::string& name) {
   std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
   MutexLock lock(&mutex_);

@@ -17,6 +17,7 @@
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
 #include "cc/shard/push_ledger.h"
+#include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 
@@ -63,6 +64,13 @@ class Shard {
 
   uint32_t shard_index() const { return options_.shard_index; }
   uint32_t num_shards() const { return options_.num_shards; }
+
+  // The groups of workers. FailedPrecondition unless this is shard 0, which
+  // coordinates for all.
+  absl::StatusOr<std::shared_ptr<Coordinator>> FindCoordinator() const;
+
+  // Ends what waits for other workers, now and later; for the end of a server.
+  void EndWaits() { coordinator_->Shutdown(); }
 
   // Returns true if the table was created, false if it was there with an equal
   // config. AlreadyExists, naming the fields that differ, otherwise.
@@ -138,8 +146,10 @@ class Shard {
   // Constant after construction.
   const ShardOptions options_;
 
-  // Has its own lock.
+  // These have their own locks.
   PushLedger ledger_;
+  const std::shared_ptr<Coordinator> coordinator_ =
+      std::make_shared<Coordinator>();
 
   mutable Mutex mutex_;
   TableMap tables_ ABSL_GUARDED_BY(mutex_);

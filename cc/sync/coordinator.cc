@@ -1,6 +1,7 @@
 #include "cc/sync/coordinator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,16 @@
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
+
+namespace {
+
+// For leases: a clock that nobody sets.
+absl::Time SteadyNow() {
+  return absl::UnixEpoch() +
+         absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+}  // namespace
 
 Coordinator::~Coordinator() { Shutdown(); }
 
@@ -21,7 +32,10 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   MutexLock lock(&mutex_);
   const auto it = groups_.find(group);
   if (it == groups_.end()) {
-    groups_.emplace(group, std::make_unique<Group>(options));
+    groups_.emplace(
+        group,
+        std::make_unique<Group>(
+            options, static_cast<uint64_t>(absl::GetCurrentTimeNanos())));
     return absl::OkStatus();
   }
   if (it->second->options == options) return absl::OkStatus();
@@ -43,7 +57,7 @@ absl::StatusOr<WorkerGroup::Member> Coordinator::Join(const std::string& group,
                                                       uint32_t worker) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   found->state.Tick(now);
   const WorkerGroup::Member member = found->state.Join(worker, now);
   found->changed.NotifyAll();
@@ -55,7 +69,7 @@ absl::Status Coordinator::Beat(const std::string& group, uint32_t worker,
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   // A worker that comes a little late is alive: its own lease first.
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   absl::Status status = found->state.Beat(worker, incarnation, now);
   found->state.Tick(now);
   found->changed.NotifyAll();
@@ -68,7 +82,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(const std::string& group,
                                             int64_t round, double weight) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   const absl::Status status =
       found->state.Arrive(worker, incarnation, clock, round, weight, now);
   found->state.Tick(now);
@@ -92,7 +106,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
                                const std::function<std::string()>& describe) {
   for (;;) {
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     TFSWITCH_RETURN_IF_ERROR(group->state.Beat(worker, incarnation, now));
     const WorkerGroup::Stats before = group->state.stats();
     group->state.Tick(now);
@@ -101,12 +115,15 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
       group->changed.NotifyAll();
     }
     if (is_over()) return absl::OkStatus();
-    if (now >= deadline) return absl::DeadlineExceededError(describe());
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(describe());
+    }
     // Its own lease is renewed well before it ends.
-    const absl::Time next = std::min(
-        {deadline, group->state.NextTick(), now + group->options.lease / 3});
-    group->changed.WaitFor(&mutex_,
-                           std::max(next - now, absl::Milliseconds(1)));
+    group->changed.WaitFor(
+        &mutex_, std::max(absl::Milliseconds(1),
+                          std::min({left, group->state.NextTick() - now,
+                                    group->options.lease / 3})));
   }
 }
 
@@ -117,15 +134,13 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const std::string& group,
                                                 absl::Time deadline) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  const absl::Time start = absl::Now();
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, worker, incarnation, deadline,
       [&] { return found->state.open_round() > number; },
       [&] {
-        return absl::StrCat(
-            "group '", group, "': round ", number, " did not close within ",
-            absl::FormatDuration(absl::Now() - start), "; it waits for ",
-            found->state.DescribeMissing(number));
+        return absl::StrCat("group '", group, "': round ", number,
+                            " waits for ",
+                            found->state.DescribeMissing(number));
       }));
   return found->state.ClosedRound(number);
 }
@@ -133,18 +148,21 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const std::string& group,
 absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
                                       uint64_t incarnation, int64_t clock,
                                       int64_t staleness, absl::Time deadline) {
+  if (clock < 0 || staleness < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "clock and staleness must not be negative. Received: clock=", clock,
+        ", staleness=", staleness));
+  }
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  const absl::Time start = absl::Now();
   return Wait(
       found, worker, incarnation, deadline,
       [&] { return found->state.MayProceed(clock, staleness); },
       [&] {
-        return absl::StrCat(
-            "group '", group, "': worker ", worker, " is ", clock,
-            " steps on and may be ", staleness, " ahead of the slowest; after ",
-            absl::FormatDuration(absl::Now() - start), " it still waits for ",
-            found->state.DescribeBehind(clock - staleness));
+        return absl::StrCat("group '", group, "': worker ", worker,
+                            " has ended ", clock, " steps, may be ", staleness,
+                            " ahead, and waits for ",
+                            found->state.DescribeBehind(clock - staleness));
       });
 }
 

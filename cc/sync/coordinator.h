@@ -67,8 +67,8 @@ class Coordinator {
 
  private:
   struct Group {
-    explicit Group(const WorkerGroupOptions& group_options)
-        : options(group_options), state(group_options) {}
+    Group(const WorkerGroupOptions& group_options, uint64_t first_incarnation)
+        : options(group_options), state(group_options, first_incarnation) {}
     const WorkerGroupOptions options;
     WorkerGroup state;
     CondVar changed;

@@ -40,8 +40,11 @@ std::string WorkerGroupOptions::ToString() const {
                       carries_late_contributions ? "true" : "false");
 }
 
-WorkerGroup::WorkerGroup(const WorkerGroupOptions& options)
-    : options_(options), waits_for_joins_(options.num_workers > 0) {
+WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
+                         uint64_t first_incarnation)
+    : options_(options),
+      next_incarnation_(first_incarnation),
+      waits_for_joins_(options.num_workers > 0) {
   stats_.staleness.resize(kStalenessBuckets);
 }
 
@@ -64,8 +67,10 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
 }
 
 WorkerGroup::Member WorkerGroup::Join(uint32_t worker, absl::Time now) {
-  // As far as the slowest, so that nobody has to wait for it to catch up.
-  const int64_t clock = workers_.empty() ? last_clock_ : SlowestClock();
+  // Those who are waited for begin together; a late one begins as far as the
+  // slowest, so that nobody has to wait for it to catch up.
+  int64_t clock = workers_.empty() ? last_clock_ : SlowestClock();
+  if (waits_for_joins_) clock = 0;
   if (!seen_.insert(worker).second) ++stats_.rejoined;
   Worker joined;
   joined.incarnation = next_incarnation_++;
@@ -108,7 +113,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
     return absl::OutOfRangeError(absl::StrCat(
         "worker ", worker, " ended step ", clock, ", expected ", found->clock));
   }
-  if (round > open_round_) {
+  if (round > open_round_ || round < kNoRound) {
     return absl::OutOfRangeError(
         absl::StrCat("worker ", worker, " contributes to round ", round,
                      ", and ", open_round_, " is open"));
@@ -192,11 +197,13 @@ void WorkerGroup::CloseIfComplete() {
 }
 
 absl::StatusOr<Round> WorkerGroup::ClosedRound(int64_t number) const {
-  if (number >= open_round_ || closed_.empty() ||
-      number < closed_.front().number) {
-    return absl::NotFoundError(absl::StrCat(
-        "round ", number,
-        number >= open_round_ ? " has not closed" : " closed long ago"));
+  if (number < 0 || number >= open_round_) {
+    return absl::NotFoundError(
+        absl::StrCat("round ", number, " has not closed"));
+  }
+  if (number < closed_.front().number) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "round ", number, " closed long ago; ", open_round_, " is open"));
   }
   return closed_[static_cast<size_t>(number - closed_.front().number)];
 }

@@ -110,8 +110,12 @@ class WorkerGroup {
   static constexpr size_t kKeptRounds = 1024;
   static constexpr size_t kStalenessBuckets = 65;
 
+  // Incarnations count from `first_incarnation`: another one after a restart,
+  // so that processes of before are not taken for those of now.
+  //
   // REQUIRES: options.Validate() is OK.
-  explicit WorkerGroup(const WorkerGroupOptions& options);
+  explicit WorkerGroup(const WorkerGroupOptions& options,
+                       uint64_t first_incarnation = 1);
 
   // A worker that is there already has been started anew: its new incarnation
   // takes its place, and what the old one has contributed stands.
@@ -143,7 +147,8 @@ class WorkerGroup {
 
   int64_t open_round() const { return open_round_; }
 
-  // The closed round `number`. NotFound if it is open or no longer kept.
+  // The closed round `number`. NotFound if it has not closed, OutOfRange if it
+  // is no longer kept.
   absl::StatusOr<Round> ClosedRound(int64_t number) const;
 
   // Whether a worker that has ended `clock` steps may begin the next one: no
@@ -183,7 +188,7 @@ class WorkerGroup {
   const WorkerGroupOptions options_;
   std::map<uint32_t, Worker> workers_;  // The active ones, in order.
   std::set<uint32_t> seen_;             // All that have ever joined.
-  uint64_t next_incarnation_ = 1;
+  uint64_t next_incarnation_;
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();
   int64_t last_clock_ = 0;  // Of any worker, ever.

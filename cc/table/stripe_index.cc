@@ -111,7 +111,9 @@ bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
     const uint64_t full = current().num_buckets * kLoadNumerator;
     const uint64_t load = static_cast<uint64_t>(num_keys_) * kLoadDenominator;
     // A little before it is needed, so that the first pages are ready.
-    if (load >= full - full / 32 && !is_prepared_) PrepareGrowth();
+    if (load >= full - full / 32 && !is_prepared_) {
+      PrepareGrowth(/*is_urgent=*/load >= full + full / 8);
+    }
     // Where no memory is left to grow into, the load rises instead.
     if (load >= full && is_prepared_) BeginGrowth();
   }
@@ -190,7 +192,7 @@ void StripeIndex::TouchAhead(Array* array, size_t end) {
   array->touch_end = touch_end;
 }
 
-void StripeIndex::PrepareGrowth() {
+void StripeIndex::PrepareGrowth(bool is_urgent) {
   Array& array = next();
   const uint64_t num_buckets =
       current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1;
@@ -198,7 +200,12 @@ void StripeIndex::PrepareGrowth() {
   // Half the span is left for overflow, which an enemy may choose.
   // The memory is still that of the array before the current one until it has
   // been given back.
-  if (PageKeeper::Get().IsBusy(array.span)) return;
+  if (PageKeeper::Get().IsBusy(array.span)) {
+    if (!is_urgent) return;
+    // A longer pause now, before full buckets make every insert slow.
+    PageKeeper::Get().Cancel(array.span);
+    array.span.Reset();
+  }
   if (num_buckets >= (uint64_t{1} << 32) || bytes > array.span.capacity() / 2 ||
       !array.span.Extend(bytes)) {
     return;

@@ -144,8 +144,9 @@ class StripeIndex {
   bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row);
 
   // Lays the next array out and has its first pages touched; growth may begin
-  // after it.
-  void PrepareGrowth();
+  // after it. Puts it off while memory is still being given back, unless that
+  // `is_urgent`.
+  void PrepareGrowth(bool is_urgent);
   void BeginGrowth();
   bool MoveBuckets();
   void EndGrowth();

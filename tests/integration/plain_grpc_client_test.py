@@ -104,5 +104,6 @@ def test_the_health_service_says_serving(found):
 
 def test_the_reflection_service_describes_the_server(found):
     assert "tfswitch.v1.ParameterServer" in found["services"]
+    assert "tfswitch.v1.Coordination" in found["services"]
     assert "grpc.health.v1.Health" in found["services"]
     assert {"Handshake", "Pull", "Push", "Export"} <= set(found["methods"])

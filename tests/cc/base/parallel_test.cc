@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,22 @@ TEST(RunRangesTest, ManyCallersShareThePool) {
     }
   }
   EXPECT_EQ(num_right, 200);
+}
+
+TEST(RunRangesTest, WhatIsThrownComesOutWhenAllHaveEnded) {
+  const ThreadPool pool(3);
+  for (int i = 0; i < 50; ++i) {
+    std::atomic<int> num_begun{0};
+    std::atomic<int> num_ended{0};
+    EXPECT_THROW(RunRanges(&pool, 1000, 10,
+                           [&](size_t begin, size_t) {
+                             ++num_begun;
+                             ++num_ended;
+                             if (begin % 3 == 0) throw std::bad_alloc();
+                           }),
+                 std::bad_alloc);
+    EXPECT_EQ(num_begun, num_ended);
+  }
 }
 
 TEST(ThreadPoolTest, RunsWhatIsScheduledBeforeItEnds) {

@@ -118,7 +118,7 @@ TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
   const absl::Status round =
       coordinator.WaitForRound("g", 0, a.incarnation, 0, AtOnce()).status();
   EXPECT_EQ(round.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(round.message(), HasSubstr("group 'g': round 0"));
+  EXPECT_THAT(round.message(), HasSubstr("group 'g': round 0 waits for"));
   EXPECT_THAT(round.message(), HasSubstr("worker 4 (at step 0)"));
 
   const absl::Status turn =

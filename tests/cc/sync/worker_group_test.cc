@@ -159,6 +159,7 @@ TEST(WorkerGroupTest, NobodyRunsAheadBeforeAllHaveJoined) {
   EXPECT_EQ(group.DescribeMissing(0), "1 of 2 workers that have not joined");
 
   Player b(&group, 1, kStart);
+  EXPECT_EQ(b.clock, 0);
   EXPECT_EQ(group.open_round(), 0);
   EXPECT_TRUE(group.MayProceed(1, 5));
   EXPECT_TRUE(b.Arrive(kStart).ok());
@@ -231,6 +232,7 @@ TEST(WorkerGroupTest, WrongArrivalsAreRefused) {
   };
   EXPECT_EQ(arrive(1, 0, 1.0), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(arrive(0, 1, 1.0), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(arrive(0, -2, 1.0), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(arrive(0, 0, -1.0), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(arrive(0, 0, std::nan("")), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(arrive(0, 0, std::numeric_limits<double>::infinity()),
@@ -304,7 +306,8 @@ TEST(WorkerGroupTest, OldRoundsAreForgotten) {
     a.Proceed();
     ASSERT_TRUE(a.Arrive(kStart).ok());
   }
-  EXPECT_EQ(group.ClosedRound(0).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(group.ClosedRound(0).status().code(),
+            absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(group.ClosedRound(1).ok());
   EXPECT_EQ(group.ClosedRound(group.open_round()).status().code(),
             absl::StatusCode::kNotFound);

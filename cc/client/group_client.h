@@ -1,0 +1,69 @@
+// The groups of workers of a cluster, wherever they are coordinated.
+
+#ifndef TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_
+#define TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "cc/shard/shard.h"
+#include "cc/sync/worker_group.h"
+
+namespace tfswitch {
+
+// A worker of a group; see WorkerGroup::Join.
+struct GroupMember {
+  std::string group;
+  uint32_t worker = 0;
+  uint64_t incarnation = 0;
+};
+
+// The calls of Coordinator, with its errors and, over a network, Unavailable or
+// DeadlineExceeded naming the server.
+//
+// Thread-safe.
+class GroupClient {
+ public:
+  virtual ~GroupClient() = default;
+
+  virtual absl::Status CreateGroup(const std::string& group,
+                                   const WorkerGroupOptions& options) = 0;
+  virtual absl::StatusOr<WorkerGroup::Member> Join(const std::string& group,
+                                                   uint32_t worker) = 0;
+  virtual absl::Status Beat(const GroupMember& member) = 0;
+  virtual absl::StatusOr<int64_t> Arrive(const GroupMember& member,
+                                         int64_t clock, int64_t round,
+                                         double weight) = 0;
+  virtual absl::Status Leave(const GroupMember& member) = 0;
+
+  // DeadlineExceeded, saying whom it waited for, when the deadline comes.
+  virtual absl::StatusOr<Round> WaitForRound(const GroupMember& member,
+                                             int64_t number,
+                                             absl::Time deadline) = 0;
+  virtual absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
+                                   int64_t staleness, absl::Time deadline) = 0;
+
+  virtual absl::StatusOr<WorkerGroup::Stats> GroupStats(
+      const std::string& group) = 0;
+};
+
+// Over a shard of this process, which must be shard 0.
+std::unique_ptr<GroupClient> NewLocalGroupClient(std::shared_ptr<Shard> shard);
+
+// Says how long was waited. For implementations.
+inline absl::Status AfterWaiting(const absl::Status& status,
+                                 absl::Duration waited) {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::DeadlineExceededError(absl::StrCat(
+      status.message(), "; gave up after ",
+      absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1)))));
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_

@@ -1,0 +1,148 @@
+#include "cc/client/group_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cc/base/status_macros.h"
+
+namespace tfswitch {
+
+absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
+    std::shared_ptr<ParameterClient> client, const std::string& group,
+    const WorkerGroupOptions& options, uint32_t worker) {
+  std::unique_ptr<GroupSession> session(
+      new GroupSession(std::move(client), group, options, worker));
+  TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
+  session->keeper_ = std::thread([s = session.get()] { s->KeepAlive(); });
+  return session;
+}
+
+GroupSession::GroupSession(std::shared_ptr<ParameterClient> client,
+                           std::string group, const WorkerGroupOptions& options,
+                           uint32_t worker)
+    : client_(std::move(client)),
+      options_(options),
+      member_{std::move(group), worker, 0} {}
+
+GroupSession::~GroupSession() {
+  Leave().IgnoreError();
+  {
+    MutexLock lock(&mutex_);
+    is_ending_ = true;
+    changed_.NotifyAll();
+  }
+  if (keeper_.joinable()) keeper_.join();
+}
+
+void GroupSession::KeepAlive() {
+  for (;;) {
+    GroupMember member;
+    {
+      MutexLock lock(&mutex_);
+      const absl::Time next = absl::Now() + options_.lease / 3;
+      while (!is_ending_ && absl::Now() < next) {
+        changed_.WaitFor(&mutex_,
+                         std::max(next - absl::Now(), absl::Milliseconds(1)));
+      }
+      if (is_ending_) return;
+      if (has_left_) continue;
+      member = member_;
+    }
+    // A worker that has been given up hears of it at the end of its step, and a
+    // server that is away is asked again.
+    client_->groups().Beat(member).IgnoreError();
+  }
+}
+
+GroupMember GroupSession::member() const {
+  MutexLock lock(&mutex_);
+  return member_;
+}
+
+int64_t GroupSession::clock() const {
+  MutexLock lock(&mutex_);
+  return clock_;
+}
+
+int64_t GroupSession::round() const {
+  MutexLock lock(&mutex_);
+  return round_;
+}
+
+absl::Status GroupSession::EndStep(bool contributes, double weight) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const int64_t open_round,
+      client_->groups().Arrive(member(), clock(),
+                               contributes ? round() : WorkerGroup::kNoRound,
+                               weight));
+  MutexLock lock(&mutex_);
+  ++clock_;
+  // A contributor asks for its round by number and goes on from there; one that
+  // came rounds too late leaves out those that it has missed.
+  round_ = contributes ? std::max(round_, open_round - 1) : open_round;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
+  const absl::Time start = absl::Now();
+  absl::StatusOr<Round> closed =
+      client_->groups().WaitForRound(member(), round(), start + timeout);
+  CountWait(absl::Now() - start);
+  TFSWITCH_RETURN_IF_ERROR(closed.status());
+  MutexLock lock(&mutex_);
+  ++round_;
+  return closed;
+}
+
+absl::Status GroupSession::WaitForTurn(int64_t staleness,
+                                       absl::Duration timeout) {
+  const absl::Time start = absl::Now();
+  absl::Status status = client_->groups().WaitForTurn(
+      member(), clock(), staleness, start + timeout);
+  CountWait(absl::Now() - start);
+  return status;
+}
+
+absl::Status GroupSession::Rejoin() {
+  const GroupMember before = member();
+  // A server that was started again has forgotten the group.
+  TFSWITCH_RETURN_IF_ERROR(
+      client_->groups().CreateGroup(before.group, options_));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const WorkerGroup::Member joined,
+      client_->groups().Join(before.group, before.worker));
+  MutexLock lock(&mutex_);
+  member_.incarnation = joined.incarnation;
+  clock_ = joined.clock;
+  round_ = joined.round;
+  has_left_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status GroupSession::Leave() {
+  GroupMember leaving;
+  {
+    MutexLock lock(&mutex_);
+    if (has_left_) return absl::OkStatus();
+    leaving = member_;
+  }
+  TFSWITCH_RETURN_IF_ERROR(client_->groups().Leave(leaving));
+  MutexLock lock(&mutex_);
+  has_left_ = true;
+  return absl::OkStatus();
+}
+
+GroupSession::Waits GroupSession::waits() const {
+  MutexLock lock(&mutex_);
+  return waits_;
+}
+
+void GroupSession::CountWait(absl::Duration waited) {
+  MutexLock lock(&mutex_);
+  ++waits_.count;
+  waits_.total += waited;
+  waits_.longest = std::max(waits_.longest, waited);
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,96 @@
+// One worker's time in a group: joins, stays alive, counts its steps, leaves.
+
+#ifndef TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
+#define TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+#include "cc/client/parameter_client.h"
+
+namespace tfswitch {
+
+// A background thread renews the lease, three times while it lasts, so that a
+// worker whose step takes long is not taken for dead.
+//
+// The methods of a step (EndStep, WaitForRound, WaitForTurn, Rejoin, Leave) are
+// called by one thread at a time; the others by any.
+class GroupSession {
+ public:
+  // Time spent waiting for other workers.
+  struct Waits {
+    int64_t count = 0;
+    absl::Duration total;
+    absl::Duration longest;
+  };
+
+  // Makes the group if it is not there, and joins as `worker`.
+  static absl::StatusOr<std::unique_ptr<GroupSession>> Join(
+      std::shared_ptr<ParameterClient> client, const std::string& group,
+      const WorkerGroupOptions& options, uint32_t worker);
+
+  // Leaves, if Leave() was not called; an error of it is ignored, for the lease
+  // ends anyway.
+  ~GroupSession();
+  GroupSession(const GroupSession&) = delete;
+  GroupSession& operator=(const GroupSession&) = delete;
+
+  // Who this is; another incarnation after Rejoin().
+  GroupMember member() const;
+  // How many steps have ended, and the round that the next one contributes to.
+  int64_t clock() const;
+  int64_t round() const;
+
+  // Ends a step, with a contribution of `weight` to round() or with none.
+  // NotFound if the group has given this worker up: call Rejoin().
+  absl::Status EndStep(bool contributes, double weight);
+
+  // Waits until round(), to which the step before has contributed, has closed.
+  // For one that contributed to a round that had closed it is the last one that
+  // has.
+  absl::StatusOr<Round> WaitForRound(absl::Duration timeout);
+
+  // Waits until the next step may begin with at most `staleness`.
+  absl::Status WaitForTurn(int64_t staleness, absl::Duration timeout);
+
+  // Comes back after the group has given this worker up.
+  absl::Status Rejoin();
+
+  // Nobody waits for this worker any more. Idempotent.
+  absl::Status Leave();
+
+  Waits waits() const;
+
+ private:
+  GroupSession(std::shared_ptr<ParameterClient> client, std::string group,
+               const WorkerGroupOptions& options, uint32_t worker);
+
+  void KeepAlive();
+  void CountWait(absl::Duration waited);
+
+  // Constant after construction.
+  const std::shared_ptr<ParameterClient> client_;
+  const WorkerGroupOptions options_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  GroupMember member_ ABSL_GUARDED_BY(mutex_);
+  int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool has_left_ ABSL_GUARDED_BY(mutex_) = true;
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  Waits waits_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread keeper_;  // Runs KeepAlive().
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CLIENT_GROUP_SESSION_H_

@@ -1,0 +1,80 @@
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cc/base/status_macros.h"
+#include "cc/client/group_client.h"
+
+namespace tfswitch {
+namespace {
+
+class LocalGroupClient final : public GroupClient {
+ public:
+  explicit LocalGroupClient(std::shared_ptr<Shard> shard)
+      : shard_(std::move(shard)) {}
+
+  absl::Status CreateGroup(const std::string& group,
+                           const WorkerGroupOptions& options) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->CreateGroup(group, options);
+  }
+
+  absl::StatusOr<WorkerGroup::Member> Join(const std::string& group,
+                                           uint32_t worker) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->Join(group, worker);
+  }
+
+  absl::Status Beat(const GroupMember& member) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->Beat(member.group, member.worker, member.incarnation);
+  }
+
+  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
+                                 int64_t round, double weight) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->Arrive(member.group, member.worker, member.incarnation,
+                          clock, round, weight);
+  }
+
+  absl::Status Leave(const GroupMember& member) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->Leave(member.group, member.worker, member.incarnation);
+  }
+
+  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
+                                     absl::Time deadline) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    const absl::Time start = absl::Now();
+    absl::StatusOr<Round> round = groups->WaitForRound(
+        member.group, member.worker, member.incarnation, number, deadline);
+    if (!round.ok()) return AfterWaiting(round.status(), absl::Now() - start);
+    return round;
+  }
+
+  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
+                           int64_t staleness, absl::Time deadline) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    const absl::Time start = absl::Now();
+    return AfterWaiting(
+        groups->WaitForTurn(member.group, member.worker, member.incarnation,
+                            clock, staleness, deadline),
+        absl::Now() - start);
+  }
+
+  absl::StatusOr<WorkerGroup::Stats> GroupStats(
+      const std::string& group) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->GroupStats(group);
+  }
+
+ private:
+  const std::shared_ptr<Shard> shard_;
+};
+
+}  // namespace
+
+std::unique_ptr<GroupClient> NewLocalGroupClient(std::shared_ptr<Shard> shard) {
+  return std::make_unique<LocalGroupClient>(std::move(shard));
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,166 @@
+#include "cc/rpc/coordination_service.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cc/base/status_macros.h"
+#include "cc/rpc/status_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+// A client that has gone away is waited for as long at most.
+constexpr absl::Duration kLongestPoll = absl::Seconds(5);
+
+absl::Time PollEnd(int64_t wait_ms) {
+  return absl::Now() + std::clamp(absl::Milliseconds(wait_ms),
+                                  absl::ZeroDuration(), kLongestPoll);
+}
+
+}  // namespace
+
+CoordinationService::CoordinationService(std::shared_ptr<Shard> shard,
+                                         CallGate* gate)
+    : shard_(std::move(shard)), gate_(gate) {}
+
+template <typename Work>
+grpc::Status CoordinationService::Run(const Work& work) const {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  const auto coordinator = shard_->FindCoordinator();
+  if (!coordinator.ok()) return ToGrpcStatus(coordinator.status());
+  return ToGrpcStatus(work(**coordinator));
+}
+
+grpc::Status CoordinationService::CreateGroup(
+    grpc::ServerContext*, const v1::CreateGroupRequest* request,
+    v1::CreateGroupResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::GroupOptions& proto = request->options();
+    WorkerGroupOptions options;
+    options.lease = absl::Milliseconds(proto.lease_ms());
+    options.num_workers = proto.num_workers();
+    options.join_timeout = absl::Milliseconds(proto.join_timeout_ms());
+    options.contributions_per_round = proto.contributions_per_round();
+    options.carries_late_contributions = proto.carries_late_contributions();
+    return coordinator.CreateGroup(request->group(), options);
+  });
+}
+
+grpc::Status CoordinationService::Join(grpc::ServerContext*,
+                                       const v1::JoinRequest* request,
+                                       v1::JoinResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WorkerGroup::Member member,
+        coordinator.Join(request->group(), request->worker()));
+    response->set_incarnation(member.incarnation);
+    response->set_clock(member.clock);
+    response->set_open_round(member.round);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::Beat(grpc::ServerContext*,
+                                       const v1::BeatRequest* request,
+                                       v1::BeatResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::Member& member = request->member();
+    return coordinator.Beat(member.group(), member.worker(),
+                            member.incarnation());
+  });
+}
+
+grpc::Status CoordinationService::Arrive(grpc::ServerContext*,
+                                         const v1::ArriveRequest* request,
+                                         v1::ArriveResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const int64_t open_round,
+        coordinator.Arrive(member.group(), member.worker(),
+                           member.incarnation(), request->clock(),
+                           request->round(), request->weight()));
+    response->set_open_round(open_round);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::Leave(grpc::ServerContext*,
+                                        const v1::LeaveRequest* request,
+                                        v1::LeaveResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::Member& member = request->member();
+    return coordinator.Leave(member.group(), member.worker(),
+                             member.incarnation());
+  });
+}
+
+grpc::Status CoordinationService::WaitForRound(
+    grpc::ServerContext*, const v1::WaitForRoundRequest* request,
+    v1::WaitForRoundResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    const absl::StatusOr<Round> round = coordinator.WaitForRound(
+        member.group(), member.worker(), member.incarnation(), request->round(),
+        PollEnd(request->wait_ms()));
+    if (absl::IsDeadlineExceeded(round.status())) {
+      response->set_waiting_for(std::string(round.status().message()));
+      return absl::OkStatus();
+    }
+    TFSWITCH_RETURN_IF_ERROR(round.status());
+    response->set_closed(true);
+    response->set_total_weight(round->total_weight);
+    for (const Contribution& each : round->contributions) {
+      v1::Contribution& proto = *response->add_contributions();
+      proto.set_worker(each.worker);
+      proto.set_incarnation(each.incarnation);
+      proto.set_clock(each.clock);
+      proto.set_weight(each.weight);
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::WaitForTurn(
+    grpc::ServerContext*, const v1::WaitForTurnRequest* request,
+    v1::WaitForTurnResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    const absl::Status turn = coordinator.WaitForTurn(
+        member.group(), member.worker(), member.incarnation(), request->clock(),
+        request->staleness(), PollEnd(request->wait_ms()));
+    if (absl::IsDeadlineExceeded(turn)) {
+      response->set_waiting_for(std::string(turn.message()));
+      return absl::OkStatus();
+    }
+    TFSWITCH_RETURN_IF_ERROR(turn);
+    response->set_may_proceed(true);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::GetGroupStats(
+    grpc::ServerContext*, const v1::GetGroupStatsRequest* request,
+    v1::GetGroupStatsResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Stats stats,
+                              coordinator.GroupStats(request->group()));
+    response->set_num_active(stats.num_active);
+    response->set_rounds(stats.rounds);
+    response->set_contributions(stats.contributions);
+    response->set_dropped(stats.dropped);
+    response->set_carried(stats.carried);
+    response->set_expired(stats.expired);
+    response->set_rejoined(stats.rejoined);
+    for (const int64_t count : stats.staleness) {
+      response->add_staleness(count);
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,171 @@
+#include "cc/rpc/grpc_group_client.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cc/base/status_macros.h"
+#include "tfswitch/v1/coordination.grpc.pb.h"
+
+namespace tfswitch {
+namespace {
+
+// Less than the server's limit gains nothing.
+constexpr absl::Duration kLongestPoll = absl::Seconds(5);
+
+v1::Member ToProto(const GroupMember& member) {
+  v1::Member proto;
+  proto.set_group(member.group);
+  proto.set_worker(member.worker);
+  proto.set_incarnation(member.incarnation);
+  return proto;
+}
+
+class GrpcGroupClient final : public GroupClient {
+ public:
+  explicit GrpcGroupClient(std::shared_ptr<Connection> connection)
+      : connection_(std::move(connection)) {}
+
+  absl::Status CreateGroup(const std::string& group,
+                           const WorkerGroupOptions& options) override {
+    v1::CreateGroupRequest request;
+    request.set_group(group);
+    v1::GroupOptions& proto = *request.mutable_options();
+    proto.set_lease_ms(absl::ToInt64Milliseconds(options.lease));
+    proto.set_num_workers(options.num_workers);
+    proto.set_join_timeout_ms(absl::ToInt64Milliseconds(options.join_timeout));
+    proto.set_contributions_per_round(options.contributions_per_round);
+    proto.set_carries_late_contributions(options.carries_late_contributions);
+    v1::CreateGroupResponse response;
+    return Call("CreateGroup", request, &response);
+  }
+
+  absl::StatusOr<WorkerGroup::Member> Join(const std::string& group,
+                                           uint32_t worker) override {
+    v1::JoinRequest request;
+    request.set_group(group);
+    request.set_worker(worker);
+    v1::JoinResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("Join", request, &response));
+    return WorkerGroup::Member{response.incarnation(), response.clock(),
+                               response.open_round()};
+  }
+
+  absl::Status Beat(const GroupMember& member) override {
+    v1::BeatRequest request;
+    *request.mutable_member() = ToProto(member);
+    v1::BeatResponse response;
+    return Call("Beat", request, &response);
+  }
+
+  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
+                                 int64_t round, double weight) override {
+    v1::ArriveRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_clock(clock);
+    request.set_round(round);
+    request.set_weight(weight);
+    v1::ArriveResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("Arrive", request, &response));
+    return response.open_round();
+  }
+
+  absl::Status Leave(const GroupMember& member) override {
+    v1::LeaveRequest request;
+    *request.mutable_member() = ToProto(member);
+    v1::LeaveResponse response;
+    return Call("Leave", request, &response);
+  }
+
+  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
+                                     absl::Time deadline) override {
+    v1::WaitForRoundRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_round(number);
+    v1::WaitForRoundResponse response;
+    const absl::Time start = absl::Now();
+    do {
+      request.set_wait_ms(NextPollMs(deadline));
+      TFSWITCH_RETURN_IF_ERROR(Call("WaitForRound", request, &response));
+    } while (!response.closed() && absl::Now() < deadline);
+    if (!response.closed()) {
+      return AfterWaiting(absl::DeadlineExceededError(response.waiting_for()),
+                          absl::Now() - start);
+    }
+    Round round;
+    round.number = number;
+    round.total_weight = response.total_weight();
+    round.contributions.reserve(response.contributions_size());
+    for (const v1::Contribution& each : response.contributions()) {
+      round.contributions.push_back(
+          {each.worker(), each.incarnation(), each.clock(), each.weight()});
+    }
+    return round;
+  }
+
+  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
+                           int64_t staleness, absl::Time deadline) override {
+    v1::WaitForTurnRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_clock(clock);
+    request.set_staleness(staleness);
+    v1::WaitForTurnResponse response;
+    const absl::Time start = absl::Now();
+    do {
+      request.set_wait_ms(NextPollMs(deadline));
+      TFSWITCH_RETURN_IF_ERROR(Call("WaitForTurn", request, &response));
+    } while (!response.may_proceed() && absl::Now() < deadline);
+    if (response.may_proceed()) return absl::OkStatus();
+    return AfterWaiting(absl::DeadlineExceededError(response.waiting_for()),
+                        absl::Now() - start);
+  }
+
+  absl::StatusOr<WorkerGroup::Stats> GroupStats(
+      const std::string& group) override {
+    v1::GetGroupStatsRequest request;
+    request.set_group(group);
+    v1::GetGroupStatsResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("GetGroupStats", request, &response));
+    WorkerGroup::Stats stats;
+    stats.num_active = response.num_active();
+    stats.rounds = response.rounds();
+    stats.contributions = response.contributions();
+    stats.dropped = response.dropped();
+    stats.carried = response.carried();
+    stats.expired = response.expired();
+    stats.rejoined = response.rejoined();
+    stats.staleness.assign(response.staleness().begin(),
+                           response.staleness().end());
+    return stats;
+  }
+
+ private:
+  absl::Status Call(const char* method,
+                    const google::protobuf::MessageLite& request,
+                    google::protobuf::MessageLite* response) {
+    return connection_->Call(CallKind::kIdempotent, method, request, response,
+                             v1::Coordination::service_full_name());
+  }
+
+  // How long the server may hold the next poll: its answer must come within
+  // the client's timeout.
+  int64_t NextPollMs(absl::Time deadline) const {
+    const absl::Duration left =
+        std::min({kLongestPoll, connection_->options().timeout / 2,
+                  deadline - absl::Now()});
+    return std::max<int64_t>(0, absl::ToInt64Milliseconds(left));
+  }
+
+  const std::shared_ptr<Connection> connection_;
+};
+
+}  // namespace
+
+std::unique_ptr<GroupClient> NewGrpcGroupClient(
+    std::shared_ptr<Connection> connection) {
+  return std::make_unique<GrpcGroupClient>(std::move(connection));
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,225 @@
+// GroupClient in this process, over one server, and over three.
+
+#include "cc/client/group_client.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "cc/client/local_client.h"
+#include "cc/client/sharded_client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/rpc/server_under_test.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+
+// The parameter is the number of servers; 0: tables in this process.
+class GroupClientTest : public testing::TestWithParam<int> {
+ protected:
+  GroupClientTest() {
+    ShardOptions options;
+    options.num_shards = static_cast<uint32_t>(std::max(1, GetParam()));
+    if (GetParam() == 0) shard_ = std::make_shared<Shard>(options);
+    for (int i = 0; i < GetParam(); ++i) {
+      options.shard_index = static_cast<uint32_t>(i);
+      servers_.push_back(StartServer({}, options));
+    }
+  }
+
+  // What one worker holds.
+  std::unique_ptr<ParameterClient> Connect() {
+    if (GetParam() == 0) return NewLocalClient(shard_);
+    std::vector<std::unique_ptr<ParameterClient>> clients;
+    for (const auto& server : servers_) {
+      GrpcClientOptions options;
+      options.address = server->address();
+      options.shard_index = static_cast<uint32_t>(clients.size());
+      options.num_shards = static_cast<uint32_t>(servers_.size());
+      options.timeout = absl::Seconds(20);
+      auto client = NewGrpcClient(options);
+      EXPECT_TRUE(client.ok()) << client.status();
+      clients.push_back(std::move(client).value());
+    }
+    return NewShardedClient(std::move(clients));
+  }
+
+  std::shared_ptr<Shard> shard_;
+  std::vector<std::unique_ptr<GrpcServer>> servers_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Servers, GroupClientTest, testing::Values(0, 1, 3));
+
+TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
+  constexpr int kWorkers = 3;
+  WorkerGroupOptions options;
+  options.num_workers = kWorkers;
+  std::vector<std::vector<Round>> rounds(kWorkers);
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([&, w] {
+      const auto client = Connect();
+      GroupClient& groups = client->groups();
+      ASSERT_TRUE(groups.CreateGroup("g", options).ok());
+      const WorkerGroup::Member joined = *groups.Join("g", w);
+      const GroupMember member = {"g", w, joined.incarnation};
+      int64_t round = joined.round;
+      for (int64_t i = 0; i < 20 + 10 * w; ++i, ++round) {
+        ASSERT_TRUE(
+            groups.Arrive(member, joined.clock + i, round, 0.5 + w).ok());
+        auto closed = groups.WaitForRound(member, round, Soon());
+        ASSERT_TRUE(closed.ok()) << closed.status();
+        rounds[w].push_back(*std::move(closed));
+      }
+      EXPECT_TRUE(groups.Leave(member).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  for (int w = 0; w < kWorkers; ++w) {
+    ASSERT_EQ(rounds[w].size(), 20u + 10 * w);
+    for (size_t r = 0; r < rounds[w].size(); ++r) {
+      EXPECT_EQ(rounds[w][r].number, static_cast<int64_t>(r));
+      EXPECT_EQ(rounds[w][r].contributions, rounds[2][r].contributions);
+      EXPECT_EQ(rounds[w][r].total_weight, rounds[2][r].total_weight);
+    }
+  }
+  EXPECT_EQ(rounds[2][0].total_weight, 4.5);
+  const WorkerGroup::Stats stats = *Connect()->groups().GroupStats("g");
+  EXPECT_EQ(stats.rounds, 40);
+  EXPECT_EQ(stats.contributions, 20 + 30 + 40);
+  EXPECT_EQ(stats.num_active, 0);
+}
+
+TEST_P(GroupClientTest, StalenessIsBounded) {
+  constexpr int kWorkers = 3;
+  WorkerGroupOptions options;
+  options.num_workers = kWorkers;
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([&, w] {
+      const auto client = Connect();
+      GroupClient& groups = client->groups();
+      ASSERT_TRUE(groups.CreateGroup("g", options).ok());
+      const GroupMember member = {"g", w, groups.Join("g", w)->incarnation};
+      for (int64_t clock = 0; clock < 100; ++clock) {
+        const absl::Status turn = groups.WaitForTurn(member, clock, 1, Soon());
+        ASSERT_TRUE(turn.ok()) << turn;
+        ASSERT_TRUE(
+            groups.Arrive(member, clock, WorkerGroup::kNoRound, 0).ok());
+      }
+      EXPECT_TRUE(groups.Leave(member).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::vector<int64_t> counts =
+      Connect()->groups().GroupStats("g")->staleness;
+  EXPECT_EQ(counts[0] + counts[1], 300);
+}
+
+TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
+  const auto client = Connect();
+  GroupClient& groups = client->groups();
+  ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
+  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
+  ASSERT_TRUE(groups.Join("g", 4).ok());
+  ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0).ok());
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(50);
+  for (const absl::Status& status :
+       {groups.WaitForRound(member, 0, deadline).status(),
+        groups.WaitForTurn(member, 1, 0, deadline)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(status.message(), HasSubstr("group 'g'"));
+    EXPECT_THAT(status.message(), HasSubstr("worker 4 (at step 0)"));
+    EXPECT_THAT(status.message(), HasSubstr("gave up after"));
+  }
+}
+
+TEST_P(GroupClientTest, TheDeadAreDroppedWhenTheirLeaseEnds) {
+  const auto client = Connect();
+  GroupClient& groups = client->groups();
+  WorkerGroupOptions options;
+  options.lease = absl::Seconds(1);
+  options.num_workers = 2;
+  ASSERT_TRUE(groups.CreateGroup("g", options).ok());
+  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
+  const GroupMember dead = {"g", 1, groups.Join("g", 1)->incarnation};
+  ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0).ok());
+
+  const auto round = groups.WaitForRound(member, 0, Soon());
+
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_EQ(round->contributions.size(), 1u);
+  EXPECT_EQ(groups.Beat(dead).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(groups.GroupStats("g")->expired, 1);
+  EXPECT_TRUE(groups.Join("g", 1).ok());
+  EXPECT_EQ(groups.GroupStats("g")->rejoined, 1);
+}
+
+TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
+  const auto client = Connect();
+  GroupClient& groups = client->groups();
+  EXPECT_EQ(groups.Join("g", 0).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
+  EXPECT_TRUE(groups.CreateGroup("g", {}).ok());
+  WorkerGroupOptions other;
+  other.num_workers = 9;
+  EXPECT_EQ(groups.CreateGroup("g", other).code(),
+            absl::StatusCode::kAlreadyExists);
+  other.lease = absl::ZeroDuration();
+  EXPECT_EQ(groups.CreateGroup("h", other).code(),
+            absl::StatusCode::kInvalidArgument);
+  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
+  EXPECT_EQ(groups.Arrive(member, 5, 0, 1.0).status().code(),
+            absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(groups.Arrive(member, 0, 0, -1.0).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(groups.Join("g", 0).ok());  // Somebody else, as worker 0.
+  EXPECT_EQ(groups.Beat(member).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(GroupClientOverGrpcTest, AStoppingServerEndsTheWait) {
+  const auto server = StartServer();
+  const auto client = Connect(server->address(), absl::Seconds(1));
+  ASSERT_TRUE(client.ok());
+  GroupClient& groups = (*client)->groups();
+  WorkerGroupOptions options;
+  options.num_workers = 2;
+  ASSERT_TRUE(groups.CreateGroup("g", options).ok());
+  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
+  std::thread stopping([&] { server->Stop(absl::Seconds(30)); });
+
+  const absl::Status status = groups.WaitForRound(member, 0, Soon()).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(status.message(), HasSubstr(server->address()));
+  stopping.join();
+}
+
+TEST(GroupClientOverGrpcTest, OnlyServerZeroCoordinates) {
+  ShardOptions shard;
+  shard.shard_index = 1;
+  shard.num_shards = 2;
+  const auto server = StartServer({}, shard);
+  GrpcClientOptions options;
+  options.address = server->address();
+  options.shard_index = 1;
+  options.num_shards = 2;
+  const auto client = NewGrpcClient(options);
+  ASSERT_TRUE(client.ok());
+  const absl::Status status = (*client)->groups().CreateGroup("g", {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("shard 0"));
+}
+
+}  // namespace
+}  // namespace tfswitch
