@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "cc/shard/shard.h"
 #include "cc/sync/worker_group.h"
 
 namespace tfswitch {
@@ -33,8 +32,8 @@ class GroupClient {
 
   virtual absl::Status CreateGroup(const std::string& group,
                                    const WorkerGroupOptions& options) = 0;
-  virtual absl::StatusOr<WorkerGroup::Member> Join(const std::string& group,
-                                                   uint32_t worker) = 0;
+  virtual absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                                  uint32_t worker) = 0;
   virtual absl::Status Beat(const GroupMember& member) = 0;
   virtual absl::StatusOr<int64_t> Arrive(const GroupMember& member,
                                          int64_t clock, int64_t round,
@@ -51,9 +50,6 @@ class GroupClient {
   virtual absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) = 0;
 };
-
-// Over a shard of this process, which must be shard 0.
-std::unique_ptr<GroupClient> NewLocalGroupClient(std::shared_ptr<Shard> shard);
 
 // Says how long was waited. For implementations.
 inline absl::Status AfterWaiting(const absl::Status& status,

@@ -9,19 +9,19 @@
 namespace tfswitch {
 
 absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
-    std::shared_ptr<ParameterClient> client, const std::string& group,
+    std::shared_ptr<GroupClient> groups, const std::string& group,
     const WorkerGroupOptions& options, uint32_t worker) {
   std::unique_ptr<GroupSession> session(
-      new GroupSession(std::move(client), group, options, worker));
+      new GroupSession(std::move(groups), group, options, worker));
   TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
   session->keeper_ = std::thread([s = session.get()] { s->KeepAlive(); });
   return session;
 }
 
-GroupSession::GroupSession(std::shared_ptr<ParameterClient> client,
+GroupSession::GroupSession(std::shared_ptr<GroupClient> groups,
                            std::string group, const WorkerGroupOptions& options,
                            uint32_t worker)
-    : client_(std::move(client)),
+    : groups_(std::move(groups)),
       options_(options),
       member_{std::move(group), worker, 0} {}
 
@@ -51,7 +51,7 @@ void GroupSession::KeepAlive() {
     }
     // A worker that has been given up hears of it at the end of its step, and a
     // server that is away is asked again.
-    client_->groups().Beat(member).IgnoreError();
+    groups_->Beat(member).IgnoreError();
   }
 }
 
@@ -73,9 +73,8 @@ int64_t GroupSession::round() const {
 absl::Status GroupSession::EndStep(bool contributes, double weight) {
   TFSWITCH_ASSIGN_OR_RETURN(
       const int64_t open_round,
-      client_->groups().Arrive(member(), clock(),
-                               contributes ? round() : WorkerGroup::kNoRound,
-                               weight));
+      groups_->Arrive(member(), clock(),
+                      contributes ? round() : WorkerGroup::kNoRound, weight));
   MutexLock lock(&mutex_);
   ++clock_;
   // A contributor asks for its round by number and goes on from there; one that
@@ -87,7 +86,7 @@ absl::Status GroupSession::EndStep(bool contributes, double weight) {
 absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
   const absl::Time start = absl::Now();
   absl::StatusOr<Round> closed =
-      client_->groups().WaitForRound(member(), round(), start + timeout);
+      groups_->WaitForRound(member(), round(), start + timeout);
   CountWait(absl::Now() - start);
   TFSWITCH_RETURN_IF_ERROR(closed.status());
   MutexLock lock(&mutex_);
@@ -98,8 +97,8 @@ absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
 absl::Status GroupSession::WaitForTurn(int64_t staleness,
                                        absl::Duration timeout) {
   const absl::Time start = absl::Now();
-  absl::Status status = client_->groups().WaitForTurn(
-      member(), clock(), staleness, start + timeout);
+  absl::Status status =
+      groups_->WaitForTurn(member(), clock(), staleness, start + timeout);
   CountWait(absl::Now() - start);
   return status;
 }
@@ -107,11 +106,9 @@ absl::Status GroupSession::WaitForTurn(int64_t staleness,
 absl::Status GroupSession::Rejoin() {
   const GroupMember before = member();
   // A server that was started again has forgotten the group.
-  TFSWITCH_RETURN_IF_ERROR(
-      client_->groups().CreateGroup(before.group, options_));
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const WorkerGroup::Member joined,
-      client_->groups().Join(before.group, before.worker));
+  TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group, options_));
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
+                            groups_->Join(before.group, before.worker));
   MutexLock lock(&mutex_);
   member_.incarnation = joined.incarnation;
   clock_ = joined.clock;
@@ -127,7 +124,7 @@ absl::Status GroupSession::Leave() {
     if (has_left_) return absl::OkStatus();
     leaving = member_;
   }
-  TFSWITCH_RETURN_IF_ERROR(client_->groups().Leave(leaving));
+  TFSWITCH_RETURN_IF_ERROR(groups_->Leave(leaving));
   MutexLock lock(&mutex_);
   has_left_ = true;
   return absl::OkStatus();

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
-#include "cc/client/parameter_client.h"
+#include "cc/client/group_client.h"
 
 namespace tfswitch {
 
@@ -33,7 +33,7 @@ class GroupSession {
 
   // Makes the group if it is not there, and joins as `worker`.
   static absl::StatusOr<std::unique_ptr<GroupSession>> Join(
-      std::shared_ptr<ParameterClient> client, const std::string& group,
+      std::shared_ptr<GroupClient> groups, const std::string& group,
       const WorkerGroupOptions& options, uint32_t worker);
 
   // Leaves, if Leave() was not called; an error of it is ignored, for the lease
@@ -69,14 +69,14 @@ class GroupSession {
   Waits waits() const;
 
  private:
-  GroupSession(std::shared_ptr<ParameterClient> client, std::string group,
+  GroupSession(std::shared_ptr<GroupClient> groups, std::string group,
                const WorkerGroupOptions& options, uint32_t worker);
 
   void KeepAlive();
   void CountWait(absl::Duration waited);
 
   // Constant after construction.
-  const std::shared_ptr<ParameterClient> client_;
+  const std::shared_ptr<GroupClient> groups_;
   const WorkerGroupOptions options_;
 
   mutable Mutex mutex_;

@@ -4,6 +4,7 @@
 
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
+#include "cc/client/local_group_client.h"
 
 namespace tfswitch {
 namespace {

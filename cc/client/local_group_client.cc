@@ -1,8 +1,9 @@
+#include "cc/client/local_group_client.h"
+
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
-#include "cc/client/group_client.h"
 
 namespace tfswitch {
 namespace {
@@ -18,8 +19,8 @@ class LocalGroupClient final : public GroupClient {
     return groups->CreateGroup(group, options);
   }
 
-  absl::StatusOr<WorkerGroup::Member> Join(const std::string& group,
-                                           uint32_t worker) override {
+  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                          uint32_t worker) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
     return groups->Join(group, worker);
   }

@@ -55,7 +55,7 @@ grpc::Status CoordinationService::Join(grpc::ServerContext*,
                                        v1::JoinResponse* response) {
   return Run([&](Coordinator& coordinator) -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(
-        const WorkerGroup::Member member,
+        const WorkerGroup::Place member,
         coordinator.Join(request->group(), request->worker()));
     response->set_incarnation(member.incarnation);
     response->set_clock(member.clock);

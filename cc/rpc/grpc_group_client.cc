@@ -12,9 +12,6 @@
 namespace tfswitch {
 namespace {
 
-// Less than the server's limit gains nothing.
-constexpr absl::Duration kLongestPoll = absl::Seconds(5);
-
 v1::Member ToProto(const GroupMember& member) {
   v1::Member proto;
   proto.set_group(member.group);
@@ -42,15 +39,15 @@ class GrpcGroupClient final : public GroupClient {
     return Call("CreateGroup", request, &response);
   }
 
-  absl::StatusOr<WorkerGroup::Member> Join(const std::string& group,
-                                           uint32_t worker) override {
+  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                          uint32_t worker) override {
     v1::JoinRequest request;
     request.set_group(group);
     request.set_worker(worker);
     v1::JoinResponse response;
     TFSWITCH_RETURN_IF_ERROR(Call("Join", request, &response));
-    return WorkerGroup::Member{response.incarnation(), response.clock(),
-                               response.open_round()};
+    return WorkerGroup::Place{response.incarnation(), response.clock(),
+                              response.open_round()};
   }
 
   absl::Status Beat(const GroupMember& member) override {
@@ -149,12 +146,11 @@ class GrpcGroupClient final : public GroupClient {
                              v1::Coordination::service_full_name());
   }
 
-  // How long the server may hold the next poll: its answer must come within
-  // the client's timeout.
+  // How long the server may hold the next poll, if it does not set a limit
+  // itself: its answer must come within the client's timeout.
   int64_t NextPollMs(absl::Time deadline) const {
     const absl::Duration left =
-        std::min({kLongestPoll, connection_->options().timeout / 2,
-                  deadline - absl::Now()});
+        std::min(connection_->options().timeout / 2, deadline - absl::Now());
     return std::max<int64_t>(0, absl::ToInt64Milliseconds(left));
   }
 

@@ -53,13 +53,13 @@ absl::StatusOr<Coordinator::Group*> Coordinator::Find(
       absl::StrCat("no group '", group, "'; create it first"));
 }
 
-absl::StatusOr<WorkerGroup::Member> Coordinator::Join(const std::string& group,
-                                                      uint32_t worker) {
+absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
+                                                     uint32_t worker) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const absl::Time now = SteadyNow();
   found->state.Tick(now);
-  const WorkerGroup::Member member = found->state.Join(worker, now);
+  const WorkerGroup::Place member = found->state.Join(worker, now);
   found->changed.NotifyAll();
   return member;
 }

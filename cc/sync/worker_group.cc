@@ -66,7 +66,7 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
   return &it->second;
 }
 
-WorkerGroup::Member WorkerGroup::Join(uint32_t worker, absl::Time now) {
+WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now) {
   // Those who are waited for begin together; a late one begins as far as the
   // slowest, so that nobody has to wait for it to catch up.
   int64_t clock = workers_.empty() ? last_clock_ : SlowestClock();

@@ -85,7 +85,8 @@ struct Round {
 // Thread-compatible.
 class WorkerGroup {
  public:
-  struct Member {
+  // What a worker is given when it joins.
+  struct Place {
     uint64_t incarnation = 0;
     int64_t clock = 0;  // At which the worker begins.
     int64_t round = 0;  // The open one.
@@ -119,7 +120,7 @@ class WorkerGroup {
 
   // A worker that is there already has been started anew: its new incarnation
   // takes its place, and what the old one has contributed stands.
-  Member Join(uint32_t worker, absl::Time now);
+  Place Join(uint32_t worker, absl::Time now);
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
   // has to join again. FailedPrecondition if another incarnation is.

@@ -2,12 +2,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
-#include "cc/client/local_client.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+#include "cc/client/local_group_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,17 +19,73 @@ namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
+// Passes calls on, and counts the renewals of leases.
+class CountingGroups final : public GroupClient {
+ public:
+  explicit CountingGroups(std::unique_ptr<GroupClient> groups)
+      : groups_(std::move(groups)) {}
+
+  // Waits until `count` more leases have been renewed.
+  void WaitForBeats(int count) {
+    MutexLock lock(&mutex_);
+    const int wanted = num_beats_ + count;
+    while (num_beats_ < wanted) changed_.Wait(&mutex_);
+  }
+
+  absl::Status CreateGroup(const std::string& group,
+                           const WorkerGroupOptions& options) override {
+    return groups_->CreateGroup(group, options);
+  }
+  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                          uint32_t worker) override {
+    return groups_->Join(group, worker);
+  }
+  absl::Status Beat(const GroupMember& member) override {
+    absl::Status status = groups_->Beat(member);
+    MutexLock lock(&mutex_);
+    ++num_beats_;
+    changed_.NotifyAll();
+    return status;
+  }
+  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
+                                 int64_t round, double weight) override {
+    return groups_->Arrive(member, clock, round, weight);
+  }
+  absl::Status Leave(const GroupMember& member) override {
+    return groups_->Leave(member);
+  }
+  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
+                                     absl::Time deadline) override {
+    return groups_->WaitForRound(member, number, deadline);
+  }
+  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
+                           int64_t staleness, absl::Time deadline) override {
+    return groups_->WaitForTurn(member, clock, staleness, deadline);
+  }
+  absl::StatusOr<WorkerGroup::Stats> GroupStats(
+      const std::string& group) override {
+    return groups_->GroupStats(group);
+  }
+
+ private:
+  const std::unique_ptr<GroupClient> groups_;
+  Mutex mutex_;
+  CondVar changed_;
+  int num_beats_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
 class GroupSessionTest : public testing::Test {
  protected:
   std::unique_ptr<GroupSession> Join(uint32_t worker,
                                      const WorkerGroupOptions& options) {
-    auto session = GroupSession::Join(client_, "g", options, worker);
+    auto session = GroupSession::Join(groups_, "g", options, worker);
     EXPECT_TRUE(session.ok()) << session.status();
     return std::move(session).value();
   }
 
-  const std::shared_ptr<ParameterClient> client_ =
-      NewLocalClient(std::make_shared<Shard>(ShardOptions{}));
+  const std::shared_ptr<CountingGroups> groups_ =
+      std::make_shared<CountingGroups>(
+          NewLocalGroupClient(std::make_shared<Shard>(ShardOptions{})));
 };
 
 TEST_F(GroupSessionTest, WorkersContributeRoundByRound) {
@@ -50,7 +109,7 @@ TEST_F(GroupSessionTest, WorkersContributeRoundByRound) {
     });
   }
   for (std::thread& worker : workers) worker.join();
-  EXPECT_EQ(client_->groups().GroupStats("g")->num_active, 0);
+  EXPECT_EQ(groups_->GroupStats("g")->num_active, 0);
 }
 
 TEST_F(GroupSessionTest, AStepLongerThanTheLeaseIsNotDeath) {
@@ -59,16 +118,18 @@ TEST_F(GroupSessionTest, AStepLongerThanTheLeaseIsNotDeath) {
   const auto slow = Join(0, options);
   const auto fast = Join(1, options);
   ASSERT_TRUE(fast->EndStep(true, 1.0).ok());
-  absl::SleepFor(absl::Seconds(3));  // A step of the slow one.
+  // A step of the slow one: the two sessions renew six leases in the time that
+  // one lasts.
+  groups_->WaitForBeats(8);
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(fast->WaitForRound(kLong)->contributions.size(), 2u);
-  EXPECT_EQ(client_->groups().GroupStats("g")->expired, 0);
+  EXPECT_EQ(groups_->GroupStats("g")->expired, 0);
 }
 
 TEST_F(GroupSessionTest, OneGivenUpHearsOfItAndComesBack) {
   const auto session = Join(3, {});
   const GroupMember before = session->member();
-  ASSERT_TRUE(client_->groups().Leave(before).ok());
+  ASSERT_TRUE(groups_->Leave(before).ok());
 
   EXPECT_EQ(session->EndStep(true, 1.0).code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(session->Rejoin().ok());
@@ -91,7 +152,7 @@ TEST_F(GroupSessionTest, OneThatFellBehindGoesOnWithTheOpenRound) {
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(slow->WaitForRound(kLong)->number, 9);
   EXPECT_EQ(slow->round(), 10);
-  EXPECT_EQ(client_->groups().GroupStats("g")->dropped, 1);
+  EXPECT_EQ(groups_->GroupStats("g")->dropped, 1);
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(slow->WaitForRound(kLong)->contributions[0].worker, 1u);
 }
@@ -113,7 +174,7 @@ TEST_F(GroupSessionTest, OptionsMustBeThoseOfTheOthers) {
   const auto session = Join(0, {});
   WorkerGroupOptions other;
   other.num_workers = 7;
-  EXPECT_EQ(GroupSession::Join(client_, "g", other, 1).status().code(),
+  EXPECT_EQ(GroupSession::Join(groups_, "g", other, 1).status().code(),
             absl::StatusCode::kAlreadyExists);
 }
 

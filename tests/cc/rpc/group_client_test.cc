@@ -70,7 +70,7 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
       const auto client = Connect();
       GroupClient& groups = client->groups();
       ASSERT_TRUE(groups.CreateGroup("g", options).ok());
-      const WorkerGroup::Member joined = *groups.Join("g", w);
+      const WorkerGroup::Place joined = *groups.Join("g", w);
       const GroupMember member = {"g", w, joined.incarnation};
       int64_t round = joined.round;
       for (int64_t i = 0; i < 20 + 10 * w; ++i, ++round) {

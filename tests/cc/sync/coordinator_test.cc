@@ -29,7 +29,7 @@ absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
 // Trains `num_steps` steps in rounds; returns the rounds it waited for.
 std::vector<Round> TrainInRounds(Coordinator* coordinator, uint32_t worker,
                                  int num_steps) {
-  const WorkerGroup::Member member = *coordinator->Join("g", worker);
+  const WorkerGroup::Place member = *coordinator->Join("g", worker);
   std::vector<Round> rounds;
   int64_t round = member.round;
   for (int i = 0; i < num_steps; ++i) {
@@ -83,7 +83,7 @@ TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
   std::vector<std::thread> threads;
   for (uint32_t w = 0; w < kWorkers; ++w) {
     threads.emplace_back([&, w] {
-      const WorkerGroup::Member member = *coordinator.Join("g", w);
+      const WorkerGroup::Place member = *coordinator.Join("g", w);
       for (int64_t clock = 0; clock < kSteps; ++clock) {
         const absl::Status turn = coordinator.WaitForTurn(
             "g", w, member.incarnation, clock, kStaleness, Soon());
@@ -111,7 +111,7 @@ TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
 TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
-  const WorkerGroup::Member a = *coordinator.Join("g", 0);
+  const WorkerGroup::Place a = *coordinator.Join("g", 0);
   ASSERT_TRUE(coordinator.Join("g", 4).ok());
   ASSERT_TRUE(coordinator.Arrive("g", 0, a.incarnation, 0, 0, 1.0).ok());
 
@@ -132,7 +132,7 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
   options.lease = absl::Milliseconds(200);
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
-  const WorkerGroup::Member a = *coordinator.Join("g", 0);
+  const WorkerGroup::Place a = *coordinator.Join("g", 0);
   ASSERT_TRUE(coordinator.Join("g", 1).ok());  // And is never heard of again.
   ASSERT_TRUE(coordinator.Arrive("g", 0, a.incarnation, 0, 0, 1.0).ok());
   // The one that waits is alive, however long it takes.
@@ -146,7 +146,7 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
 TEST(CoordinatorTest, ShutdownEndsAllWaits) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
-  const WorkerGroup::Member a = *coordinator.Join("g", 0);
+  const WorkerGroup::Place a = *coordinator.Join("g", 0);
   std::thread waiting([&] {
     EXPECT_EQ(coordinator.WaitForRound("g", 0, a.incarnation, 0, Soon())
                   .status()

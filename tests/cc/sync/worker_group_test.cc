@@ -32,7 +32,7 @@ WorkerGroupOptions Options(uint32_t num_workers = 0) {
 struct Player {
   Player(WorkerGroup* of_group, uint32_t its_id, absl::Time now)
       : group(of_group), id(its_id) {
-    const WorkerGroup::Member member = group->Join(id, now);
+    const WorkerGroup::Place member = group->Join(id, now);
     incarnation = member.incarnation;
     clock = member.clock;
     round = member.round;
