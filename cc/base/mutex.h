@@ -6,6 +6,7 @@
 #ifndef TFSWITCH_CC_BASE_MUTEX_H_
 #define TFSWITCH_CC_BASE_MUTEX_H_
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>

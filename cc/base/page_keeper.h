@@ -4,9 +4,8 @@
 //   - It turns memory into huge pages and touches it shortly before it is used.
 //     To find and clear 2 MiB takes 0.2 ms, and about 5 ms in a virtual machine
 //     whose host has to provide the memory first.
-//   - It gives memory back that is no longer used, which takes up to 10 ms
-//   where
-//     the host has to hear of it.
+//   - It gives memory back that is no longer used: up to 10 ms where the host
+//     has to hear of it.
 //
 // It promises no time. Memory that it has not come to in time is used in small
 // pages, a few microseconds each, and it joins them into huge ones when it has

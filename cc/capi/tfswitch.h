@@ -6,9 +6,8 @@
 //   - libtfswitch_core.so exports one symbol, Tfswitch_GetApi. Open the library
 //     with OpenCore() of cc/capi/core_loader.h, never by linking to it.
 //   - Functions that can fail return 0 or an absl::StatusCode value, and write
-//   a
-//     NUL-terminated message to `error`, cut to TFSWITCH_ERROR_SIZE bytes. They
-//     never throw.
+//     to `error` a message that ends with NUL, cut to TFSWITCH_ERROR_SIZE.
+//     They never throw.
 //   - The caller owns every buffer it passes; nothing of it is retained after
 //     the call returns. Strings that the core returns are freed with
 //     free_string.
