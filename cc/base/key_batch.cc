@@ -197,6 +197,13 @@ void Scale(float factor, absl::Span<float> values) {
   for (float& value : values) value *= factor;
 }
 
+void AddScaled(absl::Span<const float> values, float factor,
+               absl::Span<float> sums) {
+  const float* const from = values.data();
+  float* const to = sums.data();
+  for (size_t i = 0; i < values.size(); ++i) to[i] += factor * from[i];
+}
+
 int64_t FindNonFinite(absl::Span<const float> values) {
   constexpr size_t kBlock = 4096;
   for (size_t begin = 0; begin < values.size(); begin += kBlock) {

@@ -55,6 +55,12 @@ bool SumByInverse(absl::Span<const int32_t> inverse, int dim,
 // Multiplies all values.
 void Scale(float factor, absl::Span<float> values);
 
+// Adds factor x values[i] to sums[i].
+//
+// REQUIRES: both have the same size.
+void AddScaled(absl::Span<const float> values, float factor,
+               absl::Span<float> sums);
+
 // The place of the first NaN or Inf, or -1.
 int64_t FindNonFinite(absl::Span<const float> values);
 

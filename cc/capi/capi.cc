@@ -21,6 +21,8 @@
 #include "cc/capi/json_reports.h"
 #include "cc/capi/tfswitch.h"
 #include "cc/client/checkpoints.h"
+#include "cc/client/dense_keys.h"
+#include "cc/client/worker_session.h"
 #include "cc/rpc/grpc_server.h"
 #include "cc/shard/shard.h"
 #include "cc/table/table_config.h"
@@ -172,6 +174,30 @@ absl::Status PullUnique(Tfswitch_Table& table, absl::Span<const Key> keys,
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::shared_ptr<WorkerSession>> FindWorker(
+    const Cluster& cluster) {
+  std::shared_ptr<WorkerSession> worker = cluster.worker();
+  if (worker != nullptr) return worker;
+  return absl::FailedPreconditionError(
+      "this process is no worker of a group; make a tfswitch.train.Worker "
+      "first");
+}
+
+// The step that a push belongs to, for tables that more than one worker trains
+// in an order.
+absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
+  const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
+  if (worker == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", table.config.name, "' has consistency ",
+        table.config.consistency.ToString(),
+        ", so it is trained by a group of workers, and this process is none; "
+        "make a tfswitch.train.Worker first"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(worker->CheckTable(table.config));
+  return worker->CurrentStep();
+}
+
 absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
                           absl::Span<const float> gradients,
                           std::shared_ptr<const void> gradients_owner,
@@ -189,6 +215,9 @@ absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
   args.keys_are_unique = true;
   args.id = table.cluster->NextPushId();
   args.threads = threads;
+  if (table.config.consistency.kind != ConsistencyKind::kAsp) {
+    TFSWITCH_ASSIGN_OR_RETURN(args.step, StepOf(table));
+  }
   TFSWITCH_ASSIGN_OR_RETURN(const PushResult pushed,
                             table.cluster->client().Push(args));
   result->updated_rows = pushed.updated_rows;
@@ -456,21 +485,85 @@ int PushUniqueC(Tfswitch_Table* table, const int64_t* unique_keys,
   });
 }
 
+AssignArgs MakeAssignArgs(const Tfswitch_Table& table, const int64_t* keys,
+                          size_t num_keys, const float* embeddings) {
+  AssignArgs args;
+  args.table = table.config.name;
+  args.dim = table.config.dim;
+  args.keys = Keys(keys, num_keys);
+  args.embeddings =
+      absl::MakeConstSpan(embeddings, num_keys * table.config.dim);
+  return args;
+}
+
 int Assign(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
            const float* embeddings, const float* slots, char* error) {
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
     if (num_keys == 0) return absl::OkStatus();
-    AssignArgs args;
-    args.table = table->config.name;
-    args.dim = table->config.dim;
-    args.keys = Keys(keys, num_keys);
-    args.embeddings =
-        absl::MakeConstSpan(embeddings, num_keys * table->config.dim);
+    AssignArgs args = MakeAssignArgs(*table, keys, num_keys, embeddings);
     if (slots != nullptr) {
       args.slots = absl::MakeConstSpan(slots, num_keys * table->slot_floats);
     }
-    return table->cluster->client().Assign(args);
+    return table->cluster->client().Assign(args).status();
+  });
+}
+
+int AssignMissing(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+                  const float* embeddings, int64_t* assigned_rows,
+                  char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    *assigned_rows = 0;
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
+    if (num_keys == 0) return absl::OkStatus();
+    AssignArgs args = MakeAssignArgs(*table, keys, num_keys, embeddings);
+    args.only_missing = true;
+    TFSWITCH_ASSIGN_OR_RETURN(const AssignResult result,
+                              table->cluster->client().Assign(args));
+    *assigned_rows = result.assigned_rows;
+    return absl::OkStatus();
+  });
+}
+
+void DenseKeysC(const Tfswitch_Table* table, size_t num_blocks, int64_t* keys) {
+  DenseKeys(table->config.num_virtual_shards, absl::MakeSpan(keys, num_blocks));
+}
+
+int JoinGroup(Tfswitch_Cluster* cluster, const char* options_json,
+              char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const WorkerOptions options,
+                              WorkerOptionsFromJson(options_json));
+    return cluster->cluster->Join(options);
+  });
+}
+
+absl::Status EndStepOf(const Cluster& cluster, double weight) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(cluster));
+  return worker->EndStep(weight);
+}
+
+int EndStep(Tfswitch_Cluster* cluster, double weight, char* error) {
+  return Guarded(error, [&] { return EndStepOf(*cluster->cluster, weight); });
+}
+
+int TableEndStep(Tfswitch_Table* table, double weight, char* error) {
+  return Guarded(error, [&] { return EndStepOf(*table->cluster, weight); });
+}
+
+int LeaveGroup(Tfswitch_Cluster* cluster, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    return worker->Leave();
+  });
+}
+
+int WorkerReport(Tfswitch_Cluster* cluster, char** json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    TFSWITCH_ASSIGN_OR_RETURN(const WorkerSession::Report report,
+                              worker->GetReport());
+    return HandOver(WorkerReportToJson(report), json);
   });
 }
 
@@ -563,6 +656,13 @@ constexpr Tfswitch_Api kApi = {
     StopServer,
     DeleteServer,
     TableName,
+    DenseKeysC,
+    AssignMissing,
+    JoinGroup,
+    EndStep,
+    TableEndStep,
+    LeaveGroup,
+    WorkerReport,
 };
 
 }  // namespace

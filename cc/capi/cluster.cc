@@ -131,4 +131,19 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
   return cluster;
 }
 
+absl::Status Cluster::Join(const WorkerOptions& options) {
+  std::shared_ptr<WorkerSession> former = worker();
+  if (former != nullptr) TFSWITCH_RETURN_IF_ERROR(former->Leave());
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSession> joined,
+                            WorkerSession::Join(client_, options));
+  MutexLock lock(&mutex_);
+  worker_.swap(joined);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<WorkerSession> Cluster::worker() const {
+  MutexLock lock(&mutex_);
+  return worker_;
+}
+
 }  // namespace tfswitch

@@ -12,7 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "cc/base/mutex.h"
 #include "cc/client/parameter_client.h"
+#include "cc/client/worker_session.h"
 
 namespace tfswitch {
 
@@ -38,6 +40,11 @@ class Cluster {
       const std::string& address, absl::Duration timeout);
 
   ParameterClient& client() { return *client_; }
+  // Joins a group as a worker; what this process was before leaves.
+  absl::Status Join(const WorkerOptions& options);
+  // Who trains here; null if Join() was not called.
+  std::shared_ptr<WorkerSession> worker() const;
+
   int num_shards() const { return num_shards_; }
   bool is_remote() const { return is_remote_; }
 
@@ -51,13 +58,16 @@ class Cluster {
           bool is_remote);
 
   // Constant after construction.
-  const std::unique_ptr<ParameterClient> client_;
+  const std::shared_ptr<ParameterClient> client_;
   const int num_shards_;
   const bool is_remote_;
   const uint64_t client_id_;
 
   // Has its own synchronisation.
   std::atomic<uint64_t> next_sequence_{1};
+
+  mutable Mutex mutex_;
+  std::shared_ptr<WorkerSession> worker_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

@@ -3,6 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "cc/base/status_macros.h"
 #include "nlohmann/json.hpp"
 
 namespace tfswitch {
@@ -54,6 +57,76 @@ absl::StatusOr<std::vector<std::string>> NamesFromJson(
     names.push_back(name.get<std::string>());
   }
   return names;
+}
+
+absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {
+  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const auto bad = [&json](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker options: ", why, ". Received: ", json));
+  };
+  if (!parsed.is_object()) return bad("expected a JSON object");
+  WorkerOptions options;
+  absl::Status status;
+  // `field` as a number in [0, max]; `value` stays if it is absent.
+  const auto read = [&](const char* field, double max, auto set) {
+    const auto it = parsed.find(field);
+    if (it == parsed.end()) return;
+    if (!it->is_number() || !(it->get<double>() >= 0.0) ||
+        it->get<double>() > max) {
+      status.Update(
+          bad(absl::StrCat("'", field, "' must be a number from 0 to ", max)));
+      return;
+    }
+    set(it->get<double>());
+  };
+  constexpr double kMaxWorkers = 1e6;
+  constexpr double kMaxSeconds = 1e9;
+  read("worker", kMaxWorkers,
+       [&](double v) { options.worker = static_cast<uint32_t>(v); });
+  WorkerGroupOptions& group = options.group_options;
+  read("num_workers", kMaxWorkers,
+       [&](double v) { group.num_workers = static_cast<uint32_t>(v); });
+  read("lease_s", kMaxSeconds,
+       [&](double v) { group.lease = absl::Seconds(v); });
+  read("join_timeout_s", kMaxSeconds,
+       [&](double v) { group.join_timeout = absl::Seconds(v); });
+  read("wait_timeout_s", kMaxSeconds,
+       [&](double v) { options.wait_timeout = absl::Seconds(v); });
+  TFSWITCH_RETURN_IF_ERROR(status);
+  const auto name = parsed.find("group");
+  if (name == parsed.end() || !name->is_string()) {
+    return bad("'group' must be a string");
+  }
+  options.group = name->get<std::string>();
+  if (const auto it = parsed.find("consistency"); it != parsed.end()) {
+    TFSWITCH_RETURN_IF_ERROR(
+        ConsistencyFromJson(it->dump(), &options.consistency));
+  }
+  group.settings = options.consistency.ToString();
+  return options;
+}
+
+std::string WorkerReportToJson(const WorkerSession::Report& report) {
+  const WorkerGroup::Stats& workers = report.group;
+  std::vector<int64_t> staleness = workers.staleness;
+  while (!staleness.empty() && staleness.back() == 0) staleness.pop_back();
+  return Dump({{"group", report.member.group},
+               {"worker", report.member.worker},
+               {"clock", report.clock},
+               {"dropped_steps", report.dropped},
+               {"waits",
+                {{"count", report.waits.count},
+                 {"total_s", absl::ToDoubleSeconds(report.waits.total)},
+                 {"longest_s", absl::ToDoubleSeconds(report.waits.longest)}}},
+               {"workers",
+                {{"active", workers.num_active},
+                 {"rounds", workers.rounds},
+                 {"contributions", workers.contributions},
+                 {"dropped", workers.dropped},
+                 {"expired", workers.expired},
+                 {"rejoined", workers.rejoined},
+                 {"staleness", staleness}}}});
 }
 
 }  // namespace tfswitch

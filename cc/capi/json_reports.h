@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/parameter_client.h"
+#include "cc/client/worker_session.h"
 
 namespace tfswitch {
 
@@ -21,6 +22,10 @@ std::string CheckpointReportToJson(const CheckpointReport& report);
 // A JSON list of strings; an empty text is an empty list. InvalidArgument if
 // it is anything else.
 absl::StatusOr<std::vector<std::string>> NamesFromJson(const std::string& json);
+
+// See join_group and worker_report of cc/capi/tfswitch.h.
+absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json);
+std::string WorkerReportToJson(const WorkerSession::Report& report);
 
 }  // namespace tfswitch
 

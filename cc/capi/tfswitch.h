@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // Grows when a function changes or goes; new ones are added at the end.
-#define TFSWITCH_API_VERSION 2
+#define TFSWITCH_API_VERSION 3
 #define TFSWITCH_ERROR_SIZE 2048
 
 typedef struct Tfswitch_Cluster Tfswitch_Cluster;
@@ -159,6 +159,32 @@ typedef struct Tfswitch_Api {
 
   // The table's name; valid until close_table.
   const char* (*table_name)(const Tfswitch_Table* table);
+
+  // --- Dense tables: a model's variables as rows of a table ---------------
+  // The keys of the `num_blocks` blocks of a dense table.
+  void (*dense_keys)(const Tfswitch_Table* table, size_t num_blocks,
+                     int64_t* keys);
+  // As assign(), leaving rows alone that are there; says how many were set.
+  int (*assign_missing)(Tfswitch_Table* table, const int64_t* keys,
+                        size_t num_keys, const float* embeddings,
+                        int64_t* assigned_rows, char* error);
+
+  // --- Training with other workers ----------------------------------------
+  // Joins a group as one of its workers. `options_json`: {"group", "worker",
+  // "num_workers", "lease_s", "join_timeout_s", "wait_timeout_s",
+  // "consistency": as in a table's config}. A cluster has one worker at a time:
+  // what was there before leaves.
+  int (*join_group)(Tfswitch_Cluster* cluster, const char* options_json,
+                    char* error);
+  // Ends a step of `weight` samples and waits as the consistency says. What was
+  // pushed to bsp tables since the last end of a step belongs to it.
+  int (*end_step)(Tfswitch_Cluster* cluster, double weight, char* error);
+  int (*table_end_step)(Tfswitch_Table* table, double weight, char* error);
+  // Nobody waits for this worker any more. The next step joins again.
+  int (*leave_group)(Tfswitch_Cluster* cluster, char* error);
+  // {"group": name, "worker": n, "clock": n, "dropped_steps": n, "waits":
+  // {"count", "total_s", "longest_s"}, "workers": {...}}
+  int (*worker_report)(Tfswitch_Cluster* cluster, char** json, char* error);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

@@ -481,7 +481,7 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
     const auto assign = [&table](absl::Span<const Key> k,
                                  absl::Span<const float> e,
                                  absl::Span<const float> s) {
-      return s.empty() ? table.Assign(k, e) : table.AssignRows(k, e, s);
+      return table.AssignRows(k, e, s).status();
     };
     if (num_shards == 1) {
       TFSWITCH_RETURN_IF_ERROR(assign(

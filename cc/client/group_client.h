@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,6 +21,13 @@ struct GroupMember {
   std::string group;
   uint32_t worker = 0;
   uint64_t incarnation = 0;
+};
+
+// What ArriveAndWait() has come to.
+struct Arrival {
+  int64_t open_round = 0;
+  std::optional<Round> round;  // The one waited for, if it has closed.
+  bool may_proceed = false;
 };
 
 // The calls of Coordinator, with its errors and, over a network, Unavailable or
@@ -38,6 +46,14 @@ class GroupClient {
   virtual absl::StatusOr<int64_t> Arrive(const GroupMember& member,
                                          int64_t clock, int64_t round,
                                          double weight) = 0;
+  // The same, and waits in the same call, for a while that the implementation
+  // chooses: until the round has closed that a contribution went to, or without
+  // one until the next step may begin with `staleness`.
+  virtual absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
+                                                int64_t clock, int64_t round,
+                                                double weight,
+                                                int64_t staleness,
+                                                absl::Time deadline) = 0;
   virtual absl::Status Leave(const GroupMember& member) = 0;
 
   // DeadlineExceeded, saying whom it waited for, when the deadline comes.

@@ -75,11 +75,51 @@ absl::Status GroupSession::EndStep(bool contributes, double weight) {
       const int64_t open_round,
       groups_->Arrive(member(), clock(),
                       contributes ? round() : WorkerGroup::kNoRound, weight));
+  Advance(contributes, open_round);
+  return absl::OkStatus();
+}
+
+void GroupSession::Advance(bool contributes, int64_t open_round) {
   MutexLock lock(&mutex_);
   ++clock_;
   // A contributor asks for its round by number and goes on from there; one that
   // came rounds too late leaves out those that it has missed.
   round_ = contributes ? std::max(round_, open_round - 1) : open_round;
+}
+
+absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
+    double weight, absl::Duration timeout) {
+  if (is_waiting()) return WaitForRound(timeout);
+  const absl::Time start = absl::Now();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      Arrival arrival,
+      groups_->ArriveAndWait(member(), clock(), round(), weight,
+                             /*staleness=*/0, start + timeout));
+  Advance(/*contributes=*/true, arrival.open_round);
+  SetWaiting(!arrival.round.has_value());
+  if (!arrival.round.has_value()) {
+    return WaitForRound(start + timeout - absl::Now());
+  }
+  CountWait(absl::Now() - start);
+  MutexLock lock(&mutex_);
+  ++round_;
+  return *std::move(arrival.round);
+}
+
+absl::Status GroupSession::EndStepAndWaitForTurn(int64_t staleness,
+                                                 absl::Duration timeout) {
+  if (is_waiting()) return WaitForTurn(staleness, timeout);
+  const absl::Time start = absl::Now();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Arrival arrival,
+      groups_->ArriveAndWait(member(), clock(), WorkerGroup::kNoRound,
+                             /*weight=*/0.0, staleness, start + timeout));
+  Advance(/*contributes=*/false, arrival.open_round);
+  SetWaiting(!arrival.may_proceed);
+  if (!arrival.may_proceed) {
+    return WaitForTurn(staleness, start + timeout - absl::Now());
+  }
+  CountWait(absl::Now() - start);
   return absl::OkStatus();
 }
 
@@ -90,6 +130,7 @@ absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
   CountWait(absl::Now() - start);
   TFSWITCH_RETURN_IF_ERROR(closed.status());
   MutexLock lock(&mutex_);
+  is_waiting_ = false;
   ++round_;
   return closed;
 }
@@ -100,6 +141,7 @@ absl::Status GroupSession::WaitForTurn(int64_t staleness,
   absl::Status status =
       groups_->WaitForTurn(member(), clock(), staleness, start + timeout);
   CountWait(absl::Now() - start);
+  if (status.ok()) SetWaiting(false);
   return status;
 }
 
@@ -113,6 +155,7 @@ absl::Status GroupSession::Rejoin() {
   member_.incarnation = joined.incarnation;
   clock_ = joined.clock;
   round_ = joined.round;
+  is_waiting_ = false;
   has_left_ = false;
   return absl::OkStatus();
 }
@@ -124,10 +167,22 @@ absl::Status GroupSession::Leave() {
     if (has_left_) return absl::OkStatus();
     leaving = member_;
   }
-  TFSWITCH_RETURN_IF_ERROR(groups_->Leave(leaving));
+  // A server that was started again does not know the group; nobody waits.
+  const absl::Status left = groups_->Leave(leaving);
+  if (!absl::IsNotFound(left)) TFSWITCH_RETURN_IF_ERROR(left);
   MutexLock lock(&mutex_);
   has_left_ = true;
   return absl::OkStatus();
+}
+
+bool GroupSession::is_waiting() const {
+  MutexLock lock(&mutex_);
+  return is_waiting_;
+}
+
+void GroupSession::SetWaiting(bool is_waiting) {
+  MutexLock lock(&mutex_);
+  is_waiting_ = is_waiting;
 }
 
 GroupSession::Waits GroupSession::waits() const {

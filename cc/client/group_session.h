@@ -52,6 +52,12 @@ class GroupSession {
   // NotFound if the group has given this worker up: call Rejoin().
   absl::Status EndStep(bool contributes, double weight);
 
+  // EndStep(), and then WaitForRound() or WaitForTurn(), in fewer calls of the
+  // server. If the wait failed, calling again only waits: the step has ended.
+  absl::StatusOr<Round> EndStepAndWaitForRound(double weight,
+                                               absl::Duration timeout);
+  absl::Status EndStepAndWaitForTurn(int64_t staleness, absl::Duration timeout);
+
   // Waits until round(), to which the step before has contributed, has closed.
   // For one that contributed to a round that had closed it is the last one that
   // has.
@@ -72,6 +78,10 @@ class GroupSession {
   GroupSession(std::shared_ptr<GroupClient> groups, std::string group,
                const WorkerGroupOptions& options, uint32_t worker);
 
+  // What the end of a step has changed.
+  void Advance(bool contributes, int64_t open_round);
+  bool is_waiting() const;
+  void SetWaiting(bool is_waiting);
   void KeepAlive();
   void CountWait(absl::Duration waited);
 
@@ -84,6 +94,8 @@ class GroupSession {
   GroupMember member_ ABSL_GUARDED_BY(mutex_);
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
+  // A step has ended, and what it waits for has not come.
+  bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   Waits waits_ ABSL_GUARDED_BY(mutex_);

@@ -55,8 +55,17 @@ class LocalClient : public ParameterClient {
     return Done(PushNow(args, result));
   }
 
-  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) override {
-    return Done(AssignNow(args));
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
+                                           AssignResult* result) override {
+    return Done(AssignNow(args, result));
+  }
+
+  std::unique_ptr<PendingCall> StartCommitRound(int, const std::string& group,
+                                                const Round& round,
+                                                int64_t* committed) override {
+    const absl::StatusOr<int64_t> last = shard_->CommitRound(group, round);
+    *committed = last.value_or(WorkerGroup::kNoRound);
+    return Done(last.status());
   }
 
   absl::StatusOr<int64_t> Erase(const std::string& table,
@@ -121,6 +130,7 @@ class LocalClient : public ParameterClient {
     push.keys_are_unique = args.keys_are_unique;
     push.client_id = args.id.client_id;
     push.sequence = args.id.sequence;
+    push.step = args.step;
     push.threads = args.threads;
     TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                               shard_->Push(*table, push));
@@ -129,9 +139,12 @@ class LocalClient : public ParameterClient {
     return absl::OkStatus();
   }
 
-  absl::Status AssignNow(const AssignArgs& args) {
+  absl::Status AssignNow(const AssignArgs& args, AssignResult* result) {
     TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
-    return shard_->Assign(*table, args.keys, args.embeddings, args.slots);
+    TFSWITCH_ASSIGN_OR_RETURN(result->assigned_rows,
+                              shard_->Assign(*table, args.keys, args.embeddings,
+                                             args.slots, args.only_missing));
+    return absl::OkStatus();
   }
 
   const std::shared_ptr<Shard> shard_;

@@ -37,6 +37,20 @@ class LocalGroupClient final : public GroupClient {
                           clock, round, weight);
   }
 
+  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
+                                        int64_t clock, int64_t round,
+                                        double weight, int64_t staleness,
+                                        absl::Time deadline) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    Arrival arrival;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        arrival.open_round,
+        groups->Arrive(member.group, member.worker, member.incarnation, clock,
+                       round, weight));
+    // There is no way to save: WaitForRound() and WaitForTurn() come next.
+    return arrival;
+  }
+
   absl::Status Leave(const GroupMember& member) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
     return groups->Leave(member.group, member.worker, member.incarnation);

@@ -10,4 +10,10 @@ absl::StatusOr<PushResult> ParameterClient::Push(const PushArgs& args) {
   return result;
 }
 
+absl::StatusOr<AssignResult> ParameterClient::Assign(const AssignArgs& args) {
+  AssignResult result;
+  TFSWITCH_RETURN_IF_ERROR(StartAssign(args, &result)->Wait());
+  return result;
+}
+
 }  // namespace tfswitch

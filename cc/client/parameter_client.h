@@ -56,6 +56,7 @@ struct PushArgs {
   bool insert_missing = false;
   bool keys_are_unique = false;
   PushId id;
+  StepTag step;                          // For a bsp table.
   const LentThreads* threads = nullptr;  // As for a pull.
 };
 
@@ -70,6 +71,11 @@ struct AssignArgs {
   absl::Span<const Key> keys;
   absl::Span<const float> embeddings;  // keys.size() x dim.
   absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
+  bool only_missing = false;           // Leave rows alone that are there.
+};
+
+struct AssignResult {
+  int64_t assigned_rows = 0;
 };
 
 struct SaveShardArgs {
@@ -115,11 +121,21 @@ class ParameterClient {
       const PullArgs& args, absl::Span<float> embeddings) = 0;
 
   // Starts to apply one optimizer step per key. Nothing is applied if any
-  // gradient is NaN or Inf (InvalidArgument naming the key).
+  // gradient is NaN or Inf (InvalidArgument naming the key). To a bsp table it
+  // stages the gradients under args.step, until the round is committed.
   virtual std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
                                                  PushResult* result) = 0;
 
-  virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) = 0;
+  virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
+                                                   AssignResult* result) = 0;
+
+  // Starts to apply a closed round; *committed becomes the last round that was
+  // applied. See Shard::CommitRound. Called for each shard by itself, as the
+  // rounds that are missing may differ.
+  virtual int num_shards() const { return 1; }
+  virtual std::unique_ptr<PendingCall> StartCommitRound(
+      int shard, const std::string& group, const Round& round,
+      int64_t* committed) = 0;
 
   virtual absl::StatusOr<int64_t> Erase(const std::string& table,
                                         absl::Span<const Key> keys) = 0;
@@ -152,9 +168,7 @@ class ParameterClient {
     return StartPull(args, embeddings)->Wait();
   }
   absl::StatusOr<PushResult> Push(const PushArgs& args);
-  absl::Status Assign(const AssignArgs& args) {
-    return StartAssign(args)->Wait();
-  }
+  absl::StatusOr<AssignResult> Assign(const AssignArgs& args);
 };
 
 }  // namespace tfswitch

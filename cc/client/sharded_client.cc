@@ -21,6 +21,7 @@ struct Part {
   std::shared_ptr<float[]> values;  // keys.size() x dim: to send or received.
   std::shared_ptr<float[]> slots;
   PushResult push_result;
+  AssignResult assign_result;
   std::unique_ptr<PendingCall> call;
 };
 
@@ -90,26 +91,32 @@ class SplitPull : public PendingCall {
   const absl::Span<float> embeddings_;
 };
 
+// A push or an assignment.
+template <typename Result>
 class SplitWrite : public PendingCall {
  public:
-  SplitWrite(std::vector<Part> parts, PushResult* result)
+  SplitWrite(std::vector<Part> parts, Result* result)
       : parts_(std::move(parts)), result_(result) {}
 
   absl::Status Wait() override {
     TFSWITCH_RETURN_IF_ERROR(WaitForAll(parts_));
-    if (result_ == nullptr) return absl::OkStatus();
-    for (const Part& part : parts_) {
-      result_->updated_rows += part.push_result.updated_rows;
-      result_->duplicate = result_->duplicate || part.push_result.duplicate;
-    }
+    for (const Part& part : parts_) AddResult(part, result_);
     return absl::OkStatus();
   }
 
   std::vector<Part>& parts() { return parts_; }
 
  private:
+  static void AddResult(const Part& part, PushResult* sum) {
+    sum->updated_rows += part.push_result.updated_rows;
+    sum->duplicate = sum->duplicate || part.push_result.duplicate;
+  }
+  static void AddResult(const Part& part, AssignResult* sum) {
+    sum->assigned_rows += part.assign_result.assigned_rows;
+  }
+
   std::vector<Part> parts_;
-  PushResult* const result_;
+  Result* const result_;
 };
 
 class ShardedClient : public ParameterClient {
@@ -195,7 +202,7 @@ class ShardedClient : public ParameterClient {
     }
     absl::StatusOr<uint32_t> num_virtual = NumVirtualShards(args.table);
     if (!num_virtual.ok()) return Done(num_virtual.status());
-    auto push = std::make_unique<SplitWrite>(
+    auto push = std::make_unique<SplitWrite<PushResult>>(
         SplitByOwner(args.keys, *num_virtual, shards_.size()), result);
     for (size_t i = 0; i < shards_.size(); ++i) {
       Part& part = push->parts()[i];
@@ -211,8 +218,20 @@ class ShardedClient : public ParameterClient {
     return push;
   }
 
-  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) override {
-    if (shards_.size() == 1) return shards_[0]->StartAssign(args);
+  int num_shards() const override { return static_cast<int>(shards_.size()); }
+
+  std::unique_ptr<PendingCall> StartCommitRound(int shard,
+                                                const std::string& group,
+                                                const Round& round,
+                                                int64_t* committed) override {
+    return shards_[static_cast<size_t>(shard)]->StartCommitRound(
+        0, group, round, committed);
+  }
+
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
+                                           AssignResult* result) override {
+    *result = AssignResult();
+    if (shards_.size() == 1) return shards_[0]->StartAssign(args, result);
     if (absl::Status status = CheckSize(args.table, args.keys.size(), args.dim,
                                         args.embeddings.size());
         !status.ok()) {
@@ -233,8 +252,8 @@ class ShardedClient : public ParameterClient {
     }
     absl::StatusOr<uint32_t> num_virtual = NumVirtualShards(args.table);
     if (!num_virtual.ok()) return Done(num_virtual.status());
-    auto assign = std::make_unique<SplitWrite>(
-        SplitByOwner(args.keys, *num_virtual, shards_.size()), nullptr);
+    auto assign = std::make_unique<SplitWrite<AssignResult>>(
+        SplitByOwner(args.keys, *num_virtual, shards_.size()), result);
     for (size_t i = 0; i < shards_.size(); ++i) {
       Part& part = assign->parts()[i];
       if (part.keys.empty()) continue;
@@ -248,7 +267,7 @@ class ShardedClient : public ParameterClient {
         part_args.slots = absl::MakeConstSpan(part.slots.get(),
                                               part.keys.size() * slot_floats);
       }
-      part.call = shards_[i]->StartAssign(part_args);
+      part.call = shards_[i]->StartAssign(part_args, &part.assign_result);
     }
     return assign;
   }

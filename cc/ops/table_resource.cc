@@ -130,6 +130,11 @@ absl::Status TableResource::Size(int64_t* num_rows) const {
   return ToStatus(api_->table_size(table_, num_rows, error), error);
 }
 
+absl::Status TableResource::EndStep(double weight) const {
+  char error[TFSWITCH_ERROR_SIZE] = "";
+  return ToStatus(api_->table_end_step(table_, weight, error), error);
+}
+
 absl::Status LookupTable(OpKernelContext* context,
                          RefCountPtr<TableResource>* table) {
   return tensorflow::LookupResource(
@@ -159,6 +164,19 @@ void RunAsync(OpKernelContext* context, RefCountPtr<TableResource> table,
       finish(call(*resource));
     });
   }
+}
+
+void RunApart(OpKernelContext* context, RefCountPtr<TableResource> table,
+              std::function<absl::Status(const TableResource&)> call,
+              tensorflow::AsyncOpKernel::DoneCallback done) {
+  TableResource* resource = table.release();
+  BlockingThreads::Get().Schedule(
+      [context, resource, call = std::move(call), done = std::move(done)] {
+        const absl::Status status = call(*resource);
+        resource->Unref();
+        OP_REQUIRES_OK_ASYNC(context, status, done);
+        done();
+      });
 }
 
 Tfswitch_Threads DeviceThreads(OpKernelContext* context) {

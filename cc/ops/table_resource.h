@@ -65,6 +65,7 @@ class TableResource : public tensorflow::ResourceBase {
                           Tfswitch_PushResult* result,
                           const Tfswitch_Threads& threads) const;
   absl::Status Size(int64_t* num_rows) const;
+  absl::Status EndStep(double weight) const;
 
  private:
   TableResource(const Tfswitch_Api* api, Tfswitch_Table* table,
@@ -93,6 +94,13 @@ absl::Status LookupTable(tensorflow::OpKernelContext* context,
 // call; the others wait on threads of tfswitch, so that ops of many tables hold
 // one of TensorFlow's threads and no more.
 void RunAsync(tensorflow::OpKernelContext* context,
+              tensorflow::core::RefCountPtr<TableResource> table,
+              std::function<absl::Status(const TableResource&)> call,
+              tensorflow::AsyncOpKernel::DoneCallback done);
+
+// The same for a call that waits for other workers: never on TensorFlow's
+// threads, which those may need to get on.
+void RunApart(tensorflow::OpKernelContext* context,
               tensorflow::core::RefCountPtr<TableResource> table,
               std::function<absl::Status(const TableResource&)> call,
               tensorflow::AsyncOpKernel::DoneCallback done);

@@ -19,7 +19,8 @@ StepKind KindOf(const OptimizerConfig& config) {
     return sgd->nesterov ? StepKind::kNesterov : StepKind::kMomentum;
   }
   if (std::holds_alternative<AdagradConfig>(config)) return StepKind::kAdagrad;
-  return StepKind::kAdam;
+  if (std::holds_alternative<AdamConfig>(config)) return StepKind::kAdam;
+  return StepKind::kAdamW;
 }
 
 // 1 - beta, as Keras has it: there beta is a Python float, 0.999 and not the
@@ -52,6 +53,7 @@ int SlotFloats(const OptimizerConfig& config, int dim) {
     case StepKind::kAdagrad:
       return dim;
     case StepKind::kAdam:
+    case StepKind::kAdamW:
       return 2 * dim + 1;
   }
   return 0;
@@ -66,7 +68,13 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
     params_.epsilon = adagrad->epsilon;
     initial_slot_ = adagrad->initial_accumulator_value;
   } else {
-    const auto& adam = std::get<AdamConfig>(config);
+    AdamConfig adam;
+    if (const auto* adamw = std::get_if<AdamWConfig>(&config)) {
+      adam = {adamw->beta_1, adamw->beta_2, adamw->epsilon};
+      params_.weight_decay = adamw->weight_decay;
+    } else {
+      adam = std::get<AdamConfig>(config);
+    }
     params_.beta_1 = adam.beta_1;
     params_.beta_2 = adam.beta_2;
     params_.epsilon = adam.epsilon;

@@ -4,7 +4,7 @@
 //
 //   sgd       no slots, or velocity[dim] with momentum
 //   adagrad   accumulator[dim]
-//   adam      m[dim], v[dim], steps[1]
+//   adam, adamw   m[dim], v[dim], steps[1]
 //
 // The formulas are those of Keras 3, operation by operation in float32. Adam
 // counts the steps of each row, where Keras counts those of the variable: a row
@@ -24,11 +24,12 @@ namespace tfswitch {
 struct OptimizerParams {
   int dim = 0;
   float momentum = 0.0f;  // sgd
-  float epsilon = 0.0f;   // adagrad, adam
-  float beta_1 = 0.0f;    // adam
+  float epsilon = 0.0f;   // adagrad, adam, adamw
+  float beta_1 = 0.0f;    // adam, adamw
   float beta_2 = 0.0f;
   float one_minus_beta_1 = 0.0f;
   float one_minus_beta_2 = 0.0f;
+  float weight_decay = 0.0f;  // adamw
   // Adam's sqrt(1 - beta_2^t) / (1 - beta_1^t) for t < num_corrections.
   const float* corrections = nullptr;
   int num_corrections = 0;

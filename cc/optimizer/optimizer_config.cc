@@ -31,7 +31,8 @@ absl::Status CheckNonNegative(absl::string_view field, float value) {
 std::string OptimizerName(const OptimizerConfig& config) {
   if (std::holds_alternative<SgdConfig>(config)) return "sgd";
   if (std::holds_alternative<AdagradConfig>(config)) return "adagrad";
-  return "adam";
+  if (std::holds_alternative<AdamConfig>(config)) return "adam";
+  return "adamw";
 }
 
 absl::Status ValidateOptimizerConfig(const OptimizerConfig& config) {
@@ -46,10 +47,17 @@ absl::Status ValidateOptimizerConfig(const OptimizerConfig& config) {
                          adagrad->initial_accumulator_value));
     return CheckNonNegative("adagrad.epsilon", adagrad->epsilon);
   }
-  const auto& adam = std::get<AdamConfig>(config);
-  TFSWITCH_RETURN_IF_ERROR(CheckDecay("adam.beta_1", adam.beta_1));
-  TFSWITCH_RETURN_IF_ERROR(CheckDecay("adam.beta_2", adam.beta_2));
-  return CheckNonNegative("adam.epsilon", adam.epsilon);
+  if (const auto* adam = std::get_if<AdamConfig>(&config)) {
+    TFSWITCH_RETURN_IF_ERROR(CheckDecay("adam.beta_1", adam->beta_1));
+    TFSWITCH_RETURN_IF_ERROR(CheckDecay("adam.beta_2", adam->beta_2));
+    return CheckNonNegative("adam.epsilon", adam->epsilon);
+  }
+  const auto& adamw = std::get<AdamWConfig>(config);
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckNonNegative("adamw.weight_decay", adamw.weight_decay));
+  TFSWITCH_RETURN_IF_ERROR(CheckDecay("adamw.beta_1", adamw.beta_1));
+  TFSWITCH_RETURN_IF_ERROR(CheckDecay("adamw.beta_2", adamw.beta_2));
+  return CheckNonNegative("adamw.epsilon", adamw.epsilon);
 }
 
 }  // namespace tfswitch

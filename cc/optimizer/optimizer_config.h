@@ -41,9 +41,24 @@ struct AdamConfig {
   }
 };
 
-using OptimizerConfig = std::variant<SgdConfig, AdagradConfig, AdamConfig>;
+// Adam with weight decay beside the gradient (Loshchilov and Hutter, 2019).
+struct AdamWConfig {
+  float weight_decay = 0.004f;
+  float beta_1 = 0.9f;
+  float beta_2 = 0.999f;
+  float epsilon = 1e-7f;
 
-// "sgd", "adagrad" or "adam": the name in protos, checkpoints and messages.
+  bool operator==(const AdamWConfig& o) const {
+    return weight_decay == o.weight_decay && beta_1 == o.beta_1 &&
+           beta_2 == o.beta_2 && epsilon == o.epsilon;
+  }
+};
+
+using OptimizerConfig =
+    std::variant<SgdConfig, AdagradConfig, AdamConfig, AdamWConfig>;
+
+// "sgd", "adagrad", "adam" or "adamw": the name in protos, checkpoints and
+// messages.
 std::string OptimizerName(const OptimizerConfig& config);
 
 // InvalidArgument naming the field, its value and its range.

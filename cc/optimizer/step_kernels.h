@@ -8,7 +8,7 @@
 
 namespace tfswitch {
 
-enum class StepKind { kSgd, kMomentum, kNesterov, kAdagrad, kAdam };
+enum class StepKind { kSgd, kMomentum, kNesterov, kAdagrad, kAdam, kAdamW };
 
 using StepKernel = void (*)(const OptimizerParams&, float* row,
                             const float* gradient, float learning_rate);

@@ -178,6 +178,26 @@ class Table {
     });
   }
 
+  // Returns how many rows were set; those that are there stay as they are.
+  int64_t AssignMissing(const py::object& ids, const py::object& values) const {
+    const auto table = Open();
+    const IdArray keys = ToIds(ids);
+    const FloatArray rows = ToRows(values, "values", keys, dim_);
+    int64_t assigned_rows = 0;
+    Run([&](char* error) {
+      return api->assign_missing(table.get(), keys.data(), keys.size(),
+                                 rows.data(), &assigned_rows, error);
+    });
+    return assigned_rows;
+  }
+
+  IdArray DenseKeys(size_t num_blocks) const {
+    const auto table = Open();
+    IdArray keys(static_cast<py::ssize_t>(num_blocks));
+    api->dense_keys(table.get(), num_blocks, keys.mutable_data());
+    return keys;
+  }
+
   int64_t Erase(const py::object& ids) const {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
@@ -326,6 +346,34 @@ class Cluster {
     return TakeString(json);
   }
 
+  void JoinGroup(const std::string& options_json) const {
+    const auto cluster = Open();
+    Run([&](char* error) {
+      return api->join_group(cluster.get(), options_json.c_str(), error);
+    });
+  }
+
+  void EndStep(double weight) const {
+    const auto cluster = Open();
+    Run([&](char* error) {
+      return api->end_step(cluster.get(), weight, error);
+    });
+  }
+
+  void LeaveGroup() const {
+    const auto cluster = Open();
+    Run([&](char* error) { return api->leave_group(cluster.get(), error); });
+  }
+
+  std::string WorkerReport() const {
+    const auto cluster = Open();
+    char* json = nullptr;
+    Run([&](char* error) {
+      return api->worker_report(cluster.get(), &json, error);
+    });
+    return TakeString(json);
+  }
+
   void DropTable(const std::string& name) const {
     const auto cluster = Open();
     Run([&](char* error) {
@@ -448,6 +496,10 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("is_remote", &Cluster::is_remote)
       .def("list_tables", &Cluster::ListTables, py::arg("name") = "")
       .def("drop_table", &Cluster::DropTable, py::arg("name"))
+      .def("join_group", &Cluster::JoinGroup, py::arg("options_json"))
+      .def("end_step", &Cluster::EndStep, py::arg("weight"))
+      .def("leave_group", &Cluster::LeaveGroup)
+      .def("worker_report", &Cluster::WorkerReport)
       .def("save", &Cluster::Save, py::arg("path"), py::arg("tables"))
       .def("restore", &Cluster::Restore, py::arg("path"), py::arg("tables"))
       .def("open_table", &Cluster::OpenTable, py::arg("config_json"))
@@ -465,6 +517,9 @@ PYBIND11_MODULE(_native, m) {
            py::arg("loss_scale") = 1.0f)
       .def("assign", &Table::Assign, py::arg("ids"), py::arg("values"),
            py::arg("slots") = py::none())
+      .def("assign_missing", &Table::AssignMissing, py::arg("ids"),
+           py::arg("values"))
+      .def("dense_keys", &Table::DenseKeys, py::arg("num_blocks"))
       .def("erase", &Table::Erase, py::arg("ids"))
       .def("export_rows", &Table::ExportRows, py::arg("with_slots"))
       .def("close", &Table::Close);

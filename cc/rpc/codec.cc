@@ -41,7 +41,7 @@ constexpr char kCutShort[] = "the message ends in the middle of a field";
 constexpr char kBadVarint[] = "a varint has too many bytes";
 constexpr char kBadLength[] = "a length runs past the end of the message";
 constexpr char kBadArray[] = "an array's length is no multiple of its element";
-constexpr char kBadUtf8[] = "the table's name is not UTF-8";
+constexpr char kBadUtf8[] = "a name is not UTF-8";
 constexpr char kBadTag[] = "a tag that no field can have";
 constexpr char kBadGroup[] = "a group that does not end or is nested too deep";
 constexpr char kNoMemory[] = "no memory for an array";
@@ -401,6 +401,10 @@ void WritePushTail(const PushArgs& args, FieldWriter* writer) {
   writer->Uint(6, args.keys_are_unique);
   writer->Uint(7, args.id.client_id);
   writer->Uint(8, args.id.sequence);
+  writer->Bytes(9, args.step.group.data(), args.step.group.size());
+  writer->Uint(10, args.step.worker);
+  writer->Uint(11, args.step.incarnation);
+  writer->Uint(12, static_cast<uint64_t>(args.step.clock));
 }
 
 uint64_t WritePush(const PushArgs& args, char* to) {
@@ -417,6 +421,7 @@ uint64_t WriteAssign(const AssignArgs& args, char* to) {
   writer.Array(2, args.keys);
   writer.Array(3, args.embeddings);
   writer.Array(4, args.slots);
+  writer.Uint(5, args.only_missing);
   return writer.size();
 }
 
@@ -481,44 +486,59 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
   *request = DecodedPush();
   ArrayField<Key> keys(&scratch->keys);
   ArrayField<float> gradients(&scratch->values);
-  absl::Status status =
-      ReadMessage("PushRequest", pieces,
-                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-                    switch (tag) {
-                      case Tag(1, kBytes):
-                        *bad = ReadName(reader, &request->table);
-                        return true;
-                      case Tag(2, kBytes):
-                        *bad = keys.ReadPacked(reader);
-                        return true;
-                      case Tag(2, kFixed64):
-                        *bad = keys.ReadOne(reader);
-                        return true;
-                      case Tag(3, kBytes):
-                        *bad = gradients.ReadPacked(reader);
-                        return true;
-                      case Tag(3, kFixed32):
-                        *bad = gradients.ReadOne(reader);
-                        return true;
-                      case Tag(4, kFixed32):
-                        *bad = ReadFixed(reader, &request->learning_rate);
-                        return true;
-                      case Tag(5, kVarint):
-                        *bad = ReadBool(reader, &request->insert_missing);
-                        return true;
-                      case Tag(6, kVarint):
-                        *bad = ReadBool(reader, &request->keys_are_unique);
-                        return true;
-                      case Tag(7, kVarint):
-                        *bad = ReadVarint(reader, 10, &request->client_id);
-                        return true;
-                      case Tag(8, kVarint):
-                        *bad = ReadVarint(reader, 10, &request->sequence);
-                        return true;
-                      default:
-                        return false;
-                    }
-                  });
+  uint64_t number = 0;
+  absl::Status status = ReadMessage(
+      "PushRequest", pieces,
+      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+        switch (tag) {
+          case Tag(1, kBytes):
+            *bad = ReadName(reader, &request->table);
+            return true;
+          case Tag(2, kBytes):
+            *bad = keys.ReadPacked(reader);
+            return true;
+          case Tag(2, kFixed64):
+            *bad = keys.ReadOne(reader);
+            return true;
+          case Tag(3, kBytes):
+            *bad = gradients.ReadPacked(reader);
+            return true;
+          case Tag(3, kFixed32):
+            *bad = gradients.ReadOne(reader);
+            return true;
+          case Tag(4, kFixed32):
+            *bad = ReadFixed(reader, &request->learning_rate);
+            return true;
+          case Tag(5, kVarint):
+            *bad = ReadBool(reader, &request->insert_missing);
+            return true;
+          case Tag(6, kVarint):
+            *bad = ReadBool(reader, &request->keys_are_unique);
+            return true;
+          case Tag(7, kVarint):
+            *bad = ReadVarint(reader, 10, &request->client_id);
+            return true;
+          case Tag(8, kVarint):
+            *bad = ReadVarint(reader, 10, &request->sequence);
+            return true;
+          case Tag(9, kBytes):
+            *bad = ReadName(reader, &request->step.group);
+            return true;
+          case Tag(10, kVarint):
+            *bad = ReadVarint(reader, 10, &number);
+            request->step.worker = static_cast<uint32_t>(number);
+            return true;
+          case Tag(11, kVarint):
+            *bad = ReadVarint(reader, 10, &request->step.incarnation);
+            return true;
+          case Tag(12, kVarint):
+            *bad = ReadVarint(reader, 10, &number);
+            request->step.clock = static_cast<int64_t>(number);
+            return true;
+          default:
+            return false;
+        }
+      });
   request->keys = keys.span();
   request->gradients = gradients.span();
   return status;
@@ -554,6 +574,9 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                         return true;
                       case Tag(4, kFixed32):
                         *bad = slots.ReadOne(reader);
+                        return true;
+                      case Tag(5, kVarint):
+                        *bad = ReadBool(reader, &request->only_missing);
                         return true;
                       default:
                         return false;
@@ -613,6 +636,18 @@ absl::Status ReadPushResponse(MessagePieces pieces, PushResult* result) {
                      });
 }
 
+absl::Status ReadAssignResponse(MessagePieces pieces, AssignResult* result) {
+  *result = AssignResult();
+  return ReadMessage("AssignResponse", pieces,
+                     [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                       if (tag != Tag(1, kVarint)) return false;
+                       uint64_t number = 0;
+                       *bad = ReadVarint(reader, 10, &number);
+                       result->assigned_rows = static_cast<int64_t>(number);
+                       return true;
+                     });
+}
+
 uint64_t PullRequestBytes(const PullArgs& args) {
   return WritePull(args, nullptr);
 }
@@ -668,6 +703,15 @@ std::string EncodePushResponse(const PushResult& result) {
   FieldWriter writer(bytes.data());
   writer.Uint(1, static_cast<uint64_t>(result.updated_rows));
   writer.Uint(2, result.duplicate);
+  return bytes;
+}
+
+std::string EncodeAssignResponse(const AssignResult& result) {
+  FieldWriter counter(nullptr);
+  counter.Uint(1, static_cast<uint64_t>(result.assigned_rows));
+  std::string bytes(counter.size(), '\0');
+  FieldWriter writer(bytes.data());
+  writer.Uint(1, static_cast<uint64_t>(result.assigned_rows));
   return bytes;
 }
 

@@ -84,6 +84,7 @@ struct DecodedPush {
   bool keys_are_unique = false;
   uint64_t client_id = 0;
   uint64_t sequence = 0;
+  StepTag step;
 };
 
 struct DecodedAssign {
@@ -91,6 +92,7 @@ struct DecodedAssign {
   absl::Span<const Key> keys;
   absl::Span<const float> values;
   absl::Span<const float> slots;
+  bool only_missing = false;
 };
 
 // InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.
@@ -107,6 +109,7 @@ absl::Status ReadPullResponse(MessagePieces pieces,
                               absl::Span<float> embeddings,
                               uint64_t* num_floats);
 absl::Status ReadPushResponse(MessagePieces pieces, PushResult* result);
+absl::Status ReadAssignResponse(MessagePieces pieces, AssignResult* result);
 
 // The exact length of a message, and its bytes: the same as protobuf's.
 //
@@ -131,6 +134,7 @@ inline constexpr size_t kMaxPullResponseHeader = 11;
 size_t WritePullResponseHeader(uint64_t num_floats, char* to);
 
 std::string EncodePushResponse(const PushResult& result);
+std::string EncodeAssignResponse(const AssignResult& result);
 
 }  // namespace tfswitch
 

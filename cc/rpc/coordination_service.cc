@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/rpc/round_conversion.h"
 #include "cc/rpc/status_conversion.h"
 
 namespace tfswitch {
@@ -46,6 +47,7 @@ grpc::Status CoordinationService::CreateGroup(
     options.join_timeout = absl::Milliseconds(proto.join_timeout_ms());
     options.contributions_per_round = proto.contributions_per_round();
     options.carries_late_contributions = proto.carries_late_contributions();
+    options.settings = proto.settings();
     return coordinator.CreateGroup(request->group(), options);
   });
 }
@@ -85,6 +87,22 @@ grpc::Status CoordinationService::Arrive(grpc::ServerContext*,
                            member.incarnation(), request->clock(),
                            request->round(), request->weight()));
     response->set_open_round(open_round);
+    if (request->wait_ms() <= 0) return absl::OkStatus();
+    // The worker hears of whatever hinders the wait when it asks again.
+    const absl::Time end = PollEnd(request->wait_ms());
+    if (request->round() == WorkerGroup::kNoRound) {
+      response->set_may_proceed(
+          coordinator
+              .WaitForTurn(member.group(), member.worker(),
+                           member.incarnation(), request->clock() + 1,
+                           request->staleness(), end)
+              .ok());
+      return absl::OkStatus();
+    }
+    const absl::StatusOr<Round> round = coordinator.WaitForRound(
+        member.group(), member.worker(), member.incarnation(),
+        std::max(request->round(), open_round - 1), end);
+    if (round.ok()) *response->mutable_round() = ToProto(*round);
     return absl::OkStatus();
   });
 }
@@ -112,15 +130,7 @@ grpc::Status CoordinationService::WaitForRound(
       return absl::OkStatus();
     }
     TFSWITCH_RETURN_IF_ERROR(round.status());
-    response->set_closed(true);
-    response->set_total_weight(round->total_weight);
-    for (const Contribution& each : round->contributions) {
-      v1::Contribution& proto = *response->add_contributions();
-      proto.set_worker(each.worker);
-      proto.set_incarnation(each.incarnation);
-      proto.set_clock(each.clock);
-      proto.set_weight(each.weight);
-    }
+    *response->mutable_round() = ToProto(*round);
     return absl::OkStatus();
   });
 }

@@ -82,12 +82,13 @@ struct DataPlane::Queue {
 
 DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
                      Service* service, std::shared_ptr<Shard> shard,
-                     CallGate* gate, grpc::ServerBuilder* builder)
+                     CallGate* gate, const LentThreads* helpers,
+                     grpc::ServerBuilder* builder)
     : max_message_bytes_(max_message_bytes),
       service_(service),
       shard_(std::move(shard)),
       gate_(gate),
-      helpers_(num_threads - 1) {
+      helpers_(helpers) {
   for (int i = 0; i < num_threads; ++i) {
     queues_.push_back(std::make_unique<Queue>());
     queues_.back()->completions = builder->AddCompletionQueue();
@@ -198,7 +199,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
       *table, pull.keys, pull.insert_missing,
       absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
                      num_floats),
-      &helpers_));
+      helpers_));
   call->response = std::move(message).ToByteBuffer();
   return absl::OkStatus();
 }
@@ -217,7 +218,8 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   push.keys_are_unique = request.keys_are_unique;
   push.client_id = request.client_id;
   push.sequence = request.sequence;
-  push.threads = &helpers_;
+  push.step = request.step;
+  push.threads = helpers_;
   TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                             shard_->Push(*table, push));
   call->response = ToByteBuffer(
@@ -231,9 +233,11 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             shard_->FindTable(assign.table));
-  TFSWITCH_RETURN_IF_ERROR(
-      shard_->Assign(*table, assign.keys, assign.values, assign.slots));
-  call->response = ToByteBuffer("");
+  AssignResult result;
+  TFSWITCH_ASSIGN_OR_RETURN(result.assigned_rows,
+                            shard_->Assign(*table, assign.keys, assign.values,
+                                           assign.slots, assign.only_missing));
+  call->response = ToByteBuffer(EncodeAssignResponse(result));
   return absl::OkStatus();
 }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/base/thread_pool.h"
+#include "cc/base/parallel.h"
 #include "cc/rpc/call_gate.h"
 #include "cc/rpc/service.h"
 #include "cc/shard/shard.h"
@@ -32,10 +32,12 @@ class DataPlane {
  public:
   static constexpr int kCallsPerQueue = 16;
 
-  // Adds `num_threads` queues to the builder. `gate` must outlive this.
+  // Adds `num_threads` queues to the builder. `helpers` work on a large request
+  // together with the thread that has it. `gate` and `helpers` must outlive
+  // this.
   DataPlane(int num_threads, uint64_t max_message_bytes, Service* service,
             std::shared_ptr<Shard> shard, CallGate* gate,
-            grpc::ServerBuilder* builder);
+            const LentThreads* helpers, grpc::ServerBuilder* builder);
 
   // REQUIRES: Shutdown has returned.
   ~DataPlane();
@@ -65,8 +67,7 @@ class DataPlane {
   Service* const service_;
   const std::shared_ptr<Shard> shard_;
   CallGate* const gate_;
-  // Work on a large request together with the thread that has it.
-  const ThreadPool helpers_;
+  const LentThreads* const helpers_;
   std::vector<std::unique_ptr<Queue>> queues_;
 };
 

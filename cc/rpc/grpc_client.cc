@@ -15,6 +15,7 @@
 #include "cc/rpc/connection.h"
 #include "cc/rpc/grpc_group_client.h"
 #include "cc/rpc/process_settings.h"
+#include "cc/rpc/round_conversion.h"
 #include "cc/rpc/table_config_conversion.h"
 
 namespace tfswitch {
@@ -93,7 +94,12 @@ class GrpcClient final : public ParameterClient {
                                          absl::Span<float> embeddings) override;
   std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
                                          PushResult* result) override;
-  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args) override;
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
+                                           AssignResult* result) override;
+  std::unique_ptr<PendingCall> StartCommitRound(int shard,
+                                                const std::string& group,
+                                                const Round& round,
+                                                int64_t* committed) override;
   absl::StatusOr<int64_t> Erase(const std::string& table,
                                 absl::Span<const Key> keys) override;
   absl::Status Export(
@@ -216,7 +222,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
       });
 }
 
-std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args) {
+std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args,
+                                                     AssignResult* result) {
   const uint64_t bytes = AssignRequestBytes(args);
   absl::Status fits = connection_->CheckSize(
       bytes, absl::StrCat("an assignment of ", args.keys.size(),
@@ -228,7 +235,37 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args) {
   return std::make_unique<RowCall>(
       connection_, CallKind::kIdempotent, "Assign", args.table,
       std::move(message).ToByteBuffer(),
-      [](MessagePieces) { return absl::OkStatus(); });
+      [connection = connection_.get(), result](MessagePieces pieces) {
+        return connection->Blame(ReadAssignResponse(pieces, result));
+      });
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
+    int, const std::string& group, const Round& round, int64_t* committed) {
+  v1::CommitRoundRequest request;
+  request.set_group(group);
+  *request.mutable_round() = ToProto(round);
+  OutgoingMessage message(request.ByteSizeLong());
+  if (message.data() == nullptr) return Done(NoMemory(request.ByteSizeLong()));
+  request.SerializeWithCachedSizesToArray(
+      reinterpret_cast<uint8_t*>(message.data()));
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kIdempotent, "CommitRound", /*table=*/"",
+      std::move(message).ToByteBuffer(),
+      [connection = connection_.get(),
+       committed](MessagePieces pieces) -> absl::Status {
+        std::string bytes;
+        for (const absl::string_view piece : pieces) {
+          bytes.append(piece.data(), piece.size());
+        }
+        v1::CommitRoundResponse response;
+        if (!response.ParseFromString(bytes)) {
+          return connection->Blame(
+              absl::InvalidArgumentError("CommitRoundResponse: malformed"));
+        }
+        *committed = response.committed_round();
+        return absl::OkStatus();
+      });
 }
 
 absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,

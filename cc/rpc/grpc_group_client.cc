@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/rpc/round_conversion.h"
 #include "tfswitch/v1/coordination.grpc.pb.h"
 
 namespace tfswitch {
@@ -35,6 +36,7 @@ class GrpcGroupClient final : public GroupClient {
     proto.set_join_timeout_ms(absl::ToInt64Milliseconds(options.join_timeout));
     proto.set_contributions_per_round(options.contributions_per_round);
     proto.set_carries_late_contributions(options.carries_late_contributions);
+    proto.set_settings(options.settings);
     v1::CreateGroupResponse response;
     return Call("CreateGroup", request, &response);
   }
@@ -69,6 +71,26 @@ class GrpcGroupClient final : public GroupClient {
     return response.open_round();
   }
 
+  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
+                                        int64_t clock, int64_t round,
+                                        double weight, int64_t staleness,
+                                        absl::Time deadline) override {
+    v1::ArriveRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_clock(clock);
+    request.set_round(round);
+    request.set_weight(weight);
+    request.set_wait_ms(NextPollMs(deadline));
+    request.set_staleness(staleness);
+    v1::ArriveResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("Arrive", request, &response));
+    Arrival arrival;
+    arrival.open_round = response.open_round();
+    if (response.has_round()) arrival.round = FromProto(response.round());
+    arrival.may_proceed = response.may_proceed();
+    return arrival;
+  }
+
   absl::Status Leave(const GroupMember& member) override {
     v1::LeaveRequest request;
     *request.mutable_member() = ToProto(member);
@@ -86,20 +108,10 @@ class GrpcGroupClient final : public GroupClient {
     do {
       request.set_wait_ms(NextPollMs(deadline));
       TFSWITCH_RETURN_IF_ERROR(Call("WaitForRound", request, &response));
-    } while (!response.closed() && absl::Now() < deadline);
-    if (!response.closed()) {
-      return AfterWaiting(absl::DeadlineExceededError(response.waiting_for()),
-                          absl::Now() - start);
-    }
-    Round round;
-    round.number = number;
-    round.total_weight = response.total_weight();
-    round.contributions.reserve(response.contributions_size());
-    for (const v1::Contribution& each : response.contributions()) {
-      round.contributions.push_back(
-          {each.worker(), each.incarnation(), each.clock(), each.weight()});
-    }
-    return round;
+    } while (!response.has_round() && absl::Now() < deadline);
+    if (response.has_round()) return FromProto(response.round());
+    return AfterWaiting(absl::DeadlineExceededError(response.waiting_for()),
+                        absl::Now() - start);
   }
 
   absl::Status WaitForTurn(const GroupMember& member, int64_t clock,

@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/thread_pool.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/coordination_service.h"
@@ -122,9 +123,11 @@ void EnableReflection() {
 class RunningServer final : public GrpcServer {
  public:
   RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
-      : service_({options.protocol_version, DrawInstanceId(),
+      : num_threads_(NumThreads(options)),
+        helpers_(num_threads_ - 1),
+        service_({options.protocol_version, DrawInstanceId(),
                   options.max_message_bytes},
-                 shard, &gate_),
+                 shard, &gate_, &helpers_),
         coordination_(shard, &gate_),
         shard_(std::move(shard)) {}
 
@@ -155,8 +158,15 @@ class RunningServer final : public GrpcServer {
   }
 
  private:
+  static int NumThreads(const GrpcServerOptions& options) {
+    if (options.num_threads > 0) return options.num_threads;
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  }
+
   // Constant once listening.
   std::string address_;
+  const int num_threads_;
+  const ThreadPool helpers_;
   CallGate gate_;  // Has its own lock.
   Service service_;
   CoordinationService coordination_;
@@ -174,10 +184,6 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
   TFSWITCH_RETURN_IF_ERROR(TryToBind(address));
 
-  const int num_threads =
-      options.num_threads > 0
-          ? options.num_threads
-          : std::max(1u, std::thread::hardware_concurrency());
   grpc::ServerBuilder builder;
   int bound_port = 0;
   builder.AddListeningPort(address.ToString(),
@@ -208,9 +214,9 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.RegisterService(&service_);
   builder.RegisterService(&coordination_);
   builder.RegisterService(&health_);
-  data_plane_ =
-      std::make_unique<DataPlane>(num_threads, options.max_message_bytes,
-                                  &service_, shard_, &gate_, &builder);
+  data_plane_ = std::make_unique<DataPlane>(
+      num_threads_, options.max_message_bytes, &service_, shard_, &gate_,
+      &helpers_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(

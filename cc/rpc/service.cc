@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
+#include "cc/rpc/round_conversion.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/rpc/table_config_conversion.h"
 
@@ -28,8 +29,11 @@ TableInfo Describe(const EmbeddingTable& table) {
 }  // namespace
 
 Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
-                 CallGate* gate)
-    : identity_(identity), shard_(std::move(shard)), gate_(gate) {}
+                 CallGate* gate, const LentThreads* helpers)
+    : identity_(identity),
+      shard_(std::move(shard)),
+      gate_(gate),
+      helpers_(helpers) {}
 
 absl::Status Service::CheckVersion(uint32_t client_version) const {
   if (client_version == identity_.protocol_version) return absl::OkStatus();
@@ -90,6 +94,18 @@ grpc::Status Service::ListTables(grpc::ServerContext* context,
   auto table = shard_->FindTable(request->table());
   if (!table.ok()) return ToGrpcStatus(table.status());
   *response->add_tables() = ToProto(Describe(**table));
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::CommitRound(grpc::ServerContext* context,
+                                  const v1::CommitRoundRequest* request,
+                                  v1::CommitRoundResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  const absl::StatusOr<int64_t> committed = shard_->CommitRound(
+      request->group(), FromProto(request->round()), helpers_);
+  if (!committed.ok()) return ToGrpcStatus(committed.status());
+  response->set_committed_round(*committed);
   return grpc::Status::OK;
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "cc/base/parallel.h"
 #include "cc/rpc/call_gate.h"
 #include "cc/rpc/codec.h"
 #include "cc/shard/shard.h"
@@ -30,9 +31,10 @@ class Service final : public v1::ParameterServer::WithRawMethod_Pull<
                               v1::ParameterServer::WithRawMethod_Assign<
                                   v1::ParameterServer::Service>>> {
  public:
-  // `gate` must outlive the service.
+  // `helpers` work on a round together with the thread that commits it. `gate`
+  // and `helpers` must outlive the service.
   Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
-          CallGate* gate);
+          CallGate* gate, const LentThreads* helpers);
 
   grpc::Status Handshake(grpc::ServerContext* context,
                          const v1::HandshakeRequest* request,
@@ -46,6 +48,9 @@ class Service final : public v1::ParameterServer::WithRawMethod_Pull<
   grpc::Status ListTables(grpc::ServerContext* context,
                           const v1::ListTablesRequest* request,
                           v1::ListTablesResponse* response) override;
+  grpc::Status CommitRound(grpc::ServerContext* context,
+                           const v1::CommitRoundRequest* request,
+                           v1::CommitRoundResponse* response) override;
   grpc::Status Erase(grpc::ServerContext* context,
                      const v1::EraseRequest* request,
                      v1::EraseResponse* response) override;
@@ -75,6 +80,7 @@ class Service final : public v1::ParameterServer::WithRawMethod_Pull<
   const ServiceIdentity identity_;
   const std::shared_ptr<Shard> shard_;
   CallGate* const gate_;
+  const LentThreads* const helpers_;
 };
 
 }  // namespace tfswitch

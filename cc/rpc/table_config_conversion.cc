@@ -33,6 +33,13 @@ struct OptimizerWriter {
     adam->set_beta_2(config.beta_2);
     adam->set_epsilon(config.epsilon);
   }
+  void operator()(const AdamWConfig& config) const {
+    v1::OptimizerConfig::AdamW* adamw = to->mutable_adamw();
+    adamw->set_weight_decay(config.weight_decay);
+    adamw->set_beta_1(config.beta_1);
+    adamw->set_beta_2(config.beta_2);
+    adamw->set_epsilon(config.epsilon);
+  }
 };
 
 struct InitializerWriter {
@@ -72,6 +79,15 @@ OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
     case v1::OptimizerConfig::kAdam: {
       AdamConfig config;
       const v1::OptimizerConfig::Adam& from = proto.adam();
+      if (from.has_beta_1()) config.beta_1 = from.beta_1();
+      if (from.has_beta_2()) config.beta_2 = from.beta_2();
+      if (from.has_epsilon()) config.epsilon = from.epsilon();
+      return config;
+    }
+    case v1::OptimizerConfig::kAdamw: {
+      AdamWConfig config;
+      const v1::OptimizerConfig::AdamW& from = proto.adamw();
+      if (from.has_weight_decay()) config.weight_decay = from.weight_decay();
       if (from.has_beta_1()) config.beta_1 = from.beta_1();
       if (from.has_beta_2()) config.beta_2 = from.beta_2();
       if (from.has_epsilon()) config.epsilon = from.epsilon();
@@ -118,6 +134,44 @@ InitializerConfig FromProto(const v1::InitializerConfig& proto) {
   return UniformInitializer{};
 }
 
+v1::ConsistencyConfig ToProto(const ConsistencyConfig& config) {
+  v1::ConsistencyConfig proto;
+  switch (config.kind) {
+    case ConsistencyKind::kAsp:
+      proto.mutable_asp();
+      break;
+    case ConsistencyKind::kSsp:
+      proto.mutable_ssp()->set_staleness(config.staleness);
+      break;
+    case ConsistencyKind::kBsp:
+      proto.mutable_bsp()->set_reduction(config.reduction == Reduction::kSum
+                                             ? v1::ConsistencyConfig::SUM
+                                             : v1::ConsistencyConfig::MEAN);
+      break;
+  }
+  return proto;
+}
+
+ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto) {
+  ConsistencyConfig config;
+  switch (proto.kind_case()) {
+    case v1::ConsistencyConfig::kSsp:
+      config.kind = ConsistencyKind::kSsp;
+      config.staleness = proto.ssp().staleness();
+      break;
+    case v1::ConsistencyConfig::kBsp:
+      config.kind = ConsistencyKind::kBsp;
+      if (proto.bsp().reduction() == v1::ConsistencyConfig::SUM) {
+        config.reduction = Reduction::kSum;
+      }
+      break;
+    case v1::ConsistencyConfig::kAsp:
+    case v1::ConsistencyConfig::KIND_NOT_SET:
+      break;
+  }
+  return config;
+}
+
 }  // namespace
 
 v1::TableConfig ToProto(const TableConfig& config) {
@@ -130,6 +184,8 @@ v1::TableConfig ToProto(const TableConfig& config) {
              config.initializer);
   proto.set_seed(config.seed);
   proto.set_num_virtual_shards(config.num_virtual_shards);
+  *proto.mutable_consistency() = ToProto(config.consistency);
+  proto.set_layout(config.layout);
   return proto;
 }
 
@@ -143,6 +199,8 @@ TableConfig FromProto(const v1::TableConfig& proto) {
   config.num_virtual_shards = proto.num_virtual_shards() == 0
                                   ? kDefaultVirtualShards
                                   : proto.num_virtual_shards();
+  config.consistency = FromProto(proto.consistency());
+  config.layout = proto.layout();
   return config;
 }
 

@@ -1,5 +1,6 @@
 #include "cc/shard/shard.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <utility>
@@ -42,17 +43,19 @@ absl::Status CheckFinite(const EmbeddingTable& table, const char* what,
 // Calls work(begin, size) for ranges of keys, on several threads if they are
 // lent and it pays; returns the first error.
 absl::Status RunKeyRanges(
-    const LentThreads* threads, size_t num_keys,
+    const LentThreads* threads, size_t num_keys, size_t dim,
     absl::FunctionRef<absl::Status(size_t, size_t)> work) {
-  constexpr size_t kMinKeysPerRange = 1024;
+  // Fewer of long rows, as many floats.
+  const size_t min_keys_per_range = std::max<size_t>(16, 16384 / dim);
   Mutex mutex;
   absl::Status first;
-  RunRanges(threads, num_keys, kMinKeysPerRange, [&](size_t begin, size_t end) {
-    absl::Status status = work(begin, end - begin);
-    if (status.ok()) return;
-    MutexLock lock(&mutex);
-    first.Update(std::move(status));
-  });
+  RunRanges(threads, num_keys, min_keys_per_range,
+            [&](size_t begin, size_t end) {
+              absl::Status status = work(begin, end - begin);
+              if (status.ok()) return;
+              MutexLock lock(&mutex);
+              first.Update(std::move(status));
+            });
   return first;
 }
 
@@ -164,14 +167,28 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                                      table.dim(), embeddings.size()));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
   const size_t dim = static_cast<size_t>(table.dim());
-  return RunKeyRanges(
-      threads, keys.size(), [&](size_t begin, size_t size) -> absl::Status {
+  std::atomic<int64_t> num_found{0};
+  TFSWITCH_RETURN_IF_ERROR(RunKeyRanges(
+      threads, keys.size(), dim,
+      [&](size_t begin, size_t size) -> absl::Status {
         const absl::Span<const Key> range = keys.subspan(begin, size);
         float* const to = embeddings.data() + begin * dim;
         const absl::Span<float> rows(to, size * dim);
-        return insert_missing ? table.FindOrInsert(range, rows)
-                              : table.Find(range, rows).status();
-      });
+        if (insert_missing) return table.FindOrInsert(range, rows);
+        TFSWITCH_ASSIGN_OR_RETURN(const int64_t found, table.Find(range, rows));
+        num_found += found;
+        return absl::OkStatus();
+      }));
+  const auto num_missing = static_cast<int64_t>(keys.size()) - num_found;
+  if (insert_missing || table.config().layout.empty() || num_missing == 0) {
+    return absl::OkStatus();
+  }
+  // Zeros would pass for values of the model's variables.
+  return absl::FailedPreconditionError(absl::StrCat(
+      "dense table '", table.config().name, "'", ShardPrefix(options_),
+      " has no values for ", num_missing, " of ", keys.size(),
+      " blocks: it has not been initialised, or the server was started again. "
+      "Restore a checkpoint, or initialise it"));
 }
 
 absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
@@ -211,6 +228,15 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(table, "gradient", keys, dim, gradients));
 
+  const bool is_staged =
+      table.config().consistency.kind == ConsistencyKind::kBsp;
+  if (is_staged && push.step.group.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", table.config().name, "' has consistency ",
+        table.config().consistency.ToString(),
+        ", so it is trained by a group of workers, and this push is of none. "
+        "Join one first, with tfswitch.train.Worker"));
+  }
   ShardPushResult result;
   const bool protected_push = push.client_id != 0;
   if (protected_push && ledger_.Begin(push.client_id, push.sequence) ==
@@ -218,30 +244,131 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     result.duplicate = true;
     return result;
   }
+  absl::Status applied;
+  if (is_staged) {
+    applied = stage_.Add(push.step, table.config().name,
+                         {{keys.begin(), keys.end()},
+                          {gradients.begin(), gradients.end()},
+                          push.learning_rate,
+                          push.insert_missing});
+  } else {
+    const absl::StatusOr<int64_t> updated =
+        Apply(table, keys, gradients, push.learning_rate, push.insert_missing,
+              push.threads);
+    applied = updated.status();
+    result.updated_rows = updated.value_or(0);
+  }
+  if (protected_push) {
+    // Also if memory ran out: rows that were there have taken their step.
+    ledger_.End(push.client_id, push.sequence,
+                /*applied=*/!is_staged || applied.ok());
+  }
+  TFSWITCH_RETURN_IF_ERROR(applied);
+  return result;
+}
+
+absl::StatusOr<int64_t> Shard::Apply(EmbeddingTable& table,
+                                     absl::Span<const Key> keys,
+                                     absl::Span<const float> gradients,
+                                     float learning_rate, bool insert_missing,
+                                     const LentThreads* threads) const {
+  const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> updated_rows{0};
-  const absl::Status applied = RunKeyRanges(
-      push.threads, keys.size(),
+  TFSWITCH_RETURN_IF_ERROR(RunKeyRanges(
+      threads, keys.size(), dim,
       [&](size_t begin, size_t size) -> absl::Status {
         TFSWITCH_ASSIGN_OR_RETURN(
             const int64_t updated,
             table.ApplyGradients(keys.subspan(begin, size),
                                  gradients.subspan(begin * dim, size * dim),
-                                 push.learning_rate, push.insert_missing));
+                                 learning_rate, insert_missing));
         updated_rows += updated;
         return absl::OkStatus();
-      });
-  if (protected_push) {
-    // Also if memory ran out: rows that were there have taken their step.
-    ledger_.End(push.client_id, push.sequence, /*applied=*/true);
-  }
-  TFSWITCH_RETURN_IF_ERROR(applied);
-  result.updated_rows = updated_rows;
-  return result;
+      }));
+  return updated_rows.load();
 }
 
-absl::Status Shard::Assign(EmbeddingTable& table, absl::Span<const Key> keys,
-                           absl::Span<const float> embeddings,
-                           absl::Span<const float> slots) const {
+absl::StatusOr<int64_t> Shard::CommitRound(const std::string& group,
+                                           const Round& round,
+                                           const LentThreads* threads) {
+  return stage_.Commit(
+      group, round,
+      [&](const std::string& table, const std::vector<WeightedPush>& pushes,
+          double total_weight) {
+        return ApplyRound(table, pushes, total_weight, threads);
+      });
+}
+
+absl::Status Shard::ApplyRound(const std::string& name,
+                               const std::vector<WeightedPush>& pushes,
+                               double total_weight,
+                               const LentThreads* threads) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<EmbeddingTable> table,
+                            FindTable(name));
+  const bool is_mean =
+      table->config().consistency.reduction == Reduction::kMean;
+  // A round without samples teaches nothing.
+  if (is_mean && total_weight == 0.0) return absl::OkStatus();
+  const auto scale_of = [&](const WeightedPush& each) {
+    return is_mean ? static_cast<float>(each.weight / total_weight) : 1.0f;
+  };
+  const size_t dim = static_cast<size_t>(table->dim());
+  const StagedPush& first = *pushes[0].push;
+  const bool have_same_keys =
+      std::all_of(pushes.begin(), pushes.end(), [&](const WeightedPush& each) {
+        return each.push->keys == first.keys &&
+               each.push->gradients.size() == each.push->keys.size() * dim;
+      });
+  std::vector<Key> keys;
+  std::vector<float> sums;
+  bool insert_missing = false;
+  if (have_same_keys) {  // Always so for a dense table.
+    keys = first.keys;
+    sums.assign(keys.size() * dim, 0.0f);
+    for (const WeightedPush& each : pushes) {
+      AddScaled(each.push->gradients, scale_of(each), absl::MakeSpan(sums));
+      insert_missing = insert_missing || each.push->insert_missing;
+    }
+  } else {
+    std::vector<Key> all;
+    std::vector<float> scaled;
+    for (const WeightedPush& each : pushes) {
+      const StagedPush& push = *each.push;
+      // The table was replaced by one of another shape meanwhile.
+      TFSWITCH_RETURN_IF_ERROR(CheckSize(*table, "gradient", push.keys.size(),
+                                         table->dim(), push.gradients.size()));
+      all.insert(all.end(), push.keys.begin(), push.keys.end());
+      const size_t begin = scaled.size();
+      scaled.resize(begin + push.gradients.size(), 0.0f);
+      AddScaled(push.gradients, scale_of(each),
+                absl::MakeSpan(scaled).subspan(begin));
+      insert_missing = insert_missing || push.insert_missing;
+    }
+    if (all.size() > size_t{INT32_MAX}) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", name, "': a round of ", all.size(),
+                       " keys is too large; split the batches"));
+    }
+    keys.resize(all.size());
+    std::vector<int32_t> inverse(all.size());
+    keys.resize(ThreadUniqueKeys().Run(all, absl::MakeSpan(keys),
+                                       absl::MakeSpan(inverse)));
+    sums.resize(keys.size() * dim);
+    SumByInverse(inverse, static_cast<int>(dim), scaled, absl::MakeSpan(sums));
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFinite(*table, "the round's gradient", keys, table->dim(), sums));
+  // Workers that follow one schedule have one learning rate; where they have
+  // not, that of the first counts.
+  return Apply(*table, keys, sums, first.learning_rate, insert_missing, threads)
+      .status();
+}
+
+absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
+                                      absl::Span<const Key> keys,
+                                      absl::Span<const float> embeddings,
+                                      absl::Span<const float> slots,
+                                      bool only_missing) const {
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "embedding", keys.size(),
                                      table.dim(), embeddings.size()));
   if (!slots.empty()) {
@@ -251,10 +378,9 @@ absl::Status Shard::Assign(EmbeddingTable& table, absl::Span<const Key> keys,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(table, "embedding", keys, table.dim(), embeddings));
-  if (slots.empty()) return table.Assign(keys, embeddings);
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(table, "slot", keys, table.slot_floats(), slots));
-  return table.AssignRows(keys, embeddings, slots);
+  return table.AssignRows(keys, embeddings, slots, only_missing);
 }
 
 absl::StatusOr<int64_t> Shard::Erase(EmbeddingTable& table,
@@ -319,6 +445,14 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
     TableConfig config = saved->second.config;
     if (const auto present = FindTable(name); present.ok()) {
       config = (*present)->config();
+      if (config.layout != saved->second.config.layout) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "dense table '", name, "' of checkpoint '", path,
+            "' holds other variables: ",
+            DescribeDifference(config, saved->second.config),
+            "; restore it before another model is built, or under another "
+            "name"));
+      }
     }
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));

@@ -17,6 +17,7 @@
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
 #include "cc/shard/push_ledger.h"
+#include "cc/shard/round_stage.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
@@ -39,6 +40,7 @@ struct ShardPush {
   bool keys_are_unique = false;  // False: repeated keys are summed here.
   uint64_t client_id = 0;        // 0: not protected against repetition.
   uint64_t sequence = 0;
+  StepTag step;                          // Of a bsp table; no group: none.
   const LentThreads* threads = nullptr;  // Lent for the call.
 };
 
@@ -96,14 +98,26 @@ class Shard {
   // learning rate that is negative or not finite, or a key of another shard.
   // ResourceExhausted if memory for new rows runs out; only then rows that were
   // there have taken their step.
+  //
+  // To a bsp table it stages the gradients until CommitRound(), and updates
+  // nothing; FailedPrecondition if push.step says no step, or one whose round
+  // has been applied.
   absl::StatusOr<ShardPushResult> Push(EmbeddingTable& table,
                                        const ShardPush& push);
 
-  // `slots` is empty or has keys.size() x slot_floats floats. InvalidArgument
-  // for NaN or Inf values, naming the key.
-  absl::Status Assign(EmbeddingTable& table, absl::Span<const Key> keys,
-                      absl::Span<const float> embeddings,
-                      absl::Span<const float> slots) const;
+  // Applies what is staged of a closed round; see RoundStage::Commit.
+  absl::StatusOr<int64_t> CommitRound(const std::string& group,
+                                      const Round& round,
+                                      const LentThreads* threads = nullptr);
+
+  // `slots` is empty or has keys.size() x slot_floats floats. With
+  // `only_missing` rows that are there stay as they are; returns how many were
+  // set. InvalidArgument for NaN or Inf values, naming the key.
+  absl::StatusOr<int64_t> Assign(EmbeddingTable& table,
+                                 absl::Span<const Key> keys,
+                                 absl::Span<const float> embeddings,
+                                 absl::Span<const float> slots,
+                                 bool only_missing = false) const;
 
   absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
                                 absl::Span<const Key> keys) const;
@@ -142,12 +156,22 @@ class Shard {
 
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
+  absl::StatusOr<int64_t> Apply(EmbeddingTable& table,
+                                absl::Span<const Key> keys,
+                                absl::Span<const float> gradients,
+                                float learning_rate, bool insert_missing,
+                                const LentThreads* threads) const;
+  // One optimizer step with the sum or mean of `pushes`.
+  absl::Status ApplyRound(const std::string& table,
+                          const std::vector<WeightedPush>& pushes,
+                          double total_weight, const LentThreads* threads);
 
   // Constant after construction.
   const ShardOptions options_;
 
   // These have their own locks.
   PushLedger ledger_;
+  RoundStage stage_;
   const std::shared_ptr<Coordinator> coordinator_ =
       std::make_shared<Coordinator>();
 

@@ -32,17 +32,26 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   MutexLock lock(&mutex_);
   const auto it = groups_.find(group);
   if (it == groups_.end()) {
-    groups_.emplace(
-        group,
-        std::make_unique<Group>(
-            options, static_cast<uint64_t>(absl::GetCurrentTimeNanos())));
+    groups_.emplace(group, std::make_unique<Group>(options));
     return absl::OkStatus();
   }
-  if (it->second->options == options) return absl::OkStatus();
+  Group& present = *it->second;
+  if (present.options == options) return absl::OkStatus();
+  present.state->Tick(SteadyNow());
+  if (present.state->stats().num_active == 0) {
+    // What trained here has ended; nobody waits in it.
+    present.options = options;
+    present.state.emplace(options, DrawFirstIncarnation());
+    return absl::OkStatus();
+  }
   return absl::AlreadyExistsError(absl::StrCat(
       "group '", group, "' exists with other options: ",
-      it->second->options.ToString(), " here, ", options.ToString(),
+      present.options.ToString(), " here, ", options.ToString(),
       " asked; give all workers the same ones, or the group another name"));
+}
+
+uint64_t Coordinator::DrawFirstIncarnation() {
+  return static_cast<uint64_t>(absl::GetCurrentTimeNanos());
 }
 
 absl::StatusOr<Coordinator::Group*> Coordinator::Find(
@@ -58,8 +67,8 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const absl::Time now = SteadyNow();
-  found->state.Tick(now);
-  const WorkerGroup::Place member = found->state.Join(worker, now);
+  found->state->Tick(now);
+  const WorkerGroup::Place member = found->state->Join(worker, now);
   found->changed.NotifyAll();
   return member;
 }
@@ -70,8 +79,8 @@ absl::Status Coordinator::Beat(const std::string& group, uint32_t worker,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   // A worker that comes a little late is alive: its own lease first.
   const absl::Time now = SteadyNow();
-  absl::Status status = found->state.Beat(worker, incarnation, now);
-  found->state.Tick(now);
+  absl::Status status = found->state->Beat(worker, incarnation, now);
+  found->state->Tick(now);
   found->changed.NotifyAll();
   return status;
 }
@@ -84,18 +93,18 @@ absl::StatusOr<int64_t> Coordinator::Arrive(const std::string& group,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const absl::Time now = SteadyNow();
   const absl::Status status =
-      found->state.Arrive(worker, incarnation, clock, round, weight, now);
-  found->state.Tick(now);
+      found->state->Arrive(worker, incarnation, clock, round, weight, now);
+  found->state->Tick(now);
   found->changed.NotifyAll();
   TFSWITCH_RETURN_IF_ERROR(status);
-  return found->state.open_round();
+  return found->state->open_round();
 }
 
 absl::Status Coordinator::Leave(const std::string& group, uint32_t worker,
                                 uint64_t incarnation) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  found->state.Leave(worker, incarnation);
+  found->state->Leave(worker, incarnation);
   found->changed.NotifyAll();
   return absl::OkStatus();
 }
@@ -107,10 +116,10 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
   for (;;) {
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
     const absl::Time now = SteadyNow();
-    TFSWITCH_RETURN_IF_ERROR(group->state.Beat(worker, incarnation, now));
-    const WorkerGroup::Stats before = group->state.stats();
-    group->state.Tick(now);
-    const WorkerGroup::Stats after = group->state.stats();
+    TFSWITCH_RETURN_IF_ERROR(group->state->Beat(worker, incarnation, now));
+    const WorkerGroup::Stats before = group->state->stats();
+    group->state->Tick(now);
+    const WorkerGroup::Stats after = group->state->stats();
     if (after.expired != before.expired || after.rounds != before.rounds) {
       group->changed.NotifyAll();
     }
@@ -122,7 +131,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
     // Its own lease is renewed well before it ends.
     group->changed.WaitFor(
         &mutex_, std::max(absl::Milliseconds(1),
-                          std::min({left, group->state.NextTick() - now,
+                          std::min({left, group->state->NextTick() - now,
                                     group->options.lease / 3})));
   }
 }
@@ -136,13 +145,13 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const std::string& group,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, worker, incarnation, deadline,
-      [&] { return found->state.open_round() > number; },
+      [&] { return found->state->open_round() > number; },
       [&] {
         return absl::StrCat("group '", group, "': round ", number,
                             " waits for ",
-                            found->state.DescribeMissing(number));
+                            found->state->DescribeMissing(number));
       }));
-  return found->state.ClosedRound(number);
+  return found->state->ClosedRound(number);
 }
 
 absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
@@ -157,12 +166,12 @@ absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   return Wait(
       found, worker, incarnation, deadline,
-      [&] { return found->state.MayProceed(clock, staleness); },
+      [&] { return found->state->MayProceed(clock, staleness); },
       [&] {
         return absl::StrCat("group '", group, "': worker ", worker,
                             " has ended ", clock, " steps, may be ", staleness,
                             " ahead, and waits for ",
-                            found->state.DescribeBehind(clock - staleness));
+                            found->state->DescribeBehind(clock - staleness));
       });
 }
 
@@ -170,7 +179,7 @@ absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
     const std::string& group) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  return found->state.stats();
+  return found->state->stats();
 }
 
 void Coordinator::Shutdown() {

@@ -7,7 +7,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -30,8 +32,8 @@ class Coordinator {
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  // Makes the group unless it is there. AlreadyExists if it is there with
-  // other options, InvalidArgument if they make no sense.
+  // Makes the group unless it is there. AlreadyExists if others train in it
+  // with other options, InvalidArgument if they make no sense.
   absl::Status CreateGroup(const std::string& group,
                            const WorkerGroupOptions& options);
 
@@ -67,12 +69,16 @@ class Coordinator {
 
  private:
   struct Group {
-    Group(const WorkerGroupOptions& group_options, uint64_t first_incarnation)
-        : options(group_options), state(group_options, first_incarnation) {}
-    const WorkerGroupOptions options;
-    WorkerGroup state;
+    explicit Group(const WorkerGroupOptions& group_options)
+        : options(group_options),
+          state(std::in_place, group_options, DrawFirstIncarnation()) {}
+    WorkerGroupOptions options;
+    std::optional<WorkerGroup> state;  // Always there.
     CondVar changed;
   };
+
+  // Later groups have greater ones.
+  static uint64_t DrawFirstIncarnation();
 
   absl::StatusOr<Group*> Find(const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -37,12 +37,14 @@ std::string WorkerGroupOptions::ToString() const {
                       " join_timeout=", absl::FormatDuration(join_timeout),
                       " contributions_per_round=", contributions_per_round,
                       " carries_late_contributions=",
-                      carries_late_contributions ? "true" : "false");
+                      carries_late_contributions ? "true" : "false",
+                      settings.empty() ? "" : " settings=", settings);
 }
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          uint64_t first_incarnation)
     : options_(options),
+      group_instance_(first_incarnation),
       next_incarnation_(first_incarnation),
       waits_for_joins_(options.num_workers > 0) {
   stats_.staleness.resize(kStalenessBuckets);
@@ -67,11 +69,16 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
 }
 
 WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now) {
+  if (workers_.empty() && !seen_.empty()) {  // All have gone: begin anew.
+    seen_.clear();
+    waits_for_joins_ = options_.num_workers > 0;
+  }
   // Those who are waited for begin together; a late one begins as far as the
   // slowest, so that nobody has to wait for it to catch up.
   int64_t clock = workers_.empty() ? last_clock_ : SlowestClock();
   if (waits_for_joins_) clock = 0;
-  if (!seen_.insert(worker).second) ++stats_.rejoined;
+  seen_.insert(worker);
+  if (!ever_joined_.insert(worker).second) ++stats_.rejoined;
   Worker joined;
   joined.incarnation = next_incarnation_++;
   joined.clock = clock;
@@ -188,6 +195,11 @@ void WorkerGroup::CloseIfComplete() {
             });
   for (const Contribution& each : round.contributions) {
     round.total_weight += each.weight;
+  }
+  round.group_instance = group_instance_;
+  round.next_incarnation = next_incarnation_;
+  for (const auto& [id, worker] : workers_) {
+    round.active.push_back(worker.incarnation);
   }
   ++stats_.rounds;
   stats_.contributions += static_cast<int64_t>(round.contributions.size());

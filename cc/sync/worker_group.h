@@ -38,7 +38,8 @@ struct WorkerGroupOptions {
   // How long a worker is believed to live after it was last heard of.
   absl::Duration lease = absl::Seconds(30);
   // So many workers are waited for before the first round closes, or the first
-  // worker runs ahead; 0: nobody is.
+  // worker runs ahead; 0: nobody is. A group that all have left begins anew
+  // with the next one to join.
   uint32_t num_workers = 0;
   // But no longer than this after the first has joined.
   absl::Duration join_timeout = absl::Seconds(600);
@@ -49,6 +50,8 @@ struct WorkerGroupOptions {
   // What becomes of a contribution to a round that has closed: false: it is
   // dropped, and counted; true: it counts in the open round.
   bool carries_late_contributions = false;
+  // What else all workers must agree on, in words: "bsp(mean)".
+  std::string settings;
 
   absl::Status Validate() const;
   std::string ToString() const;
@@ -58,8 +61,17 @@ struct WorkerGroupOptions {
     return a.lease == b.lease && a.num_workers == b.num_workers &&
            a.join_timeout == b.join_timeout &&
            a.contributions_per_round == b.contributions_per_round &&
-           a.carries_late_contributions == b.carries_late_contributions;
+           a.carries_late_contributions == b.carries_late_contributions &&
+           a.settings == b.settings;
   }
+};
+
+// Whose gradients they are, and of which step.
+struct StepTag {
+  std::string group;
+  uint32_t worker = 0;
+  uint64_t incarnation = 0;
+  int64_t clock = 0;
 };
 
 // One step's gradients, staged by a worker under (worker, incarnation, clock).
@@ -80,6 +92,13 @@ struct Round {
   int64_t number = 0;
   std::vector<Contribution> contributions;  // By worker, then clock.
   double total_weight = 0.0;
+  // The group's first incarnation: another one after the coordinator has been
+  // started again, with numbers that count from 0.
+  uint64_t group_instance = 0;
+  // Who was there when it closed; of the incarnations below next_incarnation,
+  // nobody else can ever contribute again.
+  std::vector<uint64_t> active;
+  uint64_t next_incarnation = 0;
 };
 
 // Thread-compatible.
@@ -187,8 +206,10 @@ class WorkerGroup {
   void CloseIfComplete();
 
   const WorkerGroupOptions options_;
+  const uint64_t group_instance_;
   std::map<uint32_t, Worker> workers_;  // The active ones, in order.
-  std::set<uint32_t> seen_;             // All that have ever joined.
+  std::set<uint32_t> ever_joined_;
+  std::set<uint32_t> seen_;  // That have joined since the group began.
   uint64_t next_incarnation_;
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();

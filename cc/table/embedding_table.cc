@@ -94,8 +94,9 @@ class EmbeddingTable::Impl {
                                          float learning_rate,
                                          bool insert_missing);
   // `slots` may be null: slots stay, or start with their initial values.
-  absl::Status Assign(absl::Span<const Key> keys, const float* embeddings,
-                      const float* slots);
+  absl::StatusOr<int64_t> Assign(absl::Span<const Key> keys,
+                                 const float* embeddings, const float* slots,
+                                 bool only_missing);
   int64_t Erase(absl::Span<const Key> keys);
   absl::Status ForEachRow(
       int64_t max_rows,
@@ -466,9 +467,11 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   return num_updated;
 }
 
-absl::Status EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
-                                          const float* embeddings,
-                                          const float* slots) {
+absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
+                                                     const float* embeddings,
+                                                     const float* slots,
+                                                     bool only_missing) {
+  int64_t num_assigned = 0;
   const size_t dim = static_cast<size_t>(config.dim);
   const size_t slot_floats = static_cast<size_t>(optimizer.slot_floats());
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
@@ -487,6 +490,8 @@ absl::Status EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
             }
           };
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
+          if (entry.bucket != nullptr && only_missing) return absl::OkStatus();
+          ++num_assigned;
           if (entry.bucket != nullptr) {
             ModifyLocked(stripe, entry, set);
             return absl::OkStatus();
@@ -494,7 +499,7 @@ absl::Status EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
           return InsertLocked(stripe, key, position, set);
         }));
   }
-  return absl::OkStatus();
+  return num_assigned;
 }
 
 int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
@@ -643,19 +648,20 @@ absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
 
 absl::Status EmbeddingTable::Assign(absl::Span<const Key> keys,
                                     absl::Span<const float> embeddings) {
-  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats("embeddings", keys.size(), "dim",
-                                              dim(), embeddings.size()));
-  return impl_->Assign(keys, embeddings.data(), /*slots=*/nullptr);
+  return AssignRows(keys, embeddings, /*slots=*/{}).status();
 }
 
-absl::Status EmbeddingTable::AssignRows(absl::Span<const Key> keys,
-                                        absl::Span<const float> embeddings,
-                                        absl::Span<const float> slots) {
+absl::StatusOr<int64_t> EmbeddingTable::AssignRows(
+    absl::Span<const Key> keys, absl::Span<const float> embeddings,
+    absl::Span<const float> slots, bool only_missing) {
   TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats("embeddings", keys.size(), "dim",
                                               dim(), embeddings.size()));
-  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats(
-      "slots", keys.size(), "slot_floats", slot_floats(), slots.size()));
-  return impl_->Assign(keys, embeddings.data(), slots.data());
+  if (!slots.empty()) {
+    TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats(
+        "slots", keys.size(), "slot_floats", slot_floats(), slots.size()));
+  }
+  return impl_->Assign(keys, embeddings.data(),
+                       slots.empty() ? nullptr : slots.data(), only_missing);
 }
 
 int64_t EmbeddingTable::Erase(absl::Span<const Key> keys) {

@@ -96,10 +96,13 @@ class EmbeddingTable {
   absl::Status Assign(absl::Span<const Key> keys,
                       absl::Span<const float> embeddings);
 
-  // Sets whole rows, slots included: the way back from ForEachRow.
-  absl::Status AssignRows(absl::Span<const Key> keys,
-                          absl::Span<const float> embeddings,
-                          absl::Span<const float> slots);
+  // Sets whole rows, slots included: the way back from ForEachRow. Without
+  // `slots` as Assign(). With `only_missing` rows that are there stay as they
+  // are. Returns how many were set.
+  absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
+                                     absl::Span<const float> embeddings,
+                                     absl::Span<const float> slots,
+                                     bool only_missing = false);
 
   // Removes rows; absent and repeated keys are skipped. Returns how many rows
   // went. Their memory is reused by later inserts.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -26,6 +27,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kMaxNameSize = 256;
 constexpr uint32_t kMaxVirtualShards = 65536;
+constexpr size_t kMaxLayoutSize = 65536;
 
 // Shortest text that gives the same float back: 0.1, not 0.10000000149.
 double ShortestDouble(float value) {
@@ -54,11 +56,16 @@ OrderedJson OptimizerToJson(const OptimizerConfig& config) {
     fields["initial_accumulator_value"] =
         ShortestDouble(adagrad->initial_accumulator_value);
     fields["epsilon"] = ShortestDouble(adagrad->epsilon);
+  } else if (const auto* adam = std::get_if<AdamConfig>(&config)) {
+    fields["beta_1"] = ShortestDouble(adam->beta_1);
+    fields["beta_2"] = ShortestDouble(adam->beta_2);
+    fields["epsilon"] = ShortestDouble(adam->epsilon);
   } else {
-    const auto& adam = std::get<AdamConfig>(config);
-    fields["beta_1"] = ShortestDouble(adam.beta_1);
-    fields["beta_2"] = ShortestDouble(adam.beta_2);
-    fields["epsilon"] = ShortestDouble(adam.epsilon);
+    const auto& adamw = std::get<AdamWConfig>(config);
+    fields["weight_decay"] = ShortestDouble(adamw.weight_decay);
+    fields["beta_1"] = ShortestDouble(adamw.beta_1);
+    fields["beta_2"] = ShortestDouble(adamw.beta_2);
+    fields["epsilon"] = ShortestDouble(adamw.epsilon);
   }
   OrderedJson json;
   json[OptimizerName(config)] = std::move(fields);
@@ -81,6 +88,23 @@ OrderedJson InitializerToJson(const InitializerConfig& config) {
     json["truncated_normal"]["stddev"] = ShortestDouble(truncated->stddev);
   } else {
     json["glorot_uniform"] = OrderedJson::object();
+  }
+  return json;
+}
+
+OrderedJson ConsistencyToJson(const ConsistencyConfig& config) {
+  OrderedJson json;
+  switch (config.kind) {
+    case ConsistencyKind::kAsp:
+      json["asp"] = OrderedJson::object();
+      break;
+    case ConsistencyKind::kSsp:
+      json["ssp"]["staleness"] = config.staleness;
+      break;
+    case ConsistencyKind::kBsp:
+      json["bsp"]["reduction"] =
+          config.reduction == Reduction::kMean ? "MEAN" : "SUM";
+      break;
   }
   return json;
 }
@@ -238,7 +262,56 @@ absl::Status OptimizerFromJson(const Json& json, OptimizerConfig* config) {
     TFSWITCH_RETURN_IF_ERROR(reader.Finish());
     *config = adam;
   }
+  if (const Json* fields = kinds.Find("adamw")) {
+    ObjectReader reader(*fields, "optimizer.adamw");
+    AdamWConfig adamw;
+    reader.Read("weight_decay", &adamw.weight_decay);
+    reader.Read("beta_1", &adamw.beta_1);
+    reader.Read("beta_2", &adamw.beta_2);
+    reader.Read("epsilon", &adamw.epsilon);
+    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+    *config = adamw;
+  }
   return kinds.Finish();
+}
+
+absl::Status ConsistencyFromJson(const Json& json, ConsistencyConfig* config) {
+  TFSWITCH_RETURN_IF_ERROR(CheckOneKind(json, "consistency"));
+  ObjectReader kinds(json, "consistency");
+  ConsistencyConfig result;
+  if (const Json* fields = kinds.Find("asp")) {
+    ObjectReader reader(*fields, "consistency.asp");
+    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+  }
+  if (const Json* fields = kinds.Find("ssp")) {
+    ObjectReader reader(*fields, "consistency.ssp");
+    uint64_t staleness = 0;
+    reader.Read("staleness", std::numeric_limits<uint32_t>::max(), &staleness);
+    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+    result.kind = ConsistencyKind::kSsp;
+    result.staleness = static_cast<uint32_t>(staleness);
+  }
+  if (const Json* fields = kinds.Find("bsp")) {
+    ObjectReader reader(*fields, "consistency.bsp");
+    std::string reduction = "MEAN";
+    reader.Read("reduction", &reduction);
+    if (reduction != "MEAN" && reduction != "SUM") {
+      reader.Fail("reduction", "\"MEAN\" or \"SUM\"", reduction);
+    }
+    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+    result.kind = ConsistencyKind::kBsp;
+    result.reduction = reduction == "SUM" ? Reduction::kSum : Reduction::kMean;
+  }
+  TFSWITCH_RETURN_IF_ERROR(kinds.Finish());
+  *config = result;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> ParseJson(const std::string& json, const char* what) {
+  Json parsed = Json::parse(json, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_discarded()) return parsed;
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": expected JSON, got ", absl::CHexEscape(json.substr(0, 100))));
 }
 
 template <typename Normal>
@@ -327,12 +400,41 @@ absl::Status ValidateInitializer(const std::string& table,
   return absl::OkStatus();
 }
 
+// Layouts are long; what differs should not be lost in what is the same.
+size_t FirstDifference(const std::string& a, const std::string& b) {
+  size_t at = 0;
+  while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
+  return at;
+}
+
+std::string Excerpt(const std::string& text, size_t at) {
+  constexpr size_t kBefore = 60;
+  constexpr size_t kLength = 160;
+  const size_t begin = at > kBefore ? at - kBefore : 0;
+  return absl::StrCat("'", begin > 0 ? "..." : "",
+                      absl::CHexEscape(text.substr(begin, kLength)),
+                      text.size() > begin + kLength ? "..." : "", "'");
+}
+
 }  // namespace
 
 bool TableConfig::operator==(const TableConfig& o) const {
   return name == o.name && dim == o.dim && optimizer == o.optimizer &&
          initializer == o.initializer && seed == o.seed &&
-         num_virtual_shards == o.num_virtual_shards;
+         num_virtual_shards == o.num_virtual_shards &&
+         consistency == o.consistency && layout == o.layout;
+}
+
+std::string ConsistencyConfig::ToString() const {
+  switch (kind) {
+    case ConsistencyKind::kAsp:
+      return "asp";
+    case ConsistencyKind::kSsp:
+      return absl::StrCat("ssp(", staleness, ")");
+    case ConsistencyKind::kBsp:
+      return reduction == Reduction::kMean ? "bsp(mean)" : "bsp(sum)";
+  }
+  return "";
 }
 
 absl::Status TableConfig::Validate() const {
@@ -365,6 +467,11 @@ absl::Status TableConfig::Validate() const {
         absl::StrCat("a power of two from 1 to ", kMaxVirtualShards),
         absl::StrCat(num_virtual_shards));
   }
+  if (layout.size() > kMaxLayoutSize) {
+    return FieldError(name, "layout",
+                      absl::StrCat("at most ", kMaxLayoutSize, " characters"),
+                      absl::StrCat(layout.size()));
+  }
   return absl::OkStatus();
 }
 
@@ -388,6 +495,11 @@ std::string DescribeDifference(const TableConfig& existing,
   compare("seed", absl::StrCat(existing.seed), absl::StrCat(asked.seed));
   compare("num_virtual_shards", absl::StrCat(existing.num_virtual_shards),
           absl::StrCat(asked.num_virtual_shards));
+  compare("consistency", existing.consistency.ToString(),
+          asked.consistency.ToString());
+  const size_t from = FirstDifference(existing.layout, asked.layout);
+  compare("layout", Excerpt(existing.layout, from),
+          Excerpt(asked.layout, from));
   return absl::StrJoin(differences, ", ");
 }
 
@@ -399,17 +511,15 @@ std::string TableConfigToJson(const TableConfig& config) {
   json["initializer"] = InitializerToJson(config.initializer);
   json["seed"] = config.seed;
   json["num_virtual_shards"] = config.num_virtual_shards;
+  if (config.consistency.kind != ConsistencyKind::kAsp) {
+    json["consistency"] = ConsistencyToJson(config.consistency);
+  }
+  if (!config.layout.empty()) json["layout"] = config.layout;
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
-  const Json parsed =
-      Json::parse(json, /*cb=*/nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_discarded()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("table config: expected JSON, got ",
-                     absl::CHexEscape(json.substr(0, 100))));
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed, ParseJson(json, "table config"));
   TableConfig result;
   uint64_t dim = 0;
   uint64_t num_virtual_shards = 0;
@@ -426,6 +536,11 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
     TFSWITCH_RETURN_IF_ERROR(
         InitializerFromJson(*initializer, &result.initializer));
   }
+  if (const Json* consistency = reader.Find("consistency")) {
+    TFSWITCH_RETURN_IF_ERROR(
+        ConsistencyFromJson(*consistency, &result.consistency));
+  }
+  reader.Read("layout", &result.layout);
   TFSWITCH_RETURN_IF_ERROR(reader.Finish());
   result.dim = static_cast<int>(dim);
   // As in the proto, 0 and unset are the same.
@@ -434,6 +549,12 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
   }
   *config = std::move(result);
   return absl::OkStatus();
+}
+
+absl::Status ConsistencyFromJson(const std::string& json,
+                                 ConsistencyConfig* config) {
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed, ParseJson(json, "consistency"));
+  return ConsistencyFromJson(parsed, config);
 }
 
 }  // namespace tfswitch

@@ -55,6 +55,30 @@ using InitializerConfig =
     std::variant<ConstantInitializer, UniformInitializer, NormalInitializer,
                  TruncatedNormalInitializer, GlorotUniformInitializer>;
 
+// When the gradients of several workers are applied.
+enum class ConsistencyKind {
+  kAsp,  // As they arrive.
+  kSsp,  // As they arrive; no worker is far ahead of the slowest.
+  kBsp,  // Once per round, those of all workers together.
+};
+enum class Reduction {
+  kMean,  // By the numbers of samples.
+  kSum,
+};
+struct ConsistencyConfig {
+  ConsistencyKind kind = ConsistencyKind::kAsp;
+  uint32_t staleness = 0;                  // Of kSsp, in steps.
+  Reduction reduction = Reduction::kMean;  // Of kBsp.
+
+  bool operator==(const ConsistencyConfig& o) const {
+    return kind == o.kind && staleness == o.staleness &&
+           reduction == o.reduction;
+  }
+
+  // "asp", "ssp(3)", "bsp(mean)"
+  std::string ToString() const;
+};
+
 struct TableConfig {
   std::string name;  // 1 to 256 characters, no control characters.
   int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
@@ -62,6 +86,10 @@ struct TableConfig {
   InitializerConfig initializer = UniformInitializer{};
   uint64_t seed = 0;
   uint32_t num_virtual_shards = 1024;  // A power of two, 1 to 65536.
+  ConsistencyConfig consistency;
+  // Of a dense table, whose rows are blocks of a model's variables: which
+  // variables. Up to 65,536 characters; empty for an embedding table.
+  std::string layout;
 
   bool operator==(const TableConfig& o) const;
   bool operator!=(const TableConfig& o) const { return !(*this == o); }
@@ -80,6 +108,10 @@ std::string DescribeDifference(const TableConfig& existing,
 // C API and by checkpoint manifests.
 std::string TableConfigToJson(const TableConfig& config);
 absl::Status TableConfigFromJson(const std::string& json, TableConfig* config);
+
+// The consistency of a table by itself: {"ssp": {"staleness": 3}}.
+absl::Status ConsistencyFromJson(const std::string& json,
+                                 ConsistencyConfig* config);
 
 }  // namespace tfswitch
 

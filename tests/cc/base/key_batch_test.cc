@@ -129,5 +129,23 @@ TEST(ScaleTest, MultipliesEveryValue) {
   EXPECT_THAT(values, testing::ElementsAre(0.5f, -1, 0));
 }
 
+TEST(AddScaledTest, AddsTheProductToEverySum) {
+  for (const size_t size : {0u, 1u, 7u, 8u, 33u, 1000u}) {
+    std::vector<float> values(size);
+    std::vector<float> sums(size);
+    std::vector<float> expected(size);
+    for (size_t i = 0; i < size; ++i) {
+      values[i] = 0.1f * static_cast<float>(i);
+      sums[i] = 1.0f / static_cast<float>(i + 1);
+      const float product = -0.3f * values[i];
+      expected[i] = sums[i] + product;
+    }
+
+    AddScaled(values, -0.3f, absl::MakeSpan(sums));
+
+    EXPECT_EQ(sums, expected) << size;
+  }
+}
+
 }  // namespace
 }  // namespace tfswitch

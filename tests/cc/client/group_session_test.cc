@@ -51,6 +51,13 @@ class CountingGroups final : public GroupClient {
                                  int64_t round, double weight) override {
     return groups_->Arrive(member, clock, round, weight);
   }
+  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
+                                        int64_t clock, int64_t round,
+                                        double weight, int64_t staleness,
+                                        absl::Time deadline) override {
+    return groups_->ArriveAndWait(member, clock, round, weight, staleness,
+                                  deadline);
+  }
   absl::Status Leave(const GroupMember& member) override {
     return groups_->Leave(member);
   }

@@ -88,6 +88,22 @@ TEST_P(OptimizerTest, AdamEqualsTheReference) {
                  1.3994001e-06f, 3.0f}));
 }
 
+TEST_P(OptimizerTest, AdamWEqualsTheReference) {
+  // The decay comes before the step, and only weights decay, not moments.
+  EXPECT_THAT(
+      Run(AdamWConfig{0.1f}),
+      Pointwise(FloatNear(kTolerance),
+                {0.483063462f, -0.991935904f, 1.86836309f, -0.0600035808f,
+                 0.184619575f, -0.0229f, 0.0718f, -0.0357f, -0.0535f, 0.00399f,
+                 0.00017232001f, 0.00056988004f, 0.00044982009f, 0.00873925225f,
+                 1.3994001e-06f, 3.0f}));
+}
+
+TEST_P(OptimizerTest, AdamWWithoutDecayIsAdam) {
+  EXPECT_EQ(Run(AdamWConfig{0.0f, 0.8f, 0.99f, 1e-6f}),
+            Run(AdamConfig{0.8f, 0.99f, 1e-6f}));
+}
+
 TEST_P(OptimizerTest, AdamCorrectsBeyondItsTableOfCorrections) {
   const Optimizer optimizer(AdamConfig{}, 1, GetParam());
   // w, m, v, t: with m / sqrt(v) = 1 the step is the learning rate times the
@@ -121,7 +137,7 @@ TEST(OptimizerLevelsTest, ScalarAndAvx2GiveTheSameBits) {
   std::normal_distribution<float> normal;
   for (const OptimizerConfig& config : std::vector<OptimizerConfig>{
            SgdConfig{}, SgdConfig{0.9f, false}, SgdConfig{0.9f, true},
-           AdagradConfig{}, AdamConfig{}}) {
+           AdagradConfig{}, AdamConfig{}, AdamWConfig{0.1f}}) {
     for (const int dim : {1, 2, 3, 7, 8, 9, 16, 31, 32, 33, 64, 100}) {
       const Optimizer scalar(config, dim, SimdLevel::kScalar);
       const Optimizer avx2(config, dim, SimdLevel::kAvx2);
@@ -148,6 +164,7 @@ TEST(OptimizerLayoutTest, SlotFloatsAreAsDocumented) {
   EXPECT_EQ(SlotFloats(SgdConfig{0.5f, true}, 16), 16);
   EXPECT_EQ(SlotFloats(AdagradConfig{}, 16), 16);
   EXPECT_EQ(SlotFloats(AdamConfig{}, 16), 33);
+  EXPECT_EQ(SlotFloats(AdamWConfig{}, 16), 33);
 }
 
 TEST(OptimizerLayoutTest, SlotsStartWithTheirInitialValues) {
@@ -158,11 +175,16 @@ TEST(OptimizerLayoutTest, SlotsStartWithTheirInitialValues) {
   slots.assign(33, -1.0f);
   Optimizer(AdamConfig{}, 16).InitSlots(slots.data());
   EXPECT_THAT(slots, Each(0.0f));
+
+  slots.assign(33, -1.0f);
+  Optimizer(AdamWConfig{}, 16).InitSlots(slots.data());
+  EXPECT_THAT(slots, Each(0.0f));
 }
 
 TEST(OptimizerLayoutTest, AStepTouchesNothingBehindTheRow) {
   for (const OptimizerConfig& config : std::vector<OptimizerConfig>{
-           SgdConfig{}, SgdConfig{0.9f, true}, AdagradConfig{}, AdamConfig{}}) {
+           SgdConfig{}, SgdConfig{0.9f, true}, AdagradConfig{}, AdamConfig{},
+           AdamWConfig{}}) {
     for (const int dim : {1, 5, 8, 16, 19}) {
       const Optimizer optimizer(config, dim);
       const size_t row_floats = dim + optimizer.slot_floats();
@@ -183,6 +205,9 @@ TEST(OptimizerConfigTest, ErrorsNameFieldRangeAndValue) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
             "optimizer adam.beta_1: expected a number in [0, 1), got 1.5");
+  EXPECT_EQ(ValidateOptimizerConfig(AdamWConfig{-1.0f}).message(),
+            "optimizer adamw.weight_decay: expected a finite number >= 0, got "
+            "-1");
 }
 
 TEST(OptimizerConfigTest, DefaultsAreValidAndNanIsNot) {
@@ -191,18 +216,32 @@ TEST(OptimizerConfigTest, DefaultsAreValidAndNanIsNot) {
   EXPECT_TRUE(ValidateOptimizerConfig(SgdConfig{1.0f, true}).ok());
   EXPECT_TRUE(ValidateOptimizerConfig(AdagradConfig{}).ok());
   EXPECT_TRUE(ValidateOptimizerConfig(AdamConfig{}).ok());
+  EXPECT_TRUE(ValidateOptimizerConfig(AdamWConfig{}).ok());
+  EXPECT_TRUE(ValidateOptimizerConfig(AdamWConfig{0.0f}).ok());
   EXPECT_THAT(ValidateOptimizerConfig(SgdConfig{nan, false}).message(),
               HasSubstr("sgd.momentum"));
   EXPECT_THAT(ValidateOptimizerConfig(AdagradConfig{nan, 1e-7f}).message(),
               HasSubstr("adagrad.initial_accumulator_value"));
   EXPECT_THAT(ValidateOptimizerConfig(AdamConfig{0.9f, nan, 1e-7f}).message(),
               HasSubstr("adam.beta_2"));
+  EXPECT_THAT(ValidateOptimizerConfig(AdamWConfig{nan}).message(),
+              HasSubstr("adamw.weight_decay"));
+  EXPECT_THAT(
+      ValidateOptimizerConfig(AdamWConfig{0.1f, nan, 0.999f, 1e-7f}).message(),
+      HasSubstr("adamw.beta_1"));
+  EXPECT_THAT(
+      ValidateOptimizerConfig(AdamWConfig{0.1f, 0.9f, 1.0f, 1e-7f}).message(),
+      HasSubstr("adamw.beta_2"));
+  EXPECT_THAT(
+      ValidateOptimizerConfig(AdamWConfig{0.1f, 0.9f, 0.999f, nan}).message(),
+      HasSubstr("adamw.epsilon"));
 }
 
 TEST(OptimizerConfigTest, NamesAreThoseOfTheProto) {
   EXPECT_EQ(OptimizerName(SgdConfig{}), "sgd");
   EXPECT_EQ(OptimizerName(AdagradConfig{}), "adagrad");
   EXPECT_EQ(OptimizerName(AdamConfig{}), "adam");
+  EXPECT_EQ(OptimizerName(AdamWConfig{}), "adamw");
 }
 
 }  // namespace

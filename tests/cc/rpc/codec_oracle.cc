@@ -56,14 +56,17 @@ std::string ComparePush(absl::string_view bytes, MessagePieces pieces) {
   const absl::Status status = ReadPushRequest(pieces, &scratch, &ours);
   if (accepted != status.ok()) return Disagree("PushRequest", accepted, status);
   if (!accepted) return "";
-  const bool same = ours.table == theirs.table() &&
-                    SameBits(ours.keys, theirs.keys()) &&
-                    SameBits(ours.gradients, theirs.gradients()) &&
-                    SameBits(ours.learning_rate, theirs.learning_rate()) &&
-                    ours.insert_missing == theirs.insert_missing() &&
-                    ours.keys_are_unique == theirs.keys_are_unique() &&
-                    ours.client_id == theirs.client_id() &&
-                    ours.sequence == theirs.sequence();
+  const bool same =
+      ours.table == theirs.table() && SameBits(ours.keys, theirs.keys()) &&
+      SameBits(ours.gradients, theirs.gradients()) &&
+      SameBits(ours.learning_rate, theirs.learning_rate()) &&
+      ours.insert_missing == theirs.insert_missing() &&
+      ours.keys_are_unique == theirs.keys_are_unique() &&
+      ours.client_id == theirs.client_id() &&
+      ours.sequence == theirs.sequence() && ours.step.group == theirs.group() &&
+      ours.step.worker == theirs.worker() &&
+      ours.step.incarnation == theirs.incarnation() &&
+      ours.step.clock == theirs.clock();
   return same ? "" : "PushRequest: values differ";
 }
 
@@ -80,7 +83,8 @@ std::string CompareAssign(absl::string_view bytes, MessagePieces pieces) {
   const bool same = ours.table == theirs.table() &&
                     SameBits(ours.keys, theirs.keys()) &&
                     SameBits(ours.values, theirs.values()) &&
-                    SameBits(ours.slots, theirs.slots());
+                    SameBits(ours.slots, theirs.slots()) &&
+                    ours.only_missing == theirs.only_missing();
   return same ? "" : "AssignRequest: values differ";
 }
 
@@ -119,6 +123,21 @@ std::string ComparePushResponse(absl::string_view bytes, MessagePieces pieces) {
   return same ? "" : "PushResponse: values differ";
 }
 
+std::string CompareAssignResponse(absl::string_view bytes,
+                                  MessagePieces pieces) {
+  v1::AssignResponse theirs;
+  const bool accepted = Parse(bytes, &theirs);
+  AssignResult ours;
+  const absl::Status status = ReadAssignResponse(pieces, &ours);
+  if (accepted != status.ok()) {
+    return Disagree("AssignResponse", accepted, status);
+  }
+  if (!accepted) return "";
+  return ours.assigned_rows == theirs.assigned_rows()
+             ? ""
+             : "AssignResponse: values differ";
+}
+
 }  // namespace
 
 CutMessage::CutMessage(absl::string_view whole, uint32_t cut_seed) {
@@ -140,8 +159,9 @@ CutMessage::CutMessage(absl::string_view whole, uint32_t cut_seed) {
 std::string CompareWithProtobuf(absl::string_view bytes, uint32_t cut_seed) {
   const google::protobuf::LogSilencer quiet;  // It logs what it refuses.
   const CutMessage message(bytes, cut_seed);
-  for (auto compare : {ComparePull, ComparePush, CompareAssign,
-                       ComparePullResponse, ComparePushResponse}) {
+  for (auto compare :
+       {ComparePull, ComparePush, CompareAssign, ComparePullResponse,
+        ComparePushResponse, CompareAssignResponse}) {
     std::string difference = compare(bytes, message.pieces());
     if (!difference.empty()) return difference;
   }
@@ -172,12 +192,23 @@ std::vector<std::string> SeedMessages() {
   push.set_sequence(300);
   messages.push_back(push.SerializeAsString());
 
+  v1::PushRequest staged_push;
+  staged_push.set_table("dense");
+  staged_push.add_keys(5);
+  staged_push.add_gradients(0.25f);
+  staged_push.set_group("gr\xc3\xbcn");
+  staged_push.set_worker(0xfedcba98u);
+  staged_push.set_incarnation(0xfedcba9876543210u);
+  staged_push.set_clock(-2);
+  messages.push_back(staged_push.SerializeAsString());
+
   v1::AssignRequest assign;
   assign.set_table("item");
   assign.add_keys(7);
   assign.add_values(1.0f);
   assign.add_slots(2.0f);
   assign.add_slots(3.0f);
+  assign.set_only_missing(true);
   messages.push_back(assign.SerializeAsString());
 
   v1::PullResponse pull_response;
@@ -188,6 +219,10 @@ std::vector<std::string> SeedMessages() {
   push_response.set_updated_rows(-1);
   push_response.set_duplicate(true);
   messages.push_back(push_response.SerializeAsString());
+
+  v1::AssignResponse assign_response;
+  assign_response.set_assigned_rows(int64_t{1} << 40);
+  messages.push_back(assign_response.SerializeAsString());
 
   // One number at a time, in two chunks, between unknown fields and groups.
   const std::string key("\x11\x01\x00\x00\x00\x00\x00\x00\x80", 9);

@@ -86,11 +86,30 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
   std::string bytes(PushRequestBytes(push), '\0');
   WritePushRequest(push, bytes.data());
   EXPECT_EQ(bytes, push_proto.SerializeAsString());
-  std::string parts(PushRequestHeadBytes(push), '\0');
-  WritePushRequestHead(push, parts.data());
-  parts.append(reinterpret_cast<const char*>(floats.data()), 4 * floats.size());
-  parts += PushRequestTail(push);
-  EXPECT_EQ(parts, bytes);
+  const auto in_parts = [&] {
+    std::string parts(PushRequestHeadBytes(push), '\0');
+    WritePushRequestHead(push, parts.data());
+    parts.append(reinterpret_cast<const char*>(floats.data()),
+                 4 * floats.size());
+    return parts + PushRequestTail(push);
+  };
+  EXPECT_EQ(in_parts(), bytes);
+  for (const StepTag& step :
+       {StepTag{"g", 0, 0, 0}, StepTag{"g", 1, 2, 3},
+        StepTag{std::string(200, 'g'), std::numeric_limits<uint32_t>::max(),
+                std::numeric_limits<uint64_t>::max(),
+                std::numeric_limits<int64_t>::max()},
+        StepTag{"", 0, 0, -1}}) {
+    push.step = step;
+    push_proto.set_group(step.group);
+    push_proto.set_worker(step.worker);
+    push_proto.set_incarnation(step.incarnation);
+    push_proto.set_clock(step.clock);
+    bytes.assign(PushRequestBytes(push), '\0');
+    WritePushRequest(push, bytes.data());
+    EXPECT_EQ(bytes, push_proto.SerializeAsString());
+    EXPECT_EQ(in_parts(), bytes);
+  }
 
   AssignArgs assign;
   assign.table = std::string(200, 'x');
@@ -102,6 +121,11 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
   assign_proto.mutable_keys()->Add(std::begin(kKeys), std::end(kKeys));
   assign_proto.mutable_values()->Add(floats.begin(), floats.end());
   assign_proto.mutable_slots()->Add(floats.begin(), floats.end());
+  bytes.assign(AssignRequestBytes(assign), '\0');
+  WriteAssignRequest(assign, bytes.data());
+  EXPECT_EQ(bytes, assign_proto.SerializeAsString());
+  assign.only_missing = true;
+  assign_proto.set_only_missing(true);
   bytes.assign(AssignRequestBytes(assign), '\0');
   WriteAssignRequest(assign, bytes.data());
   EXPECT_EQ(bytes, assign_proto.SerializeAsString());
@@ -139,6 +163,12 @@ TEST(CodecTest, ResponsesAreByteForByteThoseOfProtobuf) {
     proto.set_updated_rows(result.updated_rows);
     proto.set_duplicate(result.duplicate);
     EXPECT_EQ(EncodePushResponse(result), proto.SerializeAsString());
+  }
+  for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{128},
+                              std::numeric_limits<int64_t>::max()}) {
+    v1::AssignResponse proto;
+    proto.set_assigned_rows(count);
+    EXPECT_EQ(EncodeAssignResponse({count}), proto.SerializeAsString());
   }
 }
 

@@ -171,8 +171,9 @@ TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
   EXPECT_EQ(groups.Join("g", 0).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
   EXPECT_TRUE(groups.CreateGroup("g", {}).ok());
+  ASSERT_TRUE(groups.Join("g", 1).ok());
   WorkerGroupOptions other;
-  other.num_workers = 9;
+  other.settings = "bsp(mean)";
   EXPECT_EQ(groups.CreateGroup("g", other).code(),
             absl::StatusCode::kAlreadyExists);
   other.lease = absl::ZeroDuration();

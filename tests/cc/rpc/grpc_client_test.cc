@@ -109,7 +109,8 @@ TEST(GrpcClientTest, OversizedMessagesAreNotSent) {
   assign.embeddings = values;
   for (const absl::Status& status :
        {PullRows(*client, "t", 64, keys).status(),
-        PushOnes(*client, "t", 64, keys).status(), client->Assign(assign),
+        PushOnes(*client, "t", 64, keys).status(),
+        client->Assign(assign).status(),
         client->Erase("t", RandomKeys(1000)).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()),

@@ -19,7 +19,7 @@ TableConfig Base() {
 TEST(TableConfigConversionTest, EveryConfigComesBackEqual) {
   const std::vector<OptimizerConfig> optimizers = {
       SgdConfig{}, SgdConfig{0.9f, true}, AdagradConfig{0.0f, 1e-3f},
-      AdamConfig{0.5f, 0.0f, 1e-4f}};
+      AdamConfig{0.5f, 0.0f, 1e-4f}, AdamWConfig{0.0f, 0.5f, 0.25f, 1e-4f}};
   const std::vector<InitializerConfig> initializers = {
       ConstantInitializer{0.0f},
       ConstantInitializer{2.5f},
@@ -32,6 +32,22 @@ TEST(TableConfigConversionTest, EveryConfigComesBackEqual) {
       TableConfig config = Base();
       config.optimizer = optimizer;
       config.initializer = initializer;
+      const TableConfig back = FromProto(ToProto(config));
+      EXPECT_EQ(back, config) << DescribeDifference(config, back);
+    }
+  }
+}
+
+TEST(TableConfigConversionTest, ConsistencyAndLayoutComeBackEqual) {
+  for (const ConsistencyConfig& consistency :
+       {ConsistencyConfig{}, ConsistencyConfig{ConsistencyKind::kSsp, 0},
+        ConsistencyConfig{ConsistencyKind::kSsp, 0xffffffffu},
+        ConsistencyConfig{ConsistencyKind::kBsp, 0, Reduction::kMean},
+        ConsistencyConfig{ConsistencyKind::kBsp, 0, Reduction::kSum}}) {
+    for (const char* layout : {"", "dense/kernel:0 (3, 4) float32"}) {
+      TableConfig config = Base();
+      config.consistency = consistency;
+      config.layout = layout;
       const TableConfig back = FromProto(ToProto(config));
       EXPECT_EQ(back, config) << DescribeDifference(config, back);
     }
@@ -59,10 +75,23 @@ TEST(TableConfigConversionTest, UnsetFieldsHaveTheDefaultsOfTheStructs) {
   expected.initializer = TruncatedNormalInitializer{};
   EXPECT_EQ(FromProto(proto), expected);
 
+  proto.mutable_optimizer()->mutable_adamw();
+  expected.optimizer = AdamWConfig{};
+  EXPECT_EQ(FromProto(proto), expected);
+
   proto.mutable_optimizer()->mutable_sgd();
   proto.mutable_initializer()->mutable_uniform();
   expected.optimizer = SgdConfig{};
   expected.initializer = UniformInitializer{};
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_consistency();
+  EXPECT_EQ(FromProto(proto), expected);
+  proto.mutable_consistency()->mutable_ssp();
+  expected.consistency.kind = ConsistencyKind::kSsp;
+  EXPECT_EQ(FromProto(proto), expected);
+  proto.mutable_consistency()->mutable_bsp();
+  expected.consistency.kind = ConsistencyKind::kBsp;
   EXPECT_EQ(FromProto(proto), expected);
 }
 

@@ -1,6 +1,13 @@
 #include "cc/shard/shard.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -83,6 +90,341 @@ TEST(ShardTest, CommitOfARestoreThatIsNotStagedIsNotFound) {
   EXPECT_EQ(shard.CommitRestore("x", false).code(),
             absl::StatusCode::kNotFound);
   EXPECT_TRUE(shard.CommitRestore("x", true).ok());
+}
+
+TEST(ShardTest, OnlyMissingRowsAreSetIfAskedAndCounted) {
+  Shard shard(ShardOptions{});
+  TableConfig config = Config("t");
+  config.optimizer = AdagradConfig{0.5f, 0.0f};
+  ASSERT_TRUE(shard.CreateTable(config).ok());
+  const auto table = shard.FindTable("t").value();
+  ASSERT_EQ(shard.Assign(*table, {1, 2}, {1, 1, 2, 2}, {7, 7, 8, 8}).value(),
+            2);
+
+  EXPECT_EQ(
+      shard.Assign(*table, {2, 3, 1}, {-1, -1, 3, 3, -1, -1}, {}, true).value(),
+      1);
+  EXPECT_EQ(shard.Assign(*table, {3}, {-1, -1}, {-1, -1}, true).value(), 0);
+  EXPECT_EQ(shard.Assign(*table, {3}, {4, 4}, {}, false).value(), 1);
+
+  std::vector<float> rows(6);
+  ASSERT_TRUE(shard.Pull(*table, {1, 2, 3}, false, absl::MakeSpan(rows)).ok());
+  EXPECT_THAT(rows, testing::ElementsAre(1, 1, 2, 2, 4, 4));
+  // Slots of rows that were there stay; a new row has the initial ones.
+  ASSERT_TRUE(table
+                  ->ForEachRow(10,
+                               [](const RowChunk& chunk) {
+                                 for (size_t i = 0; i < chunk.keys.size();
+                                      ++i) {
+                                   const float expected[] = {0, 7, 8, 0.5f};
+                                   EXPECT_EQ(chunk.slots[2 * i],
+                                             expected[chunk.keys[i]]);
+                                 }
+                                 return absl::OkStatus();
+                               })
+                  .ok());
+}
+
+TEST(ShardTest, ADenseTableWithoutValuesDoesNotPassForZeros) {
+  Shard shard(ShardOptions{});
+  TableConfig config = Config("d");
+  config.layout = "kernel:0 (2, 3)";
+  ASSERT_TRUE(shard.CreateTable(config).ok());
+  const auto table = shard.FindTable("d").value();
+  ASSERT_TRUE(shard.Assign(*table, {1, 2}, {1, 1, 2, 2}, {}).ok());
+  std::vector<float> rows(6);
+
+  const absl::Status status =
+      shard.Pull(*table, {1, 2, 3}, false, absl::MakeSpan(rows));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(
+      std::string(status.message()),
+      testing::AllOf(HasSubstr("dense table 'd'"), HasSubstr("1 of 3")));
+  EXPECT_TRUE(
+      shard.Pull(*table, {2, 1}, false, absl::MakeSpan(rows).subspan(0, 4))
+          .ok());
+  EXPECT_THAT(rows[0], 2.0f);
+}
+
+// A shard with a table "t" of dim 2 that workers train in rounds, and a table
+// "asp" that differs in its consistency alone, to compare with.
+class RoundsTest : public testing::Test {
+ protected:
+  explicit RoundsTest(Reduction reduction = Reduction::kMean) {
+    TableConfig config = Config("t");
+    // Two steps with halves are not one step with the whole.
+    config.optimizer = AdagradConfig{};
+    config.initializer = ConstantInitializer{1.0f};
+    config.consistency.kind = ConsistencyKind::kBsp;
+    config.consistency.reduction = reduction;
+    EXPECT_TRUE(shard_.CreateTable(config).ok());
+    config.name = "asp";
+    config.consistency = {};
+    EXPECT_TRUE(shard_.CreateTable(config).ok());
+  }
+
+  absl::StatusOr<ShardPushResult> Push(const std::string& table,
+                                       const std::vector<Key>& keys,
+                                       const std::vector<float>& gradients,
+                                       const StepTag& step = {},
+                                       float learning_rate = 0.5f,
+                                       uint64_t sequence = 0) {
+    ShardPush push;
+    push.keys = keys;
+    push.gradients = gradients;
+    push.learning_rate = learning_rate;
+    push.insert_missing = true;
+    push.step = step;
+    push.client_id = sequence == 0 ? 0 : 99;
+    push.sequence = sequence;
+    return shard_.Push(*shard_.FindTable(table).value(), push);
+  }
+
+  // Worker w of incarnation w + 1.
+  static StepTag StepOf(uint32_t worker, int64_t clock = 0) {
+    return {"g", worker, worker + 1, clock};
+  }
+
+  // Worker w has weights[w], and is at clock `number`.
+  static Round RoundOf(int64_t number, const std::vector<double>& weights) {
+    Round round;
+    round.number = number;
+    round.group_instance = 1;
+    for (uint32_t w = 0; w < weights.size(); ++w) {
+      round.contributions.push_back({w, w + 1, number, weights[w]});
+      round.total_weight += weights[w];
+      round.active.push_back(w + 1);
+    }
+    round.next_incarnation = weights.size() + 1;
+    return round;
+  }
+
+  // Zeros for what is not there.
+  std::vector<float> Rows(const std::string& table,
+                          const std::vector<Key>& keys) {
+    std::vector<float> rows(2 * keys.size());
+    EXPECT_TRUE(shard_
+                    .Pull(*shard_.FindTable(table).value(), keys, false,
+                          absl::MakeSpan(rows))
+                    .ok());
+    return rows;
+  }
+
+  Shard shard_{ShardOptions{}};
+};
+
+class SumRoundsTest : public RoundsTest {
+ protected:
+  SumRoundsTest() : RoundsTest(Reduction::kSum) {}
+};
+
+TEST_F(RoundsTest, APushUpdatesNothingUntilItsRoundIsCommitted) {
+  const auto pushed = Push("t", {1}, {1, 1}, StepOf(0));
+  ASSERT_TRUE(pushed.ok()) << pushed.status();
+  EXPECT_EQ(pushed->updated_rows, 0);
+  EXPECT_FALSE(pushed->duplicate);
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
+
+  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
+
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 1);
+  ASSERT_TRUE(Push("asp", {1}, {1, 1}).ok());
+  EXPECT_EQ(Rows("t", {1}), Rows("asp", {1}));
+}
+
+TEST_F(RoundsTest, TheMeanIsWeightedBySamples) {
+  // With the same keys, as all blocks of a dense table, and with other ones.
+  ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());
+  ASSERT_TRUE(Push("t", {1, 2}, {5, 6, 7, 8}, StepOf(1)).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 3.0})).ok());
+  ASSERT_TRUE(Push("asp", {1, 2}, {4, 5, 6, 7}).ok());
+  EXPECT_EQ(Rows("t", {1, 2}), Rows("asp", {1, 2}));
+
+  ASSERT_TRUE(Push("t", {1, 3}, {1, 2, 3, 4}, StepOf(0, 1)).ok());
+  ASSERT_TRUE(Push("t", {2, 1}, {5, 6, 7, 8}, StepOf(1, 1)).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(1, {1.0, 3.0})).ok());
+  ASSERT_TRUE(
+      Push("asp", {1, 2, 3}, {5.5f, 6.5f, 3.75f, 4.5f, 0.75f, 1.0f}).ok());
+  EXPECT_EQ(Rows("t", {1, 2, 3}), Rows("asp", {1, 2, 3}));
+}
+
+TEST_F(RoundsTest, OneWithoutGradientsCountsInTheMean) {
+  ASSERT_TRUE(Push("t", {1}, {8, 4}, StepOf(0)).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 3.0})).ok());
+  ASSERT_TRUE(Push("asp", {1}, {2, 1}).ok());
+  EXPECT_EQ(Rows("t", {1}), Rows("asp", {1}));
+}
+
+TEST_F(RoundsTest, ARoundWithoutSamplesTeachesNothing) {
+  ASSERT_TRUE(Push("t", {1}, {8, 4}, StepOf(0)).ok());
+  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {0.0})).value(), 0);
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
+}
+
+TEST_F(SumRoundsTest, TheSumDoesNotLookAtSamples) {
+  ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());
+  ASSERT_TRUE(Push("t", {1, 2}, {5, 6, 7, 8}, StepOf(1)).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {0.0, 3.0})).ok());
+  ASSERT_TRUE(Push("asp", {1, 2}, {6, 8, 10, 12}).ok());
+  EXPECT_EQ(Rows("t", {1, 2}), Rows("asp", {1, 2}));
+}
+
+TEST_F(SumRoundsTest, AKeyOfManyWorkersTakesOneStep) {
+  // Within one push, over the pushes of a step, and over workers.
+  ASSERT_TRUE(Push("t", {1, 1, 2}, {1, 1, 2, 2, 9, 9}, StepOf(0)).ok());
+  ASSERT_TRUE(Push("t", {1}, {4, 4}, StepOf(0)).ok());
+  ASSERT_TRUE(Push("t", {3, 1}, {5, 5, 8, 8}, StepOf(1)).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 1.0})).ok());
+  ASSERT_TRUE(Push("asp", {1, 2, 3}, {15, 15, 9, 9, 5, 5}).ok());
+  EXPECT_EQ(Rows("t", {1, 2, 3}), Rows("asp", {1, 2, 3}));
+}
+
+TEST_F(SumRoundsTest, TheLearningRateOfTheFirstContributionCounts) {
+  // Of the first worker, whoever was quicker.
+  ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(1), 0.125f).ok());
+  ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0), 0.25f).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 1.0})).ok());
+  ASSERT_TRUE(Push("asp", {1}, {2, 2}, {}, 0.25f).ok());
+  EXPECT_EQ(Rows("t", {1}), Rows("asp", {1}));
+}
+
+TEST(RoundsOrderTest, TheResultDoesNotDependOnWhatArrivesFirst) {
+  constexpr int kWorkers = 5;
+  constexpr int kRounds = 4;
+  const std::vector<Key> all_keys = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  std::vector<std::vector<float>> results;
+  for (const uint32_t order_seed : {1u, 2u, 3u}) {
+    std::mt19937 order(order_seed);
+    std::mt19937 random(17);  // The same pushes each time.
+    std::uniform_real_distribution<float> value(-1.0f, 1.0f);
+    Shard shard(ShardOptions{});
+    TableConfig config = Config("t");
+    config.optimizer = AdamConfig{};
+    config.consistency.kind = ConsistencyKind::kBsp;
+    ASSERT_TRUE(shard.CreateTable(config).ok());
+    const auto table = shard.FindTable("t").value();
+    for (int64_t number = 0; number < kRounds; ++number) {
+      Round round;
+      round.number = number;
+      struct Sent {
+        StepTag step;
+        std::vector<Key> keys;
+        std::vector<float> gradients;
+      };
+      std::vector<Sent> sent;
+      for (uint32_t w = 0; w < kWorkers; ++w) {
+        const double weight = 1.0 + random() % 7;
+        round.contributions.push_back({w, w + 1, number, weight});
+        round.total_weight += weight;
+        // Two to one table within a step.
+        for (int i = 0; i < 2; ++i) {
+          Sent push;
+          push.step = {"g", w, w + 1, number};
+          // In the last round all have the same keys.
+          for (const Key key : all_keys) {
+            if (number < kRounds - 1 && random() % 2 == 0) continue;
+            push.keys.push_back(key);
+            push.gradients.push_back(value(random));
+            push.gradients.push_back(value(random));
+          }
+          sent.push_back(std::move(push));
+        }
+      }
+      std::shuffle(sent.begin(), sent.end(), order);
+      for (const Sent& each : sent) {
+        ShardPush push;
+        push.keys = each.keys;
+        push.gradients = each.gradients;
+        push.learning_rate = 0.1f;
+        push.insert_missing = true;
+        push.step = each.step;
+        ASSERT_TRUE(shard.Push(*table, push).ok());
+      }
+      ASSERT_EQ(shard.CommitRound("g", round).value(), number);
+    }
+    std::vector<float> rows(2 * all_keys.size());
+    ASSERT_TRUE(shard.Pull(*table, all_keys, false, absl::MakeSpan(rows)).ok());
+    results.push_back(std::move(rows));
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+TEST_F(RoundsTest, APushThatBelongsToNoStepIsRefused) {
+  const absl::Status status = Push("t", {1}, {1, 1}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr("'t'"), HasSubstr("bsp(mean)")));
+}
+
+TEST_F(RoundsTest, APushToAClosedRoundIsRefusedHoweverOftenItComes) {
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_EQ(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 1).status().code(),
+              absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST_F(RoundsTest, APushOfNanStagesNothing) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const absl::Status status =
+      Push("t", {1, 7}, {1, 1, 1, nan}, StepOf(0)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("id 7"));
+
+  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
+}
+
+TEST_F(SumRoundsTest, ASumThatOverflowsIsRefusedToAllAndChangesNothing) {
+  const float big = std::numeric_limits<float>::max();
+  ASSERT_TRUE(Push("t", {1, 2}, {1, 1, big, 1}, StepOf(0)).ok());
+  ASSERT_TRUE(Push("t", {1, 2}, {1, 1, big, 1}, StepOf(1)).ok());
+  for (int worker = 0; worker < 2; ++worker) {
+    const absl::Status status =
+        shard_.CommitRound("g", RoundOf(0, {1.0, 1.0})).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("id 2"));
+  }
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
+}
+
+TEST_F(SumRoundsTest, ARepeatedPushIsStagedOnce) {
+  EXPECT_FALSE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 1)->duplicate);
+  EXPECT_TRUE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 1)->duplicate);
+  EXPECT_FALSE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 2)->duplicate);
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
+  // Also when its round has been applied: the first answer was lost.
+  EXPECT_TRUE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 2)->duplicate);
+  ASSERT_TRUE(Push("asp", {1}, {2, 2}).ok());
+  EXPECT_EQ(Rows("t", {1}), Rows("asp", {1}));
+}
+
+TEST_F(RoundsTest, TablesOfOtherConsistencyDoNotWaitForTheRound) {
+  EXPECT_EQ(Push("asp", {1}, {1, 1}, StepOf(0))->updated_rows, 1);
+  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
+  EXPECT_EQ(shard_.FindTable("asp").value()->size(), 1);
+}
+
+TEST_F(RoundsTest, ATableThatWasDroppedMeanwhileIsNamed) {
+  ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
+  ASSERT_TRUE(shard_.DropTable("t"));
+  const absl::Status status =
+      shard_.CommitRound("g", RoundOf(0, {1.0})).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("'t'"));
+}
+
+TEST_F(RoundsTest, ATableOfAnotherShapeIsNotTrainedWithWhatWasStaged) {
+  ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
+  TableConfig config = shard_.FindTable("t").value()->config();
+  ASSERT_TRUE(shard_.DropTable("t"));
+  config.dim = 3;
+  ASSERT_TRUE(shard_.CreateTable(config).ok());
+  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 }
 
 }  // namespace

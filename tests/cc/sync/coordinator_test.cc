@@ -163,6 +163,8 @@ TEST(CoordinatorTest, GroupsAreCreatedOnceAndUnknownOnesAreNamed) {
             absl::StatusCode::kNotFound);
   ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
   EXPECT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  const auto member = coordinator.Join("g", 0);
+  ASSERT_TRUE(member.ok());
   const absl::Status other = coordinator.CreateGroup("g", Options(3));
   EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(other.message(), HasSubstr("num_workers=2"));
@@ -173,6 +175,13 @@ TEST(CoordinatorTest, GroupsAreCreatedOnceAndUnknownOnesAreNamed) {
   senseless.lease = absl::ZeroDuration();
   EXPECT_EQ(coordinator.CreateGroup("h", senseless).code(),
             absl::StatusCode::kInvalidArgument);
+
+  // Nobody trains in it any more: it is free for another job.
+  ASSERT_TRUE(coordinator.Leave("g", 0, member->incarnation).ok());
+  EXPECT_TRUE(coordinator.CreateGroup("g", Options(3)).ok());
+  const auto anew = coordinator.Join("g", 0);
+  ASSERT_TRUE(anew.ok());
+  EXPECT_GT(anew->incarnation, member->incarnation);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -175,6 +176,27 @@ TEST(WorkerGroupTest, ThoseWhoNeverJoinAreGivenUp) {
   EXPECT_EQ(group.NextTick(), kStart + absl::Seconds(60));
   group.Tick(kStart + absl::Seconds(60));
   EXPECT_EQ(group.open_round(), 1);
+}
+
+TEST(WorkerGroupTest, AGroupThatAllHaveLeftBeginsAnew) {
+  WorkerGroup group(Options(2));
+  Player first(&group, 0, kStart);
+  Player second(&group, 1, kStart);
+  ASSERT_TRUE(first.Arrive(kStart).ok());
+  ASSERT_TRUE(second.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+  group.Leave(0, first.incarnation);
+  group.Leave(1, second.incarnation);
+
+  // The next run: both are waited for, and clocks count from 0; rounds go on.
+  Player again(&group, 0, kStart);
+  EXPECT_EQ(again.clock, 0);
+  ASSERT_TRUE(again.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_THAT(group.DescribeMissing(1), HasSubstr("not joined"));
+  Player other(&group, 1, kStart);
+  ASSERT_TRUE(other.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 2);
 }
 
 TEST(WorkerGroupTest, ALateWorkerJoinsTheOpenRound) {
@@ -429,8 +451,9 @@ TEST_P(RandomGroupTest, NoStepIsFurtherAheadThanTheStaleness) {
       it->second.round = WorkerGroup::kNoRound;
       ASSERT_TRUE(it->second.Arrive(kStart).ok());
     }
-    // Somebody can always go on.
-    bool can_proceed = alive.empty();
+    // Somebody can always go on, unless a group that all had left begins anew.
+    bool can_proceed = alive.empty() ||
+                       absl::StrContains(group.DescribeBehind(0), "not joined");
     for (const auto& [other, player] : alive) {
       can_proceed |= group.MayProceed(player.clock, staleness);
     }

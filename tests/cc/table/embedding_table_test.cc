@@ -211,8 +211,9 @@ TEST(EmbeddingTableTest, WrongLengthNamesTheTableAndBothSizes) {
        {table->Find(keys, absl::MakeSpan(seven)).status(),
         table->FindOrInsert(keys, absl::MakeSpan(seven)),
         table->ApplyGradients(keys, seven, 0.1f, true).status(),
-        table->Assign(keys, seven), table->AssignRows(keys, seven, eight),
-        table->AssignRows(keys, eight, seven)}) {
+        table->Assign(keys, seven),
+        table->AssignRows(keys, seven, eight).status(),
+        table->AssignRows(keys, eight, seven).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr("table 'user': expected 8 floats"));
     EXPECT_THAT(status.message(), HasSubstr("got 7"));
@@ -247,7 +248,8 @@ TEST(EmbeddingTableTest, StridesWasteAtMostAnEighthOrFifteenBytes) {
            {16, AdagradConfig{}, 128},
            {15, AdagradConfig{}, 128},
            {16, AdamConfig{}, 208},
-           {64, AdamConfig{}, 832}}) {
+           {64, AdamConfig{}, 832},
+           {64, AdamWConfig{}, 832}}) {
     EXPECT_EQ(MakeTable(dim, optimizer)->stats().row_stride_bytes, stride)
         << dim << " " << OptimizerName(optimizer);
   }
@@ -323,8 +325,10 @@ TEST(EmbeddingTableTest, AssignRowsBringsAnExportedTableBack) {
   FindOrInsertAll(to.get(), KeyRange(0, 500));  // Some are overwritten.
   ASSERT_TRUE(from->ForEachRow(64,
                                [&](const RowChunk& chunk) {
-                                 return to->AssignRows(
-                                     chunk.keys, chunk.embeddings, chunk.slots);
+                                 return to
+                                     ->AssignRows(chunk.keys, chunk.embeddings,
+                                                  chunk.slots)
+                                     .status();
                                })
                   .ok());
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -72,12 +73,79 @@ TEST(TableConfigTest, UnsetFieldsTakeTheDefaults) {
   EXPECT_EQ(Parse(R"({"name":"user","dim":16,
                       "optimizer":{"adam":{"beta_1":0.5}}})"),
             adam);
+  TableConfig adamw = ValidConfig();
+  adamw.optimizer = AdamWConfig{0.5f, 0.9f, 0.999f, 1e-7f};
+  EXPECT_EQ(Parse(R"({"name":"user","dim":16,
+                      "optimizer":{"adamw":{"weight_decay":0.5}}})"),
+            adamw);
+}
+
+const ConsistencyConfig kConsistencies[] = {
+    {ConsistencyKind::kAsp, 0, Reduction::kMean},
+    {ConsistencyKind::kSsp, 0, Reduction::kMean},
+    {ConsistencyKind::kSsp, 4294967295u, Reduction::kMean},
+    {ConsistencyKind::kBsp, 0, Reduction::kMean},
+    {ConsistencyKind::kBsp, 0, Reduction::kSum}};
+
+TEST(TableConfigTest, ConsistencyAndLayoutReadAsDocumented) {
+  TableConfig config = ValidConfig();
+  config.consistency = {ConsistencyKind::kSsp, 3, Reduction::kMean};
+  const std::string head = R"({"name":"user","dim":16,)";
+  EXPECT_EQ(Parse(head + R"("consistency":{"ssp":{"staleness":3}}})"), config);
+  EXPECT_THAT(TableConfigToJson(config),
+              HasSubstr(R"("consistency":{"ssp":{"staleness":3}}})"));
+  config.consistency = {ConsistencyKind::kBsp, 0, Reduction::kSum};
+  config.layout = "kernel:0 [3,4]";
+  EXPECT_EQ(Parse(head + R"("consistency":{"bsp":{"reduction":"SUM"}},
+                            "layout":"kernel:0 [3,4]"})"),
+            config);
+  EXPECT_THAT(TableConfigToJson(config),
+              HasSubstr(R"("consistency":{"bsp":{"reduction":"SUM"}},)"
+                        R"("layout":"kernel:0 [3,4]"})"));
+  // Mean and asp are what is meant if nothing is said.
+  config = ValidConfig();
+  EXPECT_EQ(Parse(head + R"("consistency":{}})"), config);
+  EXPECT_EQ(Parse(head + R"("consistency":{"asp":{}}})"), config);
+  config.consistency.kind = ConsistencyKind::kBsp;
+  EXPECT_EQ(Parse(head + R"("consistency":{"bsp":{}}})"), config);
+}
+
+TEST(TableConfigTest, ConsistencyAndLayoutSurviveTheRoundTrip) {
+  for (const ConsistencyConfig& consistency : kConsistencies) {
+    for (const std::string& layout :
+         {std::string(), std::string("a \"b\" \n \xc3\xa4"),
+          std::string(65536, 'x')}) {
+      TableConfig config = ValidConfig();
+      config.consistency = consistency;
+      config.layout = layout;
+      EXPECT_TRUE(config.Validate().ok());
+      EXPECT_EQ(Parse(TableConfigToJson(config)), config)
+          << consistency.ToString();
+    }
+  }
+}
+
+TEST(TableConfigTest, ConsistenciesHaveNamesAndReadByThemselves) {
+  std::vector<std::string> names;
+  for (const ConsistencyConfig& consistency : kConsistencies) {
+    names.push_back(consistency.ToString());
+  }
+  EXPECT_THAT(names, testing::ElementsAre("asp", "ssp(0)", "ssp(4294967295)",
+                                          "bsp(mean)", "bsp(sum)"));
+
+  ConsistencyConfig config;
+  ASSERT_TRUE(ConsistencyFromJson(R"({"ssp":{"staleness":7}})", &config).ok());
+  EXPECT_EQ(config.ToString(), "ssp(7)");
+  EXPECT_THAT(std::string(ConsistencyFromJson("{", &config).message()),
+              AllOf(HasSubstr("consistency"), HasSubstr("expected JSON")));
+  EXPECT_EQ(config.ToString(), "ssp(7)") << "changed in spite of the error";
 }
 
 TEST(TableConfigTest, RoundTripKeepsEveryField) {
   const std::vector<OptimizerConfig> optimizers = {
       SgdConfig{}, SgdConfig{0.9f, true}, AdagradConfig{0.3f, 1e-10f},
-      AdamConfig{0.8f, 0.99f, 1.17549435e-38f}};
+      AdamConfig{0.8f, 0.99f, 1.17549435e-38f},
+      AdamWConfig{0.1f, 0.8f, 0.99f, 1e-6f}};
   const std::vector<InitializerConfig> initializers = {
       ConstantInitializer{-1.5f}, UniformInitializer{-1.0f / 3.0f, 2.0f / 3.0f},
       NormalInitializer{0.1f, 0.2f},
@@ -148,6 +216,27 @@ TEST(TableConfigTest, JsonErrorsNameTheField) {
               AllOf(HasSubstr("'initializer'"), HasSubstr("one kind")));
   EXPECT_THAT(ParseError(R"({"initializer":{"normal":{"sigma":1}}})"),
               HasSubstr("'initializer.normal.sigma'"));
+  EXPECT_THAT(ParseError(R"({"optimizer":{"adamw":{"decay":1}}})"),
+              HasSubstr("'optimizer.adamw.decay'"));
+  EXPECT_THAT(ParseError(R"({"consistency":"bsp"})"),
+              HasSubstr("'consistency'"));
+  EXPECT_THAT(ParseError(R"({"consistency":{"bsp2":{}}})"),
+              HasSubstr("'consistency.bsp2'"));
+  EXPECT_THAT(ParseError(R"({"consistency":{"asp":{"staleness":1}}})"),
+              HasSubstr("'consistency.asp.staleness'"));
+  EXPECT_THAT(ParseError(R"({"consistency":{"asp":{},"bsp":{}}})"),
+              AllOf(HasSubstr("'consistency'"), HasSubstr("one kind")));
+  for (const char* bad : {"-1", "1.5", "4294967296", "true"}) {
+    EXPECT_THAT(ParseError(absl::StrCat(
+                    R"({"consistency":{"ssp":{"staleness":)", bad, "}}}")),
+                HasSubstr("'consistency.ssp.staleness'"));
+  }
+  EXPECT_THAT(ParseError(R"({"consistency":{"bsp":{"reduction":"mean"}}})"),
+              AllOf(HasSubstr("'consistency.bsp.reduction'"), HasSubstr("SUM"),
+                    HasSubstr("mean")));
+  EXPECT_THAT(ParseError(R"({"consistency":{"bsp":{"reduction":1}}})"),
+              HasSubstr("'consistency.bsp.reduction'"));
+  EXPECT_THAT(ParseError(R"({"layout":3})"), HasSubstr("'layout'"));
 }
 
 TEST(TableConfigTest, ValidateNamesTableFieldValueAndRange) {
@@ -173,6 +262,12 @@ TEST(TableConfigTest, ValidateNamesTableFieldValueAndRange) {
     config.num_virtual_shards = bad;
     EXPECT_THAT(ValidateError(config), HasSubstr("num_virtual_shards"));
   }
+
+  config = ValidConfig();
+  config.layout = std::string(65537, 'x');
+  EXPECT_EQ(ValidateError(config),
+            "table 'user': layout: expected at most 65536 characters, got "
+            "65537");
 }
 
 TEST(TableConfigTest, ValidateChecksOptimizerAndInitializer) {
@@ -182,7 +277,10 @@ TEST(TableConfigTest, ValidateChecksOptimizerAndInitializer) {
            SgdConfig{-0.1f, false}, SgdConfig{nan, false},
            AdagradConfig{-1.0f, 1e-7f}, AdagradConfig{0.1f, nan},
            AdamConfig{1.0f, 0.999f, 1e-7f}, AdamConfig{0.9f, -0.1f, 1e-7f},
-           AdamConfig{0.9f, 0.999f, infinity}}) {
+           AdamConfig{0.9f, 0.999f, infinity},
+           AdamWConfig{-0.1f, 0.9f, 0.999f, 1e-7f},
+           AdamWConfig{nan, 0.9f, 0.999f, 1e-7f},
+           AdamWConfig{0.0f, 1.0f, 0.999f, 1e-7f}}) {
     TableConfig config = ValidConfig();
     config.optimizer = bad;
     EXPECT_THAT(ValidateError(config), AllOf(HasSubstr("table 'user'"),
@@ -214,6 +312,13 @@ TEST(TableConfigTest, DescribeDifferenceListsEachDifferingField) {
               AllOf(HasSubstr("dim (16 here, 8 asked), optimizer ("),
                     HasSubstr("adagrad"), HasSubstr("glorot_uniform"),
                     HasSubstr("seed (0 here, 3 asked)")));
+
+  asked = here;
+  asked.consistency.kind = ConsistencyKind::kBsp;
+  asked.layout = "kernel";
+  EXPECT_EQ(DescribeDifference(here, asked),
+            "consistency (asp here, bsp(mean) asked), "
+            "layout ('' here, 'kernel' asked)");
 }
 
 }  // namespace

@@ -129,7 +129,7 @@ class ParameterClientSuite : public testing::TestWithParam<ClientFactory> {
     args.keys = keys;
     args.embeddings = values;
     args.slots = slots;
-    return client().Assign(args);
+    return client().Assign(args).status();
   }
 
   int64_t Size(const std::string& table) {
@@ -571,6 +571,126 @@ TEST_P(ParameterClientSuite, RestoreOfNothingIsNotFound) {
             absl::StatusCode::kNotFound);
   EXPECT_EQ(SaveCheckpoint(client(), folder.path(), {"nope"}).status().code(),
             absl::StatusCode::kNotFound);
+}
+
+TEST_P(ParameterClientSuite, OnlyMissingRowsAreAssignedIfAskedAndCounted) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const std::vector<Key> keys = ManyKeys(100);
+  const std::vector<Key> there(keys.begin(), keys.begin() + 40);
+  ASSERT_TRUE(Assign("t", 2, there, std::vector<float>(80, 1.0f)).ok());
+  const std::vector<float> twos(200, 2.0f);
+  AssignArgs args;
+  args.table = "t";
+  args.dim = 2;
+  args.keys = keys;
+  args.embeddings = twos;
+  args.only_missing = true;
+
+  const auto first = client().Assign(args);
+  const auto again = client().Assign(args);
+
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->assigned_rows, 60);
+  EXPECT_EQ(again->assigned_rows, 0);
+  EXPECT_THAT(Pull("t", 2, there), testing::Each(1.0f));
+  EXPECT_THAT(Pull("t", 2, {keys.begin() + 40, keys.end()}),
+              testing::Each(2.0f));
+  args.only_missing = false;
+  EXPECT_EQ(client().Assign(args)->assigned_rows, 100);
+  EXPECT_THAT(Pull("t", 2, keys), testing::Each(2.0f));
+}
+
+TEST_P(ParameterClientSuite, PushesToABspTableCountWhenTheirRoundIsCommitted) {
+  TableConfig config = Config("t", 2);
+  config.consistency.kind = ConsistencyKind::kBsp;
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  const std::vector<Key> keys = ManyKeys(60);
+  ASSERT_TRUE(Assign("t", 2, keys, std::vector<float>(120, 10.0f)).ok());
+  const auto push = [&](uint32_t worker, int64_t clock, float gradient) {
+    const std::vector<float> gradients(120, gradient);
+    PushArgs args;
+    args.table = "t";
+    args.dim = 2;
+    args.keys = keys;
+    args.gradients = gradients;
+    args.learning_rate = 1.0f;
+    args.step = {"g", worker, worker + 1, clock};
+    return client().Push(args);
+  };
+  const auto commit = [&](const Round& round) {
+    std::vector<int64_t> committed(client().num_shards(), -7);
+    std::vector<std::unique_ptr<PendingCall>> calls;
+    for (int shard = 0; shard < client().num_shards(); ++shard) {
+      calls.push_back(
+          client().StartCommitRound(shard, "g", round, &committed[shard]));
+    }
+    for (const auto& call : calls) {
+      const absl::Status status = call->Wait();
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    return committed;
+  };
+  Round round;
+  round.contributions = {{0, 1, 0, 1.0}, {1, 2, 0, 3.0}};
+  round.total_weight = 4.0;
+  round.group_instance = 1;
+  round.active = {1, 2};
+  round.next_incarnation = 3;
+  const auto pushed = push(0, 0, 4.0f);
+  ASSERT_TRUE(pushed.ok()) << pushed.status();
+  EXPECT_EQ(pushed->updated_rows, 0);
+  ASSERT_TRUE(push(1, 0, 8.0f).ok());
+  EXPECT_THAT(Pull("t", 2, keys), testing::Each(10.0f));
+
+  EXPECT_THAT(commit(round), testing::Each(0));
+  EXPECT_THAT(Pull("t", 2, keys), testing::Each(10.0f - 7.0f));
+  EXPECT_THAT(commit(round), testing::Each(0));
+  EXPECT_THAT(Pull("t", 2, keys), testing::Each(3.0f));
+
+  // Round 1 is missing for round 2.
+  round.number = 2;
+  EXPECT_THAT(commit(round), testing::Each(0));
+  EXPECT_EQ(push(0, 0, 1.0f).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Push("t", 2, keys, std::vector<float>(120, 1.0f)).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Pull("t", 2, keys), testing::Each(3.0f));
+}
+
+TEST_P(ParameterClientSuite, ATableOfAnotherConsistencyIsNotTakenForThisOne) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 4)).ok());
+  TableConfig config = Config("t", 4);
+  config.consistency = {ConsistencyKind::kSsp, 3, Reduction::kMean};
+
+  const absl::Status status = client().CreateTable(config);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("consistency (asp here, ssp(3) asked)"));
+  config.name = "other";
+  config.layout = "kernel:0 (3, 4)";
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  EXPECT_EQ(client().ListTables("other")->at(0).config, config);
+}
+
+TEST_P(ParameterClientSuite, ADenseTableWithoutValuesIsAnError) {
+  TableConfig config = Config("d", 2);
+  config.layout = "kernel:0 (3, 4)";
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  const std::vector<Key> keys = ManyKeys(20);
+  std::vector<float> rows(40);
+  PullArgs args;
+  args.table = "d";
+  args.dim = 2;
+  args.keys = keys;
+
+  const absl::Status status = client().Pull(args, absl::MakeSpan(rows));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("dense table 'd'"));
+
+  ASSERT_TRUE(Assign("d", 2, keys, std::vector<float>(40, 3.0f)).ok());
+  EXPECT_THAT(Pull("d", 2, keys), testing::Each(3.0f));
 }
 
 }  // namespace tfswitch

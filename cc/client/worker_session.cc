@@ -1,0 +1,198 @@
+#include "cc/client/worker_session.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cc/base/status_macros.h"
+
+namespace tfswitch {
+
+absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
+    std::shared_ptr<ParameterClient> client, const WorkerOptions& options) {
+  if (options.wait_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wait_timeout must be positive. Received: ",
+                     absl::FormatDuration(options.wait_timeout)));
+  }
+  // Shares the client's life.
+  const std::shared_ptr<GroupClient> groups(client, &client->groups());
+  TFSWITCH_ASSIGN_OR_RETURN(
+      std::unique_ptr<GroupSession> session,
+      GroupSession::Join(groups, options.group, options.group_options,
+                         options.worker));
+  std::unique_ptr<WorkerSession> worker(
+      new WorkerSession(std::move(client), options, std::move(session)));
+  TFSWITCH_RETURN_IF_ERROR(worker->CatchUp());
+  return worker;
+}
+
+WorkerSession::WorkerSession(std::shared_ptr<ParameterClient> client,
+                             WorkerOptions options,
+                             std::unique_ptr<GroupSession> session)
+    : client_(std::move(client)),
+      options_(std::move(options)),
+      session_(std::move(session)) {}
+
+absl::Status WorkerSession::CheckTable(const TableConfig& table) const {
+  const ConsistencyConfig& ours = options_.consistency;
+  const ConsistencyConfig& theirs = table.consistency;
+  switch (theirs.kind) {
+    case ConsistencyKind::kAsp:
+      return absl::OkStatus();
+    case ConsistencyKind::kSsp:
+      if (is_bsp()) return absl::OkStatus();
+      if (ours.kind == ConsistencyKind::kSsp &&
+          ours.staleness <= theirs.staleness) {
+        return absl::OkStatus();
+      }
+      break;
+    case ConsistencyKind::kBsp:
+      if (is_bsp()) return absl::OkStatus();
+      break;
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", table.name, "' has consistency ", theirs.ToString(),
+      ", and worker ", options_.worker, " of group '", options_.group,
+      "' trains with ", ours.ToString(),
+      "; give the worker the consistency of the strictest table"));
+}
+
+absl::StatusOr<StepTag> WorkerSession::CurrentStep() {
+  {
+    MutexLock lock(&mutex_);
+    if (has_left_) {
+      TFSWITCH_RETURN_IF_ERROR(JoinAgain());
+      has_left_ = false;
+    }
+  }
+  const GroupMember member = session_->member();
+  return StepTag{member.group, member.worker, member.incarnation,
+                 session_->clock()};
+}
+
+absl::Status WorkerSession::JoinAgain() {
+  TFSWITCH_RETURN_IF_ERROR(session_->Rejoin());
+  return CatchUp();
+}
+
+absl::Status WorkerSession::CatchUp() {
+  const int64_t last = session_->round() - 1;
+  if (!is_bsp() || last < 0) return absl::OkStatus();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Round round,
+      client_->groups().WaitForRound(session_->member(), last,
+                                     absl::Now() + options_.wait_timeout));
+  return Commit(round);
+}
+
+absl::Status WorkerSession::EndStep(double weight) {
+  TFSWITCH_RETURN_IF_ERROR(CurrentStep().status());
+  absl::StatusOr<Round> round;
+  absl::Status ended;
+  switch (options_.consistency.kind) {
+    case ConsistencyKind::kAsp:
+      ended = session_->EndStep(/*contributes=*/false, weight);
+      break;
+    case ConsistencyKind::kSsp:
+      ended = session_->EndStepAndWaitForTurn(options_.consistency.staleness,
+                                              options_.wait_timeout);
+      break;
+    case ConsistencyKind::kBsp:
+      round = session_->EndStepAndWaitForRound(weight, options_.wait_timeout);
+      ended = round.status();
+      break;
+  }
+  if (absl::IsNotFound(ended)) return ComeBack();
+  TFSWITCH_RETURN_IF_ERROR(ended);
+  if (!is_bsp()) return absl::OkStatus();
+  const uint64_t incarnation = session_->member().incarnation;
+  const int64_t clock = session_->clock() - 1;
+  const bool counts =
+      options_.group_options.carries_late_contributions ||
+      std::any_of(round->contributions.begin(), round->contributions.end(),
+                  [&](const Contribution& each) {
+                    return each.incarnation == incarnation &&
+                           each.clock == clock;
+                  });
+  if (!counts) {
+    MutexLock lock(&mutex_);
+    ++dropped_;
+  }
+  return Commit(*round);
+}
+
+absl::Status WorkerSession::ComeBack() {
+  std::fprintf(
+      stderr,
+      "tfswitch: worker %u of group '%s' was given up, because it was not "
+      "heard of for %s; it joins again%s\n",
+      options_.worker, options_.group.c_str(),
+      absl::FormatDuration(options_.group_options.lease).c_str(),
+      is_bsp() ? ", and the step that has just ended does not count" : "");
+  {
+    MutexLock lock(&mutex_);
+    if (is_bsp()) ++dropped_;
+  }
+  return JoinAgain();
+}
+
+absl::Status WorkerSession::Commit(const Round& round) {
+  const std::string& group = options_.group;
+  const int num_shards = client_->num_shards();
+  std::vector<int64_t> committed(static_cast<size_t>(num_shards));
+  std::vector<std::unique_ptr<PendingCall>> calls;
+  for (int shard = 0; shard < num_shards; ++shard) {
+    calls.push_back(
+        client_->StartCommitRound(shard, group, round, &committed[shard]));
+  }
+  absl::Status first;
+  for (const auto& call : calls) first.Update(call->Wait());
+  TFSWITCH_RETURN_IF_ERROR(first);
+  for (int shard = 0; shard < num_shards; ++shard) {
+    // Nobody was left to commit the rounds before.
+    int64_t& last = committed[shard];
+    while (last < round.number) {
+      const int64_t missing = last + 1;
+      Round next = round;
+      if (missing < round.number) {
+        TFSWITCH_ASSIGN_OR_RETURN(next,
+                                  client_->groups().WaitForRound(
+                                      session_->member(), missing,
+                                      absl::Now() + options_.wait_timeout));
+      }
+      TFSWITCH_RETURN_IF_ERROR(
+          client_->StartCommitRound(shard, group, next, &last)->Wait());
+      if (last < missing) {
+        return absl::InternalError(absl::StrCat("group '", group, "': shard ",
+                                                shard, " asks for round ",
+                                                missing, " again and again"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WorkerSession::Leave() {
+  TFSWITCH_RETURN_IF_ERROR(session_->Leave());
+  MutexLock lock(&mutex_);
+  has_left_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
+  Report report;
+  TFSWITCH_ASSIGN_OR_RETURN(report.group,
+                            client_->groups().GroupStats(options_.group));
+  report.member = session_->member();
+  report.clock = session_->clock();
+  report.waits = session_->waits();
+  MutexLock lock(&mutex_);
+  report.dropped = dropped_;
+  return report;
+}
+
+}  // namespace tfswitch

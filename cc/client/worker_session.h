@@ -1,0 +1,98 @@
+// One worker's training in a group: what it pushes, and when it may go on.
+
+#ifndef TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
+#define TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+#include "cc/client/group_session.h"
+#include "cc/client/parameter_client.h"
+#include "cc/table/table_config.h"
+
+namespace tfswitch {
+
+struct WorkerOptions {
+  std::string group;
+  uint32_t worker = 0;
+  WorkerGroupOptions group_options;
+  // Asp: a step ends at once. Ssp: when nobody is too far behind. Bsp: when the
+  // round that it contributes to has been applied on all servers.
+  ConsistencyConfig consistency;
+  // How long the end of a step may wait for other workers.
+  absl::Duration wait_timeout = absl::Seconds(600);
+};
+
+// Pushes of a step may come from many threads; EndStep() and Leave() from one
+// at a time, and not while a push of the step is under way.
+class WorkerSession {
+ public:
+  struct Report {
+    GroupMember member;
+    int64_t clock = 0;    // Steps that have ended.
+    int64_t dropped = 0;  // Steps whose contribution did not count.
+    GroupSession::Waits waits;
+    WorkerGroup::Stats group;
+  };
+
+  // `client` must be of the cluster that the worker trains with.
+  static absl::StatusOr<std::unique_ptr<WorkerSession>> Join(
+      std::shared_ptr<ParameterClient> client, const WorkerOptions& options);
+
+  const WorkerOptions& options() const { return options_; }
+
+  // FailedPrecondition if a table of this consistency must not be pushed to
+  // under that of the session.
+  absl::Status CheckTable(const TableConfig& table) const;
+
+  // Under what gradients are pushed now. A worker that has left joins again.
+  absl::StatusOr<StepTag> CurrentStep();
+
+  // Ends a step of `weight` samples, and waits as options().consistency says.
+  // DeadlineExceeded, saying for whom, after wait_timeout; calling it again
+  // goes on waiting.
+  //
+  // If the group has given this worker up because it was not heard of for a
+  // lease, the worker joins again, and with bsp this step does not count.
+  absl::Status EndStep(double weight);
+
+  // Nobody waits for this worker any more; the next step joins again.
+  // Idempotent.
+  absl::Status Leave();
+
+  absl::StatusOr<Report> GetReport();
+
+ private:
+  WorkerSession(std::shared_ptr<ParameterClient> client, WorkerOptions options,
+                std::unique_ptr<GroupSession> session);
+
+  bool is_bsp() const {
+    return options_.consistency.kind == ConsistencyKind::kBsp;
+  }
+  absl::Status JoinAgain();
+  // After the group has given this worker up.
+  absl::Status ComeBack();
+  // Has every server apply the round, and those before it that it has missed.
+  absl::Status Commit(const Round& round);
+  // A worker begins with what the last closed round has led to.
+  absl::Status CatchUp();
+
+  // Constant after construction.
+  const std::shared_ptr<ParameterClient> client_;
+  const WorkerOptions options_;
+  const std::unique_ptr<GroupSession> session_;
+
+  Mutex mutex_;
+  bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CLIENT_WORKER_SESSION_H_

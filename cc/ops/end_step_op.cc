@@ -1,0 +1,70 @@
+// Tfswitch>EndStep.
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/ops/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace tfswitch {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShapeUtils;
+using tensorflow::core::RefCountPtr;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("Tfswitch>EndStep")
+    .Input("table: resource")
+    .Input("weight: double")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      return c->WithRank(c->input(1), 0, &unused);
+    })
+    .Doc(R"doc(
+Ends a step of this process's worker, and waits for other workers as its
+consistency says.
+
+Everything that the step has pushed must come before, by control dependencies.
+
+table: Any table of the cluster in which the process is a worker.
+weight: A scalar: the number of samples of the step.
+)doc");
+
+class EndStepOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    RefCountPtr<TableResource> table;
+    OP_REQUIRES_OK_ASYNC(context, LookupTable(context, &table), done);
+    const Tensor& input = context->input(1);
+    OP_REQUIRES_ASYNC(context, TensorShapeUtils::IsScalar(input.shape()),
+                      absl::InvalidArgumentError(absl::StrCat(
+                          "`weight` must be a scalar. Received: shape ",
+                          input.shape().DebugString())),
+                      done);
+    const double weight = input.scalar<double>()();
+    RunApart(
+        context, std::move(table),
+        [weight](const TableResource& t) { return t.EndStep(weight); },
+        std::move(done));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswitch>EndStep").Device(tensorflow::DEVICE_CPU),
+                        EndStepOp);
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,137 @@
+#include "cc/shard/round_stage.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+
+namespace tfswitch {
+namespace {
+
+// Some order in which equal pushes alone are equal. Two layers that share a
+// table push in an order that differs from run to run.
+bool ContentLess(const StagedPush& a, const StagedPush& b) {
+  if (a.keys != b.keys) return a.keys < b.keys;
+  if (a.gradients.size() != b.gradients.size()) {
+    return a.gradients.size() < b.gradients.size();
+  }
+  const int order = std::memcmp(a.gradients.data(), b.gradients.data(),
+                                a.gradients.size() * sizeof(float));
+  if (order != 0) return order < 0;
+  return std::tie(a.learning_rate, a.insert_missing) <
+         std::tie(b.learning_rate, b.insert_missing);
+}
+
+}  // namespace
+
+RoundStage::Group* RoundStage::FindGroup(const std::string& name) {
+  MutexLock lock(&mutex_);
+  std::unique_ptr<Group>& group = groups_[name];
+  if (group == nullptr) group = std::make_unique<Group>();
+  return group.get();
+}
+
+absl::Status RoundStage::Add(const StepTag& tag, const std::string& table,
+                             StagedPush push) {
+  Group* const group = FindGroup(tag.group);
+  MutexLock lock(&group->mutex);
+  if (const auto closed = group->closed_clocks.find(tag.incarnation);
+      closed != group->closed_clocks.end() && tag.clock <= closed->second) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", table, "': worker ", tag.worker, " pushes at clock ",
+        tag.clock, ", which is closed: the round of clock ", closed->second,
+        " has been applied. Push before the step ends"));
+  }
+  if (group->HasGone(tag.incarnation)) return absl::OkStatus();
+  std::vector<StagedPush>& pushes =
+      group->steps[{tag.incarnation, tag.clock}][table];
+  if (pushes.size() >= kMaxPushesPerStep) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("table '", table, "': worker ", tag.worker, " has pushed ",
+                     kMaxPushesPerStep, " times in step ", tag.clock,
+                     "; end the step after each batch, with "
+                     "tfswitch.train.Worker.end_step"));
+  }
+  pushes.push_back(std::move(push));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
+                                           const Round& round, Apply apply) {
+  Group* const group = FindGroup(name);
+  MutexLock lock(&group->mutex);
+  if (round.group_instance < group->instance) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("round ", round.number, " of group '", name,
+                     "' was closed before its coordinator was started again; "
+                     "join again"));
+  }
+  if (round.group_instance > group->instance) {
+    group->instance = round.group_instance;
+    group->committed = WorkerGroup::kNoRound;
+    group->closed_clocks.clear();
+  }
+  if (group->committed != WorkerGroup::kNoRound) {
+    if (round.number == group->committed && !group->status.ok()) {
+      return group->status;
+    }
+    if (round.number <= group->committed ||
+        round.number > group->committed + 1) {
+      return group->committed;
+    }
+  }
+
+  std::map<std::string, std::vector<WeightedPush>> by_table;
+  for (const Contribution& each : round.contributions) {
+    const auto step = group->steps.find({each.incarnation, each.clock});
+    if (step == group->steps.end()) continue;
+    for (auto& [table, pushes] : step->second) {
+      std::sort(pushes.begin(), pushes.end(), ContentLess);
+      for (const StagedPush& push : pushes) {
+        by_table[table].push_back({&push, each.weight});
+      }
+    }
+  }
+  group->status = absl::OkStatus();
+  for (const auto& [table, pushes] : by_table) {
+    group->status.Update(apply(table, pushes, round.total_weight));
+  }
+  group->committed = round.number;
+  group->GiveUp(round);
+  if (!group->status.ok()) return group->status;
+  return round.number;
+}
+
+void RoundStage::Group::GiveUp(const Round& round) {
+  for (const Contribution& each : round.contributions) {
+    int64_t& closed = closed_clocks[each.incarnation];
+    closed = std::max(closed, each.clock);
+  }
+  active = std::set<uint64_t>(round.active.begin(), round.active.end());
+  next_incarnation = round.next_incarnation;
+  for (auto it = steps.begin(); it != steps.end();) {
+    const auto [incarnation, clock] = it->first;
+    const auto closed = closed_clocks.find(incarnation);
+    const bool is_over =
+        HasGone(incarnation) ||
+        (closed != closed_clocks.end() && clock <= closed->second);
+    it = is_over ? steps.erase(it) : std::next(it);
+  }
+  for (auto it = closed_clocks.begin(); it != closed_clocks.end();) {
+    it = HasGone(it->first) ? closed_clocks.erase(it) : std::next(it);
+  }
+}
+
+int64_t RoundStage::num_staged_steps() {
+  MutexLock lock(&mutex_);
+  int64_t count = 0;
+  for (const auto& [name, group] : groups_) {
+    MutexLock group_lock(&group->mutex);
+    count += static_cast<int64_t>(group->steps.size());
+  }
+  return count;
+}
+
+}  // namespace tfswitch

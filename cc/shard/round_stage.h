@@ -1,0 +1,108 @@
+// Gradients that wait for their round to close.
+
+#ifndef TFSWITCH_CC_SHARD_ROUND_STAGE_H_
+#define TFSWITCH_CC_SHARD_ROUND_STAGE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cc/base/hash.h"
+#include "cc/base/mutex.h"
+#include "cc/sync/worker_group.h"
+
+namespace tfswitch {
+
+// One push to one table.
+struct StagedPush {
+  std::vector<Key> keys;         // Unique.
+  std::vector<float> gradients;  // keys.size() x dim.
+  float learning_rate = 0.0f;
+  bool insert_missing = false;
+};
+
+// A staged push, and how many samples the step that it belongs to has.
+struct WeightedPush {
+  const StagedPush* push = nullptr;
+  double weight = 0.0;
+};
+
+// Keeps what workers push under their steps, until somebody brings the round in
+// which these steps count. Which those are is decided elsewhere (WorkerGroup);
+// here the decision is carried out, once, in an order that does not depend on
+// when what arrived: by worker, then clock, then content.
+//
+// What can no longer count is given up when the next round is committed: steps
+// before those of the round, and those of workers who have gone.
+//
+// Thread-safe. Groups do not wait for each other.
+class RoundStage {
+ public:
+  // How often a step may push to one table.
+  static constexpr size_t kMaxPushesPerStep = 4096;
+
+  // FailedPrecondition if the step's round has been committed;
+  // ResourceExhausted for a step that seems never to end. What a worker
+  // stages that the group has given up is dropped: it hears of that at the end
+  // of its step.
+  absl::Status Add(const StepTag& tag, const std::string& table,
+                   StagedPush push);
+
+  // Calls apply(table, pushes, total_weight) for each table that has pushes of
+  // `round`. Returns the group's last committed round afterwards:
+  // `round.number`; a later one if this is a repetition, which changes nothing;
+  // or an earlier one if rounds between are missing, which have to come first.
+  //
+  // FailedPrecondition for a round of a coordinator that has been started again
+  // since. The first error of `apply`, for it and for repetitions of the round,
+  // which counts as committed nevertheless.
+  using Apply = absl::FunctionRef<absl::Status(
+      const std::string& table, const std::vector<WeightedPush>& pushes,
+      double total_weight)>;
+  absl::StatusOr<int64_t> Commit(const std::string& group, const Round& round,
+                                 Apply apply);
+
+  // Steps that are staged now, of all groups.
+  int64_t num_staged_steps();
+
+ private:
+  // A worker's incarnation and clock.
+  using Step = std::pair<uint64_t, int64_t>;
+  using TablePushes = std::map<std::string, std::vector<StagedPush>>;
+
+  struct Group {
+    Mutex mutex;
+    std::map<Step, TablePushes> steps ABSL_GUARDED_BY(mutex);
+    // Of the last committed round.
+    int64_t committed ABSL_GUARDED_BY(mutex) = WorkerGroup::kNoRound;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+    uint64_t instance ABSL_GUARDED_BY(mutex) = 0;
+    std::set<uint64_t> active ABSL_GUARDED_BY(mutex);
+    uint64_t next_incarnation ABSL_GUARDED_BY(mutex) = 0;
+    // The last clock of each incarnation whose round has been committed.
+    std::map<uint64_t, int64_t> closed_clocks ABSL_GUARDED_BY(mutex);
+
+    bool HasGone(uint64_t incarnation) const
+        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+      return incarnation < next_incarnation && active.count(incarnation) == 0;
+    }
+    void GiveUp(const Round& round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  };
+
+  Group* FindGroup(const std::string& name);
+
+  Mutex mutex_;
+  // Groups stay, so that pointers to them do.
+  std::map<std::string, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_ROUND_STAGE_H_

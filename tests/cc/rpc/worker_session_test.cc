@@ -1,0 +1,708 @@
+// WorkerSession with tables in this process, on one server, and on three.
+
+#include "cc/client/worker_session.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cc/client/local_client.h"
+#include "cc/client/sharded_client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/rpc/server_under_test.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int kDim = 4;
+
+// Passes calls on until it dies: from then on nobody hears of it.
+class MortalGroups final : public GroupClient {
+ public:
+  explicit MortalGroups(GroupClient* groups) : groups_(groups) {}
+
+  void Die() { is_dead_ = true; }
+
+  absl::Status CreateGroup(const std::string& group,
+                           const WorkerGroupOptions& options) override {
+    return groups_->CreateGroup(group, options);
+  }
+  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                          uint32_t worker) override {
+    return groups_->Join(group, worker);
+  }
+  absl::Status Beat(const GroupMember& member) override {
+    return is_dead_ ? absl::OkStatus() : groups_->Beat(member);
+  }
+  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
+                                 int64_t round, double weight) override {
+    return groups_->Arrive(member, clock, round, weight);
+  }
+  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
+                                        int64_t clock, int64_t round,
+                                        double weight, int64_t staleness,
+                                        absl::Time deadline) override {
+    return groups_->ArriveAndWait(member, clock, round, weight, staleness,
+                                  deadline);
+  }
+  absl::Status Leave(const GroupMember& member) override {
+    return is_dead_ ? absl::OkStatus() : groups_->Leave(member);
+  }
+  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
+                                     absl::Time deadline) override {
+    return groups_->WaitForRound(member, number, deadline);
+  }
+  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
+                           int64_t staleness, absl::Time deadline) override {
+    return groups_->WaitForTurn(member, clock, staleness, deadline);
+  }
+  absl::StatusOr<WorkerGroup::Stats> GroupStats(
+      const std::string& group) override {
+    return groups_->GroupStats(group);
+  }
+
+ private:
+  GroupClient* const groups_;
+  std::atomic<bool> is_dead_{false};
+};
+
+class MortalClient final : public ParameterClient {
+ public:
+  explicit MortalClient(std::shared_ptr<ParameterClient> client)
+      : client_(std::move(client)), groups_(&client_->groups()) {}
+
+  void Die() { groups_.Die(); }
+
+  absl::Status CreateTable(const TableConfig& config) override {
+    return client_->CreateTable(config);
+  }
+  absl::Status DropTable(const std::string& table) override {
+    return client_->DropTable(table);
+  }
+  absl::StatusOr<std::vector<TableInfo>> ListTables(
+      const std::string& table) override {
+    return client_->ListTables(table);
+  }
+  std::unique_ptr<PendingCall> StartPull(
+      const PullArgs& args, absl::Span<float> embeddings) override {
+    return client_->StartPull(args, embeddings);
+  }
+  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
+                                         PushResult* result) override {
+    return client_->StartPush(args, result);
+  }
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
+                                           AssignResult* result) override {
+    return client_->StartAssign(args, result);
+  }
+  int num_shards() const override { return client_->num_shards(); }
+  std::unique_ptr<PendingCall> StartCommitRound(int shard,
+                                                const std::string& group,
+                                                const Round& round,
+                                                int64_t* committed) override {
+    return client_->StartCommitRound(shard, group, round, committed);
+  }
+  absl::StatusOr<int64_t> Erase(const std::string& table,
+                                absl::Span<const Key> keys) override {
+    return client_->Erase(table, keys);
+  }
+  absl::Status Export(
+      const std::string& table, bool with_slots,
+      const std::function<absl::Status(const RowChunk&)>& visit) override {
+    return client_->Export(table, with_slots, visit);
+  }
+  absl::StatusOr<std::vector<std::string>> SaveShard(
+      const SaveShardArgs& args) override {
+    return client_->SaveShard(args);
+  }
+  absl::Status CommitCheckpoint(
+      const std::string& path, const std::string& save_id,
+      const std::vector<std::string>& manifest_parts) override {
+    return client_->CommitCheckpoint(path, save_id, manifest_parts);
+  }
+  absl::StatusOr<std::vector<std::string>> StageRestore(
+      const StageRestoreArgs& args, int64_t* num_rows) override {
+    return client_->StageRestore(args, num_rows);
+  }
+  absl::Status CommitRestore(const std::string& restore_id,
+                             bool abort) override {
+    return client_->CommitRestore(restore_id, abort);
+  }
+  GroupClient& groups() override { return groups_; }
+
+ private:
+  const std::shared_ptr<ParameterClient> client_;
+  MortalGroups groups_;
+};
+
+// The tables of a cluster; 0 servers: in this process.
+class Cluster {
+ public:
+  explicit Cluster(int num_servers) {
+    ShardOptions options;
+    options.num_shards = static_cast<uint32_t>(std::max(1, num_servers));
+    if (num_servers == 0) shard_ = std::make_shared<Shard>(options);
+    for (int i = 0; i < num_servers; ++i) {
+      options.shard_index = static_cast<uint32_t>(i);
+      GrpcServerOptions server;
+      server.num_threads = 2;
+      servers_.push_back(StartServer(server, options));
+    }
+  }
+
+  // What one worker holds.
+  std::shared_ptr<ParameterClient> Connect() const {
+    if (shard_ != nullptr) return NewLocalClient(shard_);
+    std::vector<std::unique_ptr<ParameterClient>> clients;
+    for (const auto& server : servers_) {
+      GrpcClientOptions options;
+      options.address = server->address();
+      options.shard_index = static_cast<uint32_t>(clients.size());
+      options.num_shards = static_cast<uint32_t>(servers_.size());
+      options.timeout = absl::Seconds(20);
+      auto client = NewGrpcClient(options);
+      EXPECT_TRUE(client.ok()) << client.status();
+      clients.push_back(std::move(client).value());
+    }
+    return NewShardedClient(std::move(clients));
+  }
+
+ private:
+  std::shared_ptr<Shard> shard_;
+  std::vector<std::unique_ptr<GrpcServer>> servers_;
+};
+
+constexpr ConsistencyConfig kBsp = {ConsistencyKind::kBsp, 0, Reduction::kMean};
+
+ConsistencyConfig Ssp(uint32_t staleness) {
+  return {ConsistencyKind::kSsp, staleness, Reduction::kMean};
+}
+
+WorkerOptions OptionsOf(uint32_t worker, uint32_t num_workers,
+                        const ConsistencyConfig& consistency = kBsp) {
+  WorkerOptions options;
+  options.group = "g";
+  options.worker = worker;
+  options.group_options.num_workers = num_workers;
+  options.group_options.settings = consistency.ToString();
+  options.consistency = consistency;
+  options.wait_timeout = absl::Seconds(60);
+  return options;
+}
+
+TableConfig TableOf(const ConsistencyConfig& consistency = kBsp) {
+  TableConfig config;
+  config.name = "t";
+  config.dim = kDim;
+  config.initializer = UniformInitializer{-1.0f, 1.0f};
+  config.seed = 3;
+  config.consistency = consistency;
+  return config;
+}
+
+std::unique_ptr<WorkerSession> Join(std::shared_ptr<ParameterClient> client,
+                                    const WorkerOptions& options) {
+  auto session = WorkerSession::Join(std::move(client), options);
+  EXPECT_TRUE(session.ok()) << session.status();
+  return std::move(session).value();
+}
+
+// Under the worker's step, learning rate 1.
+absl::Status Push(ParameterClient& client, const StepTag& step,
+                  const std::vector<Key>& keys,
+                  const std::vector<float>& gradients) {
+  PushArgs args;
+  args.table = "t";
+  args.dim = kDim;
+  args.keys = keys;
+  args.gradients = gradients;
+  args.learning_rate = 1.0f;
+  args.insert_missing = true;
+  args.step = step;
+  return client.Push(args).status();
+}
+
+const std::vector<Key> kSomeKeys = {1, 2, 3, 4, 5, 6, 7, 8};
+
+// A step that takes `gradient` from each value of some rows, if it were alone.
+absl::Status TrainStep(ParameterClient& client, WorkerSession& session,
+                       float gradient, double weight = 1.0) {
+  const absl::StatusOr<StepTag> step = session.CurrentStep();
+  if (!step.ok()) return step.status();
+  const absl::Status pushed =
+      Push(client, *step, kSomeKeys,
+           std::vector<float>(kSomeKeys.size() * kDim, gradient));
+  if (!pushed.ok()) return pushed;
+  return session.EndStep(weight);
+}
+
+// The table, and some rows of it of one value.
+void CreateRows(ParameterClient& client, float value,
+                const ConsistencyConfig& consistency = kBsp) {
+  ASSERT_TRUE(client.CreateTable(TableOf(consistency)).ok());
+  const std::vector<float> values(kSomeKeys.size() * kDim, value);
+  AssignArgs args;
+  args.table = "t";
+  args.dim = kDim;
+  args.keys = kSomeKeys;
+  args.embeddings = values;
+  ASSERT_TRUE(client.Assign(args).ok());
+}
+
+std::vector<float> SomeRows(ParameterClient& client) {
+  const auto rows = PullRows(client, "t", kDim, kSomeKeys);
+  EXPECT_TRUE(rows.ok()) << rows.status();
+  return rows.value_or(std::vector<float>());
+}
+
+// What a worker learns from in one step.
+struct Batch {
+  std::vector<Key> keys;
+  std::vector<float> targets;
+  double weight = 0.0;
+};
+
+Batch BatchOf(uint32_t worker, int64_t step) {
+  std::mt19937 random(1000 * worker + static_cast<uint32_t>(step));
+  std::uniform_real_distribution<float> target(-1.0f, 1.0f);
+  Batch batch;
+  for (Key key = 0; key < 60; ++key) {
+    if (random() % 3 == 0) continue;
+    batch.keys.push_back(key);
+    for (int d = 0; d < kDim; ++d) batch.targets.push_back(target(random));
+  }
+  batch.weight = 1.0 + random() % 5;
+  return batch;
+}
+
+// Of the squared distance between rows and targets.
+std::vector<float> GradientsOf(const Batch& batch,
+                               const std::vector<float>& rows) {
+  std::vector<float> gradients(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    gradients[i] = 0.2f * (rows[i] - batch.targets[i]);
+  }
+  return gradients;
+}
+
+constexpr uint32_t kWorkers = 3;
+int64_t StepsOf(uint32_t worker) { return 8 + 4 * worker; }
+
+using Rows = std::map<Key, std::vector<float>>;
+
+Rows ExportRows(ParameterClient& client) {
+  Rows rows;
+  const absl::Status status =
+      client.Export("t", /*with_slots=*/true, [&](const RowChunk& chunk) {
+        const size_t width = chunk.slots.size() / chunk.keys.size();
+        for (size_t i = 0; i < chunk.keys.size(); ++i) {
+          std::vector<float>& row = rows[chunk.keys[i]];
+          row.assign(chunk.embeddings.begin() + i * kDim,
+                     chunk.embeddings.begin() + (i + 1) * kDim);
+          row.insert(row.end(), chunk.slots.begin() + i * width,
+                     chunk.slots.begin() + (i + 1) * width);
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  return rows;
+}
+
+// Workers with uneven numbers of steps, each in a thread.
+Rows TrainInRounds(const Cluster& cluster) {
+  TableConfig config = TableOf();
+  config.optimizer = AdagradConfig{};
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([&cluster, &config, w] {
+      const auto client = cluster.Connect();
+      ASSERT_TRUE(client->CreateTable(config).ok());
+      const auto session = Join(client, OptionsOf(w, kWorkers));
+      for (int64_t step = 0; step < StepsOf(w); ++step) {
+        const Batch batch = BatchOf(w, step);
+        const auto rows = PullRows(*client, "t", kDim, batch.keys, true);
+        ASSERT_TRUE(rows.ok()) << rows.status();
+        const absl::StatusOr<StepTag> tag = session->CurrentStep();
+        ASSERT_TRUE(tag.ok());
+        EXPECT_EQ(tag->clock, step);
+        ASSERT_TRUE(
+            Push(*client, *tag, batch.keys, GradientsOf(batch, *rows)).ok());
+        const absl::Status ended = session->EndStep(batch.weight);
+        ASSERT_TRUE(ended.ok()) << ended;
+      }
+      ASSERT_TRUE(session->Leave().ok());
+      const auto report = session->GetReport();
+      ASSERT_TRUE(report.ok());
+      EXPECT_EQ(report->clock, StepsOf(w));
+      EXPECT_EQ(report->dropped, 0);
+      EXPECT_EQ(report->waits.count, StepsOf(w));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ExportRows(*cluster.Connect());
+}
+
+// One worker, whose batches are the unions of theirs.
+Rows TrainAlone() {
+  const auto client = Cluster(0).Connect();
+  TableConfig config = TableOf({});
+  config.optimizer = AdagradConfig{};
+  EXPECT_TRUE(client->CreateTable(config).ok());
+  for (int64_t step = 0; step < StepsOf(kWorkers - 1); ++step) {
+    double total_weight = 0.0;
+    for (uint32_t w = 0; w < kWorkers; ++w) {
+      if (step < StepsOf(w)) total_weight += BatchOf(w, step).weight;
+    }
+    std::vector<Key> keys;
+    std::vector<float> gradients;
+    for (uint32_t w = 0; w < kWorkers; ++w) {
+      if (step >= StepsOf(w)) continue;
+      const Batch batch = BatchOf(w, step);
+      const auto rows = PullRows(*client, "t", kDim, batch.keys, true);
+      keys.insert(keys.end(), batch.keys.begin(), batch.keys.end());
+      for (const float gradient : GradientsOf(batch, rows.value())) {
+        gradients.push_back(
+            static_cast<float>(gradient * batch.weight / total_weight));
+      }
+    }
+    EXPECT_TRUE(Push(*client, {}, keys, gradients).ok());
+  }
+  return ExportRows(*client);
+}
+
+// The parameter is the number of servers; 0: tables in this process.
+class WorkerSessionTest : public testing::TestWithParam<int> {
+ protected:
+  const Cluster cluster_{GetParam()};
+};
+
+INSTANTIATE_TEST_SUITE_P(Servers, WorkerSessionTest, testing::Values(0, 1, 3));
+
+TEST_P(WorkerSessionTest, UnevenWorkersLearnWhatOneWouldFromTheUnion) {
+  const Rows trained = TrainInRounds(cluster_);
+
+  const Rows expected = TrainAlone();
+  ASSERT_EQ(trained.size(), expected.size());
+  for (const auto& [key, row] : expected) {
+    EXPECT_THAT(trained.at(key),
+                testing::Pointwise(testing::FloatNear(1e-6f), row))
+        << "key " << key;
+  }
+  // To the last bit, whoever was quicker this time.
+  EXPECT_EQ(TrainInRounds(Cluster(GetParam())), trained);
+}
+
+TEST_P(WorkerSessionTest, OneThatDiesIsDroppedAndTheRestGoOn) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto mortal = std::make_shared<MortalClient>(cluster_.Connect());
+  WorkerOptions options = OptionsOf(0, 2);
+  options.group_options.lease = absl::Seconds(2);
+  const auto session = Join(client, options);
+  options.worker = 1;
+  const auto dying = Join(mortal, options);
+  std::thread last_steps([&] {
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_TRUE(TrainStep(*mortal, *dying, 3.0f).ok());
+    }
+    // In the middle of its third step.
+    EXPECT_TRUE(Push(*mortal, *dying->CurrentStep(), {1, 2},
+                     std::vector<float>(2 * kDim, 100.0f))
+                    .ok());
+    mortal->Die();
+  });
+
+  for (int step = 0; step < 4; ++step) {
+    const absl::Status ended = TrainStep(*client, *session, 1.0f);
+    ASSERT_TRUE(ended.ok()) << ended;
+  }
+  last_steps.join();
+
+  EXPECT_THAT(SomeRows(*client), Each(10.0f - 2 * 2.0f - 2 * 1.0f));
+  const auto report = session->GetReport();
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->group.expired, 1);
+  EXPECT_EQ(report->group.num_active, 1);
+  EXPECT_EQ(report->dropped, 0);
+}
+
+TEST_P(WorkerSessionTest, ALateWorkerJoinsTheOpenRound) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  for (int step = 0; step < 3; ++step) {
+    ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  }
+  const auto late_client = cluster_.Connect();
+  const auto late = Join(late_client, OptionsOf(5, 1));
+  EXPECT_EQ(late->CurrentStep()->clock, 3);
+  EXPECT_THAT(SomeRows(*late_client), Each(7.0f));
+
+  std::thread other(
+      [&] { EXPECT_TRUE(TrainStep(*late_client, *late, 3.0f).ok()); });
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  other.join();
+
+  EXPECT_THAT(SomeRows(*client), Each(7.0f - 2.0f));
+}
+
+TEST_P(WorkerSessionTest, OneGivenUpJoinsAgainAndItsStepDoesNotCount) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  const GroupMember before = session->GetReport()->member;
+  ASSERT_TRUE(client->groups().Leave(before).ok());  // As when a lease ends.
+
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
+  const auto report = session->GetReport();
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->dropped, 1);
+  EXPECT_EQ(report->group.rejoined, 1);
+  EXPECT_GT(report->member.incarnation, before.incarnation);
+
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(8.0f));
+  EXPECT_EQ(session->GetReport()->dropped, 1);
+}
+
+TEST_P(WorkerSessionTest, AnUnboundWorkerGivenUpLosesNothing) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f, Ssp(2));
+  const auto session = Join(client, OptionsOf(0, 1, Ssp(2)));
+  ASSERT_TRUE(client->groups().Leave(session->GetReport()->member).ok());
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
+  EXPECT_EQ(session->GetReport()->dropped, 0);
+  EXPECT_EQ(session->GetReport()->group.num_active, 1);
+}
+
+TEST_P(WorkerSessionTest, NobodyIsFurtherAheadThanTheStaleness) {
+  constexpr int kStaleness = 2;
+  constexpr int kSteps = 60;
+  CreateRows(*cluster_.Connect(), 0.0f, Ssp(kStaleness));
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([this, w] {
+      const auto client = cluster_.Connect();
+      const auto session =
+          Join(client, OptionsOf(w, kWorkers, Ssp(kStaleness)));
+      for (int step = 0; step < kSteps; ++step) {
+        const absl::Status ended = TrainStep(*client, *session, -1.0f);
+        ASSERT_TRUE(ended.ok()) << ended;
+      }
+      EXPECT_TRUE(session->Leave().ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  const auto client = cluster_.Connect();
+  EXPECT_THAT(SomeRows(*client), Each(float{kWorkers * kSteps}));
+  const std::vector<int64_t> staleness =
+      client->groups().GroupStats("g")->staleness;
+  EXPECT_EQ(staleness[0] + staleness[1] + staleness[2], kWorkers * kSteps);
+}
+
+TEST_P(WorkerSessionTest, AWaitThatTakesTooLongSaysForWhom) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  for (const ConsistencyConfig& consistency : {kBsp, Ssp(1)}) {
+    WorkerOptions options = OptionsOf(0, 2, consistency);
+    options.group = consistency.ToString();
+    options.wait_timeout = absl::Milliseconds(50);
+    const auto session = Join(client, options);
+    options.worker = 4;
+    const auto slow = Join(client, options);
+    if (consistency.kind == ConsistencyKind::kSsp) {
+      EXPECT_TRUE(session->EndStep(1.0).ok());  // One ahead is allowed.
+    }
+
+    const absl::Status status = session->EndStep(1.0);
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr(absl::StrCat("group '", options.group, "'")),
+              HasSubstr("worker 4 (at step 0)"), HasSubstr("gave up after")));
+  }
+}
+
+TEST_P(WorkerSessionTest, OneThatWasStartedAgainElsewhereIsTold) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto first = Join(client, OptionsOf(3, 1));
+  const auto other_client = cluster_.Connect();
+  const auto second = Join(other_client, OptionsOf(3, 1));
+
+  const absl::Status status = TrainStep(*client, *first, 1.0f);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("worker 3"), HasSubstr("worker id")));
+  EXPECT_TRUE(TrainStep(*other_client, *second, 2.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(8.0f));
+}
+
+TEST_P(WorkerSessionTest, WorkersOfAGroupHaveOneConsistency) {
+  const auto client = cluster_.Connect();
+  const auto session = Join(client, OptionsOf(0, 2));
+  const absl::Status status =
+      WorkerSession::Join(client, OptionsOf(1, 2, Ssp(3))).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("bsp(mean)"), HasSubstr("ssp(3)")));
+}
+
+TEST_P(WorkerSessionTest, OneThatHasLeftJoinsAgainWithItsNextStep) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  const uint64_t before = session->CurrentStep()->incarnation;
+  ASSERT_TRUE(session->Leave().ok());
+  EXPECT_TRUE(session->Leave().ok());
+  EXPECT_EQ(session->GetReport()->group.num_active, 0);
+  // Somebody else goes on meanwhile.
+  const auto other_client = cluster_.Connect();
+  const auto other = Join(other_client, OptionsOf(1, 1));
+  ASSERT_TRUE(TrainStep(*other_client, *other, 2.0f).ok());
+  ASSERT_TRUE(other->Leave().ok());
+
+  EXPECT_TRUE(TrainStep(*client, *session, 3.0f).ok());
+
+  EXPECT_GT(session->CurrentStep()->incarnation, before);
+  EXPECT_THAT(SomeRows(*client), Each(10.0f - 1.0f - 2.0f - 3.0f));
+  EXPECT_EQ(session->GetReport()->dropped, 0);
+  EXPECT_EQ(session->GetReport()->group.num_active, 1);
+}
+
+TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const WorkerOptions options = OptionsOf(0, 1);
+  ASSERT_TRUE(TrainStep(*client, *Join(client, options), 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
+  // Workers that die between their arrival and the commit.
+  GroupClient& groups = client->groups();
+  const WorkerGroup::Place place = *groups.Join("g", 1);
+  const GroupMember dying = {"g", 1, place.incarnation};
+  for (int64_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock + i},
+                     kSomeKeys,
+                     std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
+                    .ok());
+    ASSERT_TRUE(
+        groups.Arrive(dying, place.clock + i, place.round + i, 1.0).ok());
+  }
+  ASSERT_TRUE(groups.Leave(dying).ok());
+  EXPECT_EQ(groups.GroupStats("g")->rounds, 4);
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
+
+  const auto late_client = cluster_.Connect();
+  const auto late = Join(late_client, OptionsOf(2, 1));
+
+  EXPECT_THAT(SomeRows(*late_client), Each(9.0f - 3 * 2.0f));
+  EXPECT_TRUE(TrainStep(*late_client, *late, 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(2.0f));
+}
+
+TEST_P(WorkerSessionTest, ARoundThatReachedSomeServersOnlyReachesTheOthers) {
+  // As when a worker dies while it commits.
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  GroupClient& groups = client->groups();
+  const GroupMember member = session->GetReport()->member;
+  ASSERT_TRUE(Push(*client, *session->CurrentStep(), kSomeKeys,
+                   std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
+                  .ok());
+  ASSERT_TRUE(groups.Arrive(member, 1, 1, 1.0).ok());
+  const auto round =
+      groups.WaitForRound(member, 1, absl::Now() + absl::Seconds(60));
+  ASSERT_TRUE(round.ok());
+  int64_t committed = -7;
+  ASSERT_TRUE(
+      client
+          ->StartCommitRound(client->num_shards() - 1, "g", *round, &committed)
+          ->Wait()
+          .ok());
+  EXPECT_EQ(committed, 1);
+
+  const auto late = Join(cluster_.Connect(), OptionsOf(1, 1));
+
+  EXPECT_THAT(SomeRows(*client), Each(7.0f));
+}
+
+TEST_P(WorkerSessionTest, StepsWithoutWaitingEndAtOnce) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f, {});
+  const auto session = Join(client, OptionsOf(0, 2, {}));
+  for (int step = 0; step < 5; ++step) {
+    ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  }
+  EXPECT_THAT(SomeRows(*client), Each(5.0f));
+  EXPECT_EQ(session->GetReport()->waits.count, 0);
+}
+
+TEST_P(WorkerSessionTest, ATableMustNotBeStricterThanItsWorker) {
+  const ConsistencyConfig sum = {ConsistencyKind::kBsp, 0, Reduction::kSum};
+  const std::vector<ConsistencyConfig> tables = {{},     Ssp(1), Ssp(2),
+                                                 Ssp(3), kBsp,   sum};
+  const auto client = cluster_.Connect();
+  const auto fits = [&](const ConsistencyConfig& ours) {
+    WorkerOptions options = OptionsOf(0, 1, ours);
+    options.group = ours.ToString();
+    const auto session = Join(client, options);
+    std::vector<bool> result;
+    for (const ConsistencyConfig& theirs : tables) {
+      const absl::Status status = session->CheckTable(TableOf(theirs));
+      result.push_back(status.ok());
+      if (status.ok()) continue;
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("'t'"), HasSubstr(theirs.ToString()),
+                        HasSubstr(ours.ToString()), HasSubstr("strictest")));
+    }
+    return result;
+  };
+  EXPECT_THAT(fits({}), ElementsAre(true, false, false, false, false, false));
+  EXPECT_THAT(fits(Ssp(2)), ElementsAre(true, false, true, true, false, false));
+  EXPECT_THAT(fits(kBsp), Each(true));
+}
+
+TEST_P(WorkerSessionTest, SenselessOptionsAreRefused) {
+  const auto client = cluster_.Connect();
+  WorkerOptions options = OptionsOf(0, 1);
+  options.wait_timeout = absl::ZeroDuration();
+  EXPECT_EQ(WorkerSession::Join(client, options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  options = OptionsOf(0, 1);
+  options.group = "";
+  EXPECT_EQ(WorkerSession::Join(client, options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  options = OptionsOf(0, 1);
+  const auto session = Join(client, options);
+  EXPECT_EQ(session->EndStep(-1.0).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(session->EndStep(0.0).ok());
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,397 @@
+#include "cc/shard/round_stage.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cc/base/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr uint64_t kInstance = 10;
+
+uint64_t IncarnationOf(uint32_t worker) { return kInstance + worker; }
+
+StepTag StepOf(uint32_t worker, int64_t clock, const std::string& group = "g") {
+  return {group, worker, IncarnationOf(worker), clock};
+}
+
+StagedPush PushOf(std::vector<Key> keys, std::vector<float> gradients) {
+  StagedPush push;
+  push.keys = std::move(keys);
+  push.gradients = std::move(gradients);
+  push.learning_rate = 0.5f;
+  return push;
+}
+
+// One key, one float.
+StagedPush PushOf(float gradient) { return PushOf({1}, {gradient}); }
+
+// The steps of workers, each a (worker, clock), with weights 1, 2, ...; the
+// other workers below 50 have gone.
+Round RoundOf(int64_t number,
+              const std::vector<std::pair<uint32_t, int64_t>>& steps) {
+  Round round;
+  round.number = number;
+  round.group_instance = kInstance;
+  round.next_incarnation = IncarnationOf(50);
+  for (const auto& [worker, clock] : steps) {
+    const double weight = static_cast<double>(round.contributions.size()) + 1.0;
+    round.contributions.push_back(
+        {worker, IncarnationOf(worker), clock, weight});
+    round.total_weight += weight;
+    if (round.active.empty() || round.active.back() != IncarnationOf(worker)) {
+      round.active.push_back(IncarnationOf(worker));
+    }
+  }
+  return round;
+}
+
+// Commits, and writes down what is applied: "t/6: 1*[7,8](0.5,0.25) ..." is
+// table t, total weight 6, and each push as weight*[keys](gradients).
+class Committer {
+ public:
+  explicit Committer(RoundStage* stage) : stage_(stage) {}
+
+  absl::StatusOr<int64_t> Commit(const Round& round,
+                                 const std::string& group = "g") {
+    applied_.clear();
+    return stage_->Commit(
+        group, round,
+        [&](const std::string& table, const std::vector<WeightedPush>& pushes,
+            double total_weight) {
+          std::string line = absl::StrCat(table, "/", total_weight, ":");
+          for (const WeightedPush& each : pushes) {
+            absl::StrAppend(&line, " ", each.weight, "*[",
+                            absl::StrJoin(each.push->keys, ","), "](",
+                            absl::StrJoin(each.push->gradients, ","), ")");
+          }
+          applied_.push_back(line);
+          return absl::OkStatus();
+        });
+  }
+
+  // By the last Commit(), a line for each table.
+  const std::vector<std::string>& applied() const { return applied_; }
+
+ private:
+  RoundStage* const stage_;
+  std::vector<std::string> applied_;
+};
+
+TEST(RoundStageTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(0.5f)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(0.25f)).ok());
+  const Round round = RoundOf(0, {{0, 0}, {1, 0}});
+
+  EXPECT_EQ(committer.Commit(round).value(), 0);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/3: 1*[1](0.5) 2*[1](0.25)"));
+  EXPECT_EQ(committer.Commit(round).value(), 0);
+  EXPECT_THAT(committer.applied(), IsEmpty());
+  EXPECT_EQ(stage.num_staged_steps(), 0);
+
+  // A repetition that comes when a later round has been committed.
+  EXPECT_EQ(committer.Commit(RoundOf(1, {{0, 1}})).value(), 1);
+  EXPECT_EQ(committer.Commit(round).value(), 1);
+  EXPECT_THAT(committer.applied(), IsEmpty());
+}
+
+TEST(RoundStageTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
+  struct Arrival {
+    StepTag step;
+    std::string table;
+    StagedPush push;
+  };
+  // Worker 2 pushes twice to one table within a step, as two layers that share
+  // it do; the two differ in their keys, then in gradients only.
+  const std::vector<Arrival> arrivals = {
+      {StepOf(0, 4), "t", PushOf({7, 8}, {0.5f, 0.25f})},
+      {StepOf(1, 9), "t", PushOf({7}, {3.0f})},
+      {StepOf(2, 0), "t", PushOf({5, 9}, {1.0f, 1.0f})},
+      {StepOf(2, 0), "t", PushOf({5, 8}, {1.0f, 1.0f})},
+      {StepOf(2, 0), "u", PushOf({5}, {2.0f})},
+      {StepOf(2, 0), "u", PushOf({5}, {4.0f})}};
+  std::vector<size_t> order = {0, 1, 2, 3, 4, 5};
+  std::vector<std::string> expected;
+  do {
+    RoundStage stage;
+    Committer committer(&stage);
+    for (const size_t i : order) {
+      const Arrival& arrival = arrivals[i];
+      ASSERT_TRUE(stage.Add(arrival.step, arrival.table, arrival.push).ok());
+    }
+    ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 4}, {1, 9}, {2, 0}})).ok());
+    if (expected.empty()) {
+      expected = committer.applied();
+      ASSERT_EQ(expected.size(), 2u);
+      EXPECT_THAT(expected[0], HasSubstr("t/6: 1*[7,8](0.5,0.25) 2*[7](3) "
+                                         "3*[5,8](1,1) 3*[5,9](1,1)"));
+      EXPECT_THAT(expected[1], AllOf(HasSubstr("u/6: "), HasSubstr("3*[5](2)"),
+                                     HasSubstr("3*[5](4)")));
+    }
+    ASSERT_EQ(committer.applied(), expected);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(RoundStageTest, TwoStepsOfOneWorkerInARoundGoByClock) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 6), "t", PushOf(6.0f)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(0, 5), "t", PushOf(5.0f)).ok());
+  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 5}, {0, 6}})).ok());
+  EXPECT_THAT(committer.applied(), ElementsAre("t/3: 1*[1](5) 2*[1](6)"));
+}
+
+TEST(RoundStageTest, AStepThatPushedNothingStillWeighs) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(1.0f)).ok());
+  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}, {1, 0}})).ok());
+  EXPECT_THAT(committer.applied(), ElementsAre("t/3: 2*[1](1)"));
+}
+
+TEST(RoundStageTest, MissingRoundsAreReportedAndComeFirst) {
+  RoundStage stage;
+  Committer committer(&stage);
+  for (int64_t clock = 0; clock < 4; ++clock) {
+    ASSERT_TRUE(stage.Add(StepOf(0, clock), "t", PushOf(1.0f)).ok());
+  }
+  ASSERT_EQ(committer.Commit(RoundOf(0, {{0, 0}})).value(), 0);
+
+  EXPECT_EQ(committer.Commit(RoundOf(3, {{0, 3}})).value(), 0);
+  EXPECT_THAT(committer.applied(), IsEmpty());
+  EXPECT_EQ(stage.num_staged_steps(), 3);
+
+  for (int64_t number = 1; number < 4; ++number) {
+    EXPECT_EQ(committer.Commit(RoundOf(number, {{0, number}})).value(), number);
+    EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
+  }
+}
+
+TEST(RoundStageTest, AServerThatKnowsNoRoundTakesUpTheOneThatIsThere) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 17), "t", PushOf(1.0f)).ok());
+  EXPECT_EQ(committer.Commit(RoundOf(17, {{0, 17}})).value(), 17);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
+}
+
+TEST(RoundStageTest, APushAtAClosedClockIsRefusedWithWorkerAndClock) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(4, 7), "t", PushOf(1.0f)).ok());
+  ASSERT_TRUE(committer.Commit(RoundOf(0, {{4, 7}})).ok());
+
+  for (const int64_t clock : {6, 7}) {
+    const absl::Status status = stage.Add(StepOf(4, clock), "t", PushOf(1.0f));
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("'t'"), HasSubstr("worker 4"),
+                      HasSubstr(absl::StrCat("clock ", clock))));
+  }
+  EXPECT_EQ(stage.num_staged_steps(), 0);
+  EXPECT_TRUE(stage.Add(StepOf(4, 8), "t", PushOf(1.0f)).ok());
+}
+
+TEST(RoundStageTest, AStepThatCameTooLateForItsRoundIsGivenUp) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 3), "t", PushOf(3.0f)).ok());  // Dropped.
+  ASSERT_TRUE(stage.Add(StepOf(0, 4), "t", PushOf(4.0f)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(0, 5), "t", PushOf(5.0f)).ok());  // Next round.
+
+  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 4}})).ok());
+
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](4)"));
+  EXPECT_EQ(stage.num_staged_steps(), 1);
+}
+
+TEST(RoundStageTest, StepsOfWorkersThatHaveGoneAreGivenUp) {
+  RoundStage stage;
+  Committer committer(&stage);
+  const StepTag newcomer = StepOf(50, 0);  // Joined after the round closed.
+  for (const StepTag& step : {StepOf(0, 0), StepOf(3, 0), newcomer}) {
+    ASSERT_TRUE(stage.Add(step, "t", PushOf(1.0f)).ok());
+  }
+
+  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}})).ok());
+
+  EXPECT_EQ(stage.num_staged_steps(), 1);
+  // What the one that has gone still sends is dropped: no error, as it hears of
+  // its end when its step ends.
+  EXPECT_TRUE(stage.Add(StepOf(3, 1), "t", PushOf(1.0f)).ok());
+  EXPECT_EQ(stage.num_staged_steps(), 1);
+  Round next = RoundOf(1, {{50, 0}});
+  next.next_incarnation = IncarnationOf(51);
+  EXPECT_EQ(committer.Commit(next).value(), 1);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
+}
+
+TEST(RoundStageTest, OneThatIsThereAndDidNotContributeKeepsItsStep) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(3, 0), "t", PushOf(1.0f)).ok());
+  Round round = RoundOf(0, {{0, 0}});
+  round.active.push_back(IncarnationOf(3));
+  ASSERT_TRUE(committer.Commit(round).ok());
+  EXPECT_EQ(stage.num_staged_steps(), 1);
+}
+
+TEST(RoundStageTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
+  RoundStage stage;
+  Committer committer(&stage);
+  for (int64_t number = 0; number < 3; ++number) {
+    ASSERT_TRUE(committer.Commit(RoundOf(number, {{0, number}})).ok());
+  }
+  ASSERT_TRUE(stage.Add(StepOf(0, 3), "t", PushOf(1.0f)).ok());  // Never ends.
+  StepTag step = StepOf(0, 0);
+  step.incarnation = 1000;
+  ASSERT_TRUE(stage.Add(step, "t", PushOf(2.0f)).ok());
+  Round anew;
+  anew.number = 0;
+  anew.contributions = {{0, 1000, 0, 1.0}};
+  anew.total_weight = 1.0;
+  anew.group_instance = 1000;
+  anew.active = {1000};
+  anew.next_incarnation = 1001;
+
+  EXPECT_EQ(committer.Commit(anew).value(), 0);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](2)"));
+  EXPECT_EQ(stage.num_staged_steps(), 0);
+
+  // A worker of before, that has not heard of it.
+  const absl::Status old = committer.Commit(RoundOf(3, {{0, 3}})).status();
+  EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(old.message()),
+              AllOf(HasSubstr("'g'"), HasSubstr("join again")));
+  EXPECT_THAT(committer.applied(), IsEmpty());
+  anew.number = 1;
+  EXPECT_EQ(committer.Commit(anew).value(), 1);
+}
+
+TEST(RoundStageTest, AllWorkersOfARoundGetItsFirstError) {
+  RoundStage stage;
+  for (const char* table : {"a", "b", "c"}) {
+    ASSERT_TRUE(stage.Add(StepOf(0, 0), table, PushOf(1.0f)).ok());
+  }
+  std::vector<std::string> applied;
+  const auto fail = [&](const std::string& table,
+                        const std::vector<WeightedPush>& pushes,
+                        double total_weight) {
+    applied.push_back(table);
+    return table == "a" ? absl::OkStatus() : absl::InternalError(table);
+  };
+  const Round round = RoundOf(0, {{0, 0}});
+  for (int worker = 0; worker < 3; ++worker) {
+    const absl::Status status = stage.Commit("g", round, fail).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(status.message(), "b");
+  }
+  EXPECT_THAT(applied, ElementsAre("a", "b", "c"));
+
+  // It counts as committed: the next one may come.
+  EXPECT_EQ(stage.Commit("g", RoundOf(1, {{0, 1}}), fail).value(), 1);
+  EXPECT_EQ(stage.Commit("g", round, fail).value(), 1);
+}
+
+TEST(RoundStageTest, GroupsDoNotDisturbEachOther) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 0, "g"), "t", PushOf(1.0f)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(0, 0, "h"), "t", PushOf(2.0f)).ok());
+
+  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}}), "g").ok());
+
+  EXPECT_EQ(stage.num_staged_steps(), 1);
+  EXPECT_FALSE(stage.Add(StepOf(0, 0, "g"), "t", PushOf(1.0f)).ok());
+  EXPECT_TRUE(stage.Add(StepOf(0, 1, "h"), "t", PushOf(1.0f)).ok());
+  EXPECT_EQ(committer.Commit(RoundOf(0, {{0, 0}}), "h").value(), 0);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](2)"));
+}
+
+// All threads come to Wait() before any goes on.
+class Barrier {
+ public:
+  explicit Barrier(int num_threads) : num_threads_(num_threads) {}
+
+  void Wait() {
+    MutexLock lock(&mutex_);
+    const int64_t turn = turn_;
+    if (++num_waiting_ == num_threads_) {
+      num_waiting_ = 0;
+      ++turn_;
+      changed_.NotifyAll();
+    }
+    while (turn_ == turn) changed_.Wait(&mutex_);
+  }
+
+ private:
+  const int num_threads_;
+  Mutex mutex_;
+  CondVar changed_;
+  int num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+TEST(RoundStageTest, ManyThreadsAddAndCommit) {
+  constexpr uint32_t kWorkers = 4;
+  constexpr int64_t kRounds = 200;
+  RoundStage stage;
+  // Of two groups, for which the same threads work in turn.
+  const std::string groups[] = {"g", "h"};
+  Barrier barrier(kWorkers);
+  std::atomic<int64_t> num_applied{0};
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([&, w] {
+      for (int64_t number = 0; number < kRounds; ++number) {
+        for (const std::string& group : groups) {
+          EXPECT_TRUE(
+              stage.Add(StepOf(w, number, group), "t", PushOf(1.0f)).ok());
+        }
+        // Nobody commits before all have arrived; then all do, while the quick
+        // ones add to the next round.
+        barrier.Wait();
+        const Round round = RoundOf(
+            number, {{0, number}, {1, number}, {2, number}, {3, number}});
+        for (const std::string& group : groups) {
+          const absl::StatusOr<int64_t> committed =
+              stage.Commit(group, round,
+                           [&](const std::string& table,
+                               const std::vector<WeightedPush>& pushes,
+                               double total_weight) {
+                             EXPECT_EQ(pushes.size(), kWorkers);
+                             ++num_applied;
+                             return absl::OkStatus();
+                           });
+          ASSERT_TRUE(committed.ok()) << committed.status();
+          EXPECT_EQ(*committed, number);
+        }
+        EXPECT_GE(stage.num_staged_steps(), 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_applied.load(), 2 * kRounds);
+  EXPECT_EQ(stage.num_staged_steps(), 0);
+}
+
+}  // namespace
+}  // namespace tfswitch
