@@ -106,8 +106,8 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
       local_shard = shard;
     }
   }
-  // Outside the lock: servers may take their time to answer. Two threads may
-  // then open the same cluster; both work.
+  // Outside the lock: servers may take their time to answer. If two threads
+  // open the same cluster, the first one's counts.
   std::vector<std::unique_ptr<ParameterClient>> shards;
   if (parsed.is_remote) {
     for (size_t i = 0; i < parsed.servers.size(); ++i) {
@@ -127,7 +127,9 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
   std::shared_ptr<Cluster> cluster(new Cluster(
       NewShardedClient(std::move(shards)), num_shards, parsed.is_remote));
   MutexLock lock(&registry.mutex);
-  registry.open[registry_key] = cluster;
+  std::weak_ptr<Cluster>& open = registry.open[registry_key];
+  if (std::shared_ptr<Cluster> first = open.lock()) return first;
+  open = cluster;
   return cluster;
 }
 

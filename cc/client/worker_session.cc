@@ -63,11 +63,14 @@ absl::Status WorkerSession::CheckTable(const TableConfig& table) const {
 
 absl::StatusOr<StepTag> WorkerSession::CurrentStep() {
   {
+    // Whoever pushes meanwhile needs the same.
     MutexLock lock(&mutex_);
     if (has_left_) {
       TFSWITCH_RETURN_IF_ERROR(JoinAgain());
       has_left_ = false;
+      is_unfinished_ = false;
     }
+    if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(FinishStep());
   }
   const GroupMember member = session_->member();
   return StepTag{member.group, member.worker, member.incarnation,
@@ -90,8 +93,13 @@ absl::Status WorkerSession::CatchUp() {
 }
 
 absl::Status WorkerSession::EndStep(double weight) {
-  TFSWITCH_RETURN_IF_ERROR(CurrentStep().status());
-  absl::StatusOr<Round> round;
+  MutexLock lock(&mutex_);
+  if (is_unfinished_) return FinishStep();
+  if (has_left_) {
+    TFSWITCH_RETURN_IF_ERROR(JoinAgain());
+    has_left_ = false;
+  }
+  const int64_t clock = session_->clock();
   absl::Status ended;
   switch (options_.consistency.kind) {
     case ConsistencyKind::kAsp:
@@ -101,42 +109,67 @@ absl::Status WorkerSession::EndStep(double weight) {
       ended = session_->EndStepAndWaitForTurn(options_.consistency.staleness,
                                               options_.wait_timeout);
       break;
-    case ConsistencyKind::kBsp:
-      round = session_->EndStepAndWaitForRound(weight, options_.wait_timeout);
+    case ConsistencyKind::kBsp: {
+      absl::StatusOr<Round> round =
+          session_->EndStepAndWaitForRound(weight, options_.wait_timeout);
       ended = round.status();
+      if (round.ok()) {
+        is_unfinished_ = true;
+        uncommitted_ = *std::move(round);
+        return FinishStep();
+      }
       break;
+    }
   }
-  if (absl::IsNotFound(ended)) return ComeBack();
-  TFSWITCH_RETURN_IF_ERROR(ended);
-  if (!is_bsp()) return absl::OkStatus();
-  const uint64_t incarnation = session_->member().incarnation;
-  const int64_t clock = session_->clock() - 1;
-  const bool counts =
-      options_.group_options.carries_late_contributions ||
-      std::any_of(round->contributions.begin(), round->contributions.end(),
-                  [&](const Contribution& each) {
-                    return each.incarnation == incarnation &&
-                           each.clock == clock;
-                  });
-  if (!counts) {
-    MutexLock lock(&mutex_);
-    ++dropped_;
-  }
-  return Commit(*round);
+  const bool has_arrived = session_->clock() != clock;
+  if (absl::IsNotFound(ended)) return ComeBack(ended, has_arrived);
+  is_unfinished_ = has_arrived && !ended.ok();
+  return ended;
 }
 
-absl::Status WorkerSession::ComeBack() {
-  std::fprintf(
-      stderr,
-      "tfswitch: worker %u of group '%s' was given up, because it was not "
-      "heard of for %s; it joins again%s\n",
-      options_.worker, options_.group.c_str(),
-      absl::FormatDuration(options_.group_options.lease).c_str(),
-      is_bsp() ? ", and the step that has just ended does not count" : "");
-  {
-    MutexLock lock(&mutex_);
-    if (is_bsp()) ++dropped_;
+absl::Status WorkerSession::FinishStep() {
+  if (is_bsp()) {
+    if (!uncommitted_.has_value()) {
+      absl::StatusOr<Round> round =
+          session_->WaitForRound(options_.wait_timeout);
+      if (absl::IsNotFound(round.status())) {
+        return ComeBack(round.status(), /*has_arrived=*/true);
+      }
+      TFSWITCH_RETURN_IF_ERROR(round.status());
+      uncommitted_ = *std::move(round);
+    }
+    TFSWITCH_RETURN_IF_ERROR(Commit(*uncommitted_));
+    if (!Counts(*uncommitted_)) ++dropped_;
+    uncommitted_.reset();
+  } else {
+    const absl::Status turn = session_->WaitForTurn(
+        options_.consistency.staleness, options_.wait_timeout);
+    if (absl::IsNotFound(turn)) return ComeBack(turn, /*has_arrived=*/true);
+    TFSWITCH_RETURN_IF_ERROR(turn);
   }
+  is_unfinished_ = false;
+  return absl::OkStatus();
+}
+
+bool WorkerSession::Counts(const Round& round) const {
+  if (options_.group_options.carries_late_contributions) return true;
+  const uint64_t incarnation = session_->member().incarnation;
+  const int64_t clock = session_->clock() - 1;
+  return std::any_of(round.contributions.begin(), round.contributions.end(),
+                     [&](const Contribution& each) {
+                       return each.incarnation == incarnation &&
+                              each.clock == clock;
+                     });
+}
+
+absl::Status WorkerSession::ComeBack(const absl::Status& why,
+                                     bool has_arrived) {
+  const bool is_lost = is_bsp() && !has_arrived;
+  std::fprintf(stderr, "tfswitch: group '%s': %s; joining again%s\n",
+               options_.group.c_str(), std::string(why.message()).c_str(),
+               is_lost ? ". The step that has just ended does not count" : "");
+  if (is_lost) ++dropped_;
+  is_unfinished_ = false;
   return JoinAgain();
 }
 
@@ -145,6 +178,7 @@ absl::Status WorkerSession::Commit(const Round& round) {
   const int num_shards = client_->num_shards();
   std::vector<int64_t> committed(static_cast<size_t>(num_shards));
   std::vector<std::unique_ptr<PendingCall>> calls;
+  calls.reserve(static_cast<size_t>(num_shards));
   for (int shard = 0; shard < num_shards; ++shard) {
     calls.push_back(
         client_->StartCommitRound(shard, group, round, &committed[shard]));
@@ -179,6 +213,8 @@ absl::Status WorkerSession::Commit(const Round& round) {
 absl::Status WorkerSession::Leave() {
   TFSWITCH_RETURN_IF_ERROR(session_->Leave());
   MutexLock lock(&mutex_);
+  is_unfinished_ = false;
+  uncommitted_.reset();
   has_left_ = true;
   return absl::OkStatus();
 }
@@ -190,7 +226,6 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.member = session_->member();
   report.clock = session_->clock();
   report.waits = session_->waits();
-  MutexLock lock(&mutex_);
   report.dropped = dropped_;
   return report;
 }

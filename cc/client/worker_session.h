@@ -3,8 +3,10 @@
 #ifndef TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
 #define TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -51,7 +53,8 @@ class WorkerSession {
   // under that of the session.
   absl::Status CheckTable(const TableConfig& table) const;
 
-  // Under what gradients are pushed now. A worker that has left joins again.
+  // Under what gradients are pushed now. A worker that has left joins again; a
+  // step whose end has failed is finished first.
   absl::StatusOr<StepTag> CurrentStep();
 
   // Ends a step of `weight` samples, and waits as options().consistency says.
@@ -76,8 +79,13 @@ class WorkerSession {
     return options_.consistency.kind == ConsistencyKind::kBsp;
   }
   absl::Status JoinAgain();
-  // After the group has given this worker up.
-  absl::Status ComeBack();
+  // After the group has given this worker up, as `why` says.
+  absl::Status ComeBack(const absl::Status& why, bool has_arrived)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the end of the last step has left to wait for.
+  absl::Status FinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the step that ended last is in the round.
+  bool Counts(const Round& round) const;
   // Has every server apply the round, and those before it that it has missed.
   absl::Status Commit(const Round& round);
   // A worker begins with what the last closed round has led to.
@@ -88,9 +96,14 @@ class WorkerSession {
   const WorkerOptions options_;
   const std::unique_ptr<GroupSession> session_;
 
+  std::atomic<int64_t> dropped_{0};
+
+  // Held while a step ends.
   Mutex mutex_;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
+  // A step has ended, and not all that it waits for has come.
+  bool is_unfinished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Round> uncommitted_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

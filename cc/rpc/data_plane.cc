@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -143,7 +144,13 @@ void DataPlane::Run(Queue* queue) {
     call->answered = true;
     absl::Status status = gate_->Enter();
     call->inside = status.ok();
-    if (status.ok()) status = Answer(call, queue);
+    if (status.ok()) {
+      try {
+        status = Answer(call, queue);
+      } catch (const std::bad_alloc&) {
+        status = absl::ResourceExhaustedError("the server is out of memory");
+      }
+    }
     if (status.ok()) {
       call->writer->Finish(call->response, grpc::Status::OK, call);
     } else {

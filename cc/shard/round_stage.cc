@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -96,7 +97,14 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
   }
   group->status = absl::OkStatus();
   for (const auto& [table, pushes] : by_table) {
-    group->status.Update(apply(table, pushes, round.total_weight));
+    // Whatever happens, the round counts as committed: what has been stepped
+    // must not be stepped again.
+    try {
+      group->status.Update(apply(table, pushes, round.total_weight));
+    } catch (const std::bad_alloc&) {
+      group->status.Update(absl::ResourceExhaustedError(absl::StrCat(
+          "table '", table, "': no memory to apply round ", round.number)));
+    }
   }
   group->committed = round.number;
   group->GiveUp(round);
@@ -121,6 +129,14 @@ void RoundStage::Group::GiveUp(const Round& round) {
   }
   for (auto it = closed_clocks.begin(); it != closed_clocks.end();) {
     it = HasGone(it->first) ? closed_clocks.erase(it) : std::next(it);
+  }
+}
+
+void RoundStage::DropTable(const std::string& table) {
+  MutexLock lock(&mutex_);
+  for (const auto& [name, group] : groups_) {
+    MutexLock group_lock(&group->mutex);
+    for (auto& [step, tables] : group->steps) tables.erase(table);
   }
 }
 

@@ -46,7 +46,7 @@ struct WeightedPush {
 class RoundStage {
  public:
   // How often a step may push to one table.
-  static constexpr size_t kMaxPushesPerStep = 4096;
+  static constexpr size_t kMaxPushesPerStep = 1024;
 
   // FailedPrecondition if the step's round has been committed;
   // ResourceExhausted for a step that seems never to end. What a worker
@@ -68,6 +68,9 @@ class RoundStage {
       double total_weight)>;
   absl::StatusOr<int64_t> Commit(const std::string& group, const Round& round,
                                  Apply apply);
+
+  // Forgets what is staged for a table.
+  void DropTable(const std::string& table);
 
   // Steps that are staged now, of all groups.
   int64_t num_staged_steps();

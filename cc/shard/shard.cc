@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <new>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -108,6 +109,7 @@ absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
 }
 
 bool Shard::DropTable(const std::string& name) {
+  stage_.DropTable(name);
   std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
   MutexLock lock(&mutex_);
   const auto it = tables_.find(name);
@@ -246,11 +248,18 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
   }
   absl::Status applied;
   if (is_staged) {
-    applied = stage_.Add(push.step, table.config().name,
-                         {{keys.begin(), keys.end()},
-                          {gradients.begin(), gradients.end()},
-                          push.learning_rate,
-                          push.insert_missing});
+    // The ledger must hear of it in any case.
+    try {
+      applied = stage_.Add(push.step, table.config().name,
+                           {{keys.begin(), keys.end()},
+                            {gradients.begin(), gradients.end()},
+                            push.learning_rate,
+                            push.insert_missing});
+    } catch (const std::bad_alloc&) {
+      applied = absl::ResourceExhaustedError(absl::StrCat(
+          "table '", table.config().name, "': no memory to keep a push of ",
+          keys.size(), " keys until its round closes"));
+    }
   } else {
     const absl::StatusOr<int64_t> updated =
         Apply(table, keys, gradients, push.learning_rate, push.insert_missing,

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/client/done_call.h"
 #include "cc/client/local_client.h"
 #include "cc/client/sharded_client.h"
 #include "gmock/gmock.h"
@@ -88,6 +89,7 @@ class MortalClient final : public ParameterClient {
       : client_(std::move(client)), groups_(&client_->groups()) {}
 
   void Die() { groups_.Die(); }
+  void FailNextCommits(int count) { failing_commits_ = count; }
 
   absl::Status CreateTable(const TableConfig& config) override {
     return client_->CreateTable(config);
@@ -116,6 +118,10 @@ class MortalClient final : public ParameterClient {
                                                 const std::string& group,
                                                 const Round& round,
                                                 int64_t* committed) override {
+    if (failing_commits_ > 0) {
+      --failing_commits_;
+      return Done(absl::UnavailableError("the server is away"));
+    }
     return client_->StartCommitRound(shard, group, round, committed);
   }
   absl::StatusOr<int64_t> Erase(const std::string& table,
@@ -149,6 +155,7 @@ class MortalClient final : public ParameterClient {
  private:
   const std::shared_ptr<ParameterClient> client_;
   MortalGroups groups_;
+  int failing_commits_ = 0;
 };
 
 // The tables of a cluster; 0 servers: in this process.
@@ -542,6 +549,30 @@ TEST_P(WorkerSessionTest, AWaitThatTakesTooLongSaysForWhom) {
         AllOf(HasSubstr(absl::StrCat("group '", options.group, "'")),
               HasSubstr("worker 4 (at step 0)"), HasSubstr("gave up after")));
   }
+}
+
+TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
+  const auto client =
+      std::make_shared<MortalClient>(std::shared_ptr(cluster_.Connect()));
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+
+  // By ending it again.
+  client->FailNextCommits(1);
+  EXPECT_EQ(TrainStep(*client, *session, 1.0f).code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(session->EndStep(1.0).ok());
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
+  EXPECT_EQ(session->GetReport()->group.rounds, 1);
+
+  // By the next push.
+  client->FailNextCommits(1);
+  EXPECT_EQ(TrainStep(*client, *session, 1.0f).code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(6.0f));
+  EXPECT_EQ(session->GetReport()->group.rounds, 3);
+  EXPECT_EQ(session->GetReport()->dropped, 0);
 }
 
 TEST_P(WorkerSessionTest, OneThatWasStartedAgainElsewhereIsTold) {
