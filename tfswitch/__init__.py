@@ -4,8 +4,9 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 `tf.saved_model.load` and `keras.models.load_model` find them.
 """
 
-from tfswitch import _native, initializers, keras, ops, optimizers
+from tfswitch import _native, initializers, keras, ops, optimizers, train
 from tfswitch.cluster import Cluster, connect
+from tfswitch.dense import DenseTable
 from tfswitch.server import Server
 from tfswitch.table import EmbeddingTable
 
@@ -13,6 +14,7 @@ __version__ = _native.version()
 
 __all__ = [
     "Cluster",
+    "DenseTable",
     "EmbeddingTable",
     "Server",
     "__version__",
@@ -21,4 +23,5 @@ __all__ = [
     "keras",
     "ops",
     "optimizers",
+    "train",
 ]

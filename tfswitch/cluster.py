@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from tfswitch import _native
+from tfswitch import _native, _tf_config
 
 _ACCEPTED = (
     '"local://" or "local://NAME" (this process), '
@@ -218,20 +218,8 @@ def _set_if_none(cluster: Cluster) -> Cluster:
 
 
 def _address_from_environment() -> str:
-    text = os.environ.get("TF_CONFIG", "")
-    if not text:
-        return "local://"
-    try:
-        servers = json.loads(text).get("cluster", {}).get("ps", [])
-    except (ValueError, AttributeError) as error:
-        raise ValueError(
-            "the environment variable TF_CONFIG must hold a JSON object such "
-            'as {"cluster": {"ps": ["host:port"]}}. Received: '
-            f"TF_CONFIG={text!r}"
-        ) from error
-    if not servers:
-        return "local://"
-    return "grpc://" + ",".join(servers)
+    servers = _tf_config.ps_addresses()
+    return "grpc://" + ",".join(servers) if servers else "local://"
 
 
 def _names(tables: Sequence[str]) -> list[str]:

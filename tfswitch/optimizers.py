@@ -11,7 +11,7 @@ the step), a variable, or a function without arguments; see
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -172,8 +172,31 @@ class Adam(Optimizer):
         self._check("epsilon", lambda v: v > 0.0, "positive")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdamW(Adam):
+    """Adam with weight decay beside the gradient (Loshchilov and Hutter, 2019).
+
+    A row decays when it is pushed to, not in between.
+
+    Args:
+        learning_rate: See the module's description.
+        weight_decay: Not negative.
+        beta_1: In [0, 1).
+        beta_2: In [0, 1).
+        epsilon: Positive.
+    """
+
+    _KIND = "adamw"
+
+    weight_decay: float = 0.004
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("weight_decay", lambda v: v >= 0.0, "at least 0")
+
+
 _CLASSES: dict[str, type[Optimizer]] = {
-    cls.__name__: cls for cls in (SGD, Momentum, Adagrad, Adam)
+    cls.__name__: cls for cls in (SGD, Momentum, Adagrad, Adam, AdamW)
 }
 # What Keras's optimizers can be told that a table does not do, with the value
 # that turns it off.
@@ -214,8 +237,8 @@ def get(identifier: Any) -> Optimizer:
 
     Args:
         identifier: None for `Adagrad()`, a name ("sgd", "momentum", "adagrad",
-            "adam"), an optimizer of this module, a Keras SGD, Adagrad or Adam,
-            or what `to_config` returned.
+            "adam", "adamw"), an optimizer of this module, a Keras SGD, Adagrad,
+            Adam or AdamW, or what `to_config` returned.
 
     Raises:
         ValueError: If there is no such optimizer, or a Keras optimizer has a
@@ -234,14 +257,37 @@ def get(identifier: Any) -> Optimizer:
         if found is not None:
             return _convert(found, identifier.get("config", {}))
     elif hasattr(identifier, "get_config"):  # Keras 3 or tf_keras.
-        found = _CLASSES.get(type(identifier).__name__)
-        if found is not None:
-            config = dict(identifier.get_config())
-            config["learning_rate"] = _keras_learning_rate(identifier)
-            return _convert(found, config)
-    raise ValueError(
-        '`optimizer` must be "sgd", "momentum", "adagrad", "adam", an object '
-        "of tfswitch.optimizers, or a Keras SGD, Adagrad or Adam. "
+        return from_keras(identifier)
+    raise _not_known(identifier)
+
+
+def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
+    """Returns the optimizer that a Keras one stands for.
+
+    Args:
+        optimizer: A Keras SGD, Adagrad, Adam or AdamW.
+        ignore: Settings that do not matter here.
+
+    Raises:
+        ValueError: If it is another one, or has a setting without counterpart.
+    """
+    found = _CLASSES.get(type(optimizer).__name__)
+    if found is None:
+        raise _not_known(optimizer)
+    config = {
+        key: value
+        for key, value in optimizer.get_config().items()
+        if key not in ignore
+    }
+    config["learning_rate"] = _keras_learning_rate(optimizer)
+    return _convert(found, config)
+
+
+def _not_known(identifier: Any) -> ValueError:
+    return ValueError(
+        '`optimizer` must be "sgd", "momentum", "adagrad", "adam", "adamw", an '
+        "object of tfswitch.optimizers, or a Keras SGD, Adagrad, Adam or "
+        "AdamW. "
         f"Received: {identifier!r}"
     )
 
@@ -255,7 +301,10 @@ def _keras_learning_rate(optimizer: Any) -> Any:
 
 
 def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
+    names = {field.name for field in dataclasses.fields(cls)}
     for name, off in _UNSUPPORTED.items():
+        if name in names:
+            continue
         value = config.get(name, off)
         # tf_keras writes False and 0 for "off" in places.
         if value != off and value not in (False, 0, None):
@@ -264,5 +313,4 @@ def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
                 f"embedding table. Received: {name}={value!r}. Leave it out, "
                 "or pass an object of tfswitch.optimizers."
             )
-    names = {field.name for field in dataclasses.fields(cls)}
     return cls.from_config({k: v for k, v in config.items() if k in names})

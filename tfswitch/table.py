@@ -15,13 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import _native
+from tfswitch import consistency as consistency_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._learning_rate import LearningRate
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
-from tfswitch.ops.resources import HOST, destroy_with
+from tfswitch.ops.resources import HOST, destroy_with, has_remote_workers
 
 MAX_DIM = 4096
 _MAX_SEED = 2**64 - 1
@@ -53,6 +54,9 @@ class EmbeddingTable:
             `tfswitch.optimizers`, or the Keras one of that kind. None means
             `tfswitch.optimizers.Adagrad()`, whose learning rate is 0.001.
         seed: Decides, with the id, the first value of each row.
+        consistency: When the gradients of several workers are applied: a
+            `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`. With
+            another one a `tfswitch.train.Worker` must be there to push.
         cluster: Where the table lives; by default the cluster of
             `tfswitch.connect`, or this process.
 
@@ -71,6 +75,9 @@ class EmbeddingTable:
            [ 0. ,  0. ]], dtype=float32)
     """
 
+    # Of a dense table: what its rows are.
+    _layout = ""
+
     def __init__(
         self,
         name: str,
@@ -80,6 +87,7 @@ class EmbeddingTable:
         initializer: Any = "uniform",
         optimizer: Any = None,
         seed: int = 0,
+        consistency: Any = None,
         cluster: Cluster | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
@@ -100,25 +108,37 @@ class EmbeddingTable:
             )
         self._initializer = initializers_lib.get(initializer)
         self._optimizer = optimizers_lib.get(optimizer)
+        self._consistency = consistency_lib.get(consistency)
         self._name = name
         self._dim = int(dim)
         self._seed = int(seed)
         self._cluster = cluster if cluster is not None else default_cluster()
-        self._config = json.dumps(
-            {
-                "name": name,
-                "dim": self._dim,
-                "optimizer": self._optimizer.to_table_config(),
-                "initializer": self._initializer.to_table_config(),
-                "seed": self._seed,
-            },
-            sort_keys=True,
-        )
+        config: dict[str, Any] = {
+            "name": name,
+            "dim": self._dim,
+            "optimizer": self._optimizer.to_table_config(),
+            "initializer": self._initializer.to_table_config(),
+            "seed": self._seed,
+            "consistency": self._consistency.to_table_config(),
+        }
+        if self._layout:
+            config["layout"] = self._layout
+        self._config = json.dumps(config, sort_keys=True)
         self._native = self._cluster._native.open_table(self._config)
         self._learning_rate = LearningRate(self._optimizer.learning_rate)
         self._handle_lock = threading.Lock()
         self._handle: tf.Tensor | None = None
         self._is_private = False
+
+    @classmethod
+    def _create_dense(
+        cls, name: str, dim: int, *, layout: str, **kwargs: Any
+    ) -> "EmbeddingTable":
+        """Makes the table behind a `DenseTable`."""
+        table = cls.__new__(cls)
+        table._layout = layout
+        cls.__init__(table, name, dim, initializer="zeros", **kwargs)
+        return table
 
     @classmethod
     def _create_private(
@@ -174,6 +194,11 @@ class EmbeddingTable:
         return self._optimizer
 
     @property
+    def consistency(self) -> consistency_lib.Consistency:
+        """When the gradients of several workers are applied."""
+        return self._consistency
+
+    @property
     def cluster(self) -> Cluster:
         """Where the table lives."""
         return self._cluster
@@ -204,22 +229,49 @@ class EmbeddingTable:
 
     @property
     def handle(self) -> tf.Tensor:
-        """The resource that the ops of `tfswitch.ops` take as `table`."""
+        """The resource that the ops of `tfswitch.ops` take as `table`.
+
+        It is of this process. In a graph that the workers of a
+        `tf.distribute.ParameterServerStrategy` are to run, it is of the worker.
+        """
+        if has_remote_workers() and not tf.executing_eagerly():
+            return self._handle_of_worker()
         with self._handle_lock:
             if self._handle is None:
-                digest = hashlib.sha256(self._config.encode()).hexdigest()
-                with tf.init_scope(), tf.device(HOST), _python_errors():
-                    self._handle = embedding_ops.table_handle(
-                        self._cluster.address,
-                        self._config,
-                        timeout_s=self._cluster.timeout,
-                        shared_name=(
-                            f"tfswitch/{self._cluster.address}/{self._name}/"
-                            f"{digest[:16]}/{next(_resource_ids)}"
-                        ),
-                    )
+                with tf.init_scope():
+                    self._handle = self._make_handle(f"/{next(_resource_ids)}")
                 destroy_with(self._handle)
             return self._handle
+
+    def _handle_of_worker(self) -> tf.Tensor:
+        # Captured from here, the resource would have every lookup and push of
+        # all workers go by the coordinator.
+        if not self._cluster.is_remote:
+            raise ValueError(
+                f"{self._owner} is in the coordinator's process, where the "
+                "workers of a ParameterServerStrategy do not reach it. Connect "
+                "to servers with tfswitch.connect."
+            )
+        if self._consistency.kind != "asp":
+            raise ValueError(
+                f"{self._owner} has consistency {self._consistency.kind}, and "
+                "the workers of a ParameterServerStrategy train asynchronously "
+                "and are no tfswitch.train.Worker. Make the table with asp."
+            )
+        return self._make_handle()
+
+    def _make_handle(self, suffix: str = "") -> tf.Tensor:
+        digest = hashlib.sha256(self._config.encode()).hexdigest()
+        with tf.device(HOST), _python_errors():
+            return embedding_ops.table_handle(
+                self._cluster.address,
+                self._config,
+                timeout_s=self._cluster.timeout,
+                shared_name=(
+                    f"tfswitch/{self._cluster.address}/{self._name}/"
+                    f"{digest[:16]}{suffix}"
+                ),
+            )
 
     def lookup(self, ids: Any) -> tf.Tensor:
         """Reads rows; an id without a row reads as zeros and gets none.

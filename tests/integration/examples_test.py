@@ -186,7 +186,9 @@ def test_criteo_stream_reads_real_lines() -> None:
     assert number(r"; (\d+) rows", output) > 40_000
 
 
-@pytest.mark.parametrize("document", ["docs/keras.md", "docs/tables.md"])
+@pytest.mark.parametrize(
+    "document", ["docs/distributed.md", "docs/keras.md", "docs/tables.md"]
+)
 def test_documented_programs_print_what_the_page_shows(
     document: str,
 ) -> None:

@@ -6,23 +6,25 @@ from collections.abc import Callable, Sequence
 from absl import app, flags
 
 import tfswitch
+from tfswitch import _tf_config
 from tfswitch.cli import server_binary
 
 _ADDRESS = flags.DEFINE_string(
     "address",
-    "127.0.0.1:7077",
-    "serve: host:port (port 0: any free one) or unix:/path to listen on.",
+    None,
+    "serve: host:port (port 0: any free one) or unix:/path to listen on. "
+    "Default: what the TF_CONFIG of a ps task says, else 127.0.0.1:7077.",
 )
 _SHARD_INDEX = flags.DEFINE_integer(
     "shard_index",
-    0,
-    "serve: which shard of the cluster this is.",
+    None,
+    "serve: which shard of the cluster this is. Default: from TF_CONFIG, or 0.",
     lower_bound=0,
 )
 _NUM_SHARDS = flags.DEFINE_integer(
     "num_shards",
-    1,
-    "serve: how many servers the cluster has.",
+    None,
+    "serve: how many servers the cluster has. Default: from TF_CONFIG, or 1.",
     lower_bound=1,
 )
 _NUM_THREADS = flags.DEFINE_integer(
@@ -41,18 +43,45 @@ _MAX_MESSAGE_BYTES = flags.DEFINE_integer(
 _USAGE = "usage: tfswitch serve|version [flags]; tfswitch --help lists flags"
 
 
+def _place_from_environment() -> tuple[str, int, int]:
+    """What TF_CONFIG says of a ps task: address, shard_index, num_shards."""
+    task = _tf_config.task()
+    servers = _tf_config.ps_addresses()
+    if task is None or task.type != "ps" or not servers:
+        return "127.0.0.1:7077", 0, 1
+    if task.number >= len(servers):
+        raise app.UsageError(
+            f"TF_CONFIG names {len(servers)} ps addresses, and this is ps "
+            f"number {task.number}"
+        )
+    # The name in the cluster may be one that only others can resolve.
+    port = servers[task.number].rsplit(":", 1)[-1]
+    if not port.isdigit():
+        raise app.UsageError(
+            "TF_CONFIG must name a ps as host:port. Received: "
+            f"{servers[task.number]!r}; or pass --address"
+        )
+    return f"0.0.0.0:{port}", task.number, len(servers)
+
+
 def _serve() -> None:
-    if _SHARD_INDEX.value >= _NUM_SHARDS.value:
+    address, shard_index, num_shards = _place_from_environment()
+    if _ADDRESS.value is not None:
+        address = _ADDRESS.value
+    if _SHARD_INDEX.value is not None:
+        shard_index = _SHARD_INDEX.value
+    if _NUM_SHARDS.value is not None:
+        num_shards = _NUM_SHARDS.value
+    if shard_index >= num_shards:
         raise app.UsageError(
             "--shard_index must be below --num_shards. Received: "
-            f"--shard_index={_SHARD_INDEX.value} "
-            f"--num_shards={_NUM_SHARDS.value}"
+            f"--shard_index={shard_index} --num_shards={num_shards}"
         )
     server_binary.execute(
         [
-            f"--address={_ADDRESS.value}",
-            f"--shard_index={_SHARD_INDEX.value}",
-            f"--num_shards={_NUM_SHARDS.value}",
+            f"--address={address}",
+            f"--shard_index={shard_index}",
+            f"--num_shards={num_shards}",
             f"--num_threads={_NUM_THREADS.value}",
             f"--max_message_bytes={_MAX_MESSAGE_BYTES.value}",
         ]

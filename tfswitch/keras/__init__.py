@@ -1,9 +1,10 @@
-"""The Keras layer, for Keras 3 and for tf_keras.
+"""The Keras layer and optimizer, for Keras 3 and for tf_keras.
 
 With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
-`tf.keras` is, the layer is one of tf_keras; else one of Keras 3.
+`tf.keras` is, they are those of tf_keras; else those of Keras 3.
 """
 
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
+from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 
-__all__ = ["DynamicEmbedding"]
+__all__ = ["DynamicEmbedding", "ParameterServerOptimizer"]

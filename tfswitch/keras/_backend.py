@@ -11,6 +11,7 @@ else:
     import keras
 
 Layer: Any = keras.layers.Layer
+Optimizer: Any = keras.optimizers.Optimizer
 register_keras_serializable = keras.saving.register_keras_serializable
 serialize = keras.saving.serialize_keras_object
 deserialize = keras.saving.deserialize_keras_object
@@ -45,7 +46,7 @@ def add_anchor(layer: Any) -> Any:
     options: dict[str, Any] = (
         {"experimental_autocast": False} if IS_LEGACY else {"autocast": False}
     )
-    return layer.add_weight(
+    anchor = layer.add_weight(
         name="anchor",
         shape=(),
         dtype="float32",
@@ -53,6 +54,31 @@ def add_anchor(layer: Any) -> Any:
         trainable=True,
         **options,
     )
+    anchor._tfswitch_is_anchor = True
+    return anchor
+
+
+def is_anchor(variable: Any) -> bool:
+    """Whether a variable is the anchor of a layer."""
+    return getattr(variable, "_tfswitch_is_anchor", False)
+
+
+def variable_path(variable: Any) -> str:
+    """The variable's name, with those of the layers that it is in."""
+    if IS_LEGACY:
+        return variable.name.split(":")[0]
+    return variable.path
+
+
+def init_optimizer(
+    optimizer: Any, init: Any, *, learning_rate: Any, name: str, **clips: Any
+) -> None:
+    """Runs the constructor of the Keras optimizer that `optimizer` is."""
+    if not IS_LEGACY:
+        init(learning_rate=learning_rate, name=name, **clips)
+        return
+    init(name=name, **clips)
+    optimizer._learning_rate = optimizer._build_learning_rate(learning_rate)
 
 
 def not_equal(x: Any, y: Any) -> Any:

@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from tfswitch import consistency as consistency_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch.cluster import Cluster, default_cluster
-from tfswitch.keras import _backend, pooling
+from tfswitch.keras import _backend, batch_size, pooling
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.ids import check_id_dtype, to_id_tensor
 from tfswitch.table import EmbeddingTable, check_dim, check_seed
@@ -90,6 +91,8 @@ class DynamicEmbedding(_backend.Layer):
             row, takes no part in pooling, and without a combiner is masked for
             later layers.
         seed: Decides, with the id, the first value of each row.
+        consistency: When the gradients of several workers are applied: a
+            `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
         cluster: Where a table that the layer makes lives; by default that of
             `tfswitch.connect`, when the table is first needed. Not stored in
             the config: a loaded layer uses the default.
@@ -128,6 +131,7 @@ class DynamicEmbedding(_backend.Layer):
         combiner: str | None = None,
         mask_zero: bool = False,
         seed: int = 0,
+        consistency: Any = None,
         cluster: Cluster | None = None,
         **kwargs: Any,
     ) -> None:
@@ -156,33 +160,32 @@ class DynamicEmbedding(_backend.Layer):
         self._cluster = cluster
         self._table: EmbeddingTable | None = None
         if isinstance(table, EmbeddingTable):
-            self._adopt(table, embeddings_initializer, optimizer, seed, cluster)
+            self._adopt(
+                table,
+                embeddings_initializer=(embeddings_initializer, "uniform"),
+                optimizer=(optimizer, None),
+                seed=(seed, 0),
+                consistency=(consistency, None),
+                cluster=(cluster, None),
+            )
             return
         self._table_name = table
         self._initializer = initializers_lib.get(embeddings_initializer)
         self._optimizer = optimizers_lib.get(optimizer)
         self._seed = int(seed)
+        self._consistency = consistency_lib.get(consistency)
 
     def _adopt(
-        self,
-        table: EmbeddingTable,
-        embeddings_initializer: Any,
-        optimizer: Any,
-        seed: int,
-        cluster: Cluster | None,
+        self, table: EmbeddingTable, **arguments: tuple[Any, Any]
     ) -> None:
+        # `arguments` that the table has: what was passed, and its default.
         if table.dim != self.output_dim:
             raise ValueError(
                 "`output_dim` must be the table's dim. Received: "
                 f"output_dim={self.output_dim}, but table '{table.name}' has "
                 f"dim {table.dim}"
             )
-        for argument, value, default in (
-            ("embeddings_initializer", embeddings_initializer, "uniform"),
-            ("optimizer", optimizer, None),
-            ("seed", seed, 0),
-            ("cluster", cluster, None),
-        ):
+        for argument, (value, default) in arguments.items():
             if value is not default and value != default:
                 raise ValueError(
                     f"`{argument}` belongs to table '{table.name}' that was "
@@ -194,6 +197,7 @@ class DynamicEmbedding(_backend.Layer):
         self._initializer = table.initializer
         self._optimizer = table.optimizer
         self._seed = table.seed
+        self._consistency = table.consistency
 
     @property
     def table(self) -> EmbeddingTable:
@@ -209,6 +213,7 @@ class DynamicEmbedding(_backend.Layer):
             "initializer": self._initializer,
             "optimizer": self._optimizer,
             "seed": self._seed,
+            "consistency": self._consistency,
             "cluster": cluster,
         }
         if self._table_name is not None:
@@ -235,6 +240,7 @@ class DynamicEmbedding(_backend.Layer):
                 f"layer '{self.name}': `weights` need a combiner. Pass "
                 'combiner="sum", "mean" or "sqrtn" to the layer.'
             )
+        batch_size.record(inputs, training if self.trainable else False)
         if isinstance(inputs, tf.SparseTensor):
             return self._call_sparse(inputs, weights, training)
         if isinstance(inputs, tf.RaggedTensor):
@@ -433,6 +439,7 @@ class DynamicEmbedding(_backend.Layer):
                 "combiner": self.combiner,
                 "mask_zero": self.mask_zero,
                 "seed": self._seed,
+                "consistency": self._consistency.get_config(),
             }
         )
         return config

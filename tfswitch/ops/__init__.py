@@ -2,6 +2,7 @@
 
 from tfswitch.ops.embedding_ops import (
     TrainingLookup,
+    end_step,
     lookup,
     push,
     push_unique,
@@ -12,6 +13,7 @@ from tfswitch.ops.embedding_ops import (
 
 __all__ = [
     "TrainingLookup",
+    "end_step",
     "lookup",
     "push",
     "push_unique",

@@ -169,6 +169,22 @@ def push(
         )
 
 
+def end_step(table: tf.Tensor, weight: tf.Tensor) -> Any:
+    """Ends a step of this process's worker; see `tfswitch.train.Worker`.
+
+    What the step has pushed must come before, by control dependencies.
+
+    Args:
+        table: Resource of any table of the worker's cluster.
+        weight: float64 scalar: the number of samples of the step.
+
+    Returns:
+        The operation, in a graph.
+    """
+    with tf.device(None):
+        return _library.tfswitch_end_step(table=table, weight=weight)
+
+
 def size(table: tf.Tensor) -> tf.Tensor:
     """Returns the number of rows of a table, an int64 scalar."""
     with tf.device(None):
@@ -196,5 +212,12 @@ def _training_lookup_gradient(op: Any, *gradients: Any) -> list[Any]:
     return [None, None, tf.identity(anchor_gradient), None]
 
 
-for _name in ("TableHandle", "Lookup", "PushUnique", "Push", "Size"):
+for _name in (
+    "TableHandle",
+    "Lookup",
+    "PushUnique",
+    "Push",
+    "EndStep",
+    "Size",
+):
     tf.no_gradient(f"Tfswitch>{_name}")

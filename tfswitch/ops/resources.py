@@ -15,6 +15,20 @@ _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 HOST = "CPU:0"
 
+# Where the workers of a ParameterServerStrategy find what they have in common.
+_FIRST_PS = "/job:ps/replica:0/task:0/device:CPU:0"
+
+
+def has_remote_workers() -> bool:
+    """Whether steps run in other processes than this one.
+
+    `tf.distribute.ParameterServerStrategy` traces them here, in the
+    coordinator, and runs them on its workers.
+    """
+    return isinstance(
+        tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy
+    )
+
 
 def destroy_with(handle: tf.Tensor) -> None:
     """Frees a resource when the eager tensor that names it is collected.
@@ -36,12 +50,15 @@ def _destroy(handle: tf.Tensor) -> None:
 class HostScalar:
     """A scalar on the host that graphs and Python read and write.
 
-    Thread-safe, and usable in eager mode, in graphs and in every replica.
+    Thread-safe, and usable in eager mode, in graphs and in every replica. Made
+    in the scope of a ParameterServerStrategy, it is on the first of the
+    strategy's servers, as variables are.
     """
 
     def __init__(self, value: Any, dtype: tf.DType) -> None:
         self._dtype = dtype
-        with tf.init_scope(), tf.device(HOST):
+        device = _FIRST_PS if has_remote_workers() else HOST
+        with tf.init_scope(), tf.device(device):
             self._handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype, shape=[], shared_name=_ANONYMOUS
             )
@@ -60,6 +77,13 @@ class HostScalar:
         with tf.init_scope(), tf.device(None):
             tf.raw_ops.AssignVariableOp(
                 resource=self._handle, value=tf.constant(value, self._dtype)
+            )
+
+    def set(self, value: tf.Tensor) -> None:
+        """Sets the value; in a graph, when the graph runs."""
+        with tf.device(None):
+            tf.raw_ops.AssignVariableOp(
+                resource=self._handle, value=tf.cast(value, self._dtype)
             )
 
     def add(self, value: tf.Tensor) -> None:

@@ -1,0 +1,136 @@
+"""Dense variables by Horovod's all-reduce, embeddings on tfswitch servers.
+
+    python examples/distributed/launch.py horovod_workers.py \
+        --workers 2 --servers 2 --horovod
+
+The same as `multi_worker_mirrored.py`, whose text says how data that ends at
+different times is dealt with; here it is Horovod that sums. Its own answer,
+`hvd.join()`, divides by the number of all workers, also of those that have no
+data left, and refuses the all-gathers that sparse gradients need.
+
+Horovod tells each process its number, and the "ps" of TF_CONFIG are tfswitch
+servers. Not run by the tests unless Horovod is installed.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import keras
+import movielens
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import tfswitch as tsw
+
+try:
+    import horovod.tensorflow as hvd
+except ImportError as error:
+    sys.exit(
+        f"this example needs Horovod ({error}). Install it with\n"
+        "  HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install "
+        "--no-build-isolation 'horovod[tensorflow]'"
+    )
+
+_CONSISTENCY = flags.DEFINE_enum(
+    "consistency",
+    "bsp",
+    ["asp", "bsp"],
+    "Whether gradients of embeddings are applied as they come or, as those of "
+    "the dense variables, together after each step.",
+)
+_EPOCHS = flags.DEFINE_integer("epochs", 3, "How often to see all ratings.")
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 256, "Ratings per step and worker."
+)
+_MAX_RATINGS = flags.DEFINE_integer(
+    "max_ratings", None, "Take only so many ratings."
+)
+
+
+class Trainer:
+    """A step of all workers."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._optimizer = keras.optimizers.Adam(movielens.LEARNING_RATE)
+        self._optimizer.build(model.trainable_variables)
+        hvd.broadcast_variables(
+            [variable.value for variable in model.trainable_variables],
+            root_rank=0,
+        )
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 2], tf.int64),
+            tf.TensorSpec([None, 1], tf.float32),
+        ]
+    )
+    def step(
+        self, ids: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss and the number of samples, summed over workers."""
+        samples = tf.cast(tf.shape(ids)[0], tf.float32)
+        with tf.GradientTape() as tape:
+            losses = keras.losses.binary_crossentropy(
+                labels, self._model(ids, training=True)
+            )
+            # The mean, as what goes to the servers has to be of it.
+            loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
+        # Pushes the gradients of the embeddings.
+        gradients = tape.gradient(loss, self._model.trainable_variables)
+        *gradients, loss, samples = hvd.grouped_allreduce(
+            [samples * value for value in (*gradients, loss)] + [samples],
+            op=hvd.Sum,
+        )
+        # Not even a step of zeros after the end: Adam would move.
+        if samples > 0.0:
+            self._optimizer.apply(
+                [gradient / samples for gradient in gradients],
+                self._model.trainable_variables,
+            )
+        return loss, samples
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    hvd.init()
+    worker = tsw.train.Worker(
+        hvd.rank(), hvd.size(), consistency=_CONSISTENCY.value
+    )
+    keras.utils.set_random_seed(movielens.SEED)
+    train, valid = movielens.read(_MAX_RATINGS.value)
+    mine = movielens.share(train, worker.worker_id, worker.num_workers)
+    print(
+        f"worker {worker.worker_id} of {worker.num_workers}: {len(mine.ids)} "
+        f"of {len(train.ids)} ratings, servers at {worker.cluster.address}"
+    )
+    model = movielens.build_model(worker.consistency)
+    trainer = Trainer(model)
+
+    draw = np.random.default_rng(worker.worker_id)
+    for epoch in range(_EPOCHS.value):
+        total_loss = total_samples = 0.0
+        order = draw.permutation(len(mine.ids))
+        for batch in movielens.batches(mine, order, _BATCH_SIZE.value):
+            loss, samples = trainer.step(*batch)
+            if not samples:
+                break
+            worker.end_step(weight=len(batch.ids))
+            total_loss += float(loss)
+            total_samples += float(samples)
+        print(
+            f"epoch {epoch + 1}: loss {total_loss / total_samples:.4f}, "
+            f"{total_samples:.0f} samples of all workers"
+        )
+    worker.leave()
+
+    # Everybody has the same model; the chief tells how good it is.
+    if worker.is_chief:
+        auc = movielens.auc(valid.labels, model(valid.ids).numpy())
+        print(f"AUC on {len(valid.ids)} ratings that were held out: {auc:.4f}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,112 @@
+"""Trains in several processes with plain `fit`, all variables on the servers.
+
+    python examples/distributed/launch.py keras_workers.py \
+        --workers 2 --servers 2 -- --consistency bsp
+
+Every worker runs this program, and TF_CONFIG tells each which one it is. Its
+"ps" entries are tfswitch servers; tfswitch finds them there by itself. They
+hold the embeddings, the dense variables and the optimizer state of both.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+
+import keras
+import movielens
+import numpy as np
+from absl import app, flags
+
+import tfswitch as tsw
+
+_CONSISTENCY = flags.DEFINE_enum(
+    "consistency",
+    "bsp",
+    ["asp", "ssp", "bsp"],
+    "How much workers wait for each other: not at all, if they are --staleness "
+    "steps ahead of the slowest, or after each step.",
+)
+_STALENESS = flags.DEFINE_integer(
+    "staleness", 4, "For ssp: steps ahead of the slowest.", lower_bound=0
+)
+_EPOCHS = flags.DEFINE_integer("epochs", 3, "How often to see all ratings.")
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 256, "Ratings per step and worker."
+)
+_MAX_RATINGS = flags.DEFINE_integer(
+    "max_ratings", None, "Take only so many ratings."
+)
+
+
+def consistency() -> tsw.train.Consistency:
+    """What the flags say."""
+    if _CONSISTENCY.value == "ssp":
+        return tsw.train.Consistency.ssp(_STALENESS.value)
+    return tsw.train.Consistency(_CONSISTENCY.value)
+
+
+def wait_for_others(worker: tsw.train.Worker, steps: int) -> None:
+    """Waits until nobody trains any more, and all steps have been made.
+
+    Without the latter one who is late may not have begun.
+    """
+    while True:
+        group = worker.stats()["workers"]
+        done = sum(group["staleness"]) >= steps or group["expired"]
+        if done and not group["active"]:
+            return
+        time.sleep(0.1)
+
+
+def steps_of(ratings: movielens.Ratings) -> int:
+    """How many steps a worker with these ratings makes."""
+    return _EPOCHS.value * math.ceil(len(ratings.ids) / _BATCH_SIZE.value)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    train, valid = movielens.read(_MAX_RATINGS.value)
+    worker = tsw.train.Worker(consistency=consistency())
+    keras.utils.set_random_seed(movielens.SEED + worker.worker_id)
+    mine = movielens.share(train, worker.worker_id, worker.num_workers)
+    print(
+        f"worker {worker.worker_id} of {worker.num_workers}: {len(mine.ids)} "
+        f"of {len(train.ids)} ratings, servers at {worker.cluster.address}"
+    )
+
+    model = movielens.build_model(consistency())
+    optimizer = tsw.keras.ParameterServerOptimizer(
+        tsw.optimizers.Adam(movielens.LEARNING_RATE),
+        consistency=consistency(),
+        worker=worker,
+    )
+    model.compile(optimizer, "binary_crossentropy")
+    # Worker by worker another number of steps: whose data ends leaves.
+    model.fit(
+        *mine,
+        batch_size=_BATCH_SIZE.value,
+        epochs=_EPOCHS.value,
+        verbose=2,
+    )
+    stats = worker.stats()
+    print(f"{stats['clock']} steps; waits for others: {stats['waits']}")
+
+    if worker.is_chief:
+        shares = (
+            movielens.share(train, i, worker.num_workers)
+            for i in range(worker.num_workers)
+        )
+        wait_for_others(worker, sum(map(steps_of, shares)))
+        optimizer.pull()
+        group = worker.stats()["workers"]
+        ahead = np.trim_zeros(group["staleness"], "b")
+        print(f"{sum(ahead)} steps of all workers in {group['rounds']} rounds")
+        print(f"steps that were 0, 1, 2, ... ahead of the slowest: {ahead}")
+        scores = model.predict(valid.ids, batch_size=8192, verbose=0)
+        auc = movielens.auc(valid.labels, scores)
+        print(f"AUC on {len(valid.ids)} ratings that were held out: {auc:.4f}")
+
+
+if __name__ == "__main__":
+    app.run(main)

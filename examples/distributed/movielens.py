@@ -1,0 +1,112 @@
+"""MovieLens latest-small for several workers, and a small model of it.
+
+What the examples of this folder have in common. `examples/deepfm_movielens.py`
+has a better model and more fields.
+"""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+import tfswitch as tsw
+
+SEED = 1
+DIM = 8  # Of the vectors; one more float of each row is its linear weight.
+LEARNING_RATE = 0.01
+
+_RATINGS = (
+    pathlib.Path(__file__).parents[1]
+    / "data"
+    / "ml_latest_small"
+    / "ratings.csv.gz"
+)
+
+
+class Ratings(NamedTuple):
+    """Users and movies, int64 `(rows, 2)`, and who liked what, `(rows, 1)`."""
+
+    ids: np.ndarray
+    labels: np.ndarray
+
+    def rows(self, which: Any) -> "Ratings":
+        return Ratings(self.ids[which], self.labels[which])
+
+
+def read(max_ratings: int | None) -> tuple[Ratings, Ratings]:
+    """Returns ratings to train with, and a fifth that is held out.
+
+    In an order that is random and the same in every process.
+    """
+    table = np.loadtxt(_RATINGS, delimiter=",", skiprows=1)
+    order = np.random.default_rng(SEED).permutation(len(table))[:max_ratings]
+    table = table[order]
+    everything = Ratings(
+        table[:, :2].astype(np.int64),
+        (table[:, 2:3] >= 4.0).astype(np.float32),
+    )
+    held_out = np.arange(len(table)) % 5 == 4
+    return everything.rows(~held_out), everything.rows(held_out)
+
+
+def share(ratings: Ratings, worker: int, num_workers: int) -> Ratings:
+    """A worker's part of the data; uneven, as shares of files are.
+
+    Of three workers the first has three sixths, the next two, the last one.
+    """
+    parts = np.arange(num_workers, 0, -1)
+    ends = np.cumsum(parts) * len(ratings.ids) // parts.sum()
+    begin = ends[worker - 1] if worker else 0
+    return ratings.rows(slice(begin, ends[worker]))
+
+
+def batches(
+    ratings: Ratings, order: np.ndarray, size: int
+) -> Iterator[Ratings]:
+    """Gives the ratings in batches, then empty batches without end."""
+    for begin in range(0, len(order), size):
+        yield ratings.rows(order[begin : begin + size])
+    while True:
+        yield ratings.rows(slice(0))
+
+
+def build_model(consistency: tsw.train.Consistency | None = None) -> Any:
+    """Maps ids `(batch, 2)` to the chance that the user likes the movie."""
+    ids = keras.Input((2,), dtype="int64")
+    user, movie = (
+        tsw.keras.DynamicEmbedding(
+            1 + DIM,
+            name=name,
+            optimizer=tsw.optimizers.Adam(LEARNING_RATE),
+            consistency=consistency,
+            seed=SEED,
+        )(ids[:, i])
+        for i, name in enumerate(("user", "movie"))
+    )
+    deep = keras.layers.concatenate([user[:, 1:], movie[:, 1:]])
+    for i, units in enumerate((32, 16)):
+        deep = keras.layers.Dense(
+            units,
+            "relu",
+            kernel_initializer=keras.initializers.GlorotUniform(SEED + i),
+        )(deep)
+    parts = [
+        user[:, :1] + movie[:, :1],
+        keras.layers.Dot(axes=-1)([user[:, 1:], movie[:, 1:]]),
+        keras.layers.Dense(
+            1, kernel_initializer=keras.initializers.GlorotUniform(SEED)
+        )(deep),
+    ]
+    outputs = keras.layers.Activation("sigmoid")(keras.layers.add(parts))
+    return keras.Model(ids, outputs)
+
+
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """The chance that a liked movie has a higher score than another."""
+    order = np.argsort(scores.reshape(-1), kind="stable")
+    liked = labels.reshape(-1)[order] > 0.5
+    # How many that are not liked come before each one that is.
+    pairs = np.cumsum(~liked)[liked].sum()
+    return float(pairs / (liked.sum() * (~liked).sum()))

@@ -1,0 +1,159 @@
+"""Dense variables by all-reduce, embeddings on tfswitch servers.
+
+    python examples/distributed/launch.py multi_worker_mirrored.py --workers 2
+
+`tf.distribute.MultiWorkerMirroredStrategy` keeps a copy of the dense variables
+in every worker and sums gradients over the network; the embeddings, which would
+not fit, are on the "ps" of TF_CONFIG. Keras 3 cannot `fit` under this strategy,
+so the loop is written out.
+
+All-reduce needs every worker in every step, and their data ends at different
+times. So a worker that has none left goes on with empty batches, and each batch
+brings its number of samples along in the same all-reduce: gradients are summed
+as they weigh and divided by the sum of weights, and who sees the sum 0 knows
+that all data has been used. Every sample counts once and counts the same.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+
+import keras
+import movielens
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import tfswitch as tsw
+
+_CONSISTENCY = flags.DEFINE_enum(
+    "consistency",
+    "bsp",
+    ["asp", "bsp"],
+    "Whether gradients of embeddings are applied as they come or, as those of "
+    "the dense variables, together after each step.",
+)
+_EPOCHS = flags.DEFINE_integer("epochs", 3, "How often to see all ratings.")
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 256, "Ratings per step and worker."
+)
+_MAX_RATINGS = flags.DEFINE_integer(
+    "max_ratings", None, "Take only so many ratings."
+)
+
+
+def make_strategy() -> tf.distribute.Strategy:
+    """Makes the strategy of the workers in TF_CONFIG, without its ps.
+
+    TensorFlow would take the first ps for one of its own, which coordinates,
+    and wait for it.
+    """
+    config = json.loads(os.environ["TF_CONFIG"])
+    workers = {
+        job: addresses
+        for job, addresses in config["cluster"].items()
+        if job in ("chief", "worker")
+    }
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(workers),
+        task_type=config["task"]["type"],
+        task_id=int(config["task"]["index"]),
+        rpc_layer="grpc",
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+
+
+class Trainer:
+    """A step of all workers. To be made in the strategy's scope."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._strategy = tf.distribute.get_strategy()
+        self._model = model
+        self._optimizer = keras.optimizers.Adam(movielens.LEARNING_RATE)
+        self._optimizer.build(model.trainable_variables)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 2], tf.int64),
+            tf.TensorSpec([None, 1], tf.float32),
+        ]
+    )
+    def step(
+        self, ids: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss and the number of samples, summed over workers."""
+        gradients, loss, samples = self._strategy.run(
+            self._gradients, args=(ids, labels)
+        )
+        # Not even a step of zeros after the end: Adam would move.
+        if samples > 0.0:
+            # Outside `run`, where the optimizer does not sum once more.
+            self._optimizer.apply(
+                [gradient / samples for gradient in gradients],
+                self._model.trainable_variables,
+            )
+        return loss, samples
+
+    def _gradients(
+        self, ids: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        samples = tf.cast(tf.shape(ids)[0], tf.float32)
+        with tf.GradientTape() as tape:
+            losses = keras.losses.binary_crossentropy(
+                labels, self._model(ids, training=True)
+            )
+            # The mean, as what goes to the servers has to be of it.
+            loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
+        # Pushes the gradients of the embeddings.
+        gradients = tape.gradient(loss, self._model.trainable_variables)
+        *gradients, loss, samples = (
+            tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.SUM,
+                [samples * value for value in (*gradients, loss)] + [samples],
+            )
+        )
+        return gradients, loss, samples
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    tf.get_logger().setLevel("WARNING")
+    strategy = make_strategy()  # Before any other use of TensorFlow.
+    worker = tsw.train.Worker(consistency=_CONSISTENCY.value)
+    keras.utils.set_random_seed(movielens.SEED)
+    train, valid = movielens.read(_MAX_RATINGS.value)
+    mine = movielens.share(train, worker.worker_id, worker.num_workers)
+    print(
+        f"worker {worker.worker_id} of {worker.num_workers}: {len(mine.ids)} "
+        f"of {len(train.ids)} ratings, servers at {worker.cluster.address}"
+    )
+    with strategy.scope():
+        model = movielens.build_model(worker.consistency)
+        trainer = Trainer(model)
+
+    draw = np.random.default_rng(worker.worker_id)
+    for epoch in range(_EPOCHS.value):
+        total_loss = total_samples = 0.0
+        order = draw.permutation(len(mine.ids))
+        for batch in movielens.batches(mine, order, _BATCH_SIZE.value):
+            loss, samples = trainer.step(*batch)
+            if not samples:
+                break
+            worker.end_step(weight=len(batch.ids))
+            total_loss += float(loss)
+            total_samples += float(samples)
+        print(
+            f"epoch {epoch + 1}: loss {total_loss / total_samples:.4f}, "
+            f"{total_samples:.0f} samples of all workers"
+        )
+    worker.leave()
+
+    # Everybody has the same model; the chief tells how good it is.
+    if worker.is_chief:
+        auc = movielens.auc(valid.labels, model(valid.ids).numpy())
+        print(f"AUC on {len(valid.ids)} ratings that were held out: {auc:.4f}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,151 @@
+"""The examples of examples/distributed, each in processes of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT, environment
+
+EXAMPLES = ROOT / "examples" / "distributed"
+
+# 3,200 ratings to train with, 800 held out. Two workers have 2,133 and 1,067 of
+# them: 17 and 9 batches. Three have 1,600, 1,066 and 534.
+DATA = ("--max_ratings=4000", "--batch_size=128", "--epochs=2")
+
+pytestmark = pytest.mark.slow
+
+
+def launch(
+    program: str | Path, *arguments: str, expected_code: int = 0
+) -> list[str]:
+    """Runs a program with launch.py; returns the lines that it printed."""
+    variables = environment(TF_CPP_MIN_LOG_LEVEL="3")
+    for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS"):
+        variables.pop(name, None)
+    result = subprocess.run(
+        [
+            sys.executable,
+            EXAMPLES / "launch.py",
+            program,
+            "--timeout_s=200",
+            *arguments,
+        ],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=250,
+    )
+    assert result.returncode == expected_code, result.stdout[-8000:]
+    return result.stdout.splitlines()
+
+
+def matches(pattern: str, lines: list[str]) -> list[re.Match[str]]:
+    return [m for line in lines if (m := re.fullmatch(pattern, line))]
+
+
+def check_auc(lines: list[str], task: str) -> None:
+    (found,) = matches(
+        rf"\[{task}\] AUC on 800 ratings that were held out: (0\.\d+)", lines
+    )
+    assert float(found[1]) > 0.55
+
+
+@pytest.mark.parametrize("consistency", ["asp", "ssp", "bsp"])
+def test_keras_workers_make_all_steps(consistency: str) -> None:
+    lines = launch(
+        "keras_workers.py",
+        "--workers=2",
+        "--servers=2",
+        "--",
+        f"--consistency={consistency}",
+        "--staleness=2",
+        *DATA,
+    )
+
+    (worker_0,) = matches(r"\[worker 0\] (\d+) steps; waits .*", lines)
+    (worker_1,) = matches(r"\[worker 1\] (\d+) steps; waits .*", lines)
+    assert (int(worker_0[1]), int(worker_1[1])) == (34, 18)
+    (group,) = matches(
+        r"\[worker 0\] (\d+) steps of all workers in (\d+) rounds", lines
+    )
+    assert int(group[1]) == 52
+    if consistency == "ssp":
+        (ahead,) = matches(r"\[worker 0\] steps that were .*: \[(.*)\]", lines)
+        assert len(ahead[1].split(",")) <= 4
+    # Synchronous steps of both workers are one.
+    assert int(group[2]) == (34 if consistency == "bsp" else 0)
+    check_auc(lines, "worker 0")
+
+
+def test_multi_worker_mirrored_counts_each_sample_once() -> None:
+    lines = launch("multi_worker_mirrored.py", "--workers=3", "--", *DATA)
+
+    for epoch in (1, 2):
+        found = matches(
+            rf"\[worker \d\] epoch {epoch}: loss (0\.\d+), (\d+) samples "
+            r"of all workers",
+            lines,
+        )
+        assert len(found) == 3
+        assert {int(line[2]) for line in found} == {3200}
+        assert len({line[1] for line in found}) == 1
+    check_auc(lines, "worker 0")
+
+
+def test_parameter_server_strategy_takes_each_step_once() -> None:
+    lines = launch(
+        "parameter_server_strategy.py",
+        "--workers=2",
+        "--servers=2",
+        "--tf_ps=1",
+        "--",
+        *DATA,
+    )
+
+    assert "[chief 0] 50 lookups of users in training" in lines
+    assert matches(r"\[chief 0\] table 'movie': \d{3,4} rows", lines)
+    check_auc(lines, "chief 0")
+
+
+def test_horovod_workers_count_each_sample_once() -> None:
+    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed")
+
+    lines = launch(
+        "horovod_workers.py", "--workers=2", "--horovod", "--", *DATA
+    )
+
+    counts = re.findall(r"(\d+) samples of all workers", "\n".join(lines))
+    assert counts == ["3200"] * 4
+    assert "AUC on 800 ratings" in "\n".join(lines)
+
+
+def test_launch_ends_all_when_a_worker_fails(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, sys, time\n"
+        "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+        "print('pid', os.getpid())\n"
+        "time.sleep(0 if index else 600)\n"
+        "sys.exit(3)\n"
+    )
+
+    lines = launch(program, "--servers=2", expected_code=1)
+
+    assert "worker 1 ended with 3" in lines
+    pids = [int(m[1]) for m in matches(r"\[worker \d\] pid (\d+)", lines)]
+    assert len(pids) == 2
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_launch_ends_a_job_that_takes_too_long(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import time\ntime.sleep(600)\n")
+
+    lines = launch(program, "--timeout_s=1", expected_code=1)
+
+    assert "not ready after 1 s" in lines

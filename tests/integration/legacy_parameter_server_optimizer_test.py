@@ -1,0 +1,15 @@
+"""Runs the tests of the optimizer with tf_keras, in another process."""
+
+import pytest
+
+from tests import support
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_optimizer_with_tf_keras():
+    pytest.importorskip("tf_keras")
+    support.run_pytest(
+        "tests/python/parameter_server_optimizer_test.py",
+        TF_USE_LEGACY_KERAS="1",
+    )

@@ -1,0 +1,7 @@
+"""Tables under tf.distribute.ParameterServerStrategy."""
+
+from tests.support import run_pytest
+
+
+def test_workers_of_a_parameter_server_strategy_use_tables() -> None:
+    run_pytest("tests/integration/remote_workers_cases.py")

@@ -1,0 +1,466 @@
+"""Worker processes that train one model with plain `fit`, on two servers."""
+
+import contextlib
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tests.integration import worker_program
+from tests.support import ROOT, ServerProcess, environment
+
+pytestmark = pytest.mark.slow
+
+Consistency = tsw.train.Consistency
+
+PROGRAM = ROOT / "tests" / "integration" / "worker_program.py"
+
+# A hang fails after this; nothing is measured by it.
+HANG_SECS = 120.0
+
+# Float32 sums in another order, over a few steps.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+# Which optimizers so many workers train with.
+OPTIMIZERS = {
+    2: ["sgd", "momentum"],
+    3: ["nesterov", "adagrad"],
+    4: ["adam", "adamw"],
+}
+
+
+class WorkerProcess:
+    """A worker program; ended by its id at the latest with the context.
+
+    Args:
+        job: See worker_program.py.
+        tf_config: Its cluster and its task.
+        log: File for what it writes to stderr.
+    """
+
+    def __init__(self, job, tf_config, log):
+        self._log = log
+        self._lines = queue.Queue()
+        with log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), json.dumps(job)],
+                cwd=ROOT,
+                env=environment(
+                    TF_CONFIG=json.dumps(tf_config), TF_CPP_MIN_LOG_LEVEL="2"
+                ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self._process.stdout:
+            self._lines.put(line.strip())
+        self._lines.put(None)
+
+    def wait_for(self, line):
+        """Returns when it has printed `line`, next."""
+        try:
+            found = self._lines.get(timeout=HANG_SECS)
+        except queue.Empty:
+            found = "nothing"
+        assert found == line, self._failed(f"printed {found}, not {line}")
+
+    def go_on(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def signal(self, number):
+        self._process.send_signal(number)
+
+    def finish(self):
+        """Returns what it wrote to stderr; it must end well."""
+        self.wait_for("done")
+        try:
+            code = self._process.wait(HANG_SECS)
+        except subprocess.TimeoutExpired:
+            code = "no exit code"
+        assert code == 0, self._failed(f"ended with {code}")
+        return self._log.read_text()
+
+    def end(self):
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(HANG_SECS)
+        self._process.stdin.close()
+
+    def _failed(self, what):
+        self._process.kill()
+        return f"the worker {what}:\n{self._log.read_text()[-10_000:]}"
+
+
+class Job:
+    """Workers and servers of one training."""
+
+    def __init__(self, stack, folder, batches, job):
+        self._stack = stack
+        self._folder = folder
+        self._batches = batches  # Of each worker.
+        self._job = {"out": str(folder), **job}
+        self._servers = [
+            stack.enter_context(ServerProcess(shard_index=i, num_shards=2))
+            for i in range(2)
+        ]
+
+    def start(self, number, **job):
+        """Starts worker `number`."""
+        count = len(self._batches)
+        data = self._folder / f"data-{number}.npz"
+        arrays = {}
+        for i, (ids, targets) in enumerate(self._batches[number]):
+            arrays[f"ids_{i}"], arrays[f"targets_{i}"] = ids, targets
+        np.savez(data, **arrays)
+        # With a chief, which is worker 0.
+        task = ("chief", 0) if number == 0 else ("worker", number - 1)
+        process = WorkerProcess(
+            {"data": str(data), **self._job, **job},
+            {
+                "cluster": {
+                    "ps": [server.address for server in self._servers],
+                    "chief": ["unused:1"],
+                    "worker": ["unused:1"] * (count - 1),
+                },
+                "task": {"type": task[0], "index": task[1]},
+            },
+            self._folder / f"log-{number}.txt",
+        )
+        self._stack.callback(process.end)
+        return process
+
+    def run(self):
+        """Starts all workers; returns when they have ended."""
+        processes = [self.start(i) for i in range(len(self._batches))]
+        for process in processes:
+            process.finish()
+
+    def result(self, run, number):
+        """Arrays of worker `number` after a run, and its stats."""
+        found = np.load(self._folder / f"{run}-{number}.npz")
+        names = sorted(n for n in found.files if n.startswith("arr_"))
+        return [found[name] for name in names], json.loads(str(found["stats"]))
+
+    def table_values(self, run):
+        """The rows and the dense blocks that the servers have at the end."""
+        address = ",".join(server.address for server in self._servers)
+        with tsw.Cluster(f"grpc://{address}") as cluster:
+            return export(cluster, f"rows of {run}"), export(
+                cluster, f"dense of {run}"
+            )
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield lambda batches, **job: Job(stack, tmp_path, batches, job)
+
+
+def export(cluster, name):
+    """All rows of a table that is there, by id, as bytes can be compared."""
+    (info,) = cluster._list(name)
+    table = cluster._native.open_table(json.dumps(info["config"]))
+    ids, values, slots = table.export_rows(True)
+    order = np.argsort(ids)
+    return ids[order], values[order], None if slots is None else slots[order]
+
+
+def make_batches(sizes, seed=0):
+    """Batches of given sizes, of few ids, so that workers share them."""
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            rng.integers(
+                0,
+                worker_program.NUM_IDS,
+                (size, worker_program.IDS_PER_SAMPLE),
+            ),
+            rng.normal(size=(size, 1)).astype(np.float32),
+        )
+        for size in sizes
+    ]
+
+
+def uneven_batches(num_workers):
+    """Other numbers of batches for each worker, with other last ones."""
+    return [
+        make_batches([4] * (5 - i) + [1 + i], seed=i)
+        for i in range(num_workers)
+    ]
+
+
+def union(rounds):
+    """One batch per round: those of all workers that have one."""
+    return [
+        tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+        for batches in rounds
+    ]
+
+
+def rounds_of(batches):
+    """Round r: the r-th batches of all workers that have one."""
+    return [
+        [own[r] for own in batches if r < len(own)]
+        for r in range(max(map(len, batches)))
+    ]
+
+
+def train_alone(name, rounds):
+    """What one process with a plain optimizer makes of the union."""
+    with running_cluster(0):
+        model, layer = worker_program.make_model(
+            name, lambda optimizer: optimizer, "rows"
+        )
+        # Not `fit`: Keras begins one step more at the end of a generator, and
+        # what needs no data, such as weight decay, takes place.
+        for batch in union(rounds):
+            model.train_on_batch(*batch)
+        return worker_program.result_of(model, layer)
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, **TOLERANCE)
+
+
+# --- bsp --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS, ids="{}_workers".format)
+def trained(request, tmp_path_factory):
+    """Each optimizer of so many workers, twice; (batches, job)."""
+    batches = uneven_batches(request.param)
+    runs = [
+        (f"{name} {time}", name)
+        for name in OPTIMIZERS[request.param]
+        for time in (1, 2)
+    ]
+    with contextlib.ExitStack() as stack:
+        job = Job(
+            stack,
+            tmp_path_factory.mktemp("workers"),
+            batches,
+            {"runs": runs, "consistency": Consistency.bsp().get_config()},
+        )
+        job.run()
+        yield request.param, batches, job
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_bsp_trains_as_one_process_with_the_union(trained, number):
+    num_workers, batches, job = trained
+    name = OPTIMIZERS[num_workers][number]
+
+    expected = train_alone(name, rounds_of(batches))
+
+    # Worker 0 has most batches, so it has seen the last round.
+    found, stats = job.result(f"{name} 1", 0)
+    assert_close(found, expected)
+    assert stats["clock"] == len(batches[0]) == stats["workers"]["rounds"]
+    assert stats["workers"]["contributions"] == sum(map(len, batches))
+    assert stats["workers"]["expired"] == stats["workers"]["dropped"] == 0
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_bsp_runs_are_equal_to_the_bit(trained, number):
+    num_workers, batches, job = trained
+    name = OPTIMIZERS[num_workers][number]
+
+    for first, second in zip(
+        job.table_values(f"{name} 1"),
+        job.table_values(f"{name} 2"),
+        strict=True,
+    ):
+        assert len(first[0]) > 0
+        for one, other in zip(first, second, strict=True):
+            np.testing.assert_array_equal(one, other)
+    for worker in range(len(batches)):
+        for one, other in zip(
+            job.result(f"{name} 1", worker)[0],
+            job.result(f"{name} 2", worker)[0],
+            strict=True,
+        ):
+            # The rows of a worker that ends early are read while others train.
+            if worker == 0 or one.shape[0] != worker_program.NUM_IDS:
+                np.testing.assert_array_equal(one, other)
+
+
+def test_bsp_goes_on_without_a_worker_that_was_killed(make_job):
+    batches = [make_batches([4] * 6 + [1], seed=i) for i in range(3)]
+    job = make_job(
+        batches,
+        runs=[("run", "adam")],
+        consistency=Consistency.bsp().get_config(),
+        worker={"lease_secs": 3.0},
+    )
+    others = [job.start(0), job.start(1)]
+    victim = job.start(2, pause=3)
+
+    victim.wait_for("paused")
+    victim.signal(signal.SIGKILL)
+    for process in others:
+        process.finish()
+
+    rounds = rounds_of([batches[0], batches[1], batches[2][:3]])
+    found, stats = job.result("run", 0)
+    assert stats["clock"] == 7
+    assert_close(found, train_alone("adam", rounds))
+    assert stats["workers"]["expired"] == 1
+
+
+def test_bsp_takes_in_a_worker_that_is_late(make_job):
+    first, late = make_batches([4] * 6), make_batches([3] * 2 + [1], seed=1)
+    job = make_job(
+        [first, late],
+        runs=[("run", "adagrad")],
+        consistency=Consistency.bsp().get_config(),
+        worker={"join_secs": 0.01},
+    )
+    early_process = job.start(0, pause=3)
+    early_process.wait_for("paused")
+
+    late_process = job.start(1, pause=0)
+    late_process.wait_for("paused")  # It has joined.
+    late_process.go_on()
+    early_process.go_on()
+    for process in (late_process, early_process):
+        process.finish()
+
+    rounds = [[batch] for batch in first[:3]]
+    rounds += [list(pair) for pair in zip(first[3:], late, strict=True)]
+    found, _ = job.result("run", 0)
+    _, stats = job.result("run", 1)
+    assert_close(found, train_alone("adagrad", rounds))
+    assert stats["clock"] == 6
+
+
+def test_bsp_takes_a_worker_that_was_frozen_back(make_job):
+    batches = [make_batches([4] * 5, seed=i) for i in range(2)]
+    job = make_job(
+        batches,
+        runs=[("run", "sgd")],
+        consistency=Consistency.bsp().get_config(),
+        worker={"lease_secs": 2.0},
+    )
+    other, frozen = job.start(0, pause=4), job.start(1, pause=2)
+
+    frozen.wait_for("paused")
+    frozen.signal(signal.SIGSTOP)
+    other.wait_for("paused")  # Nobody waits for the frozen one any more.
+    frozen.signal(signal.SIGCONT)
+    frozen.go_on()
+    frozen.wait_for("rejoined")
+    other.go_on()
+    other.finish()
+
+    assert "step that has just ended does not count" in frozen.finish()
+    _, stats = job.result("run", 1)
+    assert stats["dropped_steps"] == 1
+    assert stats["workers"]["expired"] == 1
+    assert stats["workers"]["rejoined"] == 1
+
+
+# --- asp and ssp ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "consistency", [Consistency.asp(), Consistency.ssp(1)], ids=["asp", "ssp"]
+)
+def test_uneven_data_trains_without_rounds(make_job, consistency):
+    # Of one rule, so that all learn the same.
+    batches = [
+        [
+            (ids, (ids.sum(axis=1, keepdims=True) / 6 - 1).astype(np.float32))
+            for ids, _ in make_batches([4] * (20 - 6 * i) + [1 + i], seed=i)
+        ]
+        for i in range(3)
+    ]
+    job = make_job(
+        batches,
+        runs=[("run", "adagrad")],
+        consistency=consistency.get_config(),
+    )
+
+    job.run()
+
+    samples = union([[b for own in batches for b in own]])[0]
+    with running_cluster(0):
+        model, layer = worker_program.make_model(
+            "adagrad", lambda optimizer: optimizer, "rows"
+        )
+        layer.table.lookup_or_create(range(worker_program.NUM_IDS))
+        before = model.evaluate(*samples, verbose=0)
+        found, _ = job.result("run", 0)
+        ids, values, _ = job.table_values("run")[0]
+        layer.table.assign(ids, values)
+        for variable, value in zip(
+            worker_program.dense_variables(model),
+            found[:-1],
+            strict=True,
+        ):
+            variable.assign(value)
+        after = model.evaluate(*samples, verbose=0)
+    assert after < 0.7 * before
+    stats = [job.result("run", i)[1] for i in range(3)]
+    # Of the one that was the last to ask.
+    staleness = max((s["workers"]["staleness"] for s in stats), key=sum)
+    assert sum(staleness) == sum(map(len, batches))
+    if consistency.kind == "ssp":
+        assert sum(staleness[: consistency.staleness + 1]) == sum(staleness)
+
+
+# --- Ends -------------------------------------------------------------------
+
+JOIN_AND_END = """
+import sys
+import tfswitch as tsw
+tsw.connect(sys.argv[1])
+worker = tsw.train.Worker(1, 2, consistency="bsp", lease_secs=600)
+print("joined", flush=True)
+sys.stdin.readline()
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_nobody_waits_for_a_process_that_has_ended(code):
+    """It leaves by itself; its lease would last."""
+    with (
+        ServerProcess() as server,
+        tsw.Cluster(f"grpc://{server.address}") as cluster,
+    ):
+        worker = tsw.train.Worker(
+            0, 2, consistency="bsp", lease_secs=600, cluster=cluster
+        )
+        result = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                JOIN_AND_END,
+                f"grpc://{server.address}",
+                str(code),
+            ],
+            env=environment(),
+            input="\n",
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECS,
+        )
+        assert (result.returncode, result.stdout) == (code, "joined\n"), result
+
+        with worker:
+            worker.end_step()
+            assert worker.stats()["workers"]["active"] == 1
+            assert worker.stats()["workers"]["expired"] == 0

@@ -1,0 +1,571 @@
+"""DenseTable: a model's dense variables on servers."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tests.python.worker_threads import in_threads, running_clients
+
+SGD = tsw.optimizers.SGD
+Worker = tsw.train.Worker
+
+# Float32 in another order than Keras's: 1e-6 of the value, or of the way that
+# it has come, which is of the order of 1 here.
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
+
+# Tiny, odd, scalar, empty, and of several blocks.
+SHAPES = {
+    "kernel": (37, 11),
+    "bias": (11,),
+    "scale": (),
+    "none": (0, 3),
+    "cube": (3, 5, 7),
+    "wide": (1, 701),
+    "one": (1,),
+}
+
+PAIRS = [
+    pytest.param(SGD(0.1), lambda: keras.optimizers.SGD(0.1), id="sgd"),
+    pytest.param(
+        tsw.optimizers.Momentum(0.1),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        id="momentum",
+    ),
+    pytest.param(
+        SGD(0.1, momentum=0.8, nesterov=True),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
+        id="nesterov",
+    ),
+    pytest.param(
+        tsw.optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.Adagrad(0.1),
+        id="adagrad",
+    ),
+    pytest.param(
+        tsw.optimizers.Adam(0.1), lambda: keras.optimizers.Adam(0.1), id="adam"
+    ),
+    pytest.param(
+        tsw.optimizers.AdamW(0.1, weight_decay=0.02),
+        lambda: keras.optimizers.AdamW(0.1, weight_decay=0.02),
+        id="adamw",
+    ),
+]
+
+
+def make_table(shapes=None, name="dense", **kwargs):
+    kwargs.setdefault("optimizer", SGD(1.0))
+    return tsw.DenseTable(name, shapes or {"a": (2, 3), "b": (3,)}, **kwargs)
+
+
+def random_values(rng, shapes):
+    return [
+        rng.normal(size=shape).astype(np.float32) for shape in shapes.values()
+    ]
+
+
+def assert_equal(found, expected, **tolerance):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert tuple(one.shape) == np.shape(other)
+        if tolerance:
+            np.testing.assert_allclose(one, other, **tolerance)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+ZEROS = [np.zeros((2, 3)), np.zeros(3)]
+ONES = [np.ones((2, 3)), np.ones(3)]
+
+
+# --- Values -----------------------------------------------------------------
+
+
+def test_pull_before_initialize_is_refused(cluster):
+    table = make_table()
+
+    with pytest.raises(
+        RuntimeError, match=r"dense table 'dense'.*has not been initialised"
+    ):
+        table.pull()
+
+
+def test_pull_before_initialize_in_a_graph_is_an_error_of_tensorflow(embedded):
+    table = make_table()
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="initialise"):
+        tf.function(table.pull)()
+
+
+def test_a_table_that_lost_a_part_is_not_read_as_zeros(make_cluster):
+    cluster = make_cluster(2)
+    table = make_table({"a": (5000,)})
+    table.initialize([np.ones(5000)])
+    native = table._table._native
+    native.erase(table._keys[-1:])
+
+    with pytest.raises(RuntimeError, match=r"on shard 1.* for 1 of \d+ blocks"):
+        table.pull()
+    assert cluster.num_shards == 2
+
+
+def test_values_come_back_as_they_were_set(cluster):
+    values = random_values(np.random.default_rng(1), SHAPES)
+    table = make_table(SHAPES)
+
+    assert table.initialize(values)
+
+    assert_equal(table.pull(), values)
+    assert table.shapes == SHAPES
+    assert table.cluster is cluster
+    assert table.name == "dense"
+    assert repr(table.consistency.kind) == "'asp'"
+
+
+@pytest.mark.parametrize(
+    "size", [1, 7, 8, 9, 100, 2047, 2048, 2049, 5000, 70_001]
+)
+def test_sizes_from_one_float_up(cluster, size):
+    values = [np.random.default_rng(2).normal(size=size).astype(np.float32)]
+    table = make_table({"a": (size,)})
+
+    table.initialize(values)
+    assert_equal(table.pull(), values)
+    table.push(values, learning_rate=1.0)
+
+    assert_equal(table.pull(), [np.zeros(size)])
+
+
+def test_the_first_values_count(cluster):
+    first, second = make_table(), make_table()
+
+    assert first.initialize(ONES)
+    assert not second.initialize(ZEROS)
+
+    assert_equal(first.pull(), ONES)
+    assert_equal(second.pull(), ONES)
+
+
+@pytest.mark.parametrize("num_servers", [0, 3])
+def test_of_workers_that_initialize_at_once_one_counts(num_servers):
+    shapes = {"a": (30_000,)}
+    with running_clients(num_servers) as client:
+        tables = [make_table(shapes, cluster=client(i)) for i in range(4)]
+
+        taken = in_threads(
+            *(
+                lambda i=i, t=t: t.initialize([np.full(30_000, i)])
+                for i, t in enumerate(tables)
+            )
+        )
+
+        assert sorted(taken) == [False, False, False, True]
+        for table in tables:
+            assert_equal(table.pull(), [np.full(30_000, taken.index(True))])
+
+
+@pytest.mark.parametrize("begin_at", [0, 3])
+def test_initialize_does_not_fill_a_gap(embedded, begin_at):
+    """Whoever initialised it has died, or a server has lost its part."""
+    table = make_table({"a": (100,)})
+    table._table._native.assign_missing(
+        table._keys[begin_at : begin_at + 1], np.ones((1, 8), np.float32)
+    )
+
+    with pytest.raises(TimeoutError, match=r"'dense': 12 of 13 blocks have no"):
+        table.initialize([np.ones(100)], timeout_secs=0.01)
+
+    with pytest.raises(RuntimeError, match="no values for 12 of 13 blocks"):
+        table.pull()
+
+
+def test_assign_sets_all_values(cluster):
+    table = make_table({"a": (100,), "b": ()})
+    table.initialize([np.ones(100), np.array(1.0)])
+
+    table.assign([np.full(100, 3.0), np.array(4.0)])
+
+    assert_equal(table.pull(), [np.full(100, 3.0), np.array(4.0)])
+
+
+# --- Steps ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_pushes_equal_keras(cluster, ours, theirs):
+    rng = np.random.default_rng(3)
+    start = random_values(rng, SHAPES)
+    table = make_table(SHAPES, optimizer=ours)
+    table.initialize(start)
+    variables = [keras.Variable(value) for value in start]
+    optimizer = theirs()
+
+    for _ in range(8):
+        gradients = random_values(rng, SHAPES)
+        optimizer.apply([tf.constant(g) for g in gradients], variables)
+        table.push(gradients, learning_rate=0.1)
+
+    assert_equal(table.pull(), [v.numpy() for v in variables], **TOLERANCE)
+
+
+def test_each_push_has_its_learning_rate(cluster):
+    table = make_table(optimizer=SGD(123.0))
+    table.initialize(ZEROS)
+
+    for rate in (1.0, np.float64(0.5), tf.constant(0.25), tf.Variable(0.25)):
+        table.push(ONES, learning_rate=rate)
+
+    assert_equal(table.pull(), [np.full((2, 3), -2.0), np.full(3, -2.0)])
+
+
+def test_no_gradient_means_zeros(cluster):
+    table = make_table(optimizer=tsw.optimizers.Momentum(1.0))
+    table.initialize(ZEROS)
+
+    table.push(ONES, learning_rate=1.0)
+    updated = table.push([None, np.ones(3)], learning_rate=1.0)
+
+    # A momentum goes on, as with Keras.
+    assert int(updated) == 2
+    assert_equal(
+        table.pull(), [np.full((2, 3), -1.9), np.full(3, -2.9)], **TOLERANCE
+    )
+
+
+def test_padding_does_not_come_back(cluster):
+    """The last block is wider than what it holds."""
+    table = make_table({"a": (9,)}, optimizer=tsw.optimizers.Adam(0.1))
+    table.initialize([np.ones(9)])
+
+    for _ in range(3):
+        table.push([np.ones(9)], learning_rate=0.1)
+
+    values = table.pull()[0].numpy()
+    assert values.shape == (9,)
+    np.testing.assert_array_equal(values, np.full(9, values[0]))
+
+
+def test_gradients_may_be_of_other_kinds(cluster):
+    table = make_table({"a": (3, 2), "b": (2,)})
+    table.initialize([np.zeros((3, 2)), np.zeros(2)])
+
+    table.push(
+        [
+            tf.IndexedSlices(
+                tf.ones((2, 2)), tf.constant([1, 1]), tf.constant([3, 2])
+            ),
+            tf.constant([1.0, 2.0], tf.float16),
+        ],
+        learning_rate=1.0,
+    )
+
+    assert_equal(
+        table.pull(), [[[0.0, 0.0], [-2.0, -2.0], [0.0, 0.0]], [-1.0, -2.0]]
+    )
+
+
+def test_a_graph_pushes_and_pulls(cluster):
+    table = make_table()
+    table.initialize(ZEROS)
+    traces = []
+
+    @tf.function
+    def step(gradients, rate):
+        traces.append(1)
+        with tf.control_dependencies(
+            [table.push(gradients, learning_rate=rate)]
+        ):
+            return table.pull()
+
+    gradients = [tf.constant(g, tf.float32) for g in ONES]
+    step(gradients, tf.constant(1.0))
+    values = step(gradients, tf.constant(0.5))
+
+    assert_equal(values, [np.full((2, 3), -1.5), np.full(3, -1.5)])
+    assert [tuple(v.shape) for v in values] == [(2, 3), (3,)]
+    assert len(traces) == 1
+
+
+def test_bsp_steps_once_per_round():
+    shapes = {"a": (1000,), "b": ()}
+    adam = tsw.optimizers.Adam(0.1)
+    rng = np.random.default_rng(4)
+    start = random_values(rng, shapes)
+    with running_clients(2) as client:
+        workers = [
+            Worker(i, 2, consistency="bsp", cluster=client(i)) for i in (0, 1)
+        ]
+        tables = [
+            make_table(
+                shapes, optimizer=adam, consistency="bsp", cluster=client(i)
+            )
+            for i in (0, 1)
+        ]
+        alone = make_table(
+            shapes, optimizer=adam, name="alone", cluster=client(0)
+        )
+        tables[0].initialize(start)
+        alone.initialize(start)
+
+        for _ in range(4):
+            parts = [random_values(rng, shapes) for _ in (0, 1)]
+            for table, part in zip(tables, parts, strict=True):
+                assert int(table.push(part, learning_rate=0.1)) == 0
+            in_threads(
+                lambda: workers[0].end_step(3), lambda: workers[1].end_step(1)
+            )
+            mean = [
+                (3 * one + other) / 4 for one, other in zip(*parts, strict=True)
+            ]
+            alone.push(mean, learning_rate=0.1)
+
+        values = [v.numpy() for v in tables[0].pull()]
+        assert_equal(tables[1].pull(), values)
+        assert_equal(values, [v.numpy() for v in alone.pull()], rtol=1e-5)
+
+
+# --- What is refused --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([np.ones((3, 2)), np.ones(3)], r"'a' must have shape \(2, 3\)"),
+        ([np.ones((2, 3)), np.ones(4)], r"'b' must have shape \(3,\), got"),
+        ([np.ones((2, 3)), np.ones((1, 3))], r"'b' .*got \(1, 3\)"),
+        ([np.ones((2, 3))], r"expected 2 .* \(a, b\), got 1"),
+        ([np.ones((2, 3)), np.ones(3), 1.0], "got 3"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_applied(
+    cluster, values, message
+):
+    table = make_table()
+
+    with pytest.raises(ValueError, match=f"dense table 'dense'.*{message}"):
+        table.initialize(values)
+    assert cluster.stats()["dense"]["num_rows"] == 0
+    table.initialize(ONES)
+    with pytest.raises(ValueError, match=f"dense table 'dense'.*{message}"):
+        table.push(values, learning_rate=1.0)
+
+    assert_equal(table.pull(), ONES)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["first", "last"])
+def test_a_gradient_that_is_not_finite_is_named(cluster, bad, name):
+    shapes = {"first": (3000,), "last": (3000,)}
+    table = make_table(shapes)
+    table.initialize([np.ones(3000)] * 2)
+    gradients = {key: np.ones(3000, np.float32) for key in shapes}
+    gradients[name][1234] = bad
+
+    with pytest.raises(
+        ValueError, match=f"'dense': gradient of '{name}'; nothing was applied"
+    ):
+        table.push(list(gradients.values()), learning_rate=1.0)
+
+    assert_equal(table.pull(), [np.ones(3000)] * 2)
+
+
+def test_a_graph_refuses_what_is_not_finite(cluster):
+    table = make_table()
+    table.initialize(ONES)
+    push = tf.function(lambda g: table.push([g, None], learning_rate=1.0))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="gradient of 'a'"):
+        push(tf.fill((2, 3), float("nan")))
+
+    assert_equal(table.pull(), ONES)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_first_values_that_are_not_finite_are_refused(cluster, bad):
+    table = make_table()
+
+    with pytest.raises(ValueError, match=r"'dense'.*nothing was applied"):
+        table.initialize([np.full((2, 3), bad), np.ones(3)])
+
+    assert cluster.stats()["dense"]["num_rows"] == 0
+    assert table.initialize(ONES)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -1.0, float("inf")])
+def test_a_bad_learning_rate_is_refused_and_nothing_is_applied(cluster, rate):
+    table = make_table()
+    table.initialize(ONES)
+
+    with pytest.raises(ValueError, match="learning_rate must be finite"):
+        table.push(ONES, learning_rate=rate)
+
+    assert_equal(table.pull(), ONES)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({}, "at least one"),
+        ([("a", (1,))], "must map names to shapes"),
+        ({"a": (0,), "b": (2, 0)}, "all shapes are empty"),
+        ({"a": (-1, 2)}, "shape of 'a' must be known"),
+    ],
+)
+def test_bad_shapes_are_named(embedded, shapes, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.DenseTable("dense", shapes)
+
+    assert embedded.tables() == []
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"shapes": {"a": (3, 2), "b": (3,)}}, "a:2x3;b:3.*a:3x2;b:3"),
+        ({"shapes": {"b": (3,), "a": (2, 3)}}, "a:2x3;b:3.*b:3;a:2x3"),
+        ({"shapes": {"a": (2, 3)}}, "a:2x3;b:3.*a:2x3"),
+        ({"shapes": {"a": (2, 3), "c": (3,)}}, "b:3.*c:3"),
+        ({"optimizer": "adam"}, "sgd.*adam"),
+        ({"consistency": "bsp"}, r"asp.*bsp"),
+    ],
+)
+def test_one_name_has_one_layout(cluster, other, difference):
+    make_table()
+
+    with pytest.raises(ValueError, match=f"'dense' exists.*{difference}"):
+        make_table(**other)
+
+
+def test_the_same_arguments_attach_to_one_table(cluster):
+    table = make_table(optimizer=SGD(1.0))
+    table.initialize(ZEROS)
+
+    # The learning rate goes with each push.
+    make_table(optimizer=SGD(0.5)).push(ONES, learning_rate=1.0)
+
+    assert_equal(table.pull(), [np.full((2, 3), -1.0), np.full(3, -1.0)])
+
+
+def test_an_embedding_table_is_no_dense_table(cluster):
+    make_table({"a": (8,)})
+
+    with pytest.raises(ValueError, match=r"'dense' exists.*layout"):
+        tsw.EmbeddingTable("dense", 8, optimizer=SGD(1.0), initializer="zeros")
+
+
+# --- Servers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 300_000, 1_000_003])
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_servers_have_even_shares(tmp_path, make_cluster, size, num_servers):
+    cluster = make_cluster(num_servers)
+    table = make_table({"a": (size,)})
+    table.initialize([np.zeros(size)])
+
+    cluster.save(tmp_path)  # Every server writes what it has.
+
+    blocks = [0] * num_servers
+    for path in tmp_path.rglob("*.safetensors"):
+        tensors = safetensors.numpy.load_file(path)
+        server = int(re.search(r"-s(\d+)-", path.name)[1])
+        blocks[server] += sum(
+            len(t) for t in tensors.values() if t.dtype == np.int64
+        )
+    assert sum(blocks) == table._num_blocks
+    # Servers own whole virtual shards, of which there are 1,024.
+    per_virtual_shard = -(-table._num_blocks // 1024)
+    assert max(blocks) - min(blocks) <= 1 + per_virtual_shard
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0, 2), (1, 3), (2, 1), (3, 0), (3, 2)]
+)
+def test_a_checkpoint_restores_to_other_servers(tmp_path, before, after):
+    rng = np.random.default_rng(5)
+    start, gradients = (random_values(rng, SHAPES) for _ in range(2))
+    adam = tsw.optimizers.Adam(0.1)
+    with running_cluster(before) as cluster:
+        table = make_table(SHAPES, optimizer=adam)
+        table.initialize(start)
+        table.push(gradients, learning_rate=0.1)
+        saved = [v.numpy() for v in table.pull()]
+        cluster.save(tmp_path)
+        table.push(gradients, learning_rate=0.1)
+        stepped = [v.numpy() for v in table.pull()]
+
+    with running_cluster(after) as cluster:
+        cluster.restore(tmp_path)
+        table = make_table(SHAPES, optimizer=adam)
+
+        # What was restored counts, not what a worker begins with.
+        assert not table.initialize(start)
+        assert_equal(table.pull(), saved)
+        # The optimizer state came with the values.
+        table.push(gradients, learning_rate=0.1)
+        assert_equal(table.pull(), stepped)
+
+
+def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
+    with running_cluster(1) as cluster:
+        make_table({"a": (40,)}).initialize([np.ones(40)])
+        cluster.save(tmp_path)
+
+    with running_cluster(2) as cluster:
+        table = make_table({"a": (4, 10)})
+        table.initialize([np.zeros((4, 10))])
+        with pytest.raises(ValueError, match=r"'dense'.*holds other variables"):
+            cluster.restore(tmp_path)
+
+        assert_equal(table.pull(), [np.zeros((4, 10))])
+
+
+def test_a_server_that_is_gone_is_named():
+    server = tsw.Server().start()
+    address = server.address
+    with tsw.Cluster(f"grpc://{address}", timeout=0.5) as cluster:
+        table = make_table(cluster=cluster)
+        table.initialize(ONES)
+        server.stop()
+
+        for call in (
+            table.pull,
+            lambda: table.push(ONES, learning_rate=1.0),
+            lambda: table.initialize(ONES),
+        ):
+            with pytest.raises((ConnectionError, TimeoutError), match=address):
+                call()
+
+
+def test_a_server_that_was_started_again_has_no_values():
+    server = tsw.Server().start()
+    address = server.address
+    with tsw.Cluster(f"grpc://{address}") as cluster:
+        table = make_table(cluster=cluster)
+        table.initialize(ONES)
+        server.stop()
+        with tsw.Server(address):
+            with pytest.raises(RuntimeError, match="started again"):
+                table.pull()
+
+            assert table.initialize(ZEROS)
+            assert_equal(table.pull(), ZEROS)
+
+
+def test_the_example_of_the_docstring(embedded):
+    table = tsw.DenseTable(
+        "mlp", {"kernel": (2, 1), "bias": (1,)}, optimizer=SGD(0.5)
+    )
+
+    assert table.initialize([np.ones((2, 1)), np.zeros(1)])
+    table.push([np.ones((2, 1)), np.ones(1)], learning_rate=0.5)
+
+    assert [value.numpy().tolist() for value in table.pull()] == [
+        [[0.5], [0.5]],
+        [-0.5],
+    ]

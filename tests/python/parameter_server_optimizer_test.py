@@ -1,0 +1,814 @@
+"""ParameterServerOptimizer, for the Keras that TF_USE_LEGACY_KERAS chooses.
+
+tests/integration/legacy_parameter_server_optimizer_test.py runs this file with
+tf_keras.
+"""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tests.python.worker_threads import Call, running_clients
+from tfswitch.keras._backend import IS_LEGACY, keras
+
+Consistency = tsw.train.Consistency
+ParameterServerOptimizer = tsw.keras.ParameterServerOptimizer
+Worker = tsw.train.Worker
+
+only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+
+# Sums of floats in another order, over several steps.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+OPTIMIZERS = {
+    "sgd": lambda **kwargs: keras.optimizers.SGD(0.1, **kwargs),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.02),
+}
+KINDS = {"asp": "asp", "ssp": Consistency.ssp(2), "bsp": "bsp"}
+
+# Batches of 4, 4 and 2.
+BATCH_SIZE = 4
+RNG = np.random.default_rng(7)
+FEATURES = RNG.normal(size=(10, 3)).astype(np.float32)
+IDS = RNG.integers(0, 6, size=(10, 2))
+TARGETS = RNG.normal(size=(10, 1)).astype(np.float32)
+
+_names = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    yield
+    keras.backend.clear_session()
+
+
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
+def cluster(request):
+    with running_cluster(request.param) as cluster:
+        yield cluster
+        leave_all(cluster)
+
+
+@pytest.fixture
+def embedded():
+    with running_cluster(0) as cluster:
+        yield cluster
+        leave_all(cluster)
+
+
+def leave_all(cluster):
+    """Ends the worker of this process while there is a server to hear it."""
+    if not cluster.closed:
+        Worker(cluster=cluster, group="the end").leave()
+
+
+def on_servers(optimizer, consistency="asp", **kwargs):
+    kwargs.setdefault("table", f"dense_{next(_names)}")
+    return ParameterServerOptimizer(
+        optimizer, consistency=consistency, **kwargs
+    )
+
+
+def make_variable():
+    if IS_LEGACY:
+        return tf.Variable([0.0], name="v")
+    return keras.Variable([0.0], name="v")
+
+
+def make_model(optimizer, units=4, seed=5, compiled=None, **dense):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(units, activation="tanh", **dense),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer, "mse", **(compiled or {}))
+    return model
+
+
+def make_embedding_model(optimizer, consistency="asp"):
+    keras.utils.set_random_seed(6)
+    layer = tsw.keras.DynamicEmbedding(
+        3,
+        table=f"rows_{next(_names)}",
+        optimizer=tsw.optimizers.Adagrad(0.3),
+        consistency=consistency,
+    )
+    model = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int64"),
+            layer,
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer, "mse")
+    return model, layer
+
+
+def fit(model, inputs=FEATURES, epochs=2, **kwargs):
+    history = model.fit(
+        inputs,
+        TARGETS,
+        batch_size=BATCH_SIZE,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        **kwargs,
+    )
+    return history.history["loss"]
+
+
+def assert_same_weights(model, expected):
+    if not isinstance(expected, list):
+        expected = expected.get_weights()
+    for one, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(one, other, **TOLERANCE)
+
+
+# --- Equal to Keras ---------------------------------------------------------
+
+
+@functools.cache
+def fit_with_keras(name):
+    """Losses and weights after a fit with Keras's own optimizer."""
+    model = make_model(OPTIMIZERS[name]())
+    return fit(model), model.get_weights()
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fit_equals_keras(cluster, name, kind):
+    their_losses, their_weights = fit_with_keras(name)
+    model = make_model(on_servers(OPTIMIZERS[name](), kind))
+
+    losses = fit(model)
+
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-4)
+    assert_same_weights(model, their_weights)
+    for variable, value in zip(
+        model.trainable_variables, model.optimizer.table.pull(), strict=True
+    ):
+        np.testing.assert_array_equal(variable, value)
+    assert int(model.optimizer.iterations) == 6
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_fit_of_a_model_with_rows_equals_keras(cluster, kind):
+    plain, plain_layer = make_embedding_model(OPTIMIZERS["adam"]())
+    model, layer = make_embedding_model(
+        on_servers(OPTIMIZERS["adam"](), kind), kind
+    )
+
+    losses = fit(model, IDS)
+
+    np.testing.assert_allclose(losses, fit(plain, IDS), rtol=1e-4)
+    assert_same_weights(model, plain)
+    np.testing.assert_allclose(
+        layer.table.lookup(range(6)),
+        plain_layer.table.lookup(range(6)),
+        **TOLERANCE,
+    )
+    assert layer.table.size() == len(np.unique(IDS))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("sgd", lambda: keras.optimizers.SGD()),
+        ("momentum", lambda: keras.optimizers.SGD(momentum=0.9)),
+        ("adam", lambda: keras.optimizers.Adam()),
+        (
+            tsw.optimizers.AdamW(0.1, weight_decay=0.1),
+            lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+        ),
+    ],
+    ids=["sgd", "momentum", "adam", "object"],
+)
+def test_names_and_objects_stand_for_those_of_keras(embedded, ours, theirs):
+    plain, model = make_model(theirs()), make_model(on_servers(ours))
+
+    fit(plain), fit(model)
+
+    assert_same_weights(model, plain)
+
+
+@pytest.mark.parametrize("kind", ["asp", "bsp"])
+def test_several_steps_per_execution_are_as_many_steps(cluster, kind):
+    several = {"steps_per_execution": 2}
+    plain = make_model(OPTIMIZERS["adam"]())
+    model = make_model(on_servers(OPTIMIZERS["adam"](), kind), compiled=several)
+
+    fit(plain), fit(model)
+
+    assert_same_weights(model, plain)
+    assert int(model.optimizer.iterations) == 6
+    assert model.optimizer.worker.stats()["clock"] == 6
+
+
+def test_eager_steps_equal_those_of_a_graph(cluster):
+    plain = make_model(OPTIMIZERS["adam"]())
+    model = make_model(
+        on_servers(OPTIMIZERS["adam"](), "bsp"), compiled={"run_eagerly": True}
+    )
+
+    fit(plain), fit(model)
+
+    assert_same_weights(model, plain)
+
+
+@only_keras3
+def test_a_schedule_is_followed_step_by_step(cluster):
+    def schedule():
+        return keras.optimizers.schedules.PiecewiseConstantDecay(
+            [1, 3], [0.2, 0.05, 0.01]
+        )
+
+    plain = make_model(keras.optimizers.SGD(schedule()))
+    model = make_model(on_servers(keras.optimizers.SGD(schedule())))
+
+    fit(plain), fit(model)
+
+    assert_same_weights(model, plain)
+
+
+def test_the_learning_rate_changes_between_and_during_fits(cluster):
+    plain = make_model(OPTIMIZERS["adam"]())
+    model = make_model(on_servers(OPTIMIZERS["adam"]()))
+    rates = keras.callbacks.LearningRateScheduler(
+        lambda epoch: 0.1 / (1 + epoch)
+    )
+
+    for each in (plain, model):
+        fit(each)
+        each.optimizer.learning_rate = 0.01
+        fit(each)
+        fit(each, callbacks=[rates])
+
+    assert_same_weights(model, plain)
+
+
+@pytest.mark.parametrize("kind", ["asp", Consistency.ssp(1)], ids=repr)
+@pytest.mark.parametrize(
+    "clip",
+    [{"clipnorm": 0.1}, {"clipvalue": 0.05}, {"global_clipnorm": 0.1}],
+    ids=lambda clip: next(iter(clip)),
+)
+def test_gradients_are_clipped_as_keras_does(embedded, clip, kind):
+    plain = make_model(OPTIMIZERS["sgd"](**clip))
+    unclipped = make_model(OPTIMIZERS["sgd"]())
+    model = make_model(on_servers(OPTIMIZERS["sgd"](**clip), kind))
+
+    fit(plain), fit(unclipped), fit(model)
+
+    assert_same_weights(model, plain)
+    with pytest.raises(AssertionError):
+        assert_same_weights(model, unclipped)
+
+
+def test_variables_that_do_not_learn_stay_on_the_worker(embedded):
+    def make(optimizer):
+        keras.utils.set_random_seed(8)
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(4),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(2, trainable=False),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(optimizer, "mse")
+        return model
+
+    plain = make(OPTIMIZERS["sgd"]())
+    model = make(on_servers(OPTIMIZERS["sgd"]()))
+
+    fit(plain), fit(model)
+
+    assert_same_weights(model, plain)
+    assert len(model.optimizer.table.shapes) == len(model.trainable_variables)
+
+
+def test_a_variable_without_gradient_stays(embedded):
+    keras.utils.set_random_seed(9)
+    layers = [keras.layers.Dense(1) for _ in range(2)]
+    for layer in layers:
+        layer.build((None, 3))
+    variables = [v for layer in layers for v in layer.trainable_variables]
+    before = [v.numpy() for v in variables]
+    optimizer = on_servers(OPTIMIZERS["adam"](), "bsp")
+
+    optimizer.apply_gradients(
+        [(tf.ones((3, 1)), variables[0])] + [(None, v) for v in variables[1:]]
+    )
+
+    assert not np.any(variables[0].numpy() == before[0])
+    for variable, value in zip(variables[1:], before[1:], strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+@pytest.mark.parametrize("kind", ["asp", "bsp"])
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_a_custom_loop_equals_keras(cluster, kind, in_graph):
+    def train(optimizer):
+        model = make_model("sgd")
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(
+                zip(gradients, model.trainable_variables, strict=True)
+            )
+
+        # Keras makes its variables before the first trace.
+        optimizer.build(model.trainable_variables)
+        if in_graph:
+            step = tf.function(step, reduce_retracing=True)
+        for i in range(0, 10, 4):
+            step(
+                tf.constant(FEATURES[i : i + 4]),
+                tf.constant(TARGETS[i : i + 4]),
+            )
+        return model
+
+    plain = train(OPTIMIZERS["adam"]())
+    optimizer = on_servers(OPTIMIZERS["adam"](), kind)
+    model = train(optimizer)
+
+    assert_same_weights(model, plain)
+    assert int(optimizer.iterations) == 3
+    assert optimizer.worker.stats()["clock"] == 3
+
+
+@only_keras3  # There an optimizer may be built inside of the first trace.
+def test_the_first_trace_builds_an_optimizer(embedded):
+    model = make_model("sgd")
+    before = [v.numpy() for v in model.trainable_variables]
+    optimizer = on_servers(tsw.optimizers.SGD(1.0), "bsp")
+
+    @tf.function
+    def step():
+        variables = model.trainable_variables
+        optimizer.apply_gradients([(tf.ones(v.shape), v) for v in variables])
+
+    step()
+    step()
+
+    for variable, value in zip(model.trainable_variables, before, strict=True):
+        np.testing.assert_allclose(variable, value - 2.0, rtol=1e-6)
+
+
+@only_keras3
+def test_a_float16_policy_scales_and_unscales(embedded):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        plain = make_model(OPTIMIZERS["sgd"]())
+        model = make_model(on_servers(OPTIMIZERS["sgd"]()))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+    fit(plain), fit(model)
+
+    assert_same_weights(model, plain)
+
+
+# --- Workers ----------------------------------------------------------------
+
+
+def test_a_fit_leaves_the_group_and_a_second_one_joins_again(cluster):
+    plain = make_model(OPTIMIZERS["adam"]())
+    model = make_model(on_servers(OPTIMIZERS["adam"](), "bsp"))
+
+    fit(plain), fit(model)
+    first = model.optimizer.worker.stats()
+    fit(plain), fit(model)
+    second = model.optimizer.worker.stats()
+
+    assert first["workers"]["active"] == second["workers"]["active"] == 0
+    assert (first["clock"], first["workers"]["rounds"]) == (6, 6)
+    assert second["workers"]["rounds"] == 12
+    assert second["workers"]["rejoined"] == 1
+    assert_same_weights(model, plain)
+
+
+def test_a_worker_of_ones_own_is_used(cluster):
+    worker = Worker(consistency="bsp", group="mine", cluster=cluster)
+    model = make_model(on_servers("sgd", "bsp", worker=worker))
+
+    fit(model)
+
+    assert model.optimizer.worker is worker
+    assert worker.stats()["clock"] == 6
+
+
+def test_the_cluster_is_the_default_one_or_the_one_given(embedded):
+    default = make_model(on_servers("sgd", table="a"))
+    other = tsw.Cluster("local://another_cluster")
+    given = make_model(on_servers("sgd", table="b", cluster=other))
+
+    fit(default), fit(given)
+
+    assert embedded.tables() == ["a"]
+    assert other.tables() == ["b"]
+    assert given.optimizer.table.cluster is other
+    leave_all(other)
+    other._native.drop_table("b")
+
+
+def test_names_of_layers_do_not_matter(cluster):
+    """They have running numbers, which differ from process to process."""
+    optimizer = on_servers("sgd", table="shared")
+    first = make_model(optimizer)
+    fit(first)
+
+    second = make_model(on_servers("sgd", table="shared"), seed=99)
+    assert first.layers[0].name != second.layers[0].name
+    second.optimizer.build(second.trainable_variables)
+
+    for one, other in zip(
+        first.get_weights(), second.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_worker_that_comes_second_begins_with_the_first_ones_values(cluster):
+    first = make_model(on_servers("sgd", table="shared"), seed=1)
+    second = make_model(on_servers("sgd", table="shared"), seed=2)
+    values = first.get_weights()
+
+    first.optimizer.build(first.trainable_variables)
+    second.optimizer.build(second.trainable_variables)
+
+    for one, other in zip(second.get_weights(), values, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        (None, 1.0),
+        (4, 4.0),
+        (2.5, 2.5),
+        (0, 0.0),
+        (lambda: 6, 6.0),
+        (lambda: tf.constant(5, tf.int32), 5.0),
+    ],
+    ids=["none", "int", "float", "zero", "function", "tensor"],
+)
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_bsp_weighs_a_batch_by_batch_weight(
+    monkeypatch, weight, expected, in_graph
+):
+    # What models of other tests have recorded is not this one's.
+    monkeypatch.setattr("tfswitch.keras.batch_size._size", None)
+    variable = make_variable()
+    with running_clients(2) as client:
+        workers = [
+            Worker(i, 2, consistency="bsp", cluster=client(i)) for i in (0, 1)
+        ]
+        optimizer = on_servers(
+            tsw.optimizers.SGD(1.0),
+            "bsp",
+            table="weighed",
+            worker=workers[0],
+            batch_weight=weight,
+        )
+        optimizer.build([variable])
+        peer = tsw.DenseTable(
+            "weighed",
+            optimizer.table.shapes,
+            optimizer=tsw.optimizers.SGD(1.0),
+            consistency="bsp",
+            cluster=client(1),
+        )
+        peer.push([[8.0]], learning_rate=1.0)
+        other = Call(workers[1].end_step, 2.0)
+
+        def step():
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+        Call(tf.function(step) if in_graph else step).result()
+        other.result()
+
+    mean = (expected * 1.0 + 2.0 * 8.0) / (expected + 2.0)
+    np.testing.assert_allclose(variable.numpy(), [-mean], rtol=1e-6)
+
+
+def test_bsp_weighs_a_batch_by_the_ids_that_layers_see():
+    with running_clients(2) as client:
+        workers = [
+            Worker(i, 2, consistency="bsp", cluster=client(i)) for i in (0, 1)
+        ]
+        layer = tsw.keras.DynamicEmbedding(
+            1,
+            table="rows",
+            consistency="bsp",
+            cluster=client(0),
+            combiner="sum",
+        )
+        variable = make_variable()
+        optimizer = on_servers(
+            tsw.optimizers.SGD(1.0), "bsp", table="sized", worker=workers[0]
+        )
+        optimizer.build([variable])
+        peer = tsw.DenseTable(
+            "sized",
+            optimizer.table.shapes,
+            optimizer=tsw.optimizers.SGD(1.0),
+            consistency="bsp",
+            cluster=client(1),
+        )
+
+        @tf.function(reduce_retracing=True)
+        def step(ids):
+            layer(ids, training=True)
+            layer(ids[:1], training=False)  # Evaluation does not count.
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+        expected = 0.0
+        for size in (3, 3, 1):
+            peer.push([[4.0]], learning_rate=1.0)
+            other = Call(workers[1].end_step, 2.0)
+            Call(step, tf.ones((size, 2), tf.int64)).result()
+            other.result()
+            expected -= (size * 1.0 + 2.0 * 4.0) / (size + 2.0)
+
+    np.testing.assert_allclose(variable.numpy(), [expected], rtol=1e-6)
+
+
+# --- Config and saving ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: "adam",
+        lambda: tsw.optimizers.AdamW(0.1, weight_decay=0.2),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.5),
+        lambda: keras.optimizers.SGD(clipvalue=0.5),
+    ],
+)
+def test_config_round_trip_keeps_every_argument(optimizer):
+    first = ParameterServerOptimizer(
+        optimizer(),
+        consistency=Consistency.ssp(3),
+        table="mine",
+        batch_weight=7.0,
+        name="named",
+    )
+
+    config = first.get_config()
+    second = ParameterServerOptimizer.from_config(config)
+
+    assert second.get_config() == config
+    assert second.consistency == Consistency.ssp(3)
+    assert second.name == "named"
+    assert config["table"] == "mine"
+    assert config["batch_weight"] == 7.0
+    assert float(second.learning_rate) == float(first.learning_rate)
+
+
+def test_config_keeps_a_schedule(embedded):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    first = on_servers(keras.optimizers.Adam(schedule))
+
+    second = ParameterServerOptimizer.from_config(first.get_config())
+
+    assert second.get_config() == first.get_config()
+
+
+def test_keras_serializes_it():
+    first = ParameterServerOptimizer(keras.optimizers.Adam(0.25), table="t")
+
+    second = keras.optimizers.deserialize(keras.optimizers.serialize(first))
+
+    assert isinstance(second, ParameterServerOptimizer)
+    assert second.get_config() == first.get_config()
+
+
+@pytest.mark.parametrize("num_servers", [0, 2])
+def test_a_compiled_model_is_saved_and_loaded(tmp_path, num_servers):
+    with running_cluster(num_servers) as cluster:
+        plain = make_model(OPTIMIZERS["adam"]())
+        model = make_model(on_servers(OPTIMIZERS["adam"](), "bsp"))
+        fit(plain), fit(model)
+        model.save(tmp_path / "model.keras")
+
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+
+        assert isinstance(loaded.optimizer, ParameterServerOptimizer)
+        assert loaded.optimizer.consistency == Consistency.bsp()
+        assert_same_weights(loaded, model)
+        np.testing.assert_array_equal(
+            loaded.predict(FEATURES, verbose=0),
+            model.predict(FEATURES, verbose=0),
+        )
+        # On the same servers it goes on where the first one was.
+        fit(plain), fit(loaded)
+        assert_same_weights(loaded, plain)
+        leave_all(cluster)
+
+
+def test_a_loaded_model_joins_at_its_first_step_with_its_weights(tmp_path):
+    plain = make_model(OPTIMIZERS["sgd"]())
+    model = make_model(on_servers(OPTIMIZERS["sgd"](), "bsp"))
+    with running_cluster(1) as cluster:
+        fit(plain), fit(model)
+        model.save(tmp_path / "model.keras")
+        leave_all(cluster)
+
+    with running_cluster(1) as cluster:
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        loaded.predict(FEATURES, verbose=0)
+        assert cluster.tables() == []
+        with pytest.raises(ValueError, match="no worker yet"):
+            _ = loaded.optimizer.worker
+
+        fit(plain), fit(loaded)
+        assert_same_weights(loaded, plain)
+        leave_all(cluster)
+
+
+def test_weights_that_are_set_count_once_they_are_pushed(cluster):
+    model = make_model(on_servers("sgd"))
+    fit(model)
+    values = [np.full_like(w, 0.25) for w in model.get_weights()]
+    model.set_weights(values)
+    model.optimizer.push_values()
+
+    model.optimizer.pull()
+
+    for weight in model.get_weights():
+        np.testing.assert_array_equal(weight, 0.25)
+    leave_all(cluster)
+
+
+def test_a_checkpoint_of_the_servers_brings_variables_back(tmp_path):
+    plain = make_model(OPTIMIZERS["adam"]())
+    with running_cluster(2) as cluster:
+        model = make_model(on_servers(OPTIMIZERS["adam"](), table="t"))
+        fit(plain), fit(model)
+        cluster.save(tmp_path)
+        leave_all(cluster)
+
+    with running_cluster(1) as cluster:
+        cluster.restore(tmp_path)
+        again = make_model(on_servers(OPTIMIZERS["adam"](), table="t"), seed=77)
+        fit(plain), fit(again)
+
+        assert_same_weights(again, plain)
+        leave_all(cluster)
+
+
+# --- What is refused --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "clip", [{"clipnorm": 1.0}, {"clipvalue": 1.0}, {"global_clipnorm": 1.0}]
+)
+def test_clipping_is_refused_under_bsp(clip):
+    with pytest.raises(ValueError, match=rf"`bsp`.*{next(iter(clip))}.*asp"):
+        on_servers(keras.optimizers.SGD(**clip), "bsp")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: keras.optimizers.Adam(amsgrad=True), "`amsgrad`"),
+        (lambda: keras.optimizers.SGD(weight_decay=0.1), "`weight_decay`"),
+        (lambda: keras.optimizers.Adam(use_ema=True), "`use_ema`"),
+        (lambda: keras.optimizers.RMSprop(), "RMSprop"),
+        (lambda: "rmsprop", "'rmsprop'"),
+        (lambda: 0.1, "0.1"),
+    ],
+    ids=["amsgrad", "weight_decay", "ema", "rmsprop", "name", "number"],
+)
+def test_what_servers_cannot_do_is_named(optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        on_servers(optimizer())
+
+
+@only_keras3
+def test_gradient_accumulation_is_named():
+    with pytest.raises(ValueError, match="`gradient_accumulation_steps`"):
+        on_servers(keras.optimizers.Adam(gradient_accumulation_steps=2))
+
+
+def test_variables_excluded_from_weight_decay_are_refused():
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_list=[make_variable()])
+
+    with pytest.raises(ValueError, match="excluded from weight decay"):
+        on_servers(optimizer)
+
+
+def test_a_constraint_is_refused_with_its_variable(embedded):
+    model = make_model(on_servers("sgd"), kernel_constraint="non_neg")
+
+    with pytest.raises(ValueError, match=r"kernel' has a constraint"):
+        fit(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"consistency": "ssp"}, "consistency='ssp'"),
+        ({"batch_weight": -1.0}, "batch_weight=-1.0"),
+        ({"batch_weight": float("nan")}, "batch_weight=nan"),
+        ({"batch_weight": True}, "batch_weight=True"),
+        ({"worker": 0}, "worker=0"),
+        ({"worker": "chief"}, "worker='chief'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=f"Received: {message}"):
+        ParameterServerOptimizer("sgd", **arguments)
+
+
+def test_a_worker_of_another_consistency_is_refused(embedded):
+    worker = Worker(consistency="asp")
+
+    with pytest.raises(ValueError, match=r"one consistency.*asp.*bsp"):
+        on_servers("sgd", "bsp", worker=worker)
+
+
+def test_a_worker_of_another_cluster_is_refused(embedded):
+    worker = Worker()
+    with (
+        tsw.Cluster("local://elsewhere") as other,
+        pytest.raises(ValueError, match=r"another cluster.*elsewhere"),
+    ):
+        on_servers("sgd", worker=worker, cluster=other)
+
+
+def test_two_models_need_two_table_names(cluster):
+    fit(make_model(on_servers("sgd", table="shared")))
+
+    with pytest.raises(
+        ValueError, match=r"(?s)'shared'.*0/kernel:3x4.*0/kernel:3x5"
+    ):
+        fit(make_model(on_servers("sgd", table="shared"), units=5))
+    with pytest.raises(ValueError, match=r"(?s)'shared'.*sgd.*adam"):
+        fit(make_model(on_servers("adam", table="shared")))
+
+
+def test_a_model_without_dense_variables_is_refused(embedded):
+    model = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int64"),
+            tsw.keras.DynamicEmbedding(1, combiner="sum"),
+        ]
+    )
+    model.compile(on_servers("sgd"), "mse")
+
+    with pytest.raises(ValueError, match="no dense variables"):
+        fit(model, IDS)
+
+
+def test_a_strategy_of_several_replicas_is_refused(embedded, monkeypatch):
+    class Strategy:
+        num_replicas_in_sync = 2
+
+    model = make_model("sgd")
+    optimizer = on_servers("sgd")
+    monkeypatch.setattr(tf.distribute, "get_strategy", Strategy)
+
+    with pytest.raises(ValueError, match="trategy of 2 replicas"):
+        optimizer.build(model.trainable_variables)
+
+
+def test_worker_and_table_are_there_once_built(embedded):
+    optimizer = on_servers("sgd")
+
+    with pytest.raises(ValueError, match="no worker yet"):
+        _ = optimizer.worker
+    with pytest.raises(ValueError, match="no table yet"):
+        _ = optimizer.table
+
+
+def test_gradients_that_are_not_finite_stop_training(cluster):
+    model = make_model(on_servers("sgd"))
+    fit(model)
+    before = model.get_weights()
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"gradient of '\d/(kernel|bias)'"
+    ):
+        fit(model, np.full_like(FEATURES, np.nan))
+
+    for one, other in zip(model.optimizer.table.pull(), before, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,273 @@
+"""TF_CONFIG: what it says of servers, workers and `tfswitch serve`."""
+
+import json
+
+import pytest
+from absl import app
+from absl.testing import flagsaver
+
+import tfswitch as tsw
+from tfswitch import _tf_config
+from tfswitch.cli import main as cli
+from tfswitch.cli import server_binary
+
+JOB = {
+    "ps": ["ps0:7077", "ps1:7078"],
+    "chief": ["c:1"],
+    "worker": ["w0:1", "w1:1"],
+    "evaluator": ["e:1"],
+}
+
+MALFORMED = [
+    "{",
+    "[]",
+    '"text"',
+    '{"cluster": 3}',
+    '{"cluster": {"ps": 7077}}',
+    '{"cluster": {"ps": [7077]}}',
+    '{"cluster": {"ps": {"host": "a:1"}}}',
+]
+
+BAD_TASKS = [
+    {"type": "worker"},
+    {"index": 0},
+    {"type": "worker", "index": "first"},
+    {"type": "worker", "index": None},
+    ["worker", 0],
+    "worker",
+]
+
+
+@pytest.fixture
+def tf_config(monkeypatch):
+    """Sets the variable: `tf_config(cluster, (type, index))`."""
+
+    def set_variable(cluster=None, task=None):
+        config = {}
+        if cluster is not None:
+            config["cluster"] = cluster
+        if task is not None:
+            config["task"] = {"type": task[0], "index": task[1]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+    return set_variable
+
+
+@pytest.mark.parametrize("text", [None, "", "{}"])
+def test_without_it_nothing_is_known(monkeypatch, text):
+    if text is not None:
+        monkeypatch.setenv("TF_CONFIG", text)
+
+    assert _tf_config.task() is None
+    assert _tf_config.worker_id() is None
+    assert _tf_config.num_workers() == 0
+    assert _tf_config.ps_addresses() == []
+
+
+def test_ps_entries_are_the_servers_in_shard_order(tf_config):
+    tf_config(JOB)
+
+    assert _tf_config.ps_addresses() == ["ps0:7077", "ps1:7078"]
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (("chief", 0), 0),
+        (("worker", 0), 1),
+        (("worker", 1), 2),
+        (("ps", 0), None),
+        (("evaluator", 0), None),
+    ],
+)
+def test_the_chief_is_worker_0(tf_config, task, expected):
+    tf_config(JOB, task)
+
+    assert _tf_config.worker_id() == expected
+    assert _tf_config.num_workers() == 3
+    assert _tf_config.task() == task
+
+
+def test_the_master_of_older_launchers_is_a_chief(tf_config):
+    tf_config({"master": ["m:1"], "worker": ["w:1"]}, ("worker", 0))
+
+    assert _tf_config.worker_id() == 1
+    assert _tf_config.num_workers() == 2
+
+
+def test_without_a_chief_worker_0_is_worker_0(tf_config):
+    tf_config({"worker": ["w0:1", "w1:1"]}, ("worker", 1))
+
+    assert _tf_config.worker_id() == 1
+    assert _tf_config.num_workers() == 2
+
+
+def test_a_single_chief_may_be_written_without_a_list(tf_config):
+    tf_config({"chief": "c:1", "worker": ["w:1"]}, ("worker", 0))
+
+    assert _tf_config.worker_id() == 1
+    assert _tf_config.num_workers() == 2
+
+
+def test_an_index_may_be_written_as_text(tf_config):
+    tf_config(JOB, ("worker", "1"))
+
+    assert _tf_config.worker_id() == 2
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_what_is_malformed_is_named(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+
+    with pytest.raises(ValueError, match="TF_CONFIG must hold") as error:
+        _tf_config.ps_addresses()
+
+    assert f"TF_CONFIG={text!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("task", BAD_TASKS, ids=json.dumps)
+def test_a_task_that_is_none_is_named(monkeypatch, task):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": JOB, "task": task}))
+
+    with pytest.raises(ValueError, match="TF_CONFIG must hold"):
+        _tf_config.task()
+
+
+# --- Workers ----------------------------------------------------------------
+
+
+def test_a_worker_takes_its_place_from_it(tf_config):
+    tf_config({**JOB, "ps": []}, ("worker", 1))
+
+    with tsw.connect("local://tf_config_worker"):
+        worker = tsw.train.Worker()
+        worker.leave()
+
+    assert (worker.worker_id, worker.num_workers) == (2, 3)
+    assert not worker.is_chief
+
+
+def test_the_chief_is_chief(tf_config):
+    tf_config({**JOB, "ps": []}, ("chief", 0))
+
+    with tsw.connect("local://tf_config_chief"):
+        worker = tsw.train.Worker()
+        worker.leave()
+
+    assert worker.is_chief
+    assert worker.worker_id == 0
+
+
+def test_arguments_of_a_worker_come_before_it(tf_config):
+    tf_config({**JOB, "ps": []}, ("worker", 1))
+
+    with tsw.connect("local://tf_config_arguments"):
+        worker = tsw.train.Worker(0, 7)
+        worker.leave()
+
+    assert (worker.worker_id, worker.num_workers) == (0, 7)
+
+
+def test_without_it_a_worker_is_the_only_one(embedded):
+    worker = tsw.train.Worker()
+
+    assert (worker.worker_id, worker.num_workers) == (0, 1)
+
+
+def test_a_worker_outside_its_cluster_is_named(tf_config):
+    tf_config({"worker": ["w0:1", "w1:1"]}, ("worker", 2))
+
+    with (
+        tsw.connect("local://tf_config_outside"),
+        pytest.raises(ValueError, match="worker_id=2, num_workers=2"),
+    ):
+        tsw.train.Worker()
+
+
+# --- tfswitch serve ---------------------------------------------------------
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Runs `tfswitch serve` with flags; returns those of the program."""
+    executed = []
+    monkeypatch.setattr(server_binary, "execute", executed.extend)
+
+    def serve(*flags):
+        executed.clear()
+        with flagsaver.flagsaver():
+            cli.flags.FLAGS(["tfswitch", *flags])
+            cli._run(["tfswitch", "serve"])
+        return executed[:3]
+
+    return serve
+
+
+def test_serve_without_it_is_the_only_server(served):
+    assert served() == [
+        "--address=127.0.0.1:7077",
+        "--shard_index=0",
+        "--num_shards=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "address"), [(0, "0.0.0.0:7077"), (1, "0.0.0.0:7078")]
+)
+def test_serve_takes_its_place_from_a_ps_task(
+    tf_config, served, number, address
+):
+    tf_config(JOB, ("ps", number))
+
+    assert served() == [
+        f"--address={address}",
+        f"--shard_index={number}",
+        "--num_shards=2",
+    ]
+
+
+@pytest.mark.parametrize("task", [("worker", 0), ("chief", 0), None])
+def test_serve_of_another_task_is_the_only_server(tf_config, served, task):
+    tf_config(JOB, task)
+
+    assert served() == [
+        "--address=127.0.0.1:7077",
+        "--shard_index=0",
+        "--num_shards=1",
+    ]
+
+
+def test_flags_of_serve_come_before_it(tf_config, served):
+    tf_config(JOB, ("ps", 1))
+
+    assert served("--address=unix:/s") == [
+        "--address=unix:/s",
+        "--shard_index=1",
+        "--num_shards=2",
+    ]
+    assert served("--shard_index=0", "--num_shards=5") == [
+        "--address=0.0.0.0:7078",
+        "--shard_index=0",
+        "--num_shards=5",
+    ]
+
+
+def test_serve_of_a_ps_number_that_there_is_not_is_refused(tf_config, served):
+    tf_config(JOB, ("ps", 2))
+
+    with pytest.raises(app.UsageError, match=r"2 ps addresses.*ps number 2"):
+        served()
+
+
+def test_a_flag_that_does_not_fit_it_is_refused(tf_config, served):
+    tf_config(JOB, ("ps", 1))
+
+    with pytest.raises(app.UsageError, match="--shard_index=1 --num_shards=1"):
+        served("--num_shards=1")
+
+
+def test_serve_names_what_is_malformed(monkeypatch, served):
+    monkeypatch.setenv("TF_CONFIG", "{")
+
+    with pytest.raises(ValueError, match="TF_CONFIG"):
+        served()

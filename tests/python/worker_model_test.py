@@ -1,0 +1,365 @@
+"""Workers against a model of their group, over random orders of events.
+
+The service, its clock and its threads are real; workers are clients of one
+process. What each step pushes is a row of its own, of which each application
+takes 1 away: so the rows tell which steps have been applied, and how often.
+"""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+
+import tfswitch as tsw
+from tests.python.worker_threads import (
+    Call,
+    arrivals,
+    running_clients,
+    wait_until,
+)
+
+Consistency = tsw.train.Consistency
+
+NUM_WORKERS = 3
+IDS = st.integers(0, NUM_WORKERS - 1)
+
+
+@dataclasses.dataclass
+class Member:
+    """A worker as the group knows it."""
+
+    process: "Process"
+    clock: int
+    last_round: int  # The latest that does not miss it.
+
+
+class Group:
+    """What cc/sync/worker_group.h says, without leases."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}
+        self.seen: set[int] = set()
+        self.waits_for_joins = True
+        self.last_clock = 0
+        self.arrivals = 0
+        self.open_round = 0
+        self.open: list[tuple[int, list[int]]] = []  # Worker, rows.
+        self.closed: list[list[int]] = []  # Rows of each round.
+
+    def slowest(self) -> int:
+        return min((m.clock for m in self.members.values()), default=2**62)
+
+    def join(self, process: "Process") -> None:
+        if not self.members and self.seen:
+            self.seen.clear()
+            self.waits_for_joins = True
+        clock = self.slowest() if self.members else self.last_clock
+        if self.waits_for_joins:
+            clock = 0
+        worker = process.worker_id
+        self.seen.add(worker)
+        contributed = any(worker == other for other, _ in self.open)
+        self.members[worker] = Member(
+            process, clock, self.open_round - (not contributed)
+        )
+        process.round = self.open_round
+        if len(self.seen) >= NUM_WORKERS:
+            self.waits_for_joins = False
+        self._close_if_complete()
+
+    def arrive(self, process: "Process", contributes: bool) -> None:
+        """A step ends; late contributions are dropped."""
+        member = self.members[process.worker_id]
+        member.clock += 1
+        self.last_clock = max(self.last_clock, member.clock)
+        self.arrivals += 1
+        if contributes and process.round == self.open_round:
+            self.open.append((process.worker_id, process.pushed))
+            member.last_round = self.open_round
+        self._close_if_complete()
+
+    def leave(self, process: "Process") -> None:
+        if self.has(process):
+            del self.members[process.worker_id]
+            self._close_if_complete()
+
+    def has(self, process: "Process") -> bool:
+        member = self.members.get(process.worker_id)
+        return member is not None and member.process is process
+
+    def _close_if_complete(self) -> None:
+        if self.waits_for_joins or not self.open:
+            return
+        if any(m.last_round < self.open_round for m in self.members.values()):
+            return
+        self.closed.append([row for _, rows in self.open for row in rows])
+        self.open = []
+        self.open_round += 1
+
+
+class Process:
+    """One incarnation of a worker: a client of its own."""
+
+    def __init__(self, worker_id, cluster, consistency):
+        self.worker_id = worker_id
+        self.worker = tsw.train.Worker(
+            worker_id, NUM_WORKERS, consistency=consistency, cluster=cluster
+        )
+        self.table = tsw.EmbeddingTable(
+            "t",
+            1,
+            initializer="zeros",
+            optimizer=tsw.optimizers.SGD(1.0),
+            consistency=consistency,
+            cluster=cluster,
+        )
+        self.round = 0
+        self.pushed: list[int] = []  # Rows of the present step.
+        self.call: Call | None = None  # Under way: the end of a step.
+
+    def push(self, row: int) -> None:
+        # The op would do the same, a little slower.
+        self.table._native.push(
+            np.array([row]), np.ones((1, 1), np.float32), 1.0, True
+        )
+
+
+class WorkersMachine(RuleBasedStateMachine):
+    """Workers that join, step, leave and die, in any order."""
+
+    num_servers = 0
+    consistency = Consistency.bsp("sum")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack = contextlib.ExitStack()
+        self._client = self._stack.enter_context(
+            running_clients(self.num_servers)
+        )
+        self._num_clients = 0
+        self._group = Group()
+        self._processes: dict[int, Process] = {}  # Also those that have left.
+        self._zombies: list[Process] = []
+        self._num_rows = 0
+        self._applied: set[int] = set()
+        self._committed = 0  # How many rounds servers have applied.
+
+    # --- Events ---------------------------------------------------------------
+
+    @initialize(count=st.integers(0, NUM_WORKERS))
+    def start_some(self, count: int) -> None:
+        for worker in range(count):
+            self.start(worker)
+
+    @rule(worker=IDS)
+    def start(self, worker: int) -> None:
+        """Starts a process, also where one is: that one has died, then."""
+        former = self._processes.get(worker)
+        process = Process(
+            worker, self._client(self._num_clients), self.consistency
+        )
+        self._num_clients += 1
+        if former is not None and self._group.has(former):
+            self._zombies.append(former)
+        self._processes[worker] = process
+        self._joined(process)
+        if former is not None and former.call is not None:
+            # Whoever waited hears of it, and is not left waiting.
+            with pytest.raises(RuntimeError, match="its own worker id"):
+                former.call.result()
+            former.call = None
+        self._settle()
+
+    @rule(worker=IDS)
+    def push(self, worker: int) -> None:
+        """Pushes in the midst of a step; one that has left joins again."""
+        process = self._idle(worker)
+        if process is None:
+            return
+        self._push(process)
+        self._settle()
+
+    @rule(workers=st.lists(IDS, min_size=1, max_size=12))
+    def end_steps(self, workers: list[int]) -> None:
+        """Each pushes and ends its step, unless it waits already."""
+        for worker in workers:
+            process = self._idle(worker)
+            if process is None:
+                continue
+            self._push(process)
+            process.call = Call(process.worker.end_step)
+            self._group.arrive(process, self.is_bsp)
+            process.pushed = []
+            self._wait_for_arrival(process.worker)
+            self._settle()
+
+    @rule(worker=IDS)
+    def leave(self, worker: int) -> None:
+        process = self._idle(worker)
+        if process is None:
+            return
+        process.worker.leave()
+        process.pushed = []  # Of a step that never ends.
+        self._group.leave(process)
+        self._settle()
+
+    @rule()
+    def a_dead_one_goes_on(self) -> None:
+        """It hears that another one has its place, and does not count."""
+        for zombie in self._zombies[-1:]:
+            # Where nobody has its place it would join again.
+            if zombie.worker_id not in self._group.members:
+                continue
+            if self.is_bsp:
+                zombie.push(self._new_row())
+            with pytest.raises(RuntimeError, match="its own worker id"):
+                Call(zombie.worker.end_step).result()
+        self._settle()
+
+    # --- What must hold -------------------------------------------------------
+
+    @invariant()
+    def each_step_was_applied_once_or_not_yet(self) -> None:
+        if not self._processes:
+            return
+        table = next(iter(self._processes.values())).table
+        rows = np.arange(self._num_rows)
+        values = table._native.pull(rows, False).reshape(-1)
+        expected = [-1.0 if row in self._applied else 0.0 for row in rows]
+        np.testing.assert_array_equal(values, expected)
+
+    @invariant()
+    def nobody_is_too_far_ahead(self) -> None:
+        group = self._group
+        for member in group.members.values():
+            if member.process.call is not None:
+                continue
+            clock = member.process.worker.stats()["clock"]
+            assert clock == member.clock
+            if not self.is_bsp:
+                assert clock - group.slowest() <= self.consistency.staleness
+
+    @invariant()
+    def the_group_is_as_the_model_says(self) -> None:
+        for process in self._processes.values():
+            workers = process.worker.stats()["workers"]
+            assert workers["active"] == len(self._group.members)
+            assert workers["rounds"] == len(self._group.closed)
+            assert workers["expired"] == 0
+
+    def teardown(self) -> None:
+        try:
+            # Others come, so that nobody waits for them, and all leave.
+            for worker in range(NUM_WORKERS):
+                if worker not in self._group.seen:
+                    self.start(worker)
+            while self._group.members:
+                idle = [
+                    m.process
+                    for m in self._group.members.values()
+                    if m.process.call is None
+                ]
+                assert idle, "all wait for each other"
+                for process in idle:
+                    self.leave(process.worker_id)
+            for process in self._processes.values():
+                assert process.call is None, "a wait was forgotten"
+            self.each_step_was_applied_once_or_not_yet()
+        finally:
+            self._stack.close()
+
+    # --- Helpers --------------------------------------------------------------
+
+    @property
+    def is_bsp(self) -> bool:
+        return self.consistency.kind == "bsp"
+
+    def _new_row(self) -> int:
+        self._num_rows += 1
+        return self._num_rows - 1
+
+    def _idle(self, worker: int) -> Process | None:
+        """The process that is this worker, unless it waits."""
+        process = self._processes.get(worker)
+        if process is None or process.call is not None:
+            return None
+        return process
+
+    def _joined(self, process: Process) -> None:
+        self._group.join(process)
+        self._commit(len(self._group.closed))
+
+    def _push(self, process: Process) -> None:
+        if not self._group.has(process):  # It has left: joins again.
+            self._joined(process)
+        row = self._new_row()
+        process.push(row)
+        process.pushed.append(row)
+        if not self.is_bsp:
+            self._applied.add(row)
+
+    def _wait_for_arrival(self, worker: tsw.train.Worker) -> None:
+        wait_until(lambda: arrivals(worker) == self._group.arrivals)
+
+    def _commit(self, rounds: int) -> None:
+        if not self.is_bsp:
+            return
+        for rows in self._group.closed[self._committed : rounds]:
+            self._applied.update(rows)
+        self._committed = max(self._committed, rounds)
+
+    def _must_wait(self, process: Process) -> bool:
+        group = self._group
+        if self.is_bsp:
+            return process.round >= group.open_round
+        if group.waits_for_joins:
+            return True
+        clock = group.members[process.worker_id].clock
+        return clock - self.consistency.staleness > group.slowest()
+
+    def _settle(self) -> None:
+        """Those who may go on do, and the others wait."""
+        for process in self._processes.values():
+            if process.call is None:
+                continue
+            if self._must_wait(process):
+                assert not process.call.is_over
+                continue
+            process.call.result()
+            process.call = None
+            process.round = self._group.open_round
+            self._commit(process.round)
+
+
+class ServersMachine(WorkersMachine):
+    num_servers = 2
+
+
+class StaleMachine(WorkersMachine):
+    consistency = Consistency.ssp(1)
+
+
+class StaleServersMachine(StaleMachine):
+    num_servers = 1
+
+
+EMBEDDED = settings(max_examples=300, stateful_step_count=40, deadline=None)
+SERVERS = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+TestBspEmbedded = WorkersMachine.TestCase
+TestBspEmbedded.settings = EMBEDDED
+TestBspOnServers = ServersMachine.TestCase
+TestBspOnServers.settings = SERVERS
+TestSspEmbedded = StaleMachine.TestCase
+TestSspEmbedded.settings = EMBEDDED
+TestSspOnServers = StaleServersMachine.TestCase
+TestSspOnServers.settings = SERVERS

@@ -1,0 +1,904 @@
+"""Worker: joining, ending steps, waiting for others, leaving."""
+
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.python.worker_threads import (
+    Call,
+    arrivals,
+    in_threads,
+    running_clients,
+    wait_until,
+)
+from tests.support import ServerProcess
+from tfswitch import cluster as cluster_lib
+from tfswitch.ops import embedding_ops
+
+Consistency = tsw.train.Consistency
+Worker = tsw.train.Worker
+
+AWAY = (ConnectionError, TimeoutError)
+KINDS = [
+    pytest.param("asp", id="asp"),
+    pytest.param(Consistency.ssp(1), id="ssp"),
+    pytest.param("bsp", id="bsp"),
+]
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["embedded", "one_server", "two_servers"])
+def client(request):
+    """`client(i)` is client number i of one cluster, of each kind."""
+    with running_clients(request.param) as client:
+        yield client
+
+
+@pytest.fixture
+def local():
+    """`local(i)` is client number i of one embedded cluster."""
+    with running_clients(0) as client:
+        yield client
+
+
+def make_table(cluster, consistency="bsp", **kwargs):
+    kwargs.setdefault("initializer", "zeros")
+    kwargs.setdefault("optimizer", tsw.optimizers.SGD(1.0))
+    return tsw.EmbeddingTable(
+        kwargs.pop("name", "t"),
+        1,
+        consistency=consistency,
+        cluster=cluster,
+        **kwargs,
+    )
+
+
+def join(client, count, **kwargs):
+    """Makes workers 0 to count - 1, each of a client of its own."""
+    return [Worker(i, count, cluster=client(i), **kwargs) for i in range(count)]
+
+
+def end_steps(*workers):
+    in_threads(*(worker.end_step for worker in workers))
+
+
+def value_of(table, row=1):
+    return float(table.lookup([row])[0, 0])
+
+
+# --- Arguments --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"worker_id": 2}, "worker_id=2, num_workers=2"),
+        ({"worker_id": 5}, "`worker_id` must be below `num_workers`"),
+        ({"worker_id": -1}, "worker_id=-1"),
+        ({"worker_id": 1.0}, "worker_id=1.0"),
+        ({"worker_id": True}, "worker_id=True"),
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"num_workers": "2"}, "num_workers='2'"),
+        ({"num_workers": 10**7}, "num_workers=10000000"),
+        ({"group": ""}, "group=''"),
+        ({"group": 3}, "group=3"),
+        ({"consistency": "ssp"}, "consistency='ssp'"),
+        (
+            {"consistency": {"kind": "ssp", "staleness": -1}},
+            "staleness=-1",
+        ),
+        ({"lease_secs": 0}, "lease_secs=0"),
+        ({"lease_secs": float("nan")}, "lease_secs=nan"),
+        ({"join_secs": -1.0}, "join_secs=-1.0"),
+        ({"wait_secs": "1"}, "wait_secs='1'"),
+        ({"wait_secs": True}, "wait_secs=True"),
+        ({"wait_secs": float("inf")}, "wait_secs=inf"),
+    ],
+)
+def test_bad_arguments_are_named_and_nobody_joins(local, arguments, message):
+    arguments = {"worker_id": 0, "num_workers": 2, **arguments}
+
+    with pytest.raises(ValueError, match=f"Received.*{message}|{message}"):
+        Worker(**arguments, cluster=local(0))
+
+    with pytest.raises(RuntimeError, match="no worker of a group"):
+        local(0)._native.end_step(1.0)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [-1, -1e-300, float("nan"), float("inf"), [1.0], np.ones(1), "many"],
+    ids=repr,
+)
+def test_a_bad_weight_is_refused_and_no_step_ends(local, weight):
+    worker = Worker(0, 1, consistency="bsp", cluster=local(0))
+
+    with pytest.raises(ValueError):
+        worker.end_step(weight)
+
+    assert worker.stats()["clock"] == 0
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [0, 3, 2.5, np.float32(2), np.int64(2), np.array(2.0), tf.constant(2.0)],
+    ids=repr,
+)
+def test_a_weight_is_any_scalar(local, weight):
+    worker = Worker(0, 1, consistency="bsp", cluster=local(0))
+
+    worker.end_step(weight)
+
+    assert worker.stats()["clock"] == 1
+
+
+def test_a_symbolic_weight_is_refused(local):
+    worker = Worker(0, 1, cluster=local(0))
+
+    @tf.function(autograph=False)
+    def step(weight):
+        worker.end_step(weight)
+
+    with pytest.raises(ValueError, match=r"symbolic.*outside tf\.function"):
+        step(tf.constant(1.0))
+    assert worker.stats()["clock"] == 0
+
+
+def test_properties_say_who_it_is(local):
+    worker = Worker(
+        1, 3, consistency=Consistency.ssp(2), group="g", cluster=local(0)
+    )
+
+    assert worker.worker_id == 1
+    assert worker.num_workers == 3
+    assert worker.consistency == Consistency.ssp(2)
+    assert worker.group == "g"
+    assert worker.cluster is local(0)
+    assert not worker.is_chief
+    assert Worker(0, 3, group="h", cluster=local(1)).is_chief
+    assert repr(worker) == ("<tfswitch.train.Worker 1 of 3 in group 'g', ssp>")
+
+
+def test_a_worker_is_of_the_default_cluster(embedded):
+    worker = Worker()
+
+    assert worker.cluster is cluster_lib.default_cluster() is embedded
+    assert worker.consistency == Consistency.asp()
+
+
+def test_the_example_of_the_docstring(embedded):
+    table = tsw.EmbeddingTable("user", 2, consistency="bsp")
+    with Worker(0, 1, consistency="bsp") as worker:
+        for ids, gradients in [([1, 2], np.ones((2, 2)))] * 3:
+            table.push(ids, gradients)
+            worker.end_step(weight=len(ids))
+
+    assert table.size() == 2
+    assert worker.stats()["clock"] == 3
+
+
+# --- Joining ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_workers_with_one_id_the_first_hears_of_the_remedy(client, kind):
+    first = Worker(0, 1, consistency=kind, cluster=client(0))
+    second = Worker(0, 1, consistency=kind, cluster=client(1))
+
+    with pytest.raises(
+        RuntimeError, match=r"worker 0 .*give each process its own worker id"
+    ):
+        first.end_step()
+
+    second.end_step()
+    assert second.stats()["workers"]["active"] == 1
+
+
+def test_the_one_that_was_replaced_does_not_take_part(client):
+    first = Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0))
+    second_table = make_table(client(1))
+    table.push([1], [[1.0]])
+    second = Worker(0, 1, consistency="bsp", cluster=client(1))
+    second_table.push([1], [[8.0]])
+
+    with pytest.raises(RuntimeError, match="its own worker id"):
+        first.end_step()
+    second.end_step()
+
+    assert value_of(table) == -8.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "here", "asked"),
+    [
+        ({"consistency": "asp"}, r"bsp\(mean\) here", "asp asked"),
+        (
+            {"consistency": Consistency.bsp("sum")},
+            r"bsp\(mean\) here",
+            r"bsp\(sum\) asked",
+        ),
+        ({"num_workers": 3}, "num_workers=2 .*here", "num_workers=3 .*asked"),
+        ({"lease_secs": 7.0}, "lease=30s .*here", "lease=7s .*asked"),
+        ({"join_secs": 5.0}, "join_timeout=10m .*here", "=5s .*asked"),
+    ],
+)
+def test_other_settings_than_the_group_has_are_named_with_them(
+    client, arguments, here, asked
+):
+    Worker(0, 2, consistency="bsp", cluster=client(0))
+    arguments = {"num_workers": 2, "consistency": "bsp", **arguments}
+
+    with pytest.raises(ValueError, match=f"group 'train' .*{here}.*{asked}"):
+        Worker(1, cluster=client(1), **arguments)
+
+
+def test_a_group_that_all_have_left_takes_other_settings(client):
+    Worker(0, 2, consistency="bsp", cluster=client(0)).leave()
+
+    worker = Worker(0, 1, consistency="asp", cluster=client(1))
+    worker.end_step()
+
+    assert worker.stats()["workers"]["active"] == 1
+
+
+def test_a_new_worker_takes_the_place_of_the_one_before(client):
+    Worker(0, 2, consistency="bsp", cluster=client(0))
+    worker = Worker(0, 1, consistency="asp", cluster=client(0))
+
+    worker.end_step()
+
+    assert worker.stats()["workers"]["active"] == 1
+
+
+def test_groups_do_not_wait_for_each_other(client):
+    one = Worker(0, 1, consistency="bsp", group="one", cluster=client(0))
+    Worker(0, 2, consistency="bsp", group="two", cluster=client(1))
+
+    one.end_step()
+
+    assert one.stats()["clock"] == 1
+
+
+# --- bsp --------------------------------------------------------------------
+
+
+def test_bsp_applies_a_step_when_all_have_ended_it(client):
+    one, two = join(client, 2, consistency="bsp")
+    tables = [make_table(client(i)) for i in range(2)]
+
+    assert int(tables[0].push([1], [[1.0]])) == 0
+    first = Call(one.end_step)
+    wait_until(lambda: arrivals(two) == 1)
+    tables[1].push([1], [[3.0]])
+
+    assert value_of(tables[0]) == 0.0
+    assert not first.is_over
+    two.end_step()
+    first.result()
+    assert value_of(tables[0]) == value_of(tables[1]) == -2.0
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("mean", -(3 * 1 + 1 * 5) / 4), ("sum", -6.0)]
+)
+def test_bsp_averages_by_weight_or_sums(client, reduction, expected):
+    consistency = Consistency.bsp(reduction)
+    one, two = join(client, 2, consistency=consistency)
+    tables = [make_table(client(i), consistency) for i in range(2)]
+
+    tables[0].push([1], [[1.0]])
+    tables[1].push([1], [[5.0]])
+    in_threads(lambda: one.end_step(3), lambda: two.end_step(1))
+
+    assert value_of(tables[0]) == expected
+
+
+def test_bsp_is_one_step_of_the_optimizer(client):
+    adagrad = tsw.optimizers.Adagrad(0.5)
+    workers = join(client, 3, consistency="bsp")
+    tables = [make_table(client(i), optimizer=adagrad) for i in range(3)]
+    alone = make_table(client(0), "asp", name="alone", optimizer=adagrad)
+
+    for step in range(1, 4):
+        for i, table in enumerate(tables):
+            table.push([1, 2 + i], [[step * (i + 1.0)], [3.0 * step]])
+        end_steps(*workers)
+        alone.push([1, 2, 3, 4], [[2.0 * step]] + [[1.0 * step]] * 3)
+
+    np.testing.assert_allclose(
+        tables[0].lookup([1, 2, 3, 4]),
+        alone.lookup([1, 2, 3, 4]),
+        rtol=1e-6,
+    )
+
+
+def test_bsp_sums_the_pushes_of_one_step(client):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0))
+
+    for _ in range(3):
+        table.push([1, 2], [[1.0], [2.0]])
+    worker.end_step(weight=7)
+
+    assert [value_of(table, row) for row in (1, 2)] == [-3.0, -6.0]
+
+
+def test_a_worker_without_samples_does_not_count_in_the_mean(client):
+    one, two = join(client, 2, consistency="bsp")
+    table = make_table(client(0))
+
+    table.push([1], [[4.0]])
+    in_threads(lambda: one.end_step(2), lambda: two.end_step(0))
+
+    assert value_of(table) == -4.0
+
+
+def test_a_round_without_samples_changes_nothing(client):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0))
+
+    table.push([1], [[4.0]])
+    worker.end_step(0)
+
+    assert value_of(table) == 0.0
+    assert worker.stats()["clock"] == 1
+
+
+# --- ssp and asp ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client, staleness):
+    fast, slow = join(client, 2, consistency=Consistency.ssp(staleness))
+    table = make_table(client(0), Consistency.ssp(staleness))
+
+    for _ in range(staleness):
+        table.push([1], [[1.0]])
+        fast.end_step()
+    # What was pushed is there at once; who may push on is what waits.
+    assert value_of(table) == -staleness
+    blocked = Call(fast.end_step)
+    wait_until(lambda: arrivals(slow) == staleness + 1)
+
+    assert not blocked.is_over
+    slow.end_step()
+    blocked.result()
+    assert fast.stats()["workers"]["staleness"][: staleness + 1] == (
+        [2, *[1] * staleness] if staleness else [2]
+    )
+
+
+def test_asp_waits_for_nobody(client):
+    fast, slow = join(client, 2, consistency="asp")
+    table = make_table(client(0), "asp")
+
+    for _ in range(5):
+        table.push([1], [[1.0]])
+        fast.end_step()
+
+    assert value_of(table) == -5.0
+    assert fast.stats()["workers"]["staleness"][:5] == [1] * 5
+    assert slow.stats()["clock"] == 0
+
+
+# --- Waiting ends -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Consistency.ssp(0), id="ssp"), "bsp"]
+)
+def test_a_wait_that_takes_too_long_names_who_is_missing(client, kind):
+    one, *_ = join(client, 3, consistency=kind, wait_secs=0.05)
+
+    with pytest.raises(
+        TimeoutError,
+        match=r"group 'train'.*worker 1 \(at step 0\), worker 2 \(at step 0\)",
+    ):
+        one.end_step()
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Consistency.ssp(0), id="ssp"), "bsp"]
+)
+def test_a_wait_for_workers_that_never_joined_counts_them(client, kind):
+    worker = Worker(0, 3, consistency=kind, wait_secs=0.05, cluster=client(0))
+
+    with pytest.raises(TimeoutError, match="2 of 3 workers that have not join"):
+        worker.end_step()
+
+
+def test_ending_a_step_again_after_a_timeout_goes_on_waiting(client):
+    one = Worker(0, 2, consistency="bsp", cluster=client(0))
+    two = Worker(1, 2, consistency="bsp", cluster=client(1), wait_secs=0.05)
+    tables = [make_table(client(i)) for i in range(2)]
+    tables[1].push([1], [[4.0]])
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="worker 0"):
+            two.end_step()
+    tables[0].push([1], [[2.0]])
+
+    one.end_step()
+    two.end_step()
+
+    # One step, and one contribution of each.
+    assert value_of(tables[0]) == -3.0
+    assert one.stats()["clock"] == two.stats()["clock"] == 1
+    assert one.stats()["workers"]["contributions"] == 2
+
+
+def test_a_timeout_does_not_let_a_worker_run_ahead(client):
+    kind = Consistency.ssp(0)
+    slow = Worker(0, 2, consistency=kind, cluster=client(0))
+    fast = Worker(1, 2, consistency=kind, cluster=client(1), wait_secs=0.05)
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match="worker 0"):
+            fast.end_step()
+
+    assert fast.stats()["clock"] == 1
+    slow.end_step()
+    fast.end_step()
+    assert fast.stats()["clock"] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_never_joins_is_not_waited_for_beyond_join_secs(client, kind):
+    worker = Worker(0, 3, consistency=kind, join_secs=0.05, cluster=client(0))
+
+    for _ in range(3):
+        Call(worker.end_step).result()
+
+    assert worker.stats()["clock"] == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_waits_for_a_worker_that_has_left(client, kind):
+    one, two = join(client, 2, consistency=kind)
+    two.leave()
+
+    for _ in range(3):
+        Call(one.end_step).result()
+
+    assert one.stats()["workers"]["active"] == 1
+
+
+def test_leaving_ends_the_wait_of_others(client):
+    one, two, three = join(client, 3, consistency="bsp")
+    table = make_table(client(0))
+    table.push([1], [[2.0]])
+    waits = [Call(one.end_step), Call(two.end_step)]
+    wait_until(lambda: arrivals(three) == 2)
+
+    three.leave()
+
+    for wait in waits:
+        wait.result()
+    assert value_of(table) == -1.0
+
+
+def test_what_was_pushed_before_leaving_in_mid_step_is_given_up(client):
+    one, two = join(client, 2, consistency="bsp")
+    tables = [make_table(client(i)) for i in range(2)]
+
+    tables[1].push([1], [[100.0]])
+    two.leave()
+    tables[0].push([1], [[1.0]])
+    one.end_step()
+
+    assert value_of(tables[0]) == -1.0
+
+
+def test_a_worker_that_ends_its_last_step_and_leaves_counts(client):
+    one, two = join(client, 2, consistency="bsp")
+    tables = [make_table(client(i)) for i in range(2)]
+    for i, table in enumerate(tables):
+        table.push([1], [[1.0 + i]])
+
+    end_steps(one, two)
+    two.leave()
+    tables[0].push([1], [[10.0]])
+    one.end_step()
+
+    assert value_of(tables[0]) == -11.5
+
+
+def test_leaving_twice_is_leaving_once(client):
+    worker = Worker(0, 1, cluster=client(0))
+
+    worker.leave()
+    worker.leave()
+
+    assert worker.stats()["workers"]["active"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_step_joins_again(client, kind):
+    worker = Worker(0, 1, consistency=kind, cluster=client(0))
+    table = make_table(client(0), kind)
+    table.push([1], [[1.0]])
+    worker.end_step()
+    worker.leave()
+
+    table.push([1], [[1.0]])
+    worker.end_step()
+
+    assert value_of(table) == -2.0
+    assert worker.stats()["workers"]["active"] == 1
+    assert worker.stats()["workers"]["rejoined"] == 1
+
+
+def test_a_group_begins_anew_with_all_its_workers(client):
+    """As with a second `fit`: nobody runs ahead of those still to come."""
+    one, two = join(client, 2, consistency="bsp")
+    tables = [make_table(client(i)) for i in range(2)]
+    end_steps(one, two)
+    one.leave()
+    two.leave()
+
+    tables[0].push([1], [[2.0]])
+    first = Call(one.end_step)
+    wait_until(lambda: arrivals(one) == 3)
+
+    assert not first.is_over
+    tables[1].push([1], [[4.0]])
+    two.end_step()
+    first.result()
+    assert value_of(tables[0]) == -3.0
+
+
+# --- Late ones --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_late_one_begins_where_the_slowest_is(client, kind):
+    one, two = join(client, 2, consistency=kind)
+    for _ in range(3):
+        end_steps(one, two)
+
+    late = Worker(1, 2, consistency=kind, cluster=client(2))
+
+    assert late.stats()["clock"] == 3
+    end_steps(one, late)
+    assert late.stats()["workers"]["rejoined"] == 1
+
+
+def test_a_late_one_counts_in_the_rounds_to_come(client):
+    one = Worker(0, 3, consistency="bsp", join_secs=0.01, cluster=client(0))
+    tables = [make_table(client(i)) for i in range(2)]
+    tables[0].push([1], [[1.0]])
+    one.end_step()
+
+    late = Worker(2, 3, consistency="bsp", join_secs=0.01, cluster=client(1))
+    tables[0].push([1], [[1.0]])
+    tables[1].push([1], [[3.0]])
+    end_steps(one, late)
+
+    assert value_of(tables[0]) == -3.0
+    assert one.stats()["clock"] == late.stats()["clock"] == 2
+
+
+def test_a_late_one_finds_what_the_rounds_before_led_to(client):
+    """Also if the one that saw the round close was not to apply it."""
+    one, two = join(client, 2, consistency="bsp")
+    table = make_table(client(0))
+    table.push([1], [[2.0]])
+    blocked = Call(one.end_step)
+    wait_until(lambda: arrivals(two) == 1)
+    two.leave()  # Closes the round, and applies it nowhere.
+
+    Worker(1, 2, consistency="bsp", cluster=client(2))
+
+    assert value_of(make_table(client(2))) == -2.0
+    blocked.result()
+
+
+def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
+    one, two = join(client, 2, consistency="bsp")
+    table = make_table(client(0))
+    table.push([1], [[2.0]])
+    blocked = Call(one.end_step)
+    wait_until(lambda: arrivals(two) == 1)
+    again = Worker(0, 2, consistency="bsp", cluster=client(2))
+    with pytest.raises(RuntimeError, match="its own worker id"):
+        blocked.result()
+    two.leave()  # Closes the round, and nobody waits for it.
+    assert again.stats()["workers"]["rounds"] == 1
+    assert value_of(table) == 0.0
+
+    again.end_step()
+
+    assert value_of(table) == -2.0
+
+
+# --- Pushes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_push_without_a_worker_is_refused(client, kind):
+    table = make_table(client(0), kind)
+
+    with pytest.raises(
+        RuntimeError, match=r"'t'.*make a tfswitch\.train\.Worker first"
+    ):
+        table.push([1], [[1.0]])
+
+    assert table.size() == 0
+
+
+@pytest.mark.parametrize(
+    ("table_kind", "worker_kind"),
+    [
+        ("bsp", "asp"),
+        ("bsp", Consistency.ssp(0)),
+        (Consistency.ssp(1), "asp"),
+        (Consistency.ssp(1), Consistency.ssp(2)),
+    ],
+    ids=repr,
+)
+def test_a_push_of_a_laxer_worker_is_refused(client, table_kind, worker_kind):
+    Worker(0, 1, consistency=worker_kind, cluster=client(0))
+    table = make_table(client(0), table_kind)
+
+    with pytest.raises(RuntimeError, match="consistency of the strictest tabl"):
+        table.push([1], [[1.0]])
+
+    assert table.size() == 0
+
+
+@pytest.mark.parametrize(
+    ("table_kind", "worker_kind"),
+    [
+        ("asp", "bsp"),
+        ("asp", Consistency.ssp(1)),
+        (Consistency.ssp(1), Consistency.ssp(0)),
+        (Consistency.ssp(1), "bsp"),
+    ],
+    ids=repr,
+)
+def test_a_push_of_a_stricter_worker_is_applied_at_once(
+    client, table_kind, worker_kind
+):
+    Worker(0, 1, consistency=worker_kind, cluster=client(0))
+    table = make_table(client(0), table_kind)
+
+    assert int(table.push([1], [[1.0]])) == 1
+
+    assert value_of(table) == -1.0
+
+
+def test_a_refused_push_in_a_graph_is_an_error_of_tensorflow(local):
+    table = make_table(local(0))
+
+    @tf.function
+    def step():
+        table.push([1], [[1.0]])
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="Worker first"):
+        step()
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_the_round(client):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0))
+    table.push([1], [[1.0]])
+
+    with pytest.raises(ValueError, match=r"key 2|id 2"):
+        table.push([1, 2], [[1.0], [float("nan")]])
+    worker.end_step()
+
+    assert value_of(table) == -1.0
+    assert table.size() == 1
+
+
+def test_a_graph_ends_its_step_by_an_op(client):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0))
+
+    @tf.function
+    def step():
+        with tf.control_dependencies([table.push([1], [[2.0]])]):
+            weight = tf.constant(3.0, tf.float64)
+        embedding_ops.end_step(table.handle, weight)
+        return table.lookup([1])
+
+    np.testing.assert_array_equal(step(), [[-2.0]])
+    np.testing.assert_array_equal(step(), [[-4.0]])
+    assert worker.stats()["clock"] == 2
+
+
+def test_the_op_refuses_a_bad_weight(local):
+    Worker(0, 1, consistency="bsp", cluster=local(0))
+    table = make_table(local(0))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="weight"):
+        embedding_ops.end_step(table.handle, tf.constant(-1.0, tf.float64))
+
+
+def test_threads_may_push_in_one_step(client):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0))
+
+    in_threads(
+        *(
+            lambda: [table.push([1, 2], [[1.0], [1.0]]) for _ in range(10)]
+            for _ in range(4)
+        )
+    )
+    worker.end_step()
+
+    assert [value_of(table, row) for row in (1, 2)] == [-40.0, -40.0]
+
+
+# --- Stats and leaving ------------------------------------------------------
+
+
+def test_stats_count_steps_and_waits(client):
+    one, two = join(client, 2, consistency="bsp")
+    for _ in range(4):
+        end_steps(one, two)
+
+    stats = one.stats()
+
+    assert stats["clock"] == 4
+    assert stats["dropped_steps"] == 0
+    assert stats["waits"]["count"] == 4
+    assert 0.0 <= stats["waits"]["longest_s"] <= stats["waits"]["total_s"]
+    workers = stats["workers"]
+    assert workers == two.stats()["workers"]
+    assert workers["active"] == 2
+    assert workers["rounds"] == 4
+    assert workers["contributions"] == 8
+    assert workers["dropped"] == workers["expired"] == 0
+    assert workers["rejoined"] == 0
+    # In a round nobody is ahead of one who has begun it.
+    assert sum(workers["staleness"]) == workers["staleness"][0] == 8
+
+
+def test_a_context_leaves_at_its_end(client):
+    with Worker(0, 2, consistency="bsp", cluster=client(0)) as worker:
+        assert worker.stats()["workers"]["active"] == 1
+
+    assert worker.stats()["workers"]["active"] == 0
+
+
+def test_a_context_leaves_with_an_error_too(client):
+    with (
+        pytest.raises(ZeroDivisionError),
+        Worker(0, 2, consistency="bsp", cluster=client(0)) as worker,
+    ):
+        raise ZeroDivisionError
+
+    assert worker.stats()["workers"]["active"] == 0
+
+
+def test_an_error_of_leaving_does_not_hide_what_went_wrong():
+    server = tsw.Server().start()
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=0.5)
+
+    with pytest.raises(ZeroDivisionError), Worker(cluster=cluster):
+        server.stop()
+        raise ZeroDivisionError
+
+
+def test_a_worker_of_a_closed_cluster_is_refused(local):
+    cluster = local(0)
+    cluster.close()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        Worker(cluster=cluster)
+
+
+# --- Servers that are away --------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_is_gone_is_named(kind):
+    server = tsw.Server().start()
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=0.5)
+    address = server.address
+    worker = Worker(0, 1, consistency=kind, cluster=cluster)
+    worker.end_step()
+
+    server.stop()
+
+    for call in (
+        worker.end_step,
+        worker.leave,
+        worker.stats,
+        lambda: Worker(0, 1, consistency=kind, cluster=cluster),
+    ):
+        with pytest.raises(AWAY, match=address):
+            Call(call).result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Consistency.ssp(0), id="ssp"), "bsp"]
+)
+def test_a_server_that_stops_answering_ends_a_wait(number, kind):
+    """`wait_secs` is for other workers; the server has its own deadline."""
+    with ServerProcess() as server:
+        address = f"grpc://{server.address}"
+        clusters = [tsw.Cluster(address, timeout=0.5 + i) for i in range(2)]
+        one, two = (
+            Worker(i, 2, consistency=kind, cluster=clusters[i], wait_secs=600)
+            for i in range(2)
+        )
+        blocked = Call(one.end_step)
+        wait_until(lambda: arrivals(two) == 1)
+
+        server.signal(number)
+
+        with pytest.raises(AWAY, match=server.address):
+            blocked.result()
+        with pytest.raises(AWAY, match=server.address):
+            Call(two.end_step).result()
+
+
+def test_a_server_that_was_started_again_is_joined_again(capfd):
+    server = tsw.Server().start()
+    address = server.address
+    cluster = tsw.Cluster(f"grpc://{address}", timeout=20.0)
+    worker = Worker(0, 1, consistency="bsp", cluster=cluster)
+    table = make_table(cluster)
+    worker.end_step()
+    server.stop()
+
+    with tsw.Server(address):
+        table.push([1], [[1.0]])
+        worker.end_step()  # It had not joined there yet: does not count.
+        table.push([1], [[2.0]])
+        worker.end_step()
+
+        assert value_of(table) == -2.0
+        assert worker.stats()["dropped_steps"] == 1
+        worker.leave()
+
+    assert "step that has just ended does not count" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_was_started_again_is_left_and_joined(kind):
+    server = tsw.Server().start()
+    address = server.address
+    with tsw.Cluster(f"grpc://{address}", timeout=20.0) as cluster:
+        worker = Worker(0, 1, consistency=kind, cluster=cluster)
+        server.stop()
+
+        with tsw.Server(address):
+            worker.leave()  # Nobody knows it there.
+            again = Worker(0, 1, consistency=kind, cluster=cluster)
+            again.end_step()
+
+            assert again.stats()["clock"] == 1
+            again.leave()
+
+
+# --- Several workers of one process -----------------------------------------
+
+
+def test_a_worker_whose_place_is_taken_does_nothing(local):
+    former = Worker(0, 1, group="a", cluster=local(0))
+    present = Worker(0, 1, group="b", cluster=local(0))
+
+    for call in (former.end_step, former.stats):
+        with pytest.raises(RuntimeError, match="another Worker"):
+            call()
+    former.leave()
+
+    present.end_step()
+    assert present.stats()["workers"]["active"] == 1
+
+
+def test_a_task_that_is_no_worker_has_no_number(local, monkeypatch):
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        '{"cluster": {"worker": ["a:1"], "evaluator": ["b:1"]},'
+        ' "task": {"type": "evaluator", "index": 0}}',
+    )
+
+    with pytest.raises(ValueError, match="evaluator 0, which is no worker"):
+        Worker(cluster=local(0))

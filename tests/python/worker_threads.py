@@ -1,0 +1,109 @@
+"""Several workers in one process: what the tests of workers share.
+
+A process is one worker per cluster object. Cluster objects of one address with
+different timeouts are clients of their own, so each can be a worker.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tfswitch as tsw
+
+# A test that hangs fails after this; nothing is measured by it.
+HANG_SECS = 60.0
+
+_names = itertools.count()
+
+
+class Call:
+    """A call on a thread of its own."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(function, *args), daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._value = function(*args)
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, secs: float) -> bool:
+        """Returns whether the call is over, after so long at most."""
+        self._thread.join(secs)
+        return self.is_over
+
+    def result(self) -> Any:
+        """Returns what the call returned, or raises what it raised."""
+        assert self.wait(HANG_SECS), "a call did not return"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def in_threads(*functions: Callable[[], Any]) -> list[Any]:
+    """Calls all at once; returns their results."""
+    calls = [Call(function) for function in functions]
+    return [call.result() for call in calls]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Returns when the condition holds; fails if it never does."""
+    give_up = time.monotonic() + HANG_SECS
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < give_up, "the condition never came true"
+        pause.wait(0.001)
+
+
+@contextlib.contextmanager
+def running_clients(
+    num_servers: int, timeout: float = 20.0
+) -> Iterator[Callable[[int], tsw.Cluster]]:
+    """New servers (0: embedded); yields a maker of clients, by number."""
+    with contextlib.ExitStack() as stack:
+        if num_servers == 0:
+            address = f"local://workers-{os.getpid()}-{next(_names)}"
+        else:
+            servers = [
+                stack.enter_context(
+                    tsw.Server(shard_index=i, num_shards=num_servers)
+                )
+                for i in range(num_servers)
+            ]
+            address = "grpc://" + ",".join(s.address for s in servers)
+        clients: dict[int, tsw.Cluster] = {}
+
+        def client(number: int) -> tsw.Cluster:
+            if number not in clients:
+                clients[number] = stack.enter_context(
+                    tsw.Cluster(address, timeout=timeout + number)
+                )
+                # While the servers are there to hear it.
+                stack.callback(_leave, clients[number])
+            return clients[number]
+
+        yield client
+
+
+def _leave(cluster: tsw.Cluster) -> None:
+    with contextlib.suppress(RuntimeError):  # No worker, or closed.
+        cluster._native.leave_group()
+
+
+def arrivals(worker: tsw.train.Worker) -> int:
+    """How many steps the workers of a group have ended in all."""
+    return sum(worker.stats()["workers"]["staleness"])

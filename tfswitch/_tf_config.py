@@ -1,0 +1,86 @@
+"""The TF_CONFIG environment variable, which launchers of TensorFlow jobs set.
+
+    {"cluster": {"ps": ["host:port"], "chief": [...], "worker": [...]},
+     "task": {"type": "worker", "index": 1}}
+
+Its "ps" entries are tfswitch servers, in shard order. The chief, if there is
+one, is worker 0.
+"""
+
+import json
+import os
+from typing import Any, NamedTuple
+
+_WORKER_TYPES = ("chief", "master", "worker")
+
+
+class Task(NamedTuple):
+    """What this process is: number `number` of its `type`."""
+
+    type: str
+    number: int
+
+
+def ps_addresses() -> list[str]:
+    """Returns the "ps" entries; none if the variable is not set."""
+    return _job("ps")
+
+
+def num_workers() -> int:
+    """Returns how many workers there are, chief included; 0 if not known."""
+    return sum(len(_job(name)) for name in _WORKER_TYPES)
+
+
+def worker_id() -> int | None:
+    """Returns the number of this worker, or None if this task is none."""
+    present = task()
+    if present is None or present.type not in _WORKER_TYPES:
+        return None
+    before = _WORKER_TYPES[: _WORKER_TYPES.index(present.type)]
+    return present.number + sum(len(_job(name)) for name in before)
+
+
+def task() -> Task | None:
+    """Returns this process's task, or None if the variable names none."""
+    config = _read()
+    found = config.get("task")
+    if not found:
+        return None
+    try:
+        return Task(str(found["type"]), int(found["index"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _bad() from error
+
+
+def _job(name: str) -> list[str]:
+    cluster = _read().get("cluster", {})
+    tasks = cluster.get(name, []) if isinstance(cluster, dict) else None
+    if isinstance(tasks, str):  # As some launchers write a single chief.
+        tasks = [tasks]
+    if not isinstance(tasks, list) or not all(
+        isinstance(address, str) for address in tasks
+    ):
+        raise _bad()
+    return tasks
+
+
+def _read() -> dict[str, Any]:
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return {}
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise _bad() from error
+    if not isinstance(config, dict):
+        raise _bad()
+    return config
+
+
+def _bad() -> ValueError:
+    return ValueError(
+        "the environment variable TF_CONFIG must hold a JSON object such as "
+        '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, "task": '
+        '{"type": "worker", "index": 0}}. Received: '
+        f"TF_CONFIG={os.environ.get('TF_CONFIG', '')!r}"
+    )

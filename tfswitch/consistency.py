@@ -1,0 +1,117 @@
+"""When the gradients of several workers are applied."""
+
+import dataclasses
+from typing import Any
+
+_KINDS = ("asp", "ssp", "bsp")
+_REDUCTIONS = ("mean", "sum")
+
+
+@dataclasses.dataclass(frozen=True)
+class Consistency:
+    """How much workers that train one model wait for each other. Immutable.
+
+    Made by `asp`, `ssp` and `bsp`. A table and the worker that pushes to it
+    both have one; the worker's must be at least as strict.
+
+    Sources: BSP is Valiant's bulk-synchronous model (1990); SSP is Ho et al.,
+    "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+    Server", NIPS 2013.
+
+    Example:
+
+    >>> tsw.train.Consistency.ssp(staleness=3)
+    Consistency(kind='ssp', staleness=3, reduction='mean')
+    """
+
+    kind: str = "asp"
+    staleness: int = 0
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(
+                f"`kind` must be one of {_KINDS}. Received: kind={self.kind!r}"
+            )
+        if (
+            isinstance(self.staleness, bool)
+            or not isinstance(self.staleness, int)
+            or not 0 <= self.staleness < 2**32
+        ):
+            raise ValueError(
+                "`staleness` must be a number of steps of at least 0. "
+                f"Received: staleness={self.staleness!r}"
+            )
+        if self.reduction not in _REDUCTIONS:
+            raise ValueError(
+                '`reduction` must be "mean" or "sum". '
+                f"Received: reduction={self.reduction!r}"
+            )
+
+    @classmethod
+    def asp(cls) -> "Consistency":
+        """Gradients are applied as they arrive; nobody waits."""
+        return cls("asp")
+
+    @classmethod
+    def ssp(cls, staleness: int) -> "Consistency":
+        """As `asp`, but no worker is far ahead of the slowest.
+
+        Args:
+            staleness: By how many steps a worker may be ahead, at least 0.
+
+        Raises:
+            ValueError: If `staleness` is no such number.
+        """
+        return cls("ssp", staleness=staleness)
+
+    @classmethod
+    def bsp(cls, reduction: str = "mean") -> "Consistency":
+        """The gradients of one step of all workers are applied together.
+
+        Args:
+            reduction: "mean": weighted by the numbers of samples, so that N
+                workers train as one with the union of their batches, if losses
+                are means over the batch; or "sum".
+
+        Raises:
+            ValueError: If `reduction` is neither.
+        """
+        return cls("bsp", reduction=reduction)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return dataclasses.asdict(self)
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `consistency` field of a table config."""
+        if self.kind == "ssp":
+            return {"ssp": {"staleness": self.staleness}}
+        if self.kind == "bsp":
+            return {"bsp": {"reduction": self.reduction.upper()}}
+        return {"asp": {}}
+
+
+def get(identifier: Any) -> Consistency:
+    """Returns the consistency that a user means.
+
+    Args:
+        identifier: None for `Consistency.asp()`, "asp", "bsp", a `Consistency`,
+            or what its `get_config` returned.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if identifier is None:
+        return Consistency.asp()
+    if isinstance(identifier, Consistency):
+        return identifier
+    if identifier in ("asp", "bsp"):
+        return Consistency(identifier)
+    if isinstance(identifier, dict):
+        return Consistency(**identifier)
+    raise ValueError(
+        '`consistency` must be "asp", "bsp" or what '
+        "tfswitch.train.Consistency.asp(), .ssp(staleness) or .bsp() returns. "
+        f"Received: consistency={identifier!r}"
+    )

@@ -1,0 +1,289 @@
+"""A model's dense variables on the parameter servers."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfswitch.cluster import Cluster
+from tfswitch.ops import embedding_ops
+from tfswitch.table import EmbeddingTable, _python_errors
+
+_MAX_BLOCK = 1024
+_MIN_BLOCK = 8
+# As many blocks even a small model has, to be cut evenly over servers.
+_MIN_BLOCKS = 256
+
+_POLL_SECS = 0.02
+
+
+class DenseTable:
+    """Named arrays of float32, cut evenly over the servers of a cluster.
+
+    The arrays are laid end to end and cut into blocks. A block is a row of a
+    table: it learns by the table's optimizer, is saved by `Cluster.save` and
+    restored to any number of servers. Every server has the same number of
+    blocks, within one.
+
+    Making it again with the same arguments attaches to the one that is there.
+    Thread-safe.
+
+    Args:
+        name: Name of the table, 1 to 256 characters.
+        shapes: Shape of each array by name. The order counts.
+        optimizer: As for `tfswitch.EmbeddingTable`. A push updates all values,
+            so all of them are what Keras's optimizer would make of them.
+        consistency: As for `tfswitch.EmbeddingTable`.
+        cluster: By default that of `tfswitch.connect`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the cluster has a table
+            of that name with other arguments: other shapes, for example.
+        ConnectionError, TimeoutError: If a server does not answer.
+
+    Example:
+
+    >>> table = tsw.DenseTable("mlp", {"kernel": (2, 1), "bias": (1,)},
+    ...                        optimizer=tsw.optimizers.SGD(0.5))
+    >>> table.initialize([np.ones((2, 1)), np.zeros(1)])
+    True
+    >>> _ = table.push([np.ones((2, 1)), np.ones(1)], learning_rate=0.5)
+    >>> [value.numpy().tolist() for value in table.pull()]
+    [[[0.5], [0.5]], [-0.5]]
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        optimizer: Any = None,
+        consistency: Any = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        if not isinstance(shapes, Mapping) or not shapes:
+            raise ValueError(
+                "`shapes` must map names to shapes, at least one. "
+                f"Received: shapes={shapes!r}"
+            )
+        self._shapes = {
+            key: tuple(int(size) for size in shape)
+            for key, shape in shapes.items()
+        }
+        for key, shape in self._shapes.items():
+            if any(size < 0 for size in shape):
+                raise ValueError(
+                    f"the shape of {key!r} must be known. Received: {shape}"
+                )
+        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self._size = sum(self._sizes)
+        if self._size == 0:
+            raise ValueError(f"all shapes are empty. Received: {shapes!r}")
+        self._block = _block_size(self._size)
+        self._num_blocks = -(-self._size // self._block)
+        layout = ";".join(
+            f"{key}:{'x'.join(map(str, shape)) or 'scalar'}"
+            for key, shape in self._shapes.items()
+        )
+        self._table = EmbeddingTable._create_dense(
+            name,
+            self._block,
+            layout=layout,
+            optimizer=optimizer,
+            consistency=consistency,
+            cluster=cluster,
+        )
+        self._keys = self._table._native.dense_keys(self._num_blocks)
+
+    @property
+    def name(self) -> str:
+        """The table's name in its cluster."""
+        return self._table.name
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array by name."""
+        return dict(self._shapes)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the table lives."""
+        return self._table.cluster
+
+    @property
+    def consistency(self) -> Any:
+        """When the gradients of several workers are applied."""
+        return self._table.consistency
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource that the ops of `tfswitch.ops` take as `table`."""
+        return self._table.handle
+
+    def initialize(
+        self, values: Sequence[Any], *, timeout_secs: float = 120.0
+    ) -> bool:
+        """Sets first values, unless somebody else has set or restored them.
+
+        Of workers that call this the first one's values count. The others wait
+        until they are there.
+
+        Args:
+            values: One array per shape.
+            timeout_secs: Longest wait for the one that came first.
+
+        Returns:
+            Whether these values were taken.
+
+        Raises:
+            ValueError: If `values` do not fit the shapes, or are NaN or Inf.
+            TimeoutError: If the values of the one that came first do not come,
+                or some are there and others are lost, because a server was
+                started again.
+        """
+        blocks = self._to_blocks_array(values)
+        native = self._table._native
+        # Whoever sets the first block sets all. Where others are there without
+        # it, a server has lost its part: what is new would be half of a model.
+        if native.size() == 0 and native.assign_missing(
+            self._keys[:1], blocks[:1]
+        ):
+            native.assign_missing(self._keys[1:], blocks[1:])
+            return True
+        give_up = time.monotonic() + timeout_secs
+        while (count := native.size()) < self._num_blocks:
+            if time.monotonic() > give_up:
+                raise TimeoutError(
+                    f"dense table '{self.name}': {self._num_blocks - count} of "
+                    f"{self._num_blocks} blocks have no values after "
+                    f"{timeout_secs} s. The worker that was initialising it "
+                    "has died, or a server was started again and has lost its "
+                    "part. Restore a checkpoint, or start all servers anew"
+                )
+            time.sleep(_POLL_SECS)
+        return False
+
+    def assign(self, values: Sequence[Any]) -> None:
+        """Sets all values; the state of the optimizer stays.
+
+        Args:
+            values: One array per shape.
+
+        Raises:
+            ValueError: If `values` do not fit the shapes, or are NaN or Inf.
+        """
+        self._table._native.assign(self._keys, self._to_blocks_array(values))
+
+    def push(
+        self, gradients: Sequence[Any], *, learning_rate: Any
+    ) -> tf.Tensor:
+        """Applies one optimizer step to all values.
+
+        With consistency `bsp` the step is taken when all workers have ended
+        theirs; see `tfswitch.train.Worker`.
+
+        Args:
+            gradients: One tensor per shape, or None for zeros.
+            learning_rate: Scalar.
+
+        Returns:
+            int64 scalar tensor: the number of blocks that took a step, 0 with
+            `bsp`. In a graph, what other operations may depend on.
+
+        Raises:
+            ValueError: If gradients do not fit the shapes, or are NaN or Inf.
+            ConnectionError, TimeoutError: If a server does not answer.
+        """
+        with _python_errors():
+            return embedding_ops.push(
+                self.handle,
+                tf.constant(self._keys),
+                self._to_blocks(gradients),
+                tf.cast(learning_rate, tf.float32),
+                insert_missing=False,
+            )
+
+    def pull(self) -> list[tf.Tensor]:
+        """Returns the present values, one float32 tensor per shape.
+
+        Raises:
+            RuntimeError: If the table has not been initialised, or a server was
+                started again and has lost its values. From inside a graph:
+                `tf.errors.FailedPreconditionError`.
+            ConnectionError, TimeoutError: If a server does not answer.
+        """
+        with _python_errors():
+            blocks = embedding_ops.lookup(
+                self.handle,
+                tf.constant(self._keys),
+                dim=self._block,
+                insert_missing=False,
+            )
+        flat = tf.reshape(blocks, [-1])[: self._size]
+        return [
+            tf.reshape(part, shape)
+            for part, shape in zip(
+                tf.split(flat, self._sizes), self._shapes.values(), strict=True
+            )
+        ]
+
+    def _to_blocks(self, gradients: Sequence[Any]) -> tf.Tensor:
+        self._check_count("gradients", gradients)
+        parts = []
+        for gradient, (key, shape) in zip(
+            gradients, self._shapes.items(), strict=True
+        ):
+            if gradient is None:
+                parts.append(tf.zeros([math.prod(shape)]))
+                continue
+            gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+            if not gradient.shape.is_compatible_with(shape):
+                raise ValueError(
+                    f"dense table '{self.name}': the gradient of {key!r} must "
+                    f"have shape {shape}, got {tuple(gradient.shape)}"
+                )
+            gradient = tf.debugging.check_numerics(
+                gradient,
+                f"dense table '{self.name}': gradient of {key!r}; nothing was "
+                "applied. Check the loss and the learning rate",
+            )
+            parts.append(tf.reshape(gradient, [-1]))
+        padding = self._num_blocks * self._block - self._size
+        if padding:
+            parts.append(tf.zeros([padding]))
+        return tf.reshape(
+            tf.concat(parts, axis=0), [self._num_blocks, self._block]
+        )
+
+    def _to_blocks_array(self, values: Sequence[Any]) -> np.ndarray:
+        self._check_count("values", values)
+        flat = np.zeros(self._num_blocks * self._block, np.float32)
+        begin = 0
+        for value, (key, shape) in zip(
+            values, self._shapes.items(), strict=True
+        ):
+            value = np.asarray(value)
+            if value.shape != shape:
+                raise ValueError(
+                    f"dense table '{self.name}': the value of {key!r} must "
+                    f"have shape {shape}, got {value.shape}"
+                )
+            flat[begin : begin + value.size] = value.reshape(-1)
+            begin += value.size
+        return flat.reshape(self._num_blocks, self._block)
+
+    def _check_count(self, what: str, values: Sequence[Any]) -> None:
+        if len(values) != len(self._shapes):
+            raise ValueError(
+                f"dense table '{self.name}': expected {len(self._shapes)} "
+                f"{what} ({', '.join(self._shapes)}), got {len(values)}"
+            )
+
+
+def _block_size(size: int) -> int:
+    """A power of two that cuts `size` floats into enough blocks."""
+    wanted = max(1, size // _MIN_BLOCKS)
+    return max(_MIN_BLOCK, min(_MAX_BLOCK, 1 << (wanted.bit_length() - 1)))

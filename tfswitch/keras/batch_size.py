@@ -1,0 +1,50 @@
+"""How many samples the present step has, for optimizers that must know.
+
+An optimizer sees gradients and no batch. The layers that see it leave its size
+here on the way forward, in a variable on the host, so that the optimizer finds
+it in eager mode as in any graph.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfswitch.ops.resources import HostScalar
+
+_size: HostScalar | None = None
+
+
+def start_recording() -> None:
+    """Has layers that are called from now on leave the size of their batch."""
+    global _size
+    if _size is None:
+        _size = HostScalar(0.0, tf.float64)
+
+
+def record(inputs: Any, training: Any) -> None:
+    """Leaves the first dimension of a layer's `inputs`, if it is training."""
+    if _size is None:
+        return
+    if tf.is_tensor(training):
+        # If it is not known while the graph is made, it is one batch anyway.
+        known = tf.get_static_value(training)
+        training = known is None or bool(known)
+    if not training:
+        return
+    if isinstance(inputs, tf.RaggedTensor):
+        size = inputs.nrows()
+    elif isinstance(inputs, tf.SparseTensor):
+        size = inputs.dense_shape[0]
+    else:
+        inputs = tf.convert_to_tensor(inputs)
+        if inputs.shape.rank == 0:
+            return
+        size = tf.shape(inputs)[0]
+    _size.set(size)
+
+
+def read() -> tf.Tensor:
+    """Returns the size recorded last, a float64 scalar; 0 if none was."""
+    if _size is None:
+        return tf.zeros([], tf.float64)
+    return _size.read()

@@ -1,0 +1,425 @@
+"""An optimizer whose state and variables live on the parameter servers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfswitch import consistency as consistency_lib
+from tfswitch import optimizers as optimizers_lib
+from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.consistency import Consistency
+from tfswitch.dense import DenseTable
+from tfswitch.keras import _backend, batch_size
+from tfswitch.ops import embedding_ops
+from tfswitch.ops.resources import has_remote_workers
+from tfswitch.train.worker import Worker
+
+# Settings of a Keras optimizer that this one applies itself, on the worker.
+_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+@_backend.register_keras_serializable(package="tfswitch")
+class ParameterServerOptimizer(_backend.Optimizer):
+    """Trains one model in many processes, with plain `fit`.
+
+    The model's dense variables become a `tfswitch.DenseTable` on the servers.
+    The first worker's values initialise it, and the others begin with them.
+    Each step pushes the gradients, ends the step of this process's
+    `tfswitch.train.Worker`, and pulls the new values; the step itself is taken
+    on the servers. `fit` leaves the group when it ends, so nobody waits for a
+    worker whose data is used up.
+
+    `DynamicEmbedding` layers push by themselves, on the way back. For them to
+    train synchronously as well, give them the same `consistency`.
+
+    With `Consistency.bsp()` N workers train as one process with the union of
+    their batches, if losses are means over the batch. Batches weigh by their
+    numbers of samples, which the model's `DynamicEmbedding` layers tell: the
+    first dimension of their ids. A model without one, or whose ids have another
+    first dimension, needs `batch_weight`, or every batch weighs the same.
+
+    What stays on the worker: metrics, the weights of layers that are not
+    trainable (such as the moving averages of batch normalization), the step
+    counter that learning-rate schedules read, and clipping of gradients, which
+    needs the gradient of all workers under `bsp` and is refused there.
+
+    Args:
+        optimizer: A name ("sgd", "momentum", "adagrad", "adam", "adamw"), an
+            object of `tfswitch.optimizers`, or a Keras SGD, Adagrad, Adam or
+            AdamW.
+        consistency: A `tfswitch.train.Consistency`, "asp" or "bsp"; None means
+            `asp`.
+        table: Name of the dense table. Models that share servers need
+            different ones.
+        worker: The `tfswitch.train.Worker` of this process. By default one is
+            made, with what TF_CONFIG says, when the optimizer is built.
+        batch_weight: Number of samples of each batch, or a function without
+            arguments that returns it, as a number or a tensor.
+        cluster: By default that of `tfswitch.connect`.
+        name: Name of the optimizer.
+
+    Raises:
+        ValueError: If an argument is out of range, or the Keras optimizer has a
+            setting that has no counterpart. When built: if the table or the
+            group exists with other settings.
+
+    Example:
+
+    >>> model.compile(
+    ...     tsw.keras.ParameterServerOptimizer(
+    ...         keras.optimizers.Adam(1e-3),
+    ...         consistency=tsw.train.Consistency.bsp(),
+    ...     ),
+    ...     "binary_crossentropy",
+    ... )
+    >>> model.fit(my_part_of_the_data)
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        consistency: Any = None,
+        table: str = "dense_variables",
+        worker: Worker | None = None,
+        batch_weight: float | Callable[[], Any] | None = None,
+        cluster: Cluster | None = None,
+        name: str = "parameter_server",
+    ) -> None:
+        _backend.check_backend()
+        server_optimizer, clips = _split(optimizer)
+        consistency = consistency_lib.get(consistency)
+        if consistency.kind == "bsp" and clips:
+            raise ValueError(
+                "with `bsp` gradients of several workers are averaged on the "
+                "servers, and clipping each worker's own would give another "
+                f"result. Received: {clips}. Leave it out, or use asp or ssp."
+            )
+        if (
+            batch_weight is not None
+            and not callable(batch_weight)
+            and (isinstance(batch_weight, bool) or not batch_weight >= 0)
+        ):
+            raise ValueError(
+                "`batch_weight` must be a number of samples of at least 0, or "
+                "a function that returns it. "
+                f"Received: batch_weight={batch_weight!r}"
+            )
+        _check_worker(worker, consistency, cluster)
+        _backend.init_optimizer(
+            self,
+            super().__init__,
+            learning_rate=server_optimizer.learning_rate,
+            name=name,
+            **clips,
+        )
+        self._server_optimizer = server_optimizer
+        self._consistency = consistency
+        self._table_name = table
+        self._batch_weight = batch_weight
+        self._servers = _Servers(worker, cluster)
+        batch_size.start_recording()
+
+    @property
+    def consistency(self) -> Consistency:
+        """When the gradients of several workers are applied."""
+        return self._consistency
+
+    @property
+    def worker(self) -> Worker:
+        """This process's place among the workers; there once built."""
+        if self._servers.worker is None:
+            raise ValueError(
+                "the optimizer has no worker yet: it is made when the "
+                "optimizer is built, by `fit` or `build`"
+            )
+        return self._servers.worker
+
+    @property
+    def table(self) -> DenseTable:
+        """The dense variables on the servers; there once built."""
+        if self._servers.table is None:
+            raise ValueError(
+                "the optimizer has no table yet: it is made when the "
+                "optimizer is built, by `fit` or `build`"
+            )
+        return self._servers.table
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Puts the variables on the servers, or takes those that are there.
+
+        An optimizer that was loaded with a model does so at its first step
+        only: a process that predicts has no place among the workers.
+
+        Args:
+            variables: The model's trainable variables.
+
+        Raises:
+            ValueError: If the servers hold other variables under this name.
+            ConnectionError, TimeoutError: If a server does not answer.
+        """
+        if self._servers.variables:
+            return
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1 or has_remote_workers():
+            raise ValueError(
+                "ParameterServerOptimizer is for processes of one replica "
+                f"each. Received: {type(strategy).__name__} of "
+                f"{strategy.num_replicas_in_sync} replicas. Under a strategy "
+                "use a plain Keras optimizer; DynamicEmbedding works with both."
+            )
+        super().build(variables)
+        self._servers.variables = [
+            v for v in variables if not _backend.is_anchor(v)
+        ]
+        for variable in self._servers.variables:
+            if getattr(variable, "constraint", None) is not None:
+                raise ValueError(
+                    f"variable '{_backend.variable_path(variable)}' has a "
+                    "constraint, which would hold on the worker and not on "
+                    "the servers; remove it"
+                )
+        if not self._servers.waits_for_step:
+            with tf.init_scope():
+                self._join_servers()
+
+    def _join_servers(self) -> None:
+        # Layers have running numbers in their names, which differ from process
+        # to process; the order of variables is the same.
+        servers = self._servers
+        shapes = {
+            f"{i}/{_backend.variable_path(v).rsplit('/', 1)[-1]}": tuple(
+                v.shape
+            )
+            for i, v in enumerate(servers.variables)
+        }
+        if not shapes:
+            raise ValueError(
+                "the model has no dense variables to train; use a plain Keras "
+                "optimizer"
+            )
+        if servers.worker is not None:
+            cluster = servers.worker.cluster
+        else:
+            cluster = servers.cluster or default_cluster()
+        table = DenseTable(
+            self._table_name,
+            shapes,
+            optimizer=self._server_optimizer,
+            consistency=self._consistency,
+            cluster=cluster,
+        )
+        if servers.worker is None:
+            servers.worker = Worker(
+                consistency=self._consistency, cluster=cluster
+            )
+        try:
+            table.initialize([v.numpy() for v in servers.variables])
+            servers.table = table
+            self.pull()
+        except BaseException:
+            # Or the others would wait for this worker.
+            servers.table = None
+            servers.worker.leave()
+            raise
+        # Schedules go on where the others are.
+        clock = servers.worker.stats()["clock"]
+        if clock > int(self.iterations.numpy()):
+            self.iterations.assign(clock)
+
+    def pull(self) -> None:
+        """Sets the model's variables to their present values on the servers."""
+        for variable, value in zip(
+            self._servers.variables, self.table.pull(), strict=True
+        ):
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def push_values(self) -> None:
+        """Sets the values on the servers to those of the model's variables.
+
+        After `load_weights` or `set_weights`, which change the variables of
+        this process alone: the next step would bring the servers' back.
+        """
+        self.table.assign([v.numpy() for v in self._servers.variables])
+
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Any = None
+    ) -> Any:
+        """Takes one step with all workers; what Keras 3 calls."""
+        grads = list(grads)
+        if not grads:
+            return
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        self._step(grads, list(trainable_variables))
+
+    def apply_gradients(
+        self, grads_and_vars: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Takes one step with all workers.
+
+        Args:
+            grads_and_vars: Pairs of gradient and variable.
+        """
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self._step(list(grads), list(variables))
+        return self.iterations
+
+    def _step(self, grads: list[Any], variables: list[Any]) -> None:
+        if self._servers.table is None:
+            with tf.init_scope():
+                self.build(variables)
+                self.built = True
+                if self._servers.table is None:
+                    self._join_servers()
+        by_id = {
+            id(variable): gradient
+            for variable, gradient in zip(variables, grads, strict=True)
+        }
+        gradients = [by_id.pop(id(v), None) for v in self._servers.variables]
+        # What is left are anchors: their gradients come after the pushes of
+        # their layers.
+        pushed = [g for g in by_id.values() if g is not None]
+        gradients = self._clip(gradients)
+        table = self.table
+        rate = tf.convert_to_tensor(self.learning_rate)
+        pushed.append(table.push(gradients, learning_rate=rate))
+        with tf.control_dependencies([tf.convert_to_tensor(p) for p in pushed]):
+            weight = tf.identity(self._weight())
+            with tf.control_dependencies([weight]):
+                ended = embedding_ops.end_step(table.handle, weight)
+        # Eager operations are over when they return.
+        with tf.control_dependencies([ended] if ended is not None else []):
+            self.pull()
+        self.iterations.assign_add(1)
+
+    def _clip(self, gradients: list[Any]) -> list[Any]:
+        present = [g for g in gradients if g is not None]
+        clipped = iter(self._clip_gradients(present) if present else [])
+        return [None if g is None else next(clipped) for g in gradients]
+
+    def _weight(self) -> tf.Tensor:
+        if self._batch_weight is not None:
+            weight = self._batch_weight
+            if callable(weight):
+                weight = weight()
+            return tf.cast(weight, tf.float64)
+        recorded = batch_size.read()
+        return tf.where(recorded > 0.0, recorded, tf.ones_like(recorded))
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Pulls the last values and leaves the group; `fit` calls it.
+
+        The next step joins again.
+        """
+        if self._servers.table is None:
+            return
+        try:
+            self.pull()
+        finally:
+            self.worker.leave()
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments; `worker` and `cluster` are not among them."""
+        optimizer = self._server_optimizer.to_config()
+        rate = optimizer["config"]["learning_rate"]
+        if not isinstance(rate, float):
+            optimizer["config"]["learning_rate"] = (
+                _backend.serialize(rate)
+                if hasattr(rate, "get_config")
+                else float(self.learning_rate)
+            )
+        return {
+            "name": self.name,
+            "optimizer": optimizer,
+            "consistency": self._consistency.get_config(),
+            "table": self._table_name,
+            "batch_weight": (
+                None if callable(self._batch_weight) else self._batch_weight
+            ),
+            **{clip: getattr(self, clip, None) for clip in _CLIPS},
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Any = None
+    ) -> "ParameterServerOptimizer":
+        """Makes an optimizer from what `get_config` returned."""
+        config = dict(config)
+        clips = {clip: config.pop(clip, None) for clip in _CLIPS}
+        optimizer = dict(config["optimizer"])
+        arguments = dict(optimizer["config"])
+        if isinstance(arguments.get("learning_rate"), Mapping):
+            arguments["learning_rate"] = _backend.deserialize(
+                arguments["learning_rate"]
+            )
+        config["optimizer"] = {**optimizer, "config": {**arguments, **clips}}
+        made = cls(**config)
+        made._servers.waits_for_step = True
+        return made
+
+
+def _check_worker(
+    worker: Any, consistency: Consistency, cluster: Cluster | None
+) -> None:
+    if worker is None:
+        return
+    if not isinstance(worker, Worker):
+        raise ValueError(
+            "`worker` must be a tfswitch.train.Worker. "
+            f"Received: worker={worker!r}"
+        )
+    if worker.consistency != consistency:
+        raise ValueError(
+            "`worker` and the optimizer must have one consistency. "
+            f"Received: {worker.consistency} and {consistency}"
+        )
+    if cluster is not None and worker.cluster is not cluster:
+        raise ValueError(
+            "`worker` is of another cluster. Received: "
+            f"{worker.cluster!r} and {cluster!r}"
+        )
+
+
+class _Servers:
+    """What the optimizer has on the servers. Keras must not track it."""
+
+    def __init__(self, worker: Worker | None, cluster: Cluster | None) -> None:
+        self.worker = worker
+        self.cluster = cluster
+        self.table: DenseTable | None = None
+        self.variables: list[Any] = []
+        # Whether to join the servers at the first step, not when built.
+        self.waits_for_step = False
+
+
+def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
+    """Returns what the servers do, and the clipping that the worker does."""
+    if not hasattr(optimizer, "get_config") or isinstance(
+        optimizer, optimizers_lib.Optimizer
+    ):
+        if isinstance(optimizer, Mapping):
+            config = dict(optimizer.get("config", {}))
+            clips = {
+                clip: value
+                for clip in _CLIPS
+                if (value := config.pop(clip, None)) is not None
+            }
+            return optimizers_lib.get({**optimizer, "config": config}), clips
+        return optimizers_lib.get(optimizer), {}
+    excluded = getattr(
+        optimizer, "_exclude_from_weight_decay_patterns", None
+    ) or getattr(optimizer, "_exclude_from_weight_decay", None)
+    if excluded:
+        raise ValueError(
+            "variables excluded from weight decay have no counterpart on the "
+            "servers, where all decay. Received: an optimizer with "
+            "`exclude_from_weight_decay`"
+        )
+    clips = {
+        clip: value
+        for clip in _CLIPS
+        if (value := getattr(optimizer, clip, None)) is not None
+    }
+    return optimizers_lib.from_keras(optimizer, ignore=_CLIPS), clips

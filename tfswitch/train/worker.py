@@ -1,0 +1,300 @@
+"""A process as one of the workers that train a model."""
+
+import atexit
+import contextlib
+import json
+import weakref
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfswitch import _tf_config
+from tfswitch import consistency as consistency_lib
+from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.consistency import Consistency
+
+_MAX_WORKERS = 1_000_000
+
+
+class Worker:
+    """This process's place in a group of workers that train together.
+
+    Joins the group on the cluster's first server, which counts the steps of its
+    workers. What the process pushes to tables with consistency `bsp` belongs to
+    its present step; `end_step` ends it, and waits for other workers as
+    `consistency` says. A worker whose data ends leaves, and nobody waits for
+    it. One that dies is dropped when its lease ends. One that comes late joins
+    at the clock of the slowest.
+
+    A process is one worker per cluster: a new `Worker` takes the place of the
+    one before. `tfswitch.keras.ParameterServerOptimizer` makes and uses one by
+    itself.
+
+    Thread-safe, but steps are ended by one thread at a time.
+
+    Args:
+        worker_id: From 0; each process has its own. By default from TF_CONFIG,
+            else 0.
+        num_workers: How many are waited for at the start. By default from
+            TF_CONFIG, else 1.
+        consistency: A `Consistency`, "asp" or "bsp"; None means `asp`. All
+            workers of a group must have the same.
+        group: Name of the group. Jobs that share servers need different ones.
+        cluster: By default that of `tfswitch.connect`.
+        lease_secs: How long a worker is believed to live after it was last
+            heard of. A background thread renews the lease.
+        join_secs: How long others are waited for at the start, after the first
+            has joined.
+        wait_secs: Longest wait of `end_step` for other workers.
+
+    Raises:
+        ValueError: If an argument is out of range, or the group exists with
+            other settings.
+        ConnectionError, TimeoutError: If the server does not answer.
+
+    Example:
+
+    >>> table = tsw.EmbeddingTable("user", 2, consistency="bsp")
+    >>> with tsw.train.Worker(0, 1, consistency="bsp") as worker:
+    ...     for ids, gradients in batches:
+    ...         table.push(ids, gradients)
+    ...         worker.end_step(weight=len(ids))
+    """
+
+    def __init__(
+        self,
+        worker_id: int | None = None,
+        num_workers: int | None = None,
+        *,
+        consistency: Any = None,
+        group: str = "train",
+        cluster: Cluster | None = None,
+        lease_secs: float = 30.0,
+        join_secs: float = 600.0,
+        wait_secs: float = 600.0,
+    ) -> None:
+        if worker_id is None:
+            worker_id = _default_worker_id()
+        if num_workers is None:
+            num_workers = max(1, _tf_config.num_workers())
+        _check_count("num_workers", num_workers, 1)
+        _check_count("worker_id", worker_id, 0)
+        if worker_id >= num_workers:
+            raise ValueError(
+                "`worker_id` must be below `num_workers`. Received: "
+                f"worker_id={worker_id}, num_workers={num_workers}"
+            )
+        if not isinstance(group, str) or not group:
+            raise ValueError(
+                f"`group` must be a name. Received: group={group!r}"
+            )
+        for name, value in (
+            ("lease_secs", lease_secs),
+            ("join_secs", join_secs),
+            ("wait_secs", wait_secs),
+        ):
+            _check_seconds(name, value)
+        self._worker_id = int(worker_id)
+        self._num_workers = int(num_workers)
+        self._consistency = consistency_lib.get(consistency)
+        self._group = group
+        self._cluster = cluster if cluster is not None else default_cluster()
+        self._native = self._cluster._native
+        self._place = (self._cluster.address, self._cluster.timeout)
+        self._native.join_group(
+            json.dumps(
+                {
+                    "group": group,
+                    "worker": self._worker_id,
+                    "num_workers": self._num_workers,
+                    "lease_s": float(lease_secs),
+                    "join_timeout_s": float(join_secs),
+                    "wait_timeout_s": float(wait_secs),
+                    "consistency": self._consistency.to_table_config(),
+                }
+            )
+        )
+        _present[self._place] = self
+        # A process that ends by itself does not leave its lease to run out.
+        _leave_at_exit(self)
+
+    @property
+    def worker_id(self) -> int:
+        """Which worker this is, from 0."""
+        return self._worker_id
+
+    @property
+    def num_workers(self) -> int:
+        """How many were waited for at the start."""
+        return self._num_workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0."""
+        return self._worker_id == 0
+
+    @property
+    def consistency(self) -> Consistency:
+        """How much this worker waits for others."""
+        return self._consistency
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self._group
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the group is coordinated."""
+        return self._cluster
+
+    def end_step(self, weight: float = 1.0) -> None:
+        """Ends a step and waits for other workers.
+
+        With `asp` it returns at once; with `ssp` when no worker is further
+        behind than `staleness`; with `bsp` when the gradients of this step of
+        all workers have been applied.
+
+        A worker that was given up because it was not heard of for a lease joins
+        again, with a message; with `bsp` the step does not count then.
+
+        Args:
+            weight: Number of samples of the step, by which `bsp` averages. Not
+                negative.
+
+        Raises:
+            TimeoutError: If others are not there within `wait_secs`. The
+                message names them. Calling it again goes on waiting.
+            RuntimeError: If another process has joined as this worker, or
+                another `Worker` of this process.
+            ConnectionError: If the server does not answer.
+        """
+        if tf.is_tensor(weight) and not hasattr(weight, "numpy"):
+            raise ValueError(
+                "`weight` is a symbolic tensor, and `end_step` runs in Python. "
+                "Call it outside tf.function."
+            )
+        if (
+            not np.isscalar(weight) and np.ndim(weight) != 0
+        ) or not 0.0 <= float(weight) < float("inf"):
+            raise ValueError(
+                "`weight` must be a finite number of at least 0. "
+                f"Received: weight={weight!r}"
+            )
+        self._check_is_present()
+        self._native.end_step(float(weight))
+
+    def leave(self) -> None:
+        """Tells the group that nobody has to wait for this worker.
+
+        To be called when its data ends, and after an exception, as the lease
+        is renewed as long as the process lives. The next step joins again.
+        Idempotent.
+        """
+        if _present.get(self._place) is self:
+            self._native.leave_group()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what was measured.
+
+        Returns:
+            A dict: "clock": the worker's clock, which grows by 1 with each step
+            and begins at that of the slowest worker; "dropped_steps": steps
+            that did not count; "waits": how often and how long it has
+            waited for others ("count", "total_s", "longest_s"); "workers": of
+            the group, "active", "rounds", "contributions", "dropped",
+            "expired", "rejoined", and "staleness", a list whose element s is
+            how many steps ended s clocks ahead of the slowest worker.
+        """
+        self._check_is_present()
+        return json.loads(self._native.worker_report())
+
+    def _check_is_present(self) -> None:
+        if _present.get(self._place) is not self:
+            raise RuntimeError(
+                f"{self!r} is over: another Worker of this process has taken "
+                "its place in the cluster. Use that one, or pass this one as "
+                "`worker=` to the optimizer that made it"
+            )
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is None:
+            self.leave()
+            return
+        # What went wrong first is what the user has to hear of.
+        with contextlib.suppress(Exception):
+            self.leave()
+
+    def __repr__(self) -> str:
+        return (
+            f"<tfswitch.train.Worker {self._worker_id} of {self._num_workers} "
+            f"in group {self._group!r}, {self._consistency.kind}>"
+        )
+
+
+# The worker that a process is in each cluster, by address and timeout, as
+# processes share connections.
+_present: weakref.WeakValueDictionary[tuple[str, float], Worker] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _default_worker_id() -> int:
+    worker_id = _tf_config.worker_id()
+    if worker_id is not None:
+        return worker_id
+    task = _tf_config.task()
+    if task is None:
+        return 0
+    raise ValueError(
+        f"TF_CONFIG says that this process is {task.type} {task.number}, which "
+        "is no worker. Pass `worker_id`, or do not train here"
+    )
+
+
+def _leave_at_exit(worker: Worker) -> None:
+    reference = weakref.ref(worker)
+
+    def leave() -> None:
+        present = reference()
+        if present is None or present.cluster.closed:
+            return
+        # The servers may have gone; then nobody waits either.
+        with contextlib.suppress(Exception):
+            present.leave()
+
+    atexit.register(leave)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not least <= value <= _MAX_WORKERS
+    ):
+        raise ValueError(
+            f"`{name}` must be an integer from {least} to {_MAX_WORKERS}. "
+            f"Received: {name}={value!r}"
+        )
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0.0 < value <= 1e9
+    ):
+        raise ValueError(
+            f"`{name}` must be a positive number of seconds. "
+            f"Received: {name}={value!r}"
+        )
