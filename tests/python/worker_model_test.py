@@ -219,9 +219,10 @@ class WorkersMachine(RuleBasedStateMachine):
             # Where nobody has its place it would join again.
             if zombie.worker_id not in self._group.members:
                 continue
-            if self.is_bsp:
-                zombie.push(self._new_row())
             with pytest.raises(RuntimeError, match="its own worker id"):
+                # With ssp the push would count, as it does before any step.
+                if self.is_bsp:
+                    Call(zombie.push, self._new_row()).result()
                 Call(zombie.worker.end_step).result()
         self._settle()
 
@@ -352,8 +353,8 @@ class StaleServersMachine(StaleMachine):
     num_servers = 1
 
 
-EMBEDDED = settings(max_examples=300, stateful_step_count=40, deadline=None)
-SERVERS = settings(max_examples=50, stateful_step_count=40, deadline=None)
+EMBEDDED = settings(max_examples=250, stateful_step_count=40, deadline=None)
+SERVERS = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 TestBspEmbedded = WorkersMachine.TestCase
 TestBspEmbedded.settings = EMBEDDED
