@@ -47,9 +47,12 @@ def task() -> Task | None:
     if not found:
         return None
     try:
-        return Task(str(found["type"]), int(found["index"]))
+        present = Task(str(found["type"]), int(found["index"]))
     except (KeyError, TypeError, ValueError) as error:
         raise _bad() from error
+    if present.number < 0 or str(present.number) != str(found["index"]):
+        raise _bad()
+    return present
 
 
 def _job(name: str) -> list[str]:

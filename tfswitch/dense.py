@@ -25,8 +25,8 @@ class DenseTable:
 
     The arrays are laid end to end and cut into blocks. A block is a row of a
     table: it learns by the table's optimizer, is saved by `Cluster.save` and
-    restored to any number of servers. Every server has the same number of
-    blocks, within one.
+    restored to any number of servers. Every server has a run of blocks, as even
+    as virtual shards go (`cc/client/dense_keys.h`).
 
     Making it again with the same arguments attaches to the one that is there.
     Thread-safe.
@@ -245,6 +245,7 @@ class DenseTable:
                     f"dense table '{self.name}': the gradient of {key!r} must "
                     f"have shape {shape}, got {tuple(gradient.shape)}"
                 )
+            gradient = tf.ensure_shape(gradient, shape)
             gradient = tf.debugging.check_numerics(
                 gradient,
                 f"dense table '{self.name}': gradient of {key!r}; nothing was "
@@ -270,6 +271,11 @@ class DenseTable:
                 raise ValueError(
                     f"dense table '{self.name}': the value of {key!r} must "
                     f"have shape {shape}, got {value.shape}"
+                )
+            if not np.isfinite(value).all():
+                raise ValueError(
+                    f"dense table '{self.name}': the value of {key!r} has NaN "
+                    "or Inf; nothing was applied"
                 )
             flat[begin : begin + value.size] = value.reshape(-1)
             begin += value.size

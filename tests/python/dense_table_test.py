@@ -184,6 +184,15 @@ def test_initialize_does_not_fill_a_gap(embedded, begin_at):
         table.pull()
 
 
+def test_values_that_are_not_finite_are_named_and_leave_nothing(embedded):
+    table = make_table({"a": (50,), "b": (50,)})
+
+    with pytest.raises(ValueError, match="value of 'b' has NaN or Inf"):
+        table.initialize([np.ones(50), np.full(50, np.nan)])
+
+    assert table.initialize([np.ones(50), np.zeros(50)])
+
+
 def test_assign_sets_all_values(cluster):
     table = make_table({"a": (100,), "b": ()})
     table.initialize([np.ones(100), np.array(1.0)])

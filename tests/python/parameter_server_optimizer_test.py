@@ -228,7 +228,6 @@ def test_eager_steps_equal_those_of_a_graph(cluster):
     assert_same_weights(model, plain)
 
 
-@only_keras3
 def test_a_schedule_is_followed_step_by_step(cluster):
     def schedule():
         return keras.optimizers.schedules.PiecewiseConstantDecay(
@@ -714,6 +713,14 @@ def test_variables_excluded_from_weight_decay_are_refused():
 
     with pytest.raises(ValueError, match="excluded from weight decay"):
         on_servers(optimizer)
+
+
+def test_an_optimizer_is_for_one_model(embedded):
+    optimizer = on_servers("sgd")
+    fit(make_model(optimizer))
+
+    with pytest.raises(ValueError, match="a new one for each model"):
+        fit(make_model(optimizer))
 
 
 def test_a_constraint_is_refused_with_its_variable(embedded):

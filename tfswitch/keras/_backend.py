@@ -65,9 +65,17 @@ def is_anchor(variable: Any) -> bool:
 
 def variable_path(variable: Any) -> str:
     """The variable's name, with those of the layers that it is in."""
-    if IS_LEGACY:
-        return variable.name.split(":")[0]
-    return variable.path
+    path = getattr(variable, "path", None)
+    return path if path is not None else variable.name.split(":")[0]
+
+
+def present_learning_rate(optimizer: Any) -> Any:
+    """The learning rate of the optimizer's present step."""
+    # tf_keras keeps that of a schedule in a variable, which a step updates.
+    update = getattr(optimizer, "_compute_current_learning_rate", None)
+    if update is not None:
+        update()
+    return optimizer.learning_rate
 
 
 def init_optimizer(

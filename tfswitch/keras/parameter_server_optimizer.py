@@ -278,12 +278,19 @@ class ParameterServerOptimizer(_backend.Optimizer):
             for variable, gradient in zip(variables, grads, strict=True)
         }
         gradients = [by_id.pop(id(v), None) for v in self._servers.variables]
+        for variable in variables:
+            if id(variable) in by_id and not _backend.is_anchor(variable):
+                raise ValueError(
+                    "the optimizer was built for other variables than "
+                    f"'{_backend.variable_path(variable)}'; make a new one for "
+                    "each model"
+                )
         # What is left are anchors: their gradients come after the pushes of
         # their layers.
         pushed = [g for g in by_id.values() if g is not None]
         gradients = self._clip(gradients)
         table = self.table
-        rate = tf.convert_to_tensor(self.learning_rate)
+        rate = tf.convert_to_tensor(_backend.present_learning_rate(self))
         pushed.append(table.push(gradients, learning_rate=rate))
         with tf.control_dependencies([tf.convert_to_tensor(p) for p in pushed]):
             weight = tf.identity(self._weight())
@@ -408,10 +415,15 @@ def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
             }
             return optimizers_lib.get({**optimizer, "config": config}), clips
         return optimizers_lib.get(optimizer), {}
-    excluded = getattr(
-        optimizer, "_exclude_from_weight_decay_patterns", None
-    ) or getattr(optimizer, "_exclude_from_weight_decay", None)
-    if excluded:
+    # As Keras 3 and tf_keras name them.
+    if any(
+        getattr(optimizer, name, None)
+        for name in (
+            "_exclude_from_weight_decay",
+            "_exclude_from_weight_decay_names",
+            "_exclude_from_weight_decay_pattern",
+        )
+    ):
         raise ValueError(
             "variables excluded from weight decay have no counterpart on the "
             "servers, where all decay. Received: an optimizer with "
