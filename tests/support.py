@@ -22,10 +22,20 @@ def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **variables}
 
 
-def run_pytest(path: str, **variables: str) -> None:
-    """Runs a test file in another process, which must pass."""
+def run_pytest(path: str, *options: str, **variables: str) -> None:
+    """Runs a test file in another process, which must pass.
+
+    Args:
+        path: The file.
+        options: For pytest.
+        variables: Of the environment.
+    """
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path],
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *options,
+            path,
+        ],
         cwd=ROOT,
         env=environment(**variables),
         stdout=subprocess.PIPE,

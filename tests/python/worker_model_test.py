@@ -353,8 +353,8 @@ class StaleServersMachine(StaleMachine):
     num_servers = 1
 
 
-EMBEDDED = settings(max_examples=250, stateful_step_count=40, deadline=None)
-SERVERS = settings(max_examples=40, stateful_step_count=40, deadline=None)
+EMBEDDED = settings(max_examples=120, stateful_step_count=40, deadline=None)
+SERVERS = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 TestBspEmbedded = WorkersMachine.TestCase
 TestBspEmbedded.settings = EMBEDDED
