@@ -27,7 +27,6 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,6 +43,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "benchmarks/bench_support.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/client/local_client.h"
 #include "cc/rpc/grpc_client.h"
@@ -66,28 +66,7 @@ int small_calls = 1000;  // Per repetition.
 bool unix_sockets = false;
 bool with_sgd = false;
 
-double Seconds(clockid_t clock) {
-  timespec now;
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) +
-         static_cast<double>(now.tv_nsec) * 1e-9;
-}
 double CpuSeconds() { return Seconds(CLOCK_PROCESS_CPUTIME_ID); }
-double WallSeconds() { return Seconds(CLOCK_MONOTONIC); }
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-[[noreturn]] void Die(const std::string& what) {
-  std::fprintf(stderr, "exchange_bench: %s\n", what.c_str());
-  std::exit(1);
-}
-
-void Check(const absl::Status& status) {
-  if (!status.ok()) Die(status.ToString());
-}
 
 void SendAll(int fd, const void* data, size_t size) {
   const char* from = static_cast<const char*>(data);

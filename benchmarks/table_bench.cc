@@ -16,7 +16,6 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +33,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "benchmarks/bench_support.h"
 #include "cc/base/cpu_features.h"
 #include "cc/base/page_keeper.h"
 #include "cc/optimizer/optimizer.h"
@@ -59,14 +59,7 @@ int dim = 16;
 int reps = 7;
 int64_t batch_size = 50000;
 
-double Seconds(clockid_t clock) {
-  timespec now;
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) +
-         static_cast<double>(now.tv_nsec) * 1e-9;
-}
 double CpuSeconds() { return Seconds(CLOCK_THREAD_CPUTIME_ID); }
-double WallSeconds() { return Seconds(CLOCK_MONOTONIC); }
 
 int64_t ResidentBytes() {
   std::ifstream statm("/proc/self/statm");
@@ -74,18 +67,6 @@ int64_t ResidentBytes() {
   int64_t resident = 0;
   statm >> total >> resident;
   return resident * sysconf(_SC_PAGESIZE);
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// Ends the program on an error: a benchmark has nobody to hand it to.
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  fprintf(stderr, "%s\n", status.ToString().c_str());
-  exit(1);
 }
 
 // The i-th key: scrambled, so that neighbours in time are none in value.

@@ -15,7 +15,6 @@
 //   ssp         how far ahead of the slowest steps ended, at random speeds
 //   clock       what the end of a step takes one worker alone
 
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +32,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "benchmarks/bench_support.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/client/worker_session.h"
 #include "cc/rpc/grpc_client.h"
@@ -51,27 +51,6 @@ int64_t compute_us = 10000;
 int64_t steps = 200;
 int64_t reps = 7;
 int64_t ssp_steps = 25000;
-
-[[noreturn]] void Die(const std::string& what) {
-  std::fprintf(stderr, "workers_bench: %s\n", what.c_str());
-  std::exit(1);
-}
-
-void Check(const absl::Status& status) {
-  if (!status.ok()) Die(status.ToString());
-}
-
-double Seconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) +
-         static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // Forks a server; returns its address. It ends when this process does.
 std::string StartServer() {
@@ -193,12 +172,12 @@ double Rate(const std::string& address, const ConsistencyConfig& consistency,
           static_cast<double>(steps) / (is_last ? last_factor : 1.0));
       worker.Exchange(compute);  // To warm up.
       worker.EndStep();
-      const double begin = Seconds();
+      const double begin = WallSeconds();
       for (int64_t step = 0; step < own_steps; ++step) {
         worker.Exchange(compute);
         worker.EndStep();
       }
-      rates[w] = static_cast<double>(own_steps) / (Seconds() - begin);
+      rates[w] = static_cast<double>(own_steps) / (WallSeconds() - begin);
       worker.Leave();
     });
   }
@@ -244,7 +223,7 @@ void MeasureStaleness(const std::string& address, uint32_t staleness) {
   const std::string group = absl::StrCat("ssp_", staleness);
   std::vector<int64_t> counts;
   std::vector<std::thread> threads;
-  const double begin = Seconds();
+  const double begin = WallSeconds();
   for (int64_t w = 0; w < num_workers; ++w) {
     threads.emplace_back([&, w] {
       BenchWorker worker(address, static_cast<uint32_t>(w), ssp, group,
@@ -276,7 +255,7 @@ void MeasureStaleness(const std::string& address, uint32_t staleness) {
       "ssp(%u): %ld steps of %ld workers in %.1f s; staleness%s; beyond %u: "
       "%ld\n",
       staleness, static_cast<long>(total), static_cast<long>(num_workers),
-      Seconds() - begin, histogram.c_str(), staleness,
+      WallSeconds() - begin, histogram.c_str(), staleness,
       static_cast<long>(beyond));
   std::fflush(stdout);
 }
@@ -287,18 +266,23 @@ void MeasureClock(const std::string& address,
                      absl::StrCat("clock_", consistency.ToString()), 1);
   std::vector<double> times;
   std::vector<double> exchanges;
+  std::vector<double> wholes;
   for (int step = 0; step < 2000; ++step) {
-    const double begin = Seconds();
+    const double begin = WallSeconds();
     worker.Exchange(absl::ZeroDuration());
-    const double middle = Seconds();
+    const double middle = WallSeconds();
     worker.EndStep();
+    const double end = WallSeconds();
     exchanges.push_back((middle - begin) * 1e6);
-    times.push_back((Seconds() - middle) * 1e6);
+    times.push_back((end - middle) * 1e6);
+    wholes.push_back((end - begin) * 1e6);
   }
   worker.Leave();
   std::printf(
-      "end of a step with %s: median %.0f us (pull and push: %.0f us)\n",
-      consistency.ToString().c_str(), Median(times), Median(exchanges));
+      "end of a step with %s: median %.0f us (pull and push: %.0f us, all: "
+      "%.0f us)\n",
+      consistency.ToString().c_str(), Median(times), Median(exchanges),
+      Median(wholes));
   std::fflush(stdout);
 }
 

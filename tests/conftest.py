@@ -1,7 +1,6 @@
 """Fixtures for all Python tests."""
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -9,6 +8,7 @@ import hypothesis
 import pytest
 
 import tfswitch as tsw
+from tests.support import running_servers
 from tfswitch import cluster as cluster_lib
 
 # In CI the same examples each time; a failure prints how to replay it.
@@ -18,24 +18,15 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("dev", print_blob=True, deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-_names = itertools.count()
-
 
 @contextlib.contextmanager
 def running_cluster(num_servers: int) -> Iterator[tsw.Cluster]:
     """Connects to new servers in this process; 0: to an embedded cluster."""
-    with contextlib.ExitStack() as stack:
-        if num_servers == 0:
-            address = f"local://test-{os.getpid()}-{next(_names)}"
-        else:
-            servers = [
-                stack.enter_context(
-                    tsw.Server(shard_index=i, num_shards=num_servers)
-                )
-                for i in range(num_servers)
-            ]
-            address = "grpc://" + ",".join(s.address for s in servers)
-        yield stack.enter_context(tsw.connect(address, timeout=20.0))
+    with (
+        running_servers(num_servers) as address,
+        tsw.connect(address, timeout=20.0) as cluster,
+    ):
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

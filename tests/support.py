@@ -1,17 +1,39 @@
 """What tests of several files need: processes."""
 
+import contextlib
+import itertools
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 
 import tfswitch as tsw
 
 ROOT = pathlib.Path(__file__).parents[1]
 SERVER = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
+
+
+_names = itertools.count()
+
+
+@contextlib.contextmanager
+def running_servers(num_servers: int) -> Iterator[str]:
+    """Yields the address of new servers; 0: of tables in this process."""
+    if num_servers == 0:
+        yield f"local://test-{os.getpid()}-{next(_names)}"
+        return
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                tsw.Server(shard_index=i, num_shards=num_servers)
+            )
+            for i in range(num_servers)
+        ]
+        yield "grpc://" + ",".join(s.address for s in servers)
 
 
 def environment(**variables: str) -> dict[str, str]:

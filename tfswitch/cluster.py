@@ -3,7 +3,8 @@
 import json
 import os
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -51,6 +52,8 @@ class Cluster:
         self._native = _native.Cluster(address, self.timeout)
         self._closed = False
         self._previous: Cluster | None = None
+        # What the process is in the cluster ends with the connection.
+        self._before_close: weakref.WeakMethod[Callable[[], None]] | None = None
 
     @property
     def num_shards(self) -> int:
@@ -127,11 +130,18 @@ class Cluster:
         return json.loads(report)
 
     def close(self) -> None:
-        """Ends the connection; tables that are in use keep theirs."""
+        """Ends the connection; tables that are in use keep theirs.
+
+        A `tfswitch.train.Worker` that was made with it leaves its group.
+        """
         global _default
         with _lock:
             if _default is self:
                 _default = None
+        if not self._closed and self._before_close is not None:
+            before_close = self._before_close()
+            if before_close is not None:
+                before_close()
         self._closed = True
         self._native.close()
 

@@ -92,6 +92,9 @@ class Consistency:
         return {"asp": {}}
 
 
+_FIELDS = {field.name for field in dataclasses.fields(Consistency)}
+
+
 def get(identifier: Any) -> Consistency:
     """Returns the consistency that a user means.
 
@@ -106,9 +109,9 @@ def get(identifier: Any) -> Consistency:
         return Consistency.asp()
     if isinstance(identifier, Consistency):
         return identifier
-    if identifier in ("asp", "bsp"):
+    if isinstance(identifier, str) and identifier in ("asp", "bsp"):
         return Consistency(identifier)
-    if isinstance(identifier, dict):
+    if isinstance(identifier, dict) and identifier.keys() <= _FIELDS:
         return Consistency(**identifier)
     raise ValueError(
         '`consistency` must be "asp", "bsp" or what '

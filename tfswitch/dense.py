@@ -2,6 +2,7 @@
 
 import math
 import time
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,14 +71,8 @@ class DenseTable:
                 f"Received: shapes={shapes!r}"
             )
         self._shapes = {
-            key: tuple(int(size) for size in shape)
-            for key, shape in shapes.items()
+            key: _to_shape(key, shape) for key, shape in shapes.items()
         }
-        for key, shape in self._shapes.items():
-            if any(size < 0 for size in shape):
-                raise ValueError(
-                    f"the shape of {key!r} must be known. Received: {shape}"
-                )
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
         self._size = sum(self._sizes)
         if self._size == 0:
@@ -85,7 +80,8 @@ class DenseTable:
         self._block = _block_size(self._size)
         self._num_blocks = -(-self._size // self._block)
         layout = ";".join(
-            f"{key}:{'x'.join(map(str, shape)) or 'scalar'}"
+            # The name without the characters that part it from others.
+            f"{urllib.parse.quote(key)}:{'x'.join(map(str, shape)) or 'scalar'}"
             for key, shape in self._shapes.items()
         )
         self._table = EmbeddingTable._create_dense(
@@ -287,6 +283,21 @@ class DenseTable:
                 f"dense table '{self.name}': expected {len(self._shapes)} "
                 f"{what} ({', '.join(self._shapes)}), got {len(values)}"
             )
+
+
+def _to_shape(key: Any, shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(shape)
+    except (TypeError, ValueError):  # No sequence, or of unknown rank.
+        sizes = (None,)
+    if not isinstance(key, str) or not all(
+        isinstance(size, (int, np.integer)) and size >= 0 for size in sizes
+    ):
+        raise ValueError(
+            "`shapes` must map names to shapes that are known. "
+            f"Received: {key!r}: {shape!r}"
+        )
+    return tuple(int(size) for size in sizes)
 
 
 def _block_size(size: int) -> int:

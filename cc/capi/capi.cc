@@ -551,10 +551,10 @@ int TableEndStep(Tfswitch_Table* table, double weight, char* error) {
   return Guarded(error, [&] { return EndStepOf(*table->cluster, weight); });
 }
 
-int LeaveGroup(Tfswitch_Cluster* cluster, char* error) {
+int LeaveGroup(Tfswitch_Cluster* cluster, double timeout_s, char* error) {
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
-    return worker->Leave();
+    return worker->Leave(absl::Seconds(timeout_s));
   });
 }
 

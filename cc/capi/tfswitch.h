@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // Grows when a function changes or goes; new ones are added at the end.
-#define TFSWITCH_API_VERSION 3
+#define TFSWITCH_API_VERSION 4
 #define TFSWITCH_ERROR_SIZE 2048
 
 typedef struct Tfswitch_Cluster Tfswitch_Cluster;
@@ -180,8 +180,9 @@ typedef struct Tfswitch_Api {
   // pushed to bsp tables since the last end of a step belongs to it.
   int (*end_step)(Tfswitch_Cluster* cluster, double weight, char* error);
   int (*table_end_step)(Tfswitch_Table* table, double weight, char* error);
-  // Nobody waits for this worker any more. The next step joins again.
-  int (*leave_group)(Tfswitch_Cluster* cluster, char* error);
+  // Nobody waits for this worker any more. The next step joins again. Waits for
+  // the server no longer than `timeout_s`, nor than any other call.
+  int (*leave_group)(Tfswitch_Cluster* cluster, double timeout_s, char* error);
   // {"group": name, "worker": n, "clock": n, "dropped_steps": n, "waits":
   // {"count", "total_s", "longest_s"}, "workers": {...}}
   int (*worker_report)(Tfswitch_Cluster* cluster, char** json, char* error);

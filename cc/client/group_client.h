@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "cc/sync/worker_group.h"
 
@@ -40,9 +39,12 @@ class GroupClient {
 
   virtual absl::Status CreateGroup(const std::string& group,
                                    const WorkerGroupOptions& options) = 0;
-  virtual absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                                  uint32_t worker) = 0;
-  virtual absl::Status Beat(const GroupMember& member) = 0;
+  virtual absl::StatusOr<WorkerGroup::Place> Join(
+      const std::string& group, uint32_t worker,
+      uint64_t previous_incarnation) = 0;
+  // Waits for the server no longer than `timeout`, nor than any other call.
+  virtual absl::Status Beat(const GroupMember& member,
+                            absl::Duration timeout) = 0;
   virtual absl::StatusOr<int64_t> Arrive(const GroupMember& member,
                                          int64_t clock, int64_t round,
                                          double weight) = 0;
@@ -54,7 +56,9 @@ class GroupClient {
                                                 double weight,
                                                 int64_t staleness,
                                                 absl::Time deadline) = 0;
-  virtual absl::Status Leave(const GroupMember& member) = 0;
+  // As long as Beat().
+  virtual absl::Status Leave(const GroupMember& member,
+                             absl::Duration timeout) = 0;
 
   // DeadlineExceeded, saying whom it waited for, when the deadline comes.
   virtual absl::StatusOr<Round> WaitForRound(const GroupMember& member,
@@ -66,15 +70,6 @@ class GroupClient {
   virtual absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) = 0;
 };
-
-// Says how long was waited. For implementations.
-inline absl::Status AfterWaiting(const absl::Status& status,
-                                 absl::Duration waited) {
-  if (!absl::IsDeadlineExceeded(status)) return status;
-  return absl::DeadlineExceededError(absl::StrCat(
-      status.message(), "; gave up after ",
-      absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1)))));
-}
 
 }  // namespace tfswitch
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
 
@@ -26,12 +27,12 @@ GroupSession::GroupSession(std::shared_ptr<GroupClient> groups,
       member_{std::move(group), worker, 0} {}
 
 GroupSession::~GroupSession() {
-  Leave().IgnoreError();
   {
     MutexLock lock(&mutex_);
     is_ending_ = true;
     changed_.NotifyAll();
   }
+  Leave(kPartingTime).IgnoreError();
   if (keeper_.joinable()) keeper_.join();
 }
 
@@ -51,7 +52,7 @@ void GroupSession::KeepAlive() {
     }
     // A worker that has been given up hears of it at the end of its step, and a
     // server that is away is asked again.
-    groups_->Beat(member).IgnoreError();
+    groups_->Beat(member, options_.lease / 6).IgnoreError();
   }
 }
 
@@ -98,9 +99,9 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
   Advance(/*contributes=*/true, arrival.open_round);
   SetWaiting(!arrival.round.has_value());
   if (!arrival.round.has_value()) {
-    return WaitForRound(start + timeout - absl::Now());
+    return WaitForRound(start, timeout);
   }
-  CountWait(absl::Now() - start);
+  TFSWITCH_RETURN_IF_ERROR(EndWait(start, absl::OkStatus()));
   MutexLock lock(&mutex_);
   ++round_;
   return *std::move(arrival.round);
@@ -117,18 +118,20 @@ absl::Status GroupSession::EndStepAndWaitForTurn(int64_t staleness,
   Advance(/*contributes=*/false, arrival.open_round);
   SetWaiting(!arrival.may_proceed);
   if (!arrival.may_proceed) {
-    return WaitForTurn(staleness, start + timeout - absl::Now());
+    return WaitForTurn(staleness, start, timeout);
   }
-  CountWait(absl::Now() - start);
-  return absl::OkStatus();
+  return EndWait(start, absl::OkStatus());
 }
 
 absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
-  const absl::Time start = absl::Now();
+  return WaitForRound(absl::Now(), timeout);
+}
+
+absl::StatusOr<Round> GroupSession::WaitForRound(absl::Time start,
+                                                 absl::Duration timeout) {
   absl::StatusOr<Round> closed =
       groups_->WaitForRound(member(), round(), start + timeout);
-  CountWait(absl::Now() - start);
-  TFSWITCH_RETURN_IF_ERROR(closed.status());
+  TFSWITCH_RETURN_IF_ERROR(EndWait(start, closed.status()));
   MutexLock lock(&mutex_);
   is_waiting_ = false;
   ++round_;
@@ -137,20 +140,40 @@ absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
 
 absl::Status GroupSession::WaitForTurn(int64_t staleness,
                                        absl::Duration timeout) {
+  return WaitForTurn(staleness, absl::Now(), timeout);
+}
+
+absl::Status GroupSession::WaitForTurn(int64_t staleness, absl::Time start,
+                                       absl::Duration timeout) {
+  TFSWITCH_RETURN_IF_ERROR(EndWait(
+      start,
+      groups_->WaitForTurn(member(), clock(), staleness, start + timeout)));
+  SetWaiting(false);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Round> GroupSession::FetchRound(int64_t number,
+                                               absl::Duration timeout) {
   const absl::Time start = absl::Now();
-  absl::Status status =
-      groups_->WaitForTurn(member(), clock(), staleness, start + timeout);
-  CountWait(absl::Now() - start);
-  if (status.ok()) SetWaiting(false);
-  return status;
+  absl::StatusOr<Round> closed =
+      groups_->WaitForRound(member(), number, start + timeout);
+  TFSWITCH_RETURN_IF_ERROR(EndWait(start, closed.status()));
+  return closed;
 }
 
 absl::Status GroupSession::Rejoin() {
-  const GroupMember before = member();
+  GroupMember before;
+  {
+    MutexLock lock(&mutex_);
+    before = member_;
+    // Who has left does not come back, but begins anew.
+    if (has_left_) before.incarnation = 0;
+  }
   // A server that was started again has forgotten the group.
   TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group, options_));
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
-                            groups_->Join(before.group, before.worker));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const WorkerGroup::Place joined,
+      groups_->Join(before.group, before.worker, before.incarnation));
   MutexLock lock(&mutex_);
   member_.incarnation = joined.incarnation;
   clock_ = joined.clock;
@@ -160,7 +183,7 @@ absl::Status GroupSession::Rejoin() {
   return absl::OkStatus();
 }
 
-absl::Status GroupSession::Leave() {
+absl::Status GroupSession::Leave(absl::Duration timeout) {
   GroupMember leaving;
   {
     MutexLock lock(&mutex_);
@@ -168,7 +191,7 @@ absl::Status GroupSession::Leave() {
     leaving = member_;
   }
   // A server that was started again does not know the group; nobody waits.
-  const absl::Status left = groups_->Leave(leaving);
+  const absl::Status left = groups_->Leave(leaving, timeout);
   if (!absl::IsNotFound(left)) TFSWITCH_RETURN_IF_ERROR(left);
   MutexLock lock(&mutex_);
   has_left_ = true;
@@ -190,11 +213,19 @@ GroupSession::Waits GroupSession::waits() const {
   return waits_;
 }
 
-void GroupSession::CountWait(absl::Duration waited) {
-  MutexLock lock(&mutex_);
-  ++waits_.count;
-  waits_.total += waited;
-  waits_.longest = std::max(waits_.longest, waited);
+absl::Status GroupSession::EndWait(absl::Time start,
+                                   const absl::Status& status) {
+  const absl::Duration waited = absl::Now() - start;
+  {
+    MutexLock lock(&mutex_);
+    ++waits_.count;
+    waits_.total += waited;
+    waits_.longest = std::max(waits_.longest, waited);
+  }
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::DeadlineExceededError(absl::StrCat(
+      status.message(), "; gave up after ",
+      absl::FormatDuration(absl::Ceil(waited, absl::Milliseconds(1)))));
 }
 
 }  // namespace tfswitch

@@ -24,6 +24,8 @@ namespace tfswitch {
 // called by one thread at a time; the others by any.
 class GroupSession {
  public:
+  static constexpr absl::Duration kPartingTime = absl::Seconds(2);
+
   // Time spent waiting for other workers.
   struct Waits {
     int64_t count = 0;
@@ -37,7 +39,8 @@ class GroupSession {
       const WorkerGroupOptions& options, uint32_t worker);
 
   // Leaves, if Leave() was not called; an error of it is ignored, for the lease
-  // ends anyway.
+  // ends anyway. A server that is away is not waited for longer than
+  // kPartingTime and a sixth of the lease.
   ~GroupSession();
   GroupSession(const GroupSession&) = delete;
   GroupSession& operator=(const GroupSession&) = delete;
@@ -66,11 +69,16 @@ class GroupSession {
   // Waits until the next step may begin with at most `staleness`.
   absl::Status WaitForTurn(int64_t staleness, absl::Duration timeout);
 
-  // Comes back after the group has given this worker up.
+  // Waits until the round `number` of the group has closed, which need not be
+  // one to which this worker has contributed.
+  absl::StatusOr<Round> FetchRound(int64_t number, absl::Duration timeout);
+
+  // Comes back after the group has given this worker up, or it has left.
   absl::Status Rejoin();
 
-  // Nobody waits for this worker any more. Idempotent.
-  absl::Status Leave();
+  // Nobody waits for this worker any more. Idempotent. `timeout`: for the
+  // server, if that is less than the client's.
+  absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
   Waits waits() const;
 
@@ -80,10 +88,15 @@ class GroupSession {
 
   // What the end of a step has changed.
   void Advance(bool contributes, int64_t open_round);
+  // The waits of a step whose end began at `start`.
+  absl::StatusOr<Round> WaitForRound(absl::Time start, absl::Duration timeout);
+  absl::Status WaitForTurn(int64_t staleness, absl::Time start,
+                           absl::Duration timeout);
   bool is_waiting() const;
   void SetWaiting(bool is_waiting);
   void KeepAlive();
-  void CountWait(absl::Duration waited);
+  // Counts a wait that began at `start`, and says in its error how long it was.
+  absl::Status EndWait(absl::Time start, const absl::Status& status);
 
   // Constant after construction.
   const std::shared_ptr<GroupClient> groups_;

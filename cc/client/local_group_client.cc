@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -20,12 +19,14 @@ class LocalGroupClient final : public GroupClient {
   }
 
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker) override {
+                                          uint32_t worker,
+                                          uint64_t previous) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
-    return groups->Join(group, worker);
+    return groups->Join(group, worker, previous);
   }
 
-  absl::Status Beat(const GroupMember& member) override {
+  absl::Status Beat(const GroupMember& member,
+                    absl::Duration /*timeout*/) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
     return groups->Beat(member.group, member.worker, member.incarnation);
   }
@@ -51,7 +52,8 @@ class LocalGroupClient final : public GroupClient {
     return arrival;
   }
 
-  absl::Status Leave(const GroupMember& member) override {
+  absl::Status Leave(const GroupMember& member,
+                     absl::Duration /*timeout*/) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
     return groups->Leave(member.group, member.worker, member.incarnation);
   }
@@ -59,21 +61,15 @@ class LocalGroupClient final : public GroupClient {
   absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
                                      absl::Time deadline) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
-    const absl::Time start = absl::Now();
-    absl::StatusOr<Round> round = groups->WaitForRound(
-        member.group, member.worker, member.incarnation, number, deadline);
-    if (!round.ok()) return AfterWaiting(round.status(), absl::Now() - start);
-    return round;
+    return groups->WaitForRound(member.group, member.worker, member.incarnation,
+                                number, deadline);
   }
 
   absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
                            int64_t staleness, absl::Time deadline) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
-    const absl::Time start = absl::Now();
-    return AfterWaiting(
-        groups->WaitForTurn(member.group, member.worker, member.incarnation,
-                            clock, staleness, deadline),
-        absl::Now() - start);
+    return groups->WaitForTurn(member.group, member.worker, member.incarnation,
+                               clock, staleness, deadline);
   }
 
   absl::StatusOr<WorkerGroup::Stats> GroupStats(

@@ -85,10 +85,8 @@ absl::Status WorkerSession::JoinAgain() {
 absl::Status WorkerSession::CatchUp() {
   const int64_t last = session_->round() - 1;
   if (!is_bsp() || last < 0) return absl::OkStatus();
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const Round round,
-      client_->groups().WaitForRound(session_->member(), last,
-                                     absl::Now() + options_.wait_timeout));
+  TFSWITCH_ASSIGN_OR_RETURN(const Round round,
+                            session_->FetchRound(last, options_.wait_timeout));
   return Commit(round);
 }
 
@@ -193,10 +191,13 @@ absl::Status WorkerSession::Commit(const Round& round) {
       const int64_t missing = last + 1;
       Round next = round;
       if (missing < round.number) {
-        TFSWITCH_ASSIGN_OR_RETURN(next,
-                                  client_->groups().WaitForRound(
-                                      session_->member(), missing,
-                                      absl::Now() + options_.wait_timeout));
+        absl::StatusOr<Round> fetched =
+            session_->FetchRound(missing, options_.wait_timeout);
+        if (absl::IsOutOfRange(fetched.status())) {
+          // Forgotten meanwhile; the round as it is now says so to the shard.
+          fetched = session_->FetchRound(round.number, options_.wait_timeout);
+        }
+        TFSWITCH_ASSIGN_OR_RETURN(next, std::move(fetched));
       }
       TFSWITCH_RETURN_IF_ERROR(
           client_->StartCommitRound(shard, group, next, &last)->Wait());
@@ -210,8 +211,8 @@ absl::Status WorkerSession::Commit(const Round& round) {
   return absl::OkStatus();
 }
 
-absl::Status WorkerSession::Leave() {
-  TFSWITCH_RETURN_IF_ERROR(session_->Leave());
+absl::Status WorkerSession::Leave(absl::Duration timeout) {
+  TFSWITCH_RETURN_IF_ERROR(session_->Leave(timeout));
   MutexLock lock(&mutex_);
   is_unfinished_ = false;
   uncommitted_.reset();

@@ -66,8 +66,8 @@ class WorkerSession {
   absl::Status EndStep(double weight);
 
   // Nobody waits for this worker any more; the next step joins again.
-  // Idempotent.
-  absl::Status Leave();
+  // Idempotent. `timeout` as in GroupSession.
+  absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
   absl::StatusOr<Report> GetReport();
 

@@ -360,9 +360,11 @@ class Cluster {
     });
   }
 
-  void LeaveGroup() const {
+  void LeaveGroup(double timeout_s) const {
     const auto cluster = Open();
-    Run([&](char* error) { return api->leave_group(cluster.get(), error); });
+    Run([&](char* error) {
+      return api->leave_group(cluster.get(), timeout_s, error);
+    });
   }
 
   std::string WorkerReport() const {
@@ -498,7 +500,7 @@ PYBIND11_MODULE(_native, m) {
       .def("drop_table", &Cluster::DropTable, py::arg("name"))
       .def("join_group", &Cluster::JoinGroup, py::arg("options_json"))
       .def("end_step", &Cluster::EndStep, py::arg("weight"))
-      .def("leave_group", &Cluster::LeaveGroup)
+      .def("leave_group", &Cluster::LeaveGroup, py::arg("timeout_s"))
       .def("worker_report", &Cluster::WorkerReport)
       .def("save", &Cluster::Save, py::arg("path"), py::arg("tables"))
       .def("restore", &Cluster::Restore, py::arg("path"), py::arg("tables"))

@@ -269,6 +269,20 @@ class ArrayField {
     return Append(&value, sizeof(T));
   }
 
+  // Reads it, packed or not, if `tag` is that of field `number`.
+  bool Accept(uint32_t number, uint32_t tag, PieceReader* reader,
+              Complaint* bad) {
+    if (tag == Tag(number, kBytes)) {
+      *bad = ReadPacked(reader);
+      return true;
+    }
+    if (tag == Tag(number, sizeof(T) == 8 ? kFixed64 : kFixed32)) {
+      *bad = ReadOne(reader);
+      return true;
+    }
+    return false;
+  }
+
  private:
   Complaint Append(const void* bytes, size_t size) {
     T* to = Extend(size);
@@ -464,17 +478,11 @@ absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
                       case Tag(1, kBytes):
                         *bad = ReadName(reader, &request->table);
                         return true;
-                      case Tag(2, kBytes):
-                        *bad = keys.ReadPacked(reader);
-                        return true;
-                      case Tag(2, kFixed64):
-                        *bad = keys.ReadOne(reader);
-                        return true;
                       case Tag(3, kVarint):
                         *bad = ReadBool(reader, &request->insert_missing);
                         return true;
                       default:
-                        return false;
+                        return keys.Accept(2, tag, reader, bad);
                     }
                   });
   request->keys = keys.span();
@@ -493,18 +501,6 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
         switch (tag) {
           case Tag(1, kBytes):
             *bad = ReadName(reader, &request->table);
-            return true;
-          case Tag(2, kBytes):
-            *bad = keys.ReadPacked(reader);
-            return true;
-          case Tag(2, kFixed64):
-            *bad = keys.ReadOne(reader);
-            return true;
-          case Tag(3, kBytes):
-            *bad = gradients.ReadPacked(reader);
-            return true;
-          case Tag(3, kFixed32):
-            *bad = gradients.ReadOne(reader);
             return true;
           case Tag(4, kFixed32):
             *bad = ReadFixed(reader, &request->learning_rate);
@@ -536,7 +532,8 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
             request->step.clock = static_cast<int64_t>(number);
             return true;
           default:
-            return false;
+            return keys.Accept(2, tag, reader, bad) ||
+                   gradients.Accept(3, tag, reader, bad);
         }
       });
   request->keys = keys.span();
@@ -557,29 +554,13 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                       case Tag(1, kBytes):
                         *bad = ReadName(reader, &request->table);
                         return true;
-                      case Tag(2, kBytes):
-                        *bad = keys.ReadPacked(reader);
-                        return true;
-                      case Tag(2, kFixed64):
-                        *bad = keys.ReadOne(reader);
-                        return true;
-                      case Tag(3, kBytes):
-                        *bad = values.ReadPacked(reader);
-                        return true;
-                      case Tag(3, kFixed32):
-                        *bad = values.ReadOne(reader);
-                        return true;
-                      case Tag(4, kBytes):
-                        *bad = slots.ReadPacked(reader);
-                        return true;
-                      case Tag(4, kFixed32):
-                        *bad = slots.ReadOne(reader);
-                        return true;
                       case Tag(5, kVarint):
                         *bad = ReadBool(reader, &request->only_missing);
                         return true;
                       default:
-                        return false;
+                        return keys.Accept(2, tag, reader, bad) ||
+                               values.Accept(3, tag, reader, bad) ||
+                               slots.Accept(4, tag, reader, bad);
                     }
                   });
   request->keys = keys.span();

@@ -216,7 +216,7 @@ absl::Status Connection::CheckSize(uint64_t bytes,
 absl::Status Connection::Call(CallKind kind, const char* method,
                               const google::protobuf::MessageLite& request,
                               google::protobuf::MessageLite* response,
-                              const char* service) {
+                              const char* service, absl::Duration timeout) {
   const size_t size = request.ByteSizeLong();
   TFSWITCH_RETURN_IF_ERROR(CheckSize(size, absl::StrCat("a call of ", method)));
   OutgoingMessage message(size);
@@ -228,7 +228,7 @@ absl::Status Connection::Call(CallKind kind, const char* method,
   // Not owned by the call: this function outlives it.
   const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
   UnaryCall call(unowned, kind, method, std::move(message).ToByteBuffer(),
-                 service);
+                 service, timeout);
   grpc::ByteBuffer bytes;
   TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
   response->Clear();
@@ -338,23 +338,22 @@ std::optional<absl::Time> RetryClock::NextTry() {
 
 UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
                      const char* method, const grpc::ByteBuffer& request,
-                     const char* service)
+                     const char* service, absl::Duration timeout)
     : connection_(std::move(connection)),
       kind_(kind),
+      timeout_(std::min(timeout, kind == CallKind::kBulk
+                                     ? connection_->options().bulk_timeout
+                                     : connection_->options().timeout)),
+      retry_timeout_(std::min(timeout_, connection_->options().timeout)),
       method_(absl::StrCat("/", service, "/", method)),
       request_(request),
-      clock_(connection_->options().timeout) {
+      clock_(retry_timeout_) {
   StartAttempt();
-}
-
-absl::Duration UnaryCall::timeout() const {
-  return kind_ == CallKind::kBulk ? connection_->options().bulk_timeout
-                                  : connection_->options().timeout;
 }
 
 void UnaryCall::StartAttempt() {
   attempt_.reset(new Attempt);
-  attempt_->context.set_deadline(ToDeadline(clock_.start() + timeout()));
+  attempt_->context.set_deadline(ToDeadline(clock_.start() + timeout_));
   attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
   attempt_->reader = connection_->generic_stub().PrepareUnaryCall(
       &attempt_->context, method_, request_, ThreadQueue::Get().get());
@@ -368,7 +367,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   for (;;) {
     const std::unique_ptr<Attempt, Abandon> attempt = std::move(attempt_);
     const bool ended =
-        queue.WaitFor(*attempt, clock_.start() + timeout() + kDeadlineSlack);
+        queue.WaitFor(*attempt, clock_.start() + timeout_ + kDeadlineSlack);
     const grpc::Status status =
         ended ? attempt->status
               : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
@@ -377,20 +376,19 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       return absl::OkStatus();
     }
     if (kind_ == CallKind::kOnce) {
-      return connection_->ExplainLoss(status, timeout());
+      return connection_->ExplainLoss(status, timeout_);
     }
     if (!IsServerAway(status)) {
       // "Connection refused" tells more than the deadline that ended the wait.
       const bool was_away =
           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
           !last_failure_.ok();
-      return connection_->Explain(was_away ? last_failure_ : status, timeout());
+      return connection_->Explain(was_away ? last_failure_ : status, timeout_);
     }
     last_failure_ = status;
     const std::optional<absl::Time> next = clock_.NextTry();
     if (!next.has_value()) {
-      return connection_->Explain(last_failure_,
-                                  connection_->options().timeout);
+      return connection_->Explain(last_failure_, retry_timeout_);
     }
     queue.WaitUntil(*next);
     StartAttempt();

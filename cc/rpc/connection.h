@@ -56,12 +56,14 @@ class Connection {
   // is longer than the server takes.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
 
-  // A control call of `service`: waits for the response.
+  // A control call of `service`: waits for the response, no longer than
+  // `timeout` if that is less than what `kind` says.
   absl::Status Call(
       CallKind kind, const char* method,
       const google::protobuf::MessageLite& request,
       google::protobuf::MessageLite* response,
-      const char* service = v1::ParameterServer::service_full_name());
+      const char* service = v1::ParameterServer::service_full_name(),
+      absl::Duration timeout = absl::InfiniteDuration());
 
   // Remembers a table that the server has just been seen to have.
   void Remember(const TableConfig& config);
@@ -135,10 +137,12 @@ class RetryClock {
 // Not thread-safe.
 class UnaryCall {
  public:
-  // Sends the first attempt.
+  // Sends the first attempt. Ends within `timeout` if that is less than what
+  // `kind` says.
   UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
             const char* method, const grpc::ByteBuffer& request,
-            const char* service = v1::ParameterServer::service_full_name());
+            const char* service = v1::ParameterServer::service_full_name(),
+            absl::Duration timeout = absl::InfiniteDuration());
 
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
@@ -158,10 +162,11 @@ class UnaryCall {
   };
 
   void StartAttempt();
-  absl::Duration timeout() const;
 
   const std::shared_ptr<Connection> connection_;
   const CallKind kind_;
+  const absl::Duration timeout_;        // Of the call.
+  const absl::Duration retry_timeout_;  // For a server to come back.
   const std::string method_;
   const grpc::ByteBuffer request_;
   RetryClock clock_;

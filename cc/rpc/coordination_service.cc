@@ -58,10 +58,11 @@ grpc::Status CoordinationService::Join(grpc::ServerContext*,
   return Run([&](Coordinator& coordinator) -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(
         const WorkerGroup::Place member,
-        coordinator.Join(request->group(), request->worker()));
+        coordinator.Join(request->group(), request->worker(),
+                         request->previous_incarnation()));
     response->set_incarnation(member.incarnation);
     response->set_clock(member.clock);
-    response->set_open_round(member.round);
+    response->set_round(member.round);
     return absl::OkStatus();
   });
 }

@@ -42,21 +42,24 @@ class GrpcGroupClient final : public GroupClient {
   }
 
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker) override {
+                                          uint32_t worker,
+                                          uint64_t previous) override {
     v1::JoinRequest request;
     request.set_group(group);
     request.set_worker(worker);
+    request.set_previous_incarnation(previous);
     v1::JoinResponse response;
     TFSWITCH_RETURN_IF_ERROR(Call("Join", request, &response));
     return WorkerGroup::Place{response.incarnation(), response.clock(),
-                              response.open_round()};
+                              response.round()};
   }
 
-  absl::Status Beat(const GroupMember& member) override {
+  absl::Status Beat(const GroupMember& member,
+                    absl::Duration timeout) override {
     v1::BeatRequest request;
     *request.mutable_member() = ToProto(member);
     v1::BeatResponse response;
-    return Call("Beat", request, &response);
+    return Call("Beat", request, &response, timeout);
   }
 
   absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
@@ -91,11 +94,12 @@ class GrpcGroupClient final : public GroupClient {
     return arrival;
   }
 
-  absl::Status Leave(const GroupMember& member) override {
+  absl::Status Leave(const GroupMember& member,
+                     absl::Duration timeout) override {
     v1::LeaveRequest request;
     *request.mutable_member() = ToProto(member);
     v1::LeaveResponse response;
-    return Call("Leave", request, &response);
+    return Call("Leave", request, &response, timeout);
   }
 
   absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
@@ -104,14 +108,12 @@ class GrpcGroupClient final : public GroupClient {
     *request.mutable_member() = ToProto(member);
     request.set_round(number);
     v1::WaitForRoundResponse response;
-    const absl::Time start = absl::Now();
     do {
       request.set_wait_ms(NextPollMs(deadline));
       TFSWITCH_RETURN_IF_ERROR(Call("WaitForRound", request, &response));
     } while (!response.has_round() && absl::Now() < deadline);
     if (response.has_round()) return FromProto(response.round());
-    return AfterWaiting(absl::DeadlineExceededError(response.waiting_for()),
-                        absl::Now() - start);
+    return absl::DeadlineExceededError(response.waiting_for());
   }
 
   absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
@@ -121,14 +123,12 @@ class GrpcGroupClient final : public GroupClient {
     request.set_clock(clock);
     request.set_staleness(staleness);
     v1::WaitForTurnResponse response;
-    const absl::Time start = absl::Now();
     do {
       request.set_wait_ms(NextPollMs(deadline));
       TFSWITCH_RETURN_IF_ERROR(Call("WaitForTurn", request, &response));
     } while (!response.may_proceed() && absl::Now() < deadline);
     if (response.may_proceed()) return absl::OkStatus();
-    return AfterWaiting(absl::DeadlineExceededError(response.waiting_for()),
-                        absl::Now() - start);
+    return absl::DeadlineExceededError(response.waiting_for());
   }
 
   absl::StatusOr<WorkerGroup::Stats> GroupStats(
@@ -153,9 +153,10 @@ class GrpcGroupClient final : public GroupClient {
  private:
   absl::Status Call(const char* method,
                     const google::protobuf::MessageLite& request,
-                    google::protobuf::MessageLite* response) {
+                    google::protobuf::MessageLite* response,
+                    absl::Duration timeout = absl::InfiniteDuration()) {
     return connection_->Call(CallKind::kIdempotent, method, request, response,
-                             v1::Coordination::service_full_name());
+                             v1::Coordination::service_full_name(), timeout);
   }
 
   // How long the server may hold the next poll, if it does not set a limit

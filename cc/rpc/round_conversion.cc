@@ -16,6 +16,7 @@ v1::Round ToProto(const Round& round) {
   proto.set_group_instance(round.group_instance);
   proto.mutable_active()->Add(round.active.begin(), round.active.end());
   proto.set_next_incarnation(round.next_incarnation);
+  proto.set_first_kept(round.first_kept);
   return proto;
 }
 
@@ -31,6 +32,7 @@ Round FromProto(const v1::Round& proto) {
   round.group_instance = proto.group_instance();
   round.active.assign(proto.active().begin(), proto.active().end());
   round.next_incarnation = proto.next_incarnation();
+  round.first_kept = proto.first_kept();
   return round;
 }
 

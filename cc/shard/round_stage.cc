@@ -74,15 +74,12 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
     group->committed = WorkerGroup::kNoRound;
     group->closed_clocks.clear();
   }
-  if (group->committed != WorkerGroup::kNoRound) {
-    if (round.number == group->committed && !group->status.ok()) {
-      return group->status;
-    }
-    if (round.number <= group->committed ||
-        round.number > group->committed + 1) {
-      return group->committed;
-    }
+  // What is older is lost with the server that was here before.
+  group->committed = std::max(group->committed, round.first_kept - 1);
+  if (round.number == group->committed && !group->status.ok()) {
+    return group->status;
   }
+  if (round.number != group->committed + 1) return group->committed;
 
   std::map<std::string, std::vector<WeightedPush>> by_table;
   for (const Contribution& each : round.contributions) {

@@ -59,6 +59,7 @@ class RoundStage {
   // `round`. Returns the group's last committed round afterwards:
   // `round.number`; a later one if this is a repetition, which changes nothing;
   // or an earlier one if rounds between are missing, which have to come first.
+  // A stage that has committed none begins with the oldest that is still kept.
   //
   // FailedPrecondition for a round of a coordinator that has been started again
   // since. The first error of `apply`, for it and for repetitions of the round,

@@ -63,12 +63,13 @@ absl::StatusOr<Coordinator::Group*> Coordinator::Find(
 }
 
 absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
-                                                     uint32_t worker) {
+                                                     uint32_t worker,
+                                                     uint64_t previous) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const absl::Time now = SteadyNow();
   found->state->Tick(now);
-  const WorkerGroup::Place member = found->state->Join(worker, now);
+  const WorkerGroup::Place member = found->state->Join(worker, now, previous);
   found->changed.NotifyAll();
   return member;
 }

@@ -40,7 +40,8 @@ class Coordinator {
   // The events of WorkerGroup, with its errors; NotFound if there is no such
   // group.
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker);
+                                          uint32_t worker,
+                                          uint64_t previous = 0);
   absl::Status Beat(const std::string& group, uint32_t worker,
                     uint64_t incarnation);
   // Returns the open round afterwards.

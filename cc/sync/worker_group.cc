@@ -46,6 +46,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     : options_(options),
       group_instance_(first_incarnation),
       next_incarnation_(first_incarnation),
+      first_of_present_run_(first_incarnation),
       waits_for_joins_(options.num_workers > 0) {
   stats_.staleness.resize(kStalenessBuckets);
 }
@@ -68,8 +69,13 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
   return &it->second;
 }
 
-WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now) {
-  if (workers_.empty() && !seen_.empty()) {  // All have gone: begin anew.
+WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
+                                     uint64_t previous) {
+  const bool comes_back =
+      previous >= first_of_present_run_ && previous < next_incarnation_;
+  if (workers_.empty() && !seen_.empty() && !comes_back) {
+    // All have gone: begin anew.
+    first_of_present_run_ = next_incarnation_;
     seen_.clear();
     waits_for_joins_ = options_.num_workers > 0;
   }
@@ -83,18 +89,22 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now) {
   joined.incarnation = next_incarnation_++;
   joined.clock = clock;
   joined.lease_end = now + options_.lease;
-  // What it contributed before it was started again stands for it.
-  const bool has_contributed = std::any_of(
-      open_.begin(), open_.end(),
-      [worker](const Contribution& c) { return c.worker == worker; });
+  // What it contributed before it was started again stands for it, where each
+  // makes one contribution.
+  const bool has_contributed =
+      !takes_many_contributions() &&
+      std::any_of(open_.begin(), open_.end(), [worker](const Contribution& c) {
+        return c.worker == worker;
+      });
   joined.last_round = has_contributed ? open_round_ : open_round_ - 1;
+  const int64_t next_round = joined.last_round + 1;
   workers_[worker] = joined;
   if (waits_for_joins_) {
     if (seen_.size() == 1) joins_end_ = now + options_.join_timeout;
     if (seen_.size() >= options_.num_workers) waits_for_joins_ = false;
   }
   CloseIfComplete();
-  return {joined.incarnation, joined.clock, open_round_};
+  return {joined.incarnation, joined.clock, std::max(next_round, open_round_)};
 }
 
 absl::Status WorkerGroup::Beat(uint32_t worker, uint64_t incarnation,
@@ -175,8 +185,8 @@ bool WorkerGroup::IsComplete() const {
   if (waits_for_joins_ || open_.empty()) return false;
   const uint32_t wanted = options_.contributions_per_round;
   if (wanted != 0 && open_.size() >= wanted) return true;
-  // More than one of each worker: that all have made one says nothing.
-  if (wanted > options_.num_workers) return workers_.empty();
+  // That all have made one says nothing.
+  if (takes_many_contributions()) return workers_.empty();
   return std::none_of(workers_.begin(), workers_.end(), [this](const auto& w) {
     return IsMissing(w.second, open_round_);
   });
@@ -217,7 +227,9 @@ absl::StatusOr<Round> WorkerGroup::ClosedRound(int64_t number) const {
     return absl::OutOfRangeError(absl::StrCat(
         "round ", number, " closed long ago; ", open_round_, " is open"));
   }
-  return closed_[static_cast<size_t>(number - closed_.front().number)];
+  Round round = closed_[static_cast<size_t>(number - closed_.front().number)];
+  round.first_kept = closed_.front().number;
+  return round;
 }
 
 bool WorkerGroup::MayProceed(int64_t clock, int64_t staleness) const {

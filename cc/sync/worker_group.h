@@ -99,6 +99,8 @@ struct Round {
   // nobody else can ever contribute again.
   std::vector<uint64_t> active;
   uint64_t next_incarnation = 0;
+  // The oldest round that could still be asked for when this one was.
+  int64_t first_kept = 0;
 };
 
 // Thread-compatible.
@@ -108,7 +110,9 @@ class WorkerGroup {
   struct Place {
     uint64_t incarnation = 0;
     int64_t clock = 0;  // At which the worker begins.
-    int64_t round = 0;  // The open one.
+    // To which its first step contributes: the open one, or the one after that
+    // if this worker was started again and has contributed before.
+    int64_t round = 0;
   };
 
   struct Stats {
@@ -139,7 +143,11 @@ class WorkerGroup {
 
   // A worker that is there already has been started anew: its new incarnation
   // takes its place, and what the old one has contributed stands.
-  Place Join(uint32_t worker, absl::Time now);
+  //
+  // A process that the group has given up and that comes back names its
+  // `previous` incarnation: it goes on where the others were, and does not
+  // wait for them once more if they have ended meanwhile.
+  Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0);
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
   // has to join again. FailedPrecondition if another incarnation is.
@@ -198,6 +206,10 @@ class WorkerGroup {
   bool IsMissing(const Worker& worker, int64_t round) const {
     return worker.last_round < round;
   }
+  // More than one of each worker per round.
+  bool takes_many_contributions() const {
+    return options_.contributions_per_round > options_.num_workers;
+  }
   bool IsComplete() const;
   // "worker 3 (at step 17), ..." for those of whom is_named(worker) is true.
   template <typename Predicate>
@@ -211,6 +223,7 @@ class WorkerGroup {
   std::set<uint32_t> ever_joined_;
   std::set<uint32_t> seen_;  // That have joined since the group began.
   uint64_t next_incarnation_;
+  uint64_t first_of_present_run_;  // Incarnation; a run begins anew.
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();
   int64_t last_clock_ = 0;  // Of any worker, ever.

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import keras
 import movielens
-import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
@@ -101,35 +100,22 @@ def main(argv: Sequence[str]) -> None:
     )
     keras.utils.set_random_seed(movielens.SEED)
     train, valid = movielens.read(_MAX_RATINGS.value)
-    mine = movielens.share(train, worker.worker_id, worker.num_workers)
-    print(
-        f"worker {worker.worker_id} of {worker.num_workers}: {len(mine.ids)} "
-        f"of {len(train.ids)} ratings, servers at {worker.cluster.address}"
-    )
+    mine = movielens.my_share(train, worker)
     model = movielens.build_model(worker.consistency)
     trainer = Trainer(model)
 
-    draw = np.random.default_rng(worker.worker_id)
-    for epoch in range(_EPOCHS.value):
-        total_loss = total_samples = 0.0
-        order = draw.permutation(len(mine.ids))
-        for batch in movielens.batches(mine, order, _BATCH_SIZE.value):
-            loss, samples = trainer.step(*batch)
-            if not samples:
-                break
-            worker.end_step(weight=len(batch.ids))
-            total_loss += float(loss)
-            total_samples += float(samples)
-        print(
-            f"epoch {epoch + 1}: loss {total_loss / total_samples:.4f}, "
-            f"{total_samples:.0f} samples of all workers"
-        )
+    movielens.train_together(
+        worker,
+        trainer.step,
+        mine,
+        epochs=_EPOCHS.value,
+        batch_size=_BATCH_SIZE.value,
+    )
     worker.leave()
 
     # Everybody has the same model; the chief tells how good it is.
     if worker.is_chief:
-        auc = movielens.auc(valid.labels, model(valid.ids).numpy())
-        print(f"AUC on {len(valid.ids)} ratings that were held out: {auc:.4f}")
+        movielens.report_auc(valid, model(valid.ids).numpy())
 
 
 if __name__ == "__main__":

@@ -69,11 +69,7 @@ def main(argv: Sequence[str]) -> None:
     train, valid = movielens.read(_MAX_RATINGS.value)
     worker = tsw.train.Worker(consistency=consistency())
     keras.utils.set_random_seed(movielens.SEED + worker.worker_id)
-    mine = movielens.share(train, worker.worker_id, worker.num_workers)
-    print(
-        f"worker {worker.worker_id} of {worker.num_workers}: {len(mine.ids)} "
-        f"of {len(train.ids)} ratings, servers at {worker.cluster.address}"
-    )
+    mine = movielens.my_share(train, worker)
 
     model = movielens.build_model(consistency())
     optimizer = tsw.keras.ParameterServerOptimizer(
@@ -104,8 +100,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"{sum(ahead)} steps of all workers in {group['rounds']} rounds")
         print(f"steps that were 0, 1, 2, ... ahead of the slowest: {ahead}")
         scores = model.predict(valid.ids, batch_size=8192, verbose=0)
-        auc = movielens.auc(valid.labels, scores)
-        print(f"AUC on {len(valid.ids)} ratings that were held out: {auc:.4f}")
+        movielens.report_auc(valid, scores)
 
 
 if __name__ == "__main__":

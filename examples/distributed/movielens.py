@@ -5,7 +5,7 @@ has a better model and more fields.
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -62,6 +62,16 @@ def share(ratings: Ratings, worker: int, num_workers: int) -> Ratings:
     return ratings.rows(slice(begin, ends[worker]))
 
 
+def my_share(ratings: Ratings, worker: tsw.train.Worker) -> Ratings:
+    """This worker's part of the data, with a line about it."""
+    mine = share(ratings, worker.worker_id, worker.num_workers)
+    print(
+        f"worker {worker.worker_id} of {worker.num_workers}: {len(mine.ids)} "
+        f"of {len(ratings.ids)} ratings, servers at {worker.cluster.address}"
+    )
+    return mine
+
+
 def batches(
     ratings: Ratings, order: np.ndarray, size: int
 ) -> Iterator[Ratings]:
@@ -70,6 +80,41 @@ def batches(
         yield ratings.rows(order[begin : begin + size])
     while True:
         yield ratings.rows(slice(0))
+
+
+def train_together(
+    worker: tsw.train.Worker,
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    mine: Ratings,
+    *,
+    epochs: int,
+    batch_size: int,
+) -> None:
+    """Trains by steps that all workers take together, until all data is used.
+
+    Args:
+        worker: This process.
+        step: Maps ids and labels of a batch, which may be empty, to the loss
+            and the number of samples, summed over workers.
+        mine: This worker's part of the data.
+        epochs: How often to see it.
+        batch_size: Ratings per step and worker.
+    """
+    draw = np.random.default_rng(worker.worker_id)
+    for epoch in range(epochs):
+        total_loss = total_samples = 0.0
+        order = draw.permutation(len(mine.ids))
+        for batch in batches(mine, order, batch_size):
+            loss, samples = step(*batch)
+            if not samples:  # Nobody has any left.
+                break
+            worker.end_step(weight=len(batch.ids))
+            total_loss += float(loss)
+            total_samples += float(samples)
+        print(
+            f"epoch {epoch + 1}: loss {total_loss / total_samples:.4f}, "
+            f"{total_samples:.0f} samples of all workers"
+        )
 
 
 def build_model(consistency: tsw.train.Consistency | None = None) -> Any:
@@ -110,3 +155,9 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     # How many that are not liked come before each one that is.
     pairs = np.cumsum(~liked)[liked].sum()
     return float(pairs / (liked.sum() * (~liked).sum()))
+
+
+def report_auc(held_out: Ratings, scores: np.ndarray) -> None:
+    """Prints how good the scores of ratings are that nobody trained with."""
+    value = auc(held_out.labels, scores)
+    print(f"AUC on {len(held_out.ids)} ratings that were held out: {value:.4f}")

@@ -89,8 +89,7 @@ def train(strategy: tf.distribute.Strategy) -> None:
         print(f"epoch {epoch + 1}: loss {mean:.4f}, {steps} steps")
     table = model.get_layer("user").table
     print(f"{table.iterations} lookups of users in training")
-    auc = movielens.auc(valid.labels, model(valid.ids).numpy())
-    print(f"AUC on {len(valid.ids)} ratings that were held out: {auc:.4f}")
+    movielens.report_auc(valid, model(valid.ids).numpy())
 
 
 def main(argv: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import tfswitch as tsw
@@ -69,7 +70,11 @@ def test_names_stand_for_kinds(identifier, expected):
     assert consistency_lib.get(identifier) == expected
 
 
-@pytest.mark.parametrize("identifier", ["ssp", "ASP", 3, ["asp"], Consistency])
+@pytest.mark.parametrize(
+    "identifier",
+    ["ssp", "ASP", 3, ["asp"], Consistency, {"bogus": 1}, np.array(["asp"])],
+    ids=repr,
+)
 def test_what_stands_for_no_consistency_is_named(identifier):
     # "ssp" among them: it needs its number of steps.
     with pytest.raises(ValueError, match=r"\.ssp\(staleness\).*Received"):

@@ -422,7 +422,13 @@ def test_a_bad_learning_rate_is_refused_and_nothing_is_applied(cluster, rate):
         ({}, "at least one"),
         ([("a", (1,))], "must map names to shapes"),
         ({"a": (0,), "b": (2, 0)}, "all shapes are empty"),
-        ({"a": (-1, 2)}, "shape of 'a' must be known"),
+        ({"a": (-1, 2)}, r"known\. Received: 'a': \(-1, 2\)"),
+        ({"a": (None,)}, r"known\. Received: 'a': \(None,\)"),
+        ({"a": 3}, "known. Received: 'a': 3"),
+        ({"a": "34"}, "known. Received: 'a': '34'"),
+        ({"a": (2.5,)}, r"known\. Received: 'a': \(2\.5,\)"),
+        ({"a": tf.TensorShape(None)}, "known. Received: 'a'"),
+        ({3: (1,)}, "must map names.* Received: 3"),
     ],
 )
 def test_bad_shapes_are_named(embedded, shapes, message):
@@ -439,6 +445,7 @@ def test_bad_shapes_are_named(embedded, shapes, message):
         ({"shapes": {"b": (3,), "a": (2, 3)}}, "a:2x3;b:3.*b:3;a:2x3"),
         ({"shapes": {"a": (2, 3)}}, "a:2x3;b:3.*a:2x3"),
         ({"shapes": {"a": (2, 3), "c": (3,)}}, "b:3.*c:3"),
+        ({"shapes": {"a:2x3;b": (3,)}}, "a:2x3;b:3.*a%3A2x3%3Bb:3"),
         ({"optimizer": "adam"}, "sgd.*adam"),
         ({"consistency": "bsp"}, r"asp.*bsp"),
     ],

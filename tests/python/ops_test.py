@@ -364,3 +364,15 @@ def test_another_dim_than_the_tables_is_refused(cluster):
             table.handle, tf.constant([1]), dim=DIM + 1, insert_missing=True
         )
     assert table.size() == 0
+
+
+def test_xla_is_refused_with_what_to_do(cluster):
+    table = make_table()
+
+    @tf.function(jit_compile=True)
+    def step(ids):
+        return ops.lookup(table.handle, ids, dim=DIM, insert_missing=True) + 1.0
+
+    with pytest.raises(ValueError, match=r"XLA cannot.*`jit_compile=True`"):
+        step(tf.constant([1]))
+    assert table.size() == 0

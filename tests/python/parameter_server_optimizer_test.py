@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.python.worker_threads import Call, running_clients
+from tfswitch.keras import batch_size
 from tfswitch.keras._backend import IS_LEGACY, keras
 
 Consistency = tsw.train.Consistency
@@ -468,11 +469,10 @@ def test_a_worker_that_comes_second_begins_with_the_first_ones_values(cluster):
     ids=["none", "int", "float", "zero", "function", "tensor"],
 )
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
-def test_bsp_weighs_a_batch_by_batch_weight(
-    monkeypatch, weight, expected, in_graph
-):
-    # What models of other tests have recorded is not this one's.
-    monkeypatch.setattr("tfswitch.keras.batch_size._size", None)
+def test_bsp_weighs_a_batch_by_batch_weight(weight, expected, in_graph):
+    # What another model has recorded is not this one's.
+    batch_size.start_recording()
+    batch_size._size.assign(99.0)
     variable = make_variable()
     with running_clients(2) as client:
         workers = [
@@ -518,11 +518,12 @@ def test_bsp_weighs_a_batch_by_the_ids_that_layers_see():
             cluster=client(0),
             combiner="sum",
         )
+        layer.build((None, 2))
         variable = make_variable()
         optimizer = on_servers(
             tsw.optimizers.SGD(1.0), "bsp", table="sized", worker=workers[0]
         )
-        optimizer.build([variable])
+        optimizer.build([variable, *layer.trainable_variables])
         peer = tsw.DenseTable(
             "sized",
             optimizer.table.shapes,
@@ -535,7 +536,10 @@ def test_bsp_weighs_a_batch_by_the_ids_that_layers_see():
         def step(ids):
             layer(ids, training=True)
             layer(ids[:1], training=False)  # Evaluation does not count.
-            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+            (anchor,) = layer.trainable_variables
+            optimizer.apply_gradients(
+                [(tf.constant([1.0]), variable), (tf.constant(0.0), anchor)]
+            )
 
         expected = 0.0
         for size in (3, 3, 1):
@@ -737,6 +741,8 @@ def test_a_constraint_is_refused_with_its_variable(embedded):
         ({"batch_weight": -1.0}, "batch_weight=-1.0"),
         ({"batch_weight": float("nan")}, "batch_weight=nan"),
         ({"batch_weight": True}, "batch_weight=True"),
+        ({"batch_weight": "many"}, "batch_weight='many'"),
+        ({"batch_weight": [1.0]}, "batch_weight="),
         ({"worker": 0}, "worker=0"),
         ({"worker": "chief"}, "worker='chief'"),
     ],
@@ -771,6 +777,14 @@ def test_two_models_need_two_table_names(cluster):
         fit(make_model(on_servers("sgd", table="shared"), units=5))
     with pytest.raises(ValueError, match=r"(?s)'shared'.*sgd.*adam"):
         fit(make_model(on_servers("adam", table="shared")))
+
+
+def test_xla_is_refused_with_what_to_do(embedded):
+    model = make_model("sgd")
+    model.compile(on_servers("sgd"), "mse", jit_compile=True)
+
+    with pytest.raises(ValueError, match=r"XLA cannot.*`jit_compile=False`"):
+        fit(model)
 
 
 def test_a_model_without_dense_variables_is_refused(embedded):

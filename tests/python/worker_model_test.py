@@ -67,14 +67,17 @@ class Group:
             clock = 0
         worker = process.worker_id
         self.seen.add(worker)
-        contributed = any(worker == other for other, _ in self.open)
-        self.members[worker] = Member(
-            process, clock, self.open_round - (not contributed)
-        )
-        process.round = self.open_round
+        # What the worker has contributed before it was started again stands,
+        # and it goes on with the next round.
+        process.round = self.open_round + self.has_contributed(worker)
+        self.members[worker] = Member(process, clock, process.round - 1)
         if len(self.seen) >= NUM_WORKERS:
             self.waits_for_joins = False
         self._close_if_complete()
+        process.round = max(process.round, self.open_round)
+
+    def has_contributed(self, worker: int) -> bool:
+        return any(worker == other for other, _ in self.open)
 
     def arrive(self, process: "Process", contributes: bool) -> None:
         """A step ends; late contributions are dropped."""
@@ -111,9 +114,9 @@ class Process:
 
     def __init__(self, worker_id, cluster, consistency):
         self.worker_id = worker_id
-        self.worker = tsw.train.Worker(
-            worker_id, NUM_WORKERS, consistency=consistency, cluster=cluster
-        )
+        self.worker: tsw.train.Worker | None = None  # Until it has joined.
+        self._cluster = cluster
+        self._consistency = consistency
         self.table = tsw.EmbeddingTable(
             "t",
             1,
@@ -124,7 +127,17 @@ class Process:
         )
         self.round = 0
         self.pushed: list[int] = []  # Rows of the present step.
-        self.call: Call | None = None  # Under way: the end of a step.
+        # Under way: the end of a step, or joining.
+        self.call: Call | None = None
+        self.is_joining = False
+
+    def join(self) -> None:
+        self.worker = tsw.train.Worker(
+            self.worker_id,
+            NUM_WORKERS,
+            consistency=self._consistency,
+            cluster=self._cluster,
+        )
 
     def push(self, row: int) -> None:
         # The op would do the same, a little slower.
@@ -148,6 +161,7 @@ class WorkersMachine(RuleBasedStateMachine):
         self._num_clients = 0
         self._group = Group()
         self._processes: dict[int, Process] = {}  # Also those that have left.
+        self._observer: tsw.train.Worker | None = None  # The first.
         self._zombies: list[Process] = []
         self._num_rows = 0
         self._applied: set[int] = set()
@@ -168,10 +182,19 @@ class WorkersMachine(RuleBasedStateMachine):
             worker, self._client(self._num_clients), self.consistency
         )
         self._num_clients += 1
-        if former is not None and self._group.has(former):
+        if former is not None and self._group.has(former) and former.worker:
             self._zombies.append(former)
         self._processes[worker] = process
-        self._joined(process)
+        if self._group.has_contributed(worker):
+            joins = self._joins_again()
+            process.is_joining = True
+            process.call = Call(process.join)
+            wait_until(lambda: self._joins_again() == joins + 1)
+            self._group.join(process)
+        else:
+            process.join()
+            self._joined(process)
+        self._observer = self._observer or process.worker
         if former is not None and former.call is not None:
             # Whoever waited hears of it, and is not left waiting.
             with pytest.raises(RuntimeError, match="its own worker id"):
@@ -252,6 +275,8 @@ class WorkersMachine(RuleBasedStateMachine):
     @invariant()
     def the_group_is_as_the_model_says(self) -> None:
         for process in self._processes.values():
+            if process.worker is None:
+                continue
             workers = process.worker.stats()["workers"]
             assert workers["active"] == len(self._group.members)
             assert workers["rounds"] == len(self._group.closed)
@@ -308,6 +333,9 @@ class WorkersMachine(RuleBasedStateMachine):
         if not self.is_bsp:
             self._applied.add(row)
 
+    def _joins_again(self) -> int:
+        return self._observer.stats()["workers"]["rejoined"]
+
     def _wait_for_arrival(self, worker: tsw.train.Worker) -> None:
         wait_until(lambda: arrivals(worker) == self._group.arrivals)
 
@@ -321,7 +349,8 @@ class WorkersMachine(RuleBasedStateMachine):
     def _must_wait(self, process: Process) -> bool:
         group = self._group
         if self.is_bsp:
-            return process.round >= group.open_round
+            # One that joins waits for the round before its own.
+            return process.round >= group.open_round + process.is_joining
         if group.waits_for_joins:
             return True
         clock = group.members[process.worker_id].clock
@@ -337,6 +366,7 @@ class WorkersMachine(RuleBasedStateMachine):
                 continue
             process.call.result()
             process.call = None
+            process.is_joining = False
             process.round = self._group.open_round
             self._commit(process.round)
 

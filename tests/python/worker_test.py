@@ -84,6 +84,7 @@ def value_of(table, row=1):
         ({"num_workers": 10**7}, "num_workers=10000000"),
         ({"group": ""}, "group=''"),
         ({"group": 3}, "group=3"),
+        ({"cluster": "local://"}, "cluster='local://'"),
         ({"consistency": "ssp"}, "consistency='ssp'"),
         (
             {"consistency": {"kind": "ssp", "staleness": -1}},
@@ -101,7 +102,7 @@ def test_bad_arguments_are_named_and_nobody_joins(local, arguments, message):
     arguments = {"worker_id": 0, "num_workers": 2, **arguments}
 
     with pytest.raises(ValueError, match=f"Received.*{message}|{message}"):
-        Worker(**arguments, cluster=local(0))
+        Worker(**{"cluster": local(0), **arguments})
 
     with pytest.raises(RuntimeError, match="no worker of a group"):
         local(0)._native.end_step(1.0)
@@ -109,13 +110,23 @@ def test_bad_arguments_are_named_and_nobody_joins(local, arguments, message):
 
 @pytest.mark.parametrize(
     "weight",
-    [-1, -1e-300, float("nan"), float("inf"), [1.0], np.ones(1), "many"],
+    [
+        -1,
+        -1e-300,
+        float("nan"),
+        float("inf"),
+        [1.0],
+        np.ones(1),
+        "many",
+        None,
+        1j,
+    ],
     ids=repr,
 )
 def test_a_bad_weight_is_refused_and_no_step_ends(local, weight):
     worker = Worker(0, 1, consistency="bsp", cluster=local(0))
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"`weight`.*Received: weight="):
         worker.end_step(weight)
 
     assert worker.stats()["clock"] == 0
@@ -600,16 +611,49 @@ def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
     table.push([1], [[2.0]])
     blocked = Call(one.end_step)
     wait_until(lambda: arrivals(two) == 1)
-    again = Worker(0, 2, consistency="bsp", cluster=client(2))
+    joining = Call(lambda: Worker(0, 2, consistency="bsp", cluster=client(2)))
     with pytest.raises(RuntimeError, match="its own worker id"):
         blocked.result()
-    two.leave()  # Closes the round, and nobody waits for it.
-    assert again.stats()["workers"]["rounds"] == 1
     assert value_of(table) == 0.0
+    two.leave()  # Closes the round, which has nobody to wait for it.
 
-    again.end_step()
+    again = joining.result()
 
+    assert again.stats()["workers"]["rounds"] == 1
     assert value_of(table) == -2.0
+
+
+def test_one_started_again_waits_for_the_round_it_has_contributed_to(client):
+    one, two = join(client, 2, consistency="bsp")
+    tables = [make_table(client(i)) for i in range(3)]
+    tables[0].push([1], [[2.0]])
+    Call(one.end_step)
+    wait_until(lambda: arrivals(two) == 1)
+    joining = Call(lambda: Worker(0, 2, consistency="bsp", cluster=client(2)))
+    wait_until(lambda: two.stats()["workers"]["rejoined"] == 1)
+    assert not joining.is_over
+    tables[1].push([1], [[4.0]])
+
+    two.end_step()
+
+    again = joining.result()
+    assert value_of(tables[2]) == -3.0
+    tables[2].push([1], [[10.0]])
+    end_steps(again, two)
+    assert value_of(tables[0]) == -8.0
+    assert again.stats()["dropped_steps"] == 0
+    assert again.stats()["workers"]["contributions"] == 4
+
+
+def test_one_started_again_says_for_whom_it_waits(client):
+    one, two = join(client, 2, consistency="bsp", wait_secs=0.1)
+    with pytest.raises(TimeoutError):
+        one.end_step()
+
+    with pytest.raises(TimeoutError, match=r"waits for worker 1 \(at step 0\)"):
+        Worker(0, 2, consistency="bsp", cluster=client(2), wait_secs=0.1)
+
+    two.end_step()  # Nobody waits for the one that has given up.
 
 
 # --- Pushes -----------------------------------------------------------------
@@ -780,6 +824,44 @@ def test_an_error_of_leaving_does_not_hide_what_went_wrong():
     with pytest.raises(ZeroDivisionError), Worker(cluster=cluster):
         server.stop()
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("num_servers", [0, 1])
+def test_closing_a_cluster_leaves_the_group(num_servers):
+    with running_clients(num_servers) as client:
+        one, two = join(client, 2, consistency="bsp")
+        table = make_table(client(0))  # Keeps the connection.
+
+        client(0).close()
+
+        assert two.stats()["workers"]["active"] == 1
+        two.end_step()
+        del one, table
+
+
+def test_closing_a_cluster_leaves_a_worker_of_another_one_alone(local):
+    cluster = local(0)
+    same = tsw.Cluster(cluster.address, timeout=cluster.timeout)
+    worker = Worker(0, 1, cluster=cluster)
+
+    same.close()
+
+    assert worker.stats()["workers"]["active"] == 1
+
+
+def test_closing_a_cluster_whose_server_has_gone_is_no_error():
+    server = tsw.Server().start()
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=600.0)
+    worker = Worker(0, 1, consistency="bsp", cluster=cluster, lease_secs=6)
+    table = make_table(cluster)
+    server.stop()
+
+    # Of the 600 seconds that calls wait for a server it takes few.
+    assert Call(cluster.close).wait(60)
+
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.end_step()
+    del table
 
 
 def test_a_worker_of_a_closed_cluster_is_refused(local):

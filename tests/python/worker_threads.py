@@ -5,19 +5,16 @@ different timeouts are clients of their own, so each can be a worker.
 """
 
 import contextlib
-import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tfswitch as tsw
+from tests.support import running_servers
 
 # A test that hangs fails after this; nothing is measured by it.
 HANG_SECS = 60.0
-
-_names = itertools.count()
 
 
 class Call:
@@ -75,16 +72,7 @@ def running_clients(
 ) -> Iterator[Callable[[int], tsw.Cluster]]:
     """New servers (0: embedded); yields a maker of clients, by number."""
     with contextlib.ExitStack() as stack:
-        if num_servers == 0:
-            address = f"local://workers-{os.getpid()}-{next(_names)}"
-        else:
-            servers = [
-                stack.enter_context(
-                    tsw.Server(shard_index=i, num_shards=num_servers)
-                )
-                for i in range(num_servers)
-            ]
-            address = "grpc://" + ",".join(s.address for s in servers)
+        address = stack.enter_context(running_servers(num_servers))
         clients: dict[int, tsw.Cluster] = {}
 
         def client(number: int) -> tsw.Cluster:
@@ -101,7 +89,7 @@ def running_clients(
 
 def _leave(cluster: tsw.Cluster) -> None:
     with contextlib.suppress(RuntimeError):  # No worker, or closed.
-        cluster._native.leave_group()
+        cluster._native.leave_group(10.0)
 
 
 def arrivals(worker: tsw.train.Worker) -> int:

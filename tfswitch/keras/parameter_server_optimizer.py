@@ -1,5 +1,6 @@
 """An optimizer whose state and variables live on the parameter servers."""
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,11 @@ class ParameterServerOptimizer(_backend.Optimizer):
         if (
             batch_weight is not None
             and not callable(batch_weight)
-            and (isinstance(batch_weight, bool) or not batch_weight >= 0)
+            and (
+                isinstance(batch_weight, bool)
+                or not isinstance(batch_weight, numbers.Real)
+                or not batch_weight >= 0
+            )
         ):
             raise ValueError(
                 "`batch_weight` must be a number of samples of at least 0, or "
@@ -286,14 +291,15 @@ class ParameterServerOptimizer(_backend.Optimizer):
                     "each model"
                 )
         # What is left are anchors: their gradients come after the pushes of
-        # their layers.
+        # their layers, which have also seen how large the batch is.
+        has_layers = bool(by_id)
         pushed = [g for g in by_id.values() if g is not None]
         gradients = self._clip(gradients)
         table = self.table
         rate = tf.convert_to_tensor(_backend.present_learning_rate(self))
         pushed.append(table.push(gradients, learning_rate=rate))
         with tf.control_dependencies([tf.convert_to_tensor(p) for p in pushed]):
-            weight = tf.identity(self._weight())
+            weight = tf.identity(self._weight(has_layers))
             with tf.control_dependencies([weight]):
                 ended = embedding_ops.end_step(table.handle, weight)
         # Eager operations are over when they return.
@@ -306,12 +312,14 @@ class ParameterServerOptimizer(_backend.Optimizer):
         clipped = iter(self._clip_gradients(present) if present else [])
         return [None if g is None else next(clipped) for g in gradients]
 
-    def _weight(self) -> tf.Tensor:
+    def _weight(self, has_layers: bool) -> tf.Tensor:
         if self._batch_weight is not None:
             weight = self._batch_weight
             if callable(weight):
                 weight = weight()
             return tf.cast(weight, tf.float64)
+        if not has_layers:  # What was recorded is of another model.
+            return tf.ones([], tf.float64)
         recorded = batch_size.read()
         return tf.where(recorded > 0.0, recorded, tf.ones_like(recorded))
 

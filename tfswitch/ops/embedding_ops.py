@@ -4,9 +4,14 @@ Each runs where its table's resource lives, whatever device the caller is on:
 under `tf.distribute` every replica works on the one table of its process.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+# Where TensorFlow keeps what its own code asks for the same purpose.
+from tensorflow.python.ops import control_flow_util
 
 from tfswitch import _loader
 
@@ -28,6 +33,26 @@ class TrainingLookup(NamedTuple):
     loss_scale_probe: tf.Tensor
     unique_ids: tf.Tensor
     inverse: tf.Tensor
+
+
+@contextlib.contextmanager
+def _where_the_table_is() -> Iterator[None]:
+    """Ops made in it run with their table, and are not compiled.
+
+    Raises:
+        ValueError: If XLA is to compile them: it knows no such ops, and says so
+            in its own words only when the step runs.
+    """
+    if control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    ):
+        raise ValueError(
+            "XLA cannot compile the ops of tfswitch. Compile the model with "
+            "`jit_compile=False`, or leave `jit_compile=True` out of the "
+            "tf.function around them."
+        )
+    with tf.device(None):
+        yield
 
 
 def table_handle(
@@ -66,7 +91,7 @@ def lookup(
     Returns:
         float32, `ids.shape + [dim]`.
     """
-    with tf.device(None):
+    with _where_the_table_is():
         return _library.tfswitch_lookup(
             table=table, ids=ids, dim=dim, insert_missing=insert_missing
         )
@@ -90,7 +115,7 @@ def training_lookup(
         learning_rate: float32 scalar of the push in the backward pass.
         dim: The table's dimension.
     """
-    with tf.device(None):
+    with _where_the_table_is():
         outputs = _library.tfswitch_training_lookup(
             table=table,
             ids=ids,
@@ -127,7 +152,7 @@ def push_unique(
         The gradient of the anchor: float32 scalar, 0, or NaN if the push was
         skipped because a scaled loss overflowed.
     """
-    with tf.device(None):
+    with _where_the_table_is():
         return _library.tfswitch_push_unique(
             table=table,
             unique_ids=unique_ids,
@@ -159,7 +184,7 @@ def push(
     Returns:
         int64 scalar: the number of rows that took a step.
     """
-    with tf.device(None):
+    with _where_the_table_is():
         return _library.tfswitch_push(
             table=table,
             ids=ids,
@@ -181,13 +206,13 @@ def end_step(table: tf.Tensor, weight: tf.Tensor) -> Any:
     Returns:
         The operation, in a graph.
     """
-    with tf.device(None):
+    with _where_the_table_is():
         return _library.tfswitch_end_step(table=table, weight=weight)
 
 
 def size(table: tf.Tensor) -> tf.Tensor:
     """Returns the number of rows of a table, an int64 scalar."""
-    with tf.device(None):
+    with _where_the_table_is():
         return _library.tfswitch_size(table=table)
 
 

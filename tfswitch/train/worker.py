@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import json
+import math
 import weakref
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,9 @@ from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 
 _MAX_WORKERS = 1_000_000
+
+# How long leaving waits for a server when nobody has asked for it.
+_PARTING_SECS = 2.0
 
 
 class Worker:
@@ -96,6 +100,11 @@ class Worker:
             ("wait_secs", wait_secs),
         ):
             _check_seconds(name, value)
+        if cluster is not None and not isinstance(cluster, Cluster):
+            raise ValueError(
+                "`cluster` must be what tfswitch.connect returned. "
+                f"Received: cluster={cluster!r}"
+            )
         self._worker_id = int(worker_id)
         self._num_workers = int(num_workers)
         self._consistency = consistency_lib.get(consistency)
@@ -117,8 +126,9 @@ class Worker:
             )
         )
         _present[self._place] = self
-        # A process that ends by itself does not leave its lease to run out.
-        _leave_at_exit(self)
+        # Who ends by itself does not leave its lease to run out.
+        self._cluster._before_close = weakref.WeakMethod(self._part)
+        _part_at_exit(self)
 
     @property
     def worker_id(self) -> int:
@@ -176,15 +186,8 @@ class Worker:
                 "`weight` is a symbolic tensor, and `end_step` runs in Python. "
                 "Call it outside tf.function."
             )
-        if (
-            not np.isscalar(weight) and np.ndim(weight) != 0
-        ) or not 0.0 <= float(weight) < float("inf"):
-            raise ValueError(
-                "`weight` must be a finite number of at least 0. "
-                f"Received: weight={weight!r}"
-            )
         self._check_is_present()
-        self._native.end_step(float(weight))
+        self._native.end_step(_to_weight(weight))
 
     def leave(self) -> None:
         """Tells the group that nobody has to wait for this worker.
@@ -194,7 +197,13 @@ class Worker:
         Idempotent.
         """
         if _present.get(self._place) is self:
-            self._native.leave_group()
+            self._native.leave_group(math.inf)
+
+    def _part(self) -> None:
+        # Nobody has to wait for one whose servers have gone.
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            if _present.get(self._place) is self:
+                self._native.leave_group(_PARTING_SECS)
 
     def stats(self) -> dict[str, Any]:
         """Returns what was measured.
@@ -262,18 +271,28 @@ def _default_worker_id() -> int:
     )
 
 
-def _leave_at_exit(worker: Worker) -> None:
+def _part_at_exit(worker: Worker) -> None:
     reference = weakref.ref(worker)
 
-    def leave() -> None:
+    def part() -> None:
         present = reference()
-        if present is None or present.cluster.closed:
-            return
-        # The servers may have gone; then nobody waits either.
-        with contextlib.suppress(Exception):
-            present.leave()
+        if present is not None and not present.cluster.closed:
+            present._part()
 
-    atexit.register(leave)
+    atexit.register(part)
+
+
+def _to_weight(weight: Any) -> float:
+    value = math.nan
+    if np.ndim(weight) == 0:
+        with contextlib.suppress(TypeError, ValueError):
+            value = float(weight)
+    if 0.0 <= value < math.inf:
+        return value
+    raise ValueError(
+        "`weight` must be a finite number of at least 0. "
+        f"Received: weight={weight!r}"
+    )
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

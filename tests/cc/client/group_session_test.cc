@@ -13,17 +13,20 @@
 #include "cc/client/local_group_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/forwarding_group_client.h"
 
 namespace tfswitch {
 namespace {
 
+using testing::HasSubstr;
+
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// Passes calls on, and counts the renewals of leases.
-class CountingGroups final : public GroupClient {
+// Writes down how the life of a session is told.
+class CountingGroups final : public ForwardingGroupClient {
  public:
   explicit CountingGroups(std::unique_ptr<GroupClient> groups)
-      : groups_(std::move(groups)) {}
+      : ForwardingGroupClient(groups.get()), groups_(std::move(groups)) {}
 
   // Waits until `count` more leases have been renewed.
   void WaitForBeats(int count) {
@@ -32,46 +35,27 @@ class CountingGroups final : public GroupClient {
     while (num_beats_ < wanted) changed_.Wait(&mutex_);
   }
 
-  absl::Status CreateGroup(const std::string& group,
-                           const WorkerGroupOptions& options) override {
-    return groups_->CreateGroup(group, options);
-  }
-  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker) override {
-    return groups_->Join(group, worker);
-  }
-  absl::Status Beat(const GroupMember& member) override {
-    absl::Status status = groups_->Beat(member);
+  absl::Status Beat(const GroupMember& member,
+                    absl::Duration timeout) override {
+    absl::Status status = ForwardingGroupClient::Beat(member, timeout);
     MutexLock lock(&mutex_);
     ++num_beats_;
     changed_.NotifyAll();
     return status;
   }
-  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
-                                 int64_t round, double weight) override {
-    return groups_->Arrive(member, clock, round, weight);
+  absl::Status Leave(const GroupMember& member,
+                     absl::Duration timeout) override {
+    {
+      MutexLock lock(&mutex_);
+      leave_timeouts_.push_back(timeout);
+    }
+    return ForwardingGroupClient::Leave(member, timeout);
   }
-  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
-                                        int64_t clock, int64_t round,
-                                        double weight, int64_t staleness,
-                                        absl::Time deadline) override {
-    return groups_->ArriveAndWait(member, clock, round, weight, staleness,
-                                  deadline);
-  }
-  absl::Status Leave(const GroupMember& member) override {
-    return groups_->Leave(member);
-  }
-  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
-                                     absl::Time deadline) override {
-    return groups_->WaitForRound(member, number, deadline);
-  }
-  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
-                           int64_t staleness, absl::Time deadline) override {
-    return groups_->WaitForTurn(member, clock, staleness, deadline);
-  }
-  absl::StatusOr<WorkerGroup::Stats> GroupStats(
-      const std::string& group) override {
-    return groups_->GroupStats(group);
+
+  // How long each Leave() would have waited for the server.
+  std::vector<absl::Duration> leave_timeouts() {
+    MutexLock lock(&mutex_);
+    return leave_timeouts_;
   }
 
  private:
@@ -79,6 +63,7 @@ class CountingGroups final : public GroupClient {
   Mutex mutex_;
   CondVar changed_;
   int num_beats_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<absl::Duration> leave_timeouts_ ABSL_GUARDED_BY(mutex_);
 };
 
 class GroupSessionTest : public testing::Test {
@@ -136,7 +121,7 @@ TEST_F(GroupSessionTest, AStepLongerThanTheLeaseIsNotDeath) {
 TEST_F(GroupSessionTest, OneGivenUpHearsOfItAndComesBack) {
   const auto session = Join(3, {});
   const GroupMember before = session->member();
-  ASSERT_TRUE(groups_->Leave(before).ok());
+  ASSERT_TRUE(groups_->Leave(before, kLong).ok());
 
   EXPECT_EQ(session->EndStep(true, 1.0).code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(session->Rejoin().ok());
@@ -175,6 +160,50 @@ TEST_F(GroupSessionTest, NobodyWaitsForOneThatHasLeft) {
   ASSERT_TRUE(leaver->Leave().ok());
   EXPECT_TRUE(leaver->Leave().ok());
   EXPECT_TRUE(other->WaitForTurn(0, kLong).ok());
+}
+
+TEST_F(GroupSessionTest, ASessionThatEndsDoesNotWaitLongForItsServer) {
+  Join(0, {}).reset();
+  EXPECT_THAT(groups_->leave_timeouts(),
+              testing::ElementsAre(GroupSession::kPartingTime));
+}
+
+TEST_F(GroupSessionTest, AWaitInTwoPartsSaysHowLongItWasInAll) {
+  WorkerGroupOptions options;
+  options.num_workers = 2;
+  const auto session = Join(0, options);
+  const absl::Status first =
+      session->EndStepAndWaitForTurn(0, absl::Milliseconds(30));
+  // Some time goes by on top, but none less.
+  EXPECT_THAT(std::string(first.message()),
+              testing::ContainsRegex("gave up after [3-9][0-9]+|[0-9]{3,}ms"));
+  EXPECT_EQ(session->waits().count, 1);
+  EXPECT_GE(session->waits().longest, absl::Milliseconds(30));
+  // However short.
+  EXPECT_THAT(
+      std::string(session->WaitForTurn(0, absl::Microseconds(1)).message()),
+      testing::Not(HasSubstr("after 0")));
+}
+
+TEST_F(GroupSessionTest, OneGivenUpComesBackToAGroupThatOthersHaveLeft) {
+  WorkerGroupOptions options;
+  options.num_workers = 2;
+  const auto ended = Join(0, options);
+  const auto given_up = Join(1, options);
+  ASSERT_TRUE(groups_->Leave(given_up->member(), kLong).ok());
+  ASSERT_TRUE(ended->Leave().ok());
+
+  EXPECT_EQ(given_up->EndStep(false, 0.0).code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(given_up->Rejoin().ok());
+
+  EXPECT_TRUE(given_up->EndStepAndWaitForTurn(0, kLong).ok());
+  // But one that has left by itself begins anew, and waits for the others.
+  ASSERT_TRUE(given_up->Leave().ok());
+  ASSERT_TRUE(given_up->Rejoin().ok());
+  EXPECT_THAT(
+      std::string(
+          given_up->EndStepAndWaitForTurn(0, absl::Milliseconds(1)).message()),
+      HasSubstr("not joined"));
 }
 
 TEST_F(GroupSessionTest, OptionsMustBeThoseOfTheOthers) {

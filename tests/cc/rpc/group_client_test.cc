@@ -21,40 +21,19 @@ namespace {
 
 using testing::HasSubstr;
 
+constexpr absl::Duration kLong = absl::Seconds(60);
+
 absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
 // The parameter is the number of servers; 0: tables in this process.
 class GroupClientTest : public testing::TestWithParam<int> {
  protected:
-  GroupClientTest() {
-    ShardOptions options;
-    options.num_shards = static_cast<uint32_t>(std::max(1, GetParam()));
-    if (GetParam() == 0) shard_ = std::make_shared<Shard>(options);
-    for (int i = 0; i < GetParam(); ++i) {
-      options.shard_index = static_cast<uint32_t>(i);
-      servers_.push_back(StartServer({}, options));
-    }
-  }
-
   // What one worker holds.
-  std::unique_ptr<ParameterClient> Connect() {
-    if (GetParam() == 0) return NewLocalClient(shard_);
-    std::vector<std::unique_ptr<ParameterClient>> clients;
-    for (const auto& server : servers_) {
-      GrpcClientOptions options;
-      options.address = server->address();
-      options.shard_index = static_cast<uint32_t>(clients.size());
-      options.num_shards = static_cast<uint32_t>(servers_.size());
-      options.timeout = absl::Seconds(20);
-      auto client = NewGrpcClient(options);
-      EXPECT_TRUE(client.ok()) << client.status();
-      clients.push_back(std::move(client).value());
-    }
-    return NewShardedClient(std::move(clients));
+  std::shared_ptr<ParameterClient> Connect() const {
+    return cluster_.Connect();
   }
 
-  std::shared_ptr<Shard> shard_;
-  std::vector<std::unique_ptr<GrpcServer>> servers_;
+  const ClusterUnderTest cluster_{GetParam()};
 };
 
 INSTANTIATE_TEST_SUITE_P(Servers, GroupClientTest, testing::Values(0, 1, 3));
@@ -70,7 +49,7 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
       const auto client = Connect();
       GroupClient& groups = client->groups();
       ASSERT_TRUE(groups.CreateGroup("g", options).ok());
-      const WorkerGroup::Place joined = *groups.Join("g", w);
+      const WorkerGroup::Place joined = *groups.Join("g", w, 0);
       const GroupMember member = {"g", w, joined.incarnation};
       int64_t round = joined.round;
       for (int64_t i = 0; i < 20 + 10 * w; ++i, ++round) {
@@ -80,7 +59,7 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
         ASSERT_TRUE(closed.ok()) << closed.status();
         rounds[w].push_back(*std::move(closed));
       }
-      EXPECT_TRUE(groups.Leave(member).ok());
+      EXPECT_TRUE(groups.Leave(member, kLong).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -110,14 +89,14 @@ TEST_P(GroupClientTest, StalenessIsBounded) {
       const auto client = Connect();
       GroupClient& groups = client->groups();
       ASSERT_TRUE(groups.CreateGroup("g", options).ok());
-      const GroupMember member = {"g", w, groups.Join("g", w)->incarnation};
+      const GroupMember member = {"g", w, groups.Join("g", w, 0)->incarnation};
       for (int64_t clock = 0; clock < 100; ++clock) {
         const absl::Status turn = groups.WaitForTurn(member, clock, 1, Soon());
         ASSERT_TRUE(turn.ok()) << turn;
         ASSERT_TRUE(
             groups.Arrive(member, clock, WorkerGroup::kNoRound, 0).ok());
       }
-      EXPECT_TRUE(groups.Leave(member).ok());
+      EXPECT_TRUE(groups.Leave(member, kLong).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -130,8 +109,8 @@ TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
   const auto client = Connect();
   GroupClient& groups = client->groups();
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
-  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
-  ASSERT_TRUE(groups.Join("g", 4).ok());
+  const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
+  ASSERT_TRUE(groups.Join("g", 4, 0).ok());
   ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0).ok());
   const absl::Time deadline = absl::Now() + absl::Milliseconds(50);
   for (const absl::Status& status :
@@ -140,7 +119,6 @@ TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(status.message(), HasSubstr("group 'g'"));
     EXPECT_THAT(status.message(), HasSubstr("worker 4 (at step 0)"));
-    EXPECT_THAT(status.message(), HasSubstr("gave up after"));
   }
 }
 
@@ -151,27 +129,28 @@ TEST_P(GroupClientTest, TheDeadAreDroppedWhenTheirLeaseEnds) {
   options.lease = absl::Seconds(1);
   options.num_workers = 2;
   ASSERT_TRUE(groups.CreateGroup("g", options).ok());
-  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
-  const GroupMember dead = {"g", 1, groups.Join("g", 1)->incarnation};
+  const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
+  const GroupMember dead = {"g", 1, groups.Join("g", 1, 0)->incarnation};
   ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0).ok());
 
   const auto round = groups.WaitForRound(member, 0, Soon());
 
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->contributions.size(), 1u);
-  EXPECT_EQ(groups.Beat(dead).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(groups.Beat(dead, kLong).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(groups.GroupStats("g")->expired, 1);
-  EXPECT_TRUE(groups.Join("g", 1).ok());
+  EXPECT_TRUE(groups.Join("g", 1, 0).ok());
   EXPECT_EQ(groups.GroupStats("g")->rejoined, 1);
 }
 
 TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
   const auto client = Connect();
   GroupClient& groups = client->groups();
-  EXPECT_EQ(groups.Join("g", 0).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(groups.Join("g", 0, 0).status().code(),
+            absl::StatusCode::kNotFound);
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
   EXPECT_TRUE(groups.CreateGroup("g", {}).ok());
-  ASSERT_TRUE(groups.Join("g", 1).ok());
+  ASSERT_TRUE(groups.Join("g", 1, 0).ok());
   WorkerGroupOptions other;
   other.settings = "bsp(mean)";
   EXPECT_EQ(groups.CreateGroup("g", other).code(),
@@ -179,13 +158,14 @@ TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
   other.lease = absl::ZeroDuration();
   EXPECT_EQ(groups.CreateGroup("h", other).code(),
             absl::StatusCode::kInvalidArgument);
-  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
+  const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
   EXPECT_EQ(groups.Arrive(member, 5, 0, 1.0).status().code(),
             absl::StatusCode::kOutOfRange);
   EXPECT_EQ(groups.Arrive(member, 0, 0, -1.0).status().code(),
             absl::StatusCode::kInvalidArgument);
-  ASSERT_TRUE(groups.Join("g", 0).ok());  // Somebody else, as worker 0.
-  EXPECT_EQ(groups.Beat(member).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(groups.Join("g", 0, 0).ok());  // Somebody else, as worker 0.
+  EXPECT_EQ(groups.Beat(member, kLong).code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(GroupClientOverGrpcTest, AStoppingServerEndsTheWait) {
@@ -196,7 +176,7 @@ TEST(GroupClientOverGrpcTest, AStoppingServerEndsTheWait) {
   WorkerGroupOptions options;
   options.num_workers = 2;
   ASSERT_TRUE(groups.CreateGroup("g", options).ok());
-  const GroupMember member = {"g", 0, groups.Join("g", 0)->incarnation};
+  const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
   std::thread stopping([&] { server->Stop(absl::Seconds(30)); });
 
   const absl::Status status = groups.WaitForRound(member, 0, Soon()).status();

@@ -3,6 +3,7 @@
 #ifndef TFSWITCH_TESTS_CC_RPC_SERVER_UNDER_TEST_H_
 #define TFSWITCH_TESTS_CC_RPC_SERVER_UNDER_TEST_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -12,7 +13,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cc/client/local_client.h"
 #include "cc/client/parameter_client.h"
+#include "cc/client/sharded_client.h"
 #include "cc/rpc/grpc_client.h"
 #include "cc/rpc/grpc_server.h"
 #include "cc/shard/shard.h"
@@ -34,6 +37,43 @@ inline absl::StatusOr<std::unique_ptr<ParameterClient>> Connect(
   options.timeout = timeout;
   return NewGrpcClient(options);
 }
+
+// The tables of a cluster; 0 servers: in this process.
+class ClusterUnderTest {
+ public:
+  explicit ClusterUnderTest(int num_servers) {
+    ShardOptions options;
+    options.num_shards = static_cast<uint32_t>(std::max(1, num_servers));
+    if (num_servers == 0) shard_ = std::make_shared<Shard>(options);
+    for (int i = 0; i < num_servers; ++i) {
+      options.shard_index = static_cast<uint32_t>(i);
+      GrpcServerOptions server;
+      server.num_threads = 2;
+      servers_.push_back(StartServer(server, options));
+    }
+  }
+
+  // What one worker holds.
+  std::shared_ptr<ParameterClient> Connect() const {
+    if (shard_ != nullptr) return NewLocalClient(shard_);
+    std::vector<std::unique_ptr<ParameterClient>> clients;
+    for (const auto& server : servers_) {
+      GrpcClientOptions options;
+      options.address = server->address();
+      options.shard_index = static_cast<uint32_t>(clients.size());
+      options.num_shards = static_cast<uint32_t>(servers_.size());
+      options.timeout = absl::Seconds(20);
+      auto client = NewGrpcClient(options);
+      EXPECT_TRUE(client.ok()) << client.status();
+      clients.push_back(std::move(client).value());
+    }
+    return NewShardedClient(std::move(clients));
+  }
+
+ private:
+  std::shared_ptr<Shard> shard_;
+  std::vector<std::unique_ptr<GrpcServer>> servers_;
+};
 
 inline std::vector<Key> RandomKeys(int count, uint64_t seed = 1) {
   std::mt19937_64 random(seed);

@@ -22,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/testing/forwarding_group_client.h"
 
 namespace tfswitch {
 namespace {
@@ -34,52 +35,24 @@ using testing::HasSubstr;
 constexpr int kDim = 4;
 
 // Passes calls on until it dies: from then on nobody hears of it.
-class MortalGroups final : public GroupClient {
+class MortalGroups final : public ForwardingGroupClient {
  public:
-  explicit MortalGroups(GroupClient* groups) : groups_(groups) {}
+  using ForwardingGroupClient::ForwardingGroupClient;
 
   void Die() { is_dead_ = true; }
 
-  absl::Status CreateGroup(const std::string& group,
-                           const WorkerGroupOptions& options) override {
-    return groups_->CreateGroup(group, options);
+  absl::Status Beat(const GroupMember& member,
+                    absl::Duration timeout) override {
+    return is_dead_ ? absl::OkStatus()
+                    : ForwardingGroupClient::Beat(member, timeout);
   }
-  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker) override {
-    return groups_->Join(group, worker);
-  }
-  absl::Status Beat(const GroupMember& member) override {
-    return is_dead_ ? absl::OkStatus() : groups_->Beat(member);
-  }
-  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
-                                 int64_t round, double weight) override {
-    return groups_->Arrive(member, clock, round, weight);
-  }
-  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
-                                        int64_t clock, int64_t round,
-                                        double weight, int64_t staleness,
-                                        absl::Time deadline) override {
-    return groups_->ArriveAndWait(member, clock, round, weight, staleness,
-                                  deadline);
-  }
-  absl::Status Leave(const GroupMember& member) override {
-    return is_dead_ ? absl::OkStatus() : groups_->Leave(member);
-  }
-  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
-                                     absl::Time deadline) override {
-    return groups_->WaitForRound(member, number, deadline);
-  }
-  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
-                           int64_t staleness, absl::Time deadline) override {
-    return groups_->WaitForTurn(member, clock, staleness, deadline);
-  }
-  absl::StatusOr<WorkerGroup::Stats> GroupStats(
-      const std::string& group) override {
-    return groups_->GroupStats(group);
+  absl::Status Leave(const GroupMember& member,
+                     absl::Duration timeout) override {
+    return is_dead_ ? absl::OkStatus()
+                    : ForwardingGroupClient::Leave(member, timeout);
   }
 
  private:
-  GroupClient* const groups_;
   std::atomic<bool> is_dead_{false};
 };
 
@@ -156,43 +129,6 @@ class MortalClient final : public ParameterClient {
   const std::shared_ptr<ParameterClient> client_;
   MortalGroups groups_;
   int failing_commits_ = 0;
-};
-
-// The tables of a cluster; 0 servers: in this process.
-class Cluster {
- public:
-  explicit Cluster(int num_servers) {
-    ShardOptions options;
-    options.num_shards = static_cast<uint32_t>(std::max(1, num_servers));
-    if (num_servers == 0) shard_ = std::make_shared<Shard>(options);
-    for (int i = 0; i < num_servers; ++i) {
-      options.shard_index = static_cast<uint32_t>(i);
-      GrpcServerOptions server;
-      server.num_threads = 2;
-      servers_.push_back(StartServer(server, options));
-    }
-  }
-
-  // What one worker holds.
-  std::shared_ptr<ParameterClient> Connect() const {
-    if (shard_ != nullptr) return NewLocalClient(shard_);
-    std::vector<std::unique_ptr<ParameterClient>> clients;
-    for (const auto& server : servers_) {
-      GrpcClientOptions options;
-      options.address = server->address();
-      options.shard_index = static_cast<uint32_t>(clients.size());
-      options.num_shards = static_cast<uint32_t>(servers_.size());
-      options.timeout = absl::Seconds(20);
-      auto client = NewGrpcClient(options);
-      EXPECT_TRUE(client.ok()) << client.status();
-      clients.push_back(std::move(client).value());
-    }
-    return NewShardedClient(std::move(clients));
-  }
-
- private:
-  std::shared_ptr<Shard> shard_;
-  std::vector<std::unique_ptr<GrpcServer>> servers_;
 };
 
 constexpr ConsistencyConfig kBsp = {ConsistencyKind::kBsp, 0, Reduction::kMean};
@@ -332,7 +268,7 @@ Rows ExportRows(ParameterClient& client) {
 }
 
 // Workers with uneven numbers of steps, each in a thread.
-Rows TrainInRounds(const Cluster& cluster) {
+Rows TrainInRounds(const ClusterUnderTest& cluster) {
   TableConfig config = TableOf();
   config.optimizer = AdagradConfig{};
   std::vector<std::thread> threads;
@@ -367,7 +303,7 @@ Rows TrainInRounds(const Cluster& cluster) {
 
 // One worker, whose batches are the unions of theirs.
 Rows TrainAlone() {
-  const auto client = Cluster(0).Connect();
+  const auto client = ClusterUnderTest(0).Connect();
   TableConfig config = TableOf({});
   config.optimizer = AdagradConfig{};
   EXPECT_TRUE(client->CreateTable(config).ok());
@@ -396,7 +332,7 @@ Rows TrainAlone() {
 // The parameter is the number of servers; 0: tables in this process.
 class WorkerSessionTest : public testing::TestWithParam<int> {
  protected:
-  const Cluster cluster_{GetParam()};
+  const ClusterUnderTest cluster_{GetParam()};
 };
 
 INSTANTIATE_TEST_SUITE_P(Servers, WorkerSessionTest, testing::Values(0, 1, 3));
@@ -412,7 +348,7 @@ TEST_P(WorkerSessionTest, UnevenWorkersLearnWhatOneWouldFromTheUnion) {
         << "key " << key;
   }
   // To the last bit, whoever was quicker this time.
-  EXPECT_EQ(TrainInRounds(Cluster(GetParam())), trained);
+  EXPECT_EQ(TrainInRounds(ClusterUnderTest(GetParam())), trained);
 }
 
 TEST_P(WorkerSessionTest, OneThatDiesIsDroppedAndTheRestGoOn) {
@@ -475,7 +411,9 @@ TEST_P(WorkerSessionTest, OneGivenUpJoinsAgainAndItsStepDoesNotCount) {
   const auto session = Join(client, OptionsOf(0, 1));
   ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   const GroupMember before = session->GetReport()->member;
-  ASSERT_TRUE(client->groups().Leave(before).ok());  // As when a lease ends.
+  ASSERT_TRUE(client->groups()
+                  .Leave(before, absl::Seconds(10))
+                  .ok());  // As when a lease ends.
 
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
@@ -494,7 +432,9 @@ TEST_P(WorkerSessionTest, AnUnboundWorkerGivenUpLosesNothing) {
   const auto client = cluster_.Connect();
   CreateRows(*client, 10.0f, Ssp(2));
   const auto session = Join(client, OptionsOf(0, 1, Ssp(2)));
-  ASSERT_TRUE(client->groups().Leave(session->GetReport()->member).ok());
+  ASSERT_TRUE(client->groups()
+                  .Leave(session->GetReport()->member, absl::Seconds(10))
+                  .ok());
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
   EXPECT_EQ(session->GetReport()->dropped, 0);
@@ -591,6 +531,42 @@ TEST_P(WorkerSessionTest, OneThatWasStartedAgainElsewhereIsTold) {
   EXPECT_THAT(SomeRows(*client), Each(8.0f));
 }
 
+TEST_P(WorkerSessionTest, OneStartedAgainInAnOpenRoundLosesNoStep) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 100.0f);
+  const auto other = Join(client, OptionsOf(0, 2));
+  const auto first_client = cluster_.Connect();
+  const auto first = Join(first_client, OptionsOf(1, 2));
+  std::thread dying([&] {
+    // Its gradients count, although it is replaced while it waits.
+    EXPECT_EQ(TrainStep(*first_client, *first, 2.0f).code(),
+              absl::StatusCode::kFailedPrecondition);
+  });
+  while (client->groups().GroupStats("g")->staleness[0] == 0) {
+    std::this_thread::yield();
+  }
+
+  const auto second_client = cluster_.Connect();
+  std::unique_ptr<WorkerSession> second;
+  std::thread joining([&] { second = Join(second_client, OptionsOf(1, 2)); });
+  while (client->groups().GroupStats("g")->rejoined == 0) {
+    std::this_thread::yield();
+  }
+  ASSERT_TRUE(TrainStep(*client, *other, 4.0f).ok());
+  joining.join();
+  dying.join();
+
+  // It begins with what the round has led to.
+  EXPECT_THAT(SomeRows(*second_client), Each(100.0f - 3.0f));
+  std::thread step(
+      [&] { EXPECT_TRUE(TrainStep(*second_client, *second, 8.0f).ok()); });
+  EXPECT_TRUE(TrainStep(*client, *other, 16.0f).ok());
+  step.join();
+  EXPECT_THAT(SomeRows(*client), Each(97.0f - 12.0f));
+  EXPECT_EQ(second->GetReport()->dropped, 0);
+  EXPECT_EQ(second->GetReport()->group.contributions, 4);
+}
+
 TEST_P(WorkerSessionTest, WorkersOfAGroupHaveOneConsistency) {
   const auto client = cluster_.Connect();
   const auto session = Join(client, OptionsOf(0, 2));
@@ -632,7 +608,8 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
   // Workers that die between their arrival and the commit.
   GroupClient& groups = client->groups();
-  const WorkerGroup::Place place = *groups.Join("g", 1);
+  const WorkerGroup::Place place =
+      *groups.Join("g", 1, /*previous_incarnation=*/0);
   const GroupMember dying = {"g", 1, place.incarnation};
   for (int64_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock + i},
@@ -642,7 +619,7 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
     ASSERT_TRUE(
         groups.Arrive(dying, place.clock + i, place.round + i, 1.0).ok());
   }
-  ASSERT_TRUE(groups.Leave(dying).ok());
+  ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
   EXPECT_EQ(groups.GroupStats("g")->rounds, 4);
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
 

@@ -189,8 +189,28 @@ TEST(RoundStageTest, AServerThatKnowsNoRoundTakesUpTheOneThatIsThere) {
   RoundStage stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 17), "t", PushOf(1.0f)).ok());
-  EXPECT_EQ(committer.Commit(RoundOf(17, {{0, 17}})).value(), 17);
+  Round round = RoundOf(17, {{0, 17}});
+  // First come those that somebody might have staged steps for.
+  round.first_kept = 17;
+  EXPECT_EQ(committer.Commit(round).value(), 17);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
+}
+
+TEST(RoundStageTest, TheFirstRoundThatComesNeedNotBeTheFirst) {
+  // Who contributed to round 1 was quicker than those of round 0.
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(2.0f)).ok());
+  EXPECT_EQ(committer.Commit(RoundOf(1, {{1, 0}})).value(),
+            WorkerGroup::kNoRound);
+  EXPECT_THAT(committer.applied(), ElementsAre());
+  Round first = RoundOf(0, {{0, 0}});
+  first.active = {IncarnationOf(0), IncarnationOf(1)};
+  EXPECT_EQ(committer.Commit(first).value(), 0);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
+  EXPECT_EQ(committer.Commit(RoundOf(1, {{1, 0}})).value(), 1);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](2)"));
 }
 
 TEST(RoundStageTest, APushAtAClosedClockIsRefusedWithWorkerAndClock) {

@@ -31,9 +31,10 @@ WorkerGroupOptions Options(uint32_t num_workers = 0) {
 
 // A worker of the tests: does what a real one would do.
 struct Player {
-  Player(WorkerGroup* of_group, uint32_t its_id, absl::Time now)
+  Player(WorkerGroup* of_group, uint32_t its_id, absl::Time now,
+         uint64_t previous = 0)
       : group(of_group), id(its_id) {
-    const WorkerGroup::Place member = group->Join(id, now);
+    const WorkerGroup::Place member = group->Join(id, now, previous);
     incarnation = member.incarnation;
     clock = member.clock;
     round = member.round;
@@ -199,6 +200,32 @@ TEST(WorkerGroupTest, AGroupThatAllHaveLeftBeginsAnew) {
   EXPECT_EQ(group.open_round(), 2);
 }
 
+TEST(WorkerGroupTest, OneGivenUpThatComesBackDoesNotWaitForThoseWhoHaveEnded) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  ASSERT_TRUE(a.Arrive(kStart + absl::Seconds(9)).ok());
+  group.Tick(kStart + absl::Seconds(10));  // b is given up.
+  EXPECT_EQ(group.open_round(), 1);
+  group.Leave(a.id, a.incarnation);
+  EXPECT_EQ(group.stats().num_active, 0);
+
+  const absl::Time later = kStart + absl::Seconds(20);
+  Player back(&group, 1, later, b.incarnation);
+
+  EXPECT_EQ(back.clock, 1);  // Where the others were.
+  EXPECT_TRUE(group.MayProceed(back.clock, 0));
+  ASSERT_TRUE(back.Arrive(later).ok());
+  EXPECT_EQ(group.open_round(), 2);
+  group.Leave(1, back.incarnation);
+
+  // A new process begins anew, and one of the run before belongs to the new.
+  Player anew(&group, 0, later);
+  EXPECT_THAT(group.DescribeMissing(2), HasSubstr("not joined"));
+  group.Leave(0, anew.incarnation);
+  Player stray(&group, 1, later, back.incarnation);
+  EXPECT_THAT(group.DescribeMissing(2), HasSubstr("not joined"));
+}
+
 TEST(WorkerGroupTest, ALateWorkerJoinsTheOpenRound) {
   WorkerGroup group(Options(1));
   Player a(&group, 0, kStart);
@@ -229,10 +256,55 @@ TEST(WorkerGroupTest, AWorkerStartedAgainTakesItsOldPlace) {
   group.Leave(0, a.incarnation);  // Means the one that is gone.
   EXPECT_TRUE(group.IsMember(0, again.incarnation));
   EXPECT_EQ(group.stats().rejoined, 1);
-  // What it has contributed stands, and the round does not wait for another.
+  // What it has contributed stands, the round does not wait for another, and it
+  // goes on with the next one.
+  EXPECT_EQ(again.round, 1);
+  EXPECT_EQ(again.Arrive(kStart).code(), absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(b.Arrive(kStart).ok());
   EXPECT_EQ(group.open_round(), 1);
   EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0, 1));
+  b.Proceed();
+  EXPECT_TRUE(again.Arrive(kStart).ok());
+  EXPECT_TRUE(b.Arrive(kStart).ok());
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(1)), testing::ElementsAre(0, 1));
+}
+
+TEST(WorkerGroupTest, OneStartedAgainStaysInARoundThatTakesManyContributions) {
+  WorkerGroupOptions options = Options(1);
+  options.contributions_per_round = 3;
+  WorkerGroup group(options);
+  Player a(&group, 0, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  Player again(&group, 0, kStart);
+  EXPECT_EQ(again.round, 0);
+  EXPECT_TRUE(again.Arrive(kStart).ok());
+  EXPECT_TRUE(again.Arrive(kStart).ok());
+  EXPECT_EQ(group.open_round(), 1);
+}
+
+TEST(WorkerGroupTest, OneStartedAgainDoesNotWaitForARoundThatItHasClosed) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  Player b(&group, 1, kStart);
+  group.Leave(1, b.incarnation);
+  ASSERT_EQ(group.open_round(), 1);
+  Player again(&group, 0, kStart);
+  EXPECT_EQ(again.round, 1);
+  EXPECT_TRUE(again.Arrive(kStart).ok());
+}
+
+TEST(WorkerGroupTest, ClosedRoundsSayWhichAreStillKept) {
+  WorkerGroup group(Options(1));
+  Player a(&group, 0, kStart);
+  constexpr int64_t kKept = WorkerGroup::kKeptRounds;
+  for (int64_t i = 0; i < kKept + 7; ++i) {
+    a.Proceed();
+    ASSERT_TRUE(a.Arrive(kStart).ok());
+  }
+  EXPECT_EQ(group.ClosedRound(kKept)->first_kept, 7);
+  EXPECT_EQ(group.ClosedRound(6).status().code(),
+            absl::StatusCode::kOutOfRange);
 }
 
 TEST(WorkerGroupTest, ARepeatedArrivalChangesNothing) {
@@ -393,6 +465,8 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
             offered.count({id, player.incarnation, player.clock - 1}) != 0) {
           break;
         }
+        // One started again waits for the round that it has contributed to.
+        if (player.round > group.open_round()) break;
         player.Proceed();
         ASSERT_TRUE(player.Arrive(now, 1 + draw(3)).ok());
         offered.insert({id, player.incarnation, player.clock - 1});

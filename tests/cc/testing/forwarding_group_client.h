@@ -1,0 +1,65 @@
+// A group client that passes calls on, for tests to override some of them.
+
+#ifndef TFSWITCH_TESTS_CC_TESTING_FORWARDING_GROUP_CLIENT_H_
+#define TFSWITCH_TESTS_CC_TESTING_FORWARDING_GROUP_CLIENT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "cc/client/group_client.h"
+
+namespace tfswitch {
+
+class ForwardingGroupClient : public GroupClient {
+ public:
+  // `groups` must outlive this.
+  explicit ForwardingGroupClient(GroupClient* groups) : groups_(groups) {}
+
+  absl::Status CreateGroup(const std::string& group,
+                           const WorkerGroupOptions& options) override {
+    return groups_->CreateGroup(group, options);
+  }
+  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                          uint32_t worker,
+                                          uint64_t previous) override {
+    return groups_->Join(group, worker, previous);
+  }
+  absl::Status Beat(const GroupMember& member,
+                    absl::Duration timeout) override {
+    return groups_->Beat(member, timeout);
+  }
+  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
+                                 int64_t round, double weight) override {
+    return groups_->Arrive(member, clock, round, weight);
+  }
+  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
+                                        int64_t clock, int64_t round,
+                                        double weight, int64_t staleness,
+                                        absl::Time deadline) override {
+    return groups_->ArriveAndWait(member, clock, round, weight, staleness,
+                                  deadline);
+  }
+  absl::Status Leave(const GroupMember& member,
+                     absl::Duration timeout) override {
+    return groups_->Leave(member, timeout);
+  }
+  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
+                                     absl::Time deadline) override {
+    return groups_->WaitForRound(member, number, deadline);
+  }
+  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
+                           int64_t staleness, absl::Time deadline) override {
+    return groups_->WaitForTurn(member, clock, staleness, deadline);
+  }
+  absl::StatusOr<WorkerGroup::Stats> GroupStats(
+      const std::string& group) override {
+    return groups_->GroupStats(group);
+  }
+
+ private:
+  GroupClient* const groups_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_TESTS_CC_TESTING_FORWARDING_GROUP_CLIENT_H_
