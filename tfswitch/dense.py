@@ -115,6 +115,19 @@ class DenseTable:
         return self._table.consistency
 
     @property
+    def learning_rate(self) -> float:
+        """The learning rate that the next push without one would have.
+
+        A schedule gets the number of such pushes of this object so far. Setting
+        it replaces a constant rate.
+        """
+        return self._table.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._table.learning_rate = value
+
+    @property
     def handle(self) -> tf.Tensor:
         """The resource that the ops of `tfswitch.ops` take as `table`."""
         return self._table.handle
@@ -174,7 +187,7 @@ class DenseTable:
         self._table._native.assign(self._keys, self._to_blocks_array(values))
 
     def push(
-        self, gradients: Sequence[Any], *, learning_rate: Any
+        self, gradients: Sequence[Any], *, learning_rate: Any = None
     ) -> tf.Tensor:
         """Applies one optimizer step to all values.
 
@@ -183,7 +196,7 @@ class DenseTable:
 
         Args:
             gradients: One tensor per shape, or None for zeros.
-            learning_rate: Scalar.
+            learning_rate: Scalar; by default that of the optimizer.
 
         Returns:
             int64 scalar tensor: the number of blocks that took a step, 0 with
@@ -193,14 +206,21 @@ class DenseTable:
             ValueError: If gradients do not fit the shapes, or are NaN or Inf.
             ConnectionError, TimeoutError: If a server does not answer.
         """
+        rates = self._table._learning_rate
         with _python_errors():
-            return embedding_ops.push(
+            pushed = embedding_ops.push(
                 self.handle,
                 tf.constant(self._keys),
                 self._to_blocks(gradients),
-                tf.cast(learning_rate, tf.float32),
+                tf.cast(
+                    rates.read() if learning_rate is None else learning_rate,
+                    tf.float32,
+                ),
                 insert_missing=False,
             )
+            if learning_rate is None:
+                rates.advance()
+        return pushed
 
     def pull(self) -> list[tf.Tensor]:
         """Returns the present values, one float32 tensor per shape.

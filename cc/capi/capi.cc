@@ -551,6 +551,14 @@ int TableEndStep(Tfswitch_Table* table, double weight, char* error) {
   return Guarded(error, [&] { return EndStepOf(*table->cluster, weight); });
 }
 
+int WaitAtBarrier(Tfswitch_Cluster* cluster, const char* barrier,
+                  double timeout_s, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    return worker->WaitAtBarrier(barrier, absl::Seconds(timeout_s));
+  });
+}
+
 int LeaveGroup(Tfswitch_Cluster* cluster, double timeout_s, char* error) {
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
@@ -661,6 +669,7 @@ constexpr Tfswitch_Api kApi = {
     JoinGroup,
     EndStep,
     TableEndStep,
+    WaitAtBarrier,
     LeaveGroup,
     WorkerReport,
 };

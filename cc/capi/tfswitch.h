@@ -180,6 +180,10 @@ typedef struct Tfswitch_Api {
   // pushed to bsp tables since the last end of a step belongs to it.
   int (*end_step)(Tfswitch_Cluster* cluster, double weight, char* error);
   int (*table_end_step)(Tfswitch_Table* table, double weight, char* error);
+  // Waits until all workers of the group wait at this barrier; nobody waits for
+  // this one elsewhere meanwhile.
+  int (*wait_at_barrier)(Tfswitch_Cluster* cluster, const char* barrier,
+                         double timeout_s, char* error);
   // Nobody waits for this worker any more. The next step joins again. Waits for
   // the server no longer than `timeout_s`, nor than any other call.
   int (*leave_group)(Tfswitch_Cluster* cluster, double timeout_s, char* error);

@@ -66,6 +66,9 @@ class GroupClient {
                                              absl::Time deadline) = 0;
   virtual absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
                                    int64_t staleness, absl::Time deadline) = 0;
+  virtual absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
+      const GroupMember& member, const std::string& barrier, int64_t visit,
+      absl::Time deadline) = 0;
 
   virtual absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) = 0;

@@ -161,6 +161,24 @@ absl::StatusOr<Round> GroupSession::FetchRound(int64_t number,
   return closed;
 }
 
+absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
+                                         absl::Duration timeout) {
+  const absl::Time start = absl::Now();
+  int64_t visit;
+  {
+    MutexLock lock(&mutex_);
+    visit = visits_;
+  }
+  const absl::StatusOr<WorkerGroup::Place> place =
+      groups_->WaitAtBarrier(member(), barrier, visit, start + timeout);
+  TFSWITCH_RETURN_IF_ERROR(EndWait(start, place.status()));
+  MutexLock lock(&mutex_);
+  ++visits_;
+  clock_ = place->clock;
+  round_ = place->round;
+  return absl::OkStatus();
+}
+
 absl::Status GroupSession::Rejoin() {
   GroupMember before;
   {
@@ -178,6 +196,7 @@ absl::Status GroupSession::Rejoin() {
   member_.incarnation = joined.incarnation;
   clock_ = joined.clock;
   round_ = joined.round;
+  visits_ = 0;
   is_waiting_ = false;
   has_left_ = false;
   return absl::OkStatus();

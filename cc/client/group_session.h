@@ -20,7 +20,7 @@ namespace tfswitch {
 // A background thread renews the lease, three times while it lasts, so that a
 // worker whose step takes long is not taken for dead.
 //
-// The methods of a step (EndStep, WaitForRound, WaitForTurn, Rejoin, Leave) are
+// The methods of a step (EndStep, WaitFor..., WaitAtBarrier, Rejoin, Leave) are
 // called by one thread at a time; the others by any.
 class GroupSession {
  public:
@@ -73,6 +73,12 @@ class GroupSession {
   // one to which this worker has contributed.
   absl::StatusOr<Round> FetchRound(int64_t number, absl::Duration timeout);
 
+  // Waits at a barrier until all workers of the group do; nobody waits for this
+  // one elsewhere meanwhile. All go on at one clock. If it failed because of
+  // the deadline, calling it again goes on waiting.
+  absl::Status WaitAtBarrier(const std::string& barrier,
+                             absl::Duration timeout);
+
   // Comes back after the group has given this worker up, or it has left.
   absl::Status Rejoin();
 
@@ -107,6 +113,7 @@ class GroupSession {
   GroupMember member_ ABSL_GUARDED_BY(mutex_);
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
   // A step has ended, and what it waits for has not come.
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = true;

@@ -72,6 +72,14 @@ class LocalGroupClient final : public GroupClient {
                                clock, staleness, deadline);
   }
 
+  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
+      const GroupMember& member, const std::string& barrier, int64_t visit,
+      absl::Time deadline) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->WaitAtBarrier(member.group, member.worker,
+                                 member.incarnation, barrier, visit, deadline);
+  }
+
   absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());

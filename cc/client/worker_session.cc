@@ -65,19 +65,26 @@ absl::StatusOr<StepTag> WorkerSession::CurrentStep() {
   {
     // Whoever pushes meanwhile needs the same.
     MutexLock lock(&mutex_);
-    if (has_left_) {
-      TFSWITCH_RETURN_IF_ERROR(JoinAgain());
-      has_left_ = false;
-      is_unfinished_ = false;
-    }
-    if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(FinishStep());
+    TFSWITCH_RETURN_IF_ERROR(Prepare());
   }
+  has_pushed_ = true;
   const GroupMember member = session_->member();
   return StepTag{member.group, member.worker, member.incarnation,
                  session_->clock()};
 }
 
+absl::Status WorkerSession::Prepare() {
+  if (has_left_) {
+    TFSWITCH_RETURN_IF_ERROR(JoinAgain());
+    has_left_ = false;
+    is_unfinished_ = false;
+  }
+  if (is_unfinished_) return FinishStep();
+  return absl::OkStatus();
+}
+
 absl::Status WorkerSession::JoinAgain() {
+  has_pushed_ = false;
   TFSWITCH_RETURN_IF_ERROR(session_->Rejoin());
   return CatchUp();
 }
@@ -97,6 +104,7 @@ absl::Status WorkerSession::EndStep(double weight) {
     TFSWITCH_RETURN_IF_ERROR(JoinAgain());
     has_left_ = false;
   }
+  has_pushed_ = false;
   const int64_t clock = session_->clock();
   absl::Status ended;
   switch (options_.consistency.kind) {
@@ -123,6 +131,26 @@ absl::Status WorkerSession::EndStep(double weight) {
   if (absl::IsNotFound(ended)) return ComeBack(ended, has_arrived);
   is_unfinished_ = has_arrived && !ended.ok();
   return ended;
+}
+
+absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
+                                          absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(Prepare());
+  if (is_bsp() && has_pushed_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", options_.worker, " comes to barrier '", barrier,
+        "' in the midst of a step: end the step first, or what it has pushed "
+        "would be lost"));
+  }
+  absl::Status opened = session_->WaitAtBarrier(barrier, timeout);
+  if (absl::IsNotFound(opened)) {
+    TFSWITCH_RETURN_IF_ERROR(ComeBack(opened, /*has_arrived=*/true));
+    opened = session_->WaitAtBarrier(barrier, deadline - absl::Now());
+  }
+  TFSWITCH_RETURN_IF_ERROR(opened);
+  return CatchUp();
 }
 
 absl::Status WorkerSession::FinishStep() {

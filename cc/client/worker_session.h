@@ -65,6 +65,14 @@ class WorkerSession {
   // lease, the worker joins again, and with bsp this step does not count.
   absl::Status EndStep(double weight);
 
+  // Waits at a barrier until all workers of the group do, and nobody waits for
+  // this one elsewhere meanwhile. Afterwards all rounds have been applied on
+  // all servers. DeadlineExceeded, saying for whom, after `timeout`; calling it
+  // again goes on waiting. FailedPrecondition if something has been pushed
+  // under a step that has not ended.
+  absl::Status WaitAtBarrier(const std::string& barrier,
+                             absl::Duration timeout);
+
   // Nobody waits for this worker any more; the next step joins again.
   // Idempotent. `timeout` as in GroupSession.
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
@@ -78,6 +86,9 @@ class WorkerSession {
   bool is_bsp() const {
     return options_.consistency.kind == ConsistencyKind::kBsp;
   }
+  // Before a step or a barrier: joins again if it has left, and finishes the
+  // step before.
+  absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status JoinAgain();
   // After the group has given this worker up, as `why` says.
   absl::Status ComeBack(const absl::Status& why, bool has_arrived)
@@ -97,6 +108,7 @@ class WorkerSession {
   const std::unique_ptr<GroupSession> session_;
 
   std::atomic<int64_t> dropped_{0};
+  std::atomic<bool> has_pushed_{false};  // In the present step.
 
   // Held while a step ends.
   Mutex mutex_;

@@ -360,6 +360,14 @@ class Cluster {
     });
   }
 
+  void WaitAtBarrier(const std::string& barrier, double timeout_s) const {
+    const auto cluster = Open();
+    Run([&](char* error) {
+      return api->wait_at_barrier(cluster.get(), barrier.c_str(), timeout_s,
+                                  error);
+    });
+  }
+
   void LeaveGroup(double timeout_s) const {
     const auto cluster = Open();
     Run([&](char* error) {
@@ -500,6 +508,8 @@ PYBIND11_MODULE(_native, m) {
       .def("drop_table", &Cluster::DropTable, py::arg("name"))
       .def("join_group", &Cluster::JoinGroup, py::arg("options_json"))
       .def("end_step", &Cluster::EndStep, py::arg("weight"))
+      .def("wait_at_barrier", &Cluster::WaitAtBarrier, py::arg("barrier"),
+           py::arg("timeout_s"))
       .def("leave_group", &Cluster::LeaveGroup, py::arg("timeout_s"))
       .def("worker_report", &Cluster::WorkerReport)
       .def("save", &Cluster::Save, py::arg("path"), py::arg("tables"))

@@ -154,6 +154,26 @@ grpc::Status CoordinationService::WaitForTurn(
   });
 }
 
+grpc::Status CoordinationService::WaitAtBarrier(
+    grpc::ServerContext*, const v1::WaitAtBarrierRequest* request,
+    v1::WaitAtBarrierResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    const absl::StatusOr<WorkerGroup::Place> place = coordinator.WaitAtBarrier(
+        member.group(), member.worker(), member.incarnation(),
+        request->barrier(), request->visit(), PollEnd(request->wait_ms()));
+    if (absl::IsDeadlineExceeded(place.status())) {
+      response->set_waiting_for(std::string(place.status().message()));
+      return absl::OkStatus();
+    }
+    TFSWITCH_RETURN_IF_ERROR(place.status());
+    response->set_is_open(true);
+    response->set_clock(place->clock);
+    response->set_round(place->round);
+    return absl::OkStatus();
+  });
+}
+
 grpc::Status CoordinationService::GetGroupStats(
     grpc::ServerContext*, const v1::GetGroupStatsRequest* request,
     v1::GetGroupStatsResponse* response) {

@@ -43,6 +43,9 @@ class CoordinationService final : public v1::Coordination::Service {
   grpc::Status WaitForTurn(grpc::ServerContext* context,
                            const v1::WaitForTurnRequest* request,
                            v1::WaitForTurnResponse* response) override;
+  grpc::Status WaitAtBarrier(grpc::ServerContext* context,
+                             const v1::WaitAtBarrierRequest* request,
+                             v1::WaitAtBarrierResponse* response) override;
   grpc::Status GetGroupStats(grpc::ServerContext* context,
                              const v1::GetGroupStatsRequest* request,
                              v1::GetGroupStatsResponse* response) override;

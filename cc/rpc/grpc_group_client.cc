@@ -131,6 +131,25 @@ class GrpcGroupClient final : public GroupClient {
     return absl::DeadlineExceededError(response.waiting_for());
   }
 
+  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
+      const GroupMember& member, const std::string& barrier, int64_t visit,
+      absl::Time deadline) override {
+    v1::WaitAtBarrierRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_barrier(barrier);
+    request.set_visit(visit);
+    v1::WaitAtBarrierResponse response;
+    do {
+      request.set_wait_ms(NextPollMs(deadline));
+      TFSWITCH_RETURN_IF_ERROR(Call("WaitAtBarrier", request, &response));
+    } while (!response.is_open() && absl::Now() < deadline);
+    if (!response.is_open()) {
+      return absl::DeadlineExceededError(response.waiting_for());
+    }
+    return WorkerGroup::Place{member.incarnation, response.clock(),
+                              response.round()};
+  }
+
   absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) override {
     v1::GetGroupStatsRequest request;

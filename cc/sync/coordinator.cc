@@ -176,6 +176,30 @@ absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
       });
 }
 
+absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
+    const std::string& group, uint32_t worker, uint64_t incarnation,
+    const std::string& barrier, int64_t visit, absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  TFSWITCH_RETURN_IF_ERROR(
+      found->state->Enter(worker, incarnation, barrier, visit, SteadyNow()));
+  found->changed.NotifyAll();
+  absl::StatusOr<std::optional<WorkerGroup::Place>> place;
+  TFSWITCH_RETURN_IF_ERROR(Wait(
+      found, worker, incarnation, deadline,
+      [&] {
+        place = found->state->PlaceAfterBarrier(worker, incarnation);
+        return !place.ok() || place->has_value();
+      },
+      [&] {
+        return absl::StrCat("group '", group, "': barrier '", barrier,
+                            "' waits for ",
+                            found->state->DescribeAbsent(barrier));
+      }));
+  TFSWITCH_RETURN_IF_ERROR(place.status());
+  return **place;
+}
+
 absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
     const std::string& group) {
   MutexLock lock(&mutex_);

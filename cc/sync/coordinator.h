@@ -63,6 +63,12 @@ class Coordinator {
                            uint64_t incarnation, int64_t clock,
                            int64_t staleness, absl::Time deadline);
 
+  // Has the worker wait at a barrier until all workers do; see
+  // WorkerGroup::Enter. Returns where it goes on.
+  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
+      const std::string& group, uint32_t worker, uint64_t incarnation,
+      const std::string& barrier, int64_t visit, absl::Time deadline);
+
   absl::StatusOr<WorkerGroup::Stats> GroupStats(const std::string& group);
 
   // Ends all waits, now and later. Idempotent.

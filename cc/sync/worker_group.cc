@@ -81,7 +81,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   }
   // Those who are waited for begin together; a late one begins as far as the
   // slowest, so that nobody has to wait for it to catch up.
-  int64_t clock = workers_.empty() ? last_clock_ : SlowestClock();
+  int64_t clock = std::min(SlowestClock(), last_clock_);
   if (waits_for_joins_) clock = 0;
   seen_.insert(worker);
   if (!ever_joined_.insert(worker).second) ++stats_.rejoined;
@@ -103,7 +103,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     if (seen_.size() == 1) joins_end_ = now + options_.join_timeout;
     if (seen_.size() >= options_.num_workers) waits_for_joins_ = false;
   }
-  CloseIfComplete();
+  Settle();
   return {joined.incarnation, joined.clock, std::max(next_round, open_round_)};
 }
 
@@ -126,6 +126,11 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
   }
   found->lease_end = now + options_.lease;
   if (clock == found->clock - 1) return absl::OkStatus();  // A repetition.
+  if (found->is_waiting()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", worker, " waits at barrier '", found->barrier,
+        "' and cannot end a step; go on waiting there, or leave the group"));
+  }
   if (clock != found->clock) {
     return absl::OutOfRangeError(absl::StrCat(
         "worker ", worker, " ended step ", clock, ", expected ", found->clock));
@@ -149,15 +154,62 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
       found->last_round = open_round_;
     }
   }
-  CloseIfComplete();
+  Settle();
   return absl::OkStatus();
+}
+
+absl::Status WorkerGroup::Enter(uint32_t worker, uint64_t incarnation,
+                                const std::string& barrier, int64_t visit,
+                                absl::Time now) {
+  TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
+  if (barrier.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a barrier needs a name. Received: '' from worker ", worker));
+  }
+  found->lease_end = now + options_.lease;
+  if (found->is_waiting() && found->barrier != barrier) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("worker ", worker, " comes to barrier '", barrier,
+                     "' and waits at '", found->barrier, "' already"));
+  }
+  if (visit == found->visits - 1) return absl::OkStatus();  // A repetition.
+  if (visit != found->visits) {
+    return absl::OutOfRangeError(
+        absl::StrCat("worker ", worker, " comes to its barrier number ", visit,
+                     ", expected ", found->visits));
+  }
+  ++found->visits;
+  found->barrier = barrier;
+  Settle();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<WorkerGroup::Place>>
+WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
+  TFSWITCH_ASSIGN_OR_RETURN(const Worker* found, Find(worker, incarnation));
+  if (!found->is_waiting()) {
+    return Place{incarnation, found->clock, open_round_};
+  }
+  if (waits_for_joins_ ||
+      !std::all_of(workers_.begin(), workers_.end(),
+                   [](const auto& w) { return w.second.is_waiting(); })) {
+    return std::nullopt;
+  }
+  std::vector<std::string> places;
+  for (const auto& [id, other] : workers_) {
+    places.push_back(absl::StrCat("worker ", id, " at '", other.barrier, "'"));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("all workers wait at barriers, and not at the same: ",
+                   absl::StrJoin(places, ", "),
+                   "; have all come to the same barriers in the same order"));
 }
 
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   const auto it = workers_.find(worker);
   if (it == workers_.end() || it->second.incarnation != incarnation) return;
   workers_.erase(it);
-  CloseIfComplete();
+  Settle();
 }
 
 void WorkerGroup::Tick(absl::Time now) {
@@ -170,7 +222,7 @@ void WorkerGroup::Tick(absl::Time now) {
     it = workers_.erase(it);
   }
   if (now >= joins_end_) waits_for_joins_ = false;
-  CloseIfComplete();
+  Settle();
 }
 
 absl::Time WorkerGroup::NextTick() const {
@@ -185,11 +237,33 @@ bool WorkerGroup::IsComplete() const {
   if (waits_for_joins_ || open_.empty()) return false;
   const uint32_t wanted = options_.contributions_per_round;
   if (wanted != 0 && open_.size() >= wanted) return true;
-  // That all have made one says nothing.
-  if (takes_many_contributions()) return workers_.empty();
+  if (takes_many_contributions()) {  // That all have made one says nothing.
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const auto& w) { return w.second.is_waiting(); });
+  }
   return std::none_of(workers_.begin(), workers_.end(), [this](const auto& w) {
     return IsMissing(w.second, open_round_);
   });
+}
+
+void WorkerGroup::Settle() {
+  CloseIfComplete();
+  OpenIfAllWait();
+}
+
+void WorkerGroup::OpenIfAllWait() {
+  if (waits_for_joins_ || workers_.empty()) return;
+  const std::string& barrier = workers_.begin()->second.barrier;
+  int64_t clock = 0;
+  for (const auto& [id, worker] : workers_) {
+    if (!worker.is_waiting() || worker.barrier != barrier) return;
+    clock = std::max(clock, worker.clock);
+  }
+  for (auto& [id, worker] : workers_) {
+    worker.barrier.clear();
+    worker.clock = clock;
+    worker.last_round = open_round_ - 1;
+  }
 }
 
 void WorkerGroup::CloseIfComplete() {
@@ -239,7 +313,7 @@ bool WorkerGroup::MayProceed(int64_t clock, int64_t staleness) const {
 int64_t WorkerGroup::SlowestClock() const {
   int64_t slowest = std::numeric_limits<int64_t>::max();
   for (const auto& [id, worker] : workers_) {
-    slowest = std::min(slowest, worker.clock);
+    if (!worker.is_waiting()) slowest = std::min(slowest, worker.clock);
   }
   return slowest;
 }
@@ -250,7 +324,14 @@ std::string WorkerGroup::DescribeMissing(int64_t round) const {
 }
 
 std::string WorkerGroup::DescribeBehind(int64_t clock) const {
-  return Describe([&](const Worker& worker) { return worker.clock < clock; });
+  return Describe([&](const Worker& worker) {
+    return !worker.is_waiting() && worker.clock < clock;
+  });
+}
+
+std::string WorkerGroup::DescribeAbsent(const std::string& barrier) const {
+  return Describe(
+      [&](const Worker& worker) { return worker.barrier != barrier; });
 }
 
 template <typename Predicate>
@@ -258,8 +339,12 @@ std::string WorkerGroup::Describe(const Predicate& is_named) const {
   std::vector<std::string> names;
   for (const auto& [id, worker] : workers_) {
     if (!is_named(worker)) continue;
-    names.push_back(
-        absl::StrCat("worker ", id, " (at step ", worker.clock, ")"));
+    names.push_back(absl::StrCat(
+        "worker ", id, " (at step ", worker.clock,
+        worker.is_waiting()
+            ? absl::StrCat(", waits at barrier '", worker.barrier, "'")
+            : "",
+        ")"));
   }
   if (waits_for_joins_) {
     const size_t num_absent = options_.num_workers - seen_.size();

@@ -14,6 +14,10 @@
 // machine, not a number that somebody polls. With `contributions_per_round` a
 // round closes as soon as it has that many.
 //
+// A worker may wait at a barrier until all do, for example when its data of an
+// epoch is used up. Nobody waits for it elsewhere meanwhile. When the barrier
+// opens, all go on together, at one clock.
+//
 // Terms: a worker's clock is how many steps it has ended; its staleness is how
 // far that is ahead of the slowest worker. All events go through one machine in
 // one order, and it alone decides.
@@ -24,6 +28,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -163,6 +168,21 @@ class WorkerGroup {
   absl::Status Arrive(uint32_t worker, uint64_t incarnation, int64_t clock,
                       int64_t round, double weight, absl::Time now);
 
+  // The worker waits at `barrier`; `visit` is how many barriers its incarnation
+  // has come to before. Repeating the last one is OK.
+  //
+  // Besides the errors of Beat: InvalidArgument for a barrier without a name,
+  // FailedPrecondition while it waits at another one, OutOfRange if `visit` is
+  // not the worker's.
+  absl::Status Enter(uint32_t worker, uint64_t incarnation,
+                     const std::string& barrier, int64_t visit, absl::Time now);
+
+  // Where the worker goes on if it does not wait at a barrier (any more).
+  // nullopt if it does. Besides the errors of Beat: FailedPrecondition if all
+  // wait, and not at the same barrier.
+  absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
+                                                         uint64_t incarnation);
+
   // The worker has no more data, or gives up. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);
 
@@ -183,13 +203,16 @@ class WorkerGroup {
   // worker is more than `staleness` steps behind it.
   bool MayProceed(int64_t clock, int64_t staleness) const;
 
-  // The least clock of the workers that are there; INT64_MAX if none is.
+  // The least clock of the workers that are there and at no barrier; INT64_MAX
+  // if none is.
   int64_t SlowestClock() const;
 
-  // For messages: the workers that keep round `round` open, or that are behind
-  // `clock`. "worker 3 (at step 17), 2 workers that have not joined".
+  // For messages: the workers that keep round `round` open, that are behind
+  // `clock`, or that have not come to a barrier. "worker 3 (at step 17), 2
+  // workers that have not joined".
   std::string DescribeMissing(int64_t round) const;
   std::string DescribeBehind(int64_t clock) const;
+  std::string DescribeAbsent(const std::string& barrier) const;
 
   bool IsMember(uint32_t worker, uint64_t incarnation) const;
   Stats stats() const;
@@ -200,11 +223,15 @@ class WorkerGroup {
     int64_t clock = 0;
     int64_t last_round = kNoRound;  // The latest that does not miss it.
     absl::Time lease_end;
+    std::string barrier;  // At which it waits; empty: at none.
+    int64_t visits = 0;   // Barriers that it has come to.
+
+    bool is_waiting() const { return !barrier.empty(); }
   };
 
   absl::StatusOr<Worker*> Find(uint32_t worker, uint64_t incarnation);
   bool IsMissing(const Worker& worker, int64_t round) const {
-    return worker.last_round < round;
+    return !worker.is_waiting() && worker.last_round < round;
   }
   // More than one of each worker per round.
   bool takes_many_contributions() const {
@@ -214,8 +241,10 @@ class WorkerGroup {
   // "worker 3 (at step 17), ..." for those of whom is_named(worker) is true.
   template <typename Predicate>
   std::string Describe(const Predicate& is_named) const;
-  // To be called after each event.
+  // What an event has led to; to be called after each.
+  void Settle();
   void CloseIfComplete();
+  void OpenIfAllWait();
 
   const WorkerGroupOptions options_;
   const uint64_t group_instance_;

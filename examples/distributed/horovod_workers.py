@@ -9,7 +9,9 @@ different times is dealt with; here it is Horovod that sums. Its own answer,
 data left, and refuses the all-gathers that sparse gradients need.
 
 Horovod tells each process its number, and the "ps" of TF_CONFIG are tfswitch
-servers. Not run by the tests unless Horovod is installed.
+servers. Not run by the tests unless Horovod is installed: its last release,
+0.28.1, does not compile against TensorFlow 2.21, whose wheel no longer has
+headers that it includes (`tensorflow/compiler/xla/client/xla_builder.h`).
 """
 
 import sys
@@ -78,16 +80,12 @@ class Trainer:
             loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
         # Pushes the gradients of the embeddings.
         gradients = tape.gradient(loss, self._model.trainable_variables)
-        *gradients, loss, samples = hvd.grouped_allreduce(
-            [samples * value for value in (*gradients, loss)] + [samples],
-            op=hvd.Sum,
+        (*gradients, loss), samples = tsw.train.weighted_all_reduce(
+            [*gradients, loss], samples, backend="horovod"
         )
         # Not even a step of zeros after the end: Adam would move.
         if samples > 0.0:
-            self._optimizer.apply(
-                [gradient / samples for gradient in gradients],
-                self._model.trainable_variables,
-            )
+            self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss, samples
 
 

@@ -8,8 +8,6 @@ Every worker runs this program, and TF_CONFIG tells each which one it is. Its
 hold the embeddings, the dense variables and the optimizer state of both.
 """
 
-import math
-import time
 from collections.abc import Sequence
 
 import keras
@@ -45,24 +43,6 @@ def consistency() -> tsw.train.Consistency:
     return tsw.train.Consistency(_CONSISTENCY.value)
 
 
-def wait_for_others(worker: tsw.train.Worker, steps: int) -> None:
-    """Waits until nobody trains any more, and all steps have been made.
-
-    Without the latter one who is late may not have begun.
-    """
-    while True:
-        group = worker.stats()["workers"]
-        done = sum(group["staleness"]) >= steps or group["expired"]
-        if done and not group["active"]:
-            return
-        time.sleep(0.1)
-
-
-def steps_of(ratings: movielens.Ratings) -> int:
-    """How many steps a worker with these ratings makes."""
-    return _EPOCHS.value * math.ceil(len(ratings.ids) / _BATCH_SIZE.value)
-
-
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
@@ -78,23 +58,20 @@ def main(argv: Sequence[str]) -> None:
         worker=worker,
     )
     model.compile(optimizer, "binary_crossentropy")
-    # Worker by worker another number of steps: whose data ends leaves.
+    # Worker by worker another number of steps. The callback ends each epoch
+    # when it has ended for all, so that all validate the same, complete model.
     model.fit(
         *mine,
         batch_size=_BATCH_SIZE.value,
         epochs=_EPOCHS.value,
+        validation_data=tuple(valid),
+        callbacks=[tsw.keras.SyncEpochs()],
         verbose=2,
     )
     stats = worker.stats()
-    print(f"{stats['clock']} steps; waits for others: {stats['waits']}")
+    print(f"clock {stats['clock']}; waits for others: {stats['waits']}")
 
     if worker.is_chief:
-        shares = (
-            movielens.share(train, i, worker.num_workers)
-            for i in range(worker.num_workers)
-        )
-        wait_for_others(worker, sum(map(steps_of, shares)))
-        optimizer.pull()
         group = worker.stats()["workers"]
         ahead = np.trim_zeros(group["staleness"], "b")
         print(f"{sum(ahead)} steps of all workers in {group['rounds']} rounds")

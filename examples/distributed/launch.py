@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -178,6 +179,8 @@ def run(program: pathlib.Path, arguments: Sequence[str]) -> bool:
             # Which worker is which, Horovod tells them.
             del cluster["worker"]
             config = json.dumps({"cluster": cluster})
+            if shutil.which("horovodrun") is None:
+                raise app.UsageError("--horovod: Horovod is not installed")
             command = ["horovodrun", "-np", str(_WORKERS.value), *command]
             job.start("workers", command, TF_CONFIG=config)
             return job.wait(["workers"], _TIMEOUT_S.value)

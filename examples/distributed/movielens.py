@@ -75,11 +75,9 @@ def my_share(ratings: Ratings, worker: tsw.train.Worker) -> Ratings:
 def batches(
     ratings: Ratings, order: np.ndarray, size: int
 ) -> Iterator[Ratings]:
-    """Gives the ratings in batches, then empty batches without end."""
+    """Gives the ratings in batches."""
     for begin in range(0, len(order), size):
         yield ratings.rows(order[begin : begin + size])
-    while True:
-        yield ratings.rows(slice(0))
 
 
 def train_together(
@@ -104,7 +102,7 @@ def train_together(
     for epoch in range(epochs):
         total_loss = total_samples = 0.0
         order = draw.permutation(len(mine.ids))
-        for batch in batches(mine, order, batch_size):
+        for batch in tsw.train.uneven_batches(batches(mine, order, batch_size)):
             loss, samples = step(*batch)
             if not samples:  # Nobody has any left.
                 break

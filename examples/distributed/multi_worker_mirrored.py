@@ -8,10 +8,10 @@ not fit, are on the "ps" of TF_CONFIG. Keras 3 cannot `fit` under this strategy,
 so the loop is written out.
 
 All-reduce needs every worker in every step, and their data ends at different
-times. So a worker that has none left goes on with empty batches, and each batch
-brings its number of samples along in the same all-reduce: gradients are summed
-as they weigh and divided by the sum of weights, and who sees the sum 0 knows
-that all data has been used. Every sample counts once and counts the same.
+times. So a worker that has none left goes on with empty batches
+(`tsw.train.uneven_batches`), and each batch brings its number of samples along
+in the same all-reduce (`tsw.train.weighted_all_reduce`). Who sees the sum 0
+knows that all data has been used. Every sample counts once and counts the same.
 """
 
 import json
@@ -87,10 +87,7 @@ class Trainer:
         # Not even a step of zeros after the end: Adam would move.
         if samples > 0.0:
             # Outside `run`, where the optimizer does not sum once more.
-            self._optimizer.apply(
-                [gradient / samples for gradient in gradients],
-                self._model.trainable_variables,
-            )
+            self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss, samples
 
     def _gradients(
@@ -105,11 +102,8 @@ class Trainer:
             loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
         # Pushes the gradients of the embeddings.
         gradients = tape.gradient(loss, self._model.trainable_variables)
-        *gradients, loss, samples = (
-            tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM,
-                [samples * value for value in (*gradients, loss)] + [samples],
-            )
+        (*gradients, loss), samples = tsw.train.weighted_all_reduce(
+            [*gradients, loss], samples
         )
         return gradients, loss, samples
 

@@ -187,7 +187,13 @@ def test_criteo_stream_reads_real_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["docs/distributed.md", "docs/keras.md", "docs/tables.md"]
+    "document",
+    [
+        "docs/distributed.md",
+        "docs/keras.md",
+        "docs/sync_training.md",
+        "docs/tables.md",
+    ],
 )
 def test_documented_programs_print_what_the_page_shows(
     document: str,

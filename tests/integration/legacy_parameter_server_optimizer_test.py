@@ -1,4 +1,4 @@
-"""Runs the tests of the optimizer with tf_keras, in another process."""
+"""Runs the tests of the optimizer with tf_keras, in other processes."""
 
 import pytest
 
@@ -10,9 +10,10 @@ from tests import support
 def test_the_optimizer_with_tf_keras():
     pytest.importorskip("tf_keras")
     # Where the servers are makes no difference between the two Keras.
-    support.run_pytest(
-        "tests/python/parameter_server_optimizer_test.py",
-        "-k",
-        "not two_servers",
-        TF_USE_LEGACY_KERAS="1",
-    )
+    for name in ("parameter_server_optimizer", "sync_epochs"):
+        support.run_pytest(
+            f"tests/python/{name}_test.py",
+            "-k",
+            "not two_servers",
+            TF_USE_LEGACY_KERAS="1",
+        )

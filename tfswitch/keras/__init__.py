@@ -1,4 +1,4 @@
-"""The Keras layer and optimizer, for Keras 3 and for tf_keras.
+"""The Keras layer, optimizer and callback, for Keras 3 and for tf_keras.
 
 With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 `tf.keras` is, they are those of tf_keras; else those of Keras 3.
@@ -6,5 +6,6 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
+from tfswitch.keras.sync_epochs import SyncEpochs
 
-__all__ = ["DynamicEmbedding", "ParameterServerOptimizer"]
+__all__ = ["DynamicEmbedding", "ParameterServerOptimizer", "SyncEpochs"]

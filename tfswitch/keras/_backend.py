@@ -12,6 +12,7 @@ else:
 
 Layer: Any = keras.layers.Layer
 Optimizer: Any = keras.optimizers.Optimizer
+Callback: Any = keras.callbacks.Callback
 register_keras_serializable = keras.saving.register_keras_serializable
 serialize = keras.saving.serialize_keras_object
 deserialize = keras.saving.deserialize_keras_object

@@ -109,6 +109,7 @@ class Worker:
         self._num_workers = int(num_workers)
         self._consistency = consistency_lib.get(consistency)
         self._group = group
+        self._wait_secs = float(wait_secs)
         self._cluster = cluster if cluster is not None else default_cluster()
         self._native = self._cluster._native
         self._place = (self._cluster.address, self._cluster.timeout)
@@ -188,6 +189,45 @@ class Worker:
             )
         self._check_is_present()
         self._native.end_step(_to_weight(weight))
+
+    def wait_at_barrier(
+        self, name: str, *, timeout_secs: float | None = None
+    ) -> None:
+        """Waits until all workers of the group wait at this barrier.
+
+        Nobody waits for this worker elsewhere meanwhile: rounds close without
+        it, and `ssp` does not count it. When the barrier opens, what all
+        workers have ended is applied on all servers, and they go on at one
+        clock. One that leaves or dies is not waited for.
+
+        Args:
+            name: What to wait for. All workers come to the same barriers in the
+                same order; a name may come again.
+            timeout_secs: Longest wait; by default `wait_secs`.
+
+        Raises:
+            TimeoutError: If not all have come by then. The message names those
+                that have not. Calling it again goes on waiting.
+            RuntimeError: If all wait, and not at the same barrier; if with
+                `bsp` something was pushed since the last end of a step.
+            ConnectionError: If the server does not answer.
+
+        Example:
+
+        >>> worker.wait_at_barrier("all data used")
+        >>> if worker.is_chief:
+        ...     cluster.save(path)
+        >>> worker.wait_at_barrier("saved")
+        """
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                f"`name` must be that of a barrier. Received: name={name!r}"
+            )
+        if timeout_secs is None:
+            timeout_secs = self._wait_secs
+        _check_seconds("timeout_secs", timeout_secs)
+        self._check_is_present()
+        self._native.wait_at_barrier(name, float(timeout_secs))
 
     def leave(self) -> None:
         """Tells the group that nobody has to wait for this worker.

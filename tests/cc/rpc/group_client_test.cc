@@ -2,6 +2,7 @@
 
 #include "cc/client/group_client.h"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -119,6 +120,63 @@ TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(status.message(), HasSubstr("group 'g'"));
     EXPECT_THAT(status.message(), HasSubstr("worker 4 (at step 0)"));
+  }
+}
+
+TEST_P(GroupClientTest, WorkersMeetAtBarriers) {
+  const auto client = Connect();
+  GroupClient& groups = client->groups();
+  WorkerGroupOptions options;
+  options.num_workers = 3;
+  ASSERT_TRUE(groups.CreateGroup("g", options).ok());
+  std::atomic<int> num_before{0};
+  std::vector<std::thread> workers;
+  for (uint32_t w = 0; w < 3; ++w) {
+    workers.emplace_back([&, w] {
+      const auto own = Connect();
+      const auto joined = own->groups().Join("g", w, 0);
+      ASSERT_TRUE(joined.ok());
+      const GroupMember member = {"g", w, joined->incarnation};
+      for (int64_t visit = 0; visit < 20; ++visit) {
+        ++num_before;
+        const auto place =
+            own->groups().WaitAtBarrier(member, "b", visit, Soon());
+        ASSERT_TRUE(place.ok()) << place.status();
+        EXPECT_GE(num_before, 3 * (visit + 1));
+      }
+      EXPECT_TRUE(own->groups().Leave(member, kLong).ok());
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
+TEST_P(GroupClientTest, ABarrierSaysForWhomItWaits) {
+  const auto client = Connect();
+  GroupClient& groups = client->groups();
+  WorkerGroupOptions options;
+  options.num_workers = 3;
+  ASSERT_TRUE(groups.CreateGroup("g", options).ok());
+  const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
+  const GroupMember other = {"g", 4, groups.Join("g", 4, 0)->incarnation};
+  const absl::Status late =
+      groups.WaitAtBarrier(member, "b", 0, absl::Now() + absl::Milliseconds(50))
+          .status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(late.message()),
+              testing::AllOf(HasSubstr("group 'g': barrier 'b' waits for "),
+                             HasSubstr("worker 4 (at step 0)"),
+                             HasSubstr("1 of 3 workers")));
+  // Who comes to another one hears of it, and so does the first.
+  ASSERT_TRUE(groups.Join("g", 5, 0).ok());
+  ASSERT_TRUE(
+      groups.Leave({"g", 5, groups.Join("g", 5, 0)->incarnation}, kLong).ok());
+  for (const auto& [who, where] :
+       {std::pair(other, "c"), std::pair(member, "b")}) {
+    const absl::Status status =
+        groups.WaitAtBarrier(who, where, 0, Soon()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("worker 0 at 'b', worker 4 at 'c'"));
   }
 }
 

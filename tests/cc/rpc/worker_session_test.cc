@@ -659,6 +659,80 @@ TEST_P(WorkerSessionTest, ARoundThatReachedSomeServersOnlyReachesTheOthers) {
   EXPECT_THAT(SomeRows(*client), Each(7.0f));
 }
 
+TEST_P(WorkerSessionTest, EpochsOfUnevenLengthEndTogether) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 100.0f);
+  constexpr int kEpochs = 3;
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([&, w] {
+      const auto own = cluster_.Connect();
+      const auto session = Join(own, OptionsOf(w, kWorkers));
+      for (int epoch = 0; epoch < kEpochs; ++epoch) {
+        // Worker 0 has no data at all.
+        for (uint32_t step = 0; step < 2 * w; ++step) {
+          ASSERT_TRUE(TrainStep(*own, *session, 1.0f).ok());
+        }
+        const absl::Status ended =
+            session->WaitAtBarrier("end", absl::Seconds(60));
+        ASSERT_TRUE(ended.ok()) << ended;
+        // Each round takes the mean, 1, away; the longest has 4 of them.
+        EXPECT_THAT(SomeRows(*own), Each(100.0f - 4.0f * (epoch + 1)));
+        ASSERT_TRUE(session->WaitAtBarrier("seen", absl::Seconds(60)).ok());
+      }
+      EXPECT_EQ(session->GetReport()->dropped, 0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(client->groups().GroupStats("g")->rounds, 4 * kEpochs);
+}
+
+TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  // One that dies between its arrival and the commit.
+  GroupClient& groups = client->groups();
+  const WorkerGroup::Place place = *groups.Join("g", 1, 0);
+  const GroupMember dying = {"g", 1, place.incarnation};
+  ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock}, kSomeKeys,
+                   std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
+                  .ok());
+  ASSERT_TRUE(groups.Arrive(dying, place.clock, place.round, 1.0).ok());
+  ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
+
+  ASSERT_TRUE(session->WaitAtBarrier("end", absl::Seconds(60)).ok());
+
+  EXPECT_THAT(SomeRows(*client), Each(8.0f));
+}
+
+TEST_P(WorkerSessionTest, ABarrierInTheMidstOfAStepIsRefused) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  ASSERT_TRUE(Push(*client, *session->CurrentStep(), kSomeKeys,
+                   std::vector<float>(kSomeKeys.size() * kDim, 1.0f))
+                  .ok());
+  const absl::Status status = session->WaitAtBarrier("b", absl::Seconds(60));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("end the step first"));
+  EXPECT_TRUE(session->EndStep(1.0).ok());
+  EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
+}
+
+TEST_P(WorkerSessionTest, OneGivenUpAndOneThatHasLeftComeToABarrier) {
+  const auto client = cluster_.Connect();
+  const auto session = Join(client, OptionsOf(0, 1));
+  ASSERT_TRUE(client->groups()
+                  .Leave(session->GetReport()->member, absl::Seconds(10))
+                  .ok());
+  EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
+  ASSERT_TRUE(session->Leave().ok());
+  EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
+  EXPECT_EQ(session->GetReport()->group.num_active, 1);
+}
+
 TEST_P(WorkerSessionTest, StepsWithoutWaitingEndAtOnce) {
   const auto client = cluster_.Connect();
   CreateRows(*client, 10.0f, {});

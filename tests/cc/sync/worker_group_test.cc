@@ -307,6 +307,143 @@ TEST(WorkerGroupTest, ClosedRoundsSayWhichAreStillKept) {
             absl::StatusCode::kOutOfRange);
 }
 
+// Whether a worker waits at a barrier.
+bool Waits(WorkerGroup* group, const Player& player) {
+  const auto place = group->PlaceAfterBarrier(player.id, player.incarnation);
+  EXPECT_TRUE(place.ok()) << place.status();
+  return place.ok() && !place->has_value();
+}
+
+absl::Status Enter(Player* player, const std::string& barrier,
+                   int64_t visit = 0, absl::Time now = kStart) {
+  return player->group->Enter(player->id, player->incarnation, barrier, visit,
+                              now);
+}
+
+TEST(WorkerGroupTest, ABarrierOpensWhenAllHaveCome) {
+  WorkerGroup group(Options(3));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  ASSERT_TRUE(Enter(&a, "end").ok());
+  ASSERT_TRUE(Enter(&b, "end").ok());
+  EXPECT_TRUE(Waits(&group, a));
+  EXPECT_EQ(group.DescribeAbsent("end"), "1 of 3 workers that have not joined");
+  Player c(&group, 2, kStart);
+  EXPECT_EQ(group.DescribeAbsent("end"), "worker 2 (at step 0)");
+  EXPECT_TRUE(Waits(&group, b));
+  ASSERT_TRUE(Enter(&c, "end").ok());
+  for (Player* player : {&a, &b, &c}) EXPECT_FALSE(Waits(&group, *player));
+  // It closes behind them.
+  ASSERT_TRUE(Enter(&a, "end", 1).ok());
+  EXPECT_TRUE(Waits(&group, a));
+}
+
+TEST(WorkerGroupTest, NobodyWaitsForOneAtABarrierElsewhere) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  ASSERT_TRUE(Enter(&b, "end").ok());  // Closes the round of a.
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_TRUE(group.MayProceed(1, 0));
+  EXPECT_EQ(group.DescribeBehind(1), "");
+  for (int i = 0; i < 3; ++i) {
+    a.Proceed();
+    ASSERT_TRUE(a.Arrive(kStart).ok());
+  }
+  EXPECT_EQ(group.open_round(), 4);
+  ASSERT_TRUE(Enter(&a, "end").ok());
+
+  // They go on together: at one clock, and each is missing in the next round.
+  const auto place = group.PlaceAfterBarrier(b.id, b.incarnation);
+  ASSERT_TRUE(place.ok() && place->has_value());
+  EXPECT_EQ((*place)->clock, 4);
+  EXPECT_EQ((*place)->round, 4);
+  a.Proceed();
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  EXPECT_EQ(group.DescribeMissing(4), "worker 1 (at step 4)");
+}
+
+TEST(WorkerGroupTest, LeavingAndDyingOpenABarrier) {
+  WorkerGroup group(Options(3));
+  Player a(&group, 0, kStart), b(&group, 1, kStart), c(&group, 2, kStart);
+  ASSERT_TRUE(Enter(&a, "end", 0, kStart + absl::Seconds(5)).ok());
+  group.Leave(b.id, b.incarnation);
+  EXPECT_TRUE(Waits(&group, a));
+  group.Tick(kStart + absl::Seconds(10));
+  EXPECT_FALSE(Waits(&group, a));
+}
+
+TEST(WorkerGroupTest, ALateWorkerIsWaitedForAtABarrier) {
+  WorkerGroup group(Options(1));
+  Player a(&group, 0, kStart), late(&group, 1, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  ASSERT_TRUE(Enter(&a, "end").ok());
+  Player later(&group, 2, kStart);
+  EXPECT_EQ(later.clock, 0);  // That of the slowest.
+  ASSERT_TRUE(Enter(&late, "end").ok());
+  EXPECT_TRUE(Waits(&group, a));
+  ASSERT_TRUE(Enter(&later, "end").ok());
+  EXPECT_FALSE(Waits(&group, a));
+}
+
+TEST(WorkerGroupTest, OneWhoJoinsWhileAllAreAtABarrierBeginsWhereTheyAre) {
+  WorkerGroup group(Options(1));
+  Player a(&group, 0, kStart);
+  Player b(&group, 1, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  ASSERT_TRUE(Enter(&a, "end").ok());
+  group.Leave(b.id, b.incarnation);       // It opens.
+  ASSERT_TRUE(Enter(&a, "end", 1).ok());  // And opens for one alone.
+  EXPECT_FALSE(Waits(&group, a));
+  Player late(&group, 2, kStart);
+  EXPECT_EQ(late.clock, 1);
+}
+
+TEST(WorkerGroupTest, ARepeatedVisitChangesNothing) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  ASSERT_TRUE(Enter(&a, "end").ok());
+  ASSERT_TRUE(Enter(&a, "end").ok());
+  ASSERT_TRUE(Enter(&b, "end").ok());
+  ASSERT_TRUE(Enter(&a, "end").ok());  // The answer got lost.
+  EXPECT_FALSE(Waits(&group, a));
+}
+
+TEST(WorkerGroupTest, SenselessVisitsAreRefused) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  EXPECT_EQ(Enter(&a, "").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Enter(&a, "end", 1).code(), absl::StatusCode::kOutOfRange);
+  ASSERT_TRUE(Enter(&a, "end").ok());
+  for (const absl::Status& status : {Enter(&a, "other"), a.Arrive(kStart)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("worker 0"));
+    EXPECT_THAT(status.message(), HasSubstr("'end'"));
+  }
+  // All would wait for ever.
+  ASSERT_TRUE(Enter(&b, "other").ok());
+  const auto place = group.PlaceAfterBarrier(0, a.incarnation);
+  EXPECT_EQ(place.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(place.status().message(),
+              HasSubstr("worker 0 at 'end', worker 1 at 'other'"));
+  // Until one of them gives up.
+  group.Leave(b.id, b.incarnation);
+  EXPECT_FALSE(Waits(&group, a));
+}
+
+TEST(WorkerGroupTest, ABarrierFlushesARoundOfManyContributions) {
+  WorkerGroupOptions options = Options(2);
+  options.contributions_per_round = 5;
+  WorkerGroup group(options);
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  ASSERT_TRUE(Enter(&a, "end").ok());
+  EXPECT_EQ(group.open_round(), 0);
+  ASSERT_TRUE(b.Arrive(kStart).ok());
+  ASSERT_TRUE(Enter(&b, "end").ok());
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0, 1));
+}
+
 TEST(WorkerGroupTest, ARepeatedArrivalChangesNothing) {
   WorkerGroup group(Options(2));
   Player a(&group, 0, kStart), b(&group, 1, kStart);
@@ -430,13 +567,24 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
   absl::Time now = kStart;
   std::map<uint32_t, Player> alive;  // As they believe.
   std::set<std::tuple<uint32_t, uint64_t, int64_t>> offered;
+  std::map<uint64_t, int64_t> visits;  // By incarnation.
+  std::set<uint32_t> at_barrier;       // As they believe.
+  // One started again also waits for the round that it has contributed to.
+  const auto waits_for_round = [&](const Player& player) {
+    return player.round > group.open_round() ||
+           (player.round == group.open_round() &&
+            offered.count({player.id, player.incarnation, player.clock - 1}) !=
+                0);
+  };
   for (int event = 0; event < 600; ++event) {
     const uint32_t id = draw(5);
     const auto it = alive.find(id);
-    switch (draw(8)) {
+    if (it == alive.end()) at_barrier.erase(id);
+    switch (draw(9)) {
       case 0:
         if (it == alive.end() || draw(5) == 0) {  // Or started again.
           alive.erase(id);
+          at_barrier.erase(id);
           alive.emplace(id, Player(&group, id, now));
         }
         break;
@@ -453,6 +601,16 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
       case 3:
         if (it != alive.end() && draw(6) == 0) alive.erase(it);  // Dies.
         break;
+      case 4:
+        if (it == alive.end() || at_barrier.count(id) != 0 ||
+            waits_for_round(it->second) || draw(2) == 0) {
+          break;
+        }
+        if (Enter(&it->second, "b", visits[it->second.incarnation], now).ok()) {
+          ++visits[it->second.incarnation];
+          at_barrier.insert(id);
+        }
+        break;
       default:
         if (it == alive.end()) break;
         Player& player = it->second;
@@ -460,13 +618,17 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
           alive.erase(it);
           break;
         }
-        // It waits while its round is open and has its contribution.
-        if (player.round == group.open_round() &&
-            offered.count({id, player.incarnation, player.clock - 1}) != 0) {
-          break;
+        if (at_barrier.count(id) != 0) {
+          const auto place = group.PlaceAfterBarrier(id, player.incarnation);
+          ASSERT_TRUE(place.ok()) << place.status();
+          if (!place->has_value()) break;
+          ASSERT_GE((*place)->clock, player.clock);
+          player.clock = (*place)->clock;
+          player.round = (*place)->round;
+          at_barrier.erase(id);
         }
-        // One started again waits for the round that it has contributed to.
-        if (player.round > group.open_round()) break;
+        // It waits while its round is open and has its contribution.
+        if (waits_for_round(player)) break;
         player.Proceed();
         ASSERT_TRUE(player.Arrive(now, 1 + draw(3)).ok());
         offered.insert({id, player.incarnation, player.clock - 1});
@@ -478,13 +640,16 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
         }
     }
     // Whoever has been waiting is not waiting for nobody.
+    if (group.DescribeAbsent("b").empty()) {
+      for (const auto& [other, player] : alive) {
+        ASSERT_FALSE(group.IsMember(other, player.incarnation) &&
+                     Waits(&group, player));
+      }
+    }
     if (!group.DescribeMissing(group.open_round()).empty()) continue;
     for (const auto& [other, player] : alive) {
-      ASSERT_FALSE(
-          group.IsMember(other, player.incarnation) &&
-          player.round == group.open_round() &&
-          offered.count({other, player.incarnation, player.clock - 1}) != 0 &&
-          player.clock > 0)
+      ASSERT_FALSE(group.IsMember(other, player.incarnation) &&
+                   at_barrier.count(other) == 0 && waits_for_round(player))
           << "worker " << other << " waits for nobody";
     }
   }

@@ -51,6 +51,11 @@ class ForwardingGroupClient : public GroupClient {
                            int64_t staleness, absl::Time deadline) override {
     return groups_->WaitForTurn(member, clock, staleness, deadline);
   }
+  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
+      const GroupMember& member, const std::string& barrier, int64_t visit,
+      absl::Time deadline) override {
+    return groups_->WaitAtBarrier(member, barrier, visit, deadline);
+  }
   absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) override {
     return groups_->GroupStats(group);

@@ -1,0 +1,318 @@
+"""SyncGroup: epochs of uneven length, exact averages, and what may go wrong."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.python.worker_threads import Call, in_threads, running_clients
+from tests.support import running_servers
+
+Worker = tsw.train.Worker
+SyncGroup = tsw.train.SyncGroup
+
+DIM = 2
+
+
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
+def client(request):
+    with running_clients(request.param) as client:
+        yield client
+
+
+def make_group(client, worker, count, variables, optimizer="sgd", **kwargs):
+    return SyncGroup(
+        variables,
+        optimizer,
+        worker=Worker(
+            worker, count, consistency="bsp", cluster=client(worker), **kwargs
+        ),
+    )
+
+
+def make_table(cluster, optimizer):
+    return tsw.EmbeddingTable(
+        "rows",
+        DIM,
+        initializer="zeros",
+        optimizer=optimizer,
+        consistency="bsp",
+        cluster=cluster,
+    )
+
+
+# --- Exact averages ---------------------------------------------------------
+
+
+def account(client, counts, epochs):
+    """Trains one weight per sample; returns weights and rounds per epoch.
+
+    The loss is the mean of the weights of a batch, with a learning rate of 1:
+    each sample's weight becomes minus the weight with which it was trained.
+    """
+    total = sum(map(sum, counts)) * epochs
+    names = iter(range(total))
+    batches = [
+        [
+            [[next(names) for _ in range(size)] for size in epoch]
+            for epoch in [sizes] * epochs
+        ]
+        for sizes in counts
+    ]
+
+    def train(worker):
+        weights = tf.Variable(np.zeros(max(total, 1), np.float32))
+        group = make_group(
+            client, worker, len(counts), [weights], tsw.optimizers.SGD(1.0)
+        )
+        table = make_table(client(worker), tsw.optimizers.SGD(1.0))
+        seen = []
+        for epoch in batches[worker]:
+            with group.epoch() as steps:
+                for ids in epoch:
+                    gradient = np.zeros(max(total, 1), np.float32)
+                    gradient[ids] = 1.0 / len(ids)
+                    rows = np.full((len(ids), DIM), 1.0 / len(ids))
+                    steps.step(
+                        [gradient], [(table, ids, rows)], weight=len(ids)
+                    )
+            # All workers have the same, complete values here.
+            seen.append(weights.numpy().copy())
+            assert group.worker.stats()["dropped_steps"] == 0
+        rows = table.lookup(np.arange(total)).numpy()
+        np.testing.assert_allclose(rows[:, 0], seen[-1][:total], rtol=1e-6)
+        np.testing.assert_array_equal(rows[:, 0], rows[:, 1])
+        return seen
+
+    results = in_threads(*(lambda w=w: train(w) for w in range(len(counts))))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+    expected = np.zeros(max(total, 1))
+    for epoch in range(epochs):
+        for step in range(max(map(len, counts))):
+            present = [b[epoch][step] for b in batches if step < len(b[epoch])]
+            ids = [i for batch in present for i in batch]
+            expected[ids] = -1.0 / len(ids)
+        np.testing.assert_allclose(
+            results[0][epoch], expected, rtol=1e-6, atol=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [[4, 4, 4], [4, 1]],
+        [[4], [4, 4, 4, 4, 2]],
+        [[], [3, 3]],
+        [[2, 2], [], [1]],
+        [[5]],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_every_sample_is_trained_once_with_its_weight(client, counts, epochs):
+    account(client, counts, epochs)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_amounts_of_data(client, seed):
+    random = np.random.default_rng(seed)
+    counts = [
+        list(random.integers(1, 5, size=random.integers(0, 8)))
+        for _ in range(random.integers(1, 6))
+    ]
+    if not any(counts):
+        counts[0] = [1]
+
+    account(client, counts, epochs=int(random.integers(1, 4)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+def test_it_trains_as_one_process_with_the_union_of_the_batches(
+    client, optimizer
+):
+    random = np.random.default_rng(3)
+    features = random.normal(size=(3, 5, 4, 3)).astype(np.float32)
+    targets = random.normal(size=(3, 5, 4)).astype(np.float32)
+    lengths = [5, 3, 4]
+
+    def gradient_of(weights, x, y):
+        return 2.0 * x.T @ (x @ weights - y) / len(y)
+
+    def train(worker):
+        weights = tf.Variable(np.ones(3, np.float32))
+        group = make_group(client, worker, 3, [weights], optimizer)
+        with group.epoch() as steps:
+            for i in range(lengths[worker]):
+                size = 4 - (i == lengths[worker] - 1) * worker
+                x, y = features[worker, i, :size], targets[worker, i, :size]
+                steps.step([gradient_of(weights.numpy(), x, y)], weight=size)
+        return weights.numpy()
+
+    def train_alone():
+        weights = tf.Variable(np.ones(3, np.float32))
+        with running_servers(0) as address, tsw.Cluster(address) as cluster:
+            group = SyncGroup(
+                [weights],
+                optimizer,
+                worker=Worker(0, 1, consistency="bsp", cluster=cluster),
+            )
+            with group.epoch() as steps:
+                for i in range(max(lengths)):
+                    parts = [
+                        (features[w, i, :size], targets[w, i, :size])
+                        for w in range(3)
+                        if i < lengths[w]
+                        for size in [4 - (i == lengths[w] - 1) * w]
+                    ]
+                    x = np.concatenate([x for x, _ in parts])
+                    y = np.concatenate([y for _, y in parts])
+                    steps.step(
+                        [gradient_of(weights.numpy(), x, y)], weight=len(y)
+                    )
+            group.leave()
+        return weights.numpy()
+
+    results = in_threads(*(lambda w=w: train(w) for w in range(3)))
+
+    expected = train_alone()
+    for result in results:
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+# --- Who comes, goes, fails -------------------------------------------------
+
+
+def test_one_that_fails_is_not_waited_for(client):
+    def train(worker):
+        group = make_group(client, worker, 2, [tf.Variable([1.0])])
+        with group.epoch() as steps:
+            for _ in range(3):
+                steps.step([[1.0]], weight=1)
+                if worker:
+                    raise ZeroDivisionError
+        return group.worker.stats()["workers"]["active"]
+
+    one = Call(train, 0)
+    with pytest.raises(ZeroDivisionError):
+        Call(train, 1).result()
+
+    assert one.result() == 1
+
+
+def test_what_the_chief_saves_is_complete(tmp_path, client):
+    """It has ended long before the others, and saves what they have trained."""
+
+    def train(worker):
+        weights = tf.Variable(np.zeros(4, np.float32))
+        group = make_group(
+            client, worker, 2, [weights], tsw.optimizers.SGD(1.0)
+        )
+        for epoch in range(2):
+            with group.epoch() as steps:
+                for _ in range(1 + 9 * worker):
+                    steps.step([np.ones(4, np.float32)], weight=1)
+            if group.is_chief:
+                group.worker.cluster.save(tmp_path / str(epoch))
+            group.barrier("saved")
+        return weights.numpy()
+
+    in_threads(*(lambda w=w: train(w) for w in range(2)))
+
+    for epoch in range(2):
+        with tsw.Cluster(f"local://{tmp_path}-{epoch}") as other:
+            other.restore(tmp_path / str(epoch))
+            table = tsw.DenseTable(
+                "dense_variables",
+                {"0": (4,)},
+                optimizer="sgd",
+                consistency="bsp",
+                cluster=other,
+            )
+            np.testing.assert_array_equal(
+                table.pull()[0], np.full(4, -10.0 * (epoch + 1))
+            )
+
+
+def test_the_variables_of_the_first_worker_count(client):
+    first = tf.Variable([1.0, 2.0])
+    second = tf.Variable([3.0, 4.0])
+    make_group(client, 0, 2, [first])
+    make_group(client, 1, 2, [second])
+
+    np.testing.assert_array_equal(first.numpy(), [1.0, 2.0])
+    np.testing.assert_array_equal(second.numpy(), [1.0, 2.0])
+
+
+def test_a_layer_that_pushes_by_itself_is_trained_in_the_same_step(client):
+    def train(worker):
+        layer = tsw.keras.DynamicEmbedding(
+            1,
+            table="layer",
+            embeddings_initializer="zeros",
+            optimizer=tsw.optimizers.SGD(1.0),
+            consistency="bsp",
+            cluster=client(worker),
+        )
+        group = make_group(client, worker, 2, [tf.Variable([0.0])])
+        with group.epoch() as steps:
+            for size in (2, 1)[: 2 - worker]:
+                ids = tf.range(size, dtype=tf.int64)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(layer(ids, training=True))
+                tape.gradient(loss, layer.trainable_variables)
+                steps.step([None], weight=size)
+        return layer.table.lookup([0, 1]).numpy()
+
+    for rows in in_threads(lambda: train(0), lambda: train(1)):
+        # Step 1: two workers of two samples each; step 2: one sample alone.
+        np.testing.assert_allclose(rows, [[-0.5 - 1.0], [-0.5]])
+
+
+# --- Bad input --------------------------------------------------------------
+
+
+def test_a_step_outside_the_epoch_is_refused(client):
+    group = make_group(client, 0, 1, [tf.Variable([1.0])])
+    with group.epoch() as steps:
+        with pytest.raises(RuntimeError, match="an epoch has begun already"):
+            group.epoch().__enter__()
+        steps.step([[1.0]], weight=1)
+
+    with pytest.raises(RuntimeError, match="the epoch is over"):
+        steps.step([[1.0]], weight=1)
+
+
+def test_gradients_without_variables_are_refused(client):
+    group = make_group(client, 0, 1, [])
+
+    with group.epoch() as steps:
+        with pytest.raises(ValueError, match=r"without variables.*1 gradients"):
+            steps.step([[1.0]], weight=1)
+        steps.step(weight=1)
+    with pytest.raises(ValueError, match="without variables"):
+        _ = group.table
+
+
+def test_the_worker_must_train_in_rounds(client):
+    with pytest.raises(ValueError, match=r"consistency bsp\. Received.*asp"):
+        SyncGroup([], worker=Worker(cluster=client(0)))
+    with pytest.raises(ValueError, match="Received: worker=3"):
+        SyncGroup([], worker=3)
+
+
+def test_a_bad_gradient_is_refused_and_nobody_is_left_waiting(client):
+    group = make_group(client, 0, 2, [tf.Variable([1.0])], join_secs=0.01)
+
+    with pytest.raises(ValueError, match="NaN"), group.epoch() as steps:
+        steps.step([[np.nan]], weight=1)
+
+    assert group.worker.stats()["workers"]["active"] == 0
+
+
+def test_other_variables_under_the_name_are_refused(client):
+    make_group(client, 0, 2, [tf.Variable([1.0])])
+
+    with pytest.raises(ValueError, match="layout"):
+        make_group(client, 1, 2, [tf.Variable([1.0, 2.0])])

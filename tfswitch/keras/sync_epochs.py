@@ -1,0 +1,73 @@
+"""Epochs of `fit` that end together in all processes."""
+
+from typing import Any
+
+from tfswitch.keras import _backend
+from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
+
+_EPOCH = "end of epoch"
+
+
+class SyncEpochs(_backend.Callback):
+    """Ends each epoch of `fit` when it has ended in all processes.
+
+    For models with a `ParameterServerOptimizer`. Workers may have different
+    amounts of data: one that has used up its part waits, and nobody waits for
+    it. Then all have the values that all of the epoch's data has led to, and
+    validation, checkpoints and the next epoch begin with them.
+
+    To stand before other callbacks, so that those see the final values. Without
+    it each process goes on to the next epoch by itself.
+
+    Args:
+        timeout_secs: Longest wait for others; by default the worker's
+            `wait_secs`.
+
+    Raises:
+        ValueError: When `fit` begins, if the model has another optimizer.
+        TimeoutError: If others have not ended their epoch by then. The message
+            names them.
+
+    Example:
+
+    >>> model.fit(
+    ...     my_part_of_the_data,
+    ...     epochs=3,
+    ...     callbacks=[tsw.keras.SyncEpochs()],
+    ... )
+    """
+
+    def __init__(self, timeout_secs: float | None = None) -> None:
+        super().__init__()
+        self._timeout_secs = timeout_secs
+        self._is_open = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not isinstance(self._optimizer, ParameterServerOptimizer):
+            raise ValueError(
+                "SyncEpochs is for models with a "
+                "tfswitch.keras.ParameterServerOptimizer. Received: "
+                f"{type(self._optimizer).__name__}"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._is_open = True
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._end_epoch()  # What is validated has to be complete.
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._end_epoch()
+
+    @property
+    def _optimizer(self) -> Any:
+        return self.model.optimizer
+
+    def _end_epoch(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._optimizer.worker.wait_at_barrier(
+            _EPOCH, timeout_secs=self._timeout_secs
+        )
+        self._optimizer.pull()

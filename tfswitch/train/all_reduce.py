@@ -1,0 +1,202 @@
+"""Synchronous training by all-reduce with different amounts of data.
+
+All-reduce needs every worker in every step. So one whose data is used up goes
+on with batches of no rows, and each brings the number of its samples along in
+the same all-reduce: gradients are summed as they weigh and divided by the sum
+of the weights, which is 0 when all data has been used.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+SumOverWorkers = Callable[[list[Any]], Sequence[Any]]
+
+
+def uneven_batches(
+    batches: Iterable[Any], *, like: Any = None
+) -> Iterator[Any]:
+    """Yields the batches, then batches of no rows without end.
+
+    Args:
+        batches: A `tf.data.Dataset`, or what yields nested structures of arrays
+            or tensors whose first dimension is the batch.
+        like: A batch, or its structure of `tf.TensorSpec`, that tells what an
+            empty one looks like. Needed for a worker that may have no batch at
+            all, unless `batches` is a dataset.
+
+    Yields:
+        Batches. Those at the end have the structure, dtypes and shapes of the
+        others, but 0 for the first dimension.
+
+    Raises:
+        ValueError: If there is no batch, and nothing says what one looks like.
+
+    Example:
+
+    >>> for ids, labels in tsw.train.uneven_batches(dataset):
+    ...     gradients, samples = step(ids, labels)
+    ...     if samples == 0.0:
+    ...         break
+    """
+    if like is None:
+        like = getattr(batches, "element_spec", None)
+    batch: Any = None
+    for batch in batches:
+        yield batch
+    if batch is None and like is None:
+        raise ValueError(
+            "this worker has no batch, so there is none to make an empty one "
+            "from. Pass `like=`: a batch, or its tf.TensorSpec"
+        )
+    empty = tf.nest.map_structure(
+        _without_rows, like if batch is None else batch
+    )
+    while True:
+        yield empty
+
+
+def _without_rows(value: Any) -> Any:
+    if isinstance(value, tf.TensorSpec):
+        if value.shape.rank in (None, 0):
+            raise ValueError(
+                "`like` must tell the rank of each part of a batch, at least "
+                f"1. Received: {value}"
+            )
+        inner = [size or 0 for size in value.shape[1:]]
+        return tf.zeros([0, *inner], value.dtype)
+    if isinstance(value, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+        raise ValueError(
+            "an empty batch cannot be made from the spec of ragged or sparse "
+            f"tensors. Pass a batch as `like=`. Received: {value}"
+        )
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.slice(
+            value,
+            tf.zeros_like(value.dense_shape),
+            tf.concat([[0], value.dense_shape[1:]], axis=0),
+        )
+    return value[:0]
+
+
+def weighted_all_reduce(
+    gradients: Sequence[Any],
+    weight: Any,
+    *,
+    backend: str | SumOverWorkers = "mwms",
+) -> tuple[list[Any], tf.Tensor]:
+    """Averages gradients over workers, by weight.
+
+    To be called by all workers in each step, also by those that have no data
+    left: with weight 0. The weight goes along with the gradients, so this takes
+    no collective more than an average that is not weighted.
+
+    Source: the weighted mean of data-parallel SGD; the empty batches are those
+    of PyTorch's `Join`, with a weight instead of a collective of their own.
+
+    Args:
+        gradients: One per variable, of this worker's mean loss: tensors,
+            `tf.IndexedSlices`, or None, which stays None and must be so on all
+            workers. Of a batch without rows they may be NaN.
+        weight: Number of samples in this worker's batch, a scalar.
+        backend: "mwms": in the replica context of a
+            `tf.distribute.MultiWorkerMirroredStrategy` (or any other strategy);
+            "horovod"; or a function that maps a list of tensors and
+            `tf.IndexedSlices` to their sums over workers.
+
+    Returns:
+        The averages `sum(weight * gradient) / sum(weight)`, and the float32
+        scalar `sum(weight)`. Where that is 0, all data is used up, and the
+        averages are 0: do not apply them, as optimizers with momentum would
+        move.
+
+    Raises:
+        ValueError: If `backend` is none of these, or `weight` no scalar.
+        ImportError: If Horovod is not installed.
+
+    Example:
+
+    >>> def step(ids, labels):
+    ...     ...
+    ...     return tsw.train.weighted_all_reduce(
+    ...         tape.gradient(loss, variables), tf.shape(ids)[0]
+    ...     )
+    """
+    weight = tf.cast(weight, tf.float32)
+    if weight.shape.rank != 0:
+        raise ValueError(
+            "`weight` must be a scalar, the number of samples. Received: shape "
+            f"{weight.shape}"
+        )
+    sum_over_workers = _backend_of(backend)
+    present = [g for g in gradients if g is not None]
+    weighted = [_scaled(g, weight) for g in present]
+    *sums, total = sum_over_workers([*weighted, weight])
+    inverse = tf.math.divide_no_nan(1.0, total)
+    averages = iter([_scaled(g, inverse) for g in sums])
+    return [None if g is None else next(averages) for g in gradients], total
+
+
+def _backend_of(backend: str | SumOverWorkers) -> SumOverWorkers:
+    if callable(backend):
+        return backend
+    if backend == "mwms":
+        return _sum_over_replicas
+    if backend == "horovod":
+        return _sum_by_horovod
+    raise ValueError(
+        '`backend` must be "mwms", "horovod" or a function. '
+        f"Received: backend={backend!r}"
+    )
+
+
+def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            _scaled(gradient.values, factor),
+            gradient.indices,
+            gradient.dense_shape,
+        )
+    # The mean over no rows is NaN, and must not stay so for weight 0.
+    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
+
+
+def _sum_over_replicas(values: list[Any]) -> Sequence[Any]:
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ValueError(
+            'backend "mwms" works in the replica context: call '
+            "weighted_all_reduce in a function that `strategy.run` runs"
+        )
+    return context.all_reduce(
+        tf.distribute.ReduceOp.SUM, [_never_empty(v) for v in values]
+    )
+
+
+def _never_empty(value: Any) -> Any:
+    """Adds a row of zeros: without rows TensorFlow 2.21 crashes."""
+    if not isinstance(value, tf.IndexedSlices):
+        return value
+    row = tf.concat([[1], tf.shape(value.values)[1:]], axis=0)
+    return tf.IndexedSlices(
+        tf.concat([value.values, tf.zeros(row, value.values.dtype)], axis=0),
+        tf.concat([value.indices, tf.zeros([1], value.indices.dtype)], axis=0),
+        value.dense_shape,
+    )
+
+
+def _sum_by_horovod(values: list[Any]) -> Sequence[Any]:
+    import horovod.tensorflow as hvd
+
+    dense = [v for v in values if not isinstance(v, tf.IndexedSlices)]
+    sums = iter(hvd.grouped_allreduce(dense, op=hvd.Sum))
+    # Summing slices is putting them one behind the other.
+    return [
+        tf.IndexedSlices(
+            hvd.allgather(v.values), hvd.allgather(v.indices), v.dense_shape
+        )
+        if isinstance(v, tf.IndexedSlices)
+        else next(sums)
+        for v in values
+    ]

@@ -1,0 +1,76 @@
+"""A place where workers wait for each other."""
+
+from tfswitch.train.worker import Worker
+
+
+class Barrier:
+    """Opens when all workers of a group wait at it.
+
+    Whoever has left is not waited for, nor one that has died, once its lease
+    has ended. Workers that have not joined are waited for, for as long as the
+    worker's `join_secs`.
+
+    Args:
+        name: All workers use the same, and come to the same barriers in the
+            same order.
+        worker: The `tfswitch.train.Worker` of this process.
+        timeout_secs: Longest wait; by default the worker's `wait_secs`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> saved = tsw.train.Barrier("saved", worker)
+    >>> for epoch in range(3):
+    ...     train()
+    ...     if worker.is_chief:
+    ...         cluster.save(path)
+    ...     saved.wait()
+    """
+
+    def __init__(
+        self, name: str, worker: Worker, *, timeout_secs: float | None = None
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                f"`name` must be a non-empty string. Received: name={name!r}"
+            )
+        if not isinstance(worker, Worker):
+            raise ValueError(
+                "`worker` must be a tfswitch.train.Worker. "
+                f"Received: worker={worker!r}"
+            )
+        self._name = name
+        self._worker = worker
+        self._timeout_secs = timeout_secs
+
+    @property
+    def name(self) -> str:
+        """Name of the barrier."""
+        return self._name
+
+    @property
+    def worker(self) -> Worker:
+        """Who waits."""
+        return self._worker
+
+    def wait(self, *, timeout_secs: float | None = None) -> None:
+        """Waits for all others; see `Worker.wait_at_barrier`.
+
+        Args:
+            timeout_secs: Longest wait; by default what the barrier was made
+                with.
+
+        Raises:
+            TimeoutError: If not all have come by then; the message names those
+                that have not.
+            RuntimeError: If all wait, and not at the same barrier.
+            ConnectionError: If the server does not answer.
+        """
+        if timeout_secs is None:
+            timeout_secs = self._timeout_secs
+        self._worker.wait_at_barrier(self._name, timeout_secs=timeout_secs)
+
+    def __repr__(self) -> str:
+        return f"<tfswitch.train.Barrier {self._name!r} of {self._worker!r}>"

@@ -1,0 +1,205 @@
+"""Synchronous training in a loop of one's own."""
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from tfswitch.dense import DenseTable
+from tfswitch.table import EmbeddingTable
+from tfswitch.train.worker import Worker
+
+_EPOCH = "end of epoch"
+
+# A table, ids, and the gradients of their rows.
+TableGradients = tuple[EmbeddingTable, Any, Any]
+
+
+class SyncGroup:
+    """Trains dense variables and tables in step with all workers.
+
+    In each step the gradients of all workers are averaged by their numbers of
+    samples and applied once, as one process would with the union of the
+    batches. Workers may have different amounts of data: an epoch ends for all
+    of them when it has ended for each, so that what is saved then is complete.
+
+    The variables are kept in a `tfswitch.DenseTable`, where the optimizer takes
+    its steps; each worker has a copy, which follows.
+
+    Args:
+        variables: `tf.Variable` or Keras variables. The first worker's values
+            count.
+        optimizer: As for `tfswitch.DenseTable`.
+        worker: A `tfswitch.train.Worker` with consistency `bsp`; by default one
+            is made, with what TF_CONFIG says.
+        table: Name of the dense table. Models that share servers need
+            different ones.
+
+    Raises:
+        ValueError: If an argument is out of range, or the servers hold other
+            variables under this name.
+        ConnectionError, TimeoutError: If a server does not answer.
+
+    Example:
+
+    >>> group = tsw.train.SyncGroup(model.trainable_variables, "adam")
+    >>> for epoch in range(3):
+    ...     with group.epoch() as steps:
+    ...         for x, y in my_part_of_the_data:
+    ...             gradients = gradients_of(x, y)
+    ...             steps.step(gradients, weight=len(y))
+    ...     if group.is_chief:
+    ...         group.worker.cluster.save(path)
+    ...     group.barrier("saved")
+    """
+
+    def __init__(
+        self,
+        variables: Iterable[Any] = (),
+        optimizer: Any = "sgd",
+        *,
+        worker: Worker | None = None,
+        table: str = "dense_variables",
+    ) -> None:
+        if worker is None:
+            worker = Worker(consistency="bsp")
+        elif not isinstance(worker, Worker) or worker.consistency.kind != "bsp":
+            raise ValueError(
+                "`worker` must be a tfswitch.train.Worker with consistency "
+                f"bsp. Received: worker={worker!r}"
+            )
+        self._worker = worker
+        self._variables = list(variables)
+        self._is_in_epoch = False
+        self._table: DenseTable | None = None
+        if not self._variables:
+            return
+        try:
+            self._table = DenseTable(
+                table,
+                {str(i): tuple(v.shape) for i, v in enumerate(self._variables)},
+                optimizer=optimizer,
+                consistency=worker.consistency,
+                cluster=worker.cluster,
+            )
+            self._table.initialize([v.numpy() for v in self._variables])
+            self.pull()
+        except BaseException:
+            worker.leave()  # Or the others would wait for it.
+            raise
+
+    @property
+    def worker(self) -> Worker:
+        """This process's place in the group."""
+        return self._worker
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0."""
+        return self._worker.is_chief
+
+    @property
+    def table(self) -> DenseTable:
+        """The variables on the servers.
+
+        Raises:
+            ValueError: If the group was made without variables.
+        """
+        if self._table is None:
+            raise ValueError("the group was made without variables")
+        return self._table
+
+    def epoch(self) -> "Epoch":
+        """Begins an epoch: a context that ends when it has ended for all."""
+        return Epoch(self)
+
+    def barrier(self, name: str, *, timeout_secs: float | None = None) -> None:
+        """Waits for all workers; see `Worker.wait_at_barrier`."""
+        self._worker.wait_at_barrier(name, timeout_secs=timeout_secs)
+
+    def pull(self) -> None:
+        """Sets the variables to their present values on the servers."""
+        if self._table is None:
+            return
+        for variable, value in zip(
+            self._variables, self._table.pull(), strict=True
+        ):
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def leave(self) -> None:
+        """Tells the group that nobody has to wait for this worker."""
+        self._worker.leave()
+
+
+class Epoch:
+    """One worker's part of an epoch. Made by `SyncGroup.epoch`."""
+
+    def __init__(self, group: SyncGroup) -> None:
+        self._group = group
+
+    def step(
+        self,
+        gradients: Sequence[Any] = (),
+        table_gradients: Iterable[TableGradients] = (),
+        *,
+        weight: float,
+        learning_rate: Any = None,
+    ) -> None:
+        """Takes one step with all workers.
+
+        Args:
+            gradients: One tensor per variable, of this worker's mean loss;
+                None for zeros.
+            table_gradients: `(table, ids, gradients)` for each
+                `tfswitch.EmbeddingTable` of consistency `bsp` that is trained.
+                Not for tables of `DynamicEmbedding` layers, which have pushed
+                on the way back.
+            weight: Number of samples in the batch.
+            learning_rate: Of the variables; by default the optimizer's.
+
+        Raises:
+            ValueError: If gradients do not fit the variables, or are NaN or
+                Inf.
+            TimeoutError: If others are not there within the worker's
+                `wait_secs`.
+            RuntimeError: If it is called outside the epoch's context.
+            ConnectionError: If a server does not answer.
+        """
+        group = self._group
+        if not group._is_in_epoch:
+            raise RuntimeError(
+                "the epoch is over, or has not begun: call `step` inside "
+                "`with group.epoch() as steps:`"
+            )
+        for table, ids, values in table_gradients:
+            table.push(ids, values)
+        if group._table is not None:
+            group._table.push(gradients, learning_rate=learning_rate)
+        elif len(gradients):
+            raise ValueError(
+                "the group was made without variables. Received: "
+                f"{len(gradients)} gradients"
+            )
+        group._worker.end_step(weight)
+        group.pull()
+
+    def __enter__(self) -> "Epoch":
+        if self._group._is_in_epoch:
+            raise RuntimeError("an epoch has begun already")
+        self._group._is_in_epoch = True
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._group._is_in_epoch = False
+        if exc is not None:
+            # Nobody waits for one that has failed.
+            self._group._worker._part()
+            return
+        self._group.barrier(_EPOCH)
+        self._group.pull()  # What others did after this one's last step.
