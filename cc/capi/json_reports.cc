@@ -121,6 +121,7 @@ std::string WorkerReportToJson(const WorkerSession::Report& report) {
                  {"longest_s", absl::ToDoubleSeconds(report.waits.longest)}}},
                {"workers",
                 {{"active", workers.num_active},
+                 {"waiting", workers.num_waiting},
                  {"rounds", workers.rounds},
                  {"contributions", workers.contributions},
                  {"dropped", workers.dropped},

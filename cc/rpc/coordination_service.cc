@@ -181,6 +181,7 @@ grpc::Status CoordinationService::GetGroupStats(
     TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Stats stats,
                               coordinator.GroupStats(request->group()));
     response->set_num_active(stats.num_active);
+    response->set_num_waiting(stats.num_waiting);
     response->set_rounds(stats.rounds);
     response->set_contributions(stats.contributions);
     response->set_dropped(stats.dropped);

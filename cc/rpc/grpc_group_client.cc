@@ -158,6 +158,7 @@ class GrpcGroupClient final : public GroupClient {
     TFSWITCH_RETURN_IF_ERROR(Call("GetGroupStats", request, &response));
     WorkerGroup::Stats stats;
     stats.num_active = response.num_active();
+    stats.num_waiting = response.num_waiting();
     stats.rounds = response.rounds();
     stats.contributions = response.contributions();
     stats.dropped = response.dropped();

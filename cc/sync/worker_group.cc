@@ -362,6 +362,9 @@ bool WorkerGroup::IsMember(uint32_t worker, uint64_t incarnation) const {
 WorkerGroup::Stats WorkerGroup::stats() const {
   Stats stats = stats_;
   stats.num_active = static_cast<int64_t>(workers_.size());
+  stats.num_waiting =
+      std::count_if(workers_.begin(), workers_.end(),
+                    [](const auto& w) { return w.second.is_waiting(); });
   return stats;
 }
 

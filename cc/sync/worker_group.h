@@ -122,6 +122,7 @@ class WorkerGroup {
 
   struct Stats {
     int64_t num_active = 0;
+    int64_t num_waiting = 0;    // Of these, at a barrier.
     int64_t rounds = 0;         // Closed.
     int64_t contributions = 0;  // In closed rounds.
     int64_t dropped = 0;        // Late.

@@ -7,6 +7,8 @@ takes 1 away: so the rows tell which steps have been applied, and how often.
 
 import contextlib
 import dataclasses
+import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +42,7 @@ class Member:
     process: "Process"
     clock: int
     last_round: int  # The latest that does not miss it.
+    waits: bool = False  # At the barrier.
 
 
 class Group:
@@ -56,13 +59,16 @@ class Group:
         self.closed: list[list[int]] = []  # Rows of each round.
 
     def slowest(self) -> int:
-        return min((m.clock for m in self.members.values()), default=2**62)
+        return min(
+            (m.clock for m in self.members.values() if not m.waits),
+            default=2**62,
+        )
 
     def join(self, process: "Process") -> None:
         if not self.members and self.seen:
             self.seen.clear()
             self.waits_for_joins = True
-        clock = self.slowest() if self.members else self.last_clock
+        clock = min(self.slowest(), self.last_clock)
         if self.waits_for_joins:
             clock = 0
         worker = process.worker_id
@@ -73,7 +79,7 @@ class Group:
         self.members[worker] = Member(process, clock, process.round - 1)
         if len(self.seen) >= NUM_WORKERS:
             self.waits_for_joins = False
-        self._close_if_complete()
+        self._settle()
         process.round = max(process.round, self.open_round)
 
     def has_contributed(self, worker: int) -> bool:
@@ -88,21 +94,39 @@ class Group:
         if contributes and process.round == self.open_round:
             self.open.append((process.worker_id, process.pushed))
             member.last_round = self.open_round
-        self._close_if_complete()
+        self._settle()
+
+    def enter(self, process: "Process") -> None:
+        """A worker comes to the barrier."""
+        self.members[process.worker_id].waits = True
+        self._settle()
 
     def leave(self, process: "Process") -> None:
         if self.has(process):
             del self.members[process.worker_id]
-            self._close_if_complete()
+            self._settle()
 
     def has(self, process: "Process") -> bool:
         member = self.members.get(process.worker_id)
         return member is not None and member.process is process
 
+    def _settle(self) -> None:
+        self._close_if_complete()
+        members = self.members.values()
+        if self.waits_for_joins or not all(m.waits for m in members):
+            return
+        for member in members:  # The barrier opens.
+            member.waits = False
+            member.clock = max(m.clock for m in members)
+            member.last_round = self.open_round - 1
+
     def _close_if_complete(self) -> None:
         if self.waits_for_joins or not self.open:
             return
-        if any(m.last_round < self.open_round for m in self.members.values()):
+        if any(
+            m.last_round < self.open_round and not m.waits
+            for m in self.members.values()
+        ):
             return
         self.closed.append([row for _, rows in self.open for row in rows])
         self.open = []
@@ -127,9 +151,10 @@ class Process:
         )
         self.round = 0
         self.pushed: list[int] = []  # Rows of the present step.
-        # Under way: the end of a step, or joining.
+        # Under way: the end of a step, joining, or waiting at the barrier.
         self.call: Call | None = None
         self.is_joining = False
+        self.is_at_barrier = False
 
     def join(self) -> None:
         self.worker = tsw.train.Worker(
@@ -223,6 +248,28 @@ class WorkersMachine(RuleBasedStateMachine):
             self._group.arrive(process, self.is_bsp)
             process.pushed = []
             self._wait_for_arrival(process.worker)
+            self._settle()
+
+    @rule(workers=st.lists(IDS, min_size=1, max_size=4))
+    def wait_at_barrier(self, workers: list[int]) -> None:
+        """Each comes to the barrier, unless it waits already."""
+        for worker in workers:
+            process = self._idle(worker)
+            if process is None:
+                continue
+            wait = functools.partial(process.worker.wait_at_barrier, "b")
+            if not self._group.has(process):  # It has left: joins again.
+                self._joined(process)
+            elif process.pushed and self.is_bsp:
+                with pytest.raises(RuntimeError, match="end the step first"):
+                    wait()
+                continue
+            process.call = Call(wait)
+            process.is_at_barrier = True
+            self._group.enter(process)
+            if self._group.members[worker].waits:
+                waiting = sum(m.waits for m in self._group.members.values())
+                wait_until(lambda n=waiting: self._stats()["waiting"] == n)
             self._settle()
 
     @rule(worker=IDS)
@@ -333,8 +380,11 @@ class WorkersMachine(RuleBasedStateMachine):
         if not self.is_bsp:
             self._applied.add(row)
 
+    def _stats(self) -> dict[str, Any]:
+        return self._observer.stats()["workers"]
+
     def _joins_again(self) -> int:
-        return self._observer.stats()["workers"]["rejoined"]
+        return self._stats()["rejoined"]
 
     def _wait_for_arrival(self, worker: tsw.train.Worker) -> None:
         wait_until(lambda: arrivals(worker) == self._group.arrivals)
@@ -348,6 +398,8 @@ class WorkersMachine(RuleBasedStateMachine):
 
     def _must_wait(self, process: Process) -> bool:
         group = self._group
+        if process.is_at_barrier:
+            return group.members[process.worker_id].waits
         if self.is_bsp:
             # One that joins waits for the round before its own.
             return process.round >= group.open_round + process.is_joining
@@ -366,7 +418,7 @@ class WorkersMachine(RuleBasedStateMachine):
                 continue
             process.call.result()
             process.call = None
-            process.is_joining = False
+            process.is_joining = process.is_at_barrier = False
             process.round = self._group.open_round
             self._commit(process.round)
 

@@ -253,9 +253,10 @@ class Worker:
             and begins at that of the slowest worker; "dropped_steps": steps
             that did not count; "waits": how often and how long it has
             waited for others ("count", "total_s", "longest_s"); "workers": of
-            the group, "active", "rounds", "contributions", "dropped",
-            "expired", "rejoined", and "staleness", a list whose element s is
-            how many steps ended s clocks ahead of the slowest worker.
+            the group, "active", "waiting" (of these, at a barrier), "rounds",
+            "contributions", "dropped", "expired", "rejoined", and "staleness",
+            a list whose element s is how many steps ended s clocks ahead of the
+            slowest worker.
         """
         self._check_is_present()
         return json.loads(self._native.worker_report())

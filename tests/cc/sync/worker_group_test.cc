@@ -326,6 +326,7 @@ TEST(WorkerGroupTest, ABarrierOpensWhenAllHaveCome) {
   ASSERT_TRUE(Enter(&a, "end").ok());
   ASSERT_TRUE(Enter(&b, "end").ok());
   EXPECT_TRUE(Waits(&group, a));
+  EXPECT_EQ(group.stats().num_waiting, 2);
   EXPECT_EQ(group.DescribeAbsent("end"), "1 of 3 workers that have not joined");
   Player c(&group, 2, kStart);
   EXPECT_EQ(group.DescribeAbsent("end"), "worker 2 (at step 0)");
