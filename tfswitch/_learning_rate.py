@@ -50,6 +50,10 @@ class LearningRate:
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
         self._steps.add(tf.cast(is_first, tf.int64))
 
+    def skip(self, steps: int) -> None:
+        """Counts steps that others have made."""
+        self._steps.assign(self.steps + steps)
+
     @property
     def steps(self) -> int:
         """How many steps have been counted."""

@@ -115,6 +115,7 @@ std::string WorkerReportToJson(const WorkerSession::Report& report) {
                {"worker", report.member.worker},
                {"clock", report.clock},
                {"dropped_steps", report.dropped},
+               {"in_step", report.is_in_step},
                {"waits",
                 {{"count", report.waits.count},
                  {"total_s", absl::ToDoubleSeconds(report.waits.total)},

@@ -52,13 +52,18 @@ void GroupSession::KeepAlive() {
     }
     // A worker that has been given up hears of it at the end of its step, and a
     // server that is away is asked again.
-    groups_->Beat(member, options_.lease / 6).IgnoreError();
+    groups_->Beat(member, options_.lease / 3).IgnoreError();
   }
 }
 
 GroupMember GroupSession::member() const {
   MutexLock lock(&mutex_);
   return member_;
+}
+
+std::string GroupSession::barrier() const {
+  MutexLock lock(&mutex_);
+  return barrier_;
 }
 
 int64_t GroupSession::clock() const {
@@ -168,12 +173,14 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
   {
     MutexLock lock(&mutex_);
     visit = visits_;
+    barrier_ = barrier;
   }
   const absl::StatusOr<WorkerGroup::Place> place =
       groups_->WaitAtBarrier(member(), barrier, visit, start + timeout);
   TFSWITCH_RETURN_IF_ERROR(EndWait(start, place.status()));
   MutexLock lock(&mutex_);
   ++visits_;
+  barrier_.clear();
   clock_ = place->clock;
   round_ = place->round;
   return absl::OkStatus();
@@ -197,6 +204,7 @@ absl::Status GroupSession::Rejoin() {
   clock_ = joined.clock;
   round_ = joined.round;
   visits_ = 0;
+  barrier_.clear();
   is_waiting_ = false;
   has_left_ = false;
   return absl::OkStatus();

@@ -40,13 +40,15 @@ class GroupSession {
 
   // Leaves, if Leave() was not called; an error of it is ignored, for the lease
   // ends anyway. A server that is away is not waited for longer than
-  // kPartingTime and a sixth of the lease.
+  // kPartingTime and a third of the lease.
   ~GroupSession();
   GroupSession(const GroupSession&) = delete;
   GroupSession& operator=(const GroupSession&) = delete;
 
   // Who this is; another incarnation after Rejoin().
   GroupMember member() const;
+  // At which it waits, as far as it knows; empty: at none.
+  std::string barrier() const;
   // How many steps have ended, and the round that the next one contributes to.
   int64_t clock() const;
   int64_t round() const;
@@ -74,8 +76,8 @@ class GroupSession {
   absl::StatusOr<Round> FetchRound(int64_t number, absl::Duration timeout);
 
   // Waits at a barrier until all workers of the group do; nobody waits for this
-  // one elsewhere meanwhile. All go on at one clock. If it failed because of
-  // the deadline, calling it again goes on waiting.
+  // one elsewhere meanwhile. All go on at one clock. If it failed, calling it
+  // again goes on waiting; FailedPrecondition for anything else until then.
   absl::Status WaitAtBarrier(const std::string& barrier,
                              absl::Duration timeout);
 
@@ -114,6 +116,7 @@ class GroupSession {
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
+  std::string barrier_ ABSL_GUARDED_BY(mutex_);
   // A step has ended, and what it waits for has not come.
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = true;

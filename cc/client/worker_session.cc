@@ -26,7 +26,10 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
                          options.worker));
   std::unique_ptr<WorkerSession> worker(
       new WorkerSession(std::move(client), options, std::move(session)));
-  TFSWITCH_RETURN_IF_ERROR(worker->CatchUp());
+  {
+    MutexLock lock(&worker->mutex_);
+    TFSWITCH_RETURN_IF_ERROR(worker->CatchUp());
+  }
   return worker;
 }
 
@@ -65,7 +68,7 @@ absl::StatusOr<StepTag> WorkerSession::CurrentStep() {
   {
     // Whoever pushes meanwhile needs the same.
     MutexLock lock(&mutex_);
-    TFSWITCH_RETURN_IF_ERROR(Prepare());
+    TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   }
   has_pushed_ = true;
   const GroupMember member = session_->member();
@@ -73,37 +76,51 @@ absl::StatusOr<StepTag> WorkerSession::CurrentStep() {
                  session_->clock()};
 }
 
-absl::Status WorkerSession::Prepare() {
+absl::Status WorkerSession::Prepare(const std::string& barrier) {
   if (has_left_) {
     TFSWITCH_RETURN_IF_ERROR(JoinAgain());
     has_left_ = false;
     is_unfinished_ = false;
   }
-  if (is_unfinished_) return FinishStep();
-  return absl::OkStatus();
+  if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(FinishStep());
+  if (must_catch_up_) TFSWITCH_RETURN_IF_ERROR(CatchUp());
+  const std::string present = session_->barrier();
+  if (present.empty() || present == barrier) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "worker ", options_.worker, " waits at barrier '", present,
+      "', where a wait has failed; go on waiting there, or leave the group"));
 }
 
 absl::Status WorkerSession::JoinAgain() {
   has_pushed_ = false;
+  opened_barrier_.clear();
+  has_ended_step_ = false;
   TFSWITCH_RETURN_IF_ERROR(session_->Rejoin());
   return CatchUp();
 }
 
 absl::Status WorkerSession::CatchUp() {
+  must_catch_up_ = true;
   const int64_t last = session_->round() - 1;
-  if (!is_bsp() || last < 0) return absl::OkStatus();
-  TFSWITCH_ASSIGN_OR_RETURN(const Round round,
-                            session_->FetchRound(last, options_.wait_timeout));
-  return Commit(round);
+  if (is_bsp() && last >= 0) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const Round round, session_->FetchRound(last, options_.wait_timeout));
+    TFSWITCH_RETURN_IF_ERROR(Commit(round));
+  }
+  must_catch_up_ = false;
+  return absl::OkStatus();
 }
 
 absl::Status WorkerSession::EndStep(double weight) {
   MutexLock lock(&mutex_);
   if (is_unfinished_) return FinishStep();
-  if (has_left_) {
-    TFSWITCH_RETURN_IF_ERROR(JoinAgain());
-    has_left_ = false;
+  if (must_catch_up_ && has_ended_step_) {
+    has_ended_step_ = false;
+    absl::Status caught_up = CatchUp();
+    has_ended_step_ = !caught_up.ok();
+    return caught_up;
   }
+  TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   has_pushed_ = false;
   const int64_t clock = session_->clock();
   absl::Status ended;
@@ -137,7 +154,11 @@ absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
                                           absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(Prepare());
+  const bool has_opened = must_catch_up_ && opened_barrier_ == barrier;
+  TFSWITCH_RETURN_IF_ERROR(Prepare(barrier));
+  opened_barrier_.clear();
+  has_ended_step_ = false;
+  if (has_opened) return absl::OkStatus();
   if (is_bsp() && has_pushed_) {
     return absl::FailedPreconditionError(absl::StrCat(
         "worker ", options_.worker, " comes to barrier '", barrier,
@@ -150,7 +171,10 @@ absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
     opened = session_->WaitAtBarrier(barrier, deadline - absl::Now());
   }
   TFSWITCH_RETURN_IF_ERROR(opened);
-  return CatchUp();
+  opened_barrier_ = barrier;
+  TFSWITCH_RETURN_IF_ERROR(CatchUp());
+  opened_barrier_.clear();
+  return absl::OkStatus();
 }
 
 absl::Status WorkerSession::FinishStep() {
@@ -190,13 +214,20 @@ bool WorkerSession::Counts(const Round& round) const {
 
 absl::Status WorkerSession::ComeBack(const absl::Status& why,
                                      bool has_arrived) {
+  if (is_leaving_) {
+    return absl::CancelledError(absl::StrCat("worker ", options_.worker,
+                                             " of group '", options_.group,
+                                             "' has left meanwhile"));
+  }
   const bool is_lost = is_bsp() && !has_arrived;
   std::fprintf(stderr, "tfswitch: group '%s': %s; joining again%s\n",
                options_.group.c_str(), std::string(why.message()).c_str(),
                is_lost ? ". The step that has just ended does not count" : "");
   if (is_lost) ++dropped_;
   is_unfinished_ = false;
-  return JoinAgain();
+  absl::Status joined = JoinAgain();
+  has_ended_step_ = !joined.ok();
+  return joined;
 }
 
 absl::Status WorkerSession::Commit(const Round& round) {
@@ -240,12 +271,19 @@ absl::Status WorkerSession::Commit(const Round& round) {
 }
 
 absl::Status WorkerSession::Leave(absl::Duration timeout) {
-  TFSWITCH_RETURN_IF_ERROR(session_->Leave(timeout));
-  MutexLock lock(&mutex_);
-  is_unfinished_ = false;
-  uncommitted_.reset();
-  has_left_ = true;
-  return absl::OkStatus();
+  // Whoever waits in another thread hears that the worker is no member any
+  // more, and must not join again.
+  is_leaving_ = true;
+  absl::Status left = session_->Leave(timeout);
+  if (left.ok()) {
+    MutexLock lock(&mutex_);
+    is_unfinished_ = false;
+    must_catch_up_ = false;
+    uncommitted_.reset();
+    has_left_ = true;
+  }
+  is_leaving_ = false;
+  return left;
 }
 
 absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
@@ -256,6 +294,7 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.clock = session_->clock();
   report.waits = session_->waits();
   report.dropped = dropped_;
+  report.is_in_step = has_pushed_;
   return report;
 }
 

@@ -37,8 +37,9 @@ class WorkerSession {
  public:
   struct Report {
     GroupMember member;
-    int64_t clock = 0;    // Steps that have ended.
-    int64_t dropped = 0;  // Steps whose contribution did not count.
+    int64_t clock = 0;        // Steps that have ended.
+    int64_t dropped = 0;      // Steps whose contribution did not count.
+    bool is_in_step = false;  // Something has been pushed since the last ended.
     GroupSession::Waits waits;
     WorkerGroup::Stats group;
   };
@@ -86,10 +87,11 @@ class WorkerSession {
   bool is_bsp() const {
     return options_.consistency.kind == ConsistencyKind::kBsp;
   }
-  // Before a step or a barrier: joins again if it has left, and finishes the
-  // step before.
-  absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status JoinAgain();
+  // Before a step (""), or a barrier: joins again if it has left, and finishes
+  // what has failed before.
+  absl::Status Prepare(const std::string& barrier)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status JoinAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After the group has given this worker up, as `why` says.
   absl::Status ComeBack(const absl::Status& why, bool has_arrived)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -100,7 +102,7 @@ class WorkerSession {
   // Has every server apply the round, and those before it that it has missed.
   absl::Status Commit(const Round& round);
   // A worker begins with what the last closed round has led to.
-  absl::Status CatchUp();
+  absl::Status CatchUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   const std::shared_ptr<ParameterClient> client_;
@@ -109,6 +111,7 @@ class WorkerSession {
 
   std::atomic<int64_t> dropped_{0};
   std::atomic<bool> has_pushed_{false};  // In the present step.
+  std::atomic<bool> is_leaving_{false};
 
   // Held while a step ends.
   Mutex mutex_;
@@ -116,6 +119,11 @@ class WorkerSession {
   // A step has ended, and not all that it waits for has come.
   bool is_unfinished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Round> uncommitted_ ABSL_GUARDED_BY(mutex_);
+  // CatchUp() is still to be done, to finish the end of a step or, with a name,
+  // a barrier that has opened.
+  bool must_catch_up_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_ended_step_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string opened_barrier_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

@@ -74,8 +74,13 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   const bool comes_back =
       previous >= first_of_present_run_ && previous < next_incarnation_;
   if (workers_.empty() && !seen_.empty() && !comes_back) {
-    // All have gone: begin anew.
+    // All have gone: begin anew. What is left over is of a run that never
+    // began.
     first_of_present_run_ = next_incarnation_;
+    first_after_barrier_ = 0;
+    last_clock_ = 0;
+    stats_.dropped += static_cast<int64_t>(open_.size());
+    open_.clear();
     seen_.clear();
     waits_for_joins_ = options_.num_workers > 0;
   }
@@ -89,14 +94,18 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   joined.incarnation = next_incarnation_++;
   joined.clock = clock;
   joined.lease_end = now + options_.lease;
-  // What it contributed before it was started again stands for it, where each
-  // makes one contribution.
-  const bool has_contributed =
-      !takes_many_contributions() &&
-      std::any_of(open_.begin(), open_.end(), [worker](const Contribution& c) {
-        return c.worker == worker;
-      });
-  joined.last_round = has_contributed ? open_round_ : open_round_ - 1;
+  const auto is_own = [worker](const Contribution& c) {
+    return c.worker == worker;
+  };
+  const bool has_contributed = !takes_many_contributions() &&
+                               std::any_of(open_.begin(), open_.end(), is_own);
+  if (has_contributed && !comes_back) {
+    const auto own = std::remove_if(open_.begin(), open_.end(), is_own);
+    stats_.dropped += open_.end() - own;
+    open_.erase(own, open_.end());
+  }
+  joined.last_round =
+      has_contributed && comes_back ? open_round_ : open_round_ - 1;
   const int64_t next_round = joined.last_round + 1;
   workers_[worker] = joined;
   if (waits_for_joins_) {
@@ -190,7 +199,7 @@ WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
   if (!found->is_waiting()) {
     return Place{incarnation, found->clock, open_round_};
   }
-  if (waits_for_joins_ ||
+  if (waits_for_joins_ || BarrierToOpen() != nullptr ||
       !std::all_of(workers_.begin(), workers_.end(),
                    [](const auto& w) { return w.second.is_waiting(); })) {
     return std::nullopt;
@@ -251,19 +260,42 @@ void WorkerGroup::Settle() {
   OpenIfAllWait();
 }
 
+const std::string* WorkerGroup::BarrierToOpen() const {
+  if (waits_for_joins_) return nullptr;
+  // One that has joined since the last barrier opened may be elsewhere in the
+  // program: at the end of an epoch, say, while the others wait for it where
+  // they save. If only such are elsewhere, the others go on.
+  const std::string* of_all = nullptr;
+  const std::string* of_seniors = nullptr;
+  bool is_one = true;
+  bool is_one_of_seniors = true;
+  for (const auto& [id, worker] : workers_) {
+    if (!worker.is_waiting()) return nullptr;
+    if (of_all == nullptr) of_all = &worker.barrier;
+    is_one = is_one && worker.barrier == *of_all;
+    if (worker.incarnation >= first_after_barrier_) continue;
+    if (of_seniors == nullptr) of_seniors = &worker.barrier;
+    is_one_of_seniors = is_one_of_seniors && worker.barrier == *of_seniors;
+  }
+  if (is_one) return of_all;
+  return is_one_of_seniors ? of_seniors : nullptr;
+}
+
 void WorkerGroup::OpenIfAllWait() {
-  if (waits_for_joins_ || workers_.empty()) return;
-  const std::string& barrier = workers_.begin()->second.barrier;
+  const std::string* const found = BarrierToOpen();
+  if (found == nullptr) return;
+  const std::string barrier = *found;
   int64_t clock = 0;
   for (const auto& [id, worker] : workers_) {
-    if (!worker.is_waiting() || worker.barrier != barrier) return;
-    clock = std::max(clock, worker.clock);
+    if (worker.barrier == barrier) clock = std::max(clock, worker.clock);
   }
   for (auto& [id, worker] : workers_) {
+    if (worker.barrier != barrier) continue;
     worker.barrier.clear();
     worker.clock = clock;
     worker.last_round = open_round_ - 1;
   }
+  first_after_barrier_ = next_incarnation_;
 }
 
 void WorkerGroup::CloseIfComplete() {

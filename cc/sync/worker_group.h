@@ -116,7 +116,7 @@ class WorkerGroup {
     uint64_t incarnation = 0;
     int64_t clock = 0;  // At which the worker begins.
     // To which its first step contributes: the open one, or the one after that
-    // if this worker was started again and has contributed before.
+    // if this worker has come back and its contribution stands.
     int64_t round = 0;
   };
 
@@ -125,7 +125,7 @@ class WorkerGroup {
     int64_t num_waiting = 0;    // Of these, at a barrier.
     int64_t rounds = 0;         // Closed.
     int64_t contributions = 0;  // In closed rounds.
-    int64_t dropped = 0;        // Late.
+    int64_t dropped = 0;        // Late, or withdrawn.
     int64_t carried = 0;        // Late, and counted in a later round.
     int64_t expired = 0;        // Workers whose lease ended.
     int64_t rejoined = 0;       // Workers that came back.
@@ -148,11 +148,13 @@ class WorkerGroup {
                        uint64_t first_incarnation = 1);
 
   // A worker that is there already has been started anew: its new incarnation
-  // takes its place, and what the old one has contributed stands.
+  // takes its place. What the old one has contributed to the open round is
+  // withdrawn, for it has not heard that it counts; unless a round takes many
+  // contributions of each.
   //
   // A process that the group has given up and that comes back names its
-  // `previous` incarnation: it goes on where the others were, and does not
-  // wait for them once more if they have ended meanwhile.
+  // `previous` incarnation: what it has contributed stands, and it does not
+  // wait once more for others that have ended meanwhile.
   Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0);
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
@@ -180,7 +182,7 @@ class WorkerGroup {
 
   // Where the worker goes on if it does not wait at a barrier (any more).
   // nullopt if it does. Besides the errors of Beat: FailedPrecondition if all
-  // wait, and not at the same barrier.
+  // wait, and those that came by the last barrier do not wait at the same.
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
 
@@ -246,6 +248,8 @@ class WorkerGroup {
   void Settle();
   void CloseIfComplete();
   void OpenIfAllWait();
+  // All wait, and there is one barrier to open: null if not.
+  const std::string* BarrierToOpen() const;
 
   const WorkerGroupOptions options_;
   const uint64_t group_instance_;
@@ -254,6 +258,8 @@ class WorkerGroup {
   std::set<uint32_t> seen_;  // That have joined since the group began.
   uint64_t next_incarnation_;
   uint64_t first_of_present_run_;  // Incarnation; a run begins anew.
+  // Whose incarnation is below has been there when a barrier opened last.
+  uint64_t first_after_barrier_ = 0;
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();
   int64_t last_clock_ = 0;  // Of any worker, ever.

@@ -70,7 +70,7 @@ class Trainer:
     def step(
         self, ids: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss and the number of samples, summed over workers."""
+        """Returns mean loss and number of samples of all workers."""
         samples = tf.cast(tf.shape(ids)[0], tf.float32)
         with tf.GradientTape() as tape:
             losses = keras.losses.binary_crossentropy(

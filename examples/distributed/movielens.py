@@ -92,8 +92,8 @@ def train_together(
 
     Args:
         worker: This process.
-        step: Maps ids and labels of a batch, which may be empty, to the loss
-            and the number of samples, summed over workers.
+        step: Maps ids and labels of a batch, which may be empty, to the mean
+            loss and the number of samples of all workers.
         mine: This worker's part of the data.
         epochs: How often to see it.
         batch_size: Ratings per step and worker.
@@ -107,7 +107,7 @@ def train_together(
             if not samples:  # Nobody has any left.
                 break
             worker.end_step(weight=len(batch.ids))
-            total_loss += float(loss)
+            total_loss += float(loss) * float(samples)
             total_samples += float(samples)
         print(
             f"epoch {epoch + 1}: loss {total_loss / total_samples:.4f}, "

@@ -80,7 +80,7 @@ class Trainer:
     def step(
         self, ids: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss and the number of samples, summed over workers."""
+        """Returns mean loss and number of samples of all workers."""
         gradients, loss, samples = self._strategy.run(
             self._gradients, args=(ids, labels)
         )

@@ -101,6 +101,8 @@ def test_an_epoch_ends_when_it_has_ended_for_all(
             places("others"), places(event), strict=True
         ):
             assert others_ended < mine
+    # Schedules go on where the others are.
+    assert int(model.optimizer.iterations) == 10
     assert worker.stats()["clock"] == 10
 
 
@@ -129,6 +131,55 @@ def test_others_that_do_not_come_are_named(client):
             callbacks=[tsw.keras.SyncEpochs(timeout_secs=0.05)],
         )
     del peer
+
+
+@pytest.fixture
+def mixed_float16():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def test_a_model_of_mixed_precision_ends_its_epochs(client, mixed_float16):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    model = make_model(worker)
+    assert hasattr(model.optimizer, "inner_optimizer")
+
+    model.fit(
+        FEATURES,
+        TARGETS,
+        epochs=2,
+        verbose=0,
+        callbacks=[tsw.keras.SyncEpochs()],
+    )
+
+    assert worker.stats()["clock"] > 0
+
+
+def test_a_step_that_has_not_ended_counts_for_nothing(client):
+    """As when the loss of an epoch's last batch has overflowed."""
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    model = make_model(worker)
+    table = tsw.EmbeddingTable(
+        "pushed",
+        1,
+        initializer="zeros",
+        consistency="bsp",
+        cluster=client(0),
+    )
+
+    class Push(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            table.push([1], [[1.0]])
+
+    model.fit(
+        FEATURES,
+        TARGETS,
+        verbose=0,
+        callbacks=[tsw.keras.SyncEpochs(), Push()],
+    )
+
+    assert table.size() == 0
 
 
 def test_another_optimizer_is_refused():

@@ -270,7 +270,62 @@ def test_a_layer_that_pushes_by_itself_is_trained_in_the_same_step(client):
         np.testing.assert_allclose(rows, [[-0.5 - 1.0], [-0.5]])
 
 
+def test_an_end_that_takes_too_long_leaves_the_group(client):
+    one = make_group(client, 0, 2, [tf.Variable([1.0])])
+    two = make_group(client, 1, 2, [tf.Variable([1.0])])
+
+    with (
+        pytest.raises(TimeoutError, match=r"end of epoch.*worker 1"),
+        one.epoch(timeout_secs=0.05),
+    ):
+        pass
+
+    with two.epoch() as steps:  # Nobody waits for the one that has given up.
+        steps.step([[1.0]], weight=1)
+    assert two.worker.stats()["workers"]["active"] == 1
+
+
+def test_schedules_count_the_steps_of_all(client):
+    def train(worker):
+        optimizer = tsw.optimizers.SGD(
+            lambda step: 1.0 / (1.0 + tf.cast(step, tf.float32))
+        )
+        group = make_group(client, worker, 2, [tf.Variable([0.0])], optimizer)
+        with group.epoch() as steps:
+            for _ in range(1 + 4 * worker):
+                steps.step([[1.0]], weight=1)
+        return group.table.learning_rate
+
+    rates = in_threads(*(lambda w=w: train(w) for w in range(2)))
+
+    np.testing.assert_allclose(rates, [1.0 / 6.0] * 2, rtol=1e-6)
+
+
 # --- Bad input --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gradients", "rows", "message"),
+    [
+        ([[1.0]], np.full((2, DIM), np.nan), "'rows': a gradient is NaN"),
+        ([[1.0]], np.ones((1, DIM)), r"'rows': gradients of ids.*must have"),
+        ([[np.inf]], np.ones((2, DIM)), "NaN or Inf|Inf"),
+    ],
+    ids=["rows", "shape", "variables"],
+)
+def test_a_bad_gradient_pushes_nothing(client, gradients, rows, message):
+    variable = tf.Variable([0.0])
+    group = make_group(client, 0, 1, [variable], tsw.optimizers.SGD(1.0))
+    table = make_table(client(0), tsw.optimizers.SGD(1.0))
+
+    with group.epoch() as steps:
+        with pytest.raises(ValueError, match=message):
+            steps.step(gradients, [(table, [1, 2], rows)], weight=2)
+        assert not group.worker.stats()["in_step"]
+        steps.step([[3.0]], weight=1)
+
+    assert variable.numpy() == [-3.0]
+    assert table.size() == 0
 
 
 def test_a_step_outside_the_epoch_is_refused(client):

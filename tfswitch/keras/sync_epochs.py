@@ -7,6 +7,9 @@ from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 
 _EPOCH = "end of epoch"
 
+# An epoch may take long, and leases tell of those who have died.
+_EPOCH_SECS = 24 * 3600.0
+
 
 class SyncEpochs(_backend.Callback):
     """Ends each epoch of `fit` when it has ended in all processes.
@@ -14,14 +17,15 @@ class SyncEpochs(_backend.Callback):
     For models with a `ParameterServerOptimizer`. Workers may have different
     amounts of data: one that has used up its part waits, and nobody waits for
     it. Then all have the values that all of the epoch's data has led to, and
-    validation, checkpoints and the next epoch begin with them.
+    validation, checkpoints and the next epoch begin with them. (With `asp` and
+    `ssp` quick workers may have begun the next epoch by then.)
 
     To stand before other callbacks, so that those see the final values. Without
     it each process goes on to the next epoch by itself.
 
     Args:
-        timeout_secs: Longest wait for others; by default the worker's
-            `wait_secs`.
+        timeout_secs: Longest wait for others at the end of an epoch; a day
+            unless it is given.
 
     Raises:
         ValueError: When `fit` begins, if the model has another optimizer.
@@ -37,7 +41,7 @@ class SyncEpochs(_backend.Callback):
     ... )
     """
 
-    def __init__(self, timeout_secs: float | None = None) -> None:
+    def __init__(self, timeout_secs: float = _EPOCH_SECS) -> None:
         super().__init__()
         self._timeout_secs = timeout_secs
         self._is_open = False
@@ -61,13 +65,24 @@ class SyncEpochs(_backend.Callback):
 
     @property
     def _optimizer(self) -> Any:
-        return self.model.optimizer
+        optimizer = self.model.optimizer
+        # Mixed precision wraps it.
+        return getattr(optimizer, "inner_optimizer", optimizer)
 
     def _end_epoch(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
-        self._optimizer.worker.wait_at_barrier(
-            _EPOCH, timeout_secs=self._timeout_secs
-        )
-        self._optimizer.pull()
+        optimizer = self._optimizer
+        worker = optimizer.worker
+        before = worker.stats()
+        if before["in_step"] and worker.consistency.kind == "bsp":
+            # The last batch's loss overflowed: it counts for nothing.
+            worker.end_step(weight=0.0)
+            before = worker.stats()
+        worker.wait_at_barrier(_EPOCH, timeout_secs=self._timeout_secs)
+        optimizer.pull()
+        # Schedules go on where the others are.
+        steps = worker.stats()["clock"] - before["clock"]
+        if steps > 0:
+            optimizer.iterations.assign_add(steps)

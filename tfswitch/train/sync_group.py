@@ -4,13 +4,18 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfswitch.dense import DenseTable
+from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import EmbeddingTable
 from tfswitch.train.worker import Worker
 
 _EPOCH = "end of epoch"
+
+# An epoch may take long, and leases tell of those who have died.
+_EPOCH_SECS = 24 * 3600.0
 
 # A table, ids, and the gradients of their rows.
 TableGradients = tuple[EmbeddingTable, Any, Any]
@@ -110,9 +115,16 @@ class SyncGroup:
             raise ValueError("the group was made without variables")
         return self._table
 
-    def epoch(self) -> "Epoch":
-        """Begins an epoch: a context that ends when it has ended for all."""
-        return Epoch(self)
+    def epoch(self, *, timeout_secs: float = _EPOCH_SECS) -> "Epoch":
+        """Begins an epoch: a context that ends when it has ended for all.
+
+        An exception in it, or at its end, leaves the group.
+
+        Args:
+            timeout_secs: Longest wait at its end for others; a day unless it is
+                given.
+        """
+        return Epoch(self, timeout_secs)
 
     def barrier(self, name: str, *, timeout_secs: float | None = None) -> None:
         """Waits for all workers; see `Worker.wait_at_barrier`."""
@@ -135,8 +147,9 @@ class SyncGroup:
 class Epoch:
     """One worker's part of an epoch. Made by `SyncGroup.epoch`."""
 
-    def __init__(self, group: SyncGroup) -> None:
+    def __init__(self, group: SyncGroup, timeout_secs: float) -> None:
         self._group = group
+        self._timeout_secs = timeout_secs
 
     def step(
         self,
@@ -172,15 +185,17 @@ class Epoch:
                 "the epoch is over, or has not begun: call `step` inside "
                 "`with group.epoch() as steps:`"
             )
-        for table, ids, values in table_gradients:
-            table.push(ids, values)
-        if group._table is not None:
-            group._table.push(gradients, learning_rate=learning_rate)
-        elif len(gradients):
+        if group._table is None and len(gradients):
             raise ValueError(
                 "the group was made without variables. Received: "
                 f"{len(gradients)} gradients"
             )
+        # A push cannot be taken back, so all are looked at first.
+        table_gradients = [_checked(*each) for each in table_gradients]
+        if group._table is not None:
+            group._table.push(gradients, learning_rate=learning_rate)
+        for table, ids, values in table_gradients:
+            table.push(ids, values)
         group._worker.end_step(weight)
         group.pull()
 
@@ -196,10 +211,36 @@ class Epoch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._group._is_in_epoch = False
+        group = self._group
+        group._is_in_epoch = False
         if exc is not None:
-            # Nobody waits for one that has failed.
-            self._group._worker._part()
+            group._worker._part()  # Nobody waits for one that has failed.
             return
-        self._group.barrier(_EPOCH)
-        self._group.pull()  # What others did after this one's last step.
+        try:
+            clock = group._worker.stats()["clock"]
+            group.barrier(_EPOCH, timeout_secs=self._timeout_secs)
+            group.pull()  # What others did after this one's last step.
+        except BaseException:
+            group._worker._part()
+            raise
+        if group._table is not None:
+            # Schedules go on where the others are.
+            steps = group._worker.stats()["clock"] - clock
+            group._table._table._learning_rate.skip(max(0, steps))
+
+
+def _checked(table: EmbeddingTable, ids: Any, gradients: Any) -> TableGradients:
+    owner = f"table '{table.name}'"
+    ids = to_id_tensor(ids, owner)
+    gradients = table._to_gradients(gradients)
+    if gradients.shape != [*ids.shape, table.dim]:
+        raise ValueError(
+            f"{owner}: gradients of ids of shape {ids.shape} must have shape "
+            f"{(*ids.shape, table.dim)}, got {gradients.shape}"
+        )
+    if not np.isfinite(gradients.numpy()).all():
+        raise ValueError(
+            f"{owner}: a gradient is NaN or Inf; nothing was pushed. Check the "
+            "loss and the learning rate"
+        )
+    return table, ids, gradients

@@ -251,7 +251,8 @@ class Worker:
         Returns:
             A dict: "clock": the worker's clock, which grows by 1 with each step
             and begins at that of the slowest worker; "dropped_steps": steps
-            that did not count; "waits": how often and how long it has
+            that did not count; "in_step": whether something has been pushed
+            since the last step ended; "waits": how often and how long it has
             waited for others ("count", "total_s", "longest_s"); "workers": of
             the group, "active", "waiting" (of these, at a barrier), "rounds",
             "contributions", "dropped", "expired", "rejoined", and "staleness",

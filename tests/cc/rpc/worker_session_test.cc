@@ -531,15 +531,14 @@ TEST_P(WorkerSessionTest, OneThatWasStartedAgainElsewhereIsTold) {
   EXPECT_THAT(SomeRows(*client), Each(8.0f));
 }
 
-TEST_P(WorkerSessionTest, OneStartedAgainInAnOpenRoundLosesNoStep) {
+TEST_P(WorkerSessionTest, WhatOneStartedAgainHasNotSeenAppliedIsWithdrawn) {
   const auto client = cluster_.Connect();
   CreateRows(*client, 100.0f);
   const auto other = Join(client, OptionsOf(0, 2));
   const auto first_client = cluster_.Connect();
   const auto first = Join(first_client, OptionsOf(1, 2));
   std::thread dying([&] {
-    // Its gradients count, although it is replaced while it waits.
-    EXPECT_EQ(TrainStep(*first_client, *first, 2.0f).code(),
+    EXPECT_EQ(TrainStep(*first_client, *first, 50.0f).code(),
               absl::StatusCode::kFailedPrecondition);
   });
   while (client->groups().GroupStats("g")->staleness[0] == 0) {
@@ -547,24 +546,71 @@ TEST_P(WorkerSessionTest, OneStartedAgainInAnOpenRoundLosesNoStep) {
   }
 
   const auto second_client = cluster_.Connect();
-  std::unique_ptr<WorkerSession> second;
-  std::thread joining([&] { second = Join(second_client, OptionsOf(1, 2)); });
-  while (client->groups().GroupStats("g")->rejoined == 0) {
-    std::this_thread::yield();
-  }
-  ASSERT_TRUE(TrainStep(*client, *other, 4.0f).ok());
-  joining.join();
+  const auto second = Join(second_client, OptionsOf(1, 2));
   dying.join();
 
-  // It begins with what the round has led to.
-  EXPECT_THAT(SomeRows(*second_client), Each(100.0f - 3.0f));
+  // It takes the step once more.
   std::thread step(
-      [&] { EXPECT_TRUE(TrainStep(*second_client, *second, 8.0f).ok()); });
-  EXPECT_TRUE(TrainStep(*client, *other, 16.0f).ok());
+      [&] { EXPECT_TRUE(TrainStep(*second_client, *second, 2.0f).ok()); });
+  EXPECT_TRUE(TrainStep(*client, *other, 4.0f).ok());
   step.join();
-  EXPECT_THAT(SomeRows(*client), Each(97.0f - 12.0f));
+  EXPECT_THAT(SomeRows(*client), Each(100.0f - 3.0f));
   EXPECT_EQ(second->GetReport()->dropped, 0);
-  EXPECT_EQ(second->GetReport()->group.contributions, 4);
+  EXPECT_EQ(second->GetReport()->group.dropped, 1);
+}
+
+TEST_P(WorkerSessionTest, OneThatComesBackToItsOpenRoundWaitsForIt) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 100.0f);
+  const auto other = Join(client, OptionsOf(0, 2));
+  const auto own_client = cluster_.Connect();
+  WorkerOptions options = OptionsOf(1, 2);
+  options.wait_timeout = absl::Milliseconds(50);
+  const auto session = Join(own_client, options);
+  EXPECT_EQ(TrainStep(*own_client, *session, 2.0f).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  // Given up, as when its process had been stopped for longer than its lease.
+  ASSERT_TRUE(client->groups()
+                  .Leave(session->GetReport()->member, absl::Seconds(10))
+                  .ok());
+
+  // However often it asks, it does not contribute once more.
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(session->EndStep(1.0).code(),
+              absl::StatusCode::kDeadlineExceeded);
+  }
+  ASSERT_TRUE(TrainStep(*client, *other, 4.0f).ok());
+  EXPECT_TRUE(session->EndStep(1.0).ok());
+
+  EXPECT_THAT(SomeRows(*own_client), Each(97.0f));
+  EXPECT_EQ(session->GetReport()->group.contributions, 2);
+}
+
+TEST_P(WorkerSessionTest, LeavingEndsAWaitOfAnotherThread) {
+  const auto client = cluster_.Connect();
+  const auto session = Join(client, OptionsOf(0, 2));
+  const auto other_client = cluster_.Connect();
+  const auto other = Join(other_client, OptionsOf(1, 2));
+  for (const bool at_barrier : {false, true}) {
+    absl::Status ended;
+    std::thread waiting([&] {
+      ended = at_barrier ? session->WaitAtBarrier("b", absl::Seconds(60))
+                         : session->EndStep(1.0);
+    });
+    for (;;) {
+      const auto stats = client->groups().GroupStats("g");
+      if (at_barrier ? stats->num_waiting == 1 : stats->staleness[0] == 1) {
+        break;
+      }
+      std::this_thread::yield();
+    }
+
+    EXPECT_TRUE(session->Leave().ok());
+
+    waiting.join();
+    EXPECT_EQ(ended.code(), absl::StatusCode::kCancelled) << ended;
+    EXPECT_EQ(session->GetReport()->group.num_active, 1);
+  }
 }
 
 TEST_P(WorkerSessionTest, WorkersOfAGroupHaveOneConsistency) {
@@ -719,6 +765,48 @@ TEST_P(WorkerSessionTest, ABarrierInTheMidstOfAStepIsRefused) {
   EXPECT_TRUE(session->EndStep(1.0).ok());
   EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
+}
+
+TEST_P(WorkerSessionTest, ABarrierThatHasOpenedIsFinishedOnce) {
+  const auto client =
+      std::make_shared<MortalClient>(std::shared_ptr(cluster_.Connect()));
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+
+  client->FailNextCommits(1);
+  EXPECT_EQ(session->WaitAtBarrier("a", absl::Seconds(60)).code(),
+            absl::StatusCode::kUnavailable);
+  const auto other_client = cluster_.Connect();
+  const auto other = Join(other_client, OptionsOf(1, 1));
+  // It does not wait there once more, which the other one never would come to.
+  EXPECT_TRUE(session->WaitAtBarrier("a", absl::Seconds(60)).ok());
+
+  // Or the next step finishes it.
+  ASSERT_TRUE(other->Leave().ok());
+  client->FailNextCommits(1);
+  EXPECT_EQ(session->WaitAtBarrier("b", absl::Seconds(60)).code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(7.0f));
+}
+
+TEST_P(WorkerSessionTest, AfterAWaitThatFailedOnlyTheSameBarrierWillDo) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 2));
+  EXPECT_EQ(session->WaitAtBarrier("a", absl::Milliseconds(20)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  for (const absl::Status& status :
+       {session->EndStep(1.0), session->CurrentStep().status(),
+        session->WaitAtBarrier("b", absl::Seconds(60))}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("barrier 'a'"));
+  }
+  // Or leaving.
+  ASSERT_TRUE(session->Leave().ok());
+  const auto alone = Join(client, OptionsOf(0, 2));
+  ASSERT_TRUE(alone->Leave().ok());
 }
 
 TEST_P(WorkerSessionTest, OneGivenUpAndOneThatHasLeftComeToABarrier) {
