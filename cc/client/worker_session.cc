@@ -101,14 +101,22 @@ absl::Status WorkerSession::JoinAgain() {
 
 absl::Status WorkerSession::CatchUp() {
   must_catch_up_ = true;
-  const int64_t last = session_->round() - 1;
-  if (is_bsp() && last >= 0) {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const Round round, session_->FetchRound(last, options_.wait_timeout));
-    TFSWITCH_RETURN_IF_ERROR(Commit(round));
+  absl::StatusOr<std::optional<Round>> last = LastClosedRound();
+  if (absl::IsNotFound(last.status()) && !is_leaving_) {
+    // Given up while it waited.
+    TFSWITCH_RETURN_IF_ERROR(session_->Rejoin());
+    last = LastClosedRound();
   }
+  TFSWITCH_RETURN_IF_ERROR(last.status());
+  if (last->has_value()) TFSWITCH_RETURN_IF_ERROR(Commit(**last));
   must_catch_up_ = false;
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Round>> WorkerSession::LastClosedRound() {
+  const int64_t number = session_->round() - 1;
+  if (!is_bsp() || number < 0) return std::nullopt;
+  return session_->FetchRound(number, options_.wait_timeout);
 }
 
 absl::Status WorkerSession::EndStep(double weight) {

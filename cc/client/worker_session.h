@@ -103,6 +103,9 @@ class WorkerSession {
   absl::Status Commit(const Round& round);
   // A worker begins with what the last closed round has led to.
   absl::Status CatchUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The one before that of the next step, when it has closed; none with asp and
+  // ssp, or if there is none.
+  absl::StatusOr<std::optional<Round>> LastClosedRound();
 
   // Constant after construction.
   const std::shared_ptr<ParameterClient> client_;
