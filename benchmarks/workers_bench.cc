@@ -13,7 +13,9 @@
 //   straggler   the same of the workers at full speed with asp, when one more
 //               computes for twice as long, against when it does not
 //   ssp         how far ahead of the slowest steps ended, at random speeds
-//   clock       what the end of a step takes one worker alone
+//   clock       what the end of a step takes one worker alone, and in it the
+//               round trip that asks for the clock: to arrive, and to hear that
+//               the round has closed
 
 #include <unistd.h>
 
@@ -286,6 +288,27 @@ void MeasureClock(const std::string& address,
   std::fflush(stdout);
 }
 
+// Without a table, so that there is nothing to commit.
+void MeasureRoundTrip(const std::string& address) {
+  GrpcClientOptions options;
+  options.address = address;
+  auto connected = NewGrpcClient(options);
+  Check(connected.status());
+  const std::shared_ptr<ParameterClient> client = *std::move(connected);
+  auto session = GroupSession::Join(
+      std::shared_ptr<GroupClient>(client, &client->groups()), "round_trip",
+      WorkerGroupOptions{}, 0);
+  Check(session.status());
+  std::vector<double> times;
+  for (int step = 0; step < 2000; ++step) {
+    const double begin = WallSeconds();
+    Check((*session)->EndStepAndWaitForRound(1.0, absl::Seconds(60)).status());
+    times.push_back((WallSeconds() - begin) * 1e6);
+  }
+  std::printf("round trip of the clock: median %.0f us\n", Median(times));
+  std::fflush(stdout);
+}
+
 bool ReadFlag(const char* argument, const char* name, int64_t* value) {
   const size_t length = std::strlen(name);
   if (std::strncmp(argument, name, length) != 0) return false;
@@ -334,6 +357,7 @@ int Main(int argc, char** argv) {
   for (const ConsistencyConfig& each : {asp, ssp, bsp}) {
     MeasureClock(address, each);
   }
+  MeasureRoundTrip(address);
   return 0;
 }
 

@@ -95,16 +95,30 @@ absl::Status WorkerSession::JoinAgain() {
   has_pushed_ = false;
   opened_barrier_.clear();
   has_ended_step_ = false;
-  TFSWITCH_RETURN_IF_ERROR(session_->Rejoin());
+  must_rejoin_ = true;
   return CatchUp();
+}
+
+absl::Status WorkerSession::Rejoin() {
+  absl::Status joined = session_->Rejoin();
+  must_rejoin_ = !joined.ok();
+  if (joined.ok() && is_leaving_) return HasLeft();
+  return joined;
+}
+
+absl::Status WorkerSession::HasLeft() const {
+  return absl::CancelledError(absl::StrCat("worker ", options_.worker,
+                                           " of group '", options_.group,
+                                           "' has left meanwhile"));
 }
 
 absl::Status WorkerSession::CatchUp() {
   must_catch_up_ = true;
+  if (must_rejoin_) TFSWITCH_RETURN_IF_ERROR(Rejoin());
   absl::StatusOr<std::optional<Round>> last = LastClosedRound();
   if (absl::IsNotFound(last.status()) && !is_leaving_) {
     // Given up while it waited.
-    TFSWITCH_RETURN_IF_ERROR(session_->Rejoin());
+    TFSWITCH_RETURN_IF_ERROR(Rejoin());
     last = LastClosedRound();
   }
   TFSWITCH_RETURN_IF_ERROR(last.status());
@@ -121,13 +135,8 @@ absl::StatusOr<std::optional<Round>> WorkerSession::LastClosedRound() {
 
 absl::Status WorkerSession::EndStep(double weight) {
   MutexLock lock(&mutex_);
-  if (is_unfinished_) return FinishStep();
-  if (must_catch_up_ && has_ended_step_) {
-    has_ended_step_ = false;
-    absl::Status caught_up = CatchUp();
-    has_ended_step_ = !caught_up.ok();
-    return caught_up;
-  }
+  if (is_unfinished_) return EndedStep(FinishStep());
+  if (must_catch_up_ && has_ended_step_) return EndedStep(CatchUp());
   TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   has_pushed_ = false;
   const int64_t clock = session_->clock();
@@ -147,15 +156,20 @@ absl::Status WorkerSession::EndStep(double weight) {
       if (round.ok()) {
         is_unfinished_ = true;
         uncommitted_ = *std::move(round);
-        return FinishStep();
+        return EndedStep(FinishStep());
       }
       break;
     }
   }
   const bool has_arrived = session_->clock() != clock;
-  if (absl::IsNotFound(ended)) return ComeBack(ended, has_arrived);
+  if (absl::IsNotFound(ended)) return EndedStep(ComeBack(ended, has_arrived));
   is_unfinished_ = has_arrived && !ended.ok();
   return ended;
+}
+
+absl::Status WorkerSession::EndedStep(absl::Status status) {
+  has_ended_step_ = !status.ok() && must_catch_up_;
+  return status;
 }
 
 absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
@@ -222,20 +236,14 @@ bool WorkerSession::Counts(const Round& round) const {
 
 absl::Status WorkerSession::ComeBack(const absl::Status& why,
                                      bool has_arrived) {
-  if (is_leaving_) {
-    return absl::CancelledError(absl::StrCat("worker ", options_.worker,
-                                             " of group '", options_.group,
-                                             "' has left meanwhile"));
-  }
+  if (is_leaving_) return HasLeft();
   const bool is_lost = is_bsp() && !has_arrived;
   std::fprintf(stderr, "tfswitch: group '%s': %s; joining again%s\n",
                options_.group.c_str(), std::string(why.message()).c_str(),
                is_lost ? ". The step that has just ended does not count" : "");
   if (is_lost) ++dropped_;
   is_unfinished_ = false;
-  absl::Status joined = JoinAgain();
-  has_ended_step_ = !joined.ok();
-  return joined;
+  return JoinAgain();
 }
 
 absl::Status WorkerSession::Commit(const Round& round) {
@@ -285,8 +293,10 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
   absl::Status left = session_->Leave(timeout);
   if (left.ok()) {
     MutexLock lock(&mutex_);
+    // It may have come back before it heard of that.
+    left = session_->Leave(timeout);
     is_unfinished_ = false;
-    must_catch_up_ = false;
+    must_rejoin_ = must_catch_up_ = false;
     uncommitted_.reset();
     has_left_ = true;
   }

@@ -92,6 +92,10 @@ class WorkerSession {
   absl::Status Prepare(const std::string& barrier)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status JoinAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status HasLeft() const;
+  // What EndStep() has come to; repeating it must not end another step.
+  absl::Status EndedStep(absl::Status status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After the group has given this worker up, as `why` says.
   absl::Status ComeBack(const absl::Status& why, bool has_arrived)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -106,6 +110,8 @@ class WorkerSession {
   // The one before that of the next step, when it has closed; none with asp and
   // ssp, or if there is none.
   absl::StatusOr<std::optional<Round>> LastClosedRound();
+  // GroupSession::Rejoin(); Cancelled if another thread is leaving.
+  absl::Status Rejoin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   const std::shared_ptr<ParameterClient> client_;
@@ -122,8 +128,9 @@ class WorkerSession {
   // A step has ended, and not all that it waits for has come.
   bool is_unfinished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Round> uncommitted_ ABSL_GUARDED_BY(mutex_);
-  // CatchUp() is still to be done, to finish the end of a step or, with a name,
-  // a barrier that has opened.
+  // CatchUp() is still to be done, and Rejoin() before it; to finish the end of
+  // a step or, with a name, a barrier that has opened.
+  bool must_rejoin_ ABSL_GUARDED_BY(mutex_) = false;
   bool must_catch_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_ended_step_ ABSL_GUARDED_BY(mutex_) = false;
   std::string opened_barrier_ ABSL_GUARDED_BY(mutex_);

@@ -84,7 +84,8 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
   std::map<std::string, std::vector<WeightedPush>> by_table;
   for (const Contribution& each : round.contributions) {
     const auto step = group->steps.find({each.incarnation, each.clock});
-    if (step == group->steps.end()) continue;
+    // A step of weight 0 counts for nothing, also where gradients are summed.
+    if (step == group->steps.end() || each.weight == 0.0) continue;
     for (auto& [table, pushes] : step->second) {
       std::sort(pushes.begin(), pushes.end(), ContentLess);
       for (const StagedPush& push : pushes) {

@@ -77,7 +77,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     // All have gone: begin anew. What is left over is of a run that never
     // began.
     first_of_present_run_ = next_incarnation_;
-    first_after_barrier_ = 0;
+    num_openings_ = 0;
     last_clock_ = 0;
     stats_.dropped += static_cast<int64_t>(open_.size());
     open_.clear();
@@ -94,6 +94,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   joined.incarnation = next_incarnation_++;
   joined.clock = clock;
   joined.lease_end = now + options_.lease;
+  if (num_openings_ > 0) joined.opening = -1;
   const auto is_own = [worker](const Contribution& c) {
     return c.worker == worker;
   };
@@ -262,9 +263,10 @@ void WorkerGroup::Settle() {
 
 const std::string* WorkerGroup::BarrierToOpen() const {
   if (waits_for_joins_) return nullptr;
-  // One that has joined since the last barrier opened may be elsewhere in the
-  // program: at the end of an epoch, say, while the others wait for it where
-  // they save. If only such are elsewhere, the others go on.
+  // One for whom the last barrier did not open, as it has joined since or
+  // waited at another, may be elsewhere in the program: at the end of an epoch,
+  // say, while the others wait for it where they save. If only such are
+  // elsewhere, the others go on.
   const std::string* of_all = nullptr;
   const std::string* of_seniors = nullptr;
   bool is_one = true;
@@ -273,7 +275,7 @@ const std::string* WorkerGroup::BarrierToOpen() const {
     if (!worker.is_waiting()) return nullptr;
     if (of_all == nullptr) of_all = &worker.barrier;
     is_one = is_one && worker.barrier == *of_all;
-    if (worker.incarnation >= first_after_barrier_) continue;
+    if (worker.opening != num_openings_) continue;
     if (of_seniors == nullptr) of_seniors = &worker.barrier;
     is_one_of_seniors = is_one_of_seniors && worker.barrier == *of_seniors;
   }
@@ -285,6 +287,7 @@ void WorkerGroup::OpenIfAllWait() {
   const std::string* const found = BarrierToOpen();
   if (found == nullptr) return;
   const std::string barrier = *found;
+  ++num_openings_;
   int64_t clock = 0;
   for (const auto& [id, worker] : workers_) {
     if (worker.barrier == barrier) clock = std::max(clock, worker.clock);
@@ -292,10 +295,10 @@ void WorkerGroup::OpenIfAllWait() {
   for (auto& [id, worker] : workers_) {
     if (worker.barrier != barrier) continue;
     worker.barrier.clear();
+    worker.opening = num_openings_;
     worker.clock = clock;
     worker.last_round = open_round_ - 1;
   }
-  first_after_barrier_ = next_incarnation_;
 }
 
 void WorkerGroup::CloseIfComplete() {

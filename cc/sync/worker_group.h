@@ -228,6 +228,8 @@ class WorkerGroup {
     absl::Time lease_end;
     std::string barrier;  // At which it waits; empty: at none.
     int64_t visits = 0;   // Barriers that it has come to.
+    // The last that opened for it: as number, or 0 if none has opened yet.
+    int64_t opening = 0;
 
     bool is_waiting() const { return !barrier.empty(); }
   };
@@ -258,8 +260,7 @@ class WorkerGroup {
   std::set<uint32_t> seen_;  // That have joined since the group began.
   uint64_t next_incarnation_;
   uint64_t first_of_present_run_;  // Incarnation; a run begins anew.
-  // Whose incarnation is below has been there when a barrier opened last.
-  uint64_t first_after_barrier_ = 0;
+  int64_t num_openings_ = 0;       // Of barriers, in the present run.
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();
   int64_t last_clock_ = 0;  // Of any worker, ever.

@@ -301,6 +301,23 @@ def test_schedules_count_the_steps_of_all(client):
     np.testing.assert_allclose(rates, [1.0 / 6.0] * 2, rtol=1e-6)
 
 
+def test_a_late_worker_takes_up_the_schedule(client):
+    def make(worker):
+        optimizer = tsw.optimizers.SGD(
+            lambda step: 1.0 / (1.0 + tf.cast(step, tf.float32))
+        )
+        return make_group(
+            client, worker, 2, [tf.Variable([0.0])], optimizer, join_secs=0.01
+        )
+
+    one = make(0)
+    with one.epoch() as steps:
+        for _ in range(4):
+            steps.step([[1.0]], weight=1)
+
+    np.testing.assert_allclose(make(1).table.learning_rate, 0.2)
+
+
 # --- Bad input --------------------------------------------------------------
 
 
@@ -321,6 +338,8 @@ def test_a_bad_gradient_pushes_nothing(client, gradients, rows, message):
     with group.epoch() as steps:
         with pytest.raises(ValueError, match=message):
             steps.step(gradients, [(table, [1, 2], rows)], weight=2)
+        with pytest.raises(ValueError, match="Received: weight=nan"):
+            steps.step([[1.0]], [(table, [1], [[1.0] * DIM])], weight=np.nan)
         assert not group.worker.stats()["in_step"]
         steps.step([[3.0]], weight=1)
 

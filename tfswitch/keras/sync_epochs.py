@@ -45,6 +45,8 @@ class SyncEpochs(_backend.Callback):
         super().__init__()
         self._timeout_secs = timeout_secs
         self._is_open = False
+        self._iterations = 0  # When the epoch began.
+        self._first_clock: int | None = None  # When its first step did.
 
     def on_train_begin(self, logs: Any = None) -> None:
         if not isinstance(self._optimizer, ParameterServerOptimizer):
@@ -56,6 +58,13 @@ class SyncEpochs(_backend.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._is_open = True
+        self._iterations = int(self._optimizer.iterations.numpy())
+        self._first_clock = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._first_clock is None:
+            clock = self._optimizer.worker.stats()["clock"]
+            self._first_clock = clock - self._num_steps()
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._end_epoch()  # What is validated has to be complete.
@@ -83,6 +92,11 @@ class SyncEpochs(_backend.Callback):
         worker.wait_at_barrier(_EPOCH, timeout_secs=self._timeout_secs)
         optimizer.pull()
         # Schedules go on where the others are.
-        steps = worker.stats()["clock"] - before["clock"]
-        if steps > 0:
-            optimizer.iterations.assign_add(steps)
+        if self._first_clock is None:
+            self._first_clock = before["clock"]
+        steps_of_all = worker.stats()["clock"] - self._first_clock
+        if steps_of_all > self._num_steps():
+            optimizer.iterations.assign(self._iterations + steps_of_all)
+
+    def _num_steps(self) -> int:
+        return int(self._optimizer.iterations.numpy()) - self._iterations

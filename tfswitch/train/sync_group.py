@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfswitch.dense import DenseTable
 from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import EmbeddingTable
-from tfswitch.train.worker import Worker
+from tfswitch.train.worker import Worker, to_weight
 
 _EPOCH = "end of epoch"
 
@@ -90,6 +90,8 @@ class SyncGroup:
             )
             self._table.initialize([v.numpy() for v in self._variables])
             self.pull()
+            # Schedules go on where the others are.
+            self._skip(worker.stats()["clock"])
         except BaseException:
             worker.leave()  # Or the others would wait for it.
             raise
@@ -139,6 +141,10 @@ class SyncGroup:
         ):
             variable.assign(tf.cast(value, variable.dtype))
 
+    def _skip(self, steps: int) -> None:
+        if self._table is not None and steps > 0:
+            self._table._table._learning_rate.skip(steps)
+
     def leave(self) -> None:
         """Tells the group that nobody has to wait for this worker."""
         self._worker.leave()
@@ -150,6 +156,8 @@ class Epoch:
     def __init__(self, group: SyncGroup, timeout_secs: float) -> None:
         self._group = group
         self._timeout_secs = timeout_secs
+        self._num_steps = 0
+        self._first_clock = 0  # When the first of them began.
 
     def step(
         self,
@@ -190,13 +198,17 @@ class Epoch:
                 "the group was made without variables. Received: "
                 f"{len(gradients)} gradients"
             )
-        # A push cannot be taken back, so all are looked at first.
+        # A push cannot be taken back, so all is looked at first.
+        weight = to_weight(weight)
         table_gradients = [_checked(*each) for each in table_gradients]
         if group._table is not None:
             group._table.push(gradients, learning_rate=learning_rate)
         for table, ids, values in table_gradients:
             table.push(ids, values)
         group._worker.end_step(weight)
+        if self._num_steps == 0:
+            self._first_clock = group._worker.stats()["clock"] - 1
+        self._num_steps += 1
         group.pull()
 
     def __enter__(self) -> "Epoch":
@@ -216,17 +228,17 @@ class Epoch:
         if exc is not None:
             group._worker._part()  # Nobody waits for one that has failed.
             return
+        worker = group._worker
         try:
-            clock = group._worker.stats()["clock"]
+            if self._num_steps == 0:
+                self._first_clock = worker.stats()["clock"]
             group.barrier(_EPOCH, timeout_secs=self._timeout_secs)
             group.pull()  # What others did after this one's last step.
+            steps_of_all = worker.stats()["clock"] - self._first_clock
+            group._skip(steps_of_all - self._num_steps)
         except BaseException:
-            group._worker._part()
+            worker._part()
             raise
-        if group._table is not None:
-            # Schedules go on where the others are.
-            steps = group._worker.stats()["clock"] - clock
-            group._table._table._learning_rate.skip(max(0, steps))
 
 
 def _checked(table: EmbeddingTable, ids: Any, gradients: Any) -> TableGradients:

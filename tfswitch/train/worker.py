@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import json
 import math
+import time
 import weakref
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,9 @@ from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 
 _MAX_WORKERS = 1_000_000
+
+# Longest part of a wait at a barrier.
+_WAIT_PART_SECS = 5.0
 
 # How long leaving waits for a server when nobody has asked for it.
 _PARTING_SECS = 2.0
@@ -173,7 +177,8 @@ class Worker:
 
         Args:
             weight: Number of samples of the step, by which `bsp` averages. Not
-                negative.
+                negative; 0: what the step has pushed to `bsp` tables counts for
+                nothing.
 
         Raises:
             TimeoutError: If others are not there within `wait_secs`. The
@@ -188,7 +193,7 @@ class Worker:
                 "Call it outside tf.function."
             )
         self._check_is_present()
-        self._native.end_step(_to_weight(weight))
+        self._native.end_step(to_weight(weight))
 
     def wait_at_barrier(
         self, name: str, *, timeout_secs: float | None = None
@@ -227,7 +232,21 @@ class Worker:
             timeout_secs = self._wait_secs
         _check_seconds("timeout_secs", timeout_secs)
         self._check_is_present()
-        self._native.wait_at_barrier(name, float(timeout_secs))
+        give_up = time.monotonic() + timeout_secs
+        while True:
+            # In parts, so that Ctrl-C is heard.
+            left = max(give_up - time.monotonic(), 1e-3)
+            try:
+                self._native.wait_at_barrier(name, min(left, _WAIT_PART_SECS))
+                return
+            except TimeoutError as error:
+                for_whom, gave_up, _ = str(error).rpartition("; gave up after ")
+                if not gave_up:  # The server did not answer.
+                    raise
+                if time.monotonic() >= give_up:
+                    raise TimeoutError(
+                        f"{for_whom}{gave_up}{timeout_secs:g} s"
+                    ) from None
 
     def leave(self) -> None:
         """Tells the group that nobody has to wait for this worker.
@@ -324,7 +343,8 @@ def _part_at_exit(worker: Worker) -> None:
     atexit.register(part)
 
 
-def _to_weight(weight: Any) -> float:
+def to_weight(weight: Any) -> float:
+    """Returns a step's weight; ValueError unless it is one."""
     value = math.nan
     if np.ndim(weight) == 0:
         with contextlib.suppress(TypeError, ValueError):

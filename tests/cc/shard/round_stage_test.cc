@@ -167,6 +167,20 @@ TEST(RoundStageTest, AStepThatPushedNothingStillWeighs) {
   EXPECT_THAT(committer.applied(), ElementsAre("t/3: 2*[1](1)"));
 }
 
+TEST(RoundStageTest, AStepOfWeightZeroCountsForNothing) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(2.0f)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(1, 0), "u", PushOf(3.0f)).ok());
+  Round round = RoundOf(0, {{0, 0}, {1, 0}});
+  round.contributions[1].weight = 0.0;
+  round.total_weight = 1.0;
+  EXPECT_EQ(committer.Commit(round).value(), 0);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
+  EXPECT_EQ(stage.num_staged_steps(), 0);
+}
+
 TEST(RoundStageTest, MissingRoundsAreReportedAndComeFirst) {
   RoundStage stage;
   Committer committer(&stage);

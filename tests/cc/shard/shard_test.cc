@@ -265,9 +265,18 @@ TEST_F(RoundsTest, ARoundWithoutSamplesTeachesNothing) {
 TEST_F(SumRoundsTest, TheSumDoesNotLookAtSamples) {
   ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());
   ASSERT_TRUE(Push("t", {1, 2}, {5, 6, 7, 8}, StepOf(1)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {0.0, 3.0})).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {0.25, 3.0})).ok());
   ASSERT_TRUE(Push("asp", {1, 2}, {6, 8, 10, 12}).ok());
   EXPECT_EQ(Rows("t", {1, 2}), Rows("asp", {1, 2}));
+}
+
+TEST_F(SumRoundsTest, ButAStepWithoutSamplesCountsForNothing) {
+  ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());
+  ASSERT_TRUE(Push("t", {1, 3}, {5, 6, 7, 8}, StepOf(1)).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {3.0, 0.0})).ok());
+  ASSERT_TRUE(Push("asp", {1, 2}, {1, 2, 3, 4}).ok());
+  EXPECT_EQ(Rows("t", {1, 2}), Rows("asp", {1, 2}));
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 2);
 }
 
 TEST_F(SumRoundsTest, AKeyOfManyWorkersTakesOneStep) {

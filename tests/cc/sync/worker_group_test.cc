@@ -471,10 +471,14 @@ TEST(WorkerGroupTest, ANewcomerElsewhereInTheProgramStopsNobody) {
 
   EXPECT_FALSE(Waits(&group, a));
   EXPECT_TRUE(Waits(&group, again));
-  ASSERT_TRUE(Enter(&a, "end", 2).ok());
+  // Nor at the next one.
+  ASSERT_TRUE(Enter(&a, "seen", 2).ok());
+  EXPECT_FALSE(Waits(&group, a));
+  EXPECT_TRUE(Waits(&group, again));
+  ASSERT_TRUE(Enter(&a, "end", 3).ok());
   EXPECT_FALSE(Waits(&group, again));
   // Who has been there since the last barrier is not a newcomer any more.
-  ASSERT_TRUE(Enter(&a, "saved", 3).ok());
+  ASSERT_TRUE(Enter(&a, "saved", 4).ok());
   ASSERT_TRUE(Enter(&again, "end", 1).ok());
   EXPECT_EQ(group.PlaceAfterBarrier(0, a.incarnation).status().code(),
             absl::StatusCode::kFailedPrecondition);
