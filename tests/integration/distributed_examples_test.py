@@ -77,9 +77,13 @@ def test_keras_workers_end_epochs_together(
         matches(rf"\[worker {worker}\] .* val_loss: (\S+)", lines)
         for worker in (0, 1)
     ]
-    # All have seen the same, complete model.
-    assert [m[1] for m in losses[0]] == [m[1] for m in losses[1]]
-    assert len(losses[0]) == 2
+    # All have seen the same, complete model; without rounds at the very end
+    # only, for a quick one may begin the next epoch while the other validates.
+    assert len(losses[0]) == len(losses[1]) == 2
+    first = 0 if consistency == "bsp" else 1
+    assert [m[1] for m in losses[0][first:]] == [
+        m[1] for m in losses[1][first:]
+    ]
     (group,) = matches(
         r"\[worker 0\] (\d+) steps of all workers in (\d+) rounds", lines
     )
