@@ -20,7 +20,7 @@
 //
 // A dense table of a million parameters is 977 rows of 1024 floats:
 //   exchange_bench --keys=977 --rows=977 --dim=1024
-// Its bar is exchange / raw, table work included: at most 1.8.
+// Its bar is the time of exchange / raw, table work included: at most 1.8.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -63,6 +63,12 @@ struct PushArgs {
 struct PushResult {
   int64_t updated_rows = 0;
   bool duplicate = false;  // The id had been applied before.
+
+  // What another part of the push has done.
+  void Add(const PushResult& part) {
+    updated_rows += part.updated_rows;
+    duplicate = duplicate || part.duplicate;
+  }
 };
 
 struct AssignArgs {

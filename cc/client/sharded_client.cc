@@ -1,14 +1,13 @@
 #include "cc/client/sharded_client.h"
 
-#include <cmath>
 #include <cstring>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cc/base/key_batch.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
+#include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
 
 namespace tfswitch {
@@ -108,8 +107,7 @@ class SplitWrite : public PendingCall {
 
  private:
   static void AddResult(const Part& part, PushResult* sum) {
-    sum->updated_rows += part.push_result.updated_rows;
-    sum->duplicate = sum->duplicate || part.push_result.duplicate;
+    sum->Add(part.push_result);
   }
   static void AddResult(const Part& part, AssignResult* sum) {
     sum->assigned_rows += part.assign_result.assigned_rows;
@@ -337,39 +335,6 @@ class ShardedClient : public ParameterClient {
   }
 
  private:
-  static absl::Status CheckSize(const std::string& table, size_t num_keys,
-                                int dim, size_t got) {
-    if (got == num_keys * static_cast<size_t>(dim)) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "table '", table, "': expected ", num_keys * dim, " floats (", num_keys,
-        " keys x dim ", dim, "), got ", got));
-  }
-
-  static absl::Status CheckFinite(const std::string& table, const char* what,
-                                  absl::Span<const Key> keys,
-                                  absl::Span<const float> values) {
-    const int64_t place = FindNonFinite(values);
-    if (place < 0) return absl::OkStatus();
-    const size_t width = values.size() / keys.size();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "table '", table, "': ", what, " of id ", keys[place / width], " is ",
-        std::isnan(values[place]) ? "NaN" : "Inf", " (element ", place % width,
-        "); nothing was applied. Check the loss and the learning rate"));
-  }
-
-  // What every shard would refuse is refused before one of them gets a part.
-  static absl::Status CheckPush(const PushArgs& args) {
-    TFSWITCH_RETURN_IF_ERROR(CheckSize(args.table, args.keys.size(), args.dim,
-                                       args.gradients.size()));
-    if (!std::isfinite(args.learning_rate) || args.learning_rate < 0.0f) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "table '", args.table,
-          "': learning_rate must be finite and not negative. Received: ",
-          args.learning_rate));
-    }
-    return CheckFinite(args.table, "gradient", args.keys, args.gradients);
-  }
-
   void Remember(const TableConfig& config) {
     MutexLock lock(&mutex_);
     virtual_shards_[config.name] = config.num_virtual_shards;

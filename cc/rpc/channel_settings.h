@@ -4,6 +4,7 @@
 #ifndef TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
 #define TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tfswitch {
@@ -12,6 +13,10 @@ namespace tfswitch {
 inline constexpr int kMaxFrameBytes = 1 << 20;
 inline constexpr int kReadChunkBytes = 1 << 20;
 inline constexpr int kMaxReadChunkBytes = 4 << 20;
+
+// A call with more embeddings than this is sent in parts, each at least as large.
+inline constexpr size_t kMinPartBytes = 5 << 18;
+inline constexpr size_t kMaxPartsPerCall = 8;
 
 // A host that vanishes without a word is noticed after the sum of both.
 inline constexpr int kKeepaliveTimeMs = 30'000;

@@ -8,9 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
+#include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/channel_settings.h"
 #include "cc/rpc/codec.h"
 #include "cc/rpc/connection.h"
 #include "cc/rpc/grpc_group_client.h"
@@ -26,16 +28,16 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args,
-                                            uint64_t bytes) {
+absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args) {
   if (args.gradients_owner == nullptr || args.gradients.empty()) {
+    const uint64_t bytes = PushRequestBytes(args);
     OutgoingMessage message(bytes);
     if (message.data() == nullptr) return NoMemory(bytes);
     WritePushRequest(args, message.data());
     return std::move(message).ToByteBuffer();
   }
   OutgoingMessage head(PushRequestHeadBytes(args));
-  if (head.data() == nullptr) return NoMemory(bytes);
+  if (head.data() == nullptr) return NoMemory(PushRequestHeadBytes(args));
   WritePushRequestHead(args, head.data());
   const grpc::Slice slices[] = {
       std::move(head).ToSlice(),
@@ -78,6 +80,61 @@ class RowCall final : public PendingCall {
   UnaryCall call_;
 };
 
+// The parts of a long call, all in flight together.
+class PartCalls final : public PendingCall {
+ public:
+  explicit PartCalls(std::vector<std::unique_ptr<PendingCall>> parts)
+      : parts_(std::move(parts)) {}
+
+  absl::Status Wait() override {
+    absl::Status first;
+    for (const auto& part : parts_) first.Update(part->Wait());
+    return first;
+  }
+
+ private:
+  const std::vector<std::unique_ptr<PendingCall>> parts_;
+};
+
+// The parts of a push, and where they say what they have done.
+class PartPushes final : public PendingCall {
+ public:
+  PartPushes(std::vector<std::unique_ptr<PendingCall>> parts,
+             std::unique_ptr<PushResult[]> results, PushResult* sum)
+      : num_parts_(parts.size()),
+        results_(std::move(results)),
+        calls_(std::move(parts)),
+        sum_(sum) {}
+
+  absl::Status Wait() override {
+    TFSWITCH_RETURN_IF_ERROR(calls_.Wait());
+    for (size_t i = 0; i < num_parts_; ++i) sum_->Add(results_[i]);
+    return absl::OkStatus();
+  }
+
+ private:
+  const size_t num_parts_;
+  const std::unique_ptr<PushResult[]> results_;  // Outlives the calls.
+  PartCalls calls_;
+  PushResult* const sum_;
+};
+
+// How many keys each part of a call has. While one part is on its way, the
+// other end works on the part before, which is in its cache still.
+size_t KeysPerPart(size_t num_keys, int dim) {
+  const size_t row_bytes = static_cast<size_t>(dim) * sizeof(float);
+  const size_t num_parts = std::clamp<size_t>(
+      num_keys * row_bytes / kMinPartBytes, 1, kMaxPartsPerCall);
+  return (num_keys + num_parts - 1) / num_parts;
+}
+
+// To the server each part of a push is a push of its own, which needs an id of
+// its own to be protected from repetition: that of another client.
+PushId IdOfPart(const PushId& id, size_t part) {
+  if (id.client_id == 0) return id;
+  return {id.client_id ^ (part * uint64_t{0x9E3779B97F4A7C15}), id.sequence};
+}
+
 class GrpcClient final : public ParameterClient {
  public:
   explicit GrpcClient(std::shared_ptr<Connection> connection)
@@ -116,6 +173,12 @@ class GrpcClient final : public ParameterClient {
                              bool abort) override;
 
  private:
+  std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
+                                               absl::Span<float> embeddings);
+  std::unique_ptr<PendingCall> StartPushOfPart(const PushArgs& args,
+                                               PushResult* result);
+  absl::Status CheckPushFits(const PushArgs& args) const;
+
   const std::shared_ptr<Connection> connection_;
   const std::unique_ptr<GroupClient> groups_;
 };
@@ -168,17 +231,31 @@ absl::StatusOr<std::vector<TableInfo>> GrpcClient::ListTables(
 
 std::unique_ptr<PendingCall> GrpcClient::StartPull(
     const PullArgs& args, absl::Span<float> embeddings) {
-  const uint64_t num_floats =
-      static_cast<uint64_t>(args.keys.size()) * args.dim;
-  if (embeddings.size() != num_floats) {
-    return Done(absl::InvalidArgumentError(
-        absl::StrCat("table '", args.table, "': expected ", num_floats,
-                     " floats (", args.keys.size(), " keys x dim ", args.dim,
-                     "), got ", embeddings.size())));
+  if (absl::Status status =
+          CheckSize(args.table, args.keys.size(), args.dim, embeddings.size());
+      !status.ok()) {
+    return Done(std::move(status));
   }
+  const size_t width = static_cast<size_t>(args.dim);
+  const size_t keys_per_part = KeysPerPart(args.keys.size(), args.dim);
+  if (keys_per_part == args.keys.size()) {
+    return StartPullOfPart(args, embeddings);
+  }
+  std::vector<std::unique_ptr<PendingCall>> parts;
+  for (size_t i = 0; i < args.keys.size(); i += keys_per_part) {
+    PullArgs part = args;
+    part.keys = args.keys.subspan(i, keys_per_part);
+    parts.push_back(StartPullOfPart(
+        part, embeddings.subspan(i * width, part.keys.size() * width)));
+  }
+  return std::make_unique<PartCalls>(std::move(parts));
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartPullOfPart(
+    const PullArgs& args, absl::Span<float> embeddings) {
   const uint64_t bytes = PullRequestBytes(args);
   const uint64_t answer_bytes =
-      num_floats * sizeof(float) + kMaxPullResponseHeader;
+      embeddings.size() * sizeof(float) + kMaxPullResponseHeader;
   absl::Status fits = connection_->CheckSize(
       std::max(bytes, answer_bytes),
       absl::StrCat("a pull of ", args.keys.size(), " keys from table '",
@@ -206,12 +283,51 @@ std::unique_ptr<PendingCall> GrpcClient::StartPull(
 
 std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
                                                    PushResult* result) {
-  const uint64_t bytes = PushRequestBytes(args);
-  absl::Status fits = connection_->CheckSize(
-      bytes, absl::StrCat("a push of ", args.keys.size(), " keys to table '",
-                          args.table, "'"));
+  const size_t width = static_cast<size_t>(args.dim);
+  const size_t keys_per_part = KeysPerPart(args.keys.size(), args.dim);
+  // The gradients of one key must meet on the server, to be summed.
+  if (!args.keys_are_unique || keys_per_part >= args.keys.size()) {
+    return StartPushOfPart(args, result);
+  }
+  *result = PushResult();
+  if (absl::Status status = CheckPush(args); !status.ok()) {
+    return Done(std::move(status));
+  }
+  std::vector<PushArgs> parts;
+  for (size_t i = 0; i < args.keys.size(); i += keys_per_part) {
+    PushArgs part = args;
+    part.keys = args.keys.subspan(i, keys_per_part);
+    part.gradients =
+        args.gradients.subspan(i * width, part.keys.size() * width);
+    part.id = IdOfPart(args.id, parts.size());
+    // All of them must fit before the first one goes.
+    if (absl::Status fits = CheckPushFits(part); !fits.ok()) {
+      return Done(std::move(fits));
+    }
+    parts.push_back(std::move(part));
+  }
+  std::unique_ptr<PushResult[]> results(new PushResult[parts.size()]);
+  std::vector<std::unique_ptr<PendingCall>> calls;
+  calls.reserve(parts.size());
+  for (const PushArgs& part : parts) {
+    calls.push_back(StartPushOfPart(part, &results[calls.size()]));
+  }
+  return std::make_unique<PartPushes>(std::move(calls), std::move(results),
+                                      result);
+}
+
+absl::Status GrpcClient::CheckPushFits(const PushArgs& args) const {
+  return connection_->CheckSize(
+      PushRequestBytes(args),
+      absl::StrCat("a push of ", args.keys.size(), " keys to table '",
+                   args.table, "'"));
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartPushOfPart(const PushArgs& args,
+                                                         PushResult* result) {
+  absl::Status fits = CheckPushFits(args);
   if (!fits.ok()) return Done(std::move(fits));
-  absl::StatusOr<grpc::ByteBuffer> request = EncodePush(args, bytes);
+  absl::StatusOr<grpc::ByteBuffer> request = EncodePush(args);
   if (!request.ok()) return Done(std::move(request).status());
   return std::make_unique<RowCall>(
       connection_,

@@ -9,6 +9,7 @@ import tfswitch as tsw
 from tests.python.worker_threads import (
     Call,
     in_threads,
+    join_workers,
     running_clients,
     wait_until,
 )
@@ -28,10 +29,6 @@ def local():
         yield client
 
 
-def join(client, count, **kwargs):
-    return [Worker(i, count, cluster=client(i), **kwargs) for i in range(count)]
-
-
 def make_table(cluster):
     return tsw.EmbeddingTable(
         "t",
@@ -45,7 +42,7 @@ def make_table(cluster):
 
 @pytest.mark.parametrize("kind", ["asp", "bsp"])
 def test_a_barrier_opens_when_all_have_come(client, kind):
-    workers = join(client, 3, consistency=kind)
+    workers = join_workers(client, 3, consistency=kind)
     come = [0]
     lock = threading.Lock()
 
@@ -61,7 +58,7 @@ def test_a_barrier_opens_when_all_have_come(client, kind):
 
 
 def test_nobody_waits_for_steps_of_one_at_a_barrier(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     tables = [make_table(client(i)) for i in range(2)]
     waiting = Call(two.wait_at_barrier, "end")
 
@@ -81,7 +78,7 @@ def test_nobody_waits_for_steps_of_one_at_a_barrier(client):
 
 
 def test_one_that_leaves_is_not_waited_for(client):
-    one, two = join(client, 2)
+    one, two = join_workers(client, 2)
     waiting = Call(one.wait_at_barrier, "end")
 
     two.leave()
@@ -100,7 +97,7 @@ def test_one_that_dies_is_not_waited_for(client):
 
 
 def test_a_wait_that_takes_too_long_names_those_who_are_missing(client):
-    one, two = join(client, 2)
+    one, two = join_workers(client, 2)
     barrier = tsw.train.Barrier("saved", one, timeout_secs=0.05)
 
     for _ in range(2):  # Waiting can be resumed.
@@ -123,7 +120,7 @@ def test_those_who_have_not_joined_are_counted(local):
 
 
 def test_different_barriers_are_an_error_for_all(client):
-    one, two = join(client, 2)
+    one, two = join_workers(client, 2)
     first = Call(one.wait_at_barrier, "a")
     second = Call(two.wait_at_barrier, "b")
 

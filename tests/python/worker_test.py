@@ -11,6 +11,7 @@ from tests.python.worker_threads import (
     Call,
     arrivals,
     in_threads,
+    join_workers,
     running_clients,
     wait_until,
 )
@@ -53,11 +54,6 @@ def make_table(cluster, consistency="bsp", **kwargs):
         cluster=cluster,
         **kwargs,
     )
-
-
-def join(client, count, **kwargs):
-    """Makes workers 0 to count - 1, each of a client of its own."""
-    return [Worker(i, count, cluster=client(i), **kwargs) for i in range(count)]
 
 
 def end_steps(*workers):
@@ -277,7 +273,7 @@ def test_groups_do_not_wait_for_each_other(client):
 
 
 def test_bsp_applies_a_step_when_all_have_ended_it(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     tables = [make_table(client(i)) for i in range(2)]
 
     assert int(tables[0].push([1], [[1.0]])) == 0
@@ -297,7 +293,7 @@ def test_bsp_applies_a_step_when_all_have_ended_it(client):
 )
 def test_bsp_averages_by_weight_or_sums(client, reduction, expected):
     consistency = Consistency.bsp(reduction)
-    one, two = join(client, 2, consistency=consistency)
+    one, two = join_workers(client, 2, consistency=consistency)
     tables = [make_table(client(i), consistency) for i in range(2)]
 
     tables[0].push([1], [[1.0]])
@@ -309,7 +305,7 @@ def test_bsp_averages_by_weight_or_sums(client, reduction, expected):
 
 def test_bsp_is_one_step_of_the_optimizer(client):
     adagrad = tsw.optimizers.Adagrad(0.5)
-    workers = join(client, 3, consistency="bsp")
+    workers = join_workers(client, 3, consistency="bsp")
     tables = [make_table(client(i), optimizer=adagrad) for i in range(3)]
     alone = make_table(client(0), "asp", name="alone", optimizer=adagrad)
 
@@ -338,7 +334,7 @@ def test_bsp_sums_the_pushes_of_one_step(client):
 
 
 def test_a_worker_without_samples_does_not_count_in_the_mean(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     table = make_table(client(0))
 
     table.push([1], [[4.0]])
@@ -363,7 +359,7 @@ def test_a_round_without_samples_changes_nothing(client):
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client, staleness):
-    fast, slow = join(client, 2, consistency=Consistency.ssp(staleness))
+    fast, slow = join_workers(client, 2, consistency=Consistency.ssp(staleness))
     table = make_table(client(0), Consistency.ssp(staleness))
 
     for _ in range(staleness):
@@ -383,7 +379,7 @@ def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client, staleness):
 
 
 def test_asp_waits_for_nobody(client):
-    fast, slow = join(client, 2, consistency="asp")
+    fast, slow = join_workers(client, 2, consistency="asp")
     table = make_table(client(0), "asp")
 
     for _ in range(5):
@@ -402,7 +398,7 @@ def test_asp_waits_for_nobody(client):
     "kind", [pytest.param(Consistency.ssp(0), id="ssp"), "bsp"]
 )
 def test_a_wait_that_takes_too_long_names_who_is_missing(client, kind):
-    one, *_ = join(client, 3, consistency=kind, wait_secs=0.05)
+    one, *_ = join_workers(client, 3, consistency=kind, wait_secs=0.05)
 
     with pytest.raises(
         TimeoutError,
@@ -466,7 +462,7 @@ def test_who_never_joins_is_not_waited_for_beyond_join_secs(client, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_waits_for_a_worker_that_has_left(client, kind):
-    one, two = join(client, 2, consistency=kind)
+    one, two = join_workers(client, 2, consistency=kind)
     two.leave()
 
     for _ in range(3):
@@ -476,7 +472,7 @@ def test_nobody_waits_for_a_worker_that_has_left(client, kind):
 
 
 def test_leaving_ends_the_wait_of_others(client):
-    one, two, three = join(client, 3, consistency="bsp")
+    one, two, three = join_workers(client, 3, consistency="bsp")
     table = make_table(client(0))
     table.push([1], [[2.0]])
     waits = [Call(one.end_step), Call(two.end_step)]
@@ -490,7 +486,7 @@ def test_leaving_ends_the_wait_of_others(client):
 
 
 def test_what_was_pushed_before_leaving_in_mid_step_is_given_up(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     tables = [make_table(client(i)) for i in range(2)]
 
     tables[1].push([1], [[100.0]])
@@ -502,7 +498,7 @@ def test_what_was_pushed_before_leaving_in_mid_step_is_given_up(client):
 
 
 def test_a_worker_that_ends_its_last_step_and_leaves_counts(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     tables = [make_table(client(i)) for i in range(2)]
     for i, table in enumerate(tables):
         table.push([1], [[1.0 + i]])
@@ -542,7 +538,7 @@ def test_the_next_step_joins_again(client, kind):
 
 def test_a_group_begins_anew_with_all_its_workers(client):
     """As with a second `fit`: nobody runs ahead of those still to come."""
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     tables = [make_table(client(i)) for i in range(2)]
     end_steps(one, two)
     one.leave()
@@ -564,7 +560,7 @@ def test_a_group_begins_anew_with_all_its_workers(client):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_late_one_begins_where_the_slowest_is(client, kind):
-    one, two = join(client, 2, consistency=kind)
+    one, two = join_workers(client, 2, consistency=kind)
     for _ in range(3):
         end_steps(one, two)
 
@@ -592,7 +588,7 @@ def test_a_late_one_counts_in_the_rounds_to_come(client):
 
 def test_a_late_one_finds_what_the_rounds_before_led_to(client):
     """Also if the one that saw the round close was not to apply it."""
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     table = make_table(client(0))
     table.push([1], [[2.0]])
     blocked = Call(one.end_step)
@@ -606,7 +602,7 @@ def test_a_late_one_finds_what_the_rounds_before_led_to(client):
 
 
 def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     table = make_table(client(0))
     table.push([1], [[2.0]])
     blocked = Call(one.end_step)
@@ -624,7 +620,7 @@ def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
 
 
 def test_one_started_again_takes_its_step_once_more(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     tables = [make_table(client(i)) for i in range(3)]
     tables[0].push([1], [[50.0]])
     blocked = Call(one.end_step)
@@ -766,7 +762,7 @@ def test_threads_may_push_in_one_step(client):
 
 
 def test_stats_count_steps_and_waits(client):
-    one, two = join(client, 2, consistency="bsp")
+    one, two = join_workers(client, 2, consistency="bsp")
     for _ in range(4):
         end_steps(one, two)
 
@@ -816,7 +812,7 @@ def test_an_error_of_leaving_does_not_hide_what_went_wrong():
 @pytest.mark.parametrize("num_servers", [0, 1])
 def test_closing_a_cluster_leaves_the_group(num_servers):
     with running_clients(num_servers) as client:
-        one, two = join(client, 2, consistency="bsp")
+        one, two = join_workers(client, 2, consistency="bsp")
         table = make_table(client(0))  # Keeps the connection.
 
         client(0).close()

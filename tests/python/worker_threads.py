@@ -87,6 +87,16 @@ def running_clients(
         yield client
 
 
+def join_workers(
+    client: Callable[[int], tsw.Cluster], count: int, **kwargs: Any
+) -> list[tsw.train.Worker]:
+    """Makes workers 0 to count - 1, each of a client of its own."""
+    return [
+        tsw.train.Worker(i, count, cluster=client(i), **kwargs)
+        for i in range(count)
+    ]
+
+
 def _leave(cluster: tsw.Cluster) -> None:
     with contextlib.suppress(RuntimeError):  # No worker, or closed.
         cluster._native.leave_group(10.0)

@@ -4,6 +4,7 @@
 #include "cc/rpc/grpc_client.h"
 
 #include <atomic>
+#include <cmath>
 #include <string>
 #include <thread>
 #include <vector>
@@ -285,6 +286,114 @@ TEST(GrpcClientTest, OwnedGradientsAreApplied) {
   ASSERT_TRUE(client->Push(args).ok());
 
   EXPECT_THAT(PullRows(*client, "t", 3, keys).value(), Each(-1.0f));
+}
+
+// As many as are sent in several parts, the last one shorter.
+constexpr int kManyRows = 1001;
+constexpr int kWideDim = 1024;
+
+PushArgs LongPush(const std::vector<Key>& keys,
+                  const std::vector<float>& gradients) {
+  PushArgs args;
+  args.table = "t";
+  args.dim = kWideDim;
+  args.keys = keys;
+  args.gradients = gradients;
+  args.learning_rate = 1.0f;
+  args.insert_missing = true;
+  args.keys_are_unique = true;
+  args.id = {77, 1};
+  return args;
+}
+
+TEST(GrpcClientTest, LongCallsGoInPartsAndEveryPartIsAppliedOnce) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", kWideDim)).ok());
+  auto direct = Connect(server->address()).value();
+  const std::vector<Key> keys = RandomKeys(kManyRows);
+  std::vector<float> gradients(keys.size() * kWideDim);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i] = static_cast<float>(i / kWideDim);
+  }
+  proxy.HoldAnswers(true);
+
+  std::thread pushing([&] {
+    const auto result = client->Push(LongPush(keys, gradients));
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(result->duplicate);
+  });
+  while (direct->ListTables("t")->at(0).stats.num_rows < kManyRows) {
+  }
+  proxy.CutConnections();
+  proxy.HoldAnswers(false);
+  pushing.join();
+  const auto repeated = client->Push(LongPush(keys, gradients));
+  PushArgs next = LongPush(keys, gradients);
+  next.id.sequence = 2;
+  const auto applied = client->Push(next);
+
+  ASSERT_TRUE(repeated.ok()) << repeated.status();
+  EXPECT_TRUE(repeated->duplicate);
+  EXPECT_EQ(repeated->updated_rows, 0);
+  ASSERT_TRUE(applied.ok()) << applied.status();
+  EXPECT_FALSE(applied->duplicate);
+  EXPECT_EQ(applied->updated_rows, kManyRows);
+  const std::vector<float> rows =
+      PullRows(*client, "t", kWideDim, keys).value();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    ASSERT_EQ(rows[i], 1.0f - 2.0f * gradients[i]) << "row " << i / kWideDim;
+  }
+}
+
+TEST(GrpcClientTest, LongPushWithABadGradientIsNotHalfApplied) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", kWideDim)).ok());
+  const std::vector<Key> keys = RandomKeys(kManyRows);
+  std::vector<float> gradients(keys.size() * kWideDim, 1.0f);
+  gradients.back() = std::nanf("");
+
+  const absl::Status status = client->Push(LongPush(keys, gradients)).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(absl::StrCat("id ", keys.back(), " is NaN")),
+                    HasSubstr("nothing was applied")));
+  EXPECT_EQ(client->ListTables("t")->at(0).stats.num_rows, 0);
+}
+
+TEST(GrpcClientTest, LongPushWithAPartThatDoesNotFitIsNotHalfApplied) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 1 << 20;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", kWideDim)).ok());
+  const std::vector<Key> keys = RandomKeys(kManyRows);
+  const std::vector<float> gradients(keys.size() * kWideDim, 1.0f);
+
+  const absl::Status status = client->Push(LongPush(keys, gradients)).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(client->ListTables("t")->at(0).stats.num_rows, 0);
+}
+
+TEST(GrpcClientTest, LongPushOfRepeatedKeysTakesOneStepPerKey) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  TableConfig config = SmallTable("t", kWideDim);
+  config.optimizer = AdagradConfig{};
+  ASSERT_TRUE(client->CreateTable(config).ok());
+  const std::vector<float> gradients(size_t{kManyRows} * kWideDim, 1.0f);
+  const std::vector<Key> repeated(kManyRows, 5);
+  PushArgs args = LongPush(repeated, gradients);
+  args.keys_are_unique = false;
+
+  const auto result = client->Push(args);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->updated_rows, 1);
 }
 
 TEST(GrpcClientTest, PullInterruptedByARestartIsAnsweredByTheNewServer) {
