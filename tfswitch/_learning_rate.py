@@ -5,14 +5,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch.ops.resources import HostScalar
+from tfswitch.ops.resources import HostScalar, in_plain_graph
 from tfswitch.optimizers import check_learning_rate
 
 
 class LearningRate:
     """A number, a schedule, a variable or a function, read as a tensor.
 
-    Thread-safe.
+    Thread-safe. A `tf.compat.v1.Graph` reads a number as it is when the graph
+    is made, and counts no steps.
 
     Args:
         source: What `tfswitch.optimizers` takes as `learning_rate`.
@@ -32,7 +33,15 @@ class LearningRate:
     def read(self) -> tf.Tensor:
         """Returns the rate at the present step, a float32 scalar."""
         if self._constant is not None:
+            if in_plain_graph():
+                return tf.constant(self._source, tf.float32)
             return self._constant.read()
+        if self._is_schedule and in_plain_graph():
+            raise ValueError(
+                "the learning rate is a schedule of steps that are counted "
+                "outside this tf.compat.v1.Graph. Pass `learning_rate=` of the "
+                f"graph's own step. Received: {self._source!r}"
+            )
         if self._is_schedule:
             rate = self._source(self._steps.read())
         elif callable(self._source):
@@ -43,6 +52,8 @@ class LearningRate:
 
     def advance(self) -> None:
         """Counts one step, once for all replicas of a strategy."""
+        if in_plain_graph():
+            return
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             self._steps.add(tf.constant(1, tf.int64))

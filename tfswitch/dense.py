@@ -162,18 +162,33 @@ class DenseTable:
         ):
             native.assign_missing(self._keys[1:], blocks[1:])
             return True
+        self.wait_until_initialized(timeout_secs=timeout_secs)
+        return False
+
+    def wait_until_initialized(self, *, timeout_secs: float = 120.0) -> None:
+        """Waits for another process to initialise the table, or restore it.
+
+        Args:
+            timeout_secs: Longest wait.
+
+        Raises:
+            TimeoutError: If the values do not come, or some are there and
+                others are lost, because a server was started again.
+            ConnectionError: If a server does not answer.
+        """
+        native = self._table._native
         give_up = time.monotonic() + timeout_secs
         while (count := native.size()) < self._num_blocks:
             if time.monotonic() > give_up:
                 raise TimeoutError(
                     f"dense table '{self.name}': {self._num_blocks - count} of "
                     f"{self._num_blocks} blocks have no values after "
-                    f"{timeout_secs} s. The worker that was initialising it "
-                    "has died, or a server was started again and has lost its "
-                    "part. Restore a checkpoint, or start all servers anew"
+                    f"{timeout_secs} s. The worker that initialises it has not "
+                    "come or has died, or a server was started again and has "
+                    "lost its part. Start that worker, restore a checkpoint, "
+                    "or start all servers anew"
                 )
             time.sleep(_POLL_SECS)
-        return False
 
     def assign(self, values: Sequence[Any]) -> None:
         """Sets all values; the state of the optimizer stays.

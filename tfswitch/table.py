@@ -22,7 +22,12 @@ from tfswitch._learning_rate import LearningRate
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
-from tfswitch.ops.resources import HOST, destroy_with, has_remote_workers
+from tfswitch.ops.resources import (
+    HOST,
+    destroy_with,
+    has_remote_workers,
+    in_plain_graph,
+)
 
 MAX_DIM = 4096
 _MAX_SEED = 2**64 - 1
@@ -232,8 +237,11 @@ class EmbeddingTable:
         """The resource that the ops of `tfswitch.ops` take as `table`.
 
         It is of this process. In a graph that the workers of a
-        `tf.distribute.ParameterServerStrategy` are to run, it is of the worker.
+        `tf.distribute.ParameterServerStrategy` are to run, it is of the worker;
+        in a `tf.compat.v1.Graph` it is a tensor of that graph.
         """
+        if in_plain_graph():
+            return self._make_handle()
         if has_remote_workers() and not tf.executing_eagerly():
             return self._handle_of_worker()
         with self._handle_lock:

@@ -538,17 +538,23 @@ int JoinGroup(Tfswitch_Cluster* cluster, const char* options_json,
   });
 }
 
-absl::Status EndStepOf(const Cluster& cluster, double weight) {
+absl::Status EndStepOf(const Cluster& cluster, double weight, int64_t* round) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(cluster));
-  return worker->EndStep(weight);
+  TFSWITCH_RETURN_IF_ERROR(worker->EndStep(weight));
+  *round = worker->round();
+  return absl::OkStatus();
 }
 
-int EndStep(Tfswitch_Cluster* cluster, double weight, char* error) {
-  return Guarded(error, [&] { return EndStepOf(*cluster->cluster, weight); });
+int EndStep(Tfswitch_Cluster* cluster, double weight, int64_t* round,
+            char* error) {
+  return Guarded(
+      error, [&] { return EndStepOf(*cluster->cluster, weight, round); });
 }
 
-int TableEndStep(Tfswitch_Table* table, double weight, char* error) {
-  return Guarded(error, [&] { return EndStepOf(*table->cluster, weight); });
+int TableEndStep(Tfswitch_Table* table, double weight, int64_t* round,
+                 char* error) {
+  return Guarded(error,
+                 [&] { return EndStepOf(*table->cluster, weight, round); });
 }
 
 int WaitAtBarrier(Tfswitch_Cluster* cluster, const char* barrier,

@@ -87,6 +87,9 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {
   WorkerGroupOptions& group = options.group_options;
   read("num_workers", kMaxWorkers,
        [&](double v) { group.num_workers = static_cast<uint32_t>(v); });
+  read("contributions_per_round", kMaxWorkers, [&](double v) {
+    group.contributions_per_round = static_cast<uint32_t>(v);
+  });
   read("lease_s", kMaxSeconds,
        [&](double v) { group.lease = absl::Seconds(v); });
   read("join_timeout_s", kMaxSeconds,
@@ -103,6 +106,13 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {
     TFSWITCH_RETURN_IF_ERROR(
         ConsistencyFromJson(it->dump(), &options.consistency));
   }
+  if (const auto it = parsed.find("carries_late_contributions");
+      it != parsed.end()) {
+    if (!it->is_boolean()) {
+      return bad("'carries_late_contributions' must be true or false");
+    }
+    group.carries_late_contributions = it->get<bool>();
+  }
   group.settings = options.consistency.ToString();
   return options;
 }
@@ -114,6 +124,7 @@ std::string WorkerReportToJson(const WorkerSession::Report& report) {
   return Dump({{"group", report.member.group},
                {"worker", report.member.worker},
                {"clock", report.clock},
+               {"round", report.round},
                {"dropped_steps", report.dropped},
                {"in_step", report.is_in_step},
                {"waits",
@@ -125,7 +136,9 @@ std::string WorkerReportToJson(const WorkerSession::Report& report) {
                  {"waiting", workers.num_waiting},
                  {"rounds", workers.rounds},
                  {"contributions", workers.contributions},
+                 {"samples", workers.samples},
                  {"dropped", workers.dropped},
+                 {"carried", workers.carried},
                  {"expired", workers.expired},
                  {"rejoined", workers.rejoined},
                  {"staleness", staleness}}}});

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // Grows when a function changes or goes; new ones are added at the end.
-#define TFSWITCH_API_VERSION 4
+#define TFSWITCH_API_VERSION 5
 #define TFSWITCH_ERROR_SIZE 2048
 
 typedef struct Tfswitch_Cluster Tfswitch_Cluster;
@@ -172,14 +172,18 @@ typedef struct Tfswitch_Api {
   // --- Training with other workers ----------------------------------------
   // Joins a group as one of its workers. `options_json`: {"group", "worker",
   // "num_workers", "lease_s", "join_timeout_s", "wait_timeout_s",
+  // "contributions_per_round", "carries_late_contributions",
   // "consistency": as in a table's config}. A cluster has one worker at a time:
   // what was there before leaves.
   int (*join_group)(Tfswitch_Cluster* cluster, const char* options_json,
                     char* error);
   // Ends a step of `weight` samples and waits as the consistency says. What was
-  // pushed to bsp tables since the last end of a step belongs to it.
-  int (*end_step)(Tfswitch_Cluster* cluster, double weight, char* error);
-  int (*table_end_step)(Tfswitch_Table* table, double weight, char* error);
+  // pushed to bsp tables since the last end of a step belongs to it. Says to
+  // which round the next step contributes.
+  int (*end_step)(Tfswitch_Cluster* cluster, double weight, int64_t* round,
+                  char* error);
+  int (*table_end_step)(Tfswitch_Table* table, double weight, int64_t* round,
+                        char* error);
   // Waits until all workers of the group wait at this barrier; nobody waits for
   // this one elsewhere meanwhile.
   int (*wait_at_barrier)(Tfswitch_Cluster* cluster, const char* barrier,
@@ -187,7 +191,7 @@ typedef struct Tfswitch_Api {
   // Nobody waits for this worker any more. The next step joins again. Waits for
   // the server no longer than `timeout_s`, nor than any other call.
   int (*leave_group)(Tfswitch_Cluster* cluster, double timeout_s, char* error);
-  // {"group": name, "worker": n, "clock": n, "dropped_steps": n, "waits":
+  // {"group": name, "worker": n, "clock": n, "round": n, "dropped_steps": n, "waits":
   // {"count", "total_s", "longest_s"}, "workers": {...}}
   int (*worker_report)(Tfswitch_Cluster* cluster, char** json, char* error);
 } Tfswitch_Api;

@@ -310,6 +310,7 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
                             client_->groups().GroupStats(options_.group));
   report.member = session_->member();
   report.clock = session_->clock();
+  report.round = session_->round();
   report.waits = session_->waits();
   report.dropped = dropped_;
   report.is_in_step = has_pushed_;

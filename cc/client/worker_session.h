@@ -38,6 +38,7 @@ class WorkerSession {
   struct Report {
     GroupMember member;
     int64_t clock = 0;        // Steps that have ended.
+    int64_t round = 0;        // To which the next one contributes.
     int64_t dropped = 0;      // Steps whose contribution did not count.
     bool is_in_step = false;  // Something has been pushed since the last ended.
     GroupSession::Waits waits;
@@ -65,6 +66,9 @@ class WorkerSession {
   // If the group has given this worker up because it was not heard of for a
   // lease, the worker joins again, and with bsp this step does not count.
   absl::Status EndStep(double weight);
+
+  // To which the next step contributes. With bsp, how many have been applied.
+  int64_t round() const { return session_->round(); }
 
   // Waits at a barrier until all workers of the group do, and nobody waits for
   // this one elsewhere meanwhile. Afterwards all rounds have been applied on

@@ -25,12 +25,15 @@ using tensorflow::shape_inference::ShapeHandle;
 REGISTER_OP("Tfswitch>EndStep")
     .Input("table: resource")
     .Input("weight: double")
+    .Output("round: int64")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      return c->WithRank(c->input(1), 0, &unused);
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
     })
     .Doc(R"doc(
 Ends a step of this process's worker, and waits for other workers as its
@@ -40,6 +43,8 @@ Everything that the step has pushed must come before, by control dependencies.
 
 table: Any table of the cluster in which the process is a worker.
 weight: A scalar: the number of samples of the step.
+round: A scalar: to which round the next step contributes. With consistency bsp
+  that is how many have been applied.
 )doc");
 
 class EndStepOp : public AsyncOpKernel {
@@ -56,9 +61,14 @@ class EndStepOp : public AsyncOpKernel {
                           input.shape().DebugString())),
                       done);
     const double weight = input.scalar<double>()();
+    Tensor* round = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &round),
+                         done);
     RunApart(
         context, std::move(table),
-        [weight](const TableResource& t) { return t.EndStep(weight); },
+        [weight, round](const TableResource& t) {
+          return t.EndStep(weight, &round->scalar<int64_t>()());
+        },
         std::move(done));
   }
 };

@@ -130,9 +130,9 @@ absl::Status TableResource::Size(int64_t* num_rows) const {
   return ToStatus(api_->table_size(table_, num_rows, error), error);
 }
 
-absl::Status TableResource::EndStep(double weight) const {
+absl::Status TableResource::EndStep(double weight, int64_t* round) const {
   char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->table_end_step(table_, weight, error), error);
+  return ToStatus(api_->table_end_step(table_, weight, round, error), error);
 }
 
 absl::Status LookupTable(OpKernelContext* context,

@@ -65,7 +65,7 @@ class TableResource : public tensorflow::ResourceBase {
                           Tfswitch_PushResult* result,
                           const Tfswitch_Threads& threads) const;
   absl::Status Size(int64_t* num_rows) const;
-  absl::Status EndStep(double weight) const;
+  absl::Status EndStep(double weight, int64_t* round) const;
 
  private:
   TableResource(const Tfswitch_Api* api, Tfswitch_Table* table,

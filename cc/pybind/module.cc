@@ -355,8 +355,9 @@ class Cluster {
 
   void EndStep(double weight) const {
     const auto cluster = Open();
+    int64_t round;
     Run([&](char* error) {
-      return api->end_step(cluster.get(), weight, error);
+      return api->end_step(cluster.get(), weight, &round, error);
     });
   }
 

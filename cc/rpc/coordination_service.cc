@@ -184,6 +184,7 @@ grpc::Status CoordinationService::GetGroupStats(
     response->set_num_waiting(stats.num_waiting);
     response->set_rounds(stats.rounds);
     response->set_contributions(stats.contributions);
+    response->set_samples(stats.samples);
     response->set_dropped(stats.dropped);
     response->set_carried(stats.carried);
     response->set_expired(stats.expired);

@@ -161,6 +161,7 @@ class GrpcGroupClient final : public GroupClient {
     stats.num_waiting = response.num_waiting();
     stats.rounds = response.rounds();
     stats.contributions = response.contributions();
+    stats.samples = response.samples();
     stats.dropped = response.dropped();
     stats.carried = response.carried();
     stats.expired = response.expired();

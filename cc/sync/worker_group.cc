@@ -322,6 +322,7 @@ void WorkerGroup::CloseIfComplete() {
   }
   ++stats_.rounds;
   stats_.contributions += static_cast<int64_t>(round.contributions.size());
+  stats_.samples += round.total_weight;
   closed_.push_back(std::move(round));
   if (closed_.size() > kKeptRounds) closed_.pop_front();
   ++open_round_;

@@ -125,6 +125,7 @@ class WorkerGroup {
     int64_t num_waiting = 0;    // Of these, at a barrier.
     int64_t rounds = 0;         // Closed.
     int64_t contributions = 0;  // In closed rounds.
+    double samples = 0.0;       // The weights of these contributions.
     int64_t dropped = 0;        // Late, or withdrawn.
     int64_t carried = 0;        // Late, and counted in a later round.
     int64_t expired = 0;        // Workers whose lease ended.

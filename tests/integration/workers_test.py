@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import queue
 import signal
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import pytest
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.integration import worker_program
+from tests.integration.worker_process import HANG_SECS, WorkerProcess
 from tests.support import ROOT, ServerProcess, environment
 
 pytestmark = pytest.mark.slow
@@ -21,9 +20,6 @@ pytestmark = pytest.mark.slow
 Consistency = tsw.train.Consistency
 
 PROGRAM = ROOT / "tests" / "integration" / "worker_program.py"
-
-# A hang fails after this; nothing is measured by it.
-HANG_SECS = 120.0
 
 # Float32 sums in another order, over a few steps.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -34,73 +30,6 @@ OPTIMIZERS = {
     3: ["nesterov", "adagrad"],
     4: ["adam", "adamw"],
 }
-
-
-class WorkerProcess:
-    """A worker program; ended by its id at the latest with the context.
-
-    Args:
-        job: See worker_program.py.
-        tf_config: Its cluster and its task.
-        log: File for what it writes to stderr.
-    """
-
-    def __init__(self, job, tf_config, log):
-        self._log = log
-        self._lines = queue.Queue()
-        with log.open("w") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(job)],
-                cwd=ROOT,
-                env=environment(
-                    TF_CONFIG=json.dumps(tf_config), TF_CPP_MIN_LOG_LEVEL="2"
-                ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self._process.stdout:
-            self._lines.put(line.strip())
-        self._lines.put(None)
-
-    def wait_for(self, line):
-        """Returns when it has printed `line`, next."""
-        try:
-            found = self._lines.get(timeout=HANG_SECS)
-        except queue.Empty:
-            found = "nothing"
-        assert found == line, self._failed(f"printed {found}, not {line}")
-
-    def go_on(self):
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def signal(self, number):
-        self._process.send_signal(number)
-
-    def finish(self):
-        """Returns what it wrote to stderr; it must end well."""
-        self.wait_for("done")
-        try:
-            code = self._process.wait(HANG_SECS)
-        except subprocess.TimeoutExpired:
-            code = "no exit code"
-        assert code == 0, self._failed(f"ended with {code}")
-        return self._log.read_text()
-
-    def end(self):
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait(HANG_SECS)
-        self._process.stdin.close()
-
-    def _failed(self, what):
-        self._process.kill()
-        return f"the worker {what}:\n{self._log.read_text()[-10_000:]}"
 
 
 class Job:
@@ -127,6 +56,7 @@ class Job:
         # With a chief, which is worker 0.
         task = ("chief", 0) if number == 0 else ("worker", number - 1)
         process = WorkerProcess(
+            PROGRAM,
             {"data": str(data), **self._job, **job},
             {
                 "cluster": {

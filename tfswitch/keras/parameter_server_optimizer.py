@@ -302,8 +302,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             weight = tf.identity(self._weight(has_layers))
             with tf.control_dependencies([weight]):
                 ended = embedding_ops.end_step(table.handle, weight)
-        # Eager operations are over when they return.
-        with tf.control_dependencies([ended] if ended is not None else []):
+        with tf.control_dependencies([ended]):
             self.pull()
         self.iterations.assign_add(1)
 

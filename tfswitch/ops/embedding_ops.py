@@ -194,7 +194,7 @@ def push(
         )
 
 
-def end_step(table: tf.Tensor, weight: tf.Tensor) -> Any:
+def end_step(table: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Ends a step of this process's worker; see `tfswitch.train.Worker`.
 
     What the step has pushed must come before, by control dependencies.
@@ -204,7 +204,8 @@ def end_step(table: tf.Tensor, weight: tf.Tensor) -> Any:
         weight: float64 scalar: the number of samples of the step.
 
     Returns:
-        The operation, in a graph.
+        int64 scalar: to which round the next step contributes; with consistency
+        `bsp`, how many have been applied.
     """
     with _where_the_table_is():
         return _library.tfswitch_end_step(table=table, weight=weight)

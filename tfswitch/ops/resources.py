@@ -30,6 +30,14 @@ def has_remote_workers() -> bool:
     )
 
 
+def in_plain_graph() -> bool:
+    """Whether operations go to a graph of TensorFlow 1, for sessions to run.
+
+    Nothing of such a graph can refer to a tensor outside of it.
+    """
+    return not tf.executing_eagerly() and not tf.inside_function()
+
+
 def destroy_with(handle: tf.Tensor) -> None:
     """Frees a resource when the eager tensor that names it is collected.
 

@@ -4,12 +4,20 @@ from tfswitch.consistency import Consistency
 from tfswitch.train.all_reduce import uneven_batches, weighted_all_reduce
 from tfswitch.train.barrier import Barrier
 from tfswitch.train.sync_group import SyncGroup
+from tfswitch.train.sync_replicas_hook import (
+    MonitoredTrainingSession,
+    SyncReplicasHook,
+)
+from tfswitch.train.sync_replicas_optimizer import SyncReplicasOptimizer
 from tfswitch.train.worker import Worker
 
 __all__ = [
     "Barrier",
     "Consistency",
+    "MonitoredTrainingSession",
     "SyncGroup",
+    "SyncReplicasHook",
+    "SyncReplicasOptimizer",
     "Worker",
     "uneven_batches",
     "weighted_all_reduce",

@@ -16,8 +16,7 @@ from tfswitch import _tf_config
 from tfswitch import consistency as consistency_lib
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
-
-_MAX_WORKERS = 1_000_000
+from tfswitch.train._checks import check_choice, check_count, check_seconds
 
 # Longest part of a wait at a barrier.
 _WAIT_PART_SECS = 5.0
@@ -56,6 +55,12 @@ class Worker:
         join_secs: How long others are waited for at the start, after the first
             has joined.
         wait_secs: Longest wait of `end_step` for other workers.
+        replicas_to_aggregate: With `bsp`: a round closes as soon as so many
+            workers have contributed, at most `num_workers`; near the end of the
+            data, when all that are left have. None: always of all.
+        late: With `replicas_to_aggregate`: what becomes of gradients whose
+            round has closed without them. "drop": they are dropped, and
+            counted; "carry": they count in the open round.
 
     Raises:
         ValueError: If an argument is out of range, or the group exists with
@@ -82,13 +87,15 @@ class Worker:
         lease_secs: float = 30.0,
         join_secs: float = 600.0,
         wait_secs: float = 600.0,
+        replicas_to_aggregate: int | None = None,
+        late: str = "drop",
     ) -> None:
         if worker_id is None:
-            worker_id = _default_worker_id()
+            worker_id = default_worker_id()
         if num_workers is None:
             num_workers = max(1, _tf_config.num_workers())
-        _check_count("num_workers", num_workers, 1)
-        _check_count("worker_id", worker_id, 0)
+        check_count("num_workers", num_workers, 1)
+        check_count("worker_id", worker_id, 0)
         if worker_id >= num_workers:
             raise ValueError(
                 "`worker_id` must be below `num_workers`. Received: "
@@ -103,12 +110,21 @@ class Worker:
             ("join_secs", join_secs),
             ("wait_secs", wait_secs),
         ):
-            _check_seconds(name, value)
+            check_seconds(name, value)
         if cluster is not None and not isinstance(cluster, Cluster):
             raise ValueError(
                 "`cluster` must be what tfswitch.connect returned. "
                 f"Received: cluster={cluster!r}"
             )
+        if replicas_to_aggregate is not None:
+            check_count("replicas_to_aggregate", replicas_to_aggregate, 1)
+            if replicas_to_aggregate > num_workers:
+                raise ValueError(
+                    "`replicas_to_aggregate` must be at most `num_workers`. "
+                    f"Received: replicas_to_aggregate={replicas_to_aggregate}, "
+                    f"num_workers={num_workers}"
+                )
+        check_choice("late", late, ("drop", "carry"))
         self._worker_id = int(worker_id)
         self._num_workers = int(num_workers)
         self._consistency = consistency_lib.get(consistency)
@@ -127,6 +143,8 @@ class Worker:
                     "join_timeout_s": float(join_secs),
                     "wait_timeout_s": float(wait_secs),
                     "consistency": self._consistency.to_table_config(),
+                    "contributions_per_round": int(replicas_to_aggregate or 0),
+                    "carries_late_contributions": late == "carry",
                 }
             )
         )
@@ -230,7 +248,7 @@ class Worker:
             )
         if timeout_secs is None:
             timeout_secs = self._wait_secs
-        _check_seconds("timeout_secs", timeout_secs)
+        check_seconds("timeout_secs", timeout_secs)
         self._check_is_present()
         give_up = time.monotonic() + timeout_secs
         while True:
@@ -269,12 +287,14 @@ class Worker:
 
         Returns:
             A dict: "clock": the worker's clock, which grows by 1 with each step
-            and begins at that of the slowest worker; "dropped_steps": steps
-            that did not count; "in_step": whether something has been pushed
+            and begins at that of the slowest worker; "round": to which its next
+            step contributes; "dropped_steps": steps that did not count;
+            "in_step": whether something has been pushed
             since the last step ended; "waits": how often and how long it has
             waited for others ("count", "total_s", "longest_s"); "workers": of
             the group, "active", "waiting" (of these, at a barrier), "rounds",
-            "contributions", "dropped", "expired", "rejoined", and "staleness",
+            "contributions", "samples" (the sum of their weights), "dropped",
+            "carried", "expired", "rejoined", and "staleness",
             a list whose element s is how many steps ended s clocks ahead of the
             slowest worker.
         """
@@ -319,7 +339,12 @@ _present: weakref.WeakValueDictionary[tuple[str, float], Worker] = (
 )
 
 
-def _default_worker_id() -> int:
+def default_worker_id() -> int:
+    """Returns which worker TF_CONFIG says that this is; 0 if it says nothing.
+
+    Raises:
+        ValueError: If it says that this process is no worker.
+    """
     worker_id = _tf_config.worker_id()
     if worker_id is not None:
         return worker_id
@@ -355,27 +380,3 @@ def to_weight(weight: Any) -> float:
         "`weight` must be a finite number of at least 0. "
         f"Received: weight={weight!r}"
     )
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or not least <= value <= _MAX_WORKERS
-    ):
-        raise ValueError(
-            f"`{name}` must be an integer from {least} to {_MAX_WORKERS}. "
-            f"Received: {name}={value!r}"
-        )
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0.0 < value <= 1e9
-    ):
-        raise ValueError(
-            f"`{name}` must be a positive number of seconds. "
-            f"Received: {name}={value!r}"
-        )

@@ -1,0 +1,647 @@
+"""SyncReplicasOptimizer with tfswitch servers."""
+
+import contextlib
+import json
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tfswitch as tsw
+from tests.python.worker_threads import (
+    Call,
+    in_threads,
+    running_clients,
+)
+
+v1 = tf.compat.v1
+
+# Made one after the other: TensorFlow's name scopes are not thread-safe
+# everywhere, and a process has one graph as a rule.
+_building = threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def client():
+    with running_clients(2) as client:
+        yield client
+
+
+@pytest.fixture
+def name(request):
+    """Of the optimizer, another one in each test."""
+    return request.node.name
+
+
+class Script:
+    """What a worker's program is: a graph, an optimizer, and its loop."""
+
+    def __init__(
+        self,
+        client,
+        name,
+        index,
+        num_workers,
+        *,
+        num_rows=64,
+        inner=None,
+        aggregate=None,
+        model=None,
+        weighted=True,
+        tables=(),
+        **options,
+    ):
+        self.index = index
+        self.is_chief = index == 0
+        self.graph = tf.Graph()
+        with _building, self.graph.as_default():
+            self.ids = v1.placeholder(tf.int64, [None], "ids")
+            self.step = v1.train.get_or_create_global_step()
+            if model is None:
+                self.variable = v1.get_variable(
+                    "w", [num_rows], initializer=v1.zeros_initializer()
+                )
+                loss = -tf.reduce_mean(tf.gather(self.variable, self.ids))
+            else:
+                loss = model(self.ids)
+            lookups = [
+                (table, self.ids, table.lookup_or_create(self.ids))
+                for table in tables
+            ]
+            for _, _, embeddings in lookups:
+                loss -= tf.reduce_mean(embeddings)
+            if weighted:
+                options["batch_weight"] = tf.size(self.ids)
+            self.optimizer = tsw.train.SyncReplicasOptimizer(
+                inner() if inner else v1.train.GradientDescentOptimizer(1.0),
+                num_workers if aggregate is None else aggregate,
+                num_workers,
+                name=name,
+                task_index=index,
+                cluster=client(index),
+                **options,
+            )
+            self.train_op = self.optimizer.minimize(
+                loss, self.step, table_lookups=lookups
+            )
+            self.hook = self.optimizer.make_session_run_hook(self.is_chief)
+
+    def session(self, path=None, **kwargs):
+        return tsw.train.MonitoredTrainingSession(
+            is_chief=self.is_chief,
+            checkpoint_dir=str(path) if path and self.is_chief else None,
+            hooks=[self.hook],
+            log_step_count_steps=None,
+            **kwargs,
+        )
+
+    def run(self, batches, path=None, before_step=None):
+        """Trains with the batches; returns the hook's last numbers."""
+        with self.graph.as_default(), self.session(path) as session:
+            for batch in batches:
+                if before_step is not None:
+                    before_step()
+                session.run(self.train_op, {self.ids: batch})
+            self.hook.finish_epoch()
+            self.stats = self.hook.stats
+            self.values = session.run(
+                {v.op.name: v for v in self.graph.get_collection("variables")}
+            )
+        return self.stats
+
+
+def batches_of(counts, sizes):
+    """Ids that no other batch has, by worker."""
+    found, row = [], 0
+    for worker, count in enumerate(counts):
+        mine = []
+        for i in range(count):
+            size = sizes[(worker + i) % len(sizes)]
+            mine.append(list(range(row, row + size)))
+            row += size
+        found.append(mine)
+    return found, row
+
+
+def expected_weights(batches, num_rows, epochs=1):
+    """What one process gives each sample: 1 / samples of its step."""
+    weights = np.zeros(num_rows)
+    for step in range(max(map(len, batches), default=0)):
+        ids = [i for mine in batches if step < len(mine) for i in mine[step]]
+        weights[ids] += 1 / len(ids)
+    return weights * epochs
+
+
+def run_all(scripts, batches, **kwargs):
+    return in_threads(
+        *(
+            lambda s=s, b=b: s.run(b, **kwargs)
+            for s, b in zip(scripts, batches, strict=True)
+        )
+    )
+
+
+_cases = iter(range(1_000_000))
+
+
+@given(
+    counts=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+)
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_every_sample_counts_once_whatever_workers_have(client, counts, sizes):
+    batches, num_rows = batches_of(counts, sizes)
+    name = f"every_sample_{next(_cases)}"
+    scripts = [
+        Script(client, name, i, len(counts), num_rows=max(num_rows, 1))
+        for i in range(len(counts))
+    ]
+
+    stats = run_all(scripts, batches)
+
+    wanted = expected_weights(batches, max(num_rows, 1))
+    for script in scripts:
+        np.testing.assert_allclose(script.values["w"], wanted, atol=1e-6)
+        assert script.values["global_step"] == max(counts)
+    assert stats[0]["rounds"] == max(counts)
+    assert stats[0]["samples"] == num_rows
+    assert stats[0]["dropped"] == 0
+
+
+def _model(ids):
+    table = v1.get_variable(
+        "embedding", initializer=tf.constant(np.linspace(-1, 1, 64), tf.float32)
+    )
+    kernel = v1.get_variable("kernel", initializer=tf.ones([1, 3]))
+    bias = v1.get_variable("bias", initializer=tf.zeros([3]))
+    # Ids come in any order and repeatedly: gradients are IndexedSlices.
+    hidden = tf.tanh(tf.gather(table, ids)[:, None] @ kernel + bias)
+    return tf.reduce_mean(tf.reduce_sum(hidden**2, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("inner", "tolerance"),
+    [
+        (lambda: v1.train.GradientDescentOptimizer(0.5), 1e-6),
+        (lambda: v1.train.MomentumOptimizer(0.5, 0.9), 1e-6),
+        (lambda: v1.train.MomentumOptimizer(0.5, 0.9, use_nesterov=True), 1e-6),
+        (lambda: v1.train.AdagradOptimizer(0.5), 1e-6),
+        (lambda: v1.train.AdamOptimizer(0.05), 5e-6),
+    ],
+    ids=["sgd", "momentum", "nesterov", "adagrad", "adam"],
+)
+def test_uneven_workers_equal_one_process(client, name, inner, tolerance):
+    random = np.random.default_rng(7)
+    batches = [
+        [
+            random.integers(0, 64, random.integers(1, 9)).tolist()
+            for _ in range(n)
+        ]
+        for n in (5, 0, 8)
+    ]
+    scripts = [
+        Script(client, name, i, 3, inner=inner, model=_model) for i in range(3)
+    ]
+
+    run_all(scripts, batches)
+
+    with tf.Graph().as_default():
+        ids = v1.placeholder(tf.int64, [None])
+        loss = _model(ids)
+        # The stock dense step: as if every row had been touched.
+        optimizer = inner()
+        grads_and_vars = [
+            (tf.convert_to_tensor(g), v)
+            for g, v in optimizer.compute_gradients(loss)
+        ]
+        train_op = optimizer.apply_gradients(grads_and_vars)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for step in range(8):
+                union = [b[step] for b in batches if step < len(b)]
+                session.run(train_op, {ids: np.concatenate(union)})
+            wanted = session.run({v.op.name: v for _, v in grads_and_vars})
+    for script in scripts:
+        for key, value in wanted.items():
+            np.testing.assert_allclose(
+                script.values[key], value, atol=tolerance
+            )
+
+
+def test_tables_are_trained_in_the_same_steps(client, name):
+    tables = [
+        tsw.EmbeddingTable(
+            name,
+            1,
+            initializer="zeros",
+            optimizer=tsw.optimizers.SGD(1.0),
+            consistency="bsp",
+            cluster=client(i),
+        )
+        for i in range(2)
+    ]
+    batches = [[[1, 2], [3], [4]], [[5, 6]]]
+    scripts = [Script(client, name, i, 2, tables=[tables[i]]) for i in range(2)]
+
+    run_all(scripts, batches)
+
+    wanted = expected_weights(batches, 64)
+    np.testing.assert_allclose(scripts[1].values["w"], wanted, atol=1e-6)
+    np.testing.assert_allclose(
+        tables[0].lookup(range(64))[:, 0], wanted, atol=1e-6
+    )
+
+
+def test_a_batch_without_weight_counts_as_any_other(client, name):
+    scripts = [Script(client, name, i, 2, weighted=False) for i in range(2)]
+    run_all(scripts, [[[0, 1, 2]], [[3]]])
+    np.testing.assert_allclose(
+        scripts[0].values["w"][:4], [1 / 6, 1 / 6, 1 / 6, 1 / 2], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("normalize", "wanted"),
+    [
+        ("step", [0.25, 0.25, 0.25, 0.25, 0.5, 0.5]),
+        ("replicas", [0.25, 0.25, 0.25, 0.25, 0.5, 0.5]),
+        ("initial", [0.25, 0.25, 0.25, 0.25, 0.25, 0.25]),
+    ],
+)
+def test_normalize_says_by_what_a_step_is_divided(
+    client, name, normalize, wanted
+):
+    scripts = [
+        Script(client, name, i, 2, normalize=normalize) for i in range(2)
+    ]
+    run_all(scripts, [[[0, 1], [4, 5]], [[2, 3]]])
+    np.testing.assert_allclose(scripts[0].values["w"][:6], wanted, atol=1e-6)
+
+
+def test_replicas_weigh_alike_however_large_their_batches(client, name):
+    scripts = [
+        Script(client, name, i, 2, normalize="replicas") for i in range(2)
+    ]
+    run_all(scripts, [[[0, 1, 2]], [[3]]])
+    np.testing.assert_allclose(
+        scripts[0].values["w"][:4], [1 / 6, 1 / 6, 1 / 6, 1 / 2], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("late", ["drop", "carry"])
+def test_backup_workers_use_or_count_every_gradient(client, name, late):
+    counts = [10, 4, 6]
+    batches, num_rows = batches_of(counts, [2])
+    scripts = [
+        Script(client, name, i, 3, aggregate=2, late=late) for i in range(3)
+    ]
+
+    stats = run_all(scripts, batches)[0]
+
+    assert stats["contributions"] + stats["dropped"] == sum(counts)
+    if late == "carry":
+        assert stats["dropped"] == 0
+        assert stats["samples"] == num_rows
+    else:
+        assert stats["carried"] == 0
+    # Each step's weights sum to 1.
+    np.testing.assert_allclose(
+        scripts[0].values["w"].sum(), stats["rounds"], rtol=1e-5
+    )
+    for script in scripts:
+        assert script.values["global_step"] == stats["rounds"]
+
+
+def test_the_checkpoint_has_what_all_workers_did(client, name, tmp_path):
+    batches = [[[0]], [[1], [2], [3]]]  # The chief ends first.
+    scripts = [Script(client, name, i, 2) for i in range(2)]
+
+    in_threads(
+        lambda: scripts[0].run(batches[0], path=tmp_path),
+        lambda: scripts[1].run(batches[1]),
+    )
+
+    saved = v1.train.load_checkpoint(str(tmp_path))
+    np.testing.assert_allclose(
+        saved.get_tensor("w")[:4], [0.5, 0.5, 1.0, 1.0], atol=1e-6
+    )
+    assert saved.get_tensor("global_step") == 3
+
+
+def test_the_end_of_a_dataset_ends_the_loop_when_all_have_ended(
+    client, name, tmp_path
+):
+    def program(index, batches):
+        graph = tf.Graph()
+        with graph.as_default():
+            with _building:
+                ids = v1.data.make_one_shot_iterator(
+                    tf.data.Dataset.from_tensor_slices(np.array(batches))
+                ).get_next()
+                weights = v1.get_variable(
+                    "w", [8], initializer=v1.zeros_initializer()
+                )
+                step = v1.train.get_or_create_global_step()
+                optimizer = tsw.train.SyncReplicasOptimizer(
+                    v1.train.GradientDescentOptimizer(1.0),
+                    2,
+                    name=name,
+                    task_index=index,
+                    batch_weight=tf.size(ids),
+                    cluster=client(index),
+                )
+                train_op = optimizer.minimize(
+                    -tf.reduce_mean(tf.gather(weights, ids)), step
+                )
+                hook = optimizer.make_session_run_hook(index == 0)
+            with tsw.train.MonitoredTrainingSession(
+                is_chief=index == 0,
+                checkpoint_dir=str(tmp_path) if index == 0 else None,
+                hooks=[hook],
+            ) as session:
+                while not session.should_stop():
+                    session.run(train_op)
+
+    in_threads(
+        lambda: program(0, [[0, 1]]),
+        lambda: program(1, [[2, 3], [4, 5], [6, 7]]),
+    )
+
+    saved = v1.train.load_checkpoint(str(tmp_path))
+    np.testing.assert_allclose(
+        saved.get_tensor("w"), [0.25] * 4 + [0.5] * 4, atol=1e-6
+    )
+    assert saved.get_tensor("global_step") == 3
+
+
+def test_epochs_in_one_session_and_sessions_one_after_the_other(
+    client, name, tmp_path
+):
+    batches, _ = batches_of([3, 1], [2])
+    scripts = [Script(client, name, i, 2) for i in range(2)]
+
+    def run(script, mine):
+        for _ in range(2):
+            with (
+                script.graph.as_default(),
+                script.session(tmp_path) as session,
+            ):
+                for _ in range(3):
+                    script.hook.start_epoch()
+                    for batch in mine:
+                        session.run(script.train_op, {script.ids: batch})
+                    script.hook.finish_epoch()
+
+    in_threads(
+        *(
+            lambda s=s, b=b: run(s, b)
+            for s, b in zip(scripts, batches, strict=True)
+        )
+    )
+
+    saved = v1.train.load_checkpoint(str(tmp_path))
+    np.testing.assert_allclose(
+        saved.get_tensor("w"), expected_weights(batches, 64, 6), atol=1e-5
+    )
+    assert saved.get_tensor("global_step") == 18
+
+
+def test_a_restored_chief_brings_its_values_and_steps_to_new_servers(
+    client, name, tmp_path
+):
+    scripts = [Script(client, f"{name}_1", i, 2) for i in range(2)]
+    in_threads(
+        lambda: scripts[0].run([[0]] * 3, path=tmp_path),
+        lambda: scripts[1].run([[1]]),
+    )
+
+    scripts = [Script(client, f"{name}_2", i, 2) for i in range(2)]
+    in_threads(
+        lambda: scripts[0].run([[2]], path=tmp_path),
+        lambda: scripts[1].run([[3]] * 2),
+    )
+
+    for script in scripts:
+        assert script.values["global_step"] == 5
+        np.testing.assert_allclose(
+            script.values["w"][:4], [2.5, 0.5, 0.5, 1.5], atol=1e-6
+        )
+
+
+def test_one_that_fails_is_not_waited_for(client, name):
+    scripts = [Script(client, name, i, 2) for i in range(2)]
+
+    def fail():
+        with scripts[1].graph.as_default(), scripts[1].session() as session:
+            session.run(scripts[1].train_op, {scripts[1].ids: [1]})
+            raise KeyError("of the user")
+
+    def run():
+        with pytest.raises(KeyError, match="of the user"):
+            fail()
+
+    in_threads(run, lambda: scripts[0].run([[0]] * 4))
+
+    np.testing.assert_allclose(
+        scripts[0].values["w"][:2], [3.5, 0.5], atol=1e-6
+    )
+
+
+def test_nan_gradients_name_the_variable_and_change_nothing(client, name):
+    script = Script(
+        client,
+        name,
+        0,
+        1,
+        model=lambda ids: tf.reduce_mean(
+            v1.get_variable("v", initializer=tf.ones([2]))
+            * tf.math.log(tf.cast(ids, tf.float32))
+        ),
+    )
+    with script.graph.as_default(), script.session() as session:
+        session.run(script.train_op, {script.ids: [1, 1]})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="'v'"):
+            session.run(script.train_op, {script.ids: [-1, -1]})
+
+
+def test_averages_follow_the_steps(client, name):
+    averages = v1.train.ExponentialMovingAverage(0.5)
+    graph = tf.Graph()
+    with graph.as_default():
+        v = v1.get_variable("v", initializer=0.0)
+        optimizer = tsw.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0),
+            1,
+            variable_averages=averages,
+            variables_to_average=[v],
+            name=name,
+            cluster=client(0),
+        )
+        train_op = optimizer.minimize(-v, v1.train.get_or_create_global_step())
+        hook = optimizer.make_session_run_hook(True)
+        with tsw.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            for _ in range(2):
+                session.run(train_op)
+            assert session.run([v, averages.average(v)]) == [2.0, 1.25]
+
+
+# --- Bad input ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"aggregate": 3}, "at most `total_num_replicas`"),
+        ({"aggregate": 0}, "replicas_to_aggregate=0"),
+        ({"normalize": "mean"}, "normalize='mean'"),
+        ({"sparse_average": "rows"}, 'sparse_average="batch"'),
+        ({"late": "never"}, "late='never'"),
+        ({"on_evict": "stop"}, "on_evict='stop'"),
+        ({"lease_secs": 0}, "lease_secs=0"),
+        ({"join_secs": -1.0}, "join_secs=-1.0"),
+        ({"wait_secs": "long"}, "wait_secs='long'"),
+        ({"post_aggregate": print}, "post_aggregate"),
+        ({"variables_to_average": []}, "belong together"),
+        ({"inner": lambda: v1.train.FtrlOptimizer(1.0)}, "FtrlOptimizer"),
+        (
+            {
+                "inner": lambda: v1.train.MomentumOptimizer(
+                    tf.constant(1.0), 0.9
+                )
+            },
+            "constant learning rate",
+        ),
+    ],
+)
+def test_senseless_arguments_are_refused(client, name, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Script(client, name, 1, 2, **arguments)
+
+
+def test_a_task_index_beyond_the_workers_is_refused(client, name):
+    with pytest.raises(ValueError, match="task_index=2, total_num_replicas=2"):
+        Script(client, name, 2, 2)
+
+
+def test_more_gradients_than_known_workers_are_refused(client, monkeypatch):
+    config = {"cluster": {"worker": ["a:1", "b:1"]}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match="TF_CONFIG has 2 workers, and 4"):
+        tsw.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), 4, cluster=client(0)
+        )
+
+
+def test_the_device_scope_says_which_worker_it_is(client, name):
+    with tf.Graph().as_default(), tf.device("/job:worker/task:1"):
+        optimizer = tsw.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), 2, cluster=client(0)
+        )
+    assert optimizer.task_index == 1
+
+
+def test_variables_of_ps_devices_are_refused(client, name):
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0"):
+            v = v1.get_variable("v", initializer=0.0)
+        optimizer = tsw.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0),
+            1,
+            name=name,
+            cluster=client(0),
+        )
+        with pytest.raises(ValueError, match="replica_device_setter"):
+            optimizer.minimize(-v, v1.train.get_or_create_global_step())
+
+
+def test_several_workers_need_servers():
+    with (
+        running_clients(0) as local,
+        pytest.raises(ValueError, match=r"tfswitch\.connect"),
+    ):
+        tsw.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), 2, cluster=local(0)
+        )
+
+
+def test_a_chief_that_never_comes_is_named_in_time(client, name):
+    script = Script(client, name, 1, 2, join_secs=0.3)
+    with (
+        script.graph.as_default(),
+        pytest.raises(TimeoutError, match="has not come or has died"),
+    ):
+        script.session()
+
+
+def test_two_workers_with_one_task_index_are_told(client, name):
+    first = Script(client, name, 0, 2)
+    joined = threading.Event()
+    twice = threading.Event()
+
+    def run():
+        with first.graph.as_default(), first.session() as session:
+            joined.set()
+            twice.wait(60)
+            session.run(first.train_op, {first.ids: [0]})
+
+    call = Call(run)
+    assert joined.wait(60)
+    with running_clients_of(client(0).address, 33.0) as other:
+        worker = tsw.train.Worker(
+            0,
+            2,
+            consistency="bsp",
+            group=name,
+            cluster=other,
+            wait_secs=3600.0,
+        )
+        twice.set()
+        with pytest.raises(tf.errors.OpError, match="worker 0"):
+            call.result()
+        worker.leave()
+
+
+@contextlib.contextmanager
+def running_clients_of(address, timeout):
+    with tsw.Cluster(address, timeout=timeout) as cluster:
+        yield cluster
+
+
+def test_a_worker_of_another_job_is_refused(client, name):
+    first = Script(client, name, 0, 1)
+    first.run([[0]])
+    with pytest.raises(ValueError, match=f"{name}/variables"):
+        Script(client, name, 0, 1, num_rows=32)
+
+
+def test_the_session_must_have_the_hook(client, name):
+    with pytest.raises(ValueError, match="make_session_run_hook"):
+        tsw.train.MonitoredTrainingSession(hooks=[])
+    script = Script(client, name, 0, 1)
+    with pytest.raises(ValueError, match="agree on who is chief"):
+        tsw.train.MonitoredTrainingSession(is_chief=False, hooks=[script.hook])
+
+
+def test_what_comes_in_the_wrong_order_is_refused(client, name):
+    optimizer = tsw.train.SyncReplicasOptimizer(
+        v1.train.GradientDescentOptimizer(1.0), 1, name=name, cluster=client(0)
+    )
+    with pytest.raises(ValueError, match="no train operation yet"):
+        optimizer.make_session_run_hook(True)
+    with pytest.raises(RuntimeError, match="no session yet"):
+        Script(client, name, 0, 1).hook.finish_epoch()
+    with tf.Graph().as_default():
+        v = v1.get_variable("v", initializer=0.0)
+        with pytest.raises(ValueError, match="global_step"):
+            optimizer.minimize(-v)
+        with pytest.raises(ValueError, match="no variable has a gradient"):
+            optimizer.apply_gradients(
+                [(None, v)], v1.train.get_or_create_global_step()
+            )
