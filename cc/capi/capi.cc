@@ -547,8 +547,8 @@ absl::Status EndStepOf(const Cluster& cluster, double weight, int64_t* round) {
 
 int EndStep(Tfswitch_Cluster* cluster, double weight, int64_t* round,
             char* error) {
-  return Guarded(
-      error, [&] { return EndStepOf(*cluster->cluster, weight, round); });
+  return Guarded(error,
+                 [&] { return EndStepOf(*cluster->cluster, weight, round); });
 }
 
 int TableEndStep(Tfswitch_Table* table, double weight, int64_t* round,

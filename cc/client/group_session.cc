@@ -8,6 +8,16 @@
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
+namespace {
+
+// Says in the error of a wait how long was waited.
+absl::Status GaveUpAfter(absl::Duration timeout, const absl::Status& status) {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::DeadlineExceededError(absl::StrCat(
+      status.message(), "; gave up after ", absl::FormatDuration(timeout)));
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
     std::shared_ptr<GroupClient> groups, const std::string& group,
@@ -47,7 +57,8 @@ void GroupSession::KeepAlive() {
                          std::max(next - absl::Now(), absl::Milliseconds(1)));
       }
       if (is_ending_) return;
-      if (has_left_) continue;
+      // Nobody must wait for one that could not tell that it leaves.
+      if (has_left_ || is_leaving_) continue;
       member = member_;
     }
     // A worker that has been given up hears of it at the end of its step, and a
@@ -88,6 +99,7 @@ absl::Status GroupSession::EndStep(bool contributes, double weight) {
 void GroupSession::Advance(bool contributes, int64_t open_round) {
   MutexLock lock(&mutex_);
   ++clock_;
+  is_leaving_ = false;  // It goes on.
   // A contributor asks for its round by number and goes on from there; one that
   // came rounds too late leaves out those that it has missed.
   round_ = contributes ? std::max(round_, open_round - 1) : open_round;
@@ -106,7 +118,7 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
   if (!arrival.round.has_value()) {
     return WaitForRound(start, timeout);
   }
-  TFSWITCH_RETURN_IF_ERROR(EndWait(start, absl::OkStatus()));
+  CountWait(start);
   MutexLock lock(&mutex_);
   ++round_;
   return *std::move(arrival.round);
@@ -125,7 +137,8 @@ absl::Status GroupSession::EndStepAndWaitForTurn(int64_t staleness,
   if (!arrival.may_proceed) {
     return WaitForTurn(staleness, start, timeout);
   }
-  return EndWait(start, absl::OkStatus());
+  CountWait(start);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
@@ -136,7 +149,8 @@ absl::StatusOr<Round> GroupSession::WaitForRound(absl::Time start,
                                                  absl::Duration timeout) {
   absl::StatusOr<Round> closed =
       groups_->WaitForRound(member(), round(), start + timeout);
-  TFSWITCH_RETURN_IF_ERROR(EndWait(start, closed.status()));
+  CountWait(start);
+  TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, closed.status()));
   MutexLock lock(&mutex_);
   is_waiting_ = false;
   ++round_;
@@ -150,19 +164,19 @@ absl::Status GroupSession::WaitForTurn(int64_t staleness,
 
 absl::Status GroupSession::WaitForTurn(int64_t staleness, absl::Time start,
                                        absl::Duration timeout) {
-  TFSWITCH_RETURN_IF_ERROR(EndWait(
-      start,
-      groups_->WaitForTurn(member(), clock(), staleness, start + timeout)));
+  const absl::Status turn =
+      groups_->WaitForTurn(member(), clock(), staleness, start + timeout);
+  CountWait(start);
+  TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, turn));
   SetWaiting(false);
   return absl::OkStatus();
 }
 
 absl::StatusOr<Round> GroupSession::FetchRound(int64_t number,
                                                absl::Duration timeout) {
-  const absl::Time start = absl::Now();
   absl::StatusOr<Round> closed =
-      groups_->WaitForRound(member(), number, start + timeout);
-  TFSWITCH_RETURN_IF_ERROR(EndWait(start, closed.status()));
+      groups_->WaitForRound(member(), number, absl::Now() + timeout);
+  TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, closed.status()));
   return closed;
 }
 
@@ -173,11 +187,18 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
   {
     MutexLock lock(&mutex_);
     visit = visits_;
+    if (barrier_.empty()) at_barrier_since_ = start;
     barrier_ = barrier;
   }
   const absl::StatusOr<WorkerGroup::Place> place =
       groups_->WaitAtBarrier(member(), barrier, visit, start + timeout);
-  TFSWITCH_RETURN_IF_ERROR(EndWait(start, place.status()));
+  TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, place.status()));
+  absl::Time since;
+  {
+    MutexLock lock(&mutex_);
+    since = at_barrier_since_;
+  }
+  CountWait(since);
   MutexLock lock(&mutex_);
   ++visits_;
   barrier_.clear();
@@ -206,7 +227,7 @@ absl::Status GroupSession::Rejoin() {
   visits_ = 0;
   barrier_.clear();
   is_waiting_ = false;
-  has_left_ = false;
+  has_left_ = is_leaving_ = false;
   return absl::OkStatus();
 }
 
@@ -215,6 +236,7 @@ absl::Status GroupSession::Leave(absl::Duration timeout) {
   {
     MutexLock lock(&mutex_);
     if (has_left_) return absl::OkStatus();
+    is_leaving_ = true;
     leaving = member_;
   }
   // A server that was started again does not know the group; nobody waits.
@@ -240,19 +262,12 @@ GroupSession::Waits GroupSession::waits() const {
   return waits_;
 }
 
-absl::Status GroupSession::EndWait(absl::Time start,
-                                   const absl::Status& status) {
+void GroupSession::CountWait(absl::Time start) {
   const absl::Duration waited = absl::Now() - start;
-  {
-    MutexLock lock(&mutex_);
-    ++waits_.count;
-    waits_.total += waited;
-    waits_.longest = std::max(waits_.longest, waited);
-  }
-  if (!absl::IsDeadlineExceeded(status)) return status;
-  return absl::DeadlineExceededError(absl::StrCat(
-      status.message(), "; gave up after ",
-      absl::FormatDuration(absl::Ceil(waited, absl::Milliseconds(1)))));
+  MutexLock lock(&mutex_);
+  ++waits_.count;
+  waits_.total += waited;
+  waits_.longest = std::max(waits_.longest, waited);
 }
 
 }  // namespace tfswitch

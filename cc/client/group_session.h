@@ -103,8 +103,7 @@ class GroupSession {
   bool is_waiting() const;
   void SetWaiting(bool is_waiting);
   void KeepAlive();
-  // Counts a wait that began at `start`, and says in its error how long it was.
-  absl::Status EndWait(absl::Time start, const absl::Status& status);
+  void CountWait(absl::Time start);
 
   // Constant after construction.
   const std::shared_ptr<GroupClient> groups_;
@@ -117,9 +116,11 @@ class GroupSession {
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
   std::string barrier_ ABSL_GUARDED_BY(mutex_);
+  absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
   // A step has ended, and what it waits for has not come.
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = true;
+  bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;  // Or tried to.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   Waits waits_ ABSL_GUARDED_BY(mutex_);
 

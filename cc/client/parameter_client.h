@@ -55,6 +55,7 @@ struct PushArgs {
   float learning_rate = 0.0f;
   bool insert_missing = false;
   bool keys_are_unique = false;
+  bool is_checked = false;  // CheckPush() was OK for it, or for more.
   PushId id;
   StepTag step;                          // For a bsp table.
   const LentThreads* threads = nullptr;  // As for a pull.

@@ -211,6 +211,7 @@ class ShardedClient : public ParameterClient {
       part_args.gradients =
           absl::MakeConstSpan(part.values.get(), part.keys.size() * args.dim);
       part_args.gradients_owner = part.values;
+      part_args.is_checked = true;
       part.call = shards_[i]->StartPush(part_args, &part.push_result);
     }
     return push;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/shard/round_stage.h"
 
 namespace tfswitch {
 
@@ -82,6 +83,7 @@ absl::Status WorkerSession::Prepare(const std::string& barrier) {
     has_left_ = false;
     is_unfinished_ = false;
   }
+  if (unconfirmed_weight_.has_value()) TFSWITCH_RETURN_IF_ERROR(Arrive());
   if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(FinishStep());
   if (must_catch_up_) TFSWITCH_RETURN_IF_ERROR(CatchUp());
   const std::string present = session_->barrier();
@@ -93,6 +95,7 @@ absl::Status WorkerSession::Prepare(const std::string& barrier) {
 
 absl::Status WorkerSession::JoinAgain() {
   has_pushed_ = false;
+  unconfirmed_weight_.reset();
   opened_barrier_.clear();
   has_ended_step_ = false;
   must_rejoin_ = true;
@@ -122,7 +125,11 @@ absl::Status WorkerSession::CatchUp() {
     last = LastClosedRound();
   }
   TFSWITCH_RETURN_IF_ERROR(last.status());
-  if (last->has_value()) TFSWITCH_RETURN_IF_ERROR(Commit(**last));
+  if (last->has_value()) {
+    const absl::Status applied = Commit(**last);
+    // Those whose round it was have heard of that.
+    if (!IsErrorOfAppliedRound(applied)) TFSWITCH_RETURN_IF_ERROR(applied);
+  }
   must_catch_up_ = false;
   return absl::OkStatus();
 }
@@ -137,8 +144,15 @@ absl::Status WorkerSession::EndStep(double weight) {
   MutexLock lock(&mutex_);
   if (is_unfinished_) return EndedStep(FinishStep());
   if (must_catch_up_ && has_ended_step_) return EndedStep(CatchUp());
-  TFSWITCH_RETURN_IF_ERROR(Prepare(""));
-  has_pushed_ = false;
+  if (!unconfirmed_weight_.has_value()) {
+    TFSWITCH_RETURN_IF_ERROR(Prepare(""));
+    unconfirmed_weight_ = weight;
+  }
+  return Arrive();
+}
+
+absl::Status WorkerSession::Arrive() {
+  const double weight = *unconfirmed_weight_;
   const int64_t clock = session_->clock();
   absl::Status ended;
   switch (options_.consistency.kind) {
@@ -154,6 +168,8 @@ absl::Status WorkerSession::EndStep(double weight) {
           session_->EndStepAndWaitForRound(weight, options_.wait_timeout);
       ended = round.status();
       if (round.ok()) {
+        has_pushed_ = false;
+        unconfirmed_weight_.reset();
         is_unfinished_ = true;
         uncommitted_ = *std::move(round);
         return EndedStep(FinishStep());
@@ -162,6 +178,11 @@ absl::Status WorkerSession::EndStep(double weight) {
     }
   }
   const bool has_arrived = session_->clock() != clock;
+  if (has_arrived) has_pushed_ = false;
+  // Of a server that did not answer nobody knows whether it has heard.
+  const bool is_unconfirmed = !has_arrived && (absl::IsUnavailable(ended) ||
+                                               absl::IsDeadlineExceeded(ended));
+  if (!is_unconfirmed) unconfirmed_weight_.reset();
   if (absl::IsNotFound(ended)) return EndedStep(ComeBack(ended, has_arrived));
   is_unfinished_ = has_arrived && !ended.ok();
   return ended;
@@ -210,9 +231,18 @@ absl::Status WorkerSession::FinishStep() {
       TFSWITCH_RETURN_IF_ERROR(round.status());
       uncommitted_ = *std::move(round);
     }
-    TFSWITCH_RETURN_IF_ERROR(Commit(*uncommitted_));
+    const absl::Status applied = Commit(*uncommitted_);
+    if (absl::IsAborted(applied)) {
+      // The server that closed it has been started again, without its tables.
+      uncommitted_.reset();
+      return ComeBack(applied, /*has_arrived=*/true);
+    }
+    // A round that could not be applied is over nevertheless.
+    if (IsErrorOfAppliedRound(applied)) is_unfinished_ = false;
+    if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(applied);
     if (!Counts(*uncommitted_)) ++dropped_;
     uncommitted_.reset();
+    TFSWITCH_RETURN_IF_ERROR(applied);
   } else {
     const absl::Status turn = session_->WaitForTurn(
         options_.consistency.staleness, options_.wait_timeout);
@@ -257,7 +287,16 @@ absl::Status WorkerSession::Commit(const Round& round) {
         client_->StartCommitRound(shard, group, round, &committed[shard]));
   }
   absl::Status first;
-  for (const auto& call : calls) first.Update(call->Wait());
+  absl::Status applied;
+  const auto note = [&](const absl::Status& status, int64_t number,
+                        int64_t* last) {
+    if (!IsErrorOfAppliedRound(status)) return first.Update(status);
+    *last = number;
+    applied.Update(status);
+  };
+  for (int shard = 0; shard < num_shards; ++shard) {
+    note(calls[shard]->Wait(), round.number, &committed[shard]);
+  }
   TFSWITCH_RETURN_IF_ERROR(first);
   for (int shard = 0; shard < num_shards; ++shard) {
     // Nobody was left to commit the rounds before.
@@ -272,10 +311,14 @@ absl::Status WorkerSession::Commit(const Round& round) {
           // Forgotten meanwhile; the round as it is now says so to the shard.
           fetched = session_->FetchRound(round.number, options_.wait_timeout);
         }
+        if (absl::IsNotFound(fetched.status())) {
+          return absl::AbortedError(fetched.status().message());
+        }
         TFSWITCH_ASSIGN_OR_RETURN(next, std::move(fetched));
       }
-      TFSWITCH_RETURN_IF_ERROR(
-          client_->StartCommitRound(shard, group, next, &last)->Wait());
+      note(client_->StartCommitRound(shard, group, next, &last)->Wait(),
+           next.number, &last);
+      TFSWITCH_RETURN_IF_ERROR(first);
       if (last < missing) {
         return absl::InternalError(absl::StrCat("group '", group, "': shard ",
                                                 shard, " asks for round ",
@@ -283,7 +326,7 @@ absl::Status WorkerSession::Commit(const Round& round) {
       }
     }
   }
-  return absl::OkStatus();
+  return applied;
 }
 
 absl::Status WorkerSession::Leave(absl::Duration timeout) {
@@ -298,6 +341,7 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
     is_unfinished_ = false;
     must_rejoin_ = must_catch_up_ = false;
     uncommitted_.reset();
+    unconfirmed_weight_.reset();
     has_left_ = true;
   }
   is_leaving_ = false;

@@ -97,6 +97,8 @@ class WorkerSession {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status JoinAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HasLeft() const;
+  // Tells the group that the present step has ended.
+  absl::Status Arrive() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What EndStep() has come to; repeating it must not end another step.
   absl::Status EndedStep(absl::Status status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -129,6 +131,8 @@ class WorkerSession {
   // Held while a step ends.
   Mutex mutex_;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of the step whose end the group may not have heard of.
+  std::optional<double> unconfirmed_weight_ ABSL_GUARDED_BY(mutex_);
   // A step has ended, and not all that it waits for has come.
   bool is_unfinished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Round> uncommitted_ ABSL_GUARDED_BY(mutex_);

@@ -19,6 +19,7 @@
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/round_conversion.h"
 #include "cc/rpc/table_config_conversion.h"
+#include "cc/shard/round_stage.h"
 
 namespace tfswitch {
 namespace {
@@ -26,25 +27,6 @@ namespace {
 absl::Status NoMemory(uint64_t bytes) {
   return absl::ResourceExhaustedError(
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
-}
-
-absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args) {
-  if (args.gradients_owner == nullptr || args.gradients.empty()) {
-    const uint64_t bytes = PushRequestBytes(args);
-    OutgoingMessage message(bytes);
-    if (message.data() == nullptr) return NoMemory(bytes);
-    WritePushRequest(args, message.data());
-    return std::move(message).ToByteBuffer();
-  }
-  OutgoingMessage head(PushRequestHeadBytes(args));
-  if (head.data() == nullptr) return NoMemory(PushRequestHeadBytes(args));
-  WritePushRequestHead(args, head.data());
-  const grpc::Slice slices[] = {
-      std::move(head).ToSlice(),
-      ShareBytes(args.gradients.data(), args.gradients.size() * sizeof(float),
-                 args.gradients_owner),
-      grpc::Slice(PushRequestTail(args))};
-  return grpc::ByteBuffer(slices, 3);
 }
 
 // A Pull, Push or Assign in flight.
@@ -128,11 +110,9 @@ size_t KeysPerPart(size_t num_keys, int dim) {
   return (num_keys + num_parts - 1) / num_parts;
 }
 
-// To the server each part of a push is a push of its own, which needs an id of
-// its own to be protected from repetition: that of another client.
+// To the server each part of a push is a push of its own.
 PushId IdOfPart(const PushId& id, size_t part) {
-  if (id.client_id == 0) return id;
-  return {id.client_id ^ (part * uint64_t{0x9E3779B97F4A7C15}), id.sequence};
+  return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
 
 class GrpcClient final : public ParameterClient {
@@ -175,9 +155,7 @@ class GrpcClient final : public ParameterClient {
  private:
   std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
                                                absl::Span<float> embeddings);
-  std::unique_ptr<PendingCall> StartPushOfPart(const PushArgs& args,
-                                               PushResult* result);
-  absl::Status CheckPushFits(const PushArgs& args) const;
+  absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args) const;
 
   const std::shared_ptr<Connection> connection_;
   const std::unique_ptr<GroupClient> groups_;
@@ -284,58 +262,77 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullOfPart(
 std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
                                                    PushResult* result) {
   const size_t width = static_cast<size_t>(args.dim);
-  const size_t keys_per_part = KeysPerPart(args.keys.size(), args.dim);
-  // The gradients of one key must meet on the server, to be summed.
-  if (!args.keys_are_unique || keys_per_part >= args.keys.size()) {
-    return StartPushOfPart(args, result);
-  }
-  *result = PushResult();
-  if (absl::Status status = CheckPush(args); !status.ok()) {
-    return Done(std::move(status));
-  }
-  std::vector<PushArgs> parts;
-  for (size_t i = 0; i < args.keys.size(); i += keys_per_part) {
-    PushArgs part = args;
-    part.keys = args.keys.subspan(i, keys_per_part);
-    part.gradients =
-        args.gradients.subspan(i * width, part.keys.size() * width);
-    part.id = IdOfPart(args.id, parts.size());
-    // All of them must fit before the first one goes.
-    if (absl::Status fits = CheckPushFits(part); !fits.ok()) {
-      return Done(std::move(fits));
+  // The gradients of one key must meet on the server, to be summed, and those
+  // of one step, where a round is applied.
+  const size_t keys_per_part = args.keys_are_unique && args.step.group.empty()
+                                   ? KeysPerPart(args.keys.size(), args.dim)
+                                   : args.keys.size();
+  const bool is_split = keys_per_part < args.keys.size();
+  if (is_split && !args.is_checked) {
+    if (absl::Status status = CheckPush(args); !status.ok()) {
+      return Done(std::move(status));
     }
-    parts.push_back(std::move(part));
   }
-  std::unique_ptr<PushResult[]> results(new PushResult[parts.size()]);
+  // All parts must be there before the first one goes.
+  std::vector<grpc::ByteBuffer> requests;
+  size_t begin = 0;
+  do {
+    PushArgs part = args;
+    part.id = IdOfPart(args.id, requests.size());
+    if (is_split) {
+      part.keys = args.keys.subspan(begin, keys_per_part);
+      part.gradients =
+          args.gradients.subspan(begin * width, part.keys.size() * width);
+    }
+    absl::StatusOr<grpc::ByteBuffer> request = EncodePush(part);
+    if (!request.ok()) return Done(std::move(request).status());
+    requests.push_back(*std::move(request));
+    begin += keys_per_part;
+  } while (begin < args.keys.size());
+
+  const auto start = [&](const grpc::ByteBuffer& request, PushResult* to) {
+    return std::make_unique<RowCall>(
+        connection_,
+        args.id.client_id == 0 ? CallKind::kOnce : CallKind::kIdempotent,
+        "Push", args.table, request,
+        [connection = connection_.get(), to](MessagePieces pieces) {
+          return connection->Blame(ReadPushResponse(pieces, to));
+        });
+  };
+  if (!is_split) return start(requests[0], result);
+  *result = PushResult();
+  std::unique_ptr<PushResult[]> results(new PushResult[requests.size()]);
   std::vector<std::unique_ptr<PendingCall>> calls;
-  calls.reserve(parts.size());
-  for (const PushArgs& part : parts) {
-    calls.push_back(StartPushOfPart(part, &results[calls.size()]));
+  calls.reserve(requests.size());
+  for (const grpc::ByteBuffer& request : requests) {
+    calls.push_back(start(request, &results[calls.size()]));
   }
   return std::make_unique<PartPushes>(std::move(calls), std::move(results),
                                       result);
 }
 
-absl::Status GrpcClient::CheckPushFits(const PushArgs& args) const {
-  return connection_->CheckSize(
-      PushRequestBytes(args),
-      absl::StrCat("a push of ", args.keys.size(), " keys to table '",
-                   args.table, "'"));
-}
-
-std::unique_ptr<PendingCall> GrpcClient::StartPushOfPart(const PushArgs& args,
-                                                         PushResult* result) {
-  absl::Status fits = CheckPushFits(args);
-  if (!fits.ok()) return Done(std::move(fits));
-  absl::StatusOr<grpc::ByteBuffer> request = EncodePush(args);
-  if (!request.ok()) return Done(std::move(request).status());
-  return std::make_unique<RowCall>(
-      connection_,
-      args.id.client_id == 0 ? CallKind::kOnce : CallKind::kIdempotent, "Push",
-      args.table, *std::move(request),
-      [connection = connection_.get(), result](MessagePieces pieces) {
-        return connection->Blame(ReadPushResponse(pieces, result));
-      });
+absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePush(
+    const PushArgs& args) const {
+  const uint64_t bytes = PushRequestBytes(args);
+  TFSWITCH_RETURN_IF_ERROR(connection_->CheckSize(
+      bytes, absl::StrCat("a push of ", args.keys.size(), " keys to table '",
+                          args.table, "'")));
+  if (args.gradients_owner == nullptr || args.gradients.empty()) {
+    OutgoingMessage message(bytes);
+    if (message.data() == nullptr) return NoMemory(bytes);
+    WritePushRequest(args, message.data());
+    return std::move(message).ToByteBuffer();
+  }
+  const uint64_t head_bytes = PushRequestHeadBytes(args);
+  OutgoingMessage head(head_bytes);
+  if (head.data() == nullptr) return NoMemory(head_bytes);
+  WritePushRequestHead(args, head.data());
+  const grpc::Slice slices[] = {
+      std::move(head).ToSlice(),
+      ShareBytes(args.gradients.data(), args.gradients.size() * sizeof(float),
+                 args.gradients_owner),
+      grpc::Slice(PushRequestTail(args))};
+  return grpc::ByteBuffer(slices, 3);
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args,
@@ -380,7 +377,9 @@ std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
               absl::InvalidArgumentError("CommitRoundResponse: malformed"));
         }
         *committed = response.committed_round();
-        return absl::OkStatus();
+        return ErrorOfAppliedRound(
+            absl::Status(static_cast<absl::StatusCode>(response.error_code()),
+                         response.error_message()));
       });
 }
 

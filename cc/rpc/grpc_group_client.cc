@@ -176,8 +176,12 @@ class GrpcGroupClient final : public GroupClient {
                     const google::protobuf::MessageLite& request,
                     google::protobuf::MessageLite* response,
                     absl::Duration timeout = absl::InfiniteDuration()) {
-    return connection_->Call(CallKind::kIdempotent, method, request, response,
-                             v1::Coordination::service_full_name(), timeout);
+    absl::Status status =
+        connection_->Call(CallKind::kIdempotent, method, request, response,
+                          v1::Coordination::service_full_name(), timeout);
+    // What takes too long is waiting for others, not for the server.
+    if (!absl::IsDeadlineExceeded(status)) return status;
+    return absl::UnavailableError(status.message());
   }
 
   // How long the server may hold the next poll, if it does not set a limit

@@ -10,6 +10,7 @@
 #include "cc/rpc/round_conversion.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/rpc/table_config_conversion.h"
+#include "cc/shard/round_stage.h"
 
 namespace tfswitch {
 namespace {
@@ -104,6 +105,12 @@ grpc::Status Service::CommitRound(grpc::ServerContext* context,
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   const absl::StatusOr<int64_t> committed = shard_->CommitRound(
       request->group(), FromProto(request->round()), helpers_);
+  if (IsErrorOfAppliedRound(committed.status())) {
+    response->set_committed_round(request->round().number());
+    response->set_error_code(committed.status().raw_code());
+    response->set_error_message(std::string(committed.status().message()));
+    return grpc::Status::OK;
+  }
   if (!committed.ok()) return ToGrpcStatus(committed.status());
   response->set_committed_round(*committed);
   return grpc::Status::OK;

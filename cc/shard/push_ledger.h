@@ -26,7 +26,8 @@ namespace tfswitch {
 // Thread-safe.
 class PushLedger {
  public:
-  static constexpr uint64_t kWindow = 1024;
+  // A client that sends its pushes in parts gives each of them eight.
+  static constexpr uint64_t kWindow = 8 * 1024;
   static constexpr size_t kMaxClients = 4096;
 
   enum class Verdict { kApply, kDuplicate };

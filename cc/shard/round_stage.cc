@@ -6,6 +6,7 @@
 #include <new>
 #include <tuple>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 namespace tfswitch {
@@ -25,7 +26,18 @@ bool ContentLess(const StagedPush& a, const StagedPush& b) {
          std::tie(b.learning_rate, b.insert_missing);
 }
 
+constexpr char kAppliedRound[] = "tfswitch/applied_round";
+
 }  // namespace
+
+absl::Status ErrorOfAppliedRound(absl::Status error) {
+  error.SetPayload(kAppliedRound, absl::Cord());  // Nothing on an OK status.
+  return error;
+}
+
+bool IsErrorOfAppliedRound(const absl::Status& status) {
+  return status.GetPayload(kAppliedRound).has_value();
+}
 
 RoundStage::Group* RoundStage::FindGroup(const std::string& name) {
   MutexLock lock(&mutex_);
@@ -64,7 +76,7 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
   Group* const group = FindGroup(name);
   MutexLock lock(&group->mutex);
   if (round.group_instance < group->instance) {
-    return absl::FailedPreconditionError(
+    return absl::AbortedError(
         absl::StrCat("round ", round.number, " of group '", name,
                      "' was closed before its coordinator was started again; "
                      "join again"));
@@ -104,6 +116,7 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
           "table '", table, "': no memory to apply round ", round.number)));
     }
   }
+  group->status = ErrorOfAppliedRound(group->status);
   group->committed = round.number;
   group->GiveUp(round);
   if (!group->status.ok()) return group->status;

@@ -34,6 +34,11 @@ struct WeightedPush {
   double weight = 0.0;
 };
 
+// Marks an error that applying a round has led to. The round counts as
+// committed, so asking for it again changes nothing.
+absl::Status ErrorOfAppliedRound(absl::Status error);
+bool IsErrorOfAppliedRound(const absl::Status& status);
+
 // Keeps what workers push under their steps, until somebody brings the round in
 // which these steps count. Which those are is decided elsewhere (WorkerGroup);
 // here the decision is carried out, once, in an order that does not depend on
@@ -61,9 +66,8 @@ class RoundStage {
   // or an earlier one if rounds between are missing, which have to come first.
   // A stage that has committed none begins with the oldest that is still kept.
   //
-  // FailedPrecondition for a round of a coordinator that has been started again
-  // since. The first error of `apply`, for it and for repetitions of the round,
-  // which counts as committed nevertheless.
+  // Aborted for a round of a coordinator that has been started again since. The
+  // first error of `apply`, marked, for it and for repetitions of the round.
   using Apply = absl::FunctionRef<absl::Status(
       const std::string& table, const std::vector<WeightedPush>& pushes,
       double total_weight)>;

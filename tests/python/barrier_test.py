@@ -201,3 +201,13 @@ def test_a_long_wait_keeps_the_lease(client):
 
     assert one.stats()["workers"]["expired"] == 0
     assert np.isclose(one.stats()["waits"]["count"], 1)
+
+
+def test_a_wait_in_parts_counts_as_one(client, monkeypatch):
+    monkeypatch.setattr("tfswitch.train.worker._WAIT_PART_SECS", 0.05)
+    workers = join_workers(client, 2, consistency="bsp")
+    waiting = Call(workers[0].wait_at_barrier, "here")
+    assert not waiting.wait(0.3)
+    workers[1].wait_at_barrier("here")
+    waiting.result()
+    assert workers[0].stats()["waits"]["count"] == 1

@@ -106,4 +106,7 @@ def _run(argv: Sequence[str]) -> None:
 
 def main() -> None:
     """The entry point of the `tfswitch` program."""
+    # `--help` lists those of the program's own file, which is a small script.
+    for flag in flags.FLAGS.get_flags_for_module(__name__):
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     app.run(_run, argv=["tfswitch", *sys.argv[1:]])

@@ -4,11 +4,7 @@ from typing import Any
 
 from tfswitch.keras import _backend
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
-
-_EPOCH = "end of epoch"
-
-# An epoch may take long, and leases tell of those who have died.
-_EPOCH_SECS = 24 * 3600.0
+from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 
 
 class SyncEpochs(_backend.Callback):
@@ -41,7 +37,7 @@ class SyncEpochs(_backend.Callback):
     ... )
     """
 
-    def __init__(self, timeout_secs: float = _EPOCH_SECS) -> None:
+    def __init__(self, timeout_secs: float = EPOCH_SECS) -> None:
         super().__init__()
         self._timeout_secs = timeout_secs
         self._is_open = False
@@ -89,7 +85,7 @@ class SyncEpochs(_backend.Callback):
             # The last batch's loss overflowed: it counts for nothing.
             worker.end_step(weight=0.0)
             before = worker.stats()
-        worker.wait_at_barrier(_EPOCH, timeout_secs=self._timeout_secs)
+        worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
         optimizer.pull()
         # Schedules go on where the others are.
         if self._first_clock is None:

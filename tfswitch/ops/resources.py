@@ -5,6 +5,7 @@ an attribute of a layer becomes a weight. Neither is wanted for what belongs to
 a table, which exists once per process.
 """
 
+import threading
 import weakref
 from typing import Any
 
@@ -42,7 +43,10 @@ def destroy_with(handle: tf.Tensor) -> None:
     """Frees a resource when the eager tensor that names it is collected.
 
     Functions that captured the tensor hold it, so they never see it freed.
+    What is of a plain graph goes with the graph's sessions.
     """
+    if in_plain_graph():
+        return
     with tf.init_scope():
         same_resource = tf.identity(handle)
     finalizer = weakref.finalize(handle, _destroy, same_resource)
@@ -51,6 +55,10 @@ def destroy_with(handle: tf.Tensor) -> None:
 
 
 def _destroy(handle: tf.Tensor) -> None:
+    if in_plain_graph():
+        # Collected while somebody makes a graph, which is of their thread.
+        threading.Thread(target=_destroy, args=(handle,), daemon=True).start()
+        return
     with tf.init_scope(), tf.device(None):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 

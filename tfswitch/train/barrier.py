@@ -2,6 +2,12 @@
 
 from tfswitch.train.worker import Worker
 
+# At which epochs end, however the workers of a group train.
+END_OF_EPOCH = "end of epoch"
+
+# An epoch may take long, and leases tell of those who have died.
+EPOCH_SECS = 24 * 3600.0
+
 
 class Barrier:
     """Opens when all workers of a group wait at it.

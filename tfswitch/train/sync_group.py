@@ -10,12 +10,8 @@ import tensorflow as tf
 from tfswitch.dense import DenseTable
 from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import EmbeddingTable
+from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker, to_weight
-
-_EPOCH = "end of epoch"
-
-# An epoch may take long, and leases tell of those who have died.
-_EPOCH_SECS = 24 * 3600.0
 
 # A table, ids, and the gradients of their rows.
 TableGradients = tuple[EmbeddingTable, Any, Any]
@@ -117,7 +113,7 @@ class SyncGroup:
             raise ValueError("the group was made without variables")
         return self._table
 
-    def epoch(self, *, timeout_secs: float = _EPOCH_SECS) -> "Epoch":
+    def epoch(self, *, timeout_secs: float = EPOCH_SECS) -> "Epoch":
         """Begins an epoch: a context that ends when it has ended for all.
 
         An exception in it, or at its end, leaves the group.
@@ -232,7 +228,7 @@ class Epoch:
         try:
             if self._num_steps == 0:
                 self._first_clock = worker.stats()["clock"]
-            group.barrier(_EPOCH, timeout_secs=self._timeout_secs)
+            group.barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
             group.pull()  # What others did after this one's last step.
             steps_of_all = worker.stats()["clock"] - self._first_clock
             group._skip(steps_of_all - self._num_steps)

@@ -10,15 +10,11 @@ import tensorflow as tf
 from tfswitch import optimizers
 from tfswitch.dense import DenseTable
 from tfswitch.table import EmbeddingTable
+from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker
 
 # A session's `run`.
 Run = Callable[..., Any]
-
-_EPOCH = "end of epoch"
-
-# An epoch may take long, and leases tell of those who have died.
-_EPOCH_SECS = 24 * 3600.0
 
 # float32 holds integers below 2 ** 24.
 _DIGITS = 1 << 20
@@ -230,7 +226,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         if not self._is_in_epoch:
             return
         try:
-            worker.wait_at_barrier(_EPOCH, timeout_secs=_EPOCH_SECS)
+            worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=EPOCH_SECS)
             self._catch_up()
         except BaseException:
             self._fail()

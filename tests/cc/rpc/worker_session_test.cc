@@ -40,7 +40,23 @@ class MortalGroups final : public ForwardingGroupClient {
   using ForwardingGroupClient::ForwardingGroupClient;
 
   void Die() { is_dead_ = true; }
+  void FailNextArrival(bool is_heard) {
+    fails_next_arrival_ = true;
+    is_heard_ = is_heard;
+  }
+  void FailLeaving() { fails_leaving_ = true; }
 
+  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
+                                        int64_t clock, int64_t round,
+                                        double weight, int64_t staleness,
+                                        absl::Time deadline) override {
+    const bool fails = std::exchange(fails_next_arrival_, false);
+    if (fails && !is_heard_) return absl::UnavailableError("not heard");
+    auto arrival = ForwardingGroupClient::ArriveAndWait(
+        member, clock, round, weight, staleness, deadline);
+    if (fails) return absl::UnavailableError("the answer got lost");
+    return arrival;
+  }
   absl::Status Beat(const GroupMember& member,
                     absl::Duration timeout) override {
     return is_dead_ ? absl::OkStatus()
@@ -48,12 +64,16 @@ class MortalGroups final : public ForwardingGroupClient {
   }
   absl::Status Leave(const GroupMember& member,
                      absl::Duration timeout) override {
+    if (fails_leaving_) return absl::UnavailableError("the server is away");
     return is_dead_ ? absl::OkStatus()
                     : ForwardingGroupClient::Leave(member, timeout);
   }
 
  private:
   std::atomic<bool> is_dead_{false};
+  std::atomic<bool> fails_leaving_{false};
+  bool fails_next_arrival_ = false;
+  bool is_heard_ = false;
 };
 
 class MortalClient final : public ParameterClient {
@@ -62,7 +82,12 @@ class MortalClient final : public ParameterClient {
       : client_(std::move(client)), groups_(&client_->groups()) {}
 
   void Die() { groups_.Die(); }
-  void FailNextCommits(int count) { failing_commits_ = count; }
+  void FailNextCommits(int count, absl::Status status = absl::UnavailableError(
+                                      "the server is away")) {
+    failing_commits_ = count;
+    failure_ = std::move(status);
+  }
+  MortalGroups& mortal_groups() { return groups_; }
 
   absl::Status CreateTable(const TableConfig& config) override {
     return client_->CreateTable(config);
@@ -93,7 +118,7 @@ class MortalClient final : public ParameterClient {
                                                 int64_t* committed) override {
     if (failing_commits_ > 0) {
       --failing_commits_;
-      return Done(absl::UnavailableError("the server is away"));
+      return Done(failure_);
     }
     return client_->StartCommitRound(shard, group, round, committed);
   }
@@ -129,6 +154,7 @@ class MortalClient final : public ParameterClient {
   const std::shared_ptr<ParameterClient> client_;
   MortalGroups groups_;
   int failing_commits_ = 0;
+  absl::Status failure_;
 };
 
 constexpr ConsistencyConfig kBsp = {ConsistencyKind::kBsp, 0, Reduction::kMean};
@@ -513,6 +539,94 @@ TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
   EXPECT_THAT(SomeRows(*client), Each(6.0f));
   EXPECT_EQ(session->GetReport()->group.rounds, 3);
   EXPECT_EQ(session->GetReport()->dropped, 0);
+}
+
+TEST_P(WorkerSessionTest, ARoundThatCannotBeAppliedFailsOneStepOnly) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+  const std::vector<float> big(kSomeKeys.size() * kDim, 3e38f);
+  const absl::StatusOr<StepTag> step = session->CurrentStep();
+  ASSERT_TRUE(step.ok());
+  ASSERT_TRUE(Push(*client, *step, kSomeKeys, big).ok());
+  ASSERT_TRUE(Push(*client, *step, kSomeKeys, big).ok());
+
+  const absl::Status ended = session->EndStep(1.0);
+
+  EXPECT_EQ(ended.code(), absl::StatusCode::kInvalidArgument) << ended;
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("is Inf"));
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
+  // Nor does it keep others from joining.
+  ASSERT_TRUE(Push(*client, *session->CurrentStep(), kSomeKeys, big).ok());
+  ASSERT_TRUE(Push(*client, *session->CurrentStep(), kSomeKeys, big).ok());
+  EXPECT_FALSE(session->EndStep(1.0).ok());
+  const auto late = Join(client, OptionsOf(1, 1));
+  ASSERT_TRUE(session->Leave().ok());
+  EXPECT_TRUE(TrainStep(*client, *late, 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(8.0f));
+}
+
+TEST_P(WorkerSessionTest, ARoundOfACoordinatorThatHasGoneIsGivenUp) {
+  const auto client =
+      std::make_shared<MortalClient>(std::shared_ptr(cluster_.Connect()));
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 1));
+
+  client->FailNextCommits(client->num_shards(),
+                          absl::AbortedError("started again; join again"));
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+
+  EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
+  EXPECT_EQ(session->GetReport()->group.rejoined, 1);
+}
+
+TEST_P(WorkerSessionTest, AStepWhoseEndWasPerhapsNotHeardEndsOnce) {
+  for (const bool is_heard : {false, true}) {
+    const auto client =
+        std::make_shared<MortalClient>(std::shared_ptr(cluster_.Connect()));
+    CreateRows(*client, 10.0f);
+    const auto session = Join(client, OptionsOf(0, 1));
+    const auto fail_a_step = [&] {
+      client->mortal_groups().FailNextArrival(is_heard);
+      EXPECT_EQ(TrainStep(*client, *session, 1.0f).code(),
+                absl::StatusCode::kUnavailable);
+      EXPECT_TRUE(session->GetReport()->is_in_step);
+    };
+    const int64_t rounds = session->GetReport()->group.rounds;
+
+    fail_a_step();
+    EXPECT_TRUE(session->EndStep(1.0).ok());
+    EXPECT_THAT(SomeRows(*client), Each(9.0f));
+    fail_a_step();
+    EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
+    EXPECT_THAT(SomeRows(*client), Each(6.0f));
+    fail_a_step();
+    EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
+    EXPECT_THAT(SomeRows(*client), Each(5.0f));
+
+    EXPECT_EQ(session->GetReport()->group.rounds - rounds, 4);
+    EXPECT_EQ(session->GetReport()->dropped, 0);
+    ASSERT_TRUE(session->Leave().ok());
+  }
+}
+
+TEST_P(WorkerSessionTest, OneWhoCouldNotTellThatItLeavesIsNotWaitedForLong) {
+  const auto leaving_client =
+      std::make_shared<MortalClient>(std::shared_ptr(cluster_.Connect()));
+  CreateRows(*leaving_client, 10.0f);
+  WorkerOptions options = OptionsOf(0, 2);
+  options.group_options.lease = absl::Milliseconds(300);
+  const auto leaving = Join(leaving_client, options);
+  const auto client = cluster_.Connect();
+  options.worker = 1;
+  const auto session = Join(client, options);
+  leaving_client->mortal_groups().FailLeaving();
+
+  EXPECT_EQ(leaving->Leave().code(), absl::StatusCode::kUnavailable);
+
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  EXPECT_THAT(SomeRows(*client), Each(9.0f));
 }
 
 TEST_P(WorkerSessionTest, OneThatWasStartedAgainElsewhereIsTold) {

@@ -312,7 +312,7 @@ TEST(RoundStageTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
 
   // A worker of before, that has not heard of it.
   const absl::Status old = committer.Commit(RoundOf(3, {{0, 3}})).status();
-  EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(old.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(old.message()),
               AllOf(HasSubstr("'g'"), HasSubstr("join again")));
   EXPECT_THAT(committer.applied(), IsEmpty());
