@@ -14,7 +14,8 @@ inline constexpr int kMaxFrameBytes = 1 << 20;
 inline constexpr int kReadChunkBytes = 1 << 20;
 inline constexpr int kMaxReadChunkBytes = 4 << 20;
 
-// A call with more embeddings than this is sent in parts, each at least as large.
+// A call with more embeddings than this is sent in parts, each at least as
+// large.
 inline constexpr size_t kMinPartBytes = 5 << 18;
 inline constexpr size_t kMaxPartsPerCall = 8;
 

@@ -1,0 +1,60 @@
+"""TensorFlow's SyncReplicasOptimizer fails where ours does not.
+
+The guard of all tests of synchronous training: what they look for is there to
+be found.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT, environment
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = ROOT / "benchmarks" / "sync_replicas_bench.py"
+
+# Stock workers that hang are ended after so long.
+LIMIT_SECS = 25
+
+ENDS_WELL = r"exit 0, exit 0"
+
+
+@pytest.mark.parametrize(
+    ("case", "stock", "servers"),
+    [
+        (
+            "other_ends_first",
+            r"hangs, exit 0 \| 8 of 40 \| 0 0\.25",
+            rf"{ENDS_WELL} \| 0 of 40 \| 0\.125 0\.25",
+        ),
+        (
+            "repeated_ids",
+            r".* \| 0 of 4 \| 0\.25 0\.5",
+            rf"{ENDS_WELL} \| 0 of 4 \| 0\.125 0\.25 0\.375",
+        ),
+    ],
+)
+def test_stock_workers_fail_where_those_of_servers_do_not(case, stock, servers):
+    found = subprocess.run(
+        [
+            sys.executable,
+            str(PROGRAM),
+            f"--cases={case}",
+            f"--limit={LIMIT_SECS}",
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    assert found.returncode == 0, found.stderr[-10_000:]
+    assert re.search(rf"\| {case} \| stock \| {stock} \|", found.stdout), (
+        found.stdout
+    )
+    assert re.search(rf"\| {case} \| servers \| {servers} \|", found.stdout), (
+        found.stdout
+    )
