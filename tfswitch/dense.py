@@ -165,6 +165,10 @@ class DenseTable:
         self.wait_until_initialized(timeout_secs=timeout_secs)
         return False
 
+    def is_initialized(self) -> bool:
+        """Returns whether all values are there."""
+        return self._table._native.size() >= self._num_blocks
+
     def wait_until_initialized(self, *, timeout_secs: float = 120.0) -> None:
         """Waits for another process to initialise the table, or restore it.
 

@@ -9,6 +9,7 @@ is a JSON object:
     num_ids: How many there are.
     out: Folder of the chief's checkpoint.
     pause: Before which step to print "paused" and wait for a line; by worker.
+    announces: Whether to print "joined" before the first step.
     optimizer: Arguments of `tsw.train.SyncReplicasOptimizer`.
 
 It prints "done" at the end.
@@ -43,6 +44,8 @@ def main(job):
     with tsw.train.MonitoredTrainingSession(
         is_chief=worker == 0, checkpoint_dir=job["out"], hooks=[hook]
     ) as session:
+        if job["announces"]:
+            print("joined", flush=True)
         for step, batch in enumerate(job["batches"][worker]):
             if step == job["pause"].get(str(worker)):
                 print("paused", flush=True)

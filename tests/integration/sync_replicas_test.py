@@ -19,7 +19,7 @@ LEASE_SECS = 2.0
 
 
 @contextlib.contextmanager
-def running_workers(folder, batches, *, pause, **optimizer):
+def running_workers(folder, batches, *, pause, announces=False, **optimizer):
     """Starts workers on two servers; yields a function that starts one more."""
     num_ids = 1 + max(i for mine in batches for batch in mine for i in batch)
     job = {
@@ -27,6 +27,7 @@ def running_workers(folder, batches, *, pause, **optimizer):
         "num_ids": num_ids,
         "out": str(folder / "checkpoint"),
         "pause": pause,
+        "announces": announces,
         "optimizer": {"lease_secs": LEASE_SECS, **optimizer},
     }
     with contextlib.ExitStack() as stack:
@@ -88,8 +89,9 @@ def test_the_others_go_on_when_the_chief_dies(tmp_path):
     assert saved.get_tensor("global_step") == 5
 
 
-def test_a_dead_worker_raises_on_the_others_if_asked_to(tmp_path):
-    batches = [[[0], [1], [2]], [[3], [4]]]
+@pytest.mark.parametrize("steps", [3, 1], ids=["training", "at_the_end"])
+def test_a_dead_worker_raises_on_the_others_if_asked_to(tmp_path, steps):
+    batches = [[[0], [1], [2]][:steps], [[3], [4]]]
     with running_workers(
         tmp_path, batches, pause={"1": 1}, on_evict="raise"
     ) as (workers, _):

@@ -169,6 +169,16 @@ def test_of_workers_that_initialize_at_once_one_counts(num_servers):
             assert_equal(table.pull(), [np.full(30_000, taken.index(True))])
 
 
+def test_others_wait_for_the_one_that_initializes():
+    table = make_table()
+    assert not table.is_initialized()
+    with pytest.raises(TimeoutError, match="has not come or has died"):
+        table.wait_until_initialized(timeout_secs=0.05)
+    table.initialize(ONES)
+    table.wait_until_initialized()
+    assert table.is_initialized()
+
+
 @pytest.mark.parametrize("begin_at", [0, 3])
 def test_initialize_does_not_fill_a_gap(embedded, begin_at):
     """Whoever initialised it has died, or a server has lost its part."""

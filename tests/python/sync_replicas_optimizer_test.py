@@ -175,14 +175,19 @@ def test_every_sample_counts_once_whatever_workers_have(client, counts, sizes):
     assert stats[0]["dropped"] == 0
 
 
-def _model(ids):
+def _model(ids, is_sparse=True):
     table = v1.get_variable(
         "embedding", initializer=tf.constant(np.linspace(-1, 1, 64), tf.float32)
     )
+    if not is_sparse:
+        table = table * 1.0
+        rows = tf.linalg.matvec(tf.one_hot(ids, 64), table)
+    else:
+        rows = tf.gather(table, ids)
     kernel = v1.get_variable("kernel", initializer=tf.ones([1, 3]))
     bias = v1.get_variable("bias", initializer=tf.zeros([3]))
     # Ids come in any order and repeatedly: gradients are IndexedSlices.
-    hidden = tf.tanh(tf.gather(table, ids)[:, None] @ kernel + bias)
+    hidden = tf.tanh(rows[:, None] @ kernel + bias)
     return tf.reduce_mean(tf.reduce_sum(hidden**2, axis=1))
 
 
@@ -198,6 +203,7 @@ def _model(ids):
     ids=["sgd", "momentum", "nesterov", "adagrad", "adam"],
 )
 def test_uneven_workers_equal_one_process(client, name, inner, tolerance):
+    is_sparse = not isinstance(inner(), v1.train.MomentumOptimizer)
     random = np.random.default_rng(7)
     batches = [
         [
@@ -207,20 +213,24 @@ def test_uneven_workers_equal_one_process(client, name, inner, tolerance):
         for n in (5, 0, 8)
     ]
     scripts = [
-        Script(client, name, i, 3, inner=inner, model=_model) for i in range(3)
+        Script(
+            client,
+            name,
+            i,
+            3,
+            inner=inner,
+            model=lambda ids: _model(ids, is_sparse),
+        )
+        for i in range(3)
     ]
 
     run_all(scripts, batches)
 
     with tf.Graph().as_default():
         ids = v1.placeholder(tf.int64, [None])
-        loss = _model(ids)
-        # The stock dense step: as if every row had been touched.
+        loss = _model(ids, is_sparse)
         optimizer = inner()
-        grads_and_vars = [
-            (tf.convert_to_tensor(g), v)
-            for g, v in optimizer.compute_gradients(loss)
-        ]
+        grads_and_vars = optimizer.compute_gradients(loss)
         train_op = optimizer.apply_gradients(grads_and_vars)
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
@@ -413,6 +423,64 @@ def test_epochs_in_one_session_and_sessions_one_after_the_other(
     assert saved.get_tensor("global_step") == 18
 
 
+def test_epochs_without_data_are_waited_for(client, name):
+    scripts = [Script(client, name, i, 2) for i in range(2)]
+
+    def run(script, batches):
+        with script.graph.as_default(), script.session() as session:
+            seen = []
+            for _ in range(3):
+                for batch in batches:
+                    session.run(script.train_op, {script.ids: batch})
+                script.hook.finish_epoch()
+                seen.append(int(session.run(script.step)))
+            return seen
+
+    found = in_threads(
+        lambda: run(scripts[0], []), lambda: run(scripts[1], [[1], [2]])
+    )
+
+    assert found == [[2, 4, 6], [2, 4, 6]]
+
+
+def test_variables_that_nobody_trains_are_those_of_the_chief(client, name):
+    def model(ids):
+        frozen = v1.get_variable(
+            "frozen",
+            [3],
+            initializer=v1.random_normal_initializer(),
+            trainable=False,
+        )
+        weights = v1.get_variable("w", initializer=tf.zeros([3]))
+        return tf.reduce_sum(frozen * weights) + 0.0 * tf.cast(
+            tf.reduce_sum(ids), tf.float32
+        )
+
+    scripts = [Script(client, name, i, 2, model=model) for i in range(2)]
+
+    run_all(scripts, [[[0]], [[0], [0]]])
+
+    one, other = (script.values for script in scripts)
+    np.testing.assert_array_equal(one["frozen"], other["frozen"])
+    np.testing.assert_allclose(one["w"], -2.0 * one["frozen"], rtol=1e-6)
+
+
+def test_a_lost_server_ends_the_script_and_repeats_nothing(name):
+    with (
+        tsw.Server() as server,
+        tsw.Cluster(f"grpc://{server.address}", timeout=1.0) as cluster,
+    ):
+        script = Script(lambda _: cluster, name, 0, 1)
+        with (
+            script.graph.as_default(),
+            pytest.raises(ConnectionError, match="Start the worker again"),
+            script.session() as session,
+        ):
+            session.run(script.train_op, {script.ids: [0]})
+            server.stop()
+            session.run(script.train_op, {script.ids: [1]})
+
+
 def test_a_restored_chief_brings_its_values_and_steps_to_new_servers(
     client, name, tmp_path
 ):
@@ -467,8 +535,11 @@ def test_nan_gradients_name_the_variable_and_change_nothing(client, name):
     )
     with script.graph.as_default(), script.session() as session:
         session.run(script.train_op, {script.ids: [1, 1]})
+        stored = script.optimizer.graph.dense._table
+        before = np.sort(stored.export_rows()[1])
         with pytest.raises(tf.errors.InvalidArgumentError, match="'v'"):
             session.run(script.train_op, {script.ids: [-1, -1]})
+        np.testing.assert_array_equal(np.sort(stored.export_rows()[1]), before)
 
 
 def test_averages_follow_the_steps(client, name):

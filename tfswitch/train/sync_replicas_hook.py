@@ -67,6 +67,41 @@ class TrainingGraph:
             cluster=dense.cluster,
         )
         self._trains: dict[frozenset[str], bool] = {}
+        self._name = name
+        self._others: DenseTable | None = None
+        self._other_variables: list[Any] = []
+        self._follow_others: Any = None
+
+    def add_others(self) -> None:
+        """Looks for variables that nobody trains, which must be alike, too.
+
+        To be called when the graph is complete.
+        """
+        if self._others is not None:
+            return
+        known = {v.op.name for v in [*self.variables, self.global_step]}
+        self._other_variables = [
+            v
+            for v in tf.compat.v1.global_variables()
+            if v.op.name not in known
+            and v.dtype.base_dtype.is_floating
+            and v.shape.is_fully_defined()
+            and v.shape.num_elements() > 0
+        ]
+        if not self._other_variables:
+            return
+        self._others = DenseTable(
+            f"{self._name}/others",
+            {
+                v.op.name: tuple(v.shape.as_list())
+                for v in self._other_variables
+            },
+            optimizer=optimizers.SGD(0.0),
+            cluster=self.dense.cluster,
+        )
+        self._follow_others = _assign_all(
+            self._other_variables, self._others.pull()
+        )
 
     def follow(self, rounds: tf.Tensor) -> Any:
         """Returns what sets variables and global step to their present values.
@@ -74,28 +109,42 @@ class TrainingGraph:
         Args:
             rounds: int64 scalar: how many steps have been taken.
         """
-        values = self.dense.pull()
-        assigned = [
-            tf.compat.v1.assign(
-                variable, tf.cast(value, variable.dtype.base_dtype)
-            ).op
-            for variable, value in zip(self.variables, values, strict=True)
-        ]
         step = tf.cast(
             self._first_step + rounds, self.global_step.dtype.base_dtype
         )
-        assigned.append(tf.compat.v1.assign(self.global_step, step).op)
-        return tf.group(*assigned)
+        return tf.group(
+            _assign_all(self.variables, self.dense.pull()),
+            tf.compat.v1.assign(self.global_step, step).op,
+        )
 
     def offer(self, run: Run, rounds: int) -> None:
         """Puts a session's values on the servers, unless some are there."""
         values, step = run([self.variables, self.global_step])
-        is_new = self.dense._table._native.size() == 0
+        is_new = not self.dense.is_initialized()
         # The numbers of rounds begin anew with other settings of the group.
         if is_new or self._global_step_before_all() + rounds < step:
             high, low = divmod(int(step) - rounds, _DIGITS)
             self._origin.assign([0], np.array([[high, low]], np.float32))
+        if self._others is not None:
+            others = run(self._other_variables)
+            # Those of a checkpoint are newer than what all began with.
+            if not self._others.initialize(others) and step > 0:
+                self._others.assign(others)
         self.dense.initialize(values)
+
+    def wait_for_offer(self, timeout_secs: float) -> None:
+        """Waits for the chief to offer its values.
+
+        Raises:
+            TimeoutError: If it does not.
+            ConnectionError: If a server does not answer.
+        """
+        self.dense.wait_until_initialized(timeout_secs=timeout_secs)
+
+    def take_others(self, run: Run) -> None:
+        """Sets the variables that nobody trains to those of the chief."""
+        if self._others is not None:
+            run(self._follow_others)
 
     def catch_up(self, run: Run, rounds: int) -> None:
         """Sets a session's values to those on the servers."""
@@ -103,7 +152,7 @@ class TrainingGraph:
         run(self._catch_up, {self._rounds: rounds})
 
     def _global_step_before_all(self) -> int:
-        rows = self._origin._native.export_rows(False)[1]
+        _, rows = self._origin.export_rows()
         if not len(rows):  # Not offered yet, or before a server's restart.
             return 0
         high, low = rows[0]
@@ -141,6 +190,17 @@ class TrainingGraph:
         return False
 
 
+def _assign_all(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Any:
+    return tf.group(
+        *(
+            tf.compat.v1.assign(
+                variable, tf.cast(value, variable.dtype.base_dtype)
+            ).op
+            for variable, value in zip(variables, values, strict=True)
+        )
+    )
+
+
 class Joins(Protocol):
     """What the hook needs of its optimizer."""
 
@@ -174,6 +234,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._worker: Worker | None = None
         self._run: Run | None = None  # As the session does unwatched.
         self._is_in_epoch = False
+        self._data_has_ended = False  # And with it the epoch.
         self._num_evicted = 0  # When this worker joined.
 
     @property
@@ -213,25 +274,28 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         """Begins an epoch in the same session; steps do so by themselves."""
         self._present_worker()
         self._is_in_epoch = True
+        self._data_has_ended = False
 
     def finish_epoch(self) -> None:
         """Waits until all workers have ended their epoch, and catches up.
+
+        All workers call it after each epoch, also one that had no data. After
+        an `OutOfRangeError` it does nothing: the epoch has ended then.
 
         Raises:
             TimeoutError: If they have not within a day.
             RuntimeError: If there is no session yet.
             ConnectionError: If a server does not answer.
         """
-        worker = self._present_worker()
-        if not self._is_in_epoch:
+        self._present_worker()
+        if self._data_has_ended:
+            self._data_has_ended = False
             return
-        try:
-            worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=EPOCH_SECS)
-            self._catch_up()
-        except BaseException:
-            self._fail()
-            raise
-        self._is_in_epoch = False
+        self._end_epoch()
+
+    def begin(self) -> None:
+        """Completes the graph."""
+        self._graph.add_others()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Joins the workers, and takes their values."""
@@ -244,14 +308,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             if self._is_chief:
                 self._graph.offer(self._run, stats["round"])
             else:
-                self._graph.dense.wait_until_initialized(
-                    timeout_secs=self._optimizer.join_secs
-                )
+                self._graph.wait_for_offer(self._optimizer.join_secs)
+            self._graph.take_others(self._run)
             self._catch_up()
         except BaseException:
             self._fail()
             raise
         self._is_in_epoch = True
+        self._data_has_ended = False
         self._watch(session)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -259,13 +323,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         del run_values
         if self._raises_on_evict:
             self._check_nobody_was_evicted()
-        if run_context.stop_requested:
-            self.finish_epoch()
+        if run_context.stop_requested and self._is_in_epoch:
+            self._end_epoch()
 
     def end(self, session: Any) -> None:
         """Ends the epoch, if it has not ended, and leaves."""
         del session
-        self.finish_epoch()
+        if self._is_in_epoch:
+            self._end_epoch()
         self._present_worker().leave()
 
     def _present_worker(self) -> Worker:
@@ -275,6 +340,18 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
                 "tfswitch.train.MonitoredTrainingSession first"
             )
         return self._worker
+
+    def _end_epoch(self) -> None:
+        worker = self._present_worker()
+        try:
+            worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=EPOCH_SECS)
+            self._catch_up()
+            if self._raises_on_evict:
+                self._check_nobody_was_evicted()
+        except BaseException:
+            self._fail()
+            raise
+        self._is_in_epoch = False
 
     def _catch_up(self) -> None:
         rounds = self._present_worker().stats()["round"]
@@ -293,8 +370,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             raise RuntimeError(
                 f"{evicted} of the workers of group "
                 f"'{self._present_worker().group}' have died, and "
-                'on_evict="raise" was asked for. Start all again from the last '
-                "checkpoint"
+                'on_evict="raise" was asked for. Start all again, the servers '
+                "as well: then the last checkpoint counts"
             )
 
     def _watch(self, session: Any) -> None:
@@ -306,12 +383,23 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             trains = self._graph.trains(fetches)
             if trains:
                 self._is_in_epoch = True
+                self._data_has_ended = False
             try:
                 return run(fetches, *args, **kwargs)
             except tf.errors.OutOfRangeError:
                 if trains:
-                    self.finish_epoch()
+                    self._end_epoch()
+                    self._data_has_ended = True
                 raise
+            except (tf.errors.AbortedError, tf.errors.UnavailableError) as lost:
+                if not trains:
+                    raise
+                self._fail()
+                # Or the session would be made anew, and train the same again.
+                raise ConnectionError(
+                    f"{lost.message}. Start the worker again: what the step "
+                    "has led to is on the servers, if they are there"
+                ) from lost
             except BaseException:
                 if trains:
                     self._fail()

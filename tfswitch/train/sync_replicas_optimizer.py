@@ -45,7 +45,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             does not wait for them.
         total_num_replicas: How many workers there are; by default
             `replicas_to_aggregate`.
-        variable_averages: An `ExponentialMovingAverage` to keep of the copies.
+        variable_averages: An `ExponentialMovingAverage` to keep of the copies:
+            of each worker's, at its own steps.
         variables_to_average: Of which variables; with `variable_averages`.
         use_locking: Accepted and not used.
         name: Of the group of workers, and of what is kept on the servers. Jobs
@@ -71,7 +72,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             all others.
         post_aggregate: Not with servers, which take the steps themselves.
         task_index: Which worker this is, from 0. By default from the device
-            scope, else from TF_CONFIG, else 0.
+            scope (of a job that the model itself must not be placed on, as
+            sessions are local), else from TF_CONFIG, else 0.
         wait_secs: Longest wait of a step for other workers.
         cluster: By default that of `tfswitch.connect`.
 
@@ -327,6 +329,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
                 f"{[v.name for _, v in grads_and_vars]}"
             )
         gradients = [gradient for gradient, _ in pairs]
+        if getattr(self._server_optimizer, "momentum", 0.0) > 0.0:
+            for gradient, variable in pairs:
+                _check_is_dense(gradient, variable)
         variables = [variable for _, variable in pairs]
         for variable in variables:
             _check_variable(variable)
@@ -488,6 +493,16 @@ class _NoQueueRunner:
 def _scaled(gradient: Any, factor: tf.Tensor) -> tf.Tensor:
     gradient = tf.convert_to_tensor(gradient)
     return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _check_is_dense(gradient: Any, variable: Any) -> None:
+    if isinstance(gradient, tf.IndexedSlices):
+        raise ValueError(
+            f"variable '{variable.name}' has a gradient of some rows, and "
+            "MomentumOptimizer lets the velocity of the other rows rest, which "
+            "a dense table does not. Keep the rows in a "
+            "tfswitch.EmbeddingTable, or use an optimizer without momentum"
+        )
 
 
 def _check_variable(variable: Any) -> None:
