@@ -43,7 +43,9 @@ _CASES = flags.DEFINE_list("cases", None, "Which cases; default: all.")
 _LIMIT = flags.DEFINE_float("limit", 40.0, "Seconds that a case may take.")
 _REPS = flags.DEFINE_integer("reps", 3, "Of the overhead, per engine.")
 _STEPS = flags.DEFINE_integer("steps", 300, "Of the overhead, measured.")
-_PLOT = flags.DEFINE_string("plot", None, "File for the plot, .svg; needs matplotlib.")
+_PLOT = flags.DEFINE_string(
+    "plot", None, "File for the plot, .svg; needs matplotlib."
+)
 _JOB = flags.DEFINE_string("job", None, "Of one process; set by itself.")
 
 ENGINES = ("stock", "servers")

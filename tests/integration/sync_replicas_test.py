@@ -20,7 +20,10 @@ LEASE_SECS = 2.0
 
 @contextlib.contextmanager
 def running_workers(folder, batches, *, pause, announces=False, **optimizer):
-    """Starts workers on two servers; yields a function that starts one more."""
+    """Starts workers on two servers.
+
+    Yields them, a function that starts one more, and the servers' address.
+    """
     num_ids = 1 + max(i for mine in batches for batch in mine for i in batch)
     job = {
         "batches": batches,
@@ -54,7 +57,8 @@ def running_workers(folder, batches, *, pause, announces=False, **optimizer):
             stack.callback(worker.end)
             return worker
 
-        yield [start(i) for i in range(len(batches))], start
+        address = "grpc://" + ",".join(cluster["ps"])
+        yield [start(i) for i in range(len(batches))], start, address
 
 
 def test_the_others_go_on_when_the_chief_dies(tmp_path):
@@ -63,7 +67,11 @@ def test_the_others_go_on_when_the_chief_dies(tmp_path):
         [[6, 7], [8, 9], [10, 11]],
         [[12, 13], [14, 15], [16, 17], [18]],
     ]
-    with running_workers(tmp_path, batches, pause={"0": 2}) as (workers, start):
+    with running_workers(tmp_path, batches, pause={"0": 2}) as (
+        workers,
+        start,
+        _,
+    ):
         workers[0].wait_for("paused")
         workers[0].signal(signal.SIGKILL)
         # What the chief had not begun counts for nothing.
@@ -94,7 +102,7 @@ def test_a_dead_worker_raises_on_the_others_if_asked_to(tmp_path, steps):
     batches = [[[0], [1], [2]][:steps], [[3], [4]]]
     with running_workers(
         tmp_path, batches, pause={"1": 1}, on_evict="raise"
-    ) as (workers, _):
+    ) as (workers, _, _):
         workers[1].wait_for("paused")
         workers[1].signal(signal.SIGKILL)
         assert "1 of the workers of group" in workers[0].fail()
