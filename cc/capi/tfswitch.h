@@ -192,8 +192,7 @@ typedef struct Tfswitch_Api {
   // the server no longer than `timeout_s`, nor than any other call.
   int (*leave_group)(Tfswitch_Cluster* cluster, double timeout_s, char* error);
   // {"group": name, "worker": n, "clock": n, "round": n, "dropped_steps": n,
-  // "waits":
-  // {"count", "total_s", "longest_s"}, "workers": {...}}
+  // "waits": {"count", "total_s", "longest_s"}, "workers": {...}}
   int (*worker_report)(Tfswitch_Cluster* cluster, char** json, char* error);
 } Tfswitch_Api;
 

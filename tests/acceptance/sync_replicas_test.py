@@ -82,7 +82,7 @@ def test_200_random_uneven_cases_train_every_sample_once_and_end():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_50_workers_that_are_killed_or_stopped_at_random_harm_nobody(
+def test_workers_that_are_killed_or_stopped_at_random_harm_nobody(
     tmp_path, number
 ):
     random = np.random.default_rng(int(number))
