@@ -119,6 +119,19 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
   return file;
 }
 
+// The text of the field "work_queues", which need not be there.
+std::string WorkQueuesFromJson(const Json& json) {
+  const auto it = json.find("work_queues");
+  return it == json.end() ? "" : it->dump();
+}
+
+// Adds that field, if there is something in it.
+void AddWorkQueues(const std::string& work_queues, Json* json) {
+  if (work_queues.empty()) return;
+  (*json)["work_queues"] =
+      Json::parse(work_queues, nullptr, /*allow_exceptions=*/false);
+}
+
 absl::Status TablesFromJson(const Json& json, const std::string& what,
                             std::map<std::string, SavedTable>* tables) {
   if (!json.is_object()) return Damaged(what, "field 'tables'");
@@ -196,6 +209,7 @@ struct PartWriter::Data {
   // its files.
   uint32_t attempt = std::random_device()();
   std::map<std::string, SavedTable> tables;
+  std::string work_queues;
   std::vector<std::string> written;
   bool is_finished = false;
 };
@@ -299,13 +313,18 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   return absl::OkStatus();
 }
 
+void PartWriter::SetWorkQueues(std::string json) {
+  data_->work_queues = std::move(json);
+}
+
 std::string PartWriter::Finish() {
   data_->is_finished = true;
-  const Json json = {{"save_id", data_->save_id},
-                     {"shard_index", data_->shard_index},
-                     {"num_shards", data_->num_shards},
-                     {"all_tables", data_->all_tables},
-                     {"tables", TablesToJson(data_->tables)}};
+  Json json = {{"save_id", data_->save_id},
+               {"shard_index", data_->shard_index},
+               {"num_shards", data_->num_shards},
+               {"all_tables", data_->all_tables},
+               {"tables", TablesToJson(data_->tables)}};
+  AddWorkQueues(data_->work_queues, &json);
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -338,6 +357,9 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
           "'. Every shard must save once under the same save_id"));
     }
     all_tables = all_tables && part_all_tables;
+    if (manifest.work_queues.empty()) {
+      manifest.work_queues = WorkQueuesFromJson(json);
+    }
     std::map<std::string, SavedTable> tables;
     TFSWITCH_RETURN_IF_ERROR(TablesFromJson(json["tables"], what, &tables));
     for (auto& [name, table] : tables) {
@@ -379,6 +401,7 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
     for (const auto& [name, table] : former.tables) {
       manifest.tables.emplace(name, table);
     }
+    manifest.work_queues = former.work_queues;
   }
   std::error_code error;
   fs::create_directories(path, error);
@@ -386,10 +409,11 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
     return absl::PermissionDeniedError(
         absl::StrCat("cannot create '", path, "': ", error.message()));
   }
-  const Json json = {{"format", kFormatName},
-                     {"version", kFormatVersion},
-                     {"save_id", save_id},
-                     {"tables", TablesToJson(manifest.tables)}};
+  Json json = {{"format", kFormatName},
+               {"version", kFormatVersion},
+               {"save_id", save_id},
+               {"tables", TablesToJson(manifest.tables)}};
+  AddWorkQueues(manifest.work_queues, &json);
   TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
       absl::StrCat(path, "/", kManifestName), json.dump(2) + "\n"));
 
@@ -430,6 +454,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
   }
   TFSWITCH_RETURN_IF_ERROR(
       TablesFromJson(json["tables"], what, &manifest.tables));
+  manifest.work_queues = WorkQueuesFromJson(json);
   return manifest;
 }
 

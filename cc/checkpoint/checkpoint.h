@@ -52,6 +52,9 @@ struct SavedTable {
 struct Manifest {
   std::string save_id;
   std::map<std::string, SavedTable> tables;
+  // JSON, not looked into here: where work queues were. Empty if the save was
+  // by a version without.
+  std::string work_queues;
 };
 
 // Writes one shard's files. Create, AddTable() for each, Finish(). Without
@@ -70,6 +73,9 @@ class PartWriter {
   // whole, but the table may change between two rows.
   absl::Status AddTable(const EmbeddingTable& table);
 
+  // A JSON text that the manifest keeps; of one shard.
+  void SetWorkQueues(std::string json);
+
   // The part of the manifest for Commit().
   std::string Finish();
 
@@ -80,7 +86,8 @@ class PartWriter {
 
 // Makes one manifest of all shards' parts and publishes it; then removes row
 // files in the tables' folders that it does not name. Tables of the former
-// manifest are kept unless the parts are of all tables. FailedPrecondition if a
+// manifest are kept unless the parts are of all tables, and so are its work
+// queues. FailedPrecondition if a
 // part is missing or of another save, or if a file is not visible from here.
 absl::Status Commit(const std::string& path, const std::string& save_id,
                     const std::vector<std::string>& manifest_parts);

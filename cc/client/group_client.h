@@ -7,10 +7,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cc/sync/work_queue.h"
 #include "cc/sync/worker_group.h"
 
 namespace tfswitch {
@@ -45,17 +47,16 @@ class GroupClient {
   // Waits for the server no longer than `timeout`, nor than any other call.
   virtual absl::Status Beat(const GroupMember& member,
                             absl::Duration timeout) = 0;
-  virtual absl::StatusOr<int64_t> Arrive(const GroupMember& member,
-                                         int64_t clock, int64_t round,
-                                         double weight) = 0;
+  virtual absl::StatusOr<int64_t> Arrive(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress) = 0;
   // The same, and waits in the same call, for a while that the implementation
   // chooses: until the round has closed that a contribution went to, or without
   // one until the next step may begin with `staleness`.
-  virtual absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
-                                                int64_t clock, int64_t round,
-                                                double weight,
-                                                int64_t staleness,
-                                                absl::Time deadline) = 0;
+  virtual absl::StatusOr<Arrival> ArriveAndWait(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress, int64_t staleness,
+      absl::Time deadline) = 0;
   // As long as Beat().
   virtual absl::Status Leave(const GroupMember& member,
                              absl::Duration timeout) = 0;
@@ -72,6 +73,17 @@ class GroupClient {
 
   virtual absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) = 0;
+
+  virtual absl::Status CreateWorkQueue(const std::string& group,
+                                       const std::string& queue,
+                                       const WorkQueueOptions& options) = 0;
+  virtual absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
+      const GroupMember& member, const std::string& queue) = 0;
+  virtual absl::Status FinishWorkItem(const GroupMember& member,
+                                      const std::string& queue, int64_t epoch,
+                                      int64_t index) = 0;
+  virtual absl::StatusOr<WorkQueue::Stats> WorkQueueStats(
+      const std::string& group, const std::string& queue) = 0;
 };
 
 }  // namespace tfswitch

@@ -87,11 +87,13 @@ int64_t GroupSession::round() const {
   return round_;
 }
 
-absl::Status GroupSession::EndStep(bool contributes, double weight) {
+absl::Status GroupSession::EndStep(bool contributes, double weight,
+                                   const std::vector<WorkProgress>& progress) {
   TFSWITCH_ASSIGN_OR_RETURN(
       const int64_t open_round,
       groups_->Arrive(member(), clock(),
-                      contributes ? round() : WorkerGroup::kNoRound, weight));
+                      contributes ? round() : WorkerGroup::kNoRound, weight,
+                      progress));
   Advance(contributes, open_round);
   return absl::OkStatus();
 }
@@ -106,12 +108,13 @@ void GroupSession::Advance(bool contributes, int64_t open_round) {
 }
 
 absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
-    double weight, absl::Duration timeout) {
+    double weight, absl::Duration timeout,
+    const std::vector<WorkProgress>& progress) {
   if (is_waiting()) return WaitForRound(timeout);
   const absl::Time start = absl::Now();
   TFSWITCH_ASSIGN_OR_RETURN(
       Arrival arrival,
-      groups_->ArriveAndWait(member(), clock(), round(), weight,
+      groups_->ArriveAndWait(member(), clock(), round(), weight, progress,
                              /*staleness=*/0, start + timeout));
   Advance(/*contributes=*/true, arrival.open_round);
   SetWaiting(!arrival.round.has_value());
@@ -124,14 +127,16 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
   return *std::move(arrival.round);
 }
 
-absl::Status GroupSession::EndStepAndWaitForTurn(int64_t staleness,
-                                                 absl::Duration timeout) {
+absl::Status GroupSession::EndStepAndWaitForTurn(
+    int64_t staleness, absl::Duration timeout,
+    const std::vector<WorkProgress>& progress) {
   if (is_waiting()) return WaitForTurn(staleness, timeout);
   const absl::Time start = absl::Now();
   TFSWITCH_ASSIGN_OR_RETURN(
       const Arrival arrival,
       groups_->ArriveAndWait(member(), clock(), WorkerGroup::kNoRound,
-                             /*weight=*/0.0, staleness, start + timeout));
+                             /*weight=*/0.0, progress, staleness,
+                             start + timeout));
   Advance(/*contributes=*/false, arrival.open_round);
   SetWaiting(!arrival.may_proceed);
   if (!arrival.may_proceed) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -54,14 +55,19 @@ class GroupSession {
   int64_t round() const;
 
   // Ends a step, with a contribution of `weight` to round() or with none.
-  // NotFound if the group has given this worker up: call Rejoin().
-  absl::Status EndStep(bool contributes, double weight);
+  // NotFound if the group has given this worker up: call Rejoin(). `progress`:
+  // what the step has advanced in work queues; see Coordinator::Arrive.
+  absl::Status EndStep(bool contributes, double weight,
+                       const std::vector<WorkProgress>& progress = {});
 
   // EndStep(), and then WaitForRound() or WaitForTurn(), in fewer calls of the
   // server. If the wait failed, calling again only waits: the step has ended.
-  absl::StatusOr<Round> EndStepAndWaitForRound(double weight,
-                                               absl::Duration timeout);
-  absl::Status EndStepAndWaitForTurn(int64_t staleness, absl::Duration timeout);
+  absl::StatusOr<Round> EndStepAndWaitForRound(
+      double weight, absl::Duration timeout,
+      const std::vector<WorkProgress>& progress = {});
+  absl::Status EndStepAndWaitForTurn(
+      int64_t staleness, absl::Duration timeout,
+      const std::vector<WorkProgress>& progress = {});
 
   // Waits until round(), to which the step before has contributed, has closed.
   // For one that contributed to a round that had closed it is the last one that

@@ -31,23 +31,24 @@ class LocalGroupClient final : public GroupClient {
     return groups->Beat(member.group, member.worker, member.incarnation);
   }
 
-  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
-                                 int64_t round, double weight) override {
+  absl::StatusOr<int64_t> Arrive(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
     return groups->Arrive(member.group, member.worker, member.incarnation,
-                          clock, round, weight);
+                          clock, round, weight, progress);
   }
 
-  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
-                                        int64_t clock, int64_t round,
-                                        double weight, int64_t staleness,
-                                        absl::Time deadline) override {
+  absl::StatusOr<Arrival> ArriveAndWait(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress, int64_t /*staleness*/,
+      absl::Time /*deadline*/) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
     Arrival arrival;
     TFSWITCH_ASSIGN_OR_RETURN(
         arrival.open_round,
         groups->Arrive(member.group, member.worker, member.incarnation, clock,
-                       round, weight));
+                       round, weight, progress));
     // There is no way to save: WaitForRound() and WaitForTurn() come next.
     return arrival;
   }
@@ -84,6 +85,34 @@ class LocalGroupClient final : public GroupClient {
       const std::string& group) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
     return groups->GroupStats(group);
+  }
+
+  absl::Status CreateWorkQueue(const std::string& group,
+                               const std::string& queue,
+                               const WorkQueueOptions& options) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->CreateWorkQueue(group, queue, options);
+  }
+
+  absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
+      const GroupMember& member, const std::string& queue) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->TakeWorkItem(member.group, member.worker, member.incarnation,
+                                queue);
+  }
+
+  absl::Status FinishWorkItem(const GroupMember& member,
+                              const std::string& queue, int64_t epoch,
+                              int64_t index) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->FinishWorkItem(member.group, member.worker,
+                                  member.incarnation, queue, epoch, index);
+  }
+
+  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(
+      const std::string& group, const std::string& queue) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
+    return groups->WorkQueueStats(group, queue);
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -103,6 +104,7 @@ absl::Status WorkerSession::JoinAgain() {
 }
 
 absl::Status WorkerSession::Rejoin() {
+  own_items_.clear();  // Others may have them.
   absl::Status joined = session_->Rejoin();
   must_rejoin_ = !joined.ok();
   if (joined.ok() && is_leaving_) return HasLeft();
@@ -147,6 +149,7 @@ absl::Status WorkerSession::EndStep(double weight) {
   if (!unconfirmed_weight_.has_value()) {
     TFSWITCH_RETURN_IF_ERROR(Prepare(""));
     unconfirmed_weight_ = weight;
+    unconfirmed_progress_ = Progress();
   }
   return Arrive();
 }
@@ -157,17 +160,20 @@ absl::Status WorkerSession::Arrive() {
   absl::Status ended;
   switch (options_.consistency.kind) {
     case ConsistencyKind::kAsp:
-      ended = session_->EndStep(/*contributes=*/false, weight);
+      ended = session_->EndStep(/*contributes=*/false, weight,
+                                unconfirmed_progress_);
       break;
     case ConsistencyKind::kSsp:
       ended = session_->EndStepAndWaitForTurn(options_.consistency.staleness,
-                                              options_.wait_timeout);
+                                              options_.wait_timeout,
+                                              unconfirmed_progress_);
       break;
     case ConsistencyKind::kBsp: {
-      absl::StatusOr<Round> round =
-          session_->EndStepAndWaitForRound(weight, options_.wait_timeout);
+      absl::StatusOr<Round> round = session_->EndStepAndWaitForRound(
+          weight, options_.wait_timeout, unconfirmed_progress_);
       ended = round.status();
       if (round.ok()) {
+        CountProgress(unconfirmed_progress_);
         has_pushed_ = false;
         unconfirmed_weight_.reset();
         is_unfinished_ = true;
@@ -178,7 +184,10 @@ absl::Status WorkerSession::Arrive() {
     }
   }
   const bool has_arrived = session_->clock() != clock;
-  if (has_arrived) has_pushed_ = false;
+  if (has_arrived) {
+    CountProgress(unconfirmed_progress_);
+    has_pushed_ = false;
+  }
   // Of a server that did not answer nobody knows whether it has heard.
   const bool is_unconfirmed = !has_arrived && (absl::IsUnavailable(ended) ||
                                                absl::IsDeadlineExceeded(ended));
@@ -329,6 +338,133 @@ absl::Status WorkerSession::Commit(const Round& round) {
   return applied;
 }
 
+std::vector<WorkProgress> WorkerSession::Progress() const {
+  std::vector<WorkProgress> progress;
+  for (const auto& [queue, own] : own_items_) {
+    if (own.item.offset == own.counted) continue;
+    progress.push_back(
+        {queue, own.item.epoch, own.item.index, own.item.offset});
+  }
+  return progress;
+}
+
+void WorkerSession::CountProgress(const std::vector<WorkProgress>& progress) {
+  for (const WorkProgress& each : progress) {
+    const auto own = FindWorkItem(each.queue, each.epoch, each.index);
+    if (own.ok()) (*own)->counted = each.offset;
+  }
+}
+
+absl::StatusOr<WorkerSession::OwnItem*> WorkerSession::FindWorkItem(
+    const std::string& queue, int64_t epoch, int64_t index) {
+  const auto it = own_items_.find(queue);
+  if (it != own_items_.end() && it->second.item.epoch == epoch &&
+      it->second.item.index == index) {
+    return &it->second;
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "item ", index, " of epoch ", epoch, " of work queue '", queue,
+      "' is not worker ", options_.worker,
+      "'s, or not any more: the group has given the worker up meanwhile, it "
+      "has left, or the item is finished; take another one"));
+}
+
+template <typename Call>
+auto WorkerSession::CallAsMember(const Call& call) {
+  auto result = call();
+  const auto status_of = [](const auto& r) {
+    if constexpr (std::is_same_v<decltype(call()), absl::Status>) {
+      return r;
+    } else {
+      return r.status();
+    }
+  };
+  if (!absl::IsNotFound(status_of(result))) return result;
+  const absl::Status back =
+      ComeBack(status_of(result), /*has_arrived=*/!has_pushed_);
+  if (!back.ok()) return decltype(call())(back);
+  return call();
+}
+
+absl::Status WorkerSession::CreateWorkQueue(const std::string& queue,
+                                            const WorkQueueOptions& options) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(Prepare(""));
+  return CallAsMember([&] {
+    return client_->groups().CreateWorkQueue(options_.group, queue, options);
+  });
+}
+
+absl::StatusOr<std::optional<WorkItem>> WorkerSession::TakeWorkItem(
+    const std::string& queue) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(Prepare(""));
+  TFSWITCH_ASSIGN_OR_RETURN(std::optional<WorkItem> taken, CallAsMember([&] {
+                              return client_->groups().TakeWorkItem(
+                                  session_->member(), queue);
+                            }));
+  if (!taken.has_value()) {
+    own_items_.erase(queue);
+    return taken;
+  }
+  const auto own = FindWorkItem(queue, taken->epoch, taken->index);
+  // The same once more, of which the present step has trained some.
+  if (own.ok() && (*own)->counted == taken->offset) return (*own)->item;
+  own_items_[queue] = {*taken, taken->offset};
+  return taken;
+}
+
+absl::Status WorkerSession::AdvanceWorkItem(const std::string& queue,
+                                            int64_t epoch, int64_t index,
+                                            int64_t offset) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_ASSIGN_OR_RETURN(OwnItem * own, FindWorkItem(queue, epoch, index));
+  if (offset < own->item.offset) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "item ", index, " of epoch ", epoch, " of work queue '", queue,
+        "' has come to ", own->item.offset, " already. Received: ", offset));
+  }
+  own->item.offset = offset;
+  return absl::OkStatus();
+}
+
+absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
+                                           int64_t epoch, int64_t index) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(Prepare(""));
+  TFSWITCH_ASSIGN_OR_RETURN(const OwnItem* own,
+                            FindWorkItem(queue, epoch, index));
+  if (own->item.offset != own->counted) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "item ", index, " ('", own->item.value, "') of epoch ", epoch,
+        " of work queue '", queue, "' is finished in the midst of a step that ",
+        "has advanced it from ", own->counted, " to ", own->item.offset,
+        ": end the step first"));
+  }
+  const absl::Status finished =
+      client_->groups().FinishWorkItem(session_->member(), queue, epoch, index);
+  if (absl::IsNotFound(finished)) {
+    TFSWITCH_RETURN_IF_ERROR(ComeBack(finished, /*has_arrived=*/!has_pushed_));
+    return FindWorkItem(queue, epoch, index).status();  // It is lost.
+  }
+  // Of a server that did not answer nobody knows whether it has heard.
+  if (finished.ok() || absl::IsFailedPrecondition(finished)) {
+    own_items_.erase(queue);
+  }
+  return finished;
+}
+
+bool WorkerSession::HasWorkItem(const std::string& queue, int64_t epoch,
+                                int64_t index) {
+  MutexLock lock(&mutex_);
+  return FindWorkItem(queue, epoch, index).ok();
+}
+
+absl::StatusOr<WorkQueue::Stats> WorkerSession::WorkQueueStats(
+    const std::string& queue) {
+  return client_->groups().WorkQueueStats(options_.group, queue);
+}
+
 absl::Status WorkerSession::Leave(absl::Duration timeout) {
   // Whoever waits in another thread hears that the worker is no member any
   // more, and must not join again.
@@ -339,6 +475,7 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
     // It may have come back before it heard of that.
     left = session_->Leave(timeout);
     is_unfinished_ = false;
+    own_items_.clear();
     must_rejoin_ = must_catch_up_ = false;
     uncommitted_.reset();
     unconfirmed_weight_.reset();

@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -78,6 +80,27 @@ class WorkerSession {
   absl::Status WaitAtBarrier(const std::string& barrier,
                              absl::Duration timeout);
 
+  // Work queues of the group; see WorkQueue and Coordinator. A worker has one
+  // item of each queue at most, and loses it when the group gives the worker
+  // up, or when it leaves: others go on with what the last step that counts has
+  // left of it.
+  absl::Status CreateWorkQueue(const std::string& queue,
+                               const WorkQueueOptions& options);
+  absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
+      const std::string& queue);
+  // The present step has come to `offset`; counts with the end of the step.
+  // FailedPrecondition if the item is lost, or `offset` is further back.
+  absl::Status AdvanceWorkItem(const std::string& queue, int64_t epoch,
+                               int64_t index, int64_t offset);
+  // FailedPrecondition if the item is lost, or was advanced in a step that has
+  // not ended.
+  absl::Status FinishWorkItem(const std::string& queue, int64_t epoch,
+                              int64_t index);
+  // Whether this worker still has the item, as far as it knows: what a step
+  // does with one that is lost would be done twice.
+  bool HasWorkItem(const std::string& queue, int64_t epoch, int64_t index);
+  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& queue);
+
   // Nobody waits for this worker any more; the next step joins again.
   // Idempotent. `timeout` as in GroupSession.
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
@@ -116,6 +139,25 @@ class WorkerSession {
   // The one before that of the next step, when it has closed; none with asp and
   // ssp, or if there is none.
   absl::StatusOr<std::optional<Round>> LastClosedRound();
+  struct OwnItem {
+    WorkItem item;        // With the offset that the present step has come to.
+    int64_t counted = 0;  // The offset that counts.
+  };
+
+  // What the present step has advanced.
+  std::vector<WorkProgress> Progress() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // It counts.
+  void CountProgress(const std::vector<WorkProgress>& progress)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<OwnItem*> FindWorkItem(const std::string& queue, int64_t epoch,
+                                        int64_t index)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Calls `call`, once more after coming back if the group has given this
+  // worker up.
+  template <typename Call>
+  auto CallAsMember(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // GroupSession::Rejoin(); Cancelled if another thread is leaving.
   absl::Status Rejoin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -133,6 +175,9 @@ class WorkerSession {
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
   // Of the step whose end the group may not have heard of.
   std::optional<double> unconfirmed_weight_ ABSL_GUARDED_BY(mutex_);
+  std::vector<WorkProgress> unconfirmed_progress_ ABSL_GUARDED_BY(mutex_);
+  // By queue.
+  std::map<std::string, OwnItem> own_items_ ABSL_GUARDED_BY(mutex_);
   // A step has ended, and not all that it waits for has come.
   bool is_unfinished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Round> uncommitted_ ABSL_GUARDED_BY(mutex_);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
@@ -82,11 +84,16 @@ grpc::Status CoordinationService::Arrive(grpc::ServerContext*,
                                          v1::ArriveResponse* response) {
   return Run([&](Coordinator& coordinator) -> absl::Status {
     const v1::Member& member = request->member();
+    std::vector<WorkProgress> progress;
+    for (const v1::WorkProgress& each : request->progress()) {
+      progress.push_back(
+          {each.queue(), each.epoch(), each.index(), each.offset()});
+    }
     TFSWITCH_ASSIGN_OR_RETURN(
         const int64_t open_round,
         coordinator.Arrive(member.group(), member.worker(),
                            member.incarnation(), request->clock(),
-                           request->round(), request->weight()));
+                           request->round(), request->weight(), progress));
     response->set_open_round(open_round);
     if (request->wait_ms() <= 0) return absl::OkStatus();
     // The worker hears of whatever hinders the wait when it asks again.
@@ -192,6 +199,69 @@ grpc::Status CoordinationService::GetGroupStats(
     for (const int64_t count : stats.staleness) {
       response->add_staleness(count);
     }
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::CreateWorkQueue(
+    grpc::ServerContext*, const v1::CreateWorkQueueRequest* request,
+    v1::CreateWorkQueueResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::WorkQueueOptions& proto = request->options();
+    WorkQueueOptions options;
+    options.items.assign(proto.items().begin(), proto.items().end());
+    options.num_epochs = proto.num_epochs();
+    options.shuffles = proto.shuffle();
+    options.seed = proto.seed();
+    return coordinator.CreateWorkQueue(request->group(), request->queue(),
+                                       options);
+  });
+}
+
+grpc::Status CoordinationService::TakeWorkItem(
+    grpc::ServerContext*, const v1::TakeWorkItemRequest* request,
+    v1::TakeWorkItemResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const std::optional<WorkItem> taken,
+        coordinator.TakeWorkItem(member.group(), member.worker(),
+                                 member.incarnation(), request->queue()));
+    if (!taken.has_value()) return absl::OkStatus();
+    v1::WorkItem& item = *response->mutable_item();
+    item.set_epoch(taken->epoch);
+    item.set_index(taken->index);
+    item.set_value(taken->value);
+    item.set_offset(taken->offset);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::FinishWorkItem(
+    grpc::ServerContext*, const v1::FinishWorkItemRequest* request,
+    v1::FinishWorkItemResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::Member& member = request->member();
+    return coordinator.FinishWorkItem(member.group(), member.worker(),
+                                      member.incarnation(), request->queue(),
+                                      request->epoch(), request->index());
+  });
+}
+
+grpc::Status CoordinationService::GetWorkQueueStats(
+    grpc::ServerContext*, const v1::GetWorkQueueStatsRequest* request,
+    v1::GetWorkQueueStatsResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WorkQueue::Stats stats,
+        coordinator.WorkQueueStats(request->group(), request->queue()));
+    response->set_epoch(stats.epoch);
+    response->set_num_epochs(stats.num_epochs);
+    response->set_num_items(stats.num_items);
+    response->set_num_finished(stats.num_finished);
+    response->set_num_leased(stats.num_leased);
+    response->set_num_returned(stats.num_returned);
+    response->set_reissued(stats.reissued);
     return absl::OkStatus();
   });
 }

@@ -49,6 +49,18 @@ class CoordinationService final : public v1::Coordination::Service {
   grpc::Status GetGroupStats(grpc::ServerContext* context,
                              const v1::GetGroupStatsRequest* request,
                              v1::GetGroupStatsResponse* response) override;
+  grpc::Status CreateWorkQueue(grpc::ServerContext* context,
+                               const v1::CreateWorkQueueRequest* request,
+                               v1::CreateWorkQueueResponse* response) override;
+  grpc::Status TakeWorkItem(grpc::ServerContext* context,
+                            const v1::TakeWorkItemRequest* request,
+                            v1::TakeWorkItemResponse* response) override;
+  grpc::Status FinishWorkItem(grpc::ServerContext* context,
+                              const v1::FinishWorkItemRequest* request,
+                              v1::FinishWorkItemResponse* response) override;
+  grpc::Status GetWorkQueueStats(
+      grpc::ServerContext* context, const v1::GetWorkQueueStatsRequest* request,
+      v1::GetWorkQueueStatsResponse* response) override;
 
  private:
   // Calls work(coordinator), which returns a status, inside the gate.

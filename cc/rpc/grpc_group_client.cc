@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
@@ -19,6 +21,24 @@ v1::Member ToProto(const GroupMember& member) {
   proto.set_worker(member.worker);
   proto.set_incarnation(member.incarnation);
   return proto;
+}
+
+v1::ArriveRequest ToArriveRequest(const GroupMember& member, int64_t clock,
+                                  int64_t round, double weight,
+                                  const std::vector<WorkProgress>& progress) {
+  v1::ArriveRequest request;
+  *request.mutable_member() = ToProto(member);
+  request.set_clock(clock);
+  request.set_round(round);
+  request.set_weight(weight);
+  for (const WorkProgress& each : progress) {
+    v1::WorkProgress& proto = *request.add_progress();
+    proto.set_queue(each.queue);
+    proto.set_epoch(each.epoch);
+    proto.set_index(each.index);
+    proto.set_offset(each.offset);
+  }
+  return request;
 }
 
 class GrpcGroupClient final : public GroupClient {
@@ -62,27 +82,22 @@ class GrpcGroupClient final : public GroupClient {
     return Call("Beat", request, &response, timeout);
   }
 
-  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
-                                 int64_t round, double weight) override {
-    v1::ArriveRequest request;
-    *request.mutable_member() = ToProto(member);
-    request.set_clock(clock);
-    request.set_round(round);
-    request.set_weight(weight);
+  absl::StatusOr<int64_t> Arrive(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress) override {
+    const v1::ArriveRequest request =
+        ToArriveRequest(member, clock, round, weight, progress);
     v1::ArriveResponse response;
     TFSWITCH_RETURN_IF_ERROR(Call("Arrive", request, &response));
     return response.open_round();
   }
 
-  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
-                                        int64_t clock, int64_t round,
-                                        double weight, int64_t staleness,
-                                        absl::Time deadline) override {
-    v1::ArriveRequest request;
-    *request.mutable_member() = ToProto(member);
-    request.set_clock(clock);
-    request.set_round(round);
-    request.set_weight(weight);
+  absl::StatusOr<Arrival> ArriveAndWait(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress, int64_t staleness,
+      absl::Time deadline) override {
+    v1::ArriveRequest request =
+        ToArriveRequest(member, clock, round, weight, progress);
     request.set_wait_ms(NextPollMs(deadline));
     request.set_staleness(staleness);
     v1::ArriveResponse response;
@@ -168,6 +183,63 @@ class GrpcGroupClient final : public GroupClient {
     stats.rejoined = response.rejoined();
     stats.staleness.assign(response.staleness().begin(),
                            response.staleness().end());
+    return stats;
+  }
+
+  absl::Status CreateWorkQueue(const std::string& group,
+                               const std::string& queue,
+                               const WorkQueueOptions& options) override {
+    v1::CreateWorkQueueRequest request;
+    request.set_group(group);
+    request.set_queue(queue);
+    v1::WorkQueueOptions& proto = *request.mutable_options();
+    for (const std::string& item : options.items) proto.add_items(item);
+    proto.set_num_epochs(options.num_epochs);
+    proto.set_shuffle(options.shuffles);
+    proto.set_seed(options.seed);
+    v1::CreateWorkQueueResponse response;
+    return Call("CreateWorkQueue", request, &response);
+  }
+
+  absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
+      const GroupMember& member, const std::string& queue) override {
+    v1::TakeWorkItemRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_queue(queue);
+    v1::TakeWorkItemResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("TakeWorkItem", request, &response));
+    if (!response.has_item()) return std::nullopt;
+    const v1::WorkItem& item = response.item();
+    return WorkItem{item.epoch(), item.index(), item.value(), item.offset()};
+  }
+
+  absl::Status FinishWorkItem(const GroupMember& member,
+                              const std::string& queue, int64_t epoch,
+                              int64_t index) override {
+    v1::FinishWorkItemRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_queue(queue);
+    request.set_epoch(epoch);
+    request.set_index(index);
+    v1::FinishWorkItemResponse response;
+    return Call("FinishWorkItem", request, &response);
+  }
+
+  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(
+      const std::string& group, const std::string& queue) override {
+    v1::GetWorkQueueStatsRequest request;
+    request.set_group(group);
+    request.set_queue(queue);
+    v1::GetWorkQueueStatsResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("GetWorkQueueStats", request, &response));
+    WorkQueue::Stats stats;
+    stats.epoch = response.epoch();
+    stats.num_epochs = response.num_epochs();
+    stats.num_items = response.num_items();
+    stats.num_finished = response.num_finished();
+    stats.num_leased = response.num_leased();
+    stats.num_returned = response.num_returned();
+    stats.reissued = response.reissued();
     return stats;
   }
 

@@ -12,6 +12,7 @@
 #include "cc/base/key_batch.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/checkpoint.h"
+#include "cc/sync/work_queue_json.h"
 
 namespace tfswitch {
 namespace {
@@ -413,6 +414,11 @@ absl::StatusOr<std::string> Shard::SaveShard(
   checkpoint::PartWriter writer(path, save_id, options_.shard_index,
                                 options_.num_shards,
                                 /*all_tables=*/tables.empty());
+  if (tables.empty() && options_.shard_index == 0) {
+    // Before the tables: of a step that ends meanwhile the samples are trained
+    // once more rather than never.
+    writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
+  }
   for (const auto& table : to_save) {
     TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
   }
@@ -438,7 +444,12 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
   } else {
     staged.tables = tables;
   }
-  TableMap loaded;
+  Loaded loaded;
+  if (tables.empty() && options_.shard_index == 0) {
+    TFSWITCH_ASSIGN_OR_RETURN(loaded.work_queues,
+                              SavedWorkQueuesFromJson(manifest.work_queues));
+    TFSWITCH_RETURN_IF_ERROR(coordinator_->CheckRestore(loaded.work_queues));
+  }
   for (const std::string& name : staged.tables) {
     const auto saved = manifest.tables.find(name);
     if (saved == manifest.tables.end()) {
@@ -469,10 +480,10 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
         checkpoint::LoadTable(path, saved->second, options_.shard_index,
                               options_.num_shards, *table));
     staged.num_rows += table->size();
-    loaded.emplace(name, std::move(table));
+    loaded.tables.emplace(name, std::move(table));
   }
   // One restore at a time: what a caller left behind goes.
-  std::map<std::string, TableMap> left_behind;
+  std::map<std::string, Loaded> left_behind;
   MutexLock lock(&mutex_);
   left_behind.swap(staged_);
   staged_.emplace(restore_id, std::move(loaded));
@@ -480,7 +491,7 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
 }
 
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
-  TableMap replaced;  // Freed outside the lock.
+  Loaded replaced;  // Freed outside the lock.
   MutexLock lock(&mutex_);
   const auto it = staged_.find(restore_id);
   if (it == staged_.end()) {
@@ -490,11 +501,12 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
         "restore '", restore_id, "' is not staged", ShardPrefix(options_),
         "; another restore has begun since, or the server was restarted"));
   }
-  replaced.swap(it->second);
+  std::swap(replaced, it->second);
   staged_.erase(it);
   if (abort) return absl::OkStatus();
   last_restore_id_ = restore_id;
-  for (auto& [name, table] : replaced) std::swap(tables_[name], table);
+  for (auto& [name, table] : replaced.tables) std::swap(tables_[name], table);
+  coordinator_->RestoreWorkQueues(replaced.work_queues);
   return absl::OkStatus();
 }
 

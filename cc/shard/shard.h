@@ -122,9 +122,9 @@ class Shard {
   absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
                                 absl::Span<const Key> keys) const;
 
-  // Writes this shard's rows of `tables` under `path`; returns this shard's
-  // part of the manifest (JSON). Files of one save carry `save_id` in their
-  // names.
+  // Writes this shard's rows of `tables` (empty: all) under `path`; returns
+  // this shard's part of the manifest (JSON). Files of one save carry `save_id`
+  // in their names. With all tables shard 0 saves the work queues.
   absl::StatusOr<std::string> SaveShard(const std::string& path,
                                         const std::vector<std::string>& tables,
                                         const std::string& save_id) const;
@@ -140,19 +140,26 @@ class Shard {
     int64_t num_rows = 0;
   };
 
-  // Reads and verifies the rows of `tables` (empty: all) that this shard owns.
-  // The present tables are untouched until CommitRestore.
+  // Reads and verifies the rows of `tables` (empty: all) that this shard owns,
+  // with all tables also work queues, of which the errors are those of
+  // Coordinator::CheckRestore. What is there is untouched until CommitRestore.
   absl::StatusOr<Staged> StageRestore(const std::string& path,
                                       const std::vector<std::string>& tables,
                                       const std::string& restore_id);
 
-  // Puts the staged tables in place, or drops them with `abort`. NotFound if
+  // Puts what is staged in place, or drops it with `abort`. NotFound if
   // nothing is staged under `restore_id`; aborting what is not there is OK, and
   // so is repeating the last commit.
   absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
  private:
   using TableMap = std::map<std::string, std::shared_ptr<EmbeddingTable>>;
+
+  // What a restore has read.
+  struct Loaded {
+    TableMap tables;
+    std::vector<SavedWorkQueue> work_queues;
+  };
 
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
@@ -177,7 +184,7 @@ class Shard {
 
   mutable Mutex mutex_;
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, TableMap> staged_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Loaded> staged_ ABSL_GUARDED_BY(mutex_);
   std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);  // Committed last.
 };
 

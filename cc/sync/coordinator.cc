@@ -21,6 +21,10 @@ absl::Time SteadyNow() {
 
 }  // namespace
 
+std::string WorkQueueBarrier(const std::string& queue) {
+  return absl::StrCat("work queue '", queue, "'");
+}
+
 Coordinator::~Coordinator() { Shutdown(); }
 
 absl::Status Coordinator::CreateGroup(const std::string& group,
@@ -32,14 +36,23 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   MutexLock lock(&mutex_);
   const auto it = groups_.find(group);
   if (it == groups_.end()) {
-    groups_.emplace(group, std::make_unique<Group>(options));
+    groups_.emplace(group, std::make_unique<Group>(options, &queues_[group]));
     return absl::OkStatus();
   }
   Group& present = *it->second;
   if (present.options == options) return absl::OkStatus();
   present.state->Tick(SteadyNow());
+  Settle(&present);
   if (present.state->stats().num_active == 0) {
-    // What trained here has ended; nobody waits in it.
+    // What trained here has ended; nobody waits in it, and its open round is
+    // lost.
+    for (const OpenAdvance& advance : present.advances) {
+      if (advance.round < present.state->open_round()) continue;
+      const auto queue = present.queues->find(advance.before.queue);
+      if (queue != present.queues->end()) queue->second.Revoke(advance.before);
+    }
+    present.advances.clear();
+    present.num_departures = 0;
     present.options = options;
     present.state.emplace(options, DrawFirstIncarnation());
     return absl::OkStatus();
@@ -70,6 +83,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
   const absl::Time now = SteadyNow();
   found->state->Tick(now);
   const WorkerGroup::Place member = found->state->Join(worker, now, previous);
+  Settle(found);
   found->changed.NotifyAll();
   return member;
 }
@@ -78,27 +92,79 @@ absl::Status Coordinator::Beat(const std::string& group, uint32_t worker,
                                uint64_t incarnation) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  return BeatAndTick(found, worker, incarnation);
+}
+
+absl::Status Coordinator::BeatAndTick(Group* group, uint32_t worker,
+                                      uint64_t incarnation) {
   // A worker that comes a little late is alive: its own lease first.
   const absl::Time now = SteadyNow();
-  absl::Status status = found->state->Beat(worker, incarnation, now);
-  found->state->Tick(now);
-  found->changed.NotifyAll();
+  absl::Status status = group->state->Beat(worker, incarnation, now);
+  group->state->Tick(now);
+  Settle(group);
+  group->changed.NotifyAll();
   return status;
 }
 
-absl::StatusOr<int64_t> Coordinator::Arrive(const std::string& group,
-                                            uint32_t worker,
-                                            uint64_t incarnation, int64_t clock,
-                                            int64_t round, double weight) {
+void Coordinator::Settle(Group* group) {
+  WorkerGroup& state = *group->state;
+  // Before a barrier's opening: the same event may have led to both.
+  if (group->num_departures != state.num_departures()) {
+    group->num_departures = state.num_departures();
+    for (auto& [name, queue] : *group->queues) {
+      queue.ReturnItems([&](uint32_t worker, uint64_t incarnation) {
+        return state.IsMember(worker, incarnation);
+      });
+    }
+  }
+  const std::string opened = state.TakeOpenedBarrier();
+  if (opened.empty()) return;
+  for (auto& [name, queue] : *group->queues) {
+    if (WorkQueueBarrier(name) == opened) queue.EndEpochIfFinished();
+  }
+}
+
+absl::StatusOr<int64_t> Coordinator::Arrive(
+    const std::string& group, uint32_t worker, uint64_t incarnation,
+    int64_t clock, int64_t round, double weight,
+    const std::vector<WorkProgress>& progress) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  WorkerGroup& state = *found->state;
+  const bool advances =
+      !progress.empty() && state.ClockOf(worker, incarnation) == clock;
+  if (advances) {
+    for (const WorkProgress& each : progress) {
+      TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
+                                FindQueue(*found, each.queue));
+      TFSWITCH_RETURN_IF_ERROR(queue->CheckAdvance(worker, incarnation, each));
+    }
+  }
   const absl::Time now = SteadyNow();
-  const absl::Status status =
-      found->state->Arrive(worker, incarnation, clock, round, weight, now);
-  found->state->Tick(now);
+  const int64_t open_round = state.open_round();
+  const absl::Status status = state.Arrive(worker, incarnation, clock, round,
+                                           weight, now, !progress.empty());
+  if (advances && status.ok()) {
+    const bool is_open =
+        round != WorkerGroup::kNoRound && open_round == state.open_round();
+    std::vector<OpenAdvance>& open = found->advances;
+    open.erase(std::remove_if(
+                   open.begin(), open.end(),
+                   [&](const auto& a) { return a.round < state.open_round(); }),
+               open.end());
+    for (const WorkProgress& each : progress) {
+      WorkQueue& queue = found->queues->at(each.queue);
+      WorkProgress before = each;
+      before.offset = queue.offset_of(worker);
+      if (is_open) open.push_back({open_round, std::move(before)});
+      queue.Advance(worker, incarnation, each).IgnoreError();  // Was checked.
+    }
+  }
+  state.Tick(now);
+  Settle(found);
   found->changed.NotifyAll();
   TFSWITCH_RETURN_IF_ERROR(status);
-  return found->state->open_round();
+  return state.open_round();
 }
 
 absl::Status Coordinator::Leave(const std::string& group, uint32_t worker,
@@ -106,6 +172,7 @@ absl::Status Coordinator::Leave(const std::string& group, uint32_t worker,
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   found->state->Leave(worker, incarnation);
+  Settle(found);
   found->changed.NotifyAll();
   return absl::OkStatus();
 }
@@ -120,6 +187,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
     TFSWITCH_RETURN_IF_ERROR(group->state->Beat(worker, incarnation, now));
     const WorkerGroup::Stats before = group->state->stats();
     group->state->Tick(now);
+    Settle(group);
     const WorkerGroup::Stats after = group->state->stats();
     if (after.expired != before.expired || after.rounds != before.rounds) {
       group->changed.NotifyAll();
@@ -183,6 +251,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(
       found->state->Enter(worker, incarnation, barrier, visit, SteadyNow()));
+  Settle(found);
   found->changed.NotifyAll();
   absl::StatusOr<std::optional<WorkerGroup::Place>> place;
   TFSWITCH_RETURN_IF_ERROR(Wait(
@@ -205,6 +274,132 @@ absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   return found->state->stats();
+}
+
+absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const Group& group,
+                                                  const std::string& queue) {
+  const auto it = group.queues->find(queue);
+  if (it != group.queues->end()) return &it->second;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no work queue '", queue,
+      "'; make it first. If it was there, the server has been started again: "
+      "restore a checkpoint and begin anew"));
+}
+
+absl::Status Coordinator::CreateWorkQueue(const std::string& group,
+                                          const std::string& queue,
+                                          const WorkQueueOptions& options) {
+  if (queue.empty()) {
+    return absl::InvalidArgumentError("a work queue needs a name");
+  }
+  TFSWITCH_RETURN_IF_ERROR(options.Validate());
+  MutexLock lock(&mutex_);
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  const auto [it, is_new] = found->queues->try_emplace(queue, queue, options);
+  if (is_new) return absl::OkStatus();
+  const std::string difference =
+      DescribeDifference(it->second.options(), options);
+  if (difference.empty()) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(
+      "work queue '", queue, "' of group '", group,
+      "' exists with other settings, made by a worker or restored from a "
+      "checkpoint: ",
+      difference,
+      "; give all workers the same ones, or the queue another name"));
+}
+
+absl::StatusOr<std::optional<WorkItem>> Coordinator::TakeWorkItem(
+    const std::string& group, uint32_t worker, uint64_t incarnation,
+    const std::string& queue) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  TFSWITCH_RETURN_IF_ERROR(BeatAndTick(found, worker, incarnation));
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from, FindQueue(*found, queue));
+  return taken_from->Take(worker, incarnation);
+}
+
+absl::Status Coordinator::FinishWorkItem(const std::string& group,
+                                         uint32_t worker, uint64_t incarnation,
+                                         const std::string& queue,
+                                         int64_t epoch, int64_t index) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  TFSWITCH_RETURN_IF_ERROR(BeatAndTick(found, worker, incarnation));
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of, FindQueue(*found, queue));
+  return finished_of->Finish(worker, incarnation, epoch, index);
+}
+
+absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(
+    const std::string& group, const std::string& queue) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* asked, FindQueue(*found, queue));
+  return asked->stats();
+}
+
+std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
+  MutexLock lock(&mutex_);
+  std::vector<SavedWorkQueue> saved;
+  for (const auto& [group_name, queues] : queues_) {
+    const auto group = groups_.find(group_name);
+    for (const auto& [name, queue] : queues) {
+      saved.push_back({group_name, name, queue.options(), queue.state()});
+      if (group == groups_.end()) continue;
+      WorkQueue::State& state = saved.back().state;
+      for (const auto& [round, before] : group->second->advances) {
+        if (before.queue != name || before.epoch != state.epoch ||
+            round < group->second->state->open_round()) {
+          continue;
+        }
+        const auto [it, is_new] =
+            state.unfinished.emplace(before.index, before.offset);
+        if (!is_new) it->second = std::min(it->second, before.offset);
+      }
+    }
+  }
+  return saved;
+}
+
+absl::Status Coordinator::CheckRestore(
+    const std::vector<SavedWorkQueue>& saved) {
+  MutexLock lock(&mutex_);
+  for (const SavedWorkQueue& each : saved) {
+    TFSWITCH_RETURN_IF_ERROR(each.options.Validate());
+    TFSWITCH_RETURN_IF_ERROR(
+        WorkQueue(each.queue, each.options).Restore(each.state));
+    const auto queues = queues_.find(each.group);
+    if (queues == queues_.end()) continue;
+    const auto present = queues->second.find(each.queue);
+    if (present == queues->second.end()) continue;
+    const std::string difference =
+        DescribeDifference(present->second.options(), each.options);
+    if (difference.empty()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "work queue '", each.queue, "' of group '", each.group,
+        "' has other settings than the saved one: ", difference,
+        " by the checkpoint; make it with the saved ones, or restore before it "
+        "is made"));
+  }
+  return absl::OkStatus();
+}
+
+void Coordinator::RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved) {
+  MutexLock lock(&mutex_);
+  for (const SavedWorkQueue& each : saved) {
+    WorkQueues& queues = queues_[each.group];
+    queues.erase(each.queue);
+    WorkQueue& queue =
+        queues.try_emplace(each.queue, each.queue, each.options).first->second;
+    queue.Restore(each.state).IgnoreError();  // Was checked.
+    const auto group = groups_.find(each.group);
+    if (group == groups_.end()) continue;
+    std::vector<OpenAdvance>& open = group->second->advances;
+    open.erase(std::remove_if(open.begin(), open.end(),
+                              [&](const OpenAdvance& advance) {
+                                return advance.before.queue == each.queue;
+                              }),
+               open.end());
+  }
 }
 
 void Coordinator::Shutdown() {

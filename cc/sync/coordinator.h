@@ -10,19 +10,32 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "cc/sync/work_queue.h"
 #include "cc/sync/worker_group.h"
 
 namespace tfswitch {
 
-// Runs one WorkerGroup per name. Every wait ends by its deadline with
-// DeadlineExceeded that says whom it waits for, and by Shutdown() with
-// Cancelled.
+// A work queue as a checkpoint has it.
+struct SavedWorkQueue {
+  std::string group;
+  std::string queue;
+  WorkQueueOptions options;
+  WorkQueue::State state;
+};
+
+// The barrier at which workers wait that have found nothing in a work queue.
+std::string WorkQueueBarrier(const std::string& queue);
+
+// Runs one WorkerGroup per name, and its work queues. Every wait ends by its
+// deadline with DeadlineExceeded that says whom it waits for, and by Shutdown()
+// with Cancelled.
 //
 // Thread-safe.
 class Coordinator {
@@ -44,10 +57,14 @@ class Coordinator {
                                           uint64_t previous = 0);
   absl::Status Beat(const std::string& group, uint32_t worker,
                     uint64_t incarnation);
-  // Returns the open round afterwards.
-  absl::StatusOr<int64_t> Arrive(const std::string& group, uint32_t worker,
-                                 uint64_t incarnation, int64_t clock,
-                                 int64_t round, double weight);
+  // Returns the open round afterwards. With the arrival, and once however often
+  // it is repeated, the worker has advanced in work queues by `progress`; what
+  // it contributes with that stands. NotFound if it does not have such an item
+  // (any more): then it has not arrived, and has to join again.
+  absl::StatusOr<int64_t> Arrive(
+      const std::string& group, uint32_t worker, uint64_t incarnation,
+      int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress = {});
   absl::Status Leave(const std::string& group, uint32_t worker,
                      uint64_t incarnation);
 
@@ -71,16 +88,58 @@ class Coordinator {
 
   absl::StatusOr<WorkerGroup::Stats> GroupStats(const std::string& group);
 
+  // Makes a work queue of the group unless it is there. AlreadyExists, saying
+  // what differs, if it is there with other options.
+  absl::Status CreateWorkQueue(const std::string& group,
+                               const std::string& queue,
+                               const WorkQueueOptions& options);
+
+  // The events of WorkQueue, with its errors and those of Beat();
+  // FailedPrecondition if there is no such queue. A worker that goes returns
+  // its items. Those who get none wait at WorkQueueBarrier(queue), and when it
+  // opens the epoch is over, if all items are finished.
+  absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
+      const std::string& group, uint32_t worker, uint64_t incarnation,
+      const std::string& queue);
+  absl::Status FinishWorkItem(const std::string& group, uint32_t worker,
+                              uint64_t incarnation, const std::string& queue,
+                              int64_t epoch, int64_t index);
+  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& group,
+                                                  const std::string& queue);
+
+  // All queues, without what has been contributed to rounds that are open.
+  std::vector<SavedWorkQueue> SaveWorkQueues();
+  // FailedPrecondition, saying what differs, if a queue is there with other
+  // options; DataLoss if a state does not fit its options.
+  absl::Status CheckRestore(const std::vector<SavedWorkQueue>& saved);
+  // Puts saved queues in the place of those of their names, whose workers have
+  // to take their items anew.
+  //
+  // REQUIRES: CheckRestore() is OK.
+  void RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved);
+
   // Ends all waits, now and later. Idempotent.
   void Shutdown();
 
  private:
+  using WorkQueues = std::map<std::string, WorkQueue>;
+
+  // An advance that counts with a round: where the item was before.
+  struct OpenAdvance {
+    int64_t round = 0;
+    WorkProgress before;
+  };
+
   struct Group {
-    explicit Group(const WorkerGroupOptions& group_options)
+    Group(const WorkerGroupOptions& group_options, WorkQueues* group_queues)
         : options(group_options),
-          state(std::in_place, group_options, DrawFirstIncarnation()) {}
+          state(std::in_place, group_options, DrawFirstIncarnation()),
+          queues(group_queues) {}
     WorkerGroupOptions options;
-    std::optional<WorkerGroup> state;  // Always there.
+    std::optional<WorkerGroup> state;   // Always there.
+    WorkQueues* const queues;           // In queues_.
+    int64_t num_departures = 0;         // Whose items have been returned.
+    std::vector<OpenAdvance> advances;  // Of open rounds, and maybe older ones.
     CondVar changed;
   };
 
@@ -89,6 +148,18 @@ class Coordinator {
 
   absl::StatusOr<Group*> Find(const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::StatusOr<WorkQueue*> FindQueue(const Group& group,
+                                       const std::string& queue)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // A worker's own event comes first; then what time has brought.
+  absl::Status BeatAndTick(Group* group, uint32_t worker, uint64_t incarnation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // What the events of a group lead to in its work queues; to be called after
+  // each.
+  void Settle(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Waits until is_over() is true, the worker is no member any more, or the
   // deadline has come: then `describe` says whom it waited for.
@@ -101,6 +172,8 @@ class Coordinator {
   Mutex mutex_;
   // Groups stay until the end, so that pointers to them do.
   std::map<std::string, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
+  // By group, which need not be there: a checkpoint may have been restored.
+  std::map<std::string, WorkQueues> queues_ ABSL_GUARDED_BY(mutex_);
   bool is_shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -69,6 +69,15 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
   return &it->second;
 }
 
+template <typename Predicate>
+void WorkerGroup::Withdraw(const Predicate& is_meant) {
+  const auto withdrawn = std::remove_if(
+      open_.begin(), open_.end(),
+      [&](const Contribution& c) { return !c.stands && is_meant(c); });
+  stats_.dropped += open_.end() - withdrawn;
+  open_.erase(withdrawn, open_.end());
+}
+
 WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
                                      uint64_t previous) {
   const bool comes_back =
@@ -79,8 +88,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     first_of_present_run_ = next_incarnation_;
     num_openings_ = 0;
     last_clock_ = 0;
-    stats_.dropped += static_cast<int64_t>(open_.size());
-    open_.clear();
+    Withdraw([](const Contribution&) { return true; });
     seen_.clear();
     waits_for_joins_ = options_.num_workers > 0;
   }
@@ -98,17 +106,12 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   const auto is_own = [worker](const Contribution& c) {
     return c.worker == worker;
   };
+  if (!takes_many_contributions() && !comes_back) Withdraw(is_own);
   const bool has_contributed = !takes_many_contributions() &&
                                std::any_of(open_.begin(), open_.end(), is_own);
-  if (has_contributed && !comes_back) {
-    const auto own = std::remove_if(open_.begin(), open_.end(), is_own);
-    stats_.dropped += open_.end() - own;
-    open_.erase(own, open_.end());
-  }
-  joined.last_round =
-      has_contributed && comes_back ? open_round_ : open_round_ - 1;
+  joined.last_round = has_contributed ? open_round_ : open_round_ - 1;
   const int64_t next_round = joined.last_round + 1;
-  workers_[worker] = joined;
+  if (!workers_.insert_or_assign(worker, joined).second) ++num_departures_;
   if (waits_for_joins_) {
     if (seen_.size() == 1) joins_end_ = now + options_.join_timeout;
     if (seen_.size() >= options_.num_workers) waits_for_joins_ = false;
@@ -126,7 +129,7 @@ absl::Status WorkerGroup::Beat(uint32_t worker, uint64_t incarnation,
 
 absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
                                  int64_t clock, int64_t round, double weight,
-                                 absl::Time now) {
+                                 absl::Time now, bool stands) {
   TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
   if (!std::isfinite(weight) || weight < 0.0) {
     return absl::InvalidArgumentError(
@@ -160,7 +163,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
       ++(options_.carries_late_contributions ? stats_.carried : stats_.dropped);
     }
     if (!is_late || options_.carries_late_contributions) {
-      open_.push_back({worker, incarnation, clock, weight});
+      open_.push_back({worker, incarnation, clock, weight, stands});
       found->last_round = open_round_;
     }
   }
@@ -219,6 +222,7 @@ void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   const auto it = workers_.find(worker);
   if (it == workers_.end() || it->second.incarnation != incarnation) return;
   workers_.erase(it);
+  ++num_departures_;
   Settle();
 }
 
@@ -229,6 +233,7 @@ void WorkerGroup::Tick(absl::Time now) {
       continue;
     }
     ++stats_.expired;
+    ++num_departures_;
     it = workers_.erase(it);
   }
   if (now >= joins_end_) waits_for_joins_ = false;
@@ -287,6 +292,7 @@ void WorkerGroup::OpenIfAllWait() {
   const std::string* const found = BarrierToOpen();
   if (found == nullptr) return;
   const std::string barrier = *found;
+  opened_barrier_ = barrier;
   ++num_openings_;
   int64_t clock = 0;
   for (const auto& [id, worker] : workers_) {
@@ -393,6 +399,14 @@ std::string WorkerGroup::Describe(const Predicate& is_named) const {
 bool WorkerGroup::IsMember(uint32_t worker, uint64_t incarnation) const {
   const auto it = workers_.find(worker);
   return it != workers_.end() && it->second.incarnation == incarnation;
+}
+
+int64_t WorkerGroup::ClockOf(uint32_t worker, uint64_t incarnation) const {
+  return IsMember(worker, incarnation) ? workers_.at(worker).clock : -1;
+}
+
+std::string WorkerGroup::TakeOpenedBarrier() {
+  return std::exchange(opened_barrier_, "");
 }
 
 WorkerGroup::Stats WorkerGroup::stats() const {

@@ -85,6 +85,8 @@ struct Contribution {
   uint64_t incarnation = 0;
   int64_t clock = 0;    // Of the worker, when it made it.
   double weight = 0.0;  // Samples in it.
+  // Whatever becomes of its worker: somebody goes on with the data after it.
+  bool stands = false;
 
   friend bool operator==(const Contribution& a, const Contribution& b) {
     return a.worker == b.worker && a.incarnation == b.incarnation &&
@@ -151,7 +153,7 @@ class WorkerGroup {
   // A worker that is there already has been started anew: its new incarnation
   // takes its place. What the old one has contributed to the open round is
   // withdrawn, for it has not heard that it counts; unless a round takes many
-  // contributions of each.
+  // contributions of each, or it stands.
   //
   // A process that the group has given up and that comes back names its
   // `previous` incarnation: what it has contributed stands, and it does not
@@ -164,13 +166,14 @@ class WorkerGroup {
 
   // The worker has ended its step number `clock`. It contributes to `round`,
   // which was open when it began the step, unless that is kNoRound. Repeating
-  // the last arrival is OK and changes nothing.
+  // the last arrival is OK and changes nothing. `stands`: see Contribution.
   //
   // Besides the errors of Beat: OutOfRange if `clock` is not the worker's or
   // `round` has not opened, InvalidArgument if `weight` is negative or not
   // finite.
   absl::Status Arrive(uint32_t worker, uint64_t incarnation, int64_t clock,
-                      int64_t round, double weight, absl::Time now);
+                      int64_t round, double weight, absl::Time now,
+                      bool stands = false);
 
   // The worker waits at `barrier`; `visit` is how many barriers its incarnation
   // has come to before. Repeating the last one is OK.
@@ -219,6 +222,12 @@ class WorkerGroup {
   std::string DescribeAbsent(const std::string& barrier) const;
 
   bool IsMember(uint32_t worker, uint64_t incarnation) const;
+  // How many members have gone: left, died, or been started anew.
+  int64_t num_departures() const { return num_departures_; }
+  // The steps that a member has ended; -1 if it is none.
+  int64_t ClockOf(uint32_t worker, uint64_t incarnation) const;
+  // The barrier that has opened since this was called last; empty if none has.
+  std::string TakeOpenedBarrier();
   Stats stats() const;
 
  private:
@@ -244,6 +253,9 @@ class WorkerGroup {
     return options_.contributions_per_round > options_.num_workers;
   }
   bool IsComplete() const;
+  // Drops contributions to the open round, except those that stand.
+  template <typename Predicate>
+  void Withdraw(const Predicate& is_meant);
   // "worker 3 (at step 17), ..." for those of whom is_named(worker) is true.
   template <typename Predicate>
   std::string Describe(const Predicate& is_named) const;
@@ -262,6 +274,8 @@ class WorkerGroup {
   uint64_t next_incarnation_;
   uint64_t first_of_present_run_;  // Incarnation; a run begins anew.
   int64_t num_openings_ = 0;       // Of barriers, in the present run.
+  std::string opened_barrier_;     // For TakeOpenedBarrier().
+  int64_t num_departures_ = 0;
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();
   int64_t last_clock_ = 0;  // Of any worker, ever.

@@ -55,7 +55,7 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
       int64_t round = joined.round;
       for (int64_t i = 0; i < 20 + 10 * w; ++i, ++round) {
         ASSERT_TRUE(
-            groups.Arrive(member, joined.clock + i, round, 0.5 + w).ok());
+            groups.Arrive(member, joined.clock + i, round, 0.5 + w, {}).ok());
         auto closed = groups.WaitForRound(member, round, Soon());
         ASSERT_TRUE(closed.ok()) << closed.status();
         rounds[w].push_back(*std::move(closed));
@@ -95,7 +95,7 @@ TEST_P(GroupClientTest, StalenessIsBounded) {
         const absl::Status turn = groups.WaitForTurn(member, clock, 1, Soon());
         ASSERT_TRUE(turn.ok()) << turn;
         ASSERT_TRUE(
-            groups.Arrive(member, clock, WorkerGroup::kNoRound, 0).ok());
+            groups.Arrive(member, clock, WorkerGroup::kNoRound, 0, {}).ok());
       }
       EXPECT_TRUE(groups.Leave(member, kLong).ok());
     });
@@ -112,7 +112,7 @@ TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
   const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
   ASSERT_TRUE(groups.Join("g", 4, 0).ok());
-  ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0).ok());
+  ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0, {}).ok());
   const absl::Time deadline = absl::Now() + absl::Milliseconds(50);
   for (const absl::Status& status :
        {groups.WaitForRound(member, 0, deadline).status(),
@@ -189,7 +189,7 @@ TEST_P(GroupClientTest, TheDeadAreDroppedWhenTheirLeaseEnds) {
   ASSERT_TRUE(groups.CreateGroup("g", options).ok());
   const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
   const GroupMember dead = {"g", 1, groups.Join("g", 1, 0)->incarnation};
-  ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0).ok());
+  ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0, {}).ok());
 
   const auto round = groups.WaitForRound(member, 0, Soon());
 
@@ -217,9 +217,9 @@ TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
   EXPECT_EQ(groups.CreateGroup("h", other).code(),
             absl::StatusCode::kInvalidArgument);
   const GroupMember member = {"g", 0, groups.Join("g", 0, 0)->incarnation};
-  EXPECT_EQ(groups.Arrive(member, 5, 0, 1.0).status().code(),
+  EXPECT_EQ(groups.Arrive(member, 5, 0, 1.0, {}).status().code(),
             absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(groups.Arrive(member, 0, 0, -1.0).status().code(),
+  EXPECT_EQ(groups.Arrive(member, 0, 0, -1.0, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
   ASSERT_TRUE(groups.Join("g", 0, 0).ok());  // Somebody else, as worker 0.
   EXPECT_EQ(groups.Beat(member, kLong).code(),

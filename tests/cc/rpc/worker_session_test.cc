@@ -46,14 +46,14 @@ class MortalGroups final : public ForwardingGroupClient {
   }
   void FailLeaving() { fails_leaving_ = true; }
 
-  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
-                                        int64_t clock, int64_t round,
-                                        double weight, int64_t staleness,
-                                        absl::Time deadline) override {
+  absl::StatusOr<Arrival> ArriveAndWait(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress, int64_t staleness,
+      absl::Time deadline) override {
     const bool fails = std::exchange(fails_next_arrival_, false);
     if (fails && !is_heard_) return absl::UnavailableError("not heard");
     auto arrival = ForwardingGroupClient::ArriveAndWait(
-        member, clock, round, weight, staleness, deadline);
+        member, clock, round, weight, progress, staleness, deadline);
     if (fails) return absl::UnavailableError("the answer got lost");
     return arrival;
   }
@@ -777,7 +777,7 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
                      std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
                     .ok());
     ASSERT_TRUE(
-        groups.Arrive(dying, place.clock + i, place.round + i, 1.0).ok());
+        groups.Arrive(dying, place.clock + i, place.round + i, 1.0, {}).ok());
   }
   ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
   EXPECT_EQ(groups.GroupStats("g")->rounds, 4);
@@ -802,7 +802,7 @@ TEST_P(WorkerSessionTest, ARoundThatReachedSomeServersOnlyReachesTheOthers) {
   ASSERT_TRUE(Push(*client, *session->CurrentStep(), kSomeKeys,
                    std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
                   .ok());
-  ASSERT_TRUE(groups.Arrive(member, 1, 1, 1.0).ok());
+  ASSERT_TRUE(groups.Arrive(member, 1, 1, 1.0, {}).ok());
   const auto round =
       groups.WaitForRound(member, 1, absl::Now() + absl::Seconds(60));
   ASSERT_TRUE(round.ok());
@@ -858,7 +858,7 @@ TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
   ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock}, kSomeKeys,
                    std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
                   .ok());
-  ASSERT_TRUE(groups.Arrive(dying, place.clock, place.round, 1.0).ok());
+  ASSERT_TRUE(groups.Arrive(dying, place.clock, place.round, 1.0, {}).ok());
   ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
 
   ASSERT_TRUE(session->WaitAtBarrier("end", absl::Seconds(60)).ok());

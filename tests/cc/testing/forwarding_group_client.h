@@ -4,7 +4,9 @@
 #define TFSWITCH_TESTS_CC_TESTING_FORWARDING_GROUP_CLIENT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cc/client/group_client.h"
 
@@ -28,16 +30,17 @@ class ForwardingGroupClient : public GroupClient {
                     absl::Duration timeout) override {
     return groups_->Beat(member, timeout);
   }
-  absl::StatusOr<int64_t> Arrive(const GroupMember& member, int64_t clock,
-                                 int64_t round, double weight) override {
-    return groups_->Arrive(member, clock, round, weight);
+  absl::StatusOr<int64_t> Arrive(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress) override {
+    return groups_->Arrive(member, clock, round, weight, progress);
   }
-  absl::StatusOr<Arrival> ArriveAndWait(const GroupMember& member,
-                                        int64_t clock, int64_t round,
-                                        double weight, int64_t staleness,
-                                        absl::Time deadline) override {
-    return groups_->ArriveAndWait(member, clock, round, weight, staleness,
-                                  deadline);
+  absl::StatusOr<Arrival> ArriveAndWait(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress, int64_t staleness,
+      absl::Time deadline) override {
+    return groups_->ArriveAndWait(member, clock, round, weight, progress,
+                                  staleness, deadline);
   }
   absl::Status Leave(const GroupMember& member,
                      absl::Duration timeout) override {
@@ -59,6 +62,24 @@ class ForwardingGroupClient : public GroupClient {
   absl::StatusOr<WorkerGroup::Stats> GroupStats(
       const std::string& group) override {
     return groups_->GroupStats(group);
+  }
+  absl::Status CreateWorkQueue(const std::string& group,
+                               const std::string& queue,
+                               const WorkQueueOptions& options) override {
+    return groups_->CreateWorkQueue(group, queue, options);
+  }
+  absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
+      const GroupMember& member, const std::string& queue) override {
+    return groups_->TakeWorkItem(member, queue);
+  }
+  absl::Status FinishWorkItem(const GroupMember& member,
+                              const std::string& queue, int64_t epoch,
+                              int64_t index) override {
+    return groups_->FinishWorkItem(member, queue, epoch, index);
+  }
+  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(
+      const std::string& group, const std::string& queue) override {
+    return groups_->WorkQueueStats(group, queue);
   }
 
  private:

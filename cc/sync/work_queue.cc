@@ -1,0 +1,235 @@
+#include "cc/sync/work_queue.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/hash.h"
+
+namespace tfswitch {
+
+absl::Status WorkQueueOptions::Validate() const {
+  if (items.empty()) {
+    return absl::InvalidArgumentError("a work queue needs items. Received: 0");
+  }
+  if (num_epochs < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a work queue needs at least one epoch. Received: ", num_epochs));
+  }
+  return absl::OkStatus();
+}
+
+std::string DescribeDifference(const WorkQueueOptions& here,
+                               const WorkQueueOptions& asked) {
+  if (here.num_epochs != asked.num_epochs) {
+    return absl::StrCat("epochs: ", here.num_epochs, " here, ",
+                        asked.num_epochs, " asked");
+  }
+  if (here.shuffles != asked.shuffles) {
+    return absl::StrCat("shuffle: ", here.shuffles ? "true" : "false",
+                        " here, ", asked.shuffles ? "true" : "false", " asked");
+  }
+  if (here.seed != asked.seed) {
+    return absl::StrCat("seed: ", here.seed, " here, ", asked.seed, " asked");
+  }
+  if (here.items.size() != asked.items.size()) {
+    return absl::StrCat("number of items: ", here.items.size(), " here, ",
+                        asked.items.size(), " asked");
+  }
+  const auto [ours, theirs] =
+      std::mismatch(here.items.begin(), here.items.end(), asked.items.begin());
+  if (ours == here.items.end()) return "";
+  return absl::StrCat("item ", ours - here.items.begin(), ": '", *ours,
+                      "' here, '", *theirs, "' asked");
+}
+
+WorkQueue::WorkQueue(std::string name, WorkQueueOptions options)
+    : name_(std::move(name)), options_(std::move(options)) {
+  BeginEpoch(0);
+}
+
+void WorkQueue::BeginEpoch(int64_t epoch) {
+  epoch_ = epoch;
+  num_taken_ = 0;
+  order_.clear();
+  if (is_over()) return;
+  order_.resize(options_.items.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  if (!options_.shuffles) return;
+  // Fisher and Yates, with draws that no library's version changes.
+  uint64_t draws = HashKey(static_cast<Key>(
+      HashKey(static_cast<Key>(options_.seed)) + static_cast<uint64_t>(epoch)));
+  for (size_t i = order_.size() - 1; i > 0; --i) {
+    const uint64_t draw = HashKey(static_cast<Key>(++draws));
+    std::swap(order_[i], order_[draw % (i + 1)]);
+  }
+}
+
+absl::Status WorkQueue::Restore(const State& state) {
+  const auto is_bad = [&] {
+    if (state.epoch < 0 || state.epoch > options_.num_epochs) return true;
+    const int64_t most = state.epoch < options_.num_epochs ? num_items() : 0;
+    if (state.num_taken < 0 || state.num_taken > most) return true;
+    for (const auto& [index, offset] : state.unfinished) {
+      if (index < 0 || index >= num_items() || offset < 0) return true;
+    }
+    return false;
+  };
+  absl::Status damaged = absl::DataLossError(
+      absl::StrCat("the saved state of work queue '", name_, "' is damaged"));
+  if (is_bad()) return damaged;
+  BeginEpoch(state.epoch);
+  num_taken_ = state.num_taken;
+  leases_.clear();
+  last_finished_.clear();
+  returned_ = state.unfinished;
+  const auto taken_end = order_.begin() + num_taken_;
+  const auto num_known = std::count_if(
+      order_.begin(), taken_end,
+      [this](int64_t index) { return returned_.count(index) > 0; });
+  if (static_cast<size_t>(num_known) == returned_.size()) {
+    return absl::OkStatus();
+  }
+  returned_.clear();
+  return damaged;
+}
+
+WorkQueue::State WorkQueue::state() const {
+  State state;
+  state.epoch = epoch_;
+  state.num_taken = num_taken_;
+  state.unfinished = returned_;
+  for (const auto& [worker, lease] : leases_) {
+    state.unfinished[lease.index] = lease.offset;
+  }
+  return state;
+}
+
+std::optional<WorkItem> WorkQueue::Take(uint32_t worker, uint64_t incarnation) {
+  const auto it = leases_.find(worker);
+  if (it != leases_.end() && it->second.incarnation != incarnation) {
+    returned_[it->second.index] = it->second.offset;
+    leases_.erase(it);
+  } else if (it != leases_.end()) {
+    const Lease& lease = it->second;
+    return WorkItem{lease.epoch, lease.index,
+                    options_.items[static_cast<size_t>(lease.index)],
+                    lease.offset};
+  }
+  if (is_over()) return std::nullopt;
+  Lease lease;
+  lease.incarnation = incarnation;
+  lease.epoch = epoch_;
+  if (!returned_.empty()) {
+    lease.index = returned_.begin()->first;
+    lease.offset = returned_.begin()->second;
+    returned_.erase(returned_.begin());
+    ++reissued_;
+  } else if (num_taken_ < num_items()) {
+    lease.index = order_[static_cast<size_t>(num_taken_++)];
+  } else {
+    return std::nullopt;
+  }
+  leases_[worker] = lease;
+  return WorkItem{lease.epoch, lease.index,
+                  options_.items[static_cast<size_t>(lease.index)],
+                  lease.offset};
+}
+
+std::string WorkQueue::Describe(int64_t epoch, int64_t index) const {
+  const bool is_known = index >= 0 && index < num_items();
+  return absl::StrCat(
+      "item ", index,
+      is_known ? absl::StrCat(" ('", options_.items[index], "')") : "",
+      " of epoch ", epoch, " of work queue '", name_, "'");
+}
+
+std::string WorkQueue::DescribeLoss(uint32_t worker, int64_t epoch,
+                                    int64_t index) const {
+  return absl::StrCat(Describe(epoch, index), " is not worker ", worker,
+                      "'s, or not any more; take another one");
+}
+
+absl::Status WorkQueue::CheckAdvance(uint32_t worker, uint64_t incarnation,
+                                     const WorkProgress& progress) const {
+  const auto it = leases_.find(worker);
+  if (it == leases_.end() ||
+      !it->second.Is(incarnation, progress.epoch, progress.index)) {
+    return absl::NotFoundError(
+        DescribeLoss(worker, progress.epoch, progress.index));
+  }
+  if (progress.offset < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        Describe(progress.epoch, progress.index),
+        ": an offset must not be negative. Received: ", progress.offset));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WorkQueue::Advance(uint32_t worker, uint64_t incarnation,
+                                const WorkProgress& progress) {
+  absl::Status status = CheckAdvance(worker, incarnation, progress);
+  if (!status.ok()) return status;
+  int64_t& offset = leases_[worker].offset;
+  offset = std::max(offset, progress.offset);
+  return absl::OkStatus();
+}
+
+absl::Status WorkQueue::Finish(uint32_t worker, uint64_t incarnation,
+                               int64_t epoch, int64_t index) {
+  const auto last = last_finished_.find(worker);
+  if (last != last_finished_.end() &&
+      last->second.Is(incarnation, epoch, index)) {
+    return absl::OkStatus();  // A repetition.
+  }
+  const auto it = leases_.find(worker);
+  if (it == leases_.end() || !it->second.Is(incarnation, epoch, index)) {
+    return absl::FailedPreconditionError(DescribeLoss(worker, epoch, index));
+  }
+  last_finished_[worker] = it->second;
+  leases_.erase(it);
+  return absl::OkStatus();
+}
+
+void WorkQueue::ReturnItems(
+    absl::FunctionRef<bool(uint32_t, uint64_t)> is_there) {
+  for (auto it = leases_.begin(); it != leases_.end();) {
+    const Lease& lease = it->second;
+    if (is_there(it->first, lease.incarnation)) {
+      ++it;
+      continue;
+    }
+    returned_[lease.index] = lease.offset;
+    it = leases_.erase(it);
+  }
+  for (auto it = last_finished_.begin(); it != last_finished_.end();) {
+    const bool stays = is_there(it->first, it->second.incarnation);
+    it = stays ? std::next(it) : last_finished_.erase(it);
+  }
+}
+
+void WorkQueue::Revoke(const WorkProgress& before) {
+  if (before.epoch != epoch_ || before.index >= num_items()) return;
+  const auto [it, is_new] = returned_.emplace(before.index, before.offset);
+  if (!is_new) it->second = std::min(it->second, before.offset);
+}
+
+void WorkQueue::EndEpochIfFinished() {
+  if (is_over() || num_finished() < num_items()) return;
+  BeginEpoch(epoch_ + 1);
+}
+
+WorkQueue::Stats WorkQueue::stats() const {
+  Stats stats;
+  stats.epoch = epoch_;
+  stats.num_epochs = options_.num_epochs;
+  stats.num_items = num_items();
+  stats.num_finished = num_finished();
+  stats.num_leased = static_cast<int64_t>(leases_.size());
+  stats.num_returned = static_cast<int64_t>(returned_.size());
+  stats.reissued = reissued_;
+  return stats;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,173 @@
+// Hands out a data set's items (files, as a rule) to whichever worker comes:
+// the state machine behind tfswitch.data.WorkQueue. It knows no network, reads
+// no clock and never waits.
+//
+// In an epoch every item is handed out, worked on and finished:
+//
+//   not taken yet -> leased to one worker -> finished
+//                     ^             |
+//                     +- returned <-+  the worker has gone
+//
+// A worker says with the end of each step how far it has come in its item, so
+// one that has gone returns it with that offset, and whoever takes it next goes
+// on from there. Returned items are handed out first. The epoch ends when all
+// items are finished and somebody asks for it, and the next one begins.
+//
+// So each sample is accounted once in an epoch, as long as what a worker has
+// advanced over counts, and nothing else of it does.
+
+#ifndef TFSWITCH_CC_SYNC_WORK_QUEUE_H_
+#define TFSWITCH_CC_SYNC_WORK_QUEUE_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tfswitch {
+
+struct WorkQueueOptions {
+  std::vector<std::string> items;  // An item's index is its place here.
+  int64_t num_epochs = 1;
+  // Whether each epoch has an order of its own, which depends on the seed and
+  // the epoch's number alone; else it is that of `items`.
+  bool shuffles = false;
+  uint64_t seed = 0;
+
+  absl::Status Validate() const;
+};
+
+// What differs, in words: "epochs: 2 here, 3 asked"; empty if nothing does.
+std::string DescribeDifference(const WorkQueueOptions& here,
+                               const WorkQueueOptions& asked);
+
+// An item in an epoch, as one worker has it.
+struct WorkItem {
+  int64_t epoch = 0;  // From 0.
+  int64_t index = 0;
+  std::string value;
+  int64_t offset = 0;  // Samples of it that have been trained.
+};
+
+// How far a worker has come in an item of a queue.
+struct WorkProgress {
+  std::string queue;
+  int64_t epoch = 0;
+  int64_t index = 0;
+  int64_t offset = 0;
+};
+
+// Thread-compatible. What depends on a worker takes its incarnation, too:
+// another one is another worker.
+class WorkQueue {
+ public:
+  // What is kept in a checkpoint. Who has an item is not: whoever restores it
+  // takes it anew.
+  struct State {
+    int64_t epoch = 0;
+    int64_t num_taken = 0;  // So many of the epoch's order.
+    // The offsets of those of them that are not finished, by index.
+    std::map<int64_t, int64_t> unfinished;
+  };
+
+  struct Stats {
+    int64_t epoch = 0;  // num_epochs when all are over.
+    int64_t num_epochs = 0;
+    int64_t num_items = 0;
+    // Of the present epoch.
+    int64_t num_finished = 0;
+    int64_t num_leased = 0;
+    int64_t num_returned = 0;  // And not taken again.
+    int64_t reissued = 0;      // How often one was, in all epochs.
+  };
+
+  // REQUIRES: options.Validate() is OK.
+  WorkQueue(std::string name, WorkQueueOptions options);
+
+  // Goes on where `state` was taken. DataLoss if it is not of such a queue.
+  absl::Status Restore(const State& state);
+  State state() const;
+
+  // The item that the worker has, or a new one; none if there is none now, or
+  // all epochs are over. Repeating it is OK.
+  std::optional<WorkItem> Take(uint32_t worker, uint64_t incarnation);
+
+  // The worker has come to `progress.offset`; not further back than it was.
+  // NotFound if it does not have this item, InvalidArgument if the offset is
+  // negative.
+  absl::Status Advance(uint32_t worker, uint64_t incarnation,
+                       const WorkProgress& progress);
+  // What Advance() would return.
+  absl::Status CheckAdvance(uint32_t worker, uint64_t incarnation,
+                            const WorkProgress& progress) const;
+
+  // Nothing is left of the item. Repeating it is OK; FailedPrecondition if the
+  // worker does not have it.
+  absl::Status Finish(uint32_t worker, uint64_t incarnation, int64_t epoch,
+                      int64_t index);
+
+  // Returns the items of all for whom is_there(worker, incarnation) is false.
+  void ReturnItems(
+      absl::FunctionRef<bool(uint32_t worker, uint64_t incarnation)> is_there);
+
+  // What was advanced over from `before` on does not count after all. Ignored
+  // unless `before.epoch` is the present one.
+  //
+  // REQUIRES: nobody has the item.
+  void Revoke(const WorkProgress& before);
+
+  // Begins the next epoch if all items of this one are finished.
+  void EndEpochIfFinished();
+
+  // How far the item is that the worker has; REQUIRES: CheckAdvance() is OK.
+  int64_t offset_of(uint32_t worker) const { return leases_.at(worker).offset; }
+
+  const WorkQueueOptions& options() const { return options_; }
+  Stats stats() const;
+
+ private:
+  struct Lease {
+    uint64_t incarnation = 0;
+    int64_t epoch = 0;
+    int64_t index = 0;
+    int64_t offset = 0;
+
+    bool Is(uint64_t other_incarnation, int64_t other_epoch,
+            int64_t other_index) const {
+      return incarnation == other_incarnation && epoch == other_epoch &&
+             index == other_index;
+    }
+  };
+
+  bool is_over() const { return epoch_ >= options_.num_epochs; }
+  int64_t num_items() const {
+    return static_cast<int64_t>(options_.items.size());
+  }
+  int64_t num_finished() const {
+    return num_taken_ - static_cast<int64_t>(returned_.size()) -
+           static_cast<int64_t>(leases_.size());
+  }
+  void BeginEpoch(int64_t epoch);
+  std::string Describe(int64_t epoch, int64_t index) const;
+  std::string DescribeLoss(uint32_t worker, int64_t epoch, int64_t index) const;
+
+  const std::string name_;
+  const WorkQueueOptions options_;
+  int64_t epoch_ = 0;
+  std::vector<int64_t> order_;           // Indices, as they are handed out.
+  int64_t num_taken_ = 0;                // So many of `order_`.
+  std::map<int64_t, int64_t> returned_;  // Offsets by index.
+  std::map<uint32_t, Lease> leases_;     // One a worker at most.
+  // What each worker finished last, so that it may say so again.
+  std::map<uint32_t, Lease> last_finished_;
+  int64_t reissued_ = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SYNC_WORK_QUEUE_H_

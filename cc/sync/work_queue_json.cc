@@ -1,0 +1,115 @@
+#include "cc/sync/work_queue_json.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace tfswitch {
+namespace {
+
+using Json = nlohmann::json;
+
+// What nlohmann's accessors would throw for, false is returned.
+bool Get(const Json& json, const char* field, int64_t* value) {
+  const auto it = json.find(field);
+  if (it == json.end() || !it->is_number_integer()) return false;
+  *value = it->get<int64_t>();
+  return true;
+}
+
+bool Get(const Json& json, const char* field, std::string* value) {
+  const auto it = json.find(field);
+  if (it == json.end() || !it->is_string()) return false;
+  *value = it->get<std::string>();
+  return true;
+}
+
+bool GetOptions(const Json& json, WorkQueueOptions* options) {
+  if (!json.is_object()) return false;
+  const auto items = json.find("items");
+  const auto shuffle = json.find("shuffle");
+  const auto seed = json.find("seed");
+  if (!Get(json, "epochs", &options->num_epochs) || items == json.end() ||
+      !items->is_array() || shuffle == json.end() || !shuffle->is_boolean() ||
+      seed == json.end() || !seed->is_number_unsigned()) {
+    return false;
+  }
+  options->shuffles = shuffle->get<bool>();
+  options->seed = seed->get<uint64_t>();
+  for (const Json& item : *items) {
+    if (!item.is_string()) return false;
+    options->items.push_back(item.get<std::string>());
+  }
+  return true;
+}
+
+bool GetSaved(const Json& json, SavedWorkQueue* saved) {
+  if (!GetOptions(json, &saved->options) ||
+      !Get(json, "group", &saved->group) || !Get(json, "name", &saved->queue) ||
+      !Get(json, "epoch", &saved->state.epoch) ||
+      !Get(json, "num_taken", &saved->state.num_taken)) {
+    return false;
+  }
+  const auto unfinished = json.find("unfinished");
+  if (unfinished == json.end() || !unfinished->is_array()) return false;
+  for (const Json& entry : *unfinished) {
+    int64_t index = 0;
+    int64_t offset = 0;
+    if (!entry.is_object() || !Get(entry, "item", &index) ||
+        !Get(entry, "offset", &offset)) {
+      return false;
+    }
+    saved->state.unfinished[index] = offset;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<WorkQueueOptions> WorkQueueOptionsFromJson(
+    const std::string& json) {
+  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  WorkQueueOptions options;
+  if (GetOptions(parsed, &options)) return options;
+  return absl::InvalidArgumentError(
+      "the options of a work queue must be {\"items\": [strings of valid "
+      "Unicode], \"epochs\": n, \"shuffle\": true or false, \"seed\": n}");
+}
+
+std::string SavedWorkQueuesToJson(const std::vector<SavedWorkQueue>& saved) {
+  Json list = Json::array();
+  for (const SavedWorkQueue& each : saved) {
+    Json unfinished = Json::array();
+    for (const auto& [index, offset] : each.state.unfinished) {
+      unfinished.push_back({{"item", index}, {"offset", offset}});
+    }
+    list.push_back({{"group", each.group},
+                    {"name", each.queue},
+                    {"items", each.options.items},
+                    {"epochs", each.options.num_epochs},
+                    {"shuffle", each.options.shuffles},
+                    {"seed", each.options.seed},
+                    {"epoch", each.state.epoch},
+                    {"num_taken", each.state.num_taken},
+                    {"unfinished", std::move(unfinished)}});
+  }
+  return list.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+absl::StatusOr<std::vector<SavedWorkQueue>> SavedWorkQueuesFromJson(
+    const std::string& json) {
+  std::vector<SavedWorkQueue> list;
+  if (json.empty()) return list;
+  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  bool is_good = parsed.is_array();
+  for (size_t i = 0; is_good && i < parsed.size(); ++i) {
+    is_good = GetSaved(parsed[i], &list.emplace_back());
+  }
+  if (is_good) return list;
+  return absl::DataLossError("the saved work queues are damaged");
+}
+
+}  // namespace tfswitch
