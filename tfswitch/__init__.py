@@ -4,7 +4,7 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 `tf.saved_model.load` and `keras.models.load_model` find them.
 """
 
-from tfswitch import _native, initializers, keras, ops, optimizers, train
+from tfswitch import _native, data, initializers, keras, ops, optimizers, train
 from tfswitch.cluster import Cluster, connect
 from tfswitch.dense import DenseTable
 from tfswitch.server import Server
@@ -19,6 +19,7 @@ __all__ = [
     "Server",
     "__version__",
     "connect",
+    "data",
     "initializers",
     "keras",
     "ops",

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "cc/client/worker_session.h"
 #include "cc/rpc/grpc_server.h"
 #include "cc/shard/shard.h"
+#include "cc/sync/work_queue_json.h"
 #include "cc/table/table_config.h"
 
 struct Tfswitch_Cluster {
@@ -581,6 +583,71 @@ int WorkerReport(Tfswitch_Cluster* cluster, char** json, char* error) {
   });
 }
 
+int CreateWorkQueue(Tfswitch_Cluster* cluster, const char* queue,
+                    const char* options_json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const WorkQueueOptions options,
+                              WorkQueueOptionsFromJson(options_json));
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    return worker->CreateWorkQueue(queue, options);
+  });
+}
+
+int TakeWorkItem(Tfswitch_Cluster* cluster, const char* queue, char** json,
+                 char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    TFSWITCH_ASSIGN_OR_RETURN(const std::optional<WorkItem> item,
+                              worker->TakeWorkItem(queue));
+    return HandOver(item.has_value() ? WorkItemToJson(*item) : "null", json);
+  });
+}
+
+int AdvanceWorkItem(Tfswitch_Cluster* cluster, const char* queue, int64_t epoch,
+                    int64_t index, int64_t offset, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    return worker->AdvanceWorkItem(queue, epoch, index, offset);
+  });
+}
+
+int FinishWorkItem(Tfswitch_Cluster* cluster, const char* queue, int64_t epoch,
+                   int64_t index, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    return worker->FinishWorkItem(queue, epoch, index);
+  });
+}
+
+int WorkItemState(Tfswitch_Cluster* cluster, const char* queue, int64_t epoch,
+                  int64_t index, int32_t* state, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    switch (worker->GetItemState(queue, epoch, index)) {
+      case WorkerSession::ItemState::kLost:
+        *state = TFSWITCH_WORK_ITEM_LOST;
+        break;
+      case WorkerSession::ItemState::kOwn:
+        *state = TFSWITCH_WORK_ITEM_OWN;
+        break;
+      case WorkerSession::ItemState::kInStep:
+        *state = TFSWITCH_WORK_ITEM_IN_STEP;
+        break;
+    }
+    return absl::OkStatus();
+  });
+}
+
+int WorkQueueStats(Tfswitch_Cluster* cluster, const char* queue, char** json,
+                   char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+    TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue::Stats stats,
+                              worker->WorkQueueStats(queue));
+    return HandOver(WorkQueueStatsToJson(stats), json);
+  });
+}
+
 int Erase(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
           int64_t* erased_rows, char* error) {
   return Guarded(error, [&]() -> absl::Status {
@@ -678,6 +745,12 @@ constexpr Tfswitch_Api kApi = {
     WaitAtBarrier,
     LeaveGroup,
     WorkerReport,
+    CreateWorkQueue,
+    TakeWorkItem,
+    AdvanceWorkItem,
+    FinishWorkItem,
+    WorkItemState,
+    WorkQueueStats,
 };
 
 }  // namespace

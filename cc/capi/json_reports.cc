@@ -144,4 +144,21 @@ std::string WorkerReportToJson(const WorkerSession::Report& report) {
                  {"staleness", staleness}}}});
 }
 
+std::string WorkItemToJson(const WorkItem& item) {
+  return Dump({{"epoch", item.epoch},
+               {"index", item.index},
+               {"value", item.value},
+               {"offset", item.offset}});
+}
+
+std::string WorkQueueStatsToJson(const WorkQueue::Stats& stats) {
+  return Dump({{"epoch", stats.epoch},
+               {"epochs", stats.num_epochs},
+               {"items", stats.num_items},
+               {"finished", stats.num_finished},
+               {"leased", stats.num_leased},
+               {"returned", stats.num_returned},
+               {"reissued", stats.reissued}});
+}
+
 }  // namespace tfswitch

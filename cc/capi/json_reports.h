@@ -27,6 +27,10 @@ absl::StatusOr<std::vector<std::string>> NamesFromJson(const std::string& json);
 absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json);
 std::string WorkerReportToJson(const WorkerSession::Report& report);
 
+// See take_work_item and work_queue_stats there.
+std::string WorkItemToJson(const WorkItem& item);
+std::string WorkQueueStatsToJson(const WorkQueue::Stats& stats);
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_CAPI_JSON_REPORTS_H_

@@ -27,6 +27,12 @@ extern "C" {
 #define TFSWITCH_API_VERSION 5
 #define TFSWITCH_ERROR_SIZE 2048
 
+// A worker's item: lost (or finished); its own; the same, and advanced by a
+// step that has not ended.
+#define TFSWITCH_WORK_ITEM_LOST 0
+#define TFSWITCH_WORK_ITEM_OWN 1
+#define TFSWITCH_WORK_ITEM_IN_STEP 2
+
 typedef struct Tfswitch_Cluster Tfswitch_Cluster;
 typedef struct Tfswitch_Table Tfswitch_Table;
 typedef struct Tfswitch_Server Tfswitch_Server;
@@ -194,6 +200,29 @@ typedef struct Tfswitch_Api {
   // {"group": name, "worker": n, "clock": n, "round": n, "dropped_steps": n,
   // "waits": {"count", "total_s", "longest_s"}, "workers": {...}}
   int (*worker_report)(Tfswitch_Cluster* cluster, char** json, char* error);
+
+  // --- Work queues of the worker's group -----------------------------------
+  // Makes a queue, or finds it with equal options: {"items": [strings],
+  // "epochs": n, "shuffle": b, "seed": n}.
+  int (*create_work_queue)(Tfswitch_Cluster* cluster, const char* queue,
+                           const char* options_json, char* error);
+  // Never waits. `json` receives {"epoch", "index", "value", "offset"}, or
+  // "null" if there is no item now.
+  int (*take_work_item)(Tfswitch_Cluster* cluster, const char* queue,
+                        char** json, char* error);
+  // The step that is under way has come to `offset` of the item.
+  int (*advance_work_item)(Tfswitch_Cluster* cluster, const char* queue,
+                           int64_t epoch, int64_t index, int64_t offset,
+                           char* error);
+  int (*finish_work_item)(Tfswitch_Cluster* cluster, const char* queue,
+                          int64_t epoch, int64_t index, char* error);
+  // *state: what the worker knows of it, a TFSWITCH_WORK_ITEM_... value.
+  int (*work_item_state)(Tfswitch_Cluster* cluster, const char* queue,
+                         int64_t epoch, int64_t index, int32_t* state,
+                         char* error);
+  // {"epoch", "epochs", "items", "finished", "leased", "returned", "reissued"}
+  int (*work_queue_stats)(Tfswitch_Cluster* cluster, const char* queue,
+                          char** json, char* error);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

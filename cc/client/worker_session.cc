@@ -454,10 +454,14 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
   return finished;
 }
 
-bool WorkerSession::HasWorkItem(const std::string& queue, int64_t epoch,
-                                int64_t index) {
+WorkerSession::ItemState WorkerSession::GetItemState(const std::string& queue,
+                                                     int64_t epoch,
+                                                     int64_t index) {
   MutexLock lock(&mutex_);
-  return FindWorkItem(queue, epoch, index).ok();
+  const auto own = FindWorkItem(queue, epoch, index);
+  if (!own.ok()) return ItemState::kLost;
+  return (*own)->item.offset == (*own)->counted ? ItemState::kOwn
+                                                : ItemState::kInStep;
 }
 
 absl::StatusOr<WorkQueue::Stats> WorkerSession::WorkQueueStats(

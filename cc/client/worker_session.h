@@ -96,9 +96,11 @@ class WorkerSession {
   // not ended.
   absl::Status FinishWorkItem(const std::string& queue, int64_t epoch,
                               int64_t index);
-  // Whether this worker still has the item, as far as it knows: what a step
-  // does with one that is lost would be done twice.
-  bool HasWorkItem(const std::string& queue, int64_t epoch, int64_t index);
+  // What this worker knows of an item. What a step does with one that is lost
+  // would be done twice.
+  enum class ItemState { kLost, kOwn, kInStep };
+  ItemState GetItemState(const std::string& queue, int64_t epoch,
+                         int64_t index);
   absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& queue);
 
   // Nobody waits for this worker any more; the next step joins again.

@@ -385,6 +385,62 @@ class Cluster {
     return TakeString(json);
   }
 
+  void CreateWorkQueue(const std::string& queue,
+                       const std::string& options_json) const {
+    const auto cluster = Open();
+    Run([&](char* error) {
+      return api->create_work_queue(cluster.get(), queue.c_str(),
+                                    options_json.c_str(), error);
+    });
+  }
+
+  std::string TakeWorkItem(const std::string& queue) const {
+    const auto cluster = Open();
+    char* json = nullptr;
+    Run([&](char* error) {
+      return api->take_work_item(cluster.get(), queue.c_str(), &json, error);
+    });
+    return TakeString(json);
+  }
+
+  void AdvanceWorkItem(const std::string& queue, int64_t epoch, int64_t index,
+                       int64_t offset) const {
+    const auto cluster = Open();
+    Run([&](char* error) {
+      return api->advance_work_item(cluster.get(), queue.c_str(), epoch, index,
+                                    offset, error);
+    });
+  }
+
+  void FinishWorkItem(const std::string& queue, int64_t epoch,
+                      int64_t index) const {
+    const auto cluster = Open();
+    Run([&](char* error) {
+      return api->finish_work_item(cluster.get(), queue.c_str(), epoch, index,
+                                   error);
+    });
+  }
+
+  int WorkItemState(const std::string& queue, int64_t epoch,
+                    int64_t index) const {
+    const auto cluster = Open();
+    int32_t state = TFSWITCH_WORK_ITEM_LOST;
+    Run([&](char* error) {
+      return api->work_item_state(cluster.get(), queue.c_str(), epoch, index,
+                                  &state, error);
+    });
+    return state;
+  }
+
+  std::string WorkQueueStats(const std::string& queue) const {
+    const auto cluster = Open();
+    char* json = nullptr;
+    Run([&](char* error) {
+      return api->work_queue_stats(cluster.get(), queue.c_str(), &json, error);
+    });
+    return TakeString(json);
+  }
+
   void DropTable(const std::string& name) const {
     const auto cluster = Open();
     Run([&](char* error) {
@@ -497,6 +553,8 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("version", [] { return std::string(api->version()); });
   m.attr("api_version") = api->api_version;
+  m.attr("work_item_lost") = TFSWITCH_WORK_ITEM_LOST;
+  m.attr("work_item_in_step") = TFSWITCH_WORK_ITEM_IN_STEP;
 
   // module_local: TensorFlow's own pybind11 modules live in this process.
   py::class_<Cluster>(m, "Cluster", py::module_local())
@@ -513,6 +571,16 @@ PYBIND11_MODULE(_native, m) {
            py::arg("timeout_s"))
       .def("leave_group", &Cluster::LeaveGroup, py::arg("timeout_s"))
       .def("worker_report", &Cluster::WorkerReport)
+      .def("create_work_queue", &Cluster::CreateWorkQueue, py::arg("queue"),
+           py::arg("options_json"))
+      .def("take_work_item", &Cluster::TakeWorkItem, py::arg("queue"))
+      .def("advance_work_item", &Cluster::AdvanceWorkItem, py::arg("queue"),
+           py::arg("epoch"), py::arg("index"), py::arg("offset"))
+      .def("finish_work_item", &Cluster::FinishWorkItem, py::arg("queue"),
+           py::arg("epoch"), py::arg("index"))
+      .def("work_item_state", &Cluster::WorkItemState, py::arg("queue"),
+           py::arg("epoch"), py::arg("index"))
+      .def("work_queue_stats", &Cluster::WorkQueueStats, py::arg("queue"))
       .def("save", &Cluster::Save, py::arg("path"), py::arg("tables"))
       .def("restore", &Cluster::Restore, py::arg("path"), py::arg("tables"))
       .def("open_table", &Cluster::OpenTable, py::arg("config_json"))

@@ -3,6 +3,7 @@
 from tfswitch.consistency import Consistency
 from tfswitch.train.all_reduce import uneven_batches, weighted_all_reduce
 from tfswitch.train.barrier import Barrier
+from tfswitch.train.epoch_loop import epochs
 from tfswitch.train.sync_group import SyncGroup
 from tfswitch.train.sync_replicas_hook import (
     MonitoredTrainingSession,
@@ -19,6 +20,7 @@ __all__ = [
     "SyncReplicasHook",
     "SyncReplicasOptimizer",
     "Worker",
+    "epochs",
     "uneven_batches",
     "weighted_all_reduce",
 ]

@@ -1,0 +1,330 @@
+// Work queues of groups: what joining, arriving, dying and barriers lead to.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "cc/sync/coordinator.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+
+WorkQueueOptions QueueOptions(int num_items, int64_t num_epochs = 1) {
+  WorkQueueOptions options;
+  for (int i = 0; i < num_items; ++i) {
+    options.items.push_back(std::to_string(i));
+  }
+  options.num_epochs = num_epochs;
+  return options;
+}
+
+// Group "g" of two workers with queue "q", whose rounds need both.
+class WorkQueueCoordinationTest : public testing::Test {
+ protected:
+  struct Worker {
+    uint32_t id = 0;
+    WorkerGroup::Place place;
+  };
+
+  void SetUp() override {
+    WorkerGroupOptions options;
+    options.num_workers = 2;
+    ASSERT_TRUE(coordinator_.CreateGroup("g", options).ok());
+  }
+
+  void CreateQueue(int num_items, int64_t num_epochs = 1) {
+    ASSERT_TRUE(
+        coordinator_
+            .CreateWorkQueue("g", "q", QueueOptions(num_items, num_epochs))
+            .ok());
+  }
+
+  Worker Join(uint32_t id, uint64_t previous = 0) {
+    return {id, *coordinator_.Join("g", id, previous)};
+  }
+
+  std::optional<WorkItem> Take(const Worker& worker) {
+    const auto item = coordinator_.TakeWorkItem("g", worker.id,
+                                                worker.place.incarnation, "q");
+    EXPECT_TRUE(item.ok()) << item.status();
+    return item.value_or(std::nullopt);
+  }
+
+  absl::Status Finish(const Worker& worker, const WorkItem& item) {
+    return coordinator_.FinishWorkItem("g", worker.id, worker.place.incarnation,
+                                       "q", item.epoch, item.index);
+  }
+
+  // Ends the worker's next step, with its item advanced to `offset`.
+  absl::Status Advance(Worker* worker, const WorkItem& item, int64_t offset) {
+    const absl::Status status =
+        coordinator_
+            .Arrive("g", worker->id, worker->place.incarnation,
+                    worker->place.clock, worker->place.round, 1.0,
+                    {{"q", item.epoch, item.index, offset}})
+            .status();
+    if (status.ok()) ++worker->place.clock;
+    return status;
+  }
+
+  void Leave(const Worker& worker) {
+    ASSERT_TRUE(
+        coordinator_.Leave("g", worker.id, worker.place.incarnation).ok());
+  }
+
+  absl::Status WaitAtBarrier(const Worker& worker, int64_t visit = 0) {
+    return coordinator_
+        .WaitAtBarrier("g", worker.id, worker.place.incarnation,
+                       WorkQueueBarrier("q"), visit, Soon())
+        .status();
+  }
+
+  int64_t Epoch() { return coordinator_.WorkQueueStats("g", "q")->epoch; }
+
+  Coordinator coordinator_;
+};
+
+TEST_F(WorkQueueCoordinationTest, OneThatLeavesReturnsItsItemAtItsLastStep) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  const WorkItem item = *Take(a);
+  ASSERT_TRUE(Advance(&a, item, 4).ok());
+  EXPECT_FALSE(Take(b).has_value());
+  Leave(a);
+  EXPECT_EQ(Take(b)->offset, 4);
+}
+
+TEST_F(WorkQueueCoordinationTest, OneWhoseLeaseEndsReturnsItsItem) {
+  WorkerGroupOptions options;
+  options.lease = absl::Milliseconds(20);
+  ASSERT_TRUE(coordinator_.CreateGroup("g", options).ok());
+  const Worker a = Join(0);
+  CreateQueue(1);
+  ASSERT_TRUE(Take(a).has_value());
+  const Worker b = Join(1);
+  // Its waiting keeps its own lease.
+  ASSERT_TRUE(WaitAtBarrier(b).ok());
+  EXPECT_EQ(Epoch(), 0);
+  EXPECT_TRUE(Take(b).has_value());
+}
+
+TEST_F(WorkQueueCoordinationTest, OneThatIsStartedAnewReturnsItsItem) {
+  const Worker a = Join(0);
+  Join(1);
+  CreateQueue(2);
+  ASSERT_EQ(Take(a)->index, 0);
+  const Worker again = Join(0);
+  EXPECT_EQ(Take(again)->index, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, ARepeatedArrivalAdvancesOnce) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(2);
+  const WorkItem item = *Take(a);
+  ASSERT_TRUE(Advance(&a, item, 4).ok());
+  --a.place.clock;
+  ASSERT_TRUE(Advance(&a, item, 9).ok());  // The first one's counts.
+  Leave(a);
+  EXPECT_EQ(Take(b)->offset, 4);
+}
+
+TEST_F(WorkQueueCoordinationTest, AnItemOfAnotherLetsNobodyArrive) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(2);
+  const WorkItem of_b = *Take(b);
+  EXPECT_EQ(Advance(&a, of_b, 4).code(), absl::StatusCode::kNotFound);
+  const WorkItem of_a = *Take(a);
+  EXPECT_TRUE(Advance(&a, of_a, 4).ok());
+}
+
+TEST_F(WorkQueueCoordinationTest, AContributionThatAdvancesStands) {
+  Worker a = Join(0);
+  Worker b = Join(1);
+  CreateQueue(2);
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  // What it goes on with is behind what it has contributed.
+  const Worker again = Join(0);
+  EXPECT_EQ(Take(again)->offset, 4);
+  EXPECT_EQ(again.place.round, 1);
+  ASSERT_TRUE(Advance(&b, *Take(b), 4).ok());
+  const auto round =
+      coordinator_.WaitForRound("g", 1, b.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok());
+  ASSERT_EQ(round->contributions.size(), 2u);
+  EXPECT_EQ(round->contributions[0].incarnation, a.place.incarnation);
+  EXPECT_EQ(coordinator_.GroupStats("g")->dropped, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, AContributionStandsThoughAllHaveGone) {
+  Worker a = Join(0);
+  CreateQueue(1);
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  Leave(a);
+  const Worker again = Join(0);
+  EXPECT_EQ(Take(again)->offset, 4);
+  const Worker b = Join(1);
+  ASSERT_TRUE(coordinator_
+                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                          b.place.round, 1.0)
+                  .ok());
+  const auto round =
+      coordinator_.WaitForRound("g", 1, b.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_EQ(round->contributions.size(), 2u);
+}
+
+TEST_F(WorkQueueCoordinationTest, WhatARoundThatNeverClosesHasIsTakenAgain) {
+  Worker a = Join(0);
+  CreateQueue(1);
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  Leave(a);
+  // Another job of this name, for which the open round is gone.
+  ASSERT_TRUE(coordinator_.CreateGroup("g", {}).ok());
+  EXPECT_EQ(Take(Join(0))->offset, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, TheEpochEndsWhenAllWaitAndAllIsFinished) {
+  const Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1, 2);
+  const WorkItem item = *Take(a);
+  std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
+  ASSERT_TRUE(Finish(a, item).ok());
+  EXPECT_FALSE(Take(a).has_value());
+  EXPECT_EQ(Epoch(), 0);
+  EXPECT_TRUE(WaitAtBarrier(a).ok());
+  waiting.join();
+  EXPECT_EQ(Epoch(), 1);
+  // A lost answer: nobody decides again.
+  EXPECT_TRUE(WaitAtBarrier(a).ok());
+  EXPECT_EQ(Epoch(), 1);
+  EXPECT_TRUE(Take(b).has_value());
+}
+
+TEST_F(WorkQueueCoordinationTest, TheEpochGoesOnIfTheLastOneDies) {
+  const Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1, 2);
+  ASSERT_TRUE(Take(a).has_value());
+  std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
+  while (coordinator_.GroupStats("g")->num_waiting == 0) {
+    std::this_thread::yield();
+  }
+  Leave(a);  // The same event opens the barrier and returns the item.
+  waiting.join();
+  EXPECT_EQ(Epoch(), 0);
+  EXPECT_TRUE(Take(b).has_value());
+}
+
+TEST_F(WorkQueueCoordinationTest, AnotherBarrierEndsNoEpoch) {
+  const Worker a = Join(0);
+  Leave(Join(1));
+  CreateQueue(1, 2);
+  ASSERT_TRUE(Finish(a, *Take(a)).ok());
+  ASSERT_TRUE(
+      coordinator_
+          .WaitAtBarrier("g", 0, a.place.incarnation, "saved", 0, Soon())
+          .ok());
+  EXPECT_EQ(Epoch(), 0);
+  ASSERT_TRUE(WaitAtBarrier(a, 1).ok());
+  EXPECT_EQ(Epoch(), 1);
+}
+
+TEST_F(WorkQueueCoordinationTest, ASaveHasNothingOfOpenRounds) {
+  Worker a = Join(0);
+  Worker b = Join(1);
+  CreateQueue(2);
+  const WorkItem of_a = *Take(a);
+  const WorkItem of_b = *Take(b);
+  ASSERT_TRUE(Advance(&a, of_a, 4).ok());
+  EXPECT_EQ(coordinator_.SaveWorkQueues().at(0).state.unfinished,
+            (std::map<int64_t, int64_t>{{0, 0}, {1, 0}}));
+  ASSERT_TRUE(Advance(&b, of_b, 3).ok());  // Closes the round.
+  EXPECT_EQ(coordinator_.SaveWorkQueues().at(0).state.unfinished,
+            (std::map<int64_t, int64_t>{{0, 4}, {1, 3}}));
+}
+
+TEST_F(WorkQueueCoordinationTest, ARestoredQueueGoesOnInANewServer) {
+  Worker a = Join(0);
+  Worker b = Join(1);
+  CreateQueue(3, 2);
+  ASSERT_TRUE(Finish(a, *Take(a)).ok());
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  ASSERT_TRUE(Advance(&b, *Take(b), 0).ok());
+  const auto saved = coordinator_.SaveWorkQueues();
+
+  Coordinator other;
+  ASSERT_TRUE(other.CheckRestore(saved).ok());
+  other.RestoreWorkQueues(saved);
+  ASSERT_TRUE(other.CreateGroup("g", {}).ok());
+  const absl::Status differs =
+      other.CreateWorkQueue("g", "q", QueueOptions(3, 1));
+  EXPECT_EQ(differs.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(differs.message(), HasSubstr("epochs: 2 here, 1 asked"));
+  ASSERT_TRUE(other.CreateWorkQueue("g", "q", QueueOptions(3, 2)).ok());
+  const uint64_t incarnation = other.Join("g", 5)->incarnation;
+  const WorkItem item = **other.TakeWorkItem("g", 5, incarnation, "q");
+  EXPECT_EQ(item.index, 1);
+  EXPECT_EQ(item.offset, 4);
+  EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished, 1);
+}
+
+TEST_F(WorkQueueCoordinationTest, ARestoreTakesItemsFromTheirWorkers) {
+  Worker a = Join(0);
+  Join(1);
+  CreateQueue(1);
+  const auto saved = coordinator_.SaveWorkQueues();
+  const WorkItem item = *Take(a);
+  coordinator_.RestoreWorkQueues(saved);
+  // Its step does not count, as somebody takes all of it again.
+  EXPECT_EQ(Advance(&a, item, 4).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Finish(a, item).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Take(a)->offset, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, AQueueThatIsThereWithOtherItemsIsKept) {
+  CreateQueue(2);
+  auto saved = coordinator_.SaveWorkQueues();
+  saved[0].options.items[1] = "x";
+  const absl::Status status = coordinator_.CheckRestore(saved);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("item 1: '1' here, 'x'"));
+  saved[0].queue = "other";
+  EXPECT_TRUE(coordinator_.CheckRestore(saved).ok());
+  saved[0].state.num_taken = 3;
+  EXPECT_EQ(coordinator_.CheckRestore(saved).code(),
+            absl::StatusCode::kDataLoss);
+}
+
+TEST_F(WorkQueueCoordinationTest, ErrorsNameWhatIsMissing) {
+  const Worker a = Join(0);
+  EXPECT_EQ(coordinator_.CreateWorkQueue("other", "q", QueueOptions(1)).code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(coordinator_.CreateWorkQueue("g", "", QueueOptions(1)).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(coordinator_.CreateWorkQueue("g", "q", {}).code(),
+            absl::StatusCode::kInvalidArgument);
+  const absl::Status no_queue =
+      coordinator_.TakeWorkItem("g", 0, a.place.incarnation, "q").status();
+  EXPECT_EQ(no_queue.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(no_queue.message(), HasSubstr("no work queue 'q'"));
+  CreateQueue(1);
+  EXPECT_EQ(coordinator_.TakeWorkItem("g", 7, 1, "q").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,483 @@
+"""Files that are handed out to workers at run time."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfswitch import _native
+from tfswitch.train._checks import check_count, check_seconds
+from tfswitch.train.barrier import EPOCH_SECS
+from tfswitch.train.worker import Worker
+
+# Reads an item from an offset on: batches.
+Read = Callable[[str, int], Iterable[Any]]
+
+
+class WorkItemLost(RuntimeError):  # noqa: N818 - Nothing has gone wrong.
+    """The item is another worker's by now, or will be.
+
+    Its worker was not heard of for a lease, or has left. What the steps that
+    count have trained of the item is accounted; whoever takes it goes on from
+    there. Train nothing more of it, and take another one.
+    """
+
+
+class WorkItem:
+    """An item of a queue, such as a file, that this worker has to train.
+
+    Made by `WorkQueue.take` and by the iteration of an epoch.
+
+    Attributes:
+        epoch: In which it is to be trained, from 0.
+        index: Its place in the queue's list.
+        value: What it is, as it was given to the queue.
+    """
+
+    def __init__(
+        self, queue: "WorkQueue", epoch: int, index: int, value: str, offset: int
+    ) -> None:
+        self.epoch = epoch
+        self.index = index
+        self.value = value
+        self._queue = queue
+        self._offset = offset
+        self._is_finished = False
+        self._is_replaced = False
+
+    @property
+    def offset(self) -> int:
+        """How many of its samples have been trained: where to go on."""
+        return self._offset
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` was called, here or by the iteration."""
+        return self._is_finished
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing more of it may be trained here; see `WorkItemLost`.
+
+        Known at the end of the step in which the worker hears of it.
+        """
+        return not self._is_finished and (
+            self._is_replaced or self._state() == _native.work_item_lost
+        )
+
+    def advance(self, num_samples: int) -> None:
+        """Says that the present step trains the next samples of the item.
+
+        They are accounted with the end of the step, and are not if it does not
+        count. To be called before something of the step is pushed, since it may
+        raise.
+
+        Args:
+            num_samples: How many, or whatever unit `offset` is to have.
+
+        Raises:
+            ValueError: If it is not an integer of at least 0.
+            WorkItemLost: If the item is another worker's by now.
+            RuntimeError: If the item is finished.
+        """
+        if (
+            isinstance(num_samples, bool)
+            or not isinstance(num_samples, (int, np.integer))
+            or num_samples < 0
+        ):
+            raise ValueError(
+                f"{self._name}: `num_samples` must be an integer of at least "
+                f"0. Received: num_samples={num_samples!r}"
+            )
+        if self._is_finished:
+            raise RuntimeError(
+                f"{self._name} is finished and cannot be advanced; take "
+                "another one"
+            )
+        self._check_is_own()
+        offset = self._offset + int(num_samples)
+        native = self._queue._native
+        native.advance_work_item(
+            self._queue.name, self.epoch, self.index, offset
+        )
+        self._offset = offset
+
+    def finish(self) -> None:
+        """Says that nothing is left of the item. Idempotent.
+
+        Raises:
+            WorkItemLost: If the item is another worker's by now.
+            RuntimeError: If it was advanced in a step that has not ended.
+            ConnectionError, TimeoutError: If the server does not answer.
+        """
+        if self._is_finished:
+            return
+        self._check_is_own()
+        try:
+            self._queue._native.finish_work_item(
+                self._queue.name, self.epoch, self.index
+            )
+        except RuntimeError:
+            self._check_is_own()
+            raise
+        self._is_finished = True
+
+    @property
+    def _name(self) -> str:
+        return (
+            f"item {self.index} ({self.value!r}) of epoch {self.epoch} of "
+            f"work queue {self._queue.name!r}"
+        )
+
+    def _state(self) -> int:
+        self._queue._worker._check_is_present()
+        return self._queue._native.work_item_state(
+            self._queue.name, self.epoch, self.index
+        )
+
+    def _check_is_own(self) -> None:
+        if self.is_lost:
+            raise WorkItemLost(
+                f"{self._name} is lost: the group has given up worker "
+                f"{self._queue._worker.worker_id}, which was not heard of for "
+                "a lease, or it has left. Train nothing more of the item, and "
+                "take another one"
+            )
+
+    def __repr__(self) -> str:
+        return f"<tfswitch.data.WorkItem {self._name} at {self._offset}>"
+
+
+class Epoch:
+    """One epoch of a queue: iterate over it once. Made by `WorkQueue.epochs`.
+
+    Yields the items that this worker gets. Going on to the next one finishes
+    the one before, unless it is lost. Ends when all workers have finished all
+    items of the epoch.
+
+    Attributes:
+        number: Of the epoch, from 0.
+    """
+
+    def __init__(self, queue: "WorkQueue", number: int) -> None:
+        self.number = number
+        self._queue = queue
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[WorkItem]:
+        while True:
+            item = self._queue.take()
+            if item is None:
+                if self._queue._finish_epoch(self.number):
+                    break
+                continue
+            if item.epoch != self.number:  # It stays for the next epoch.
+                break
+            yield item
+            # Of a lost one all is accounted that may be.
+            with contextlib.suppress(WorkItemLost):
+                item.finish()
+        self._is_over = True
+
+    def __repr__(self) -> str:
+        return f"<tfswitch.data.Epoch {self.number} of {self._queue!r}>"
+
+
+class WorkQueue:
+    """Hands out a list of items, such as files, to the workers of a group.
+
+    Whoever is quick gets more, so that all end at nearly the same time. In each
+    epoch every item is trained once, to its end: of a worker that dies others
+    take over what it had, from the sample on that its last step has left. The
+    queue is on the cluster's first server; `Cluster.save` saves it with the
+    tables, and after `Cluster.restore` it goes on where it was.
+
+    How exact that is depends on the worker's consistency. With `bsp` each
+    sample counts once, whatever workers die when. With `asp` and `ssp` the
+    gradients of a step are applied before it ends, so the step in which a worker
+    dies, or is away for longer than its lease, may be trained twice.
+
+    Args:
+        items: What is handed out, strings. All workers give the same list, and
+            the same other settings.
+        epochs: How often all items are.
+        worker: The `tfswitch.train.Worker` of this process; to be given to the
+            optimizer or `SyncGroup` as well.
+        name: Queues of one group need different ones. A queue that has come to
+            its end stays there: take another name for another run on the same
+            servers.
+        shuffle: Whether each epoch has an order of its own, else it is that of
+            `items`.
+        seed: Of these orders, which depend on nothing else but the epoch.
+        timeout_secs: Longest wait at the end of an epoch; a day unless it is
+            given.
+
+    Raises:
+        ValueError: If an argument is out of range, or the queue is there with
+            other settings; the message says which.
+        ConnectionError, TimeoutError: If the server does not answer.
+
+    Example:
+
+    >>> worker = tsw.train.Worker(consistency="bsp")
+    >>> queue = tsw.data.WorkQueue(files, epochs=3, worker=worker, shuffle=True)
+    >>> for epoch in queue.epochs():
+    ...     for item in epoch:
+    ...         for batch in read(item.value, skip=item.offset):
+    ...             item.advance(len(batch))
+    ...             train(batch)  # Pushes gradients.
+    ...             worker.end_step(weight=len(batch))
+    ...             if item.is_lost:
+    ...                 break
+    """
+
+    def __init__(
+        self,
+        items: Sequence[str],
+        *,
+        epochs: int = 1,
+        worker: Worker,
+        name: str = "train",
+        shuffle: bool = False,
+        seed: int = 0,
+        timeout_secs: float = EPOCH_SECS,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                f"`name` must be a non-empty string. Received: name={name!r}"
+            )
+        if isinstance(items, str) or not isinstance(items, Iterable):
+            raise ValueError(
+                f"work queue {name!r}: `items` must be a list of strings. "
+                f"Received: items={items!r}"
+            )
+        items = list(items)
+        if not items:
+            raise ValueError(
+                f"work queue {name!r}: `items` must not be empty. "
+                "Received: items=[]"
+            )
+        for index, item in enumerate(items):
+            if not isinstance(item, str):
+                raise ValueError(
+                    f"work queue {name!r}: `items` must be strings. "
+                    f"Received: items[{index}]={item!r}"
+                )
+        check_count("epochs", epochs, 1)
+        if not isinstance(worker, Worker):
+            raise ValueError(
+                f"work queue {name!r}: `worker` must be a "
+                "tfswitch.train.Worker, such as that of a SyncGroup. "
+                f"Received: worker={worker!r}"
+            )
+        if not isinstance(shuffle, (bool, np.bool_)):
+            raise ValueError(
+                f"`shuffle` must be True or False. Received: shuffle={shuffle!r}"
+            )
+        if (
+            isinstance(seed, bool)
+            or not isinstance(seed, (int, np.integer))
+            or not 0 <= seed < 2**63
+        ):
+            raise ValueError(
+                "`seed` must be an integer from 0 to 2**63 - 1. "
+                f"Received: seed={seed!r}"
+            )
+        check_seconds("timeout_secs", timeout_secs)
+        self._name = name
+        self._worker = worker
+        self._num_epochs = int(epochs)
+        self._timeout_secs = timeout_secs
+        self._taken: WorkItem | None = None
+        self._native = worker._native
+        worker._check_is_present()
+        self._native.create_work_queue(
+            name,
+            json.dumps(
+                {
+                    "items": items,
+                    "epochs": int(epochs),
+                    "shuffle": bool(shuffle),
+                    "seed": int(seed),
+                }
+            ),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the queue in its group."""
+        return self._name
+
+    @property
+    def worker(self) -> Worker:
+        """Who takes items here."""
+        return self._worker
+
+    @property
+    def num_epochs(self) -> int:
+        """How often all items are handed out."""
+        return self._num_epochs
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Yields the epochs that are left, from the one where the queue is.
+
+        Each has to be gone through to its end before the next one.
+
+        Raises:
+            RuntimeError: If it was not.
+        """
+        while (number := self.stats()["epoch"]) < self._num_epochs:
+            epoch = Epoch(self, number)
+            yield epoch
+            if not epoch._is_over:
+                raise RuntimeError(
+                    f"epoch {number} of work queue {self._name!r} has not "
+                    "ended: go through all its items before the next epoch, or "
+                    "leave the loop over epochs, too"
+                )
+
+    def take(self) -> WorkItem | None:
+        """Returns an item to train, or None if there is none now; never waits.
+
+        A worker has one item of a queue at a time: until that is finished, or
+        lost, it is returned again. None does not mean that the epoch is over,
+        as others may die and leave something to do: see `finish_epoch`.
+
+        Raises:
+            RuntimeError: If the server was started again and knows no queue.
+            ConnectionError, TimeoutError: If the server does not answer.
+        """
+        self._worker._check_is_present()
+        taken = json.loads(self._native.take_work_item(self._name))
+        before = self._taken
+        if (
+            before is not None
+            and taken is not None
+            and not before._is_finished
+            and not before._is_replaced
+            and (before.epoch, before.index, before.offset)
+            == (taken["epoch"], taken["index"], taken["offset"])
+        ):
+            return before
+        if before is not None:
+            before._is_replaced = True
+        self._taken = None if taken is None else WorkItem(self, **taken)
+        return self._taken
+
+    def finish_epoch(self) -> bool:
+        """Waits until all workers have nothing to do, or something is left.
+
+        To be called when `take` has returned None. All workers of the group
+        wait, and nobody waits for those that die meanwhile: what these had is
+        handed out again.
+
+        Returns:
+            True if the epoch is over; False if there is something to take.
+
+        Raises:
+            TimeoutError: If others have not come by `timeout_secs`. The message
+                names them.
+            RuntimeError: With `bsp`, if something was pushed since the last end
+                of a step.
+            ConnectionError: If the server does not answer.
+        """
+        return self._finish_epoch(self.stats()["epoch"])
+
+    def stats(self) -> dict[str, int]:
+        """Returns where the queue is.
+
+        A dict: "epoch": the present one, `epochs` when all are over; "epochs";
+        "items"; of the present epoch "finished", "leased" (some worker has it)
+        and "returned" (by one that has gone, and not taken again); "reissued":
+        how often a returned one was taken again.
+        """
+        self._worker._check_is_present()
+        return json.loads(self._native.work_queue_stats(self._name))
+
+    def dataset(self, read: Read, output_signature: Any) -> tf.data.Dataset:
+        """Returns a dataset of the batches of one epoch, for `model.fit`.
+
+        Each iteration is the next epoch of the queue, or what is left of it.
+        It is exact if batches are trained one by one: nothing may be read
+        ahead, so put no `prefetch`, `shuffle` or `batch` behind it, and leave
+        `steps_per_execution` at 1. `fit` is to end with the queue: pass
+        `initial_epoch=queue.stats()["epoch"]` and `epochs=queue.num_epochs`.
+
+        Args:
+            read: `read(value, offset)` yields the batches of an item, without
+                its first `offset` samples: tensors or nested structures of
+                them. The first tensor's first dimension is the number of
+                samples.
+            output_signature: What they are; see
+                `tf.data.Dataset.from_generator`.
+
+        Example:
+
+        >>> queue = tsw.data.WorkQueue(files, epochs=3, worker=worker)
+        >>> model.compile(
+        ...     tsw.keras.ParameterServerOptimizer(
+        ...         "adam", consistency="bsp", worker=worker
+        ...     ),
+        ...     "binary_crossentropy",
+        ... )
+        >>> model.fit(
+        ...     queue.dataset(read, signature),
+        ...     initial_epoch=queue.stats()["epoch"],
+        ...     epochs=queue.num_epochs,
+        ...     callbacks=[tsw.keras.SyncEpochs()],
+        ... )
+        """
+
+        def batches() -> Iterator[Any]:
+            for item in Epoch(self, self.stats()["epoch"]):
+                for batch in read(item.value, item.offset):
+                    item.advance(_num_samples(batch))
+                    yield batch
+                    if item.is_lost:
+                        break
+                if item._state() == _native.work_item_in_step:
+                    # A step that loss scaling has skipped.
+                    self._worker.end_step(weight=0.0)
+
+        dataset = tf.data.Dataset.from_generator(
+            batches, output_signature=output_signature
+        )
+        options = tf.data.Options()
+        # Or tf.data would read ahead by itself.
+        options.experimental_optimization.inject_prefetch = False
+        options.autotune.enabled = False
+        return dataset.with_options(options)
+
+    def _finish_epoch(self, number: int) -> bool:
+        if self._epoch_is_over(number):
+            return True
+        # The name of WorkQueueBarrier() in C++.
+        self._worker.wait_at_barrier(
+            f"work queue '{self._name}'", timeout_secs=self._timeout_secs
+        )
+        return self._epoch_is_over(number)
+
+    def _epoch_is_over(self, number: int) -> bool:
+        stats = self.stats()
+        return stats["epoch"] > number or stats["epoch"] >= stats["epochs"]
+
+    def __repr__(self) -> str:
+        return f"<tfswitch.data.WorkQueue {self._name!r} of {self._worker!r}>"
+
+
+def _num_samples(batch: Any) -> int:
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.SparseTensor):
+        return int(first.dense_shape[0])
+    if isinstance(first, tf.RaggedTensor):
+        return int(first.nrows())
+    shape = np.shape(first)
+    if shape:
+        return int(shape[0])
+    raise ValueError(
+        "`read` must yield batches, whose first tensor has a dimension of "
+        f"samples. Received: {batch!r}"
+    )

@@ -1,0 +1,64 @@
+"""Epochs of own data that end together."""
+
+from collections.abc import Iterator
+
+from tfswitch.train._checks import check_count, check_seconds
+from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
+from tfswitch.train.sync_replicas_hook import SyncReplicasHook
+from tfswitch.train.worker import Worker
+
+
+def epochs(
+    num_epochs: int,
+    worker: Worker | SyncReplicasHook,
+    *,
+    timeout_secs: float = EPOCH_SECS,
+) -> Iterator[int]:
+    """Yields the numbers of epochs; each ends when it has ended for all.
+
+    Every worker trains its own data once in each, however much that is: no
+    number of steps is shared. One that has come to the end of its data waits for
+    the others, which do not wait for it.
+
+    Args:
+        num_epochs: How many; the same in all workers.
+        worker: A `tfswitch.train.Worker`, or the hook of a
+            `SyncReplicasOptimizer`, whose session is open in the loop.
+        timeout_secs: Longest wait of a `Worker` at the end of an epoch; a day
+            unless it is given.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TimeoutError: If others have not ended their epoch by then. The message
+            names them.
+
+    Example:
+
+    >>> with tsw.train.Worker(consistency="bsp") as worker:
+    ...     for epoch in tsw.train.epochs(3, worker):
+    ...         for ids, gradients in my_part_of_the_data:
+    ...             table.push(ids, gradients)
+    ...             worker.end_step(weight=len(ids))
+    """
+    check_count("num_epochs", num_epochs, 1)
+    check_seconds("timeout_secs", timeout_secs)
+    if not isinstance(worker, (Worker, SyncReplicasHook)):
+        raise ValueError(
+            "`worker` must be a tfswitch.train.Worker or the hook of a "
+            "SyncReplicasOptimizer; a SyncGroup has `epoch()`. "
+            f"Received: worker={worker!r}"
+        )
+    return _epochs(num_epochs, worker, timeout_secs)
+
+
+def _epochs(
+    num_epochs: int, worker: Worker | SyncReplicasHook, timeout_secs: float
+) -> Iterator[int]:
+    for epoch in range(num_epochs):
+        if isinstance(worker, SyncReplicasHook):
+            worker.start_epoch()
+            yield epoch
+            worker.finish_epoch()
+        else:
+            yield epoch
+            worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=timeout_secs)
