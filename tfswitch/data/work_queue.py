@@ -38,7 +38,12 @@ class WorkItem:
     """
 
     def __init__(
-        self, queue: "WorkQueue", epoch: int, index: int, value: str, offset: int
+        self,
+        queue: "WorkQueue",
+        epoch: int,
+        index: int,
+        value: str,
+        offset: int,
     ) -> None:
         self.epoch = epoch
         self.index = index
@@ -152,11 +157,11 @@ class WorkItem:
 
 
 class Epoch:
-    """One epoch of a queue: iterate over it once. Made by `WorkQueue.epochs`.
+    """One epoch of a queue, to be gone through once. Made by `WorkQueue.epochs`.
 
-    Yields the items that this worker gets. Going on to the next one finishes
-    the one before, unless it is lost. Ends when all workers have finished all
-    items of the epoch.
+    Iterating over it yields the items that this worker gets. Going on to the
+    next one finishes the one before, unless it is lost. It ends when all workers
+    have finished all items of the epoch.
 
     Attributes:
         number: Of the epoch, from 0.
@@ -168,6 +173,11 @@ class Epoch:
         self._is_over = False
 
     def __iter__(self) -> Iterator[WorkItem]:
+        if self._is_over:
+            raise RuntimeError(
+                f"{self!r} is over, and can be gone through once. With `fit` "
+                "take one call for each epoch"
+            )
         while True:
             item = self._queue.take()
             if item is None:
@@ -182,8 +192,62 @@ class Epoch:
                 item.finish()
         self._is_over = True
 
+    def dataset(self, read: Read, output_signature: Any) -> tf.data.Dataset:
+        """Returns the batches of the items that this worker gets, for `fit`.
+
+        They are trained one by one: put no `prefetch`, `shuffle` or `batch`
+        behind the dataset, as what is read ahead would count as trained, and
+        leave `steps_per_execution` at 1. Take one `fit` for each epoch, as
+        Keras has all epochs of one call be as long as the first.
+
+        Args:
+            read: `read(value, offset)` yields the batches of an item, without
+                its first `offset` samples: tensors or nested structures of
+                them. The first tensor's first dimension is the number of
+                samples.
+            output_signature: What they are; see
+                `tf.data.Dataset.from_generator`.
+
+        Example:
+
+        >>> optimizer = tsw.keras.ParameterServerOptimizer(
+        ...     "adam", consistency="bsp", worker=worker
+        ... )
+        >>> model.compile(optimizer, "binary_crossentropy")
+        >>> for epoch in queue.epochs():
+        ...     model.fit(
+        ...         epoch.dataset(read, signature),
+        ...         initial_epoch=epoch.number,
+        ...         epochs=epoch.number + 1,
+        ...         callbacks=[tsw.keras.SyncEpochs()],
+        ...     )
+        """
+
+        def batches() -> Iterator[Any]:
+            for item in self:
+                for batch in read(item.value, item.offset):
+                    item.advance(_num_samples(batch))
+                    yield batch
+                    if item.is_lost:
+                        break
+                if item._state() == _native.work_item_in_step:
+                    # A step that loss scaling has skipped.
+                    self._queue.worker.end_step(weight=0.0)
+
+        dataset = tf.data.Dataset.from_generator(
+            batches, output_signature=output_signature
+        )
+        options = tf.data.Options()
+        # Or tf.data would read ahead by itself.
+        options.experimental_optimization.inject_prefetch = False
+        options.autotune.enabled = False
+        return dataset.with_options(options)
+
     def __repr__(self) -> str:
-        return f"<tfswitch.data.Epoch {self.number} of {self._queue!r}>"
+        return (
+            f"<tfswitch.data.Epoch {self.number} of work queue "
+            f"{self._queue.name!r}>"
+        )
 
 
 class WorkQueue:
@@ -396,60 +460,6 @@ class WorkQueue:
         """
         self._worker._check_is_present()
         return json.loads(self._native.work_queue_stats(self._name))
-
-    def dataset(self, read: Read, output_signature: Any) -> tf.data.Dataset:
-        """Returns a dataset of the batches of one epoch, for `model.fit`.
-
-        Each iteration is the next epoch of the queue, or what is left of it.
-        It is exact if batches are trained one by one: nothing may be read
-        ahead, so put no `prefetch`, `shuffle` or `batch` behind it, and leave
-        `steps_per_execution` at 1. `fit` is to end with the queue: pass
-        `initial_epoch=queue.stats()["epoch"]` and `epochs=queue.num_epochs`.
-
-        Args:
-            read: `read(value, offset)` yields the batches of an item, without
-                its first `offset` samples: tensors or nested structures of
-                them. The first tensor's first dimension is the number of
-                samples.
-            output_signature: What they are; see
-                `tf.data.Dataset.from_generator`.
-
-        Example:
-
-        >>> queue = tsw.data.WorkQueue(files, epochs=3, worker=worker)
-        >>> model.compile(
-        ...     tsw.keras.ParameterServerOptimizer(
-        ...         "adam", consistency="bsp", worker=worker
-        ...     ),
-        ...     "binary_crossentropy",
-        ... )
-        >>> model.fit(
-        ...     queue.dataset(read, signature),
-        ...     initial_epoch=queue.stats()["epoch"],
-        ...     epochs=queue.num_epochs,
-        ...     callbacks=[tsw.keras.SyncEpochs()],
-        ... )
-        """
-
-        def batches() -> Iterator[Any]:
-            for item in Epoch(self, self.stats()["epoch"]):
-                for batch in read(item.value, item.offset):
-                    item.advance(_num_samples(batch))
-                    yield batch
-                    if item.is_lost:
-                        break
-                if item._state() == _native.work_item_in_step:
-                    # A step that loss scaling has skipped.
-                    self._worker.end_step(weight=0.0)
-
-        dataset = tf.data.Dataset.from_generator(
-            batches, output_signature=output_signature
-        )
-        options = tf.data.Options()
-        # Or tf.data would read ahead by itself.
-        options.experimental_optimization.inject_prefetch = False
-        options.autotune.enabled = False
-        return dataset.with_options(options)
 
     def _finish_epoch(self, number: int) -> bool:
         if self._epoch_is_over(number):

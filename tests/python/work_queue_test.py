@@ -1,0 +1,662 @@
+"""tsw.data.WorkQueue: items handed out to workers, each sample once an epoch."""
+
+import contextlib
+import random
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfswitch as tsw
+from tests.python.worker_threads import (
+    Call,
+    in_threads,
+    join_workers,
+    running_clients,
+    wait_until,
+)
+from tfswitch.keras._backend import keras
+
+Worker = tsw.train.Worker
+WorkItemLost = tsw.data.WorkItemLost
+WorkQueue = tsw.data.WorkQueue
+
+SUM = tsw.train.Consistency.bsp(reduction="sum")
+
+FILES = ["a", "b", "c", "d", "e"]
+SAMPLES = 10  # In each.
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["embedded", "one_server", "two_servers"])
+def client(request):
+    with running_clients(request.param) as client:
+        yield client
+
+
+@pytest.fixture
+def local():
+    with running_clients(0) as client:
+        yield client
+
+
+def make_queue(worker, items=("a", "b", "c"), **kwargs):
+    return WorkQueue(items, worker=worker, **kwargs)
+
+
+def make_counts(cluster, consistency=SUM):
+    """A table that counts how often each sample has been trained."""
+    return tsw.EmbeddingTable(
+        "counts",
+        1,
+        initializer="zeros",
+        optimizer=tsw.optimizers.SGD(1.0),
+        consistency=consistency,
+        cluster=cluster,
+    )
+
+
+def id_of(value, sample):
+    return 1000 * FILES.index(value) + sample
+
+
+def counts_of(table, items=FILES):
+    """How often each sample of each item has been trained."""
+    ids = [[id_of(value, i) for i in range(SAMPLES)] for value in items]
+    return -table.lookup(ids).numpy()[..., 0]
+
+
+def train(queue, table, draw, before_step=lambda: None):
+    """Trains what this worker gets of all epochs, in steps of some samples."""
+    for epoch in queue.epochs():
+        for item in epoch:
+            while item.offset < SAMPLES and not item.is_lost:
+                before_step()
+                begin = item.offset
+                end = min(SAMPLES, begin + draw.randint(1, 4))
+                with contextlib.suppress(WorkItemLost):
+                    item.advance(end - begin)
+                    ids = [id_of(item.value, i) for i in range(begin, end)]
+                    table.push(ids, np.ones((len(ids), 1)))
+                    queue.worker.end_step(weight=end - begin)
+
+
+# --- Arguments ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"items": []}, r"'train': `items` must not be empty"),
+        ({"items": "abc"}, "items='abc'"),
+        ({"items": 3}, "items=3"),
+        ({"items": ["a", 3]}, r"items\[1\]=3"),
+        ({"items": [b"a"]}, r"items\[0\]=b'a'"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 1.0}, "epochs=1.0"),
+        ({"epochs": True}, "epochs=True"),
+        ({"name": ""}, "name=''"),
+        ({"name": None}, "name=None"),
+        ({"worker": None}, "worker=None"),
+        ({"shuffle": "yes"}, "shuffle='yes'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**63}, "seed=9223372036854775808"),
+        ({"seed": 0.5}, "seed=0.5"),
+        ({"timeout_secs": 0}, "timeout_secs=0"),
+    ],
+)
+def test_bad_arguments_are_named(local, arguments, message):
+    worker = Worker(0, 1, cluster=local(0))
+
+    with pytest.raises(ValueError, match=message):
+        WorkQueue(**{"items": ["a"], "worker": worker, **arguments})
+
+
+def test_text_that_is_no_unicode_is_refused(local):
+    worker = Worker(0, 1, cluster=local(0))
+
+    with pytest.raises(ValueError, match="valid Unicode"):
+        make_queue(worker, ["\udc80"])
+
+
+def test_a_queue_that_is_there_with_other_settings_is_refused(client):
+    one, two = join_workers(client, 2)
+    make_queue(one, epochs=2)
+    make_queue(two, epochs=2)
+
+    for arguments, message in [
+        ({"epochs": 3}, "epochs: 2 here, 3 asked"),
+        ({"epochs": 2, "shuffle": True}, "shuffle: false here, true asked"),
+        ({"epochs": 2, "seed": 5}, "seed: 0 here, 5 asked"),
+        ({"epochs": 2, "items": ["a", "b"]}, "items: 3 here, 2 asked"),
+        (
+            {"epochs": 2, "items": ["a", "x", "c"]},
+            "item 1: 'b' here, 'x' asked",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=f"'train' of .*{message}.*name"):
+            make_queue(two, **arguments)
+    make_queue(two, ["x"], name="other")
+
+
+@pytest.mark.parametrize("count", [-1, 0.5, "1", True, None])
+def test_an_item_advances_by_a_count(local, count):
+    queue = make_queue(Worker(0, 1, cluster=local(0)))
+    item = queue.take()
+
+    with pytest.raises(ValueError, match=r"item 0 \('a'\).*num_samples="):
+        item.advance(count)
+
+    item.advance(np.int64(2))
+    assert item.offset == 2
+
+
+# --- Items -------------------------------------------------------------------
+
+
+def test_a_worker_has_one_item_until_it_is_finished(client):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    queue = make_queue(worker)
+    item = queue.take()
+
+    assert (item.epoch, item.index, item.value, item.offset) == (0, 0, "a", 0)
+    item.advance(4)
+    assert queue.take() is item
+    with pytest.raises(RuntimeError, match="end the step first"):
+        item.finish()
+    worker.end_step()
+    item.finish()
+    item.finish()
+
+    assert item.is_finished
+    assert not item.is_lost
+    with pytest.raises(RuntimeError, match="finished and cannot be advanced"):
+        item.advance(1)
+    assert queue.take().value == "b"
+    assert queue.stats() == {
+        "epoch": 0,
+        "epochs": 1,
+        "items": 3,
+        "finished": 1,
+        "leased": 1,
+        "returned": 0,
+        "reissued": 0,
+    }
+
+
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+def test_others_go_on_where_the_last_step_of_the_dead_has_left_it(
+    client, consistency
+):
+    dying, other = join_workers(client, 2, consistency=consistency)
+    queue = make_queue(dying, ["a"])
+    item = queue.take()
+    item.advance(3)
+    waiting = Call(dying.end_step)
+    wait_until(lambda: sum(other.stats()["workers"]["staleness"]) == 1)
+    item_of_other = make_queue(other, ["a"])
+    assert item_of_other.take() is None
+    dying._native.leave_group(10.0)  # The lease as if it had ended.
+    with contextlib.suppress(RuntimeError):
+        waiting.result()
+
+    assert item_of_other.take().offset == 3
+    assert item_of_other.stats()["reissued"] == 1
+
+
+def test_an_item_of_one_that_was_given_up_is_lost(client, capfd):
+    worker = Worker(0, 1, consistency=SUM, cluster=client(0))
+    queue = make_queue(worker)
+    table = make_counts(client(0))
+    item = queue.take()
+    item.advance(3)
+    table.push([1], [[1.0]])
+    give_up(client(1), worker)
+
+    worker.end_step()  # It does not count.
+
+    assert "joining again" in capfd.readouterr().err
+    assert table.lookup([1]).numpy() == 0.0
+    assert item.is_lost
+    for call in (lambda: item.advance(1), item.finish):
+        with pytest.raises(WorkItemLost, match=r"item 0 \('a'\).*take another"):
+            call()
+    again = queue.take()
+    assert (again.value, again.offset) == ("a", 0)
+    assert item.is_lost  # That it is here again changes nothing.
+    again.advance(1)
+
+
+def test_one_that_hears_of_it_late_has_lost_its_item_as_well(client):
+    worker = Worker(0, 1, cluster=client(0))
+    queue = make_queue(worker, ["a", "b"])
+    values = []
+    for epoch in queue.epochs():
+        for item in epoch:
+            values.append(item.value)
+            if len(values) == 1:
+                give_up(client(1), worker)
+
+    assert values == ["a", "a", "b"]  # The first one was not finished.
+
+
+def test_a_worker_that_has_left_comes_back_for_an_item(client):
+    worker = Worker(0, 1, cluster=client(0))
+    queue = make_queue(worker)
+    item = queue.take()
+    worker.leave()
+
+    assert item.is_lost
+    assert queue.take().value == "a"
+
+
+def give_up(cluster, worker):
+    """Has the group forget a worker, which does not know."""
+    Worker(
+        worker.worker_id,
+        worker.num_workers,
+        consistency=worker.consistency,
+        cluster=cluster,
+    ).leave()
+
+
+def test_a_queue_of_a_worker_that_is_over_says_so(local):
+    queue = make_queue(Worker(0, 1, cluster=local(0)))
+    item = queue.take()
+    worker = Worker(0, 1, cluster=local(0))
+
+    for call in (queue.take, queue.stats, lambda: item.advance(1)):
+        with pytest.raises(RuntimeError, match="another Worker"):
+            call()
+    assert make_queue(worker).take().value == "a"
+
+
+def test_a_server_that_was_started_again_knows_no_queue(local):
+    worker = Worker(0, 1, cluster=local(0))
+    queue = make_queue(worker)
+    queue._name = "gone"
+
+    with pytest.raises(RuntimeError, match=r"no work queue 'gone'.*restore"):
+        queue.take()
+
+
+# --- Epochs ------------------------------------------------------------------
+
+
+def test_one_worker_gets_everything_in_each_epoch(client):
+    worker = Worker(0, 1, cluster=client(0))
+    queue = make_queue(worker, FILES, epochs=3, shuffle=True, seed=4)
+
+    orders = [[item.value for item in epoch] for epoch in queue.epochs()]
+
+    assert [sorted(order) for order in orders] == [FILES] * 3
+    assert len({tuple(order) for order in orders}) == 3
+    assert list(queue.epochs()) == []
+    assert queue.finish_epoch()
+    assert queue.take() is None
+    # One that is started again late gets nothing.
+    assert (
+        list(make_queue(worker, FILES, epochs=3, shuffle=True, seed=4).epochs())
+        == []
+    )
+
+
+def test_an_epoch_has_to_be_gone_through(local):
+    queue = make_queue(Worker(0, 1, cluster=local(0)), epochs=2)
+
+    with pytest.raises(RuntimeError, match="epoch 0 of work queue 'train'"):
+        for _ in queue.epochs():
+            pass
+
+
+def test_the_epoch_goes_on_while_somebody_has_an_item(client):
+    one, two = join_workers(client, 2)
+    queues = [make_queue(worker, ["a"], epochs=2) for worker in (one, two)]
+    item = queues[0].take()
+    assert queues[1].take() is None
+    waiting = Call(queues[1].finish_epoch)
+    wait_until(lambda: one.stats()["workers"]["waiting"] == 1)
+    assert not waiting.is_over
+
+    item.finish()
+    assert queues[0].take() is None
+    assert queues[0].finish_epoch()
+    assert waiting.result()
+    assert queues[1].take().epoch == 1
+
+
+def test_who_waits_for_the_end_takes_over_from_the_dead(client):
+    one, two = join_workers(client, 2)
+    queues = [make_queue(worker, ["a"], epochs=2) for worker in (one, two)]
+    queues[0].take()
+    waiting = Call(queues[1].finish_epoch)
+    wait_until(lambda: one.stats()["workers"]["waiting"] == 1)
+
+    one._native.leave_group(10.0)  # The lease as if it had ended.
+
+    assert not waiting.result()
+    assert queues[1].take().epoch == 0
+
+
+def test_an_end_of_epoch_that_takes_too_long_names_who_is_missing(client):
+    one, two = join_workers(client, 2)
+    queue = make_queue(one, ["a"], timeout_secs=0.05)
+    make_queue(two, ["a"]).take()
+
+    with pytest.raises(
+        TimeoutError, match=r"barrier 'work queue 'train'' waits for worker 1"
+    ):
+        queue.finish_epoch()
+
+
+@pytest.mark.parametrize("consistency", ["asp", SUM], ids=["asp", "bsp"])
+def test_workers_train_every_sample_once_an_epoch(client, consistency):
+    workers = join_workers(client, 3, consistency=consistency)
+    table = make_counts(client(0), consistency)
+    taken = [0] * 3
+
+    def run(number):
+        queue = make_queue(workers[number], FILES, epochs=2, shuffle=True)
+
+        def before_step():
+            taken[number] += 1
+
+        train(queue, table_of(number), random.Random(number), before_step)
+        workers[number].leave()
+
+    def table_of(number):
+        return make_counts(client(number), consistency)
+
+    in_threads(*(lambda n=n: run(n) for n in range(3)))
+
+    assert sum(taken) > 0
+    np.testing.assert_array_equal(counts_of(table), 2.0)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+@pytest.mark.parametrize("num_servers", [0, 2])
+def test_every_sample_counts_once_whoever_dies_and_comes_back(
+    num_servers, seed
+):
+    """Workers of random speed; some die and start again, some are given up."""
+    with running_clients(num_servers) as client:
+        table = make_counts(client(0))
+        num_clients = [3]
+        lock = threading.Lock()
+
+        def run(number):
+            draw = random.Random(seed + number)
+            cluster = client(number)
+            for life in range(3):
+                worker = Worker(number, 3, consistency=SUM, cluster=cluster)
+
+                class Dies(Exception):
+                    pass
+
+                def before_step():
+                    chance = draw.random()
+                    if life < 2 and chance < 0.1:
+                        raise Dies  # noqa: B023 - Of this life.
+                    if chance > 0.95:
+                        with lock:
+                            num_clients[0] += 1
+                            other = client(num_clients[0])
+                        give_up(other, worker)  # noqa: B023
+
+                queue = make_queue(worker, FILES, epochs=2, seed=seed)
+                try:
+                    train(queue, make_counts(cluster), draw, before_step)
+                except Dies:
+                    if draw.random() < 0.5:
+                        worker.leave()  # Else its next life takes its place.
+                    continue
+                worker.leave()
+                return
+
+        in_threads(*(lambda n=n: run(n) for n in range(3)))
+
+        np.testing.assert_array_equal(counts_of(table), 2.0)
+
+
+# --- Checkpoints -------------------------------------------------------------
+
+
+def test_a_restored_queue_goes_on_in_the_midst_of_an_epoch(client, tmp_path):
+    workers = join_workers(client, 2, consistency=SUM)
+    table = make_counts(client(0))
+    queues = [make_queue(w, FILES, epochs=2, seed=1) for w in workers]
+    tables = [make_counts(client(i)) for i in range(2)]
+
+    def step(number, item, samples):
+        begin = item.offset
+        item.advance(samples)
+        ids = [id_of(item.value, i) for i in range(begin, begin + samples)]
+        tables[number].push(ids, np.ones((samples, 1)))
+        workers[number].end_step(weight=samples)
+
+    items = [queue.take() for queue in queues]
+    in_threads(*(lambda n=n: step(n, items[n], 4) for n in range(2)))
+    # One has arrived at the next step, and nothing of that is applied yet.
+    early = Call(step, 1, items[1], 5)
+    wait_until(lambda: sum(workers[0].stats()["workers"]["staleness"]) == 3)
+    client(0).save(tmp_path / "checkpoint")
+    saved = counts_of(table).sum()
+    step(0, items[0], 1)
+    early.result()
+    for worker in workers:
+        worker.leave()
+
+    with running_clients(2) as other:
+        other(0).restore(tmp_path / "checkpoint")
+        worker = Worker(0, 1, consistency=SUM, cluster=other(0))
+        with pytest.raises(ValueError, match=r"checkpoint: epochs: 2 here, 1"):
+            make_queue(worker, FILES, epochs=1, seed=1)
+        queue = make_queue(worker, FILES, epochs=2, seed=1)
+        assert saved == 8.0
+        assert [queue.take().offset, queue.stats()["returned"]] == [4, 1]
+        restored = make_counts(other(0))
+        train(queue, restored, random.Random(0))
+        np.testing.assert_array_equal(counts_of(restored), 2.0)
+
+
+def test_going_back_in_time_takes_items_away(client, tmp_path):
+    worker = Worker(0, 1, consistency=SUM, cluster=client(0))
+    table = make_counts(client(0))
+    queue = make_queue(worker, FILES)
+    client(0).save(tmp_path)
+    item = queue.take()
+    item.advance(3)
+    client(0).restore(tmp_path)
+    table.push([1], [[1.0]])
+
+    worker.end_step()  # Does not count: the samples come once more.
+
+    assert item.is_lost
+    train(queue, table, random.Random(0))
+    np.testing.assert_array_equal(counts_of(table), 1.0)
+
+
+def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
+    client, tmp_path
+):
+    queue = make_queue(Worker(0, 1, cluster=client(0)), FILES)
+    client(0).save(tmp_path)
+
+    with running_clients(1) as other:
+        make_queue(Worker(0, 1, cluster=other(0)), FILES[:2])
+        with pytest.raises(RuntimeError, match="number of items: 2 here, 5"):
+            other(0).restore(tmp_path)
+    assert queue.stats()["items"] == 5
+
+
+# --- Datasets for fit --------------------------------------------------------
+
+
+def read(value, offset):
+    """Batches of at most 4 samples: ids and targets."""
+    for begin in range(offset, SAMPLES, 4):
+        end = min(SAMPLES, begin + 4)
+        ids = [[id_of(value, i)] for i in range(begin, end)]
+        yield np.array(ids, np.int64), np.zeros((end - begin, 1), np.float32)
+
+
+SIGNATURE = (
+    tf.TensorSpec((None, 1), tf.int64),
+    tf.TensorSpec((None, 1), tf.float32),
+)
+
+
+class Count(keras.callbacks.Callback):
+    """What a worker has trained, and where its queue was at the ends."""
+
+    def __init__(self, queue):
+        super().__init__()
+        self.queue = queue
+        self.epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(self.queue.stats()["epoch"])
+
+
+def fit(worker, queue, cluster):
+    # The loss's gradient is 1 for each sample's row.
+    ids = keras.Input((1,), dtype="int64")
+    rows = tsw.keras.DynamicEmbedding(1, table=make_counts(cluster))(ids)
+    rows = keras.layers.Flatten()(rows)
+    dense = keras.layers.Dense(1)(keras.layers.Rescaling(0.0)(rows))
+    model = keras.Model(ids, keras.layers.Add()([rows, dense]))
+    model.compile(
+        tsw.keras.ParameterServerOptimizer(
+            tsw.optimizers.SGD(1.0), consistency=SUM, worker=worker
+        ),
+        lambda _, y: y * tf.cast(tf.shape(y)[0], tf.float32),
+    )
+    count = Count(queue)
+    for epoch in queue.epochs():
+        model.fit(
+            epoch.dataset(read, SIGNATURE),
+            initial_epoch=epoch.number,
+            epochs=epoch.number + 1,
+            callbacks=[tsw.keras.SyncEpochs(), count],
+            verbose=0,
+        )
+    return count.epochs
+
+
+def test_fit_trains_every_sample_once_an_epoch(client):
+    workers = join_workers(client, 2, consistency=SUM)
+    queues = [make_queue(w, FILES, epochs=2) for w in workers]
+
+    ends = in_threads(
+        *(lambda n=n: fit(workers[n], queues[n], client(n)) for n in range(2))
+    )
+
+    assert ends == [[1, 2]] * 2
+    np.testing.assert_allclose(
+        counts_of(make_counts(client(0))), 2.0, rtol=1e-5
+    )
+
+
+def test_a_dataset_reads_nothing_ahead(local):
+    """A batch is advanced over when it is asked for, not before."""
+    worker = Worker(0, 1, consistency="bsp", cluster=local(0))
+    queue = make_queue(worker, ["a"])
+    for number, (ids, _) in enumerate(
+        next(queue.epochs()).dataset(read, SIGNATURE)
+    ):
+        assert queue.take().offset == min(4 * (number + 1), SAMPLES)
+        worker.end_step(weight=len(ids))
+    assert number == 2
+    assert queue.stats()["epoch"] == 1
+
+
+def test_a_step_that_was_skipped_does_not_stop_a_dataset(local):
+    """As loss scaling skips one, at the end of an item."""
+    worker = Worker(0, 1, consistency="bsp", cluster=local(0))
+    queue = make_queue(worker, ["a", "b"])
+
+    num_batches = sum(1 for _ in next(queue.epochs()).dataset(read, SIGNATURE))
+
+    assert num_batches == 6
+    assert queue.stats()["epoch"] == 1
+
+
+def test_a_dataset_goes_on_when_an_item_is_lost(local):
+    worker = Worker(0, 1, consistency=SUM, cluster=local(0))
+    queue = make_queue(worker, ["a"])
+    seen = []
+    for number, (ids, _) in enumerate(
+        next(queue.epochs()).dataset(read, SIGNATURE)
+    ):
+        seen.append(ids.numpy()[:, 0].tolist())
+        if number == 1:
+            give_up(local(1), worker)
+        worker.end_step(weight=len(ids))
+    # The second step did not count, and is trained once more.
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
+
+
+def test_an_epoch_is_gone_through_once(local):
+    """Keras would have a second one in the same `fit` be as long as this."""
+    queue = make_queue(Worker(0, 1, cluster=local(0)), ["a"], epochs=2)
+    epoch = next(queue.epochs())
+    dataset = epoch.dataset(read, SIGNATURE)
+    for ids, _ in dataset:
+        queue.worker.end_step(weight=len(ids))
+
+    with pytest.raises(tf.errors.OpError, match="one call for each epoch"):
+        list(dataset)
+    with pytest.raises(RuntimeError, match="is over, and can be gone through"):
+        list(epoch)
+
+
+def test_a_batch_has_samples(local):
+    queue = make_queue(Worker(0, 1, cluster=local(0)), ["a"])
+    dataset = next(queue.epochs()).dataset(
+        lambda value, offset: [np.float32(1.0)], tf.TensorSpec((), tf.float32)
+    )
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="dimension of"):
+        list(dataset)
+
+
+# --- Epochs of own data ------------------------------------------------------
+
+
+def test_epochs_of_own_data_end_together(client):
+    workers = join_workers(client, 3, consistency=SUM)
+    num_batches = [4, 0, 7]
+    ends = [0]
+    lock = threading.Lock()
+
+    def run(number):
+        table = make_counts(client(number))
+        for epoch in tsw.train.epochs(3, workers[number]):
+            # Nobody begins it before all have ended the one before.
+            assert ends[0] >= 3 * epoch
+            for _ in range(num_batches[number]):
+                table.push([number], [[1.0]])
+                workers[number].end_step()
+            with lock:
+                ends[0] += 1
+        return (-table.lookup([0, 1, 2]).numpy()[:, 0]).tolist()
+
+    results = in_threads(*(lambda n=n: run(n) for n in range(3)))
+
+    assert results == [[12.0, 0.0, 21.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, None), "num_epochs=0"),
+        ((1, None), "worker=None"),
+        ((1.5, None), "num_epochs=1.5"),
+    ],
+)
+def test_bad_arguments_of_epochs_are_named_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.train.epochs(*arguments)
