@@ -92,6 +92,9 @@ class Cluster:
     ) -> dict[str, Any]:
         """Saves tables as a checkpoint that any number of servers can load.
 
+        With all tables it saves where work queues are, too
+        (`tfswitch.data.WorkQueue`).
+
         An older checkpoint at `path` stays whole until the new one is
         complete; its tables that are not saved now are kept.
 
@@ -115,6 +118,8 @@ class Cluster:
     ) -> dict[str, Any]:
         """Replaces tables by their saved rows, once all servers have read them.
 
+        With all tables work queues go on where they were, too.
+
         Args:
             path: A folder that `save` wrote, on this or another cluster.
             tables: Names; empty for all in the checkpoint.
@@ -125,6 +130,8 @@ class Cluster:
         Raises:
             KeyError: If the checkpoint or one of the tables is not there.
             OSError: If the checkpoint is damaged; nothing has changed then.
+            RuntimeError: If a table or a work queue is there with settings that
+                the saved one does not fit; nothing has changed then, either.
         """
         report = self._native.restore(os.fspath(path), _names(tables))
         return json.loads(report)

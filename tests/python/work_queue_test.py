@@ -1,4 +1,4 @@
-"""tsw.data.WorkQueue: items handed out to workers, each sample once an epoch."""
+"""tsw.data.WorkQueue: items for all workers, each sample once an epoch."""
 
 import contextlib
 import random
@@ -81,6 +81,10 @@ def train(queue, table, draw, before_step=lambda: None):
                     ids = [id_of(item.value, i) for i in range(begin, end)]
                     table.push(ids, np.ones((len(ids), 1)))
                     queue.worker.end_step(weight=end - begin)
+
+
+class DiesError(Exception):
+    """What a worker dies of."""
 
 
 # --- Arguments ---------------------------------------------------------------
@@ -387,34 +391,33 @@ def test_every_sample_counts_once_whoever_dies_and_comes_back(
         num_clients = [3]
         lock = threading.Lock()
 
+        def live(number, draw, worker, dies):
+            def before_step():
+                chance = draw.random()
+                if dies and chance < 0.1:
+                    raise DiesError
+                if chance > 0.95:
+                    with lock:
+                        num_clients[0] += 1
+                        other = client(num_clients[0])
+                    give_up(other, worker)
+
+            queue = make_queue(worker, FILES, epochs=2, seed=seed)
+            train(queue, make_counts(client(number)), draw, before_step)
+            worker.leave()
+
         def run(number):
             draw = random.Random(seed + number)
-            cluster = client(number)
             for life in range(3):
-                worker = Worker(number, 3, consistency=SUM, cluster=cluster)
-
-                class Dies(Exception):
-                    pass
-
-                def before_step():
-                    chance = draw.random()
-                    if life < 2 and chance < 0.1:
-                        raise Dies  # noqa: B023 - Of this life.
-                    if chance > 0.95:
-                        with lock:
-                            num_clients[0] += 1
-                            other = client(num_clients[0])
-                        give_up(other, worker)  # noqa: B023
-
-                queue = make_queue(worker, FILES, epochs=2, seed=seed)
+                worker = Worker(
+                    number, 3, consistency=SUM, cluster=client(number)
+                )
                 try:
-                    train(queue, make_counts(cluster), draw, before_step)
-                except Dies:
+                    live(number, draw, worker, dies=life < 2)
+                    return
+                except DiesError:
                     if draw.random() < 0.5:
                         worker.leave()  # Else its next life takes its place.
-                    continue
-                worker.leave()
-                return
 
         in_threads(*(lambda n=n: run(n) for n in range(3)))
 

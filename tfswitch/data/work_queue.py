@@ -157,11 +157,11 @@ class WorkItem:
 
 
 class Epoch:
-    """One epoch of a queue, to be gone through once. Made by `WorkQueue.epochs`.
+    """One epoch of a queue, to be gone through once.
 
-    Iterating over it yields the items that this worker gets. Going on to the
-    next one finishes the one before, unless it is lost. It ends when all workers
-    have finished all items of the epoch.
+    Made by `WorkQueue.epochs`. Iterating over it yields the items that this
+    worker gets. Going on to the next one finishes the one before, unless it is
+    lost. It ends when all workers have finished all items of the epoch.
 
     Attributes:
         number: Of the epoch, from 0.
@@ -261,8 +261,8 @@ class WorkQueue:
 
     How exact that is depends on the worker's consistency. With `bsp` each
     sample counts once, whatever workers die when. With `asp` and `ssp` the
-    gradients of a step are applied before it ends, so the step in which a worker
-    dies, or is away for longer than its lease, may be trained twice.
+    gradients of a step are applied before it ends, so the step in which a
+    worker dies, or is away for longer than its lease, may be trained twice.
 
     Args:
         items: What is handed out, strings. All workers give the same list, and
@@ -339,7 +339,8 @@ class WorkQueue:
             )
         if not isinstance(shuffle, (bool, np.bool_)):
             raise ValueError(
-                f"`shuffle` must be True or False. Received: shuffle={shuffle!r}"
+                "`shuffle` must be True or False. "
+                f"Received: shuffle={shuffle!r}"
             )
         if (
             isinstance(seed, bool)

@@ -17,8 +17,8 @@ def epochs(
     """Yields the numbers of epochs; each ends when it has ended for all.
 
     Every worker trains its own data once in each, however much that is: no
-    number of steps is shared. One that has come to the end of its data waits for
-    the others, which do not wait for it.
+    number of steps is shared. One that has come to the end of its data waits
+    for the others, which do not wait for it.
 
     Args:
         num_epochs: How many; the same in all workers.
