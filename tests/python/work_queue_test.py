@@ -210,6 +210,26 @@ def test_others_go_on_where_the_last_step_of_the_dead_has_left_it(
     assert item_of_other.stats()["reissued"] == 1
 
 
+def test_a_step_counts_though_its_worker_is_started_anew(client):
+    """Its samples are behind the offset at which others go on."""
+    workers = join_workers(client, 2, consistency=SUM)
+    table = make_counts(client(0))
+    item = make_queue(workers[0], FILES).take()
+    item.advance(3)
+    table.push([id_of("a", i) for i in range(3)], np.ones((3, 1)))
+    waiting = Call(workers[0].end_step)
+    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
+
+    again = Call(lambda: Worker(0, 2, consistency=SUM, cluster=client(2)))
+    wait_until(lambda: workers[1].stats()["workers"]["rejoined"] == 1)
+    workers[1].end_step()
+    with contextlib.suppress(RuntimeError):  # That there is another one.
+        waiting.result()
+
+    assert make_queue(again.result(), FILES).take().offset == 3
+    assert counts_of(table).sum() == 3.0
+
+
 def test_an_item_of_one_that_was_given_up_is_lost(client, capfd):
     worker = Worker(0, 1, consistency=SUM, cluster=client(0))
     queue = make_queue(worker)

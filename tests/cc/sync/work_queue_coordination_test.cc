@@ -67,7 +67,7 @@ class WorkQueueCoordinationTest : public testing::Test {
 
   // Ends the worker's next step, with its item advanced to `offset`.
   absl::Status Advance(Worker* worker, const WorkItem& item, int64_t offset) {
-    const absl::Status status =
+    absl::Status status =
         coordinator_
             .Arrive("g", worker->id, worker->place.incarnation,
                     worker->place.clock, worker->place.round, 1.0,
