@@ -583,6 +583,24 @@ def test_fit_trains_every_sample_once_an_epoch(client):
     )
 
 
+@pytest.mark.skipif(
+    keras.__version__.startswith("2."), reason="It refuses empty epochs."
+)
+def test_fit_takes_an_epoch_without_a_batch(local):
+    """Of two workers and one file."""
+    workers = join_workers(local, 2, consistency=SUM)
+    queues = [make_queue(w, ["a"], epochs=3) for w in workers]
+
+    ends = in_threads(
+        *(lambda n=n: fit(workers[n], queues[n], local(n)) for n in range(2))
+    )
+
+    assert ends == [[1, 2, 3]] * 2
+    np.testing.assert_allclose(
+        counts_of(make_counts(local(0)), ["a"]), 3.0, rtol=1e-5
+    )
+
+
 def test_a_dataset_reads_nothing_ahead(local):
     """A batch is advanced over when it is asked for, not before."""
     worker = Worker(0, 1, consistency="bsp", cluster=local(0))
