@@ -441,7 +441,7 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
         "has advanced it from ", own->counted, " to ", own->item.offset,
         ": end the step first"));
   }
-  const absl::Status finished =
+  absl::Status finished =
       client_->groups().FinishWorkItem(session_->member(), queue, epoch, index);
   if (absl::IsNotFound(finished)) {
     TFSWITCH_RETURN_IF_ERROR(ComeBack(finished, /*has_arrived=*/!has_pushed_));
