@@ -113,7 +113,7 @@ def test_workers_that_are_killed_or_stopped_at_random_harm_nobody(
                 if index > 0:
                     worker.next_line()  # Its values when it had ended.
                 worker.finish()
-            weights = _weights_on(address, num_ids)
+            weights = _weights_on("grpc://" + ",".join(address), num_ids)
         # Each step's weights sum to 1, so nothing counts half or twice.
         np.testing.assert_allclose(
             weights.sum(), round(weights.sum()), atol=1e-3
