@@ -385,8 +385,11 @@ def run_case(
 
 def _compare_cases() -> None:
     lost: dict[str, list[float]] = {}
-    print("| case | engine | workers end | samples never trained | weights |")
-    print("|---|---|---|---|---|")
+    print(
+        "| case | engine | workers end | samples never trained | weights "
+        "| session closes, s |"
+    )
+    print("|---|---|---|---|---|---|")
     for name in _CASES.value or CASES:
         case = CASES[name]
         batches = batches_of(case)
@@ -404,9 +407,13 @@ def _compare_cases() -> None:
             lost.setdefault(name, []).append(100.0 * never / len(samples))
             ends = ", ".join(w["ended"] for w in found["workers"])
             values = " ".join(f"{w:.3g}" for w in sorted(set(weights.round(5))))
+            closing = [
+                f"{w['close_s']:.2f}" if "close_s" in w else "-"
+                for w in found["workers"]
+            ]
             print(
                 f"| {name} | {engine} | {ends} | {never} of {len(samples)} | "
-                f"{values} |",
+                f"{values} | {', '.join(closing)} |",
                 flush=True,
             )
     if _PLOT.value:

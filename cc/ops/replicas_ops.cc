@@ -174,7 +174,7 @@ class ReplicasEndStepOp : public AsyncOpKernel {
     WaitApart(
         context, timeout_s_,
         [this, state, weight, output](double wait_s) {
-          const absl::Status status =
+          absl::Status status =
               CallCore([&](const Tfswitch_Api& api, char* error) {
                 return api.replicas_end_step(
                     group_.c_str(), static_cast<uint32_t>(worker_), weight,

@@ -278,7 +278,7 @@ absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
   if (applier_ == 0) return HasEnded();
   // Before it enters, for that may open the barrier.
   parting_[incarnation] = worker;
-  const absl::Status entered =
+  absl::Status entered =
       state_->Enter(worker, incarnation, kEndOfSession, visit, SteadyNow());
   if (!entered.ok()) {
     parting_.erase(incarnation);

@@ -105,7 +105,7 @@ class ReplicaCoordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckApplier(uint64_t applier) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status HasEnded() const;
+  absl::Status HasEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What time has brought, and what an event has led to.
   void Settle(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveIfAllPart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

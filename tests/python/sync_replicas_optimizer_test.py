@@ -51,14 +51,13 @@ class TableServers:
 
 
 class VariableServers:
-    """TensorFlow's: two keep the variables, and each worker has one."""
+    """TensorFlow's: some keep the variables, and each worker has one."""
 
-    NUM_WORKERS = 5
-
-    def __init__(self):
-        ports = free_ports(2 + self.NUM_WORKERS)
+    def __init__(self, num_servers, num_workers):
+        self._num_servers = num_servers
+        ports = free_ports(num_servers + num_workers)
         hosts = [f"127.0.0.1:{port}" for port in ports]
-        cluster = {"ps": hosts[:2], "worker": hosts[2:]}
+        cluster = {"ps": hosts[:num_servers], "worker": hosts[num_servers:]}
         self._servers = [
             v1.train.Server(cluster, job_name=job, task_index=index)
             for job in ("ps", "worker")
@@ -71,7 +70,8 @@ class VariableServers:
     @contextlib.contextmanager
     def scope(self, name, index):
         place = v1.train.replica_device_setter(
-            ps_tasks=2, worker_device=f"/job:worker/task:{index}"
+            ps_tasks=self._num_servers,
+            worker_device=f"/job:worker/task:{index}",
         )
         # Servers keep variables by name, for as long as they live.
         with (
@@ -84,12 +84,13 @@ class VariableServers:
         config = v1.ConfigProto(
             device_filters=["/job:ps", f"/job:worker/task:{index}"]
         )
-        return {"master": self._servers[2 + index].target, "config": config}
+        server = self._servers[self._num_servers + index]
+        return {"master": server.target, "config": config}
 
 
 @pytest.fixture(scope="module")
 def variable_servers():
-    return VariableServers()
+    return VariableServers(2, 5)
 
 
 @pytest.fixture(scope="module", params=["tables", "variables"])
@@ -651,6 +652,39 @@ def test_averages_follow_the_steps(servers, name):
             for _ in range(2):
                 session.run(train_op)
             assert session.run([v, averages.average(v)]) == [2.0, 1.25]
+
+
+def test_sessions_without_hooks_call_them_themselves(servers, name):
+    def run(script, batches):
+        args = servers.session_args(script.index)
+        with script.graph.as_default():
+            script.hook.begin()
+            creator = v1.train.ChiefSessionCreator(**args)
+            if isinstance(servers, VariableServers) and not script.is_chief:
+                creator = v1.train.WorkerSessionCreator(**args)
+            session = creator.create_session()
+            script.hook.after_create_session(session, None)
+            for batch in batches:
+                session.run(script.train_op, {script.ids: batch})
+            script.hook.finish_epoch()
+            values = session.run(script.variable)
+            script.hook.end(session)
+            session.close()
+            return values
+
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
+    if isinstance(servers, VariableServers):  # Or it looks every 30 s.
+        with scripts[0].graph.as_default():
+            v1.train.ChiefSessionCreator(
+                **servers.session_args(0)
+            ).create_session().close()
+
+    found = in_threads(
+        lambda: run(scripts[0], [[0]]), lambda: run(scripts[1], [[1], [2]])
+    )
+
+    for values in found:
+        np.testing.assert_allclose(values[:3], [0.5, 0.5, 1.0], atol=1e-6)
 
 
 # --- TensorFlow's parameter servers ------------------------------------------

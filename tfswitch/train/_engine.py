@@ -124,7 +124,8 @@ class Engine(Protocol):
 def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:
     """Returns a variable of this worker that is neither saved nor shared."""
     # Variables of graphs with parameter servers are put on these otherwise.
-    with tf.compat.v1.colocate_with(tf.no_op(name=f"{name}_place")):
+    graph = tf.compat.v1.get_default_graph()
+    with graph.colocate_with(tf.no_op(name=f"{name}_place")):
         return tf.compat.v1.Variable(
             value,
             trainable=False,
