@@ -6,9 +6,9 @@
 Sample i owns element i of a variable, the loss is minus the mean over the batch
 and SGD's rate is 1, so element i ends as the weight with which sample i was
 trained; 0: never. "stock" is tf.compat.v1.train.SyncReplicasOptimizer with a
-tf.train.Server as `ps`, "servers" is tfswitch.train.SyncReplicasOptimizer and a
-tfswitch server. Every worker is a process; one that does not end in time hangs,
-and is ended. `--plot` draws what was lost.
+tf.train.Server as `ps`, "ps" is tfswitch.train.SyncReplicasOptimizer with the
+same servers, and "servers" with a tfswitch server. Every worker is a process;
+one that does not end in time hangs, and is ended. `--plot` draws what was lost.
 
 The overhead is measured with even data, two workers and `num_tokens=0`, on a
 toy model and on one of a CTR task: 256 examples of 26 ids of a vocabulary of
@@ -48,7 +48,9 @@ _PLOT = flags.DEFINE_string(
 )
 _JOB = flags.DEFINE_string("job", None, "Of one process; set by itself.")
 
-ENGINES = ("stock", "servers")
+ENGINES = ("stock", "ps", "servers")
+
+_LABELS = ("TensorFlow's", "tfswitch's", "tfswitch's on its own servers")
 _WARM_UP = 30
 
 # Sizes of each worker's batches, gradients per step, tokens at the start.
@@ -102,7 +104,7 @@ def _toy_model(job: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
 def _ctr_model(job: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
     ids = v1.placeholder(tf.int64, [None, 26])
     lookups = []
-    if job["engine"] == "stock":
+    if job["engine"] != "servers":
         table = v1.get_variable(
             "embedding",
             [100_000, 16],
@@ -137,7 +139,7 @@ def _run_worker(job: dict[str, Any]) -> None:
     is_chief = index == 0
     is_stock = job["engine"] == "stock"
     target, config = "", None
-    if is_stock:
+    if job["engine"] != "servers":
         config = v1.ConfigProto(
             device_filters=["/job:ps", f"/job:worker/task:{index}"]
         )
@@ -383,8 +385,11 @@ def run_case(
 
 def _compare_cases() -> None:
     lost: dict[str, list[float]] = {}
-    print("| case | engine | workers end | samples never trained | weights |")
-    print("|---|---|---|---|---|")
+    print(
+        "| case | engine | workers end | samples never trained | weights "
+        "| session closes, s |"
+    )
+    print("|---|---|---|---|---|---|")
     for name in _CASES.value or CASES:
         case = CASES[name]
         batches = batches_of(case)
@@ -402,9 +407,13 @@ def _compare_cases() -> None:
             lost.setdefault(name, []).append(100.0 * never / len(samples))
             ends = ", ".join(w["ended"] for w in found["workers"])
             values = " ".join(f"{w:.3g}" for w in sorted(set(weights.round(5))))
+            closing = [
+                f"{w['close_s']:.2f}" if "close_s" in w else "-"
+                for w in found["workers"]
+            ]
             print(
                 f"| {name} | {engine} | {ends} | {never} of {len(samples)} | "
-                f"{values} |",
+                f"{values} | {', '.join(closing)} |",
                 flush=True,
             )
     if _PLOT.value:
@@ -416,17 +425,14 @@ def _plot(lost: dict[str, list[float]], path: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 4))
     places = np.arange(len(lost))
-    for i, (engine, label) in enumerate(
-        zip(ENGINES, ("TensorFlow's", "tfswitch's"), strict=True)
-    ):
+    for i, label in enumerate(_LABELS):
         axes.barh(
-            places + 0.4 * i,
+            places + 0.25 * i,
             [values[i] for values in lost.values()],
-            0.4,
+            0.25,
             label=label,
         )
-        del engine
-    axes.set_yticks(places + 0.2, [name.replace("_", " ") for name in lost])
+    axes.set_yticks(places + 0.25, [name.replace("_", " ") for name in lost])
     axes.invert_yaxis()
     axes.set_xlabel("samples that were never trained, %")
     axes.legend()
@@ -446,14 +452,15 @@ def _compare_speed() -> None:
                     steps=_STEPS.value,
                 )
                 times[engine].append(round(found["workers"][0]["step_ms"], 2))
-        stock, servers = (statistics.median(times[e]) for e in ENGINES)
-        print(
-            f"{model}: ms per step stock {stock:.2f} {times['stock']}, servers "
-            f"{servers:.2f} {times['servers']}; servers - stock "
-            f"{servers - stock:+.2f} ms, steps/s servers / stock "
-            f"{stock / servers:.2f}",
-            flush=True,
-        )
+        medians = {e: statistics.median(times[e]) for e in ENGINES}
+        for engine in ENGINES:
+            print(
+                f"{model}: {engine} {medians[engine]:.2f} ms per step "
+                f"{times[engine]}; - stock "
+                f"{medians[engine] - medians['stock']:+.2f} ms, steps/s / "
+                f"stock {medians['stock'] / medians[engine]:.2f}",
+                flush=True,
+            )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import os
 import pathlib
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +36,20 @@ def running_servers(num_servers: int) -> Iterator[str]:
             for i in range(num_servers)
         ]
         yield "grpc://" + ",".join(s.address for s in servers)
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports below those that outgoing connections get."""
+    ports: list[int] = []
+    candidates = list(range(20_000, 32_000))
+    random.shuffle(candidates)
+    for port in candidates:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError("no free ports")
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -15,11 +15,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/capi/cluster.h"
 #include "cc/capi/json_reports.h"
+#include "cc/capi/replicas.h"
 #include "cc/capi/tfswitch.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/dense_keys.h"
@@ -41,6 +43,13 @@ struct Tfswitch_Table {
 
 struct Tfswitch_Server {
   std::unique_ptr<tfswitch::GrpcServer> server;
+};
+
+// A round with room for what it points to.
+struct OwningRound : Tfswitch_Round {
+  std::vector<int64_t> keys_storage;
+  std::vector<double> weights_storage;
+  std::vector<int64_t> active_storage;
 };
 
 namespace tfswitch {
@@ -707,6 +716,76 @@ void StopServer(Tfswitch_Server* server, double grace_s) {
 
 void DeleteServer(Tfswitch_Server* server) { delete server; }
 
+int ReplicasCall(const char* group, const char* request_json,
+                 char** response_json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const std::string response,
+                              CallReplicas(group, request_json));
+    return HandOver(response, response_json);
+  });
+}
+
+int ReplicasEndStep(const char* group, uint32_t worker, double weight,
+                    double wait_s, Tfswitch_ReplicaPlace* place,
+                    int32_t* has_arrived, char* error) {
+  return Guarded(error, [&] {
+    ReplicaPlace present = {place->incarnation, place->clock, place->round};
+    bool arrived = *has_arrived != 0;
+    absl::Status status = ReplicasOf(group).EndStep(
+        worker, weight, absl::Now() + absl::Seconds(wait_s), &present,
+        &arrived);
+    *place = {present.incarnation, present.clock, present.round};
+    *has_arrived = arrived ? 1 : 0;
+    return status;
+  });
+}
+
+int ReplicasBeat(const char* group, uint32_t worker, uint64_t incarnation,
+                 uint64_t applier, char* error) {
+  return Guarded(error, [&] {
+    return ReplicasOf(group).Beat(worker, incarnation, applier);
+  });
+}
+
+int ReplicasNextRound(const char* group, uint64_t applier, double wait_s,
+                      Tfswitch_Round** round, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const Round next, ReplicasOf(group).NextRound(
+                              applier, absl::Now() + absl::Seconds(wait_s)));
+    auto owned = std::make_unique<OwningRound>();
+    for (const Contribution& each : next.contributions) {
+      owned->keys_storage.insert(
+          owned->keys_storage.end(),
+          {each.worker, static_cast<int64_t>(each.incarnation), each.clock});
+      owned->weights_storage.push_back(each.weight);
+    }
+    for (const uint64_t incarnation : next.active) {
+      owned->active_storage.push_back(static_cast<int64_t>(incarnation));
+    }
+    owned->number = next.number;
+    owned->total_weight = next.total_weight;
+    owned->num_contributions = next.contributions.size();
+    owned->keys = owned->keys_storage.data();
+    owned->weights = owned->weights_storage.data();
+    owned->num_active = next.active.size();
+    owned->active = owned->active_storage.data();
+    owned->next_incarnation = static_cast<int64_t>(next.next_incarnation);
+    *round = owned.release();
+    return absl::OkStatus();
+  });
+}
+
+void FreeRound(Tfswitch_Round* round) {
+  delete static_cast<OwningRound*>(round);
+}
+
+int ReplicasConfirmRound(const char* group, uint64_t applier, int64_t number,
+                         char* error) {
+  return Guarded(
+      error, [&] { return ReplicasOf(group).ConfirmRound(applier, number); });
+}
+
 constexpr Tfswitch_Api kApi = {
     TFSWITCH_API_VERSION,
     Version,
@@ -745,6 +824,12 @@ constexpr Tfswitch_Api kApi = {
     WaitAtBarrier,
     LeaveGroup,
     WorkerReport,
+    ReplicasCall,
+    ReplicasEndStep,
+    ReplicasBeat,
+    ReplicasNextRound,
+    FreeRound,
+    ReplicasConfirmRound,
     CreateWorkQueue,
     TakeWorkItem,
     AdvanceWorkItem,

@@ -18,6 +18,17 @@ std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+Json ToJson(const WorkerGroup::Stats& workers) {
+  std::vector<int64_t> staleness = workers.staleness;
+  while (!staleness.empty() && staleness.back() == 0) staleness.pop_back();
+  return {
+      {"active", workers.num_active}, {"waiting", workers.num_waiting},
+      {"rounds", workers.rounds},     {"contributions", workers.contributions},
+      {"samples", workers.samples},   {"dropped", workers.dropped},
+      {"carried", workers.carried},   {"expired", workers.expired},
+      {"rejoined", workers.rejoined}, {"staleness", staleness}};
+}
+
 }  // namespace
 
 std::string TableInfosToJson(const std::vector<TableInfo>& infos) {
@@ -114,13 +125,14 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {
     group.carries_late_contributions = it->get<bool>();
   }
   group.settings = options.consistency.ToString();
+  if (const auto it = parsed.find("settings"); it != parsed.end()) {
+    if (!it->is_string()) return bad("'settings' must be a string");
+    absl::StrAppend(&group.settings, ", ", it->get<std::string>());
+  }
   return options;
 }
 
 std::string WorkerReportToJson(const WorkerSession::Report& report) {
-  const WorkerGroup::Stats& workers = report.group;
-  std::vector<int64_t> staleness = workers.staleness;
-  while (!staleness.empty() && staleness.back() == 0) staleness.pop_back();
   return Dump({{"group", report.member.group},
                {"worker", report.member.worker},
                {"clock", report.clock},
@@ -131,17 +143,11 @@ std::string WorkerReportToJson(const WorkerSession::Report& report) {
                 {{"count", report.waits.count},
                  {"total_s", absl::ToDoubleSeconds(report.waits.total)},
                  {"longest_s", absl::ToDoubleSeconds(report.waits.longest)}}},
-               {"workers",
-                {{"active", workers.num_active},
-                 {"waiting", workers.num_waiting},
-                 {"rounds", workers.rounds},
-                 {"contributions", workers.contributions},
-                 {"samples", workers.samples},
-                 {"dropped", workers.dropped},
-                 {"carried", workers.carried},
-                 {"expired", workers.expired},
-                 {"rejoined", workers.rejoined},
-                 {"staleness", staleness}}}});
+               {"workers", ToJson(report.group)}});
+}
+
+std::string GroupStatsToJson(const WorkerGroup::Stats& stats) {
+  return Dump(ToJson(stats));
 }
 
 std::string WorkItemToJson(const WorkItem& item) {

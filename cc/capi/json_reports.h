@@ -26,6 +26,8 @@ absl::StatusOr<std::vector<std::string>> NamesFromJson(const std::string& json);
 // See join_group and worker_report of cc/capi/tfswitch.h.
 absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json);
 std::string WorkerReportToJson(const WorkerSession::Report& report);
+// Its "workers".
+std::string GroupStatsToJson(const WorkerGroup::Stats& stats);
 
 // See take_work_item and work_queue_stats there.
 std::string WorkItemToJson(const WorkItem& item);

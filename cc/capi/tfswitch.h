@@ -77,6 +77,26 @@ typedef struct Tfswitch_PushResult {
   int32_t skipped;  // 1 if loss scaling overflowed and nothing was applied.
 } Tfswitch_PushResult;
 
+// Where a worker of replicas_* below is.
+typedef struct Tfswitch_ReplicaPlace {
+  uint64_t incarnation;
+  int64_t clock;
+  int64_t round;
+} Tfswitch_ReplicaPlace;
+
+// Staged gradients to be summed, in this order.
+typedef struct Tfswitch_Round {
+  int64_t number;
+  double total_weight;
+  size_t num_contributions;
+  const int64_t* keys;    // num_contributions x (worker, incarnation, clock).
+  const double* weights;  // num_contributions.
+  // Of the incarnations below next_incarnation, all others are gone.
+  size_t num_active;
+  const int64_t* active;
+  int64_t next_incarnation;
+} Tfswitch_Round;
+
 typedef struct Tfswitch_Api {
   uint32_t api_version;          // TFSWITCH_API_VERSION of the core.
   const char* (*version)(void);  // "0.1.0"
@@ -179,8 +199,9 @@ typedef struct Tfswitch_Api {
   // Joins a group as one of its workers. `options_json`: {"group", "worker",
   // "num_workers", "lease_s", "join_timeout_s", "wait_timeout_s",
   // "contributions_per_round", "carries_late_contributions",
-  // "consistency": as in a table's config}. A cluster has one worker at a time:
-  // what was there before leaves.
+  // "consistency": as in a table's config, "settings": what else all workers
+  // must agree on}. A cluster has one worker at a time: what was there before
+  // leaves.
   int (*join_group)(Tfswitch_Cluster* cluster, const char* options_json,
                     char* error);
   // Ends a step of `weight` samples and waits as the consistency says. What was
@@ -200,6 +221,34 @@ typedef struct Tfswitch_Api {
   // {"group": name, "worker": n, "clock": n, "round": n, "dropped_steps": n,
   // "waits": {"count", "total_s", "longest_s"}, "workers": {...}}
   int (*worker_report)(Tfswitch_Cluster* cluster, char** json, char* error);
+
+  // --- Synchronous steps on variables of TensorFlow -------------------------
+  // Groups of this process, by name; see ReplicaCoordinator. `wait_s` bounds
+  // each wait; after DEADLINE_EXCEEDED the same call goes on waiting.
+  //
+  // What is seldom called, as JSON, {"call": name, ...}:
+  //   begin_applying  "options": as in join_group  -> {"applier"}
+  //   join            "options", "worker", "previous", "wait_s"  -> place
+  //   wait_at_barrier "worker", "incarnation", "barrier", "visit", "wait_s"
+  //                                                -> place
+  //   leave_together  "worker", "incarnation", "visit", "wait_s"
+  //   leave           "worker", "incarnation", "applier"
+  //   fail_applying   "applier", "why"
+  //   stats                                        -> as in worker_report
+  // A place is {"incarnation", "clock", "round"}.
+  int (*replicas_call)(const char* group, const char* request_json,
+                       char** response_json, char* error);
+  // *has_arrived: 0 at first.
+  int (*replicas_end_step)(const char* group, uint32_t worker, double weight,
+                           double wait_s, Tfswitch_ReplicaPlace* place,
+                           int32_t* has_arrived, char* error);
+  int (*replicas_beat)(const char* group, uint32_t worker, uint64_t incarnation,
+                       uint64_t applier, char* error);
+  int (*replicas_next_round)(const char* group, uint64_t applier, double wait_s,
+                             Tfswitch_Round** round, char* error);
+  void (*free_round)(Tfswitch_Round* round);
+  int (*replicas_confirm_round)(const char* group, uint64_t applier,
+                                int64_t number, char* error);
 
   // --- Work queues of the worker's group -----------------------------------
   // Makes a queue, or finds it with equal options: {"items": [strings],

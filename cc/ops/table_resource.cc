@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/capi/core_loader.h"
 #include "cc/ops/blocking_threads.h"
+#include "cc/ops/core_calls.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -20,11 +21,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShapeUtils;
 using tensorflow::core::RefCountPtr;
-
-absl::Status ToStatus(int code, const char* error) {
-  if (code == 0) return absl::OkStatus();
-  return absl::Status(static_cast<absl::StatusCode>(code), error);
-}
 
 }  // namespace
 
@@ -170,13 +166,15 @@ void RunApart(OpKernelContext* context, RefCountPtr<TableResource> table,
               std::function<absl::Status(const TableResource&)> call,
               tensorflow::AsyncOpKernel::DoneCallback done) {
   TableResource* resource = table.release();
-  BlockingThreads::Get().Schedule(
-      [context, resource, call = std::move(call), done = std::move(done)] {
-        const absl::Status status = call(*resource);
+  RunApart(
+      context,
+      [resource, call = std::move(call)] {
+        absl::Status status = call(*resource);
+        // Before done(): whoever waits for the op may close the cluster next.
         resource->Unref();
-        OP_REQUIRES_OK_ASYNC(context, status, done);
-        done();
-      });
+        return status;
+      },
+      std::move(done));
 }
 
 Tfswitch_Threads DeviceThreads(OpKernelContext* context) {

@@ -1,21 +1,25 @@
 """One worker of sync_replicas_test.py: a TensorFlow 1 training script.
 
-Who it is and where the servers are it knows from TF_CONFIG alone. Its argument
-is a JSON object:
+Who it is and where the servers are it knows from TF_CONFIG alone; as "ps" it is
+one of TensorFlow's servers. Its argument is a JSON object:
 
+    engine: Where the variables are: "tables" on tfswitch's servers, "variables"
+        on TensorFlow's.
     batches: Of each worker, lists of ids. Id i owns element i of a variable;
         the loss is minus the mean over the batch and SGD's rate is 1, so
         element i ends as the weight of sample i.
     num_ids: How many there are.
     out: Folder of the chief's checkpoint.
-    pause: Before which step to print "paused" and wait for a line; by worker.
+    pause: Before which steps to print "paused" and wait for a line; by worker.
     announces: Whether to print "joined" before the first step.
     optimizer: Arguments of `tsw.train.SyncReplicasOptimizer`.
 
 It prints "done" at the end.
 """
 
+import contextlib
 import json
+import os
 import sys
 
 import tensorflow as tf
@@ -25,29 +29,60 @@ import tfswitch as tsw
 v1 = tf.compat.v1
 
 
+def placement(job):
+    """Returns where the model is, and arguments of the session."""
+    if job["engine"] == "tables":
+        return contextlib.nullcontext(), {}
+    config = json.loads(os.environ["TF_CONFIG"])
+    kind, index = config["task"]["type"], config["task"]["index"]
+    filters = v1.ConfigProto(
+        device_filters=["/job:ps", f"/job:worker/task:{index}"]
+    )
+    server = v1.train.Server(
+        config["cluster"],
+        job_name=kind,
+        task_index=index,
+        config=filters if kind == "worker" else None,
+    )
+    if kind == "ps":
+        print("serves", flush=True)
+        server.join()
+    place = v1.train.replica_device_setter(
+        ps_tasks=len(config["cluster"]["ps"]),
+        worker_device=f"/job:worker/task:{index}",
+    )
+    return v1.device(place), {"master": server.target, "config": filters}
+
+
 def main(job):
     v1.disable_eager_execution()
-    ids = v1.placeholder(tf.int64, [None])
-    weights = v1.get_variable(
-        "weights", [job["num_ids"]], initializer=v1.zeros_initializer()
-    )
-    loss = -tf.reduce_mean(tf.gather(weights, ids))
-    optimizer = tsw.train.SyncReplicasOptimizer(
-        v1.train.GradientDescentOptimizer(1.0),
-        len(job["batches"]),
-        batch_weight=tf.size(ids),
-        **job["optimizer"],
-    )
-    train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
+    scope, session_args = placement(job)
+    with scope:
+        ids = v1.placeholder(tf.int64, [None])
+        weights = v1.get_variable(
+            "weights", [job["num_ids"]], initializer=v1.zeros_initializer()
+        )
+        loss = -tf.reduce_mean(tf.gather(weights, ids))
+        optimizer = tsw.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0),
+            len(job["batches"]),
+            batch_weight=tf.size(ids),
+            **job["optimizer"],
+        )
+        step = v1.train.get_or_create_global_step()
+        train_op = optimizer.minimize(loss, step)
     worker = optimizer.task_index
     hook = optimizer.make_session_run_hook(worker == 0)
     with tsw.train.MonitoredTrainingSession(
-        is_chief=worker == 0, checkpoint_dir=job["out"], hooks=[hook]
+        is_chief=worker == 0,
+        checkpoint_dir=job["out"] if worker == 0 else None,
+        hooks=[hook],
+        **session_args,
     ) as session:
         if job["announces"]:
             print("joined", flush=True)
         for step, batch in enumerate(job["batches"][worker]):
-            if step == job["pause"].get(str(worker)):
+            if step in job["pause"].get(str(worker), []):
                 print("paused", flush=True)
                 sys.stdin.readline()
             session.run(train_op, {ids: batch})

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.integration.worker_process import WorkerProcess
-from tests.support import ROOT, ServerProcess
+from tests.support import ROOT, ServerProcess, free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -19,13 +19,16 @@ LEASE_SECS = 2.0
 
 
 @contextlib.contextmanager
-def running_workers(folder, batches, *, pause, announces=False, **optimizer):
+def running_workers(
+    folder, batches, *, pause, announces=False, engine="tables", **optimizer
+):
     """Starts workers on two servers.
 
-    Yields them, a function that starts one more, and the servers' address.
+    Yields them, a function that starts one more, and the servers' addresses.
     """
     num_ids = 1 + max(i for mine in batches for batch in mine for i in batch)
     job = {
+        "engine": engine,
         "batches": batches,
         "num_ids": num_ids,
         "out": str(folder / "checkpoint"),
@@ -34,31 +37,35 @@ def running_workers(folder, batches, *, pause, announces=False, **optimizer):
         "optimizer": {"lease_secs": LEASE_SECS, **optimizer},
     }
     with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(ServerProcess(shard_index=i, num_shards=2))
-            for i in range(2)
-        ]
-        cluster = {
-            "ps": [server.address for server in servers],
-            "worker": [f"worker{i}:1" for i in range(len(batches))],
-        }
+        if engine == "tables":
+            servers = [
+                stack.enter_context(ServerProcess(shard_index=i, num_shards=2))
+                for i in range(2)
+            ]
+            cluster = {
+                "ps": [server.address for server in servers],
+                "worker": [f"worker{i}:1" for i in range(len(batches))],
+            }
+        else:
+            hosts = [f"127.0.0.1:{p}" for p in free_ports(2 + len(batches))]
+            cluster = {"ps": hosts[:2], "worker": hosts[2:]}
         logs = iter(range(100))
 
-        def start(index, **changes):
+        def start(index, kind="worker", **changes):
             worker = WorkerProcess(
                 PROGRAM,
                 {**job, **changes},
-                {
-                    "cluster": cluster,
-                    "task": {"type": "worker", "index": index},
-                },
-                folder / f"worker{index}_{next(logs)}.log",
+                {"cluster": cluster, "task": {"type": kind, "index": index}},
+                folder / f"{kind}{index}_{next(logs)}.log",
             )
             stack.callback(worker.end)
             return worker
 
-        address = "grpc://" + ",".join(cluster["ps"])
-        yield [start(i) for i in range(len(batches))], start, address
+        if engine == "variables":
+            for server in [start(i, "ps") for i in range(2)]:
+                server.wait_for("serves")
+        workers = [start(i) for i in range(len(batches))]
+        yield workers, start, cluster["ps"]
 
 
 def test_the_others_go_on_when_the_chief_dies(tmp_path):
@@ -67,7 +74,7 @@ def test_the_others_go_on_when_the_chief_dies(tmp_path):
         [[6, 7], [8, 9], [10, 11]],
         [[12, 13], [14, 15], [16, 17], [18]],
     ]
-    with running_workers(tmp_path, batches, pause={"0": 2}) as (
+    with running_workers(tmp_path, batches, pause={"0": [2]}) as (
         workers,
         start,
         _,
@@ -97,12 +104,69 @@ def test_the_others_go_on_when_the_chief_dies(tmp_path):
     assert saved.get_tensor("global_step") == 5
 
 
+@pytest.mark.parametrize("engine", ["tables", "variables"])
 @pytest.mark.parametrize("steps", [3, 1], ids=["training", "at_the_end"])
-def test_a_dead_worker_raises_on_the_others_if_asked_to(tmp_path, steps):
+def test_a_dead_worker_raises_on_the_others_if_asked_to(
+    tmp_path, engine, steps
+):
     batches = [[[0], [1], [2]][:steps], [[3], [4]]]
     with running_workers(
-        tmp_path, batches, pause={"1": 1}, on_evict="raise"
+        tmp_path, batches, pause={"1": [1]}, engine=engine, on_evict="raise"
     ) as (workers, _, _):
         workers[1].wait_for("paused")
         workers[1].signal(signal.SIGKILL)
-        assert "1 of the workers of group" in workers[0].fail()
+        assert "1 of the workers have died" in workers[0].fail()
+
+
+def test_a_dead_worker_is_not_waited_for_by_those_of_tensorflows_servers(
+    tmp_path,
+):
+    batches = [
+        [[0, 1], [2, 3], [4, 5]],
+        [[6, 7], [8, 9]],
+        [[10, 11], [12, 13], [14, 15]],
+    ]
+    pause = {"0": [2], "1": [1], "2": [1, 2]}
+    with running_workers(
+        tmp_path, batches, pause=pause, engine="variables"
+    ) as (workers, _, _):
+        workers[1].wait_for("paused")
+        workers[2].wait_for("paused")
+        workers[1].signal(signal.SIGKILL)
+        # One that stalls for long is given up and comes back.
+        workers[2].signal(signal.SIGSTOP)
+        workers[0].wait_for("paused")  # It has gone on without them.
+        workers[2].signal(signal.SIGCONT)
+        workers[2].go_on()
+        workers[2].wait_for("paused")
+        for index in (0, 2):
+            workers[index].go_on()
+        found = json.loads(workers[2].next_line())
+        for index in (0, 2):
+            workers[index].finish()
+    wanted = [1 / 6] * 2 + [1 / 2] * 2 + [1 / 4] * 2  # The chief's.
+    wanted += [1 / 6] * 2 + [0] * 2  # Of the dead one.
+    # The step in which it heard that it had been given up does not count.
+    wanted += [1 / 6] * 2 + [0] * 2 + [1 / 4] * 2
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_without_the_chief_the_workers_of_tensorflows_servers_end(tmp_path):
+    batches = [[[0], [1]], [[2], [3]], [[4]]]
+    with running_workers(
+        tmp_path, batches, pause={"0": [1]}, engine="variables"
+    ) as (workers, start, _):
+        workers[0].wait_for("paused")
+        workers[0].signal(signal.SIGKILL)
+        for worker in workers[1:]:
+            assert "start all workers again" in worker.fail()
+
+        # The same servers serve the next start of all.
+        again = [start(i, pause={}) for i in range(3)]
+        for worker in again[1:]:
+            found = json.loads(worker.next_line())
+            np.testing.assert_allclose(
+                found, [1 / 3, 1 / 2, 1 / 3, 1 / 2, 1 / 3], atol=1e-6
+            )
+        for worker in again:
+            worker.finish()

@@ -1,8 +1,11 @@
-"""SyncReplicasOptimizer with tfswitch servers."""
+"""SyncReplicasOptimizer with tfswitch's and with TensorFlow's servers."""
 
 import contextlib
 import json
+import re
+import socket
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from tests.python.worker_threads import (
     in_threads,
     running_clients,
 )
+from tests.support import free_ports
 
 v1 = tf.compat.v1
 
@@ -30,10 +34,77 @@ def client():
         yield client
 
 
+class TableServers:
+    """tfswitch's: each worker is a client of its own."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def options(self, index):
+        return {"cluster": self._client(index)}
+
+    def scope(self, name, index):
+        return contextlib.nullcontext()
+
+    def session_args(self, index):
+        return {}
+
+
+class VariableServers:
+    """TensorFlow's: some keep the variables, and each worker has one."""
+
+    def __init__(self, num_servers, num_workers):
+        self._num_servers = num_servers
+        ports = free_ports(num_servers + num_workers)
+        hosts = [f"127.0.0.1:{port}" for port in ports]
+        cluster = {"ps": hosts[:num_servers], "worker": hosts[num_servers:]}
+        self._servers = [
+            v1.train.Server(cluster, job_name=job, task_index=index)
+            for job in ("ps", "worker")
+            for index in range(len(cluster[job]))
+        ]
+
+    def options(self, index):
+        return {}
+
+    @contextlib.contextmanager
+    def scope(self, name, index):
+        place = v1.train.replica_device_setter(
+            ps_tasks=self._num_servers,
+            worker_device=f"/job:worker/task:{index}",
+        )
+        # Servers keep variables by name, for as long as they live.
+        with (
+            v1.device(place),
+            v1.get_default_graph().container(f"c{zlib.crc32(name.encode())}"),
+        ):
+            yield
+
+    def session_args(self, index):
+        config = v1.ConfigProto(
+            device_filters=["/job:ps", f"/job:worker/task:{index}"]
+        )
+        server = self._servers[self._num_servers + index]
+        return {"master": server.target, "config": config}
+
+
+@pytest.fixture(scope="module")
+def variable_servers():
+    return VariableServers(2, 5)
+
+
+@pytest.fixture(scope="module", params=["tables", "variables"])
+def servers(request):
+    """Both engines."""
+    if request.param == "variables":
+        return request.getfixturevalue("variable_servers")
+    return TableServers(request.getfixturevalue("client"))
+
+
 @pytest.fixture
 def name(request):
     """Of the optimizer, another one in each test."""
-    return request.node.name
+    return re.sub(r"[^A-Za-z0-9_]", "_", request.node.name)
 
 
 class Script:
@@ -41,7 +112,7 @@ class Script:
 
     def __init__(
         self,
-        client,
+        servers,
         name,
         index,
         num_workers,
@@ -52,17 +123,27 @@ class Script:
         model=None,
         weighted=True,
         tables=(),
+        dtype=tf.float32,
+        container=None,
         **options,
     ):
         self.index = index
         self.is_chief = index == 0
+        self.servers = servers
         self.graph = tf.Graph()
-        with _building, self.graph.as_default():
+        with (
+            _building,
+            self.graph.as_default(),
+            servers.scope(container or name, index),
+        ):
             self.ids = v1.placeholder(tf.int64, [None], "ids")
             self.step = v1.train.get_or_create_global_step()
             if model is None:
                 self.variable = v1.get_variable(
-                    "w", [num_rows], initializer=v1.zeros_initializer()
+                    "w",
+                    [num_rows],
+                    dtype,
+                    initializer=v1.zeros_initializer(),
                 )
                 loss = -tf.reduce_mean(tf.gather(self.variable, self.ids))
             else:
@@ -81,7 +162,7 @@ class Script:
                 num_workers,
                 name=name,
                 task_index=index,
-                cluster=client(index),
+                **servers.options(index),
                 **options,
             )
             self.train_op = self.optimizer.minimize(
@@ -95,6 +176,7 @@ class Script:
             checkpoint_dir=str(path) if path and self.is_chief else None,
             hooks=[self.hook],
             log_step_count_steps=None,
+            **self.servers.session_args(self.index),
             **kwargs,
         )
 
@@ -152,15 +234,15 @@ _cases = iter(range(1_000_000))
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
 )
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_every_sample_counts_once_whatever_workers_have(client, counts, sizes):
+def test_every_sample_counts_once_whatever_workers_have(servers, counts, sizes):
     batches, num_rows = batches_of(counts, sizes)
     name = f"every_sample_{next(_cases)}"
     scripts = [
-        Script(client, name, i, len(counts), num_rows=max(num_rows, 1))
+        Script(servers, name, i, len(counts), num_rows=max(num_rows, 1))
         for i in range(len(counts))
     ]
 
@@ -202,7 +284,7 @@ def _model(ids, is_sparse=True):
     ],
     ids=["sgd", "momentum", "nesterov", "adagrad", "adam"],
 )
-def test_uneven_workers_equal_one_process(client, name, inner, tolerance):
+def test_uneven_workers_equal_one_process(servers, name, inner, tolerance):
     is_sparse = not isinstance(inner(), v1.train.MomentumOptimizer)
     random = np.random.default_rng(7)
     batches = [
@@ -214,7 +296,7 @@ def test_uneven_workers_equal_one_process(client, name, inner, tolerance):
     ]
     scripts = [
         Script(
-            client,
+            servers,
             name,
             i,
             3,
@@ -258,7 +340,10 @@ def test_tables_are_trained_in_the_same_steps(client, name):
         for i in range(2)
     ]
     batches = [[[1, 2], [3], [4]], [[5, 6]]]
-    scripts = [Script(client, name, i, 2, tables=[tables[i]]) for i in range(2)]
+    scripts = [
+        Script(TableServers(client), name, i, 2, tables=[tables[i]])
+        for i in range(2)
+    ]
 
     run_all(scripts, batches)
 
@@ -269,8 +354,8 @@ def test_tables_are_trained_in_the_same_steps(client, name):
     )
 
 
-def test_a_batch_without_weight_counts_as_any_other(client, name):
-    scripts = [Script(client, name, i, 2, weighted=False) for i in range(2)]
+def test_a_batch_without_weight_counts_as_any_other(servers, name):
+    scripts = [Script(servers, name, i, 2, weighted=False) for i in range(2)]
     run_all(scripts, [[[0, 1, 2]], [[3]]])
     np.testing.assert_allclose(
         scripts[0].values["w"][:4], [1 / 6, 1 / 6, 1 / 6, 1 / 2], atol=1e-6
@@ -286,18 +371,18 @@ def test_a_batch_without_weight_counts_as_any_other(client, name):
     ],
 )
 def test_normalize_says_by_what_a_step_is_divided(
-    client, name, normalize, wanted
+    servers, name, normalize, wanted
 ):
     scripts = [
-        Script(client, name, i, 2, normalize=normalize) for i in range(2)
+        Script(servers, name, i, 2, normalize=normalize) for i in range(2)
     ]
     run_all(scripts, [[[0, 1], [4, 5]], [[2, 3]]])
     np.testing.assert_allclose(scripts[0].values["w"][:6], wanted, atol=1e-6)
 
 
-def test_replicas_weigh_alike_however_large_their_batches(client, name):
+def test_replicas_weigh_alike_however_large_their_batches(servers, name):
     scripts = [
-        Script(client, name, i, 2, normalize="replicas") for i in range(2)
+        Script(servers, name, i, 2, normalize="replicas") for i in range(2)
     ]
     run_all(scripts, [[[0, 1, 2]], [[3]]])
     np.testing.assert_allclose(
@@ -306,11 +391,11 @@ def test_replicas_weigh_alike_however_large_their_batches(client, name):
 
 
 @pytest.mark.parametrize("late", ["drop", "carry"])
-def test_backup_workers_use_or_count_every_gradient(client, name, late):
+def test_backup_workers_use_or_count_every_gradient(servers, name, late):
     counts = [10, 4, 6]
     batches, num_rows = batches_of(counts, [2])
     scripts = [
-        Script(client, name, i, 3, aggregate=2, late=late) for i in range(3)
+        Script(servers, name, i, 3, aggregate=2, late=late) for i in range(3)
     ]
 
     stats = run_all(scripts, batches)[0]
@@ -329,9 +414,9 @@ def test_backup_workers_use_or_count_every_gradient(client, name, late):
         assert script.values["global_step"] == stats["rounds"]
 
 
-def test_the_checkpoint_has_what_all_workers_did(client, name, tmp_path):
+def test_the_checkpoint_has_what_all_workers_did(servers, name, tmp_path):
     batches = [[[0]], [[1], [2], [3]]]  # The chief ends first.
-    scripts = [Script(client, name, i, 2) for i in range(2)]
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
 
     in_threads(
         lambda: scripts[0].run(batches[0], path=tmp_path),
@@ -346,12 +431,12 @@ def test_the_checkpoint_has_what_all_workers_did(client, name, tmp_path):
 
 
 def test_the_end_of_a_dataset_ends_the_loop_when_all_have_ended(
-    client, name, tmp_path
+    servers, name, tmp_path
 ):
     def program(index, batches):
         graph = tf.Graph()
         with graph.as_default():
-            with _building:
+            with _building, servers.scope(name, index):
                 ids = v1.data.make_one_shot_iterator(
                     tf.data.Dataset.from_tensor_slices(np.array(batches))
                 ).get_next()
@@ -365,7 +450,7 @@ def test_the_end_of_a_dataset_ends_the_loop_when_all_have_ended(
                     name=name,
                     task_index=index,
                     batch_weight=tf.size(ids),
-                    cluster=client(index),
+                    **servers.options(index),
                 )
                 train_op = optimizer.minimize(
                     -tf.reduce_mean(tf.gather(weights, ids)), step
@@ -375,6 +460,7 @@ def test_the_end_of_a_dataset_ends_the_loop_when_all_have_ended(
                 is_chief=index == 0,
                 checkpoint_dir=str(tmp_path) if index == 0 else None,
                 hooks=[hook],
+                **servers.session_args(index),
             ) as session:
                 while not session.should_stop():
                     session.run(train_op)
@@ -392,10 +478,10 @@ def test_the_end_of_a_dataset_ends_the_loop_when_all_have_ended(
 
 
 def test_epochs_in_one_session_and_sessions_one_after_the_other(
-    client, name, tmp_path
+    servers, name, tmp_path
 ):
     batches, _ = batches_of([3, 1], [2])
-    scripts = [Script(client, name, i, 2) for i in range(2)]
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
 
     def run(script, mine):
         for _ in range(2):
@@ -423,8 +509,8 @@ def test_epochs_in_one_session_and_sessions_one_after_the_other(
     assert saved.get_tensor("global_step") == 18
 
 
-def test_epochs_without_data_are_waited_for(client, name):
-    scripts = [Script(client, name, i, 2) for i in range(2)]
+def test_epochs_without_data_are_waited_for(servers, name):
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
 
     def run(script, batches):
         with script.graph.as_default(), script.session() as session:
@@ -443,7 +529,7 @@ def test_epochs_without_data_are_waited_for(client, name):
     assert found == [[2, 4, 6], [2, 4, 6]]
 
 
-def test_variables_that_nobody_trains_are_those_of_the_chief(client, name):
+def test_variables_that_nobody_trains_are_those_of_the_chief(servers, name):
     def model(ids):
         frozen = v1.get_variable(
             "frozen",
@@ -456,7 +542,7 @@ def test_variables_that_nobody_trains_are_those_of_the_chief(client, name):
             tf.reduce_sum(ids), tf.float32
         )
 
-    scripts = [Script(client, name, i, 2, model=model) for i in range(2)]
+    scripts = [Script(servers, name, i, 2, model=model) for i in range(2)]
 
     run_all(scripts, [[[0]], [[0], [0]]])
 
@@ -470,7 +556,7 @@ def test_a_lost_server_ends_the_script_and_repeats_nothing(name):
         tsw.Server() as server,
         tsw.Cluster(f"grpc://{server.address}", timeout=1.0) as cluster,
     ):
-        script = Script(lambda _: cluster, name, 0, 1)
+        script = Script(TableServers(lambda _: cluster), name, 0, 1)
         with (
             script.graph.as_default(),
             pytest.raises(ConnectionError, match="Start the worker again"),
@@ -482,15 +568,15 @@ def test_a_lost_server_ends_the_script_and_repeats_nothing(name):
 
 
 def test_a_restored_chief_brings_its_values_and_steps_to_new_servers(
-    client, name, tmp_path
+    servers, name, tmp_path
 ):
-    scripts = [Script(client, f"{name}_1", i, 2) for i in range(2)]
+    scripts = [Script(servers, f"{name}_1", i, 2) for i in range(2)]
     in_threads(
         lambda: scripts[0].run([[0]] * 3, path=tmp_path),
         lambda: scripts[1].run([[1]]),
     )
 
-    scripts = [Script(client, f"{name}_2", i, 2) for i in range(2)]
+    scripts = [Script(servers, f"{name}_2", i, 2) for i in range(2)]
     in_threads(
         lambda: scripts[0].run([[2]], path=tmp_path),
         lambda: scripts[1].run([[3]] * 2),
@@ -504,7 +590,7 @@ def test_a_restored_chief_brings_its_values_and_steps_to_new_servers(
 
 
 def test_one_that_fails_is_not_waited_for(client, name):
-    scripts = [Script(client, name, i, 2) for i in range(2)]
+    scripts = [Script(TableServers(client), name, i, 2) for i in range(2)]
 
     def fail():
         with scripts[1].graph.as_default(), scripts[1].session() as session:
@@ -524,7 +610,7 @@ def test_one_that_fails_is_not_waited_for(client, name):
 
 def test_nan_gradients_name_the_variable_and_change_nothing(client, name):
     script = Script(
-        client,
+        TableServers(client),
         name,
         0,
         1,
@@ -535,32 +621,404 @@ def test_nan_gradients_name_the_variable_and_change_nothing(client, name):
     )
     with script.graph.as_default(), script.session() as session:
         session.run(script.train_op, {script.ids: [1, 1]})
-        stored = script.optimizer.graph.dense._table
+        stored = script.hook.engine._dense._table
         before = np.sort(stored.export_rows()[1])
         with pytest.raises(tf.errors.InvalidArgumentError, match="'v'"):
             session.run(script.train_op, {script.ids: [-1, -1]})
         np.testing.assert_array_equal(np.sort(stored.export_rows()[1]), before)
 
 
-def test_averages_follow_the_steps(client, name):
+def test_averages_follow_the_steps(servers, name):
     averages = v1.train.ExponentialMovingAverage(0.5)
     graph = tf.Graph()
     with graph.as_default():
-        v = v1.get_variable("v", initializer=0.0)
-        optimizer = tsw.train.SyncReplicasOptimizer(
-            v1.train.GradientDescentOptimizer(1.0),
-            1,
-            variable_averages=averages,
-            variables_to_average=[v],
-            name=name,
-            cluster=client(0),
-        )
-        train_op = optimizer.minimize(-v, v1.train.get_or_create_global_step())
-        hook = optimizer.make_session_run_hook(True)
-        with tsw.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        with servers.scope(name, 0):
+            v = v1.get_variable("v", initializer=0.0)
+            optimizer = tsw.train.SyncReplicasOptimizer(
+                v1.train.GradientDescentOptimizer(1.0),
+                1,
+                variable_averages=averages,
+                variables_to_average=[v],
+                name=name,
+                **servers.options(0),
+            )
+            train_op = optimizer.minimize(
+                -v, v1.train.get_or_create_global_step()
+            )
+            hook = optimizer.make_session_run_hook(True)
+        with tsw.train.MonitoredTrainingSession(
+            hooks=[hook], **servers.session_args(0)
+        ) as session:
             for _ in range(2):
                 session.run(train_op)
             assert session.run([v, averages.average(v)]) == [2.0, 1.25]
+
+
+def test_sessions_without_hooks_call_them_themselves(servers, name):
+    def run(script, batches):
+        args = servers.session_args(script.index)
+        with script.graph.as_default():
+            script.hook.begin()
+            creator = v1.train.ChiefSessionCreator(**args)
+            if isinstance(servers, VariableServers) and not script.is_chief:
+                creator = v1.train.WorkerSessionCreator(**args)
+            session = creator.create_session()
+            script.hook.after_create_session(session, None)
+            for batch in batches:
+                session.run(script.train_op, {script.ids: batch})
+            script.hook.finish_epoch()
+            values = session.run(script.variable)
+            script.hook.end(session)
+            session.close()
+            return values
+
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
+    if isinstance(servers, VariableServers):  # Or it looks every 30 s.
+        with scripts[0].graph.as_default():
+            v1.train.ChiefSessionCreator(
+                **servers.session_args(0)
+            ).create_session().close()
+
+    found = in_threads(
+        lambda: run(scripts[0], [[0]]), lambda: run(scripts[1], [[1], [2]])
+    )
+
+    for values in found:
+        np.testing.assert_allclose(values[:3], [0.5, 0.5, 1.0], atol=1e-6)
+
+
+# --- TensorFlow's parameter servers ------------------------------------------
+
+
+def _many_kinds(ids):
+    """Dense, sparse, sparse on one side, partitioned; float64."""
+    rows = [
+        v1.get_variable(
+            f"rows{i}",
+            initializer=tf.constant(np.linspace(-1, 1, 64)[:, None]),
+        )
+        for i in range(2)
+    ]
+    with v1.variable_scope(
+        "", partitioner=tf.compat.v1.fixed_size_partitioner(3)
+    ):
+        parts = v1.get_variable(
+            "parts", [64, 2], tf.float64, v1.ones_initializer()
+        )
+    kernel = v1.get_variable("kernel", initializer=tf.ones([1, 3], tf.float64))
+    # Workers with small ids have no rows of the second.
+    large = tf.boolean_mask(ids, ids >= 32)
+    hidden = tf.tanh(tf.gather(rows[0], ids) @ kernel)
+    count = tf.cast(tf.size(ids), tf.float64)
+    return (
+        tf.reduce_sum(hidden**2)
+        + tf.reduce_sum(tf.gather(rows[1], large) ** 2)
+        + tf.reduce_sum(tf.nn.embedding_lookup(parts, ids) ** 2)
+    ) / count
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: v1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+        lambda: v1.train.FtrlOptimizer(0.1),
+        lambda: v1.train.RMSPropOptimizer(0.1),
+        lambda: v1.train.AdamOptimizer(0.1),
+    ],
+    ids=["nesterov", "ftrl", "rmsprop", "adam"],
+)
+@pytest.mark.parametrize("clips", [False, True])
+def test_any_optimizer_equals_one_process_in_float64(
+    variable_servers, name, inner, clips
+):
+    def clip(grads_and_vars):
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        clipped, _ = tf.clip_by_global_norm(gradients, 0.5)
+        return zip(clipped, variables, strict=True)
+
+    random = np.random.default_rng(7)
+    batches = [
+        [
+            random.integers(0, 32 + 32 * w, random.integers(1, 9)).tolist()
+            for _ in range(n)
+        ]
+        for w, n in enumerate((5, 8))
+    ]
+    scripts = [
+        Script(
+            variable_servers,
+            name,
+            i,
+            2,
+            inner=inner,
+            model=_many_kinds,
+            post_aggregate=clip if clips else None,
+        )
+        for i in range(2)
+    ]
+
+    run_all(scripts, batches)
+
+    with tf.Graph().as_default():
+        ids = v1.placeholder(tf.int64, [None])
+        optimizer = inner()
+        pairs = optimizer.compute_gradients(_many_kinds(ids))
+        train_op = optimizer.apply_gradients(clip(pairs) if clips else pairs)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for step in range(8):
+                union = [b[step] for b in batches if step < len(b)]
+                session.run(train_op, {ids: np.concatenate(union)})
+            wanted = session.run({v.op.name: v for _, v in pairs})
+    assert len(wanted) == 6
+    for key, value in wanted.items():
+        np.testing.assert_allclose(
+            scripts[0].values[key], value, rtol=0, atol=1e-12, err_msg=key
+        )
+
+
+def test_two_runs_are_bitwise_equal(variable_servers, name):
+    batches = [[[3, 1, 3], [2]], [[1], [5, 3]], [[3, 2, 1]]]
+
+    def values(run):
+        scripts = [
+            Script(
+                variable_servers,
+                f"{name}{run}",
+                i,
+                3,
+                model=_model,
+                inner=lambda: v1.train.AdamOptimizer(0.1),
+            )
+            for i in range(3)
+        ]
+        run_all(scripts, batches)
+        return scripts[0].values
+
+    one, other = values(0), values(1)
+    for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key])
+
+
+def test_rows_are_averaged_over_the_gradients_that_have_them(
+    variable_servers, name
+):
+    scripts = [
+        Script(
+            variable_servers,
+            name,
+            i,
+            2,
+            sparse_average="rows",
+            weighted=False,
+        )
+        for i in range(2)
+    ]
+    run_all(scripts, [[[3, 1, 5, 5]], [[1, 3, 3, 7]]])
+    # Of the mean of each batch: 1 and 3 are in both.
+    np.testing.assert_allclose(
+        scripts[0].values["w"][[1, 3, 5, 7]], [0.25, 0.375, 0.5, 0.25]
+    )
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
+def test_variables_of_all_float_types_are_trained(
+    variable_servers, name, dtype
+):
+    scripts = [
+        Script(variable_servers, name, i, 2, num_rows=8, dtype=dtype)
+        for i in range(2)
+    ]
+    run_all(scripts, [[[0, 1], [4, 5]], [[2, 3]]])
+    np.testing.assert_allclose(
+        scripts[0].values["w"].astype(np.float32),
+        [0.25, 0.25, 0.25, 0.25, 0.5, 0.5, 0, 0],
+    )
+
+
+def test_the_session_of_tensorflow_saves_when_all_have_ended(
+    variable_servers, name, tmp_path
+):
+    def run(script, batches):
+        with (
+            script.graph.as_default(),
+            v1.train.MonitoredTrainingSession(
+                is_chief=script.is_chief,
+                checkpoint_dir=str(tmp_path) if script.is_chief else None,
+                hooks=[script.hook],
+                **variable_servers.session_args(script.index),
+            ) as session,
+        ):
+            for batch in batches:
+                session.run(script.train_op, {script.ids: batch})
+            script.hook.finish_epoch()
+
+    scripts = [Script(variable_servers, name, i, 2) for i in range(2)]
+    with (
+        scripts[0].graph.as_default(),
+        v1.Session(**_target(variable_servers, 0)) as session,
+    ):
+        session.run(v1.global_variables_initializer())
+
+    in_threads(
+        lambda: run(scripts[0], [[0]]),
+        lambda: run(scripts[1], [[1], [2], [3]]),
+    )
+
+    saved = v1.train.load_checkpoint(str(tmp_path))
+    np.testing.assert_allclose(
+        saved.get_tensor("w")[:4], [0.5, 0.5, 1.0, 1.0], atol=1e-6
+    )
+    assert saved.get_tensor("global_step") == 3
+
+
+def _target(servers, index):
+    args = servers.session_args(index)
+    return {"target": args["master"], "config": args["config"]}
+
+
+def test_nothing_is_left_staged_after_many_epochs(variable_servers, name):
+    counts = [4, 1, 0]
+    batches, _ = batches_of(counts, [2])
+    scripts = [Script(variable_servers, name, i, 3) for i in range(3)]
+
+    def run(script, mine):
+        with script.graph.as_default(), script.session() as session:
+            for _ in range(20):
+                for batch in mine:
+                    session.run(script.train_op, {script.ids: batch})
+                script.hook.finish_epoch()
+            if script.is_chief:
+                return session.run(script.hook.engine._clear)
+        return None
+
+    left = in_threads(
+        *(
+            lambda s=s, b=b: run(s, b)
+            for s, b in zip(scripts, batches, strict=True)
+        )
+    )
+
+    assert left[0] == [0]
+
+
+def test_a_failed_step_of_the_chief_ends_all_with_the_reason(
+    variable_servers, name
+):
+    def check(grads_and_vars):
+        return [
+            (tf.debugging.check_numerics(tf.convert_to_tensor(g), "bad"), v)
+            for g, v in grads_and_vars
+        ]
+
+    scripts = [
+        Script(
+            variable_servers,
+            name,
+            i,
+            2,
+            model=lambda ids: tf.reduce_mean(
+                v1.get_variable("v", initializer=tf.ones([2]))
+                * tf.math.log(tf.cast(ids, tf.float32))
+            ),
+            post_aggregate=check,
+        )
+        for i in range(2)
+    ]
+
+    def run(script):
+        with script.graph.as_default(), script.session() as session:
+            session.run(script.train_op, {script.ids: [1, 1]})
+            session.run(script.train_op, {script.ids: [-1, -1]})
+
+    calls = [Call(run, script) for script in scripts]
+    for call in calls:
+        with pytest.raises(tf.errors.OpError, match="could not be taken: bad"):
+            call.result()
+
+
+def test_without_the_chief_the_others_end(variable_servers, name):
+    scripts = [Script(variable_servers, name, i, 2) for i in range(2)]
+
+    def fail():
+        with scripts[0].graph.as_default(), scripts[0].session() as session:
+            session.run(scripts[0].train_op, {scripts[0].ids: [1]})
+            raise KeyError("of the user")
+
+    other = Call(scripts[1].run, [[0]] * 4)
+    with pytest.raises(KeyError, match="of the user"):
+        fail()
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="has left"):
+        other.result()
+
+
+def test_servers_that_are_away_are_named_in_time(name):
+    # The port is taken, so no server can be there.
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        away = f"127.0.0.1:{taken.getsockname()[1]}"
+        here = f"127.0.0.1:{free_ports(1)[0]}"
+        worker = v1.train.Server(
+            {"ps": [away], "worker": [here]}, job_name="worker", task_index=0
+        )
+        with tf.Graph().as_default():
+            with v1.device(
+                v1.train.replica_device_setter(
+                    ps_tasks=1, worker_device="/job:worker/task:0"
+                )
+            ):
+                v = v1.get_variable("v", initializer=0.0)
+                optimizer = tsw.train.SyncReplicasOptimizer(
+                    v1.train.GradientDescentOptimizer(1.0),
+                    1,
+                    name=name,
+                    join_secs=0.5,
+                )
+                optimizer.minimize(-v, v1.train.get_or_create_global_step())
+                hook = optimizer.make_session_run_hook(True)
+            with pytest.raises(ConnectionError, match="/job:ps/task:0"):
+                tsw.train.MonitoredTrainingSession(worker.target, hooks=[hook])
+
+
+def test_a_variable_worker_of_another_job_is_refused(variable_servers, name):
+    first = Script(variable_servers, name, 0, 2)
+    joined = threading.Event()
+    may_end = threading.Event()
+
+    def run():
+        with first.graph.as_default(), first.session():
+            joined.set()
+            may_end.wait(60)
+
+    call = Call(run)
+    assert joined.wait(60)
+    other = Script(variable_servers, name, 1, 2, num_rows=32)
+    with (
+        other.graph.as_default(),
+        pytest.raises(ValueError, match="with other options"),
+    ):
+        other.session()
+    may_end.set()
+    # The epoch's end waits for nobody who has never joined.
+    second = Script(variable_servers, name, 1, 2)
+    second.run([])
+    call.result()
+
+
+def test_two_chiefs_are_told(variable_servers, name):
+    first, second = (
+        Script(variable_servers, name, 0, 1, container=name + which)
+        for which in ("first", "second")
+    )
+    with (
+        first.graph.as_default(),
+        pytest.raises(tf.errors.FailedPreconditionError, match="started again"),
+        first.session() as session,
+    ):
+        session.run(first.train_op, {first.ids: [0]})
+        second.run([[1]])
+        session.run(first.train_op, {first.ids: [0]})
 
 
 # --- Bad input ---------------------------------------------------------------
@@ -572,6 +1030,7 @@ def test_averages_follow_the_steps(client, name):
         ({"aggregate": 3}, "at most `total_num_replicas`"),
         ({"aggregate": 0}, "replicas_to_aggregate=0"),
         ({"normalize": "mean"}, "normalize='mean'"),
+        ({"sparse_average": "columns"}, "sparse_average='columns'"),
         ({"sparse_average": "rows"}, 'sparse_average="batch"'),
         ({"late": "never"}, "late='never'"),
         ({"on_evict": "stop"}, "on_evict='stop'"),
@@ -593,12 +1052,12 @@ def test_averages_follow_the_steps(client, name):
 )
 def test_senseless_arguments_are_refused(client, name, arguments, message):
     with pytest.raises(ValueError, match=message):
-        Script(client, name, 1, 2, **arguments)
+        Script(TableServers(client), name, 1, 2, **arguments)
 
 
 def test_a_task_index_beyond_the_workers_is_refused(client, name):
     with pytest.raises(ValueError, match="task_index=2, total_num_replicas=2"):
-        Script(client, name, 2, 2)
+        Script(TableServers(client), name, 2, 2)
 
 
 def test_more_gradients_than_known_workers_are_refused(client, monkeypatch):
@@ -618,41 +1077,51 @@ def test_the_device_scope_says_which_worker_it_is(client, name):
     assert optimizer.task_index == 1
 
 
-def test_variables_of_ps_devices_are_refused(client, name):
+@pytest.mark.parametrize(
+    ("first", "second", "cluster", "message"),
+    [
+        ("/job:ps/task:0", "/job:ps/task:1", True, "replica_device_setter"),
+        ("/job:ps/task:0", None, False, "parameter servers, or none"),
+        ("/job:ps/task:0", "/job:other/task:0", False, "servers, or none"),
+    ],
+)
+def test_variables_elsewhere_than_they_can_be_trained_are_refused(
+    client, name, first, second, cluster, message
+):
     with tf.Graph().as_default():
-        with tf.device("/job:ps/task:0"):
+        with tf.device(first):
             v = v1.get_variable("v", initializer=0.0)
+        with tf.device(second):
+            w = v1.get_variable("w", initializer=0.0)
         optimizer = tsw.train.SyncReplicasOptimizer(
             v1.train.GradientDescentOptimizer(1.0),
             1,
             name=name,
-            cluster=client(0),
+            cluster=client(0) if cluster else None,
         )
-        with pytest.raises(ValueError, match="replica_device_setter"):
-            optimizer.minimize(-v, v1.train.get_or_create_global_step())
+        with pytest.raises(ValueError, match=message):
+            optimizer.minimize(-v - w, v1.train.get_or_create_global_step())
 
 
-def test_several_workers_need_servers():
+def test_several_workers_need_servers(name):
     with (
         running_clients(0) as local,
         pytest.raises(ValueError, match=r"tfswitch\.connect"),
     ):
-        tsw.train.SyncReplicasOptimizer(
-            v1.train.GradientDescentOptimizer(1.0), 2, cluster=local(0)
-        )
+        Script(TableServers(local), name, 0, 2)
 
 
-def test_a_chief_that_never_comes_is_named_in_time(client, name):
-    script = Script(client, name, 1, 2, join_secs=0.3)
+def test_a_chief_that_never_comes_is_named_in_time(servers, name):
+    script = Script(servers, name, 1, 2, join_secs=0.3)
     with (
         script.graph.as_default(),
-        pytest.raises(TimeoutError, match="has not come or has died"),
+        pytest.raises(TimeoutError, match=r"has not come|has not initialised"),
     ):
         script.session()
 
 
 def test_two_workers_with_one_task_index_are_told(client, name):
-    first = Script(client, name, 0, 2)
+    first = Script(TableServers(client), name, 0, 2)
     joined = threading.Event()
     twice = threading.Event()
 
@@ -686,16 +1155,16 @@ def running_clients_of(address, timeout):
 
 
 def test_a_worker_of_another_job_is_refused(client, name):
-    first = Script(client, name, 0, 1)
+    first = Script(TableServers(client), name, 0, 1)
     first.run([[0]])
     with pytest.raises(ValueError, match=f"{name}/variables"):
-        Script(client, name, 0, 1, num_rows=32)
+        Script(TableServers(client), name, 0, 1, num_rows=32)
 
 
 def test_the_session_must_have_the_hook(client, name):
     with pytest.raises(ValueError, match="make_session_run_hook"):
         tsw.train.MonitoredTrainingSession(hooks=[])
-    script = Script(client, name, 0, 1)
+    script = Script(TableServers(client), name, 0, 1)
     with pytest.raises(ValueError, match="agree on who is chief"):
         tsw.train.MonitoredTrainingSession(is_chief=False, hooks=[script.hook])
 
@@ -707,7 +1176,7 @@ def test_what_comes_in_the_wrong_order_is_refused(client, name):
     with pytest.raises(ValueError, match="no train operation yet"):
         optimizer.make_session_run_hook(True)
     with pytest.raises(RuntimeError, match="no session yet"):
-        Script(client, name, 0, 1).hook.finish_epoch()
+        Script(TableServers(client), name, 0, 1).hook.finish_epoch()
     with tf.Graph().as_default():
         v = v1.get_variable("v", initializer=0.0)
         with pytest.raises(ValueError, match="global_step"):

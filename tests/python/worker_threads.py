@@ -43,18 +43,20 @@ class Call:
         self._thread.join(secs)
         return self.is_over
 
-    def result(self) -> Any:
+    def result(self, timeout_secs: float = HANG_SECS) -> Any:
         """Returns what the call returned, or raises what it raised."""
-        assert self.wait(HANG_SECS), "a call did not return"
+        assert self.wait(timeout_secs), "a call did not return"
         if self._error is not None:
             raise self._error
         return self._value
 
 
-def in_threads(*functions: Callable[[], Any]) -> list[Any]:
+def in_threads(
+    *functions: Callable[[], Any], timeout_secs: float = HANG_SECS
+) -> list[Any]:
     """Calls all at once; returns their results."""
     calls = [Call(function) for function in functions]
-    return [call.result() for call in calls]
+    return [call.result(timeout_secs) for call in calls]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

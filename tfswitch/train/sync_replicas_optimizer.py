@@ -6,20 +6,18 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch import _tf_config
-from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.cluster import Cluster
 from tfswitch.consistency import Consistency
-from tfswitch.dense import DenseTable
-from tfswitch.ops import embedding_ops
-from tfswitch.table import EmbeddingTable
 from tfswitch.train._checks import check_choice, check_count, check_seconds
-from tfswitch.train._legacy_optimizers import to_server_optimizer
-from tfswitch.train.sync_replicas_hook import SyncReplicasHook, TrainingGraph
-from tfswitch.train.worker import Worker, default_worker_id
-
-_TRAINABLE = (tf.float32, tf.float16, tf.bfloat16)
-
-# A table, ids, and what a lookup of them has given, or the gradient of that.
-TableTensor = tuple[EmbeddingTable, Any, Any]
+from tfswitch.train._engine import Engine, ReplicaOptions
+from tfswitch.train._table_engine import (
+    TableEngine,
+    TableTensor,
+    consistency_of,
+)
+from tfswitch.train._variable_engine import VariableEngine
+from tfswitch.train.sync_replicas_hook import SyncReplicasHook
+from tfswitch.train.worker import default_worker_id
 
 
 class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
@@ -32,21 +30,28 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
     so that the last checkpoint is complete. `docs/sync_training.md` compares
     both.
 
-    Variables and their optimizer live on the cluster's servers; each worker has
-    a copy of the variables in a session of its own, which follows. Make the
-    session with `tfswitch.train.MonitoredTrainingSession`, and no
-    `tf.train.Server`.
+    Where the variables are decides who takes the steps:
+
+    - On TensorFlow's parameter servers, as `replica_device_setter` places them:
+      these keep the gradients, and the chief sums them and takes the step, with
+      any optimizer. The servers' programs must import tfswitch.
+    - Not on servers: then they and their optimizer live on tfswitch's, those of
+      `cluster`. Each worker has a copy of the variables in a session of its
+      own, which follows; no `tf.distribute.Server` is needed. A chief that dies
+      is survived, and embedding tables are trained in the same steps. Needs
+      `tfswitch.train.MonitoredTrainingSession`.
 
     Args:
-        opt: The optimizer that takes the steps: a GradientDescent-, Momentum-,
-            Adagrad- or AdamOptimizer of `tf.compat.v1.train`.
+        opt: The optimizer that takes the steps: with tfswitch's servers a
+            GradientDescent-, Momentum-, Adagrad- or AdamOptimizer of
+            `tf.compat.v1.train`.
         replicas_to_aggregate: How many gradients make a step, at most
             `total_num_replicas`. With fewer, slow workers are backups: a step
             does not wait for them.
         total_num_replicas: How many workers there are; by default
             `replicas_to_aggregate`.
-        variable_averages: An `ExponentialMovingAverage` to keep of the copies:
-            of each worker's, at its own steps.
+        variable_averages: An `ExponentialMovingAverage` to keep; with
+            tfswitch's servers of each worker's copies, at its own steps.
         variables_to_average: Of which variables; with `variable_averages`.
         use_locking: Accepted and not used.
         name: Of the group of workers, and of what is kept on the servers. Jobs
@@ -59,9 +64,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             does. "initial": by `replicas_to_aggregate` times the weight of this
             worker's first batch, so steps get smaller when workers have ended,
             and each sample of the whole run counts alike.
-        sparse_average: "batch", the only one with servers: gradients of rows
-            are averaged as all others. The stock class divides each row by the
-            number of gradients that have it.
+        sparse_average: "batch": gradients of rows are averaged as all others,
+            so that they are those of one large batch. "rows": each row is
+            averaged over the gradients that have it, as the stock class does,
+            so that rare rows take larger steps; not with tfswitch's servers.
         late: What becomes of gradients that come too late for their step, with
             fewer `replicas_to_aggregate` than workers. "drop": dropped and
             counted; "carry": they are in the next step.
@@ -70,16 +76,17 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         join_secs: How long workers are waited for at the start.
         on_evict: What to do when a worker has died: "continue", or "raise" on
             all others.
-        post_aggregate: Not with servers, which take the steps themselves.
+        post_aggregate: A function from the list of averaged gradients and
+            variables to another, which is applied: clips by the global norm,
+            say. Not with tfswitch's servers, which take the steps themselves.
         task_index: Which worker this is, from 0. By default from the device
-            scope (of a job that the model itself must not be placed on, as
-            sessions are local), else from TF_CONFIG, else 0.
+            scope, else from TF_CONFIG, else 0.
         wait_secs: Longest wait of a step for other workers.
-        cluster: By default that of `tfswitch.connect`.
+        cluster: tfswitch's servers, if they are used. By default that of
+            `tfswitch.connect`.
 
     Raises:
-        ValueError: If an argument is out of range or has no counterpart on the
-            servers.
+        ValueError: If an argument is out of range.
 
     Example:
 
@@ -139,17 +146,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             ("wait_secs", wait_secs),
         ):
             check_seconds(key, value)
-        if sparse_average == "rows":
-            raise ValueError(
-                "the servers average gradients of rows as all others: use "
-                'sparse_average="batch". With it, rare rows learn as they '
-                'would in one process. Received: sparse_average="rows"'
-            )
-        if post_aggregate is not None:
-            raise ValueError(
-                "the servers sum the gradients and take the step, so nothing "
-                "of this graph can come in between; leave `post_aggregate` out"
-            )
         if (variable_averages is None) != (variables_to_average is None):
             raise ValueError(
                 "`variable_averages` and `variables_to_average` belong "
@@ -166,72 +162,46 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
                 f"task_index={task_index}, "
                 f"total_num_replicas={total_num_replicas}"
             )
-        if cluster is None:
-            cluster = default_cluster()
-        if not isinstance(cluster, Cluster):
+        if cluster is not None and not isinstance(cluster, Cluster):
             raise ValueError(
                 "`cluster` must be what tfswitch.connect returned. "
                 f"Received: cluster={cluster!r}"
             )
-        if total_num_replicas > 1 and not cluster.is_remote:
-            raise ValueError(
-                f"{total_num_replicas} workers need servers that all of them "
-                "reach. Call tfswitch.connect first, or pass `cluster`"
-            )
         self._opt = opt
-        self._server_optimizer, self._rate = to_server_optimizer(opt)
-        self._num_gradients = int(replicas_to_aggregate)
-        self._num_workers = int(total_num_replicas)
-        self._averages = variable_averages
-        self._averaged = variables_to_average
-        self._batch_weight = batch_weight
-        self._normalize = normalize
-        self._late = late
-        self._lease_secs = float(lease_secs)
-        self._join_secs = float(join_secs)
-        self._wait_secs = float(wait_secs)
+        self._options = ReplicaOptions(
+            name=name,
+            num_gradients=int(replicas_to_aggregate),
+            num_workers=int(total_num_replicas),
+            task_index=int(task_index),
+            batch_weight=batch_weight,
+            normalize=normalize,
+            sparse_average=sparse_average,
+            late=late,
+            lease_secs=float(lease_secs),
+            join_secs=float(join_secs),
+            wait_secs=float(wait_secs),
+            post_aggregate=post_aggregate,
+            variable_averages=variable_averages,
+            variables_to_average=variables_to_average,
+            cluster=cluster,
+        )
         self._raises_on_evict = on_evict == "raise"
-        self._task_index = int(task_index)
-        self._cluster = cluster
-        self._graph: TrainingGraph | None = None
+        self._engine: Engine | None = None
 
     @property
     def consistency(self) -> Consistency:
         """What tables must have that are trained in the same steps."""
-        return Consistency.bsp(
-            "sum" if self._normalize == "initial" else "mean"
-        )
+        return consistency_of(self._options.normalize)
 
     @property
     def task_index(self) -> int:
         """Which worker this is, from 0."""
-        return self._task_index
+        return self._options.task_index
 
     @property
     def total_num_replicas(self) -> int:
         """How many workers there are."""
-        return self._num_workers
-
-    def join(self) -> Worker:
-        """Makes this process a worker; what the hook does.
-
-        Raises:
-            ValueError: If the group exists with other settings.
-            ConnectionError, TimeoutError: If the server does not answer.
-        """
-        backups = self._num_gradients < self._num_workers
-        return Worker(
-            self._task_index,
-            self._num_workers,
-            consistency=self.consistency,
-            group=self._name,
-            cluster=self._cluster,
-            lease_secs=self._lease_secs,
-            join_secs=self._join_secs,
-            wait_secs=self._wait_secs,
-            replicas_to_aggregate=self._num_gradients if backups else None,
-            late=self._late,
-        )
+        return self._options.num_workers
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """As the inner optimizer's."""
@@ -314,11 +284,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
                 is trained in the same steps.
 
         Raises:
-            ValueError: If there is no gradient or no global step; a variable is
-                on a `ps` device or not of a float type of at most 32 bits; a
-                table has another consistency; or the servers hold other
-                variables under the optimizer's name.
-            ConnectionError, TimeoutError: If a server does not answer.
+            ValueError: If there is no gradient or no global step; some
+                variables are on servers and others are not; or where they are
+                they cannot be trained as was asked: the message says what
+                tfswitch's servers have no counterpart of.
+            ConnectionError, TimeoutError: If a tfswitch server does not answer.
         """
         if global_step is None:
             raise ValueError("`global_step` is needed: it counts the steps")
@@ -328,63 +298,24 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
                 "no variable has a gradient. Received: "
                 f"{[v.name for _, v in grads_and_vars]}"
             )
-        gradients = [gradient for gradient, _ in pairs]
-        if getattr(self._server_optimizer, "momentum", 0.0) > 0.0:
-            for gradient, variable in pairs:
-                _check_is_dense(gradient, variable)
-        variables = [variable for _, variable in pairs]
-        for variable in variables:
-            _check_variable(variable)
-        to_tables = list(table_gradients)
-        for table, _, _ in to_tables:
-            if table.consistency != self.consistency:
+        tables = list(table_gradients)
+        if _are_on_servers([variable for _, variable in pairs]):
+            if tables:
                 raise ValueError(
-                    f"table '{table.name}' has consistency "
-                    f"{table.consistency}; to be trained in the same steps it "
-                    f"needs that of the optimizer, {self.consistency}"
+                    f"table '{tables[0][0].name}' is on tfswitch's servers and "
+                    "the variables are on TensorFlow's: they cannot be trained "
+                    "in one step. Build the model without "
+                    "tf.compat.v1.train.replica_device_setter"
                 )
-        dense = DenseTable(
-            f"{self._name}/variables",
-            {v.op.name: tuple(v.shape.as_list()) for v in variables},
-            optimizer=self._server_optimizer,
-            consistency=self.consistency,
-            cluster=self._cluster,
-        )
-        with tf.compat.v1.name_scope(name, "sync_replicas"):
-            weight = self._weight()
-            if self._normalize == "initial":
-                factor = self._share_of_step(weight)
-                gradients = [_scaled(g, factor) for g in gradients]
-                to_tables = [
-                    (table, ids, _scaled(gradient, factor))
-                    for table, ids, gradient in to_tables
-                ]
-            rate = self._rate() if callable(self._rate) else self._rate
-            pushed = [
-                dense.push(gradients, learning_rate=tf.cast(rate, tf.float32))
-            ]
-            pushed.extend(
-                table.push(ids, gradient) for table, ids, gradient in to_tables
+            engine: Engine = VariableEngine(
+                self._options, self._opt, pairs, global_step, name
             )
-            with tf.control_dependencies(pushed):
-                counted = (
-                    tf.ones([], tf.float64)
-                    if self._normalize == "replicas"
-                    else tf.identity(weight)
-                )
-                rounds = embedding_ops.end_step(dense.handle, counted)
-            graph = TrainingGraph(
-                variables, dense, global_step, rounds, self._name
+        else:
+            engine = TableEngine(
+                self._options, self._opt, pairs, global_step, tables, name
             )
-            with tf.control_dependencies([rounds]):
-                followed = graph.follow(rounds)
-            if self._averages is None:
-                train_op = followed
-            else:
-                with tf.control_dependencies([followed]):
-                    train_op = self._averages.apply(self._averaged)
-        self._graph = graph
-        return train_op
+        self._engine = engine
+        return engine.train_op
 
     def make_session_run_hook(
         self, is_chief: bool, num_tokens: int = -1
@@ -400,28 +331,14 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             ValueError: If there is no train operation yet.
         """
         del num_tokens
-        return SyncReplicasHook(
-            self, self.graph, bool(is_chief), self._raises_on_evict
-        )
-
-    @property
-    def graph(self) -> TrainingGraph:
-        """What `apply_gradients` has made.
-
-        Raises:
-            ValueError: If it was not called yet.
-        """
-        if self._graph is None:
+        if self._engine is None:
             raise ValueError(
                 "there is no train operation yet: call `minimize` or "
                 "`apply_gradients` first"
             )
-        return self._graph
-
-    @property
-    def join_secs(self) -> float:
-        """How long workers are waited for at the start."""
-        return self._join_secs
+        return SyncReplicasHook(
+            self._engine, bool(is_chief), self._raises_on_evict
+        )
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> Any:
         """Returns an operation that does nothing: there are no tokens."""
@@ -429,11 +346,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         return tf.no_op(name="no_tokens")
 
     def get_chief_queue_runner(self) -> "_NoQueueRunner":
-        """Returns a queue runner without threads: the servers do its work."""
+        """Returns a queue runner without threads: the hook does its work."""
         return _NoQueueRunner()
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the inner optimizer's: None, as slots are on the servers."""
+        """As the inner optimizer's: None with tfswitch's servers."""
         return self._opt.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Sequence[str]:
@@ -443,34 +360,6 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
     def variables(self) -> Sequence[Any]:
         """As the inner optimizer's."""
         return self._opt.variables()
-
-    def _weight(self) -> tf.Tensor:
-        if self._batch_weight is None:
-            return tf.ones([], tf.float64)
-        weight = tf.cast(self._batch_weight, tf.float64)
-        if not weight.shape.is_compatible_with([]):
-            raise ValueError(
-                "`batch_weight` must be a scalar: the number of samples of "
-                f"the batch. Received: shape {weight.shape}"
-            )
-        return tf.ensure_shape(weight, [])
-
-    def _share_of_step(self, weight: tf.Tensor) -> tf.Tensor:
-        first = tf.compat.v1.Variable(
-            0.0,
-            trainable=False,
-            dtype=tf.float64,
-            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
-            name="first_weight",
-            use_resource=True,
-        )
-        full = tf.cond(
-            first > 0.0,
-            lambda: tf.identity(first),
-            lambda: tf.identity(first.assign(weight)),
-        )
-        share = weight / (self._num_gradients * full)
-        return tf.where(weight > 0.0, share, tf.zeros_like(share))
 
 
 class _NoQueueRunner:
@@ -490,39 +379,23 @@ class _NoQueueRunner:
         return []
 
 
-def _scaled(gradient: Any, factor: tf.Tensor) -> tf.Tensor:
-    gradient = tf.convert_to_tensor(gradient)
-    return gradient * tf.cast(factor, gradient.dtype)
-
-
-def _check_is_dense(gradient: Any, variable: Any) -> None:
-    if isinstance(gradient, tf.IndexedSlices):
+def _are_on_servers(variables: Sequence[Any]) -> bool:
+    """Whether variables are on TensorFlow's parameter servers."""
+    own = tf.DeviceSpec.from_string(tf.no_op(name="here").device).job
+    jobs = {
+        tf.DeviceSpec.from_string(variable.device or "").job
+        for variable in variables
+    }
+    elsewhere = jobs - {own, None}
+    if not elsewhere:
+        return False
+    if jobs != elsewhere or len(elsewhere) > 1:
+        places = {v.name: v.device for v in variables}
         raise ValueError(
-            f"variable '{variable.name}' has a gradient of some rows, and "
-            "MomentumOptimizer lets the velocity of the other rows rest, which "
-            "a dense table does not. Keep the rows in a "
-            "tfswitch.EmbeddingTable, or use an optimizer without momentum"
+            "all variables must be on the parameter servers, or none. "
+            f"Received: {places}"
         )
-
-
-def _check_variable(variable: Any) -> None:
-    job = tf.DeviceSpec.from_string(variable.device or "").job
-    if job == "ps":
-        raise ValueError(
-            f"variable '{variable.name}' is on {variable.device}, and each "
-            "worker needs a copy of its own: build the model without "
-            "tf.compat.v1.train.replica_device_setter"
-        )
-    if variable.dtype.base_dtype not in _TRAINABLE:
-        raise ValueError(
-            f"variable '{variable.name}' is of {variable.dtype.base_dtype.name}"
-            ", and the servers keep float32: use a type of at most 32 bits"
-        )
-    if not variable.shape.is_fully_defined():
-        raise ValueError(
-            f"variable '{variable.name}' has the unknown shape "
-            f"{variable.shape}; give it a shape"
-        )
+    return True
 
 
 def _check_known_workers(num_workers: Any) -> None:

@@ -1,0 +1,41 @@
+// Calls of the core library that kernels make apart from tables.
+
+#ifndef TFSWITCH_CC_OPS_CORE_CALLS_H_
+#define TFSWITCH_CC_OPS_CORE_CALLS_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "cc/capi/tfswitch.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfswitch {
+
+// What a function of the C API has reported.
+absl::Status ToStatus(int code, const char* error);
+
+// Runs `call` with the core's functions and room for an error. The core stays
+// loaded; FailedPrecondition if it cannot be.
+absl::Status CallCore(
+    const std::function<int(const Tfswitch_Api& api, char* error)>& call);
+
+// Runs `call`, which waits for others, sets its status, and ends the op with
+// `done`. Never on TensorFlow's threads, which those may need to get on.
+void RunApart(tensorflow::OpKernelContext* context,
+              std::function<absl::Status()> call,
+              tensorflow::AsyncOpKernel::DoneCallback done);
+
+// Waits for others, never on TensorFlow's threads: calls `wait(wait_s)` until
+// it gives something else than DeadlineExceeded, sets its status, and ends the
+// op with `done`. It gives up after `timeout_s`, and soon after the step has
+// been cancelled.
+//
+// Each part of a wait is short and the parts of many waits take turns, so any
+// number of them may be under way.
+void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
+               std::function<absl::Status(double wait_s)> wait,
+               tensorflow::AsyncOpKernel::DoneCallback done);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_OPS_CORE_CALLS_H_

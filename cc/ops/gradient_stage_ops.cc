@@ -1,0 +1,587 @@
+// Tfswitch>StageGradients, SumStagedGradients and ClearStagedGradients: the
+// gradients of many workers' steps, kept apart on a parameter server until it
+// is known which of them are summed.
+
+#define EIGEN_USE_THREADS
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/lib/core/refcount.h"
+#include "unsupported/Eigen/CXX11/Tensor"
+
+namespace tfswitch {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::TensorShapeUtils;
+using tensorflow::core::RefCountPtr;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// One step of one worker.
+struct StepKey {
+  int64_t worker = 0;
+  int64_t incarnation = 0;
+  int64_t clock = 0;
+
+  bool operator<(const StepKey& other) const {
+    return std::tie(worker, incarnation, clock) <
+           std::tie(other.worker, other.incarnation, other.clock);
+  }
+};
+
+// The gradients of steps that have not been summed.
+//
+// Thread-safe.
+class GradientStage : public tensorflow::ResourceBase {
+ public:
+  explicit GradientStage(std::string name) : name_(std::move(name)) {}
+
+  std::string DebugString() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return absl::StrCat("stage '", name_, "' with gradients of ", steps_.size(),
+                        " steps");
+  }
+
+  // `replaces`: what the same incarnation has staged before counts no more.
+  void Put(const StepKey& key, std::vector<Tensor> gradients, bool replaces) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (replaces) {
+      const auto begin = steps_.lower_bound({key.worker, key.incarnation, 0});
+      steps_.erase(begin, steps_.lower_bound(key));
+    }
+    steps_[key] = std::move(gradients);
+  }
+
+  // Removes the gradients of `keys`, which it returns, of all incarnations
+  // below `next_incarnation` that are not active, and of steps before these of
+  // the same incarnation. NotFound, and nothing is removed, if one of them is
+  // missing.
+  absl::Status Take(const std::vector<StepKey>& keys,
+                    const std::set<int64_t>& active, int64_t next_incarnation,
+                    std::vector<std::vector<Tensor>>* gradients) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const StepKey& key : keys) {
+      const auto it = steps_.find(key);
+      if (it == steps_.end()) {
+        return absl::NotFoundError(absl::StrCat(
+            "stage '", name_, "' has no gradients of step ", key.clock,
+            " of worker ", key.worker,
+            "; the server was started again, or the step was staged on "
+            "another one: have all workers build the same graph"));
+      }
+      gradients->push_back(it->second);
+    }
+    for (const StepKey& key : keys) {
+      const auto end = steps_.upper_bound(key);
+      steps_.erase(steps_.lower_bound({key.worker, key.incarnation, 0}), end);
+    }
+    for (auto it = steps_.begin(); it != steps_.end();) {
+      const int64_t incarnation = it->first.incarnation;
+      const bool is_gone =
+          incarnation < next_incarnation && active.count(incarnation) == 0;
+      it = is_gone ? steps_.erase(it) : std::next(it);
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns how many steps there were.
+  int64_t Clear() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto num_steps = static_cast<int64_t>(steps_.size());
+    steps_.clear();
+    return num_steps;
+  }
+
+ private:
+  const std::string name_;
+  mutable std::mutex mutex_;
+  std::map<StepKey, std::vector<Tensor>> steps_;  // Guarded by mutex_.
+};
+
+// The stage of this name on the op's device.
+absl::Status FindStage(OpKernelContext* context, const std::string& name,
+                       RefCountPtr<GradientStage>* stage) {
+  tensorflow::ResourceMgr* const manager = context->resource_manager();
+  GradientStage* found = nullptr;
+  TF_RETURN_IF_ERROR(manager->LookupOrCreate<GradientStage>(
+      manager->default_container(), absl::StrCat("tfswitch_stage/", name),
+      &found, [&name](GradientStage** created) {
+        *created = new GradientStage(name);
+        return absl::OkStatus();
+      }));
+  stage->reset(found);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfswitch>StageGradients")
+    .Input("key: int64")
+    .Input("gradients: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("stage: string")
+    .Attr("worker: int >= 0")
+    .Attr("replaces: bool")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      return c->WithRank(c->input(0), 1, &unused);
+    })
+    .Doc(R"doc(
+Keeps the gradients of a step until they are summed.
+
+key: incarnation, clock (and what may follow) of the worker.
+gradients: Of each variable on this device: a tensor of its shape or, of some
+  rows, int64 indices [n] and values [n, ...].
+stage: Name of the stage.
+worker: Which worker.
+replaces: Whether earlier steps of the same incarnation count no more.
+)doc");
+
+class StageGradientsOp : public OpKernel {
+ public:
+  explicit StageGradientsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("stage", &stage_));
+    OP_REQUIRES_OK(context, context->GetAttr("worker", &worker_));
+    OP_REQUIRES_OK(context, context->GetAttr("replaces", &replaces_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& key = context->input(0);
+    OP_REQUIRES(context, key.dims() == 1 && key.NumElements() >= 2,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`key` must have an incarnation and a clock. Received: "
+                    "shape ",
+                    key.shape().DebugString())));
+    RefCountPtr<GradientStage> stage;
+    OP_REQUIRES_OK(context, FindStage(context, stage_, &stage));
+    OpInputList inputs;
+    OP_REQUIRES_OK(context, context->input_list("gradients", &inputs));
+    const auto values = key.vec<int64_t>();
+    stage->Put({worker_, values(0), values(1)},
+               std::vector<Tensor>(inputs.begin(), inputs.end()), replaces_);
+  }
+
+ private:
+  // Constant after construction.
+  std::string stage_;
+  int worker_ = 0;
+  bool replaces_ = false;
+};
+
+REGISTER_OP("Tfswitch>SumStagedGradients")
+    .Input("keys: int64")
+    .Input("weights: double")
+    .Input("active: int64")
+    .Input("next_incarnation: int64")
+    .Output("sums: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("of_rows: list(bool) >= 1")
+    .Attr("stage: string")
+    .Attr("averages: bool")
+    .Attr("averages_by_row: bool")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->UnknownShape());
+      }
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Sums the staged gradients of a round, in its order, and forgets them.
+
+Fails with NOT_FOUND, and waits for nothing, if those of a step are not there.
+
+keys: Shape [n, 3]: of each step, worker, incarnation and clock.
+weights: Shape [n]: of each step.
+active: The incarnations that may go on.
+next_incarnation: A scalar: what all others below it have staged is forgotten.
+sums: Of each variable on this device: the sum, or the rows of all steps one
+  after the other, as indices and values.
+of_rows: Of each variable, whether its gradients are indices and values.
+stage: Name of the stage.
+averages: Whether each gradient is multiplied with its share of the weights.
+averages_by_row: Whether instead each row is averaged over the steps that have
+  it. It is there once then.
+)doc");
+
+// What a sum is computed in.
+template <typename T>
+using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// The same gradient of several steps, and what each is multiplied with.
+struct Terms {
+  std::vector<const Tensor*> gradients;
+  std::vector<double> factors;
+};
+
+absl::Status UnequalShapes(const Tensor& a, const Tensor& b) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("gradients of one variable have different shapes: ",
+                   a.shape().DebugString(), " and ", b.shape().DebugString()));
+}
+
+template <typename T>
+absl::Status Sum(OpKernelContext* context, int output_index,
+                 const Terms& terms) {
+  const Tensor& first = *terms.gradients[0];
+  for (const Tensor* gradient : terms.gradients) {
+    if (gradient->shape() != first.shape()) {
+      return UnequalShapes(first, *gradient);
+    }
+  }
+  if (terms.gradients.size() == 1 && terms.factors[0] == 1.0) {
+    context->set_output(output_index, first);
+    return absl::OkStatus();
+  }
+  Tensor* sum = nullptr;
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(output_index, first.shape(), &sum));
+  T* const out = sum->flat<T>().data();
+  const auto add = [&](int64_t begin, int64_t end) {
+    constexpr int64_t kRun = 1024;
+    Wide<T> run[kRun];
+    for (; begin < end; begin += kRun) {
+      const int64_t size = std::min(kRun, end - begin);
+      std::fill(run, run + size, Wide<T>{0});
+      for (size_t k = 0; k < terms.gradients.size(); ++k) {
+        const auto factor = static_cast<Wide<T>>(terms.factors[k]);
+        const T* const in = terms.gradients[k]->flat<T>().data() + begin;
+        for (int64_t i = 0; i < size; ++i) {
+          run[i] += factor * static_cast<Wide<T>>(in[i]);
+        }
+      }
+      for (int64_t i = 0; i < size; ++i)
+        out[begin + i] = static_cast<T>(run[i]);
+    }
+  };
+  const auto num_terms = static_cast<double>(terms.gradients.size());
+  context->eigen_cpu_device().parallelFor(
+      sum->NumElements(),
+      Eigen::TensorOpCost(/*bytes_loaded=*/num_terms * sizeof(T),
+                          /*bytes_stored=*/sizeof(T),
+                          /*compute_cycles=*/num_terms),
+      add);
+  return absl::OkStatus();
+}
+
+// Checks indices [n] and values [n, ...] of all steps; `num_rows` receives how
+// many there are, `row_size` the elements of one, `shape` that of one value.
+absl::Status CheckRows(const Terms& indices, const Terms& values,
+                       int64_t* num_rows, int64_t* row_size,
+                       TensorShape* shape) {
+  *num_rows = 0;
+  for (size_t k = 0; k < values.gradients.size(); ++k) {
+    const Tensor& rows = *values.gradients[k];
+    if (!TensorShapeUtils::IsVectorOrHigher(rows.shape()) ||
+        indices.gradients[k]->dims() != 1 ||
+        indices.gradients[k]->NumElements() != rows.dim_size(0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a gradient of rows has indices of shape ",
+          indices.gradients[k]->shape().DebugString(), " and values of shape ",
+          rows.shape().DebugString(), "; expected [n] and [n, ...]"));
+    }
+    TensorShape row = rows.shape();
+    row.RemoveDim(0);
+    if (k == 0) *shape = row;
+    if (row != *shape) return UnequalShapes(*values.gradients[0], rows);
+    *num_rows += rows.dim_size(0);
+  }
+  *row_size = shape->num_elements();
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status SumRows(OpKernelContext* context, int output_index,
+                     const Terms& indices, const Terms& values) {
+  int64_t num_rows = 0;
+  int64_t row_size = 0;
+  TensorShape shape;
+  TF_RETURN_IF_ERROR(CheckRows(indices, values, &num_rows, &row_size, &shape));
+  shape.InsertDim(0, num_rows);
+  Tensor* all_indices = nullptr;
+  Tensor* all_values = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(
+      output_index, TensorShape({num_rows}), &all_indices));
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(output_index + 1, shape, &all_values));
+  int64_t* index_out = all_indices->flat<int64_t>().data();
+  T* out = all_values->flat<T>().data();
+  for (size_t k = 0; k < values.gradients.size(); ++k) {
+    const auto in_indices = indices.gradients[k]->flat<int64_t>();
+    index_out = std::copy(in_indices.data(),
+                          in_indices.data() + in_indices.size(), index_out);
+    const auto factor = static_cast<Wide<T>>(values.factors[k]);
+    const auto in = values.gradients[k]->flat<T>();
+    out = std::transform(
+        in.data(), in.data() + in.size(), out, [factor](const T& value) {
+          return static_cast<T>(factor * static_cast<Wide<T>>(value));
+        });
+  }
+  return absl::OkStatus();
+}
+
+// `values.factors` are the weights of the steps.
+template <typename T>
+absl::Status AverageRows(OpKernelContext* context, int output_index,
+                         const Terms& indices, const Terms& values) {
+  int64_t num_rows = 0;
+  int64_t row_size = 0;
+  TensorShape shape;
+  TF_RETURN_IF_ERROR(CheckRows(indices, values, &num_rows, &row_size, &shape));
+  std::unordered_map<int64_t, size_t> places;  // In order of appearance.
+  std::vector<int64_t> unique;
+  std::vector<double> weights;
+  std::vector<size_t> last_step;
+  std::vector<Wide<T>> sums;
+  for (size_t k = 0; k < values.gradients.size(); ++k) {
+    const auto in_indices = indices.gradients[k]->flat<int64_t>();
+    const T* in = values.gradients[k]->flat<T>().data();
+    const auto factor = static_cast<Wide<T>>(values.factors[k]);
+    for (int64_t i = 0; i < in_indices.size(); ++i, in += row_size) {
+      const auto [it, is_new] = places.emplace(in_indices(i), unique.size());
+      const size_t place = it->second;
+      if (is_new) {
+        unique.push_back(in_indices(i));
+        weights.push_back(0.0);
+        last_step.push_back(values.gradients.size());
+        sums.resize(sums.size() + row_size);
+      }
+      if (last_step[place] != k) weights[place] += values.factors[k];
+      last_step[place] = k;
+      Wide<T>* const sum = sums.data() + place * row_size;
+      for (int64_t j = 0; j < row_size; ++j) {
+        sum[j] += factor * static_cast<Wide<T>>(in[j]);
+      }
+    }
+  }
+  const auto num_unique = static_cast<int64_t>(unique.size());
+  shape.InsertDim(0, num_unique);
+  Tensor* out_indices = nullptr;
+  Tensor* out_values = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(
+      output_index, TensorShape({num_unique}), &out_indices));
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(output_index + 1, shape, &out_values));
+  std::copy(unique.begin(), unique.end(), out_indices->flat<int64_t>().data());
+  T* const out = out_values->flat<T>().data();
+  for (size_t place = 0; place < unique.size(); ++place) {
+    const double weight = weights[place];
+    const auto factor = static_cast<Wide<T>>(weight > 0.0 ? 1.0 / weight : 0.0);
+    for (int64_t j = 0; j < row_size; ++j) {
+      const size_t i = place * row_size + j;
+      out[i] = static_cast<T>(factor * sums[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+class SumStagedGradientsOp : public OpKernel {
+ public:
+  explicit SumStagedGradientsOp(OpKernelConstruction* context)
+      : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("T", &types_));
+    OP_REQUIRES_OK(context, context->GetAttr("of_rows", &of_rows_));
+    OP_REQUIRES_OK(context, context->GetAttr("stage", &stage_));
+    OP_REQUIRES_OK(context, context->GetAttr("averages", &averages_));
+    OP_REQUIRES_OK(context,
+                   context->GetAttr("averages_by_row", &averages_by_row_));
+    size_t num_tensors = 0;
+    for (const bool of_rows : of_rows_) num_tensors += of_rows ? 2 : 1;
+    OP_REQUIRES(context, num_tensors == types_.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`of_rows` asks for ", num_tensors,
+                    " tensors. Received: ", types_.size(), " types")));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& key_input = context->input(0);
+    const Tensor& weight_input = context->input(1);
+    OP_REQUIRES(
+        context,
+        key_input.dims() == 2 && key_input.dim_size(1) == 3 &&
+            key_input.dim_size(0) > 0 && weight_input.dims() == 1 &&
+            weight_input.dim_size(0) == key_input.dim_size(0) &&
+            context->input(2).dims() == 1 && context->input(3).dims() == 0,
+        absl::InvalidArgumentError(absl::StrCat(
+            "`keys` must be of shape [n, 3] and `weights` of [n], with n > 0. "
+            "Received: shapes ",
+            key_input.shape().DebugString(), " and ",
+            weight_input.shape().DebugString())));
+    const auto keys = key_input.matrix<int64_t>();
+    std::vector<StepKey> steps;
+    for (int64_t i = 0; i < key_input.dim_size(0); ++i) {
+      steps.push_back({keys(i, 0), keys(i, 1), keys(i, 2)});
+    }
+    const auto active = context->input(2).vec<int64_t>();
+    RefCountPtr<GradientStage> stage;
+    OP_REQUIRES_OK(context, FindStage(context, stage_, &stage));
+    std::vector<std::vector<Tensor>> gradients;
+    OP_REQUIRES_OK(
+        context,
+        stage->Take(
+            steps,
+            std::set<int64_t>(active.data(), active.data() + active.size()),
+            context->input(3).scalar<int64_t>()(), &gradients));
+    for (const std::vector<Tensor>& of_step : gradients) {
+      OP_REQUIRES_OK(context, CheckTypes(of_step));
+    }
+    const auto weights = weight_input.vec<double>();
+    int index = 0;
+    for (const bool of_rows : of_rows_) {
+      OP_REQUIRES_OK(context,
+                     SumOne(context, index, of_rows, gradients,
+                            {weights.data(), weights.data() + weights.size()}));
+      index += of_rows ? 2 : 1;
+    }
+  }
+
+ private:
+  absl::Status CheckTypes(const std::vector<Tensor>& gradients) const {
+    bool is_equal = gradients.size() == types_.size();
+    for (size_t i = 0; is_equal && i < types_.size(); ++i) {
+      is_equal = gradients[i].dtype() == types_[i];
+    }
+    if (is_equal) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("stage '", stage_,
+                     "' has gradients of another model; have all workers "
+                     "build the same graph"));
+  }
+
+  // The terms of tensor `index`.
+  static Terms TermsOf(const std::vector<std::vector<Tensor>>& gradients,
+                       int index, const std::vector<double>& factors) {
+    Terms terms;
+    terms.factors = factors;
+    for (const std::vector<Tensor>& of_step : gradients) {
+      terms.gradients.push_back(&of_step[index]);
+    }
+    return terms;
+  }
+
+  absl::Status SumOne(OpKernelContext* context, int index, bool of_rows,
+                      const std::vector<std::vector<Tensor>>& gradients,
+                      const std::vector<double>& weights) const {
+    std::vector<double> factors(weights.size(), 1.0);
+    if (averages_) {
+      double total = 0.0;
+      for (const double weight : weights) total += weight;
+      for (size_t k = 0; k < weights.size(); ++k) {
+        factors[k] = total > 0.0 ? weights[k] / total : 0.0;
+      }
+    }
+    const bool by_row = of_rows && averages_by_row_;
+    const Terms terms = TermsOf(gradients, index, factors);
+    const Terms values = TermsOf(gradients, index + (of_rows ? 1 : 0),
+                                 by_row ? weights : factors);
+    const DataType type = values.gradients[0]->dtype();
+    const auto run = [&](auto zero) {
+      using T = decltype(zero);
+      if (!of_rows) return Sum<T>(context, index, values);
+      if (by_row) return AverageRows<T>(context, index, terms, values);
+      return SumRows<T>(context, index, terms, values);
+    };
+    switch (type) {
+      case tensorflow::DT_FLOAT:
+        return run(float{});
+      case tensorflow::DT_DOUBLE:
+        return run(double{});
+      case tensorflow::DT_HALF:
+        return run(Eigen::half{});
+      case tensorflow::DT_BFLOAT16:
+        return run(tensorflow::bfloat16{});
+      default:
+        return absl::InvalidArgumentError(
+            absl::StrCat("gradients must be of a float type. Received: ",
+                         tensorflow::DataTypeString(type)));
+    }
+  }
+
+  // Constant after construction.
+  tensorflow::DataTypeVector types_;
+  std::vector<bool> of_rows_;
+  std::string stage_;
+  bool averages_ = false;
+  bool averages_by_row_ = false;
+};
+
+REGISTER_OP("Tfswitch>ClearStagedGradients")
+    .Output("num_steps: int64")
+    .Attr("stage: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Forgets all staged gradients.
+
+num_steps: A scalar: of how many steps there were some.
+stage: Name of the stage.
+)doc");
+
+class ClearStagedGradientsOp : public OpKernel {
+ public:
+  explicit ClearStagedGradientsOp(OpKernelConstruction* context)
+      : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("stage", &stage_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    RefCountPtr<GradientStage> stage;
+    OP_REQUIRES_OK(context, FindStage(context, stage_, &stage));
+    Tensor* num_steps = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &num_steps));
+    num_steps->scalar<int64_t>()() = stage->Clear();
+  }
+
+ private:
+  std::string stage_;  // Constant after construction.
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>StageGradients").Device(tensorflow::DEVICE_CPU),
+    StageGradientsOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>SumStagedGradients").Device(tensorflow::DEVICE_CPU),
+    SumStagedGradientsOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ClearStagedGradients").Device(tensorflow::DEVICE_CPU),
+    ClearStagedGradientsOp);
+
+}  // namespace
+}  // namespace tfswitch

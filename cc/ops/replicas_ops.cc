@@ -1,0 +1,401 @@
+// Tfswitch>ReplicasCall, ReplicasEndStep, ReplicasBeat, ReplicasNextRound and
+// ReplicasConfirmRound: workers that take steps together on variables of
+// TensorFlow. They run in one process for all: the first parameter server.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/ops/core_calls.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace tfswitch {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::TensorShapeUtils;
+using tensorflow::tstring;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// incarnation, clock, round.
+constexpr int64_t kPlaceSize = 3;
+
+absl::Status PlaceOf(const Tensor& input, Tfswitch_ReplicaPlace* place) {
+  if (input.dims() != 1 || input.NumElements() != kPlaceSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`place` must be of shape [3]. Received: shape ",
+                     input.shape().DebugString()));
+  }
+  const auto values = input.vec<int64_t>();
+  *place = {static_cast<uint64_t>(values(0)), values(1), values(2)};
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status ScalarOf(OpKernelContext* context, int index, const char* name,
+                      T* value) {
+  const Tensor& input = context->input(index);
+  if (!TensorShapeUtils::IsScalar(input.shape())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", name, "` must be a scalar. Received: shape ",
+                     input.shape().DebugString()));
+  }
+  *value = input.scalar<T>()();
+  return absl::OkStatus();
+}
+
+absl::Status AllScalars(InferenceContext* c, int first) {
+  ShapeHandle unused;
+  for (int i = first; i < c->num_inputs(); ++i) {
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  }
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfswitch>ReplicasCall")
+    .Input("request: string")
+    .Output("response: string")
+    .Attr("group: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return AllScalars(c, 0);
+    })
+    .Doc(R"doc(
+One of the calls that replicas_call of cc/capi/tfswitch.h lists.
+
+request: A scalar: a JSON object.
+response: A scalar: a JSON object.
+group: Name of the group.
+)doc");
+
+class ReplicasCallOp : public AsyncOpKernel {
+ public:
+  explicit ReplicasCallOp(OpKernelConstruction* context)
+      : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    tstring request;
+    OP_REQUIRES_OK_ASYNC(context, ScalarOf(context, 0, "request", &request),
+                         done);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &output),
+                         done);
+    // The request says how long to wait; the caller asks again.
+    RunApart(
+        context,
+        [this, output, request = std::string(request)] {
+          return CallCore([&](const Tfswitch_Api& api, char* error) {
+            char* response = nullptr;
+            const int code = api.replicas_call(group_.c_str(), request.c_str(),
+                                               &response, error);
+            if (code == 0) {
+              output->scalar<tstring>()() = response;
+              api.free_string(response);
+            }
+            return code;
+          });
+        },
+        std::move(done));
+  }
+
+ private:
+  std::string group_;  // Constant after construction.
+};
+
+REGISTER_OP("Tfswitch>ReplicasEndStep")
+    .Input("place: int64")
+    .Input("weight: double")
+    .Output("next_place: int64")
+    .Attr("group: string")
+    .Attr("worker: int >= 0")
+    .Attr("timeout_s: float")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
+      c->set_output(0, c->Vector(kPlaceSize));
+      return AllScalars(c, 1);
+    })
+    .Doc(R"doc(
+Ends a worker's step, and waits until its round has been applied.
+
+The step's gradients must have been staged before, by control dependencies.
+
+place: incarnation, clock and round of the worker.
+weight: A scalar: the number of samples of the step.
+next_place: Where the next step is.
+group: Name of the group.
+worker: Which worker.
+timeout_s: Longest wait.
+)doc");
+
+class ReplicasEndStepOp : public AsyncOpKernel {
+ public:
+  explicit ReplicasEndStepOp(OpKernelConstruction* context)
+      : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
+    OP_REQUIRES_OK(context, context->GetAttr("worker", &worker_));
+    OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    struct State {
+      Tfswitch_ReplicaPlace place;
+      int32_t has_arrived = 0;
+    };
+    const auto state = std::make_shared<State>();
+    OP_REQUIRES_OK_ASYNC(context, PlaceOf(context->input(0), &state->place),
+                         done);
+    double weight = 0.0;
+    OP_REQUIRES_OK_ASYNC(context, ScalarOf(context, 1, "weight", &weight),
+                         done);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK_ASYNC(
+        context,
+        context->allocate_output(0, TensorShape({kPlaceSize}), &output), done);
+    WaitApart(
+        context, timeout_s_,
+        [this, state, weight, output](double wait_s) {
+          absl::Status status =
+              CallCore([&](const Tfswitch_Api& api, char* error) {
+                return api.replicas_end_step(
+                    group_.c_str(), static_cast<uint32_t>(worker_), weight,
+                    wait_s, &state->place, &state->has_arrived, error);
+              });
+          auto next = output->vec<int64_t>();
+          next(0) = static_cast<int64_t>(state->place.incarnation);
+          next(1) = state->place.clock;
+          next(2) = state->place.round;
+          return status;
+        },
+        std::move(done));
+  }
+
+ private:
+  // Constant after construction.
+  std::string group_;
+  int worker_ = 0;
+  float timeout_s_ = 0.0f;
+};
+
+REGISTER_OP("Tfswitch>ReplicasBeat")
+    .Input("place: int64")
+    .Input("applier: int64")
+    .Attr("group: string")
+    .Attr("worker: int >= 0")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
+      return AllScalars(c, 1);
+    })
+    .Doc(R"doc(
+Renews the leases of a worker and, unless it is 0, of the applier.
+
+place: incarnation, clock and round of the worker.
+applier: A scalar: what "begin_applying" has given.
+group: Name of the group.
+worker: Which worker.
+)doc");
+
+class ReplicasBeatOp : public tensorflow::OpKernel {
+ public:
+  explicit ReplicasBeatOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
+    OP_REQUIRES_OK(context, context->GetAttr("worker", &worker_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Tfswitch_ReplicaPlace place;
+    OP_REQUIRES_OK(context, PlaceOf(context->input(0), &place));
+    int64_t applier = 0;
+    OP_REQUIRES_OK(context, ScalarOf(context, 1, "applier", &applier));
+    OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
+                     return api.replicas_beat(
+                         group_.c_str(), static_cast<uint32_t>(worker_),
+                         place.incarnation, static_cast<uint64_t>(applier),
+                         error);
+                   }));
+  }
+
+ private:
+  // Constant after construction.
+  std::string group_;
+  int worker_ = 0;
+};
+
+REGISTER_OP("Tfswitch>ReplicasNextRound")
+    .Input("applier: int64")
+    .Output("number: int64")
+    .Output("keys: int64")
+    .Output("weights: double")
+    .Output("active: int64")
+    .Output("next_incarnation: int64")
+    .Attr("group: string")
+    .Attr("timeout_s: float")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, 3));
+      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(3, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(4, c->Scalar());
+      return AllScalars(c, 0);
+    })
+    .Doc(R"doc(
+Waits for the next round to apply. Cancelled when all workers have left.
+
+applier: A scalar: what "begin_applying" has given.
+number: A scalar: of the round.
+keys: Of each contribution, in the order in which they are summed: worker,
+  incarnation, clock.
+weights: Of each contribution.
+active: The incarnations that were there when the round closed.
+next_incarnation: A scalar: all others below it are gone.
+group: Name of the group.
+timeout_s: Longest wait.
+)doc");
+
+class ReplicasNextRoundOp : public AsyncOpKernel {
+ public:
+  explicit ReplicasNextRoundOp(OpKernelConstruction* context)
+      : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
+    OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    int64_t applier = 0;
+    OP_REQUIRES_OK_ASYNC(context, ScalarOf(context, 0, "applier", &applier),
+                         done);
+    WaitApart(
+        context, timeout_s_,
+        [this, context, applier](double wait_s) {
+          absl::Status output;
+          const absl::Status status =
+              CallCore([&](const Tfswitch_Api& api, char* error) {
+                Tfswitch_Round* round = nullptr;
+                const int code = api.replicas_next_round(
+                    group_.c_str(), static_cast<uint64_t>(applier), wait_s,
+                    &round, error);
+                if (code != 0) return code;
+                output = Output(context, *round);
+                api.free_round(round);
+                return 0;
+              });
+          return status.ok() ? output : status;
+        },
+        std::move(done));
+  }
+
+ private:
+  static absl::Status Output(OpKernelContext* context,
+                             const Tfswitch_Round& round) {
+    const auto num_contributions =
+        static_cast<int64_t>(round.num_contributions);
+    const auto num_active = static_cast<int64_t>(round.num_active);
+    Tensor* number = nullptr;
+    Tensor* keys = nullptr;
+    Tensor* weights = nullptr;
+    Tensor* active = nullptr;
+    Tensor* next_incarnation = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &number));
+    TF_RETURN_IF_ERROR(context->allocate_output(
+        1, TensorShape({num_contributions, 3}), &keys));
+    TF_RETURN_IF_ERROR(context->allocate_output(
+        2, TensorShape({num_contributions}), &weights));
+    TF_RETURN_IF_ERROR(
+        context->allocate_output(3, TensorShape({num_active}), &active));
+    TF_RETURN_IF_ERROR(context->allocate_output(4, {}, &next_incarnation));
+    number->scalar<int64_t>()() = round.number;
+    std::copy(round.keys, round.keys + 3 * num_contributions,
+              keys->flat<int64_t>().data());
+    std::copy(round.weights, round.weights + num_contributions,
+              weights->flat<double>().data());
+    std::copy(round.active, round.active + num_active,
+              active->flat<int64_t>().data());
+    next_incarnation->scalar<int64_t>()() = round.next_incarnation;
+    return absl::OkStatus();
+  }
+
+  // Constant after construction.
+  std::string group_;
+  float timeout_s_ = 0.0f;
+};
+
+REGISTER_OP("Tfswitch>ReplicasConfirmRound")
+    .Input("applier: int64")
+    .Input("number: int64")
+    .Attr("group: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) { return AllScalars(c, 0); })
+    .Doc(R"doc(
+Says that a round has been applied, and lets its workers go on.
+
+applier: A scalar: what "begin_applying" has given.
+number: A scalar: of the round.
+group: Name of the group.
+)doc");
+
+class ReplicasConfirmRoundOp : public tensorflow::OpKernel {
+ public:
+  explicit ReplicasConfirmRoundOp(OpKernelConstruction* context)
+      : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    int64_t applier = 0;
+    OP_REQUIRES_OK(context, ScalarOf(context, 0, "applier", &applier));
+    int64_t number = 0;
+    OP_REQUIRES_OK(context, ScalarOf(context, 1, "number", &number));
+    OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
+                     return api.replicas_confirm_round(
+                         group_.c_str(), static_cast<uint64_t>(applier), number,
+                         error);
+                   }));
+  }
+
+ private:
+  std::string group_;  // Constant after construction.
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ReplicasCall").Device(tensorflow::DEVICE_CPU),
+    ReplicasCallOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ReplicasEndStep").Device(tensorflow::DEVICE_CPU),
+    ReplicasEndStepOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ReplicasBeat").Device(tensorflow::DEVICE_CPU),
+    ReplicasBeatOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ReplicasNextRound").Device(tensorflow::DEVICE_CPU),
+    ReplicasNextRoundOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ReplicasConfirmRound").Device(tensorflow::DEVICE_CPU),
+    ReplicasConfirmRoundOp);
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,365 @@
+#include "cc/sync/replica_coordinator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cc/base/status_macros.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr char kStartAgain[] =
+    "; start all workers again, and the last checkpoint counts";
+
+// At which workers wait that leave together.
+constexpr char kEndOfSession[] = "end of session";
+
+// What a check says while there is nothing to say.
+absl::Status NotYet() { return absl::UnavailableError("not yet"); }
+
+absl::Time SteadyNow() {
+  return absl::UnixEpoch() +
+         absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+}  // namespace
+
+void ReplicaCoordinator::Make(const WorkerGroupOptions& options) {
+  options_ = options;
+  last_instance_ = std::max(last_instance_ + 1,
+                            static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
+  state_.emplace(options, last_instance_);
+  applier_ = 0;
+  applied_ = 0;
+  parting_.clear();
+}
+
+void ReplicaCoordinator::Fail(const std::string& why) {
+  Make(options_);
+  failed_before_ = last_instance_;
+  failure_ = absl::StrCat("group '", name_, "': ", why, kStartAgain);
+  changed_.NotifyAll();
+}
+
+absl::StatusOr<uint64_t> ReplicaCoordinator::BeginApplying(
+    const WorkerGroupOptions& options) {
+  TFSWITCH_RETURN_IF_ERROR(options.Validate());
+  MutexLock lock(&mutex_);
+  if (applier_ != 0) {
+    Fail("the worker that takes the steps was started again");
+  }
+  Make(options);
+  applier_ = last_instance_;
+  applier_lease_end_ = SteadyNow() + options_.lease;
+  changed_.NotifyAll();
+  return applier_;
+}
+
+absl::Status ReplicaCoordinator::CheckWorker(uint64_t incarnation) const {
+  if (incarnation >= failed_before_) return absl::OkStatus();
+  return absl::FailedPreconditionError(failure_);
+}
+
+absl::Status ReplicaCoordinator::CheckApplier(uint64_t applier) const {
+  if (applier == applier_ && applier != 0) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(CheckWorker(applier));
+  return absl::CancelledError(
+      absl::StrCat("group '", name_, "': all workers have left"));
+}
+
+absl::Status ReplicaCoordinator::HasEnded() const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("group '", name_,
+                   "': the other workers have ended their session; this "
+                   "one had been given up, as it was not heard of for ",
+                   absl::FormatDuration(options_.lease)));
+}
+
+void ReplicaCoordinator::Settle(absl::Time now) {
+  if (!state_.has_value()) return;
+  const WorkerGroup::Stats before = state_->stats();
+  state_->Tick(now);
+  if (applier_ != 0 && now >= applier_lease_end_) {
+    Fail(absl::StrCat("the worker that takes the steps was not heard of for ",
+                      absl::FormatDuration(options_.lease)));
+    return;
+  }
+  LeaveIfAllPart();
+  const WorkerGroup::Stats after = state_->stats();
+  if (after.num_active != before.num_active || after.rounds != before.rounds ||
+      after.num_waiting != before.num_waiting) {
+    changed_.NotifyAll();
+  }
+}
+
+void ReplicaCoordinator::LeaveIfAllPart() {
+  if (parting_.empty() || applied_ < state_->open_round()) return;
+  bool has_opened = false;
+  for (const auto& [incarnation, worker] : parting_) {
+    const auto place = state_->PlaceAfterBarrier(worker, incarnation);
+    has_opened = has_opened || (place.ok() && place->has_value());
+  }
+  if (!has_opened) return;
+  parted_.clear();
+  for (const auto& [incarnation, worker] : parting_) {
+    const auto place = state_->PlaceAfterBarrier(worker, incarnation);
+    if (!place.ok() || !place->has_value()) continue;
+    state_->Leave(worker, incarnation);
+    parted_.insert(incarnation);
+  }
+  parting_.clear();
+  if (state_->stats().num_active == 0) {
+    applier_ = 0;
+  }
+  changed_.NotifyAll();
+}
+
+absl::Status ReplicaCoordinator::Wait(
+    absl::Time deadline, const std::function<absl::Status()>& check,
+    const std::function<std::string()>& describe) {
+  for (;;) {
+    const absl::Time now = SteadyNow();
+    Settle(now);
+    absl::Status status = check();
+    if (!absl::IsUnavailable(status)) return status;
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("group '", name_, "': ", describe()));
+    }
+    absl::Time next =
+        applier_ == 0 ? absl::InfiniteFuture() : applier_lease_end_;
+    if (state_.has_value()) next = std::min(next, state_->NextTick());
+    changed_.WaitFor(
+        &mutex_, std::max(absl::Milliseconds(1), std::min(left, next - now)));
+  }
+}
+
+std::string ReplicaCoordinator::DescribeOpenRound() const {
+  if (!state_.has_value() || applied_ < state_->open_round()) {
+    return "waiting for the worker that takes the steps";
+  }
+  return absl::StrCat("round ", applied_, " waits for ",
+                      state_->DescribeMissing(applied_));
+}
+
+ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
+  const WorkerGroup::Place joined = state_->Join(worker, SteadyNow(), previous);
+  changed_.NotifyAll();
+  return {joined.incarnation, joined.clock, joined.round};
+}
+
+absl::StatusOr<ReplicaPlace> ReplicaCoordinator::Join(
+    const WorkerGroupOptions& options, uint32_t worker, uint64_t previous,
+    absl::Time deadline) {
+  TFSWITCH_RETURN_IF_ERROR(options.Validate());
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(Wait(
+      deadline,
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        if (previous != 0) TFSWITCH_RETURN_IF_ERROR(CheckWorker(previous));
+        return applier_ != 0 ? absl::OkStatus() : NotYet();
+      },
+      [] {
+        return "no worker has begun to take its steps, as the chief does";
+      }));
+  if (!(options == options_)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "group '", name_, "' exists with other options: ", options_.ToString(),
+        " here, ", options.ToString(),
+        " asked; give all workers the same ones, or the group another name"));
+  }
+  ReplicaPlace place = Admit(worker, previous);
+  TFSWITCH_RETURN_IF_ERROR(WaitUntilApplied(worker, deadline, &place));
+  return place;
+}
+
+absl::Status ReplicaCoordinator::WaitUntilApplied(uint32_t worker,
+                                                  absl::Time deadline,
+                                                  ReplicaPlace* place) {
+  return Wait(
+      deadline,
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation));
+        if (applied_ >= place->round) return absl::OkStatus();
+        if (applier_ == 0) return HasEnded();
+        if (!state_->IsMember(worker, place->incarnation)) {
+          const auto other = state_->PlaceAfterBarrier(worker, 0);
+          if (!absl::IsNotFound(other.status())) return other.status();
+          *place = Admit(worker, place->incarnation);
+        }
+        return NotYet();
+      },
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return DescribeOpenRound();
+      });
+}
+
+absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
+                                         absl::Time deadline,
+                                         ReplicaPlace* place,
+                                         bool* has_arrived) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation));
+  if (!*has_arrived) {
+    if (applier_ == 0) return HasEnded();
+    const absl::Time now = SteadyNow();
+    const absl::Status arrived = state_->Arrive(
+        worker, place->incarnation, place->clock, place->round, weight, now);
+    if (absl::IsNotFound(arrived)) {
+      *place = Admit(worker, place->incarnation);
+    } else {
+      TFSWITCH_RETURN_IF_ERROR(arrived);
+      ++place->clock;
+      // One that came rounds too late leaves out those that it has missed.
+      place->round = std::max(place->round, state_->open_round() - 1);
+      // Where its own has closed, that is no longer the open one.
+      ++place->round;
+    }
+    *has_arrived = true;
+    changed_.NotifyAll();
+  }
+  return WaitUntilApplied(worker, deadline, place);
+}
+
+absl::Status ReplicaCoordinator::Beat(uint32_t worker, uint64_t incarnation,
+                                      uint64_t applier) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
+  const absl::Time now = SteadyNow();
+  if (applier != 0 && applier == applier_) {
+    applier_lease_end_ = now + options_.lease;
+  }
+  if (!state_.has_value()) return HasEnded();
+  absl::Status status = state_->Beat(worker, incarnation, now);
+  Settle(now);
+  return status;
+}
+
+absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
+    uint32_t worker, uint64_t incarnation, const std::string& barrier,
+    int64_t visit, absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
+  if (applier_ == 0) return HasEnded();
+  TFSWITCH_RETURN_IF_ERROR(
+      state_->Enter(worker, incarnation, barrier, visit, SteadyNow()));
+  changed_.NotifyAll();
+  ReplicaPlace after;
+  TFSWITCH_RETURN_IF_ERROR(Wait(
+      deadline,
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+        TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
+        TFSWITCH_ASSIGN_OR_RETURN(
+            const std::optional<WorkerGroup::Place> place,
+            state_->PlaceAfterBarrier(worker, incarnation));
+        if (!place.has_value() || applied_ < place->round) return NotYet();
+        after = {incarnation, place->clock, place->round};
+        return absl::OkStatus();
+      },
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        if (applied_ < state_->open_round()) return DescribeOpenRound();
+        return absl::StrCat("barrier '", barrier, "' waits for ",
+                            state_->DescribeAbsent(barrier));
+      }));
+  return after;
+}
+
+absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
+                                               uint64_t incarnation,
+                                               int64_t visit,
+                                               absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
+  if (parted_.count(incarnation) != 0) return absl::OkStatus();
+  if (applier_ == 0) return HasEnded();
+  // Before it enters, for that may open the barrier.
+  parting_[incarnation] = worker;
+  absl::Status entered =
+      state_->Enter(worker, incarnation, kEndOfSession, visit, SteadyNow());
+  if (!entered.ok()) {
+    parting_.erase(incarnation);
+    return entered;
+  }
+  changed_.NotifyAll();
+  return Wait(
+      deadline,
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+        if (parted_.count(incarnation) != 0) return absl::OkStatus();
+        TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
+        TFSWITCH_RETURN_IF_ERROR(
+            state_->PlaceAfterBarrier(worker, incarnation).status());
+        return NotYet();
+      },
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        if (applied_ < state_->open_round()) return DescribeOpenRound();
+        return absl::StrCat("the end of the session waits for ",
+                            state_->DescribeAbsent(kEndOfSession));
+      });
+}
+
+void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
+                               uint64_t applier) {
+  MutexLock lock(&mutex_);
+  if (!state_.has_value()) return;
+  parting_.erase(incarnation);
+  state_->Leave(worker, incarnation);
+  changed_.NotifyAll();
+  if (applier == 0 || applier != applier_) return;
+  if (state_->stats().num_active > 0) {
+    Fail("the worker that takes the steps has left before the others");
+  } else {
+    applier_ = 0;
+  }
+}
+
+absl::StatusOr<Round> ReplicaCoordinator::NextRound(uint64_t applier,
+                                                    absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
+  applier_lease_end_ = SteadyNow() + options_.lease;
+  TFSWITCH_RETURN_IF_ERROR(Wait(
+      deadline,
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
+        return applied_ < state_->open_round() ? absl::OkStatus() : NotYet();
+      },
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return DescribeOpenRound();
+      }));
+  return state_->ClosedRound(applied_);
+}
+
+absl::Status ReplicaCoordinator::ConfirmRound(uint64_t applier,
+                                              int64_t number) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
+  applier_lease_end_ = SteadyNow() + options_.lease;
+  if (number == applied_ - 1) return absl::OkStatus();  // A repetition.
+  if (number != applied_ || number >= state_->open_round()) {
+    return absl::OutOfRangeError(absl::StrCat("group '", name_, "': round ",
+                                              number, " is confirmed, and ",
+                                              applied_, " is to be applied"));
+  }
+  ++applied_;
+  changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+void ReplicaCoordinator::FailApplying(uint64_t applier,
+                                      const std::string& why) {
+  MutexLock lock(&mutex_);
+  if (applier != 0 && applier == applier_) {
+    Fail(absl::StrCat("a step could not be taken: ", why));
+  }
+}
+
+WorkerGroup::Stats ReplicaCoordinator::stats() {
+  MutexLock lock(&mutex_);
+  return state_.has_value() ? state_->stats() : WorkerGroup::Stats{};
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,148 @@
+// Synchronous steps of workers whose variables are kept elsewhere: by servers
+// that store and compute, but decide nothing. A WorkerGroup decides which
+// gradients make a step, and one of the workers, the applier, takes it:
+//
+//   worker:   stages its gradients, EndStep() -----------------.
+//   applier:  NextRound(), sums and applies, ConfirmRound() ---+--> next step
+//
+// The applier cannot be replaced, for nobody knows how far it has come with a
+// step. If it is not heard of any more, all others are told, and end.
+
+#ifndef TFSWITCH_CC_SYNC_REPLICA_COORDINATOR_H_
+#define TFSWITCH_CC_SYNC_REPLICA_COORDINATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+#include "cc/sync/worker_group.h"
+
+namespace tfswitch {
+
+// Where a worker is; see WorkerGroup::Place.
+struct ReplicaPlace {
+  uint64_t incarnation = 0;
+  int64_t clock = 0;
+  int64_t round = 0;
+};
+
+// One group. Every wait ends by its deadline with DeadlineExceeded that says
+// whom it waits for. Waiting renews no lease: whoever waits may be the last
+// call of a process that has died.
+//
+// Besides their own errors all calls of a worker give FailedPrecondition, with
+// the reason, if the applier of its time has gone: nothing goes on then.
+//
+// Thread-safe.
+class ReplicaCoordinator {
+ public:
+  explicit ReplicaCoordinator(std::string name) : name_(std::move(name)) {}
+  ReplicaCoordinator(const ReplicaCoordinator&) = delete;
+  ReplicaCoordinator& operator=(const ReplicaCoordinator&) = delete;
+
+  // Makes the group anew, with the caller as its applier. Workers that are
+  // there have lost theirs. InvalidArgument if the options make no sense.
+  absl::StatusOr<uint64_t> BeginApplying(const WorkerGroupOptions& options);
+
+  // Waits for an applier, joins as `worker`, and waits until all rounds before
+  // its first have been applied. `previous` as in WorkerGroup::Join.
+  // AlreadyExists if the group has other options.
+  absl::StatusOr<ReplicaPlace> Join(const WorkerGroupOptions& options,
+                                    uint32_t worker, uint64_t previous,
+                                    absl::Time deadline);
+
+  // Ends the worker's step with a contribution of `weight`, and waits until it
+  // has been applied. After DeadlineExceeded the same call goes on waiting:
+  // *place and *has_arrived, false at first, have the state between.
+  //
+  // A worker that was given up joins again; a step of which the group has not
+  // heard before that does not count.
+  absl::Status EndStep(uint32_t worker, double weight, absl::Time deadline,
+                       ReplicaPlace* place, bool* has_arrived);
+
+  // Renews the lease of a worker, and of the applier unless that is 0.
+  absl::Status Beat(uint32_t worker, uint64_t incarnation, uint64_t applier);
+
+  // Waits at a barrier until all workers do, and all rounds have been applied.
+  // See WorkerGroup::Enter.
+  absl::StatusOr<ReplicaPlace> WaitAtBarrier(uint32_t worker,
+                                             uint64_t incarnation,
+                                             const std::string& barrier,
+                                             int64_t visit,
+                                             absl::Time deadline);
+
+  // The same, as the last that the workers do: all leave together, and the
+  // applier with them, so that whoever comes next waits for the next applier.
+  absl::Status LeaveTogether(uint32_t worker, uint64_t incarnation,
+                             int64_t visit, absl::Time deadline);
+
+  // The worker gives up. `applier` unless 0: and takes no more steps.
+  void Leave(uint32_t worker, uint64_t incarnation, uint64_t applier);
+
+  // The next round to apply. Cancelled when all have left together.
+  absl::StatusOr<Round> NextRound(uint64_t applier, absl::Time deadline);
+  absl::Status ConfirmRound(uint64_t applier, int64_t number);
+  // The applier cannot go on.
+  void FailApplying(uint64_t applier, const std::string& why);
+
+  WorkerGroup::Stats stats();
+
+ private:
+  void Make(const WorkerGroupOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the group; its workers hear why.
+  void Fail(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckWorker(uint64_t incarnation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckApplier(uint64_t applier) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status HasEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What time has brought, and what an event has led to.
+  void Settle(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveIfAllPart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Until check() gives something else than Unavailable, or the deadline comes:
+  // then `describe` says whom it waited for.
+  absl::Status Wait(absl::Time deadline,
+                    const std::function<absl::Status()>& check,
+                    const std::function<std::string()>& describe)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string DescribeOpenRound() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ReplicaPlace Admit(uint32_t worker, uint64_t previous)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Until what comes before *place has been applied. A worker that was given up
+  // joins again.
+  absl::Status WaitUntilApplied(uint32_t worker, absl::Time deadline,
+                                ReplicaPlace* place)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Constant after construction.
+  const std::string name_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  WorkerGroupOptions options_ ABSL_GUARDED_BY(mutex_);
+  std::optional<WorkerGroup> state_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_instance_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t applier_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none.
+  absl::Time applier_lease_end_ ABSL_GUARDED_BY(mutex_);
+  int64_t applied_ ABSL_GUARDED_BY(mutex_) = 0;  // Rounds.
+  // What happened to incarnations and appliers below a number.
+  uint64_t failed_before_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string failure_ ABSL_GUARDED_BY(mutex_);
+  // Workers that leave together, by incarnation, and those that have.
+  std::map<uint64_t, uint32_t> parting_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> parted_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SYNC_REPLICA_COORDINATOR_H_

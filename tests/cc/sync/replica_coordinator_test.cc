@@ -1,0 +1,278 @@
+#include "cc/sync/replica_coordinator.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
+
+WorkerGroupOptions Options(uint32_t num_workers,
+                           absl::Duration lease = absl::Seconds(30)) {
+  WorkerGroupOptions options;
+  options.num_workers = num_workers;
+  options.lease = lease;
+  return options;
+}
+
+// Applies rounds until all have left; returns them.
+std::vector<Round> Apply(ReplicaCoordinator* replicas, uint64_t applier) {
+  std::vector<Round> rounds;
+  for (;;) {
+    absl::StatusOr<Round> round = replicas->NextRound(applier, Soon());
+    if (!round.ok()) {
+      EXPECT_EQ(round.status().code(), absl::StatusCode::kCancelled)
+          << round.status();
+      return rounds;
+    }
+    EXPECT_TRUE(replicas->ConfirmRound(applier, round->number).ok());
+    rounds.push_back(*std::move(round));
+  }
+}
+
+// A worker's whole session.
+void Train(ReplicaCoordinator* replicas, const WorkerGroupOptions& options,
+           uint32_t worker, int num_steps) {
+  absl::StatusOr<ReplicaPlace> place =
+      replicas->Join(options, worker, /*previous=*/0, Soon());
+  ASSERT_TRUE(place.ok()) << place.status();
+  for (int i = 0; i < num_steps; ++i) {
+    bool has_arrived = false;
+    const absl::Status ended =
+        replicas->EndStep(worker, worker + 1.0, Soon(), &*place, &has_arrived);
+    ASSERT_TRUE(ended.ok()) << ended;
+  }
+  const auto after = replicas->WaitAtBarrier(worker, place->incarnation,
+                                             "end of epoch", 0, Soon());
+  ASSERT_TRUE(after.ok()) << after.status();
+  const absl::Status left =
+      replicas->LeaveTogether(worker, place->incarnation, 1, Soon());
+  EXPECT_TRUE(left.ok()) << left;
+}
+
+TEST(ReplicaCoordinatorTest, UnevenWorkersAreAppliedRoundByRoundAndAllEnd) {
+  constexpr int kWorkers = 4;
+  const WorkerGroupOptions options = Options(kWorkers);
+  ReplicaCoordinator replicas("g");
+  // Two sessions on one coordinator.
+  for (int session = 0; session < 2; ++session) {
+    const uint64_t applier = *replicas.BeginApplying(options);
+    std::vector<Round> rounds;
+    std::thread applies([&] { rounds = Apply(&replicas, applier); });
+    std::vector<std::thread> workers;
+    for (uint32_t w = 0; w < kWorkers; ++w) {
+      workers.emplace_back(
+          [&, w] { Train(&replicas, options, w, static_cast<int>(50 * w)); });
+    }
+    for (std::thread& worker : workers) worker.join();
+    applies.join();
+    ASSERT_EQ(rounds.size(), 150);
+    for (size_t i = 0; i < rounds.size(); ++i) {
+      EXPECT_EQ(rounds[i].number, static_cast<int64_t>(i));
+      std::vector<uint32_t> wanted;
+      for (uint32_t w = 0; w < kWorkers; ++w) {
+        if (i < 50 * w) wanted.push_back(w);
+      }
+      std::vector<uint32_t> found;
+      for (const Contribution& c : rounds[i].contributions) {
+        found.push_back(c.worker);
+      }
+      EXPECT_EQ(found, wanted);
+    }
+  }
+}
+
+TEST(ReplicaCoordinatorTest, AStepIsOverWhenItsRoundHasBeenApplied) {
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(Options(1));
+  ReplicaPlace place = *replicas.Join(Options(1), 0, 0, Soon());
+  bool has_arrived = false;
+  const absl::Status early =
+      replicas.EndStep(0, 1.0, AtOnce(), &place, &has_arrived);
+  EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(early.message(), HasSubstr("the worker that takes the steps"));
+  EXPECT_TRUE(has_arrived);
+  const Round round = *replicas.NextRound(applier, Soon());
+  EXPECT_TRUE(replicas.ConfirmRound(applier, round.number).ok());
+  EXPECT_TRUE(replicas.ConfirmRound(applier, round.number).ok());  // Repeated.
+  EXPECT_TRUE(replicas.EndStep(0, 1.0, Soon(), &place, &has_arrived).ok());
+  EXPECT_EQ(place.clock, 1);
+  EXPECT_EQ(place.round, 1);
+  EXPECT_EQ(replicas.stats().contributions, 1);
+}
+
+TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
+  ReplicaCoordinator replicas("g");
+  const auto early = replicas.Join(Options(2), 1, 0, AtOnce());
+  EXPECT_EQ(early.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(early.status().message(), HasSubstr("the chief"));
+  const uint64_t applier = *replicas.BeginApplying(Options(2));
+  ReplicaPlace zero = *replicas.Join(Options(2), 0, 0, Soon());
+  const ReplicaPlace one = *replicas.Join(Options(2), 1, 0, Soon());
+  bool has_arrived = false;
+  EXPECT_THAT(replicas.EndStep(0, 1.0, AtOnce(), &zero, &has_arrived).message(),
+              HasSubstr("round 0 waits for worker 1 (at step 0)"));
+  EXPECT_THAT(replicas.WaitAtBarrier(1, one.incarnation, "b", 0, AtOnce())
+                  .status()
+                  .message(),
+              HasSubstr("the worker that takes the steps"));
+  EXPECT_TRUE(replicas.NextRound(applier, Soon()).ok());
+  EXPECT_TRUE(replicas.ConfirmRound(applier, 0).ok());
+  EXPECT_THAT(replicas.WaitAtBarrier(1, one.incarnation, "b", 0, AtOnce())
+                  .status()
+                  .message(),
+              HasSubstr("barrier 'b' waits for worker 0"));
+  EXPECT_THAT(
+      replicas.LeaveTogether(0, zero.incarnation, 0, AtOnce()).message(),
+      HasSubstr("not at the same"));
+}
+
+TEST(ReplicaCoordinatorTest, AnApplierThatIsNotHeardOfEndsAll) {
+  const WorkerGroupOptions options = Options(2, absl::Milliseconds(50));
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  ReplicaPlace place = *replicas.Join(options, 1, 0, Soon());
+  bool has_arrived = false;
+  const absl::Status ended =
+      replicas.EndStep(1, 1.0, Soon(), &place, &has_arrived);
+  EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(ended.message(), HasSubstr("was not heard of for 50ms"));
+  EXPECT_THAT(ended.message(), HasSubstr("start all workers again"));
+  EXPECT_EQ(replicas.Beat(1, place.incarnation, 0).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(replicas.NextRound(applier, Soon()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
+  for (const bool fails : {false, true}) {
+    ReplicaCoordinator replicas("g");
+    const uint64_t applier = *replicas.BeginApplying(Options(2));
+    const ReplicaPlace chief = *replicas.Join(Options(2), 0, 0, Soon());
+    const ReplicaPlace place = *replicas.Join(Options(2), 1, 0, Soon());
+    if (fails) {
+      replicas.FailApplying(applier, "NaN in 'v'");
+    } else {
+      replicas.Leave(0, chief.incarnation, applier);
+    }
+    const absl::Status ended =
+        replicas.WaitAtBarrier(1, place.incarnation, "b", 0, Soon()).status();
+    EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(ended.message(),
+                HasSubstr(fails ? "NaN in 'v'" : "has left before the others"));
+    // What comes next is not harmed.
+    EXPECT_TRUE(replicas.BeginApplying(Options(2)).ok());
+    EXPECT_TRUE(replicas.Join(Options(2), 1, 0, Soon()).ok());
+  }
+}
+
+TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
+  ReplicaCoordinator replicas("g");
+  const uint64_t first = *replicas.BeginApplying(Options(1));
+  const ReplicaPlace place = *replicas.Join(Options(1), 0, 0, Soon());
+  EXPECT_TRUE(replicas.BeginApplying(Options(1)).ok());
+  EXPECT_THAT(replicas.Beat(0, place.incarnation, first).message(),
+              HasSubstr("was started again"));
+  EXPECT_THAT(replicas.ConfirmRound(first, 0).message(),
+              HasSubstr("was started again"));
+}
+
+TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
+  const absl::Duration lease = absl::Seconds(1);
+  const WorkerGroupOptions options = Options(2, lease);
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  std::vector<Round> rounds;
+  std::thread applies([&] { rounds = Apply(&replicas, applier); });
+  ReplicaPlace zero = *replicas.Join(options, 0, 0, Soon());
+  ReplicaPlace one = *replicas.Join(options, 1, 0, Soon());
+  const uint64_t before = one.incarnation;
+  // Worker 1 is not heard of: worker 0 beats for both it and the applier.
+  while (replicas.stats().num_active == 2) {
+    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  bool has_arrived = false;
+  ASSERT_TRUE(replicas.EndStep(0, 1.0, Soon(), &zero, &has_arrived).ok());
+  has_arrived = false;
+  // Its step does not count; the next does.
+  ASSERT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
+  EXPECT_NE(one.incarnation, before);
+  EXPECT_EQ(one.round, 1);
+  std::thread other([&] {
+    bool arrived = false;
+    EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &arrived).ok());
+    EXPECT_TRUE(replicas.LeaveTogether(1, one.incarnation, 0, Soon()).ok());
+  });
+  has_arrived = false;
+  EXPECT_TRUE(replicas.EndStep(0, 1.0, Soon(), &zero, &has_arrived).ok());
+  EXPECT_TRUE(replicas.LeaveTogether(0, zero.incarnation, 0, Soon()).ok());
+  other.join();
+  applies.join();
+  ASSERT_EQ(rounds.size(), 2);
+  EXPECT_EQ(rounds[0].contributions.size(), 1);
+  EXPECT_EQ(rounds[1].contributions.size(), 2);
+  EXPECT_EQ(replicas.stats().rejoined, 1);
+}
+
+TEST(ReplicaCoordinatorTest,
+     WhatADeadWorkerHasContributedIsAppliedBeforeTheEnd) {
+  const absl::Duration lease = absl::Seconds(1);
+  const WorkerGroupOptions options = Options(2, lease);
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  const ReplicaPlace zero = *replicas.Join(options, 0, 0, Soon());
+  ReplicaPlace one = *replicas.Join(options, 1, 0, Soon());
+  bool has_arrived = false;
+  EXPECT_FALSE(replicas.EndStep(1, 1.0, AtOnce(), &one, &has_arrived).ok());
+  // Worker 1 dies in its wait, and worker 0 has no data.
+  absl::Status left;
+  std::thread other(
+      [&] { left = replicas.LeaveTogether(0, zero.incarnation, 0, Soon()); });
+  std::vector<Round> rounds;
+  std::thread applies([&] { rounds = Apply(&replicas, applier); });
+  while (replicas.Beat(0, zero.incarnation, applier).ok()) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  other.join();
+  applies.join();
+  EXPECT_TRUE(left.ok()) << left;
+  ASSERT_EQ(rounds.size(), 1);
+  EXPECT_EQ(rounds[0].contributions[0].worker, 1);
+}
+
+TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
+  ReplicaCoordinator replicas("g");
+  EXPECT_EQ(
+      replicas.BeginApplying(Options(1, absl::ZeroDuration())).status().code(),
+      absl::StatusCode::kInvalidArgument);
+  const uint64_t applier = *replicas.BeginApplying(Options(2));
+  EXPECT_EQ(replicas.Join(Options(3), 0, 0, Soon()).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  ReplicaPlace place = *replicas.Join(Options(2), 0, 0, Soon());
+  bool has_arrived = false;
+  EXPECT_EQ(replicas.EndStep(0, -1.0, Soon(), &place, &has_arrived).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(has_arrived);
+  EXPECT_EQ(replicas.ConfirmRound(applier, 0).code(),
+            absl::StatusCode::kOutOfRange);
+  // Another process with the same index takes the place.
+  const ReplicaPlace same = *replicas.Join(Options(2), 0, 0, Soon());
+  EXPECT_NE(same.incarnation, place.incarnation);
+  EXPECT_THAT(replicas.EndStep(0, 1.0, Soon(), &place, &has_arrived).message(),
+              HasSubstr("started again elsewhere"));
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,201 @@
+"""What SyncReplicasOptimizer and its hook ask of the engine that they use."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfswitch.cluster import Cluster
+
+# A session's `run`.
+Run = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaOptions:
+    """The arguments of `SyncReplicasOptimizer`, checked."""
+
+    name: str
+    num_gradients: int
+    num_workers: int
+    task_index: int
+    batch_weight: Any
+    normalize: str
+    sparse_average: str
+    late: str
+    lease_secs: float
+    join_secs: float
+    wait_secs: float
+    post_aggregate: Any
+    variable_averages: Any
+    variables_to_average: Any
+    cluster: Cluster | None
+
+    def weight(self) -> tf.Tensor:
+        """Returns the number of samples of a batch, a float64 scalar.
+
+        Raises:
+            ValueError: If what was given is no scalar.
+        """
+        if self.batch_weight is None:
+            return tf.ones([], tf.float64)
+        weight = tf.cast(self.batch_weight, tf.float64)
+        if not weight.shape.is_compatible_with([]):
+            raise ValueError(
+                "`batch_weight` must be a scalar: the number of samples of "
+                f"the batch. Received: shape {weight.shape}"
+            )
+        return tf.ensure_shape(weight, [])
+
+    def counted_weight(self, weight: tf.Tensor) -> tf.Tensor:
+        """Returns what a batch of `weight` counts for in the mean of a step."""
+        if self.normalize == "replicas":
+            return tf.ones([], tf.float64)
+        return tf.identity(weight)
+
+    def share_of_step(self, weight: tf.Tensor) -> tf.Tensor:
+        """Returns which share a batch has of a step of full batches."""
+        first = local_variable(0.0, tf.float64, "first_weight")
+        full = tf.cond(
+            first > 0.0,
+            lambda: tf.identity(first),
+            lambda: tf.identity(first.assign(weight)),
+        )
+        share = weight / (self.num_gradients * full)
+        return tf.where(weight > 0.0, share, tf.zeros_like(share))
+
+    def average(self, followed: Any) -> Any:
+        """Returns what averages variables after `followed`, or that itself."""
+        if self.variable_averages is None:
+            return followed
+        with tf.control_dependencies([followed]):
+            return self.variable_averages.apply(self.variables_to_average)
+
+
+class Engine(Protocol):
+    """Takes the steps of one graph, and has sessions take part in them.
+
+    The methods but `complete_graph` and `trains` are for a worker with a
+    session, by one thread at a time.
+    """
+
+    # Takes a step with all workers.
+    train_op: Any
+
+    # TensorFlow's devices with the variables; none: each worker has variables,
+    # and so a session, of its own.
+    servers: Sequence[str]
+
+    # How long workers are waited for at the start.
+    join_secs: float
+
+    def complete_graph(self) -> None:
+        """Adds what needs the whole graph, before it is finalised."""
+
+    def trains(self, fetches: Any) -> bool:
+        """Whether what is fetched ends a step."""
+
+    def start(self, session: Any, is_chief: bool) -> None:
+        """Joins the workers.
+
+        Raises:
+            TimeoutError: If they, or the chief, do not come.
+            ConnectionError: If a server does not answer.
+        """
+
+    def end_epoch(self) -> None:
+        """Waits until all have ended an epoch, and takes their values."""
+
+    def leave(self) -> None:
+        """Leaves at the end of a session."""
+
+    def part(self) -> None:
+        """Leaves after a failure, and raises nothing."""
+
+    def failure(self) -> str | None:
+        """Why no step can be taken any more, if it is known apart from one."""
+
+    def stats(self) -> dict[str, Any]:
+        """Returns "workers" of `tfswitch.train.Worker.stats`."""
+
+
+def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:
+    """Returns a variable of this worker that is neither saved nor shared."""
+    # Variables of graphs with parameter servers are put on these otherwise.
+    graph = tf.compat.v1.get_default_graph()
+    with graph.colocate_with(tf.no_op(name=f"{name}_place")):
+        return tf.compat.v1.Variable(
+            value,
+            trainable=False,
+            dtype=dtype,
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+            name=name,
+            use_resource=True,
+        )
+
+
+class StepFinder:
+    """Says whether what a session fetches ends a step.
+
+    Args:
+        ends_step: The operation that does.
+    """
+
+    def __init__(self, ends_step: tf.Operation) -> None:
+        self._ends_step = ends_step
+        self._known: dict[frozenset[str], bool] = {}
+
+    def trains(self, fetches: Any) -> bool:
+        """Whether the operation runs when `fetches` are fetched."""
+        ops = frozenset(
+            found.name
+            for found in map(self._find, _flatten(fetches))
+            if found is not None
+        )
+        if ops not in self._known:
+            self._known[ops] = self._is_downstream(ops)
+        return self._known[ops]
+
+    def _find(self, fetch: Any) -> tf.Operation | None:
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            found = self._ends_step.graph.as_graph_element(fetch)
+            return found if isinstance(found, tf.Operation) else found.op
+        return None
+
+    def _is_downstream(self, names: frozenset[str]) -> bool:
+        graph = self._ends_step.graph
+        todo = [graph.get_operation_by_name(name) for name in names]
+        seen = set(todo)
+        while todo:
+            op = todo.pop()
+            if op is self._ends_step:
+                return True
+            before = [t.op for t in op.inputs] + list(op.control_inputs)
+            fresh = [each for each in before if each not in seen]
+            seen.update(fresh)
+            todo.extend(fresh)
+        return False
+
+
+def _flatten(fetches: Any) -> Iterator[Any]:
+    # Keys of a dict of fetches may be of any kind, also hooks.
+    if isinstance(fetches, Mapping):
+        fetches = list(fetches.values())
+    if not isinstance(fetches, (list, tuple)):
+        yield fetches
+        return
+    for fetch in fetches:
+        yield from _flatten(fetch)
+
+
+def scaled(gradient: Any, factor: tf.Tensor) -> Any:
+    """Returns a gradient times a scalar."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            scaled(gradient.values, factor),
+            gradient.indices,
+            gradient.dense_shape,
+        )
+    return gradient * tf.cast(factor, gradient.dtype)

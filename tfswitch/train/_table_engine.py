@@ -1,0 +1,341 @@
+"""The engine of SyncReplicasOptimizer whose variables are in dense tables."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfswitch import optimizers
+from tfswitch.cluster import default_cluster
+from tfswitch.consistency import Consistency
+from tfswitch.dense import DenseTable
+from tfswitch.ops import embedding_ops
+from tfswitch.table import EmbeddingTable
+from tfswitch.train._engine import (
+    ReplicaOptions,
+    Run,
+    StepFinder,
+    local_variable,
+    scaled,
+)
+from tfswitch.train._legacy_optimizers import to_server_optimizer
+from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
+from tfswitch.train.worker import Worker
+
+# float32 holds integers below 2 ** 24.
+_DIGITS = 1 << 20
+
+_TRAINABLE = (tf.float32, tf.float16, tf.bfloat16)
+
+# A table, ids, and what a lookup of them has given, or the gradient of that.
+TableTensor = tuple[EmbeddingTable, Any, Any]
+
+
+def consistency_of(normalize: str) -> Consistency:
+    """Returns the consistency of tables with this normalisation of a step."""
+    return Consistency.bsp("sum" if normalize == "initial" else "mean")
+
+
+class TableEngine:
+    """Trains with tfswitch's servers.
+
+    Variables are a dense table there, which takes the steps; each worker has a
+    copy of them in a session of its own. Embedding tables join the same steps.
+
+    Args:
+        options: Those of the optimizer.
+        opt: The optimizer whose counterpart takes the steps.
+        pairs: Gradients and variables.
+        global_step: Counts the steps of all workers.
+        table_gradients: Embedding tables, ids and gradients.
+        name: Of the train operation.
+
+    Raises:
+        ValueError: If something has no counterpart on the servers.
+        ConnectionError, TimeoutError: If a server does not answer.
+    """
+
+    def __init__(
+        self,
+        options: ReplicaOptions,
+        opt: Any,
+        pairs: Sequence[tuple[Any, Any]],
+        global_step: Any,
+        table_gradients: Iterable[TableTensor],
+        name: str | None,
+    ) -> None:
+        cluster = options.cluster or default_cluster()
+        if options.num_workers > 1 and not cluster.is_remote:
+            raise ValueError(
+                f"{options.num_workers} workers need servers that all of them "
+                "reach. Call tfswitch.connect first, or pass `cluster`; or "
+                "put the variables on TensorFlow's parameter servers"
+            )
+        if options.sparse_average == "rows":
+            raise ValueError(
+                "the servers average gradients of rows as all others: use "
+                'sparse_average="batch". With it, rare rows learn as they '
+                'would in one process. Received: sparse_average="rows"'
+            )
+        if options.post_aggregate is not None:
+            raise ValueError(
+                "the servers sum the gradients and take the step, so nothing "
+                "of this graph can come in between; leave `post_aggregate` out"
+            )
+        server_optimizer, rate = to_server_optimizer(opt)
+        if getattr(server_optimizer, "momentum", 0.0) > 0.0:
+            for gradient, variable in pairs:
+                _check_is_dense(gradient, variable)
+        for _, variable in pairs:
+            _check_variable(variable)
+        gradients = [gradient for gradient, _ in pairs]
+        to_tables = list(table_gradients)
+        consistency = consistency_of(options.normalize)
+        for table, _, _ in to_tables:
+            if table.consistency != consistency:
+                raise ValueError(
+                    f"table '{table.name}' has consistency "
+                    f"{table.consistency}; to be trained in the same steps it "
+                    f"needs that of the optimizer, {consistency}"
+                )
+        self.servers: Sequence[str] = ()
+        self.join_secs = options.join_secs
+        self._options = options
+        self._worker: Worker | None = None
+        self._run: Run | None = None  # As the session does unwatched.
+        self._variables = [variable for _, variable in pairs]
+        self._global_step = global_step
+        self._dense = DenseTable(
+            f"{options.name}/variables",
+            {v.op.name: tuple(v.shape.as_list()) for v in self._variables},
+            optimizer=server_optimizer,
+            consistency=consistency,
+            cluster=cluster,
+        )
+        # The global step at which the servers had taken none.
+        self._origin = EmbeddingTable(
+            f"{options.name}/origin",
+            2,
+            initializer="zeros",
+            optimizer=optimizers.SGD(0.0),
+            cluster=cluster,
+        )
+        self._others: DenseTable | None = None
+        self._other_variables: list[Any] = []
+        self._follow_others: Any = None
+        with tf.compat.v1.name_scope(name, "sync_replicas"):
+            weight = options.weight()
+            if options.normalize == "initial":
+                factor = options.share_of_step(weight)
+                gradients = [
+                    scaled(tf.convert_to_tensor(g), factor) for g in gradients
+                ]
+                to_tables = [
+                    (table, ids, scaled(tf.convert_to_tensor(gradient), factor))
+                    for table, ids, gradient in to_tables
+                ]
+            rate = rate() if callable(rate) else rate
+            pushed = [
+                self._dense.push(
+                    gradients, learning_rate=tf.cast(rate, tf.float32)
+                )
+            ]
+            pushed.extend(
+                table.push(ids, gradient) for table, ids, gradient in to_tables
+            )
+            with tf.control_dependencies(pushed):
+                rounds = embedding_ops.end_step(
+                    self._dense.handle, options.counted_weight(weight)
+                )
+            self._steps = StepFinder(rounds.op)
+            self._rounds = tf.compat.v1.placeholder(tf.int64, [], "rounds")
+            self._first_step = local_variable(0, tf.int64, "first_step")
+            self._new_first_step = tf.compat.v1.placeholder(
+                tf.int64, [], "start"
+            )
+            self._start = self._first_step.assign(
+                self._new_first_step, read_value=False
+            )
+            self._take_values = self._follow(self._rounds)
+            with tf.control_dependencies([rounds]):
+                followed = self._follow(rounds)
+            self.train_op = options.average(followed)
+
+    def complete_graph(self) -> None:
+        """Looks for variables that nobody trains, which must be alike, too."""
+        if self._others is not None:
+            return
+        known = {v.op.name for v in [*self._variables, self._global_step]}
+        self._other_variables = [
+            v
+            for v in tf.compat.v1.global_variables()
+            if v.op.name not in known
+            and v.dtype.base_dtype.is_floating
+            and v.shape.is_fully_defined()
+            and v.shape.num_elements() > 0
+        ]
+        if not self._other_variables:
+            return
+        self._others = DenseTable(
+            f"{self._options.name}/others",
+            {
+                v.op.name: tuple(v.shape.as_list())
+                for v in self._other_variables
+            },
+            optimizer=optimizers.SGD(0.0),
+            cluster=self._dense.cluster,
+        )
+        self._follow_others = _assign_all(
+            self._other_variables, self._others.pull()
+        )
+
+    def trains(self, fetches: Any) -> bool:
+        """Whether what is fetched ends a step."""
+        return self._steps.trains(fetches)
+
+    def start(self, session: Any, is_chief: bool) -> None:
+        """Joins, and takes the values on the servers, which are the chief's.
+
+        Raises:
+            ValueError: If the group exists with other settings.
+            TimeoutError: If the chief does not come.
+            ConnectionError: If a server does not answer.
+        """
+        options = self._options
+        self._run = session.run
+        backups = options.num_gradients < options.num_workers
+        self._worker = Worker(
+            options.task_index,
+            options.num_workers,
+            consistency=consistency_of(options.normalize),
+            group=options.name,
+            cluster=self._dense.cluster,
+            lease_secs=options.lease_secs,
+            join_secs=options.join_secs,
+            wait_secs=options.wait_secs,
+            replicas_to_aggregate=options.num_gradients if backups else None,
+            late=options.late,
+        )
+        try:
+            if is_chief:
+                self._offer(self._worker.stats()["round"])
+            else:
+                self._dense.wait_until_initialized(
+                    timeout_secs=options.join_secs
+                )
+            if self._others is not None:
+                self._session_run(self._follow_others)
+            self._catch_up()
+        except BaseException:
+            self.part()
+            raise
+
+    def end_epoch(self) -> None:
+        """Waits until all have ended an epoch, and takes their values."""
+        self._present_worker().wait_at_barrier(
+            END_OF_EPOCH, timeout_secs=EPOCH_SECS
+        )
+        self._catch_up()
+
+    def leave(self) -> None:
+        """Leaves at the end of a session."""
+        self._present_worker().leave()
+
+    def part(self) -> None:
+        """Leaves after a failure, and raises nothing."""
+        self._present_worker()._part()
+
+    def failure(self) -> str | None:
+        """None: every step says itself why it fails."""
+        return None
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what all workers have done."""
+        return self._present_worker().stats()["workers"]
+
+    def _present_worker(self) -> Worker:
+        assert self._worker is not None  # There is a session.
+        return self._worker
+
+    def _session_run(self, *args: Any) -> Any:
+        assert self._run is not None
+        return self._run(*args)
+
+    def _follow(self, rounds: tf.Tensor) -> Any:
+        """Returns what sets variables and global step to their present values.
+
+        Args:
+            rounds: int64 scalar: how many steps have been taken.
+        """
+        step = tf.cast(
+            self._first_step + rounds, self._global_step.dtype.base_dtype
+        )
+        return tf.group(
+            _assign_all(self._variables, self._dense.pull()),
+            tf.compat.v1.assign(self._global_step, step).op,
+        )
+
+    def _offer(self, rounds: int) -> None:
+        """Puts a session's values on the servers, unless some are there."""
+        values, step = self._session_run([self._variables, self._global_step])
+        is_new = not self._dense.is_initialized()
+        # The numbers of rounds begin anew with other settings of the group.
+        if is_new or self._global_step_before_all() + rounds < step:
+            high, low = divmod(int(step) - rounds, _DIGITS)
+            self._origin.assign([0], np.array([[high, low]], np.float32))
+        if self._others is not None:
+            others = self._session_run(self._other_variables)
+            # Those of a checkpoint are newer than what all began with.
+            if not self._others.initialize(others) and step > 0:
+                self._others.assign(others)
+        self._dense.initialize(values)
+
+    def _catch_up(self) -> None:
+        """Sets a session's values to those on the servers."""
+        rounds = self._present_worker().stats()["round"]
+        self._session_run(
+            self._start, {self._new_first_step: self._global_step_before_all()}
+        )
+        self._session_run(self._take_values, {self._rounds: rounds})
+
+    def _global_step_before_all(self) -> int:
+        _, rows = self._origin.export_rows()
+        if not len(rows):  # Not offered yet, or before a server's restart.
+            return 0
+        high, low = rows[0]
+        return int(high) * _DIGITS + int(low)
+
+
+def _assign_all(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Any:
+    return tf.group(
+        *(
+            tf.compat.v1.assign(
+                variable, tf.cast(value, variable.dtype.base_dtype)
+            ).op
+            for variable, value in zip(variables, values, strict=True)
+        )
+    )
+
+
+def _check_is_dense(gradient: Any, variable: Any) -> None:
+    if isinstance(gradient, tf.IndexedSlices):
+        raise ValueError(
+            f"variable '{variable.name}' has a gradient of some rows, and "
+            "MomentumOptimizer lets the velocity of the other rows rest, which "
+            "a dense table does not. Keep the rows in a "
+            "tfswitch.EmbeddingTable, or use an optimizer without momentum"
+        )
+
+
+def _check_variable(variable: Any) -> None:
+    if variable.dtype.base_dtype not in _TRAINABLE:
+        raise ValueError(
+            f"variable '{variable.name}' is of {variable.dtype.base_dtype.name}"
+            ", and the servers keep float32: use a type of at most 32 bits"
+        )
+    if not variable.shape.is_fully_defined():
+        raise ValueError(
+            f"variable '{variable.name}' has the unknown shape "
+            f"{variable.shape}; give it a shape"
+        )

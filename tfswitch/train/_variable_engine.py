@@ -1,0 +1,508 @@
+"""The engine of SyncReplicasOptimizer for TensorFlow's parameter servers."""
+
+import contextlib
+import json
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfswitch.ops import replicas_ops
+from tfswitch.train._engine import (
+    ReplicaOptions,
+    Run,
+    StepFinder,
+    local_variable,
+    scaled,
+)
+from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
+
+_TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
+
+# Longest part of a wait, so that Ctrl-C is heard.
+_WAIT_PART_SECS = 1.0
+
+# How long the applier waits for a round before it asks again.
+_ROUND_PART_SECS = 5.0
+
+# How long leaving waits for a server when nobody has asked for it.
+_PARTING_MS = 2000
+
+
+class VariableEngine:
+    """Trains variables that TensorFlow's parameter servers keep.
+
+    The first of these servers decides which gradients make a step; gradients
+    wait on the servers of their variables until it has; and the chief, which
+    has been told, sums them and takes the step.
+
+    Args:
+        options: Those of the optimizer.
+        opt: The optimizer that takes the steps.
+        pairs: Gradients and variables, which are on servers.
+        global_step: Counts the steps of all workers.
+        name: Of the train operation.
+
+    Raises:
+        ValueError: If a variable cannot be trained.
+    """
+
+    def __init__(
+        self,
+        options: ReplicaOptions,
+        opt: Any,
+        pairs: Sequence[tuple[Any, Any]],
+        global_step: Any,
+        name: str | None,
+    ) -> None:
+        if options.cluster is not None:
+            raise ValueError(
+                "the variables are on TensorFlow's parameter servers, and "
+                "`cluster` is one of tfswitch's. Leave it out; or, to train "
+                "with the cluster, build the model without "
+                "tf.compat.v1.train.replica_device_setter"
+            )
+        for _, variable in pairs:
+            if variable.dtype.base_dtype not in _TRAINABLE:
+                raise ValueError(
+                    f"variable '{variable.name}' is of "
+                    f"{variable.dtype.base_dtype.name}, and gradients of "
+                    "float16, bfloat16, float32 and float64 can be summed"
+                )
+        self._options = options
+        # Of the session, unwatched.
+        self._run: Run | None = None
+        self._close: Callable[[], None] | None = None
+        self._variables = [variable for _, variable in pairs]
+        self._applier = 0  # 0: this worker is not.
+        self._incarnation = 0
+        self._visits = 0  # At barriers, of this incarnation.
+        self._threads: list[threading.Thread] = []
+        self._has_ended = threading.Event()
+        self._failure: str | None = None
+        self.servers: Sequence[str] = sorted(
+            {_server_of(v) for v in self._variables}
+        )
+        self.join_secs = options.join_secs
+        self._first_server = _first_task(self.servers[0])
+        with tf.compat.v1.name_scope(name, "sync_replicas"):
+            self._place = local_variable([0, 0, 0], tf.int64, "place")
+            self._new_place = tf.compat.v1.placeholder(tf.int64, [3], "at")
+            self._set_place = self._place.assign(
+                self._new_place, read_value=False
+            )
+            self._request = tf.compat.v1.placeholder(tf.string, [], "request")
+            self._response = replicas_ops.call(
+                self._request, group=options.name, device=self._first_server
+            )
+            self._applier_input = tf.compat.v1.placeholder(
+                tf.int64, [], "applier"
+            )
+            self._beat = replicas_ops.beat(
+                self._place.read_value(),
+                self._applier_input,
+                group=options.name,
+                worker=options.task_index,
+                device=self._first_server,
+            )
+            self._clear = [
+                replicas_ops.clear_staged_gradients(
+                    stage=options.name, device=server
+                )
+                for server in self.servers
+            ]
+            ended = self._end_step(pairs)
+            self._steps = StepFinder(ended.op)
+            self.train_op = self._place.assign(ended, read_value=False)
+            self._apply_round = self._step_of_all(opt, pairs, global_step)
+
+    def _end_step(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
+        """Stages gradients, and returns the worker's next place."""
+        options = self._options
+        weight = options.weight()
+        share = None
+        if options.normalize == "initial":
+            share = options.share_of_step(weight)
+        place = self._place.read_value()
+        staged = []
+        for server in self.servers:
+            tensors: list[tf.Tensor] = []
+            for gradient, variable in pairs:
+                if _server_of(variable) != server:
+                    continue
+                averages_rows = options.sparse_average == "rows" and isinstance(
+                    gradient, tf.IndexedSlices
+                )
+                if share is not None and not averages_rows:
+                    gradient = scaled(gradient, share)
+                tensors.extend(_tensors_of(gradient))
+            staged.append(
+                replicas_ops.stage_gradients(
+                    place,
+                    tensors,
+                    stage=options.name,
+                    worker=options.task_index,
+                    # A late one that is carried may wait with its successor.
+                    replaces=options.late == "drop",
+                    device=server,
+                )
+            )
+        with tf.control_dependencies(staged):
+            return replicas_ops.end_step(
+                tf.identity(place),
+                options.counted_weight(weight),
+                group=options.name,
+                worker=options.task_index,
+                timeout_s=options.wait_secs,
+                device=self._first_server,
+            )
+
+    def _step_of_all(
+        self, opt: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any
+    ) -> Any:
+        """Returns what takes one step with the gradients of a round."""
+        options = self._options
+        of_round = replicas_ops.next_round(
+            self._applier_input,
+            group=options.name,
+            timeout_s=_ROUND_PART_SECS,
+            device=self._first_server,
+        )
+        sums: dict[int, Any] = {}
+        for server in self.servers:
+            here = [
+                (i, gradient, variable)
+                for i, (gradient, variable) in enumerate(pairs)
+                if _server_of(variable) == server
+            ]
+            of_rows = [isinstance(g, tf.IndexedSlices) for _, g, _ in here]
+            types = [
+                tensor.dtype
+                for _, gradient, _ in here
+                for tensor in _tensors_of(gradient)
+            ]
+            tensors = replicas_ops.sum_staged_gradients(
+                of_round,
+                types,
+                of_rows,
+                stage=options.name,
+                averages=options.normalize != "initial",
+                averages_by_row=options.sparse_average == "rows",
+                device=server,
+            )
+            for (i, _, variable), has_rows in zip(here, of_rows, strict=True):
+                sums[i] = _gradient_of(tensors, has_rows, variable)
+        aggregated = [
+            (sums[i], variable) for i, (_, variable) in enumerate(pairs)
+        ]
+        if options.post_aggregate is not None:
+            aggregated = list(options.post_aggregate(aggregated))
+        applied = options.average(opt.apply_gradients(aggregated, global_step))
+        with tf.control_dependencies([applied]):
+            return replicas_ops.confirm_round(
+                self._applier_input,
+                of_round.number,
+                group=options.name,
+                device=self._first_server,
+            )
+
+    def complete_graph(self) -> None:
+        """Does nothing: the graph is complete."""
+
+    def trains(self, fetches: Any) -> bool:
+        """Whether what is fetched ends a step."""
+        return self._steps.trains(fetches)
+
+    def start(self, session: Any, is_chief: bool) -> None:
+        """Joins; the chief begins to take the steps.
+
+        Raises:
+            ValueError: If the group exists with other settings.
+            TimeoutError: If the chief does not come.
+            RuntimeError: If it has gone.
+            ConnectionError: If a server does not answer.
+        """
+        self._run, self._close = session.run, session.close
+        self._has_ended.clear()
+        self._failure = None
+        try:
+            if is_chief:
+                self._session_run(self._clear)
+                begun = self._call({"call": "begin_applying"})
+                self._applier = int(begun["applier"])
+                take_step = session.make_callable(
+                    self._apply_round, [self._applier_input]
+                )
+                self._start_thread(lambda: self._apply_rounds(take_step))
+            self._join(previous=0)
+            self._start_thread(self._keep_alive)
+        except BaseException:
+            self.part()
+            raise
+
+    def end_epoch(self) -> None:
+        """Waits until all have ended an epoch, and all steps are taken."""
+        while True:
+            try:
+                place = self._wait(
+                    {
+                        "call": "wait_at_barrier",
+                        "barrier": END_OF_EPOCH,
+                        **self._visit(),
+                    },
+                    EPOCH_SECS,
+                )
+                break
+            except LookupError:  # Given up meanwhile.
+                self._join(previous=self._incarnation)
+        self._visits += 1
+        self._set(place)
+
+    def leave(self) -> None:
+        """Waits until all others end their sessions, and leaves with them."""
+        # One that was given up is away.
+        with contextlib.suppress(LookupError):
+            self._wait({"call": "leave_together", **self._visit()}, EPOCH_SECS)
+        self._has_ended.set()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        if self._applier:
+            self._session_run(self._clear)
+            self._applier = 0
+
+    def part(self) -> None:
+        """Leaves after a failure, and raises nothing."""
+        self._has_ended.set()
+        if self._run is None:
+            return
+        request = {
+            "call": "leave",
+            "worker": self._options.task_index,
+            "incarnation": self._incarnation,
+            "applier": self._applier,
+        }
+        # Servers that have gone, and sessions that are closed.
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            self._run(
+                self._response,
+                {self._request: json.dumps(request)},
+                options=tf.compat.v1.RunOptions(timeout_in_ms=_PARTING_MS),
+            )
+
+    def failure(self) -> str | None:
+        """Why no step can be taken any more."""
+        return self._failure
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what all workers have done since the session began."""
+        return self._call({"call": "stats"})
+
+    def _session_run(self, *args: Any) -> Any:
+        assert self._run is not None  # There is a session.
+        with _python_errors():
+            return self._run(*args)
+
+    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        options = self._options
+        text = json.dumps(
+            {
+                "worker": options.task_index,
+                "options": {
+                    "group": options.name,
+                    "num_workers": options.num_workers,
+                    "lease_s": options.lease_secs,
+                    "join_timeout_s": options.join_secs,
+                    "contributions_per_round": options.num_gradients
+                    if options.num_gradients < options.num_workers
+                    else 0,
+                    "carries_late_contributions": options.late == "carry",
+                    "settings": self._settings(),
+                },
+                **request,
+            }
+        )
+        response = self._session_run(self._response, {self._request: text})
+        return json.loads(response)
+
+    def _wait(
+        self, request: Mapping[str, Any], timeout_secs: float
+    ) -> dict[str, Any]:
+        give_up = time.monotonic() + timeout_secs
+        while True:
+            left = give_up - time.monotonic()
+            part = max(0.0, min(left, _WAIT_PART_SECS))
+            try:
+                return self._call({**request, "wait_s": part})
+            except TimeoutError as error:
+                if self._failure is not None:
+                    raise ConnectionError(self._failure) from error
+                if left <= 0.0:
+                    raise TimeoutError(
+                        f"{error}; gave up after {timeout_secs:g} s"
+                    ) from None
+
+    def _settings(self) -> str:
+        """What makes workers of one job, in words."""
+        graph = zlib.crc32(self._model().encode())
+        options = self._options
+        return (
+            f"normalize={options.normalize}, "
+            f"sparse_average={options.sparse_average}, model={graph:08x}"
+        )
+
+    def _model(self) -> str:
+        return "\n".join(
+            f"{v.op.name} {v.shape} {v.dtype.base_dtype.name} {v.device}"
+            for v in self._variables
+        )
+
+    def _visit(self) -> dict[str, Any]:
+        """Who waits at which barrier, as a number."""
+        incarnation = int(self._session_run(self._place)[0])
+        if incarnation != self._incarnation:  # It has come back in a step.
+            self._incarnation = incarnation
+            self._visits = 0
+        return {"incarnation": incarnation, "visit": self._visits}
+
+    def _join(self, previous: int) -> None:
+        place = self._wait(
+            {"call": "join", "previous": previous}, self._options.join_secs
+        )
+        self._incarnation = int(place["incarnation"])
+        self._visits = 0
+        self._set(place)
+
+    def _set(self, place: Mapping[str, Any]) -> None:
+        values = [place["incarnation"], place["clock"], place["round"]]
+        self._session_run(self._set_place, {self._new_place: values})
+
+    def _start_thread(self, target: Any) -> None:
+        thread = threading.Thread(target=target, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _apply_rounds(self, take_step: Any) -> None:
+        while not self._has_ended.is_set():
+            try:
+                take_step(self._applier)
+            except tf.errors.DeadlineExceededError:
+                continue  # No round has closed.
+            except (tf.errors.CancelledError, RuntimeError):
+                return  # All have left, or the session is closed.
+            except tf.errors.FailedPreconditionError:
+                return  # Another has begun to take the steps; all hear of it.
+            except tf.errors.OpError as error:
+                with contextlib.suppress(Exception):
+                    self._call(
+                        {
+                            "call": "fail_applying",
+                            "applier": self._applier,
+                            "why": plain_message(error),
+                        }
+                    )
+                return
+
+    def _keep_alive(self) -> None:
+        options = self._options
+        pause = options.lease_secs / 3.0
+        heard = time.monotonic()
+        while not self._has_ended.wait(pause):
+            assert self._run is not None
+            try:
+                self._run(
+                    self._beat,
+                    {self._applier_input: self._applier},
+                    options=tf.compat.v1.RunOptions(
+                        timeout_in_ms=max(1, int(pause * 1000))
+                    ),
+                )
+                heard = time.monotonic()
+            except (
+                tf.errors.NotFoundError,
+                tf.errors.FailedPreconditionError,
+                tf.errors.CancelledError,
+            ):
+                heard = time.monotonic()  # The next step hears of it.
+            except tf.errors.OpError as error:
+                if time.monotonic() - heard < 3 * options.lease_secs:
+                    continue
+                self._failure = (
+                    f"{self._first_server} was not heard of for "
+                    f"{3 * options.lease_secs:g} s: {plain_message(error)}"
+                )
+                # Or a step would wait for it.
+                assert self._close is not None
+                self._close()
+                return
+            except RuntimeError:  # The session is closed.
+                return
+
+
+def _server_of(variable: Any) -> str:
+    """The host of the device that a variable is on."""
+    place = tf.DeviceSpec.from_string(variable.device)
+    return place.replace(device_type="CPU", device_index=0).to_string()
+
+
+def _first_task(device: str) -> str:
+    return tf.DeviceSpec.from_string(device).replace(task=0).to_string()
+
+
+def _tensors_of(gradient: Any) -> list[tf.Tensor]:
+    """What is staged of a gradient."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return [tf.cast(gradient.indices, tf.int64), gradient.values]
+    return [tf.convert_to_tensor(gradient)]
+
+
+def _gradient_of(
+    tensors: list[tf.Tensor], has_rows: bool, variable: Any
+) -> Any:
+    """Takes what was staged of a gradient from the head of a list."""
+    if not has_rows:
+        total = tensors.pop(0)
+        total.set_shape(variable.shape)
+        return total
+    indices, values = tensors.pop(0), tensors.pop(0)
+    indices.set_shape([None])
+    values.set_shape([None, *variable.shape[1:]])
+    shape = tf.constant(variable.shape.as_list(), tf.int64)
+    return tf.IndexedSlices(values, indices, shape)
+
+
+def plain_message(error: tf.errors.OpError) -> str:
+    """What an operation has said, without where it was made and has run."""
+    # Sessions wrap what came from the runtime.
+    raw = error.__context__
+    text = raw.message if isinstance(raw, tf.errors.OpError) else error.message
+    for line in text.splitlines():
+        if line and not re.match(
+            r"=+$|([A-Z_]+: )?From /job:|Graph exec", line
+        ):
+            return line
+    return text
+
+
+@contextlib.contextmanager
+def _python_errors() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OpError as error:
+        kinds = (
+            (tf.errors.NotFoundError, LookupError),
+            (tf.errors.AlreadyExistsError, ValueError),
+            (tf.errors.InvalidArgumentError, ValueError),
+            (tf.errors.DeadlineExceededError, TimeoutError),
+            (tf.errors.UnavailableError, ConnectionError),
+            (tf.errors.AbortedError, ConnectionError),
+        )
+        message = plain_message(error)
+        for theirs, ours in kinds:
+            if isinstance(error, theirs):
+                raise ours(message) from error
+        raise RuntimeError(message) from error
