@@ -67,6 +67,14 @@ class Request {
     return absl::Now() + absl::Seconds(NumberOf<double>("wait_s"));
   }
 
+  ReplicaPlace Place() {
+    ReplicaPlace place;
+    place.incarnation = NumberOf<uint64_t>("incarnation");
+    place.clock = NumberOf<int64_t>("clock");
+    place.round = NumberOf<int64_t>("round");
+    return place;
+  }
+
   const absl::Status& status() const { return status_; }
   void Refuse(const std::string& why) {
     status_.Update(absl::InvalidArgumentError(
@@ -85,11 +93,21 @@ class Request {
   absl::Status status_;
 };
 
-std::string ToJson(const ReplicaPlace& place) {
-  return Json({{"incarnation", place.incarnation},
-               {"clock", place.clock},
-               {"round", place.round}})
-      .dump();
+Json ToJson(const ReplicaPlace& place) {
+  return {{"incarnation", place.incarnation},
+          {"clock", place.clock},
+          {"round", place.round}};
+}
+
+// A wait that has not ended yet is an answer: the runtime would write each
+// error into the server's log.
+absl::StatusOr<std::string> Answer(const absl::Status& status, Json answer) {
+  if (absl::IsDeadlineExceeded(status)) {
+    answer["waits_for"] = std::string(status.message());
+  } else if (!status.ok()) {
+    return status;
+  }
+  return answer.dump();
 }
 
 }  // namespace
@@ -127,12 +145,12 @@ absl::StatusOr<std::string> CallReplicas(const std::string& group,
   if (call == "join") {
     const WorkerGroupOptions options = request.Options();
     const auto previous = request.NumberOf<uint64_t>("previous");
+    ReplicaPlace place = request.Place();
     const absl::Time deadline = request.Deadline();
     TFSWITCH_RETURN_IF_ERROR(request.status());
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const ReplicaPlace place,
-        replicas.Join(options, worker, previous, deadline));
-    return ToJson(place);
+    const absl::Status joined =
+        replicas.Join(options, worker, previous, deadline, &place);
+    return Answer(joined, ToJson(place));
   }
   const auto incarnation = request.NumberOf<uint64_t>("incarnation");
   if (call == "leave") {
@@ -146,16 +164,17 @@ absl::StatusOr<std::string> CallReplicas(const std::string& group,
   if (call == "wait_at_barrier") {
     const std::string barrier = request.TextOf("barrier");
     TFSWITCH_RETURN_IF_ERROR(request.status());
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const ReplicaPlace place,
-        replicas.WaitAtBarrier(worker, incarnation, barrier, visit, deadline));
-    return ToJson(place);
+    const auto place =
+        replicas.WaitAtBarrier(worker, incarnation, barrier, visit, deadline);
+    return Answer(place.status(), place.ok() ? ToJson(*place) : Json::object());
   }
   TFSWITCH_RETURN_IF_ERROR(request.status());
   if (call == "leave_together") {
-    TFSWITCH_RETURN_IF_ERROR(
-        replicas.LeaveTogether(worker, incarnation, visit, deadline));
-    return "{}";
+    const auto applier = request.NumberOf<uint64_t>("applier");
+    TFSWITCH_RETURN_IF_ERROR(request.status());
+    return Answer(
+        replicas.LeaveTogether(worker, incarnation, applier, visit, deadline),
+        Json::object());
   }
   request.Refuse(absl::StrCat("unknown call '", call, "'"));
   return request.status();

@@ -8,9 +8,10 @@
 namespace tfswitch {
 namespace {
 
-// Each waits for servers most of the time; the number bounds how many calls
-// are under way at once.
-constexpr int kMaxThreads = 64;
+// Each waits most of the time, for servers or, in the first of TensorFlow's
+// parameter servers, for the other workers of a step. The number bounds how
+// many calls are under way at once.
+constexpr int kMaxThreads = 1024;
 
 }  // namespace
 

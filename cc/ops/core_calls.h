@@ -25,13 +25,13 @@ void RunApart(tensorflow::OpKernelContext* context,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
-// Waits for others, never on TensorFlow's threads: calls `wait(wait_s)` until
-// it gives something else than DeadlineExceeded, sets its status, and ends the
-// op with `done`. It gives up after `timeout_s`, and soon after the step has
-// been cancelled.
+// Waits for others, never on TensorFlow's threads: calls `wait(wait_s)`, first
+// with 0, until it gives something else than DeadlineExceeded, sets its status,
+// and ends the op with `done`. It gives up after `timeout_s`, and soon after
+// the step has been cancelled.
 //
-// Each part of a wait is short and the parts of many waits take turns, so any
-// number of them may be under way.
+// Each part of a wait is short, and parts take turns where there are more waits
+// than threads for them.
 void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
                std::function<absl::Status(double wait_s)> wait,
                tensorflow::AsyncOpKernel::DoneCallback done);

@@ -241,7 +241,9 @@ averages_by_row: Whether instead each row is averaged over the steps that have
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The same gradient of several steps, and what each is multiplied with.
+// The same gradient of several steps, and what each is multiplied with. One
+// times 0 counts for nothing, also if it is not finite: the mean over a batch
+// whose samples are all masked, say.
 struct Terms {
   std::vector<const Tensor*> gradients;
   std::vector<double> factors;
@@ -277,6 +279,7 @@ absl::Status Sum(OpKernelContext* context, int output_index,
       const int64_t size = std::min(kRun, end - begin);
       std::fill(run, run + size, Wide<T>{0});
       for (size_t k = 0; k < terms.gradients.size(); ++k) {
+        if (terms.factors[k] == 0.0) continue;
         const auto factor = static_cast<Wide<T>>(terms.factors[k]);
         const T* const in = terms.gradients[k]->flat<T>().data() + begin;
         for (int64_t i = 0; i < size; ++i) {
@@ -343,8 +346,12 @@ absl::Status SumRows(OpKernelContext* context, int output_index,
     const auto in_indices = indices.gradients[k]->flat<int64_t>();
     index_out = std::copy(in_indices.data(),
                           in_indices.data() + in_indices.size(), index_out);
-    const auto factor = static_cast<Wide<T>>(values.factors[k]);
     const auto in = values.gradients[k]->flat<T>();
+    if (values.factors[k] == 0.0) {
+      out = std::fill_n(out, in.size(), static_cast<T>(0.0f));
+      continue;
+    }
+    const auto factor = static_cast<Wide<T>>(values.factors[k]);
     out = std::transform(
         in.data(), in.data() + in.size(), out, [factor](const T& value) {
           return static_cast<T>(factor * static_cast<Wide<T>>(value));
@@ -381,6 +388,7 @@ absl::Status AverageRows(OpKernelContext* context, int output_index,
       }
       if (last_step[place] != k) weights[place] += values.factors[k];
       last_step[place] = k;
+      if (values.factors[k] == 0.0) continue;
       Wide<T>* const sum = sums.data() + place * row_size;
       for (int64_t j = 0; j < row_size; ++j) {
         sum[j] += factor * static_cast<Wide<T>>(in[j]);
@@ -424,6 +432,14 @@ class SumStagedGradientsOp : public OpKernel {
                 absl::InvalidArgumentError(absl::StrCat(
                     "`of_rows` asks for ", num_tensors,
                     " tensors. Received: ", types_.size(), " types")));
+    size_t at = 0;
+    for (const bool of_rows : of_rows_) {
+      OP_REQUIRES(context, !of_rows || types_[at] == tensorflow::DT_INT64,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "indices of rows must be int64. Received: T[", at,
+                      "] = ", tensorflow::DataTypeString(types_[at]))));
+      at += of_rows ? 2 : 1;
+    }
   }
 
   void Compute(OpKernelContext* context) override {

@@ -14,6 +14,9 @@ namespace {
 constexpr char kStartAgain[] =
     "; start all workers again, and the last checkpoint counts";
 
+// No process is started again as fast as that.
+constexpr absl::Duration kRecently = absl::Seconds(2);
+
 // At which workers wait that leave together.
 constexpr char kEndOfSession[] = "end of session";
 
@@ -29,12 +32,22 @@ absl::Time SteadyNow() {
 
 void ReplicaCoordinator::Make(const WorkerGroupOptions& options) {
   options_ = options;
-  last_instance_ = std::max(last_instance_ + 1,
-                            static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
+  uint64_t first_free = last_instance_ + 1;
+  if (state_.has_value()) first_free = state_->next_incarnation() + 1;
+  // The clock counts on where another process has stopped.
+  last_instance_ =
+      std::max(first_free, static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
   state_.emplace(options, last_instance_);
   applier_ = 0;
   applied_ = 0;
   parting_.clear();
+  left_.clear();
+  successors_.clear();
+}
+
+void ReplicaCoordinator::HearApplier() {
+  applier_heard_ = SteadyNow();
+  if (num_joining_ > 0) changed_.NotifyAll();
 }
 
 void ReplicaCoordinator::Fail(const std::string& why) {
@@ -54,6 +67,7 @@ absl::StatusOr<uint64_t> ReplicaCoordinator::BeginApplying(
   Make(options);
   applier_ = last_instance_;
   applier_lease_end_ = SteadyNow() + options_.lease;
+  HearApplier();
   changed_.NotifyAll();
   return applier_;
 }
@@ -98,22 +112,23 @@ void ReplicaCoordinator::Settle(absl::Time now) {
 void ReplicaCoordinator::LeaveIfAllPart() {
   if (parting_.empty() || applied_ < state_->open_round()) return;
   bool has_opened = false;
-  for (const auto& [incarnation, worker] : parting_) {
-    const auto place = state_->PlaceAfterBarrier(worker, incarnation);
+  for (const auto& [incarnation, parting] : parting_) {
+    const auto place = state_->PlaceAfterBarrier(parting.worker, incarnation);
     has_opened = has_opened || (place.ok() && place->has_value());
   }
   if (!has_opened) return;
   parted_.clear();
-  for (const auto& [incarnation, worker] : parting_) {
-    const auto place = state_->PlaceAfterBarrier(worker, incarnation);
+  bool has_applier_left = false;
+  for (const auto& [incarnation, parting] : parting_) {
+    const auto place = state_->PlaceAfterBarrier(parting.worker, incarnation);
     if (!place.ok() || !place->has_value()) continue;
-    state_->Leave(worker, incarnation);
+    state_->Leave(parting.worker, incarnation);
     parted_.insert(incarnation);
+    if (parting.applier == applier_) has_applier_left = true;
   }
   parting_.clear();
-  if (state_->stats().num_active == 0) {
-    applier_ = 0;
-  }
+  // One that has come back and is elsewhere cannot go on without it.
+  if (has_applier_left || state_->stats().num_active == 0) applier_ = 0;
   changed_.NotifyAll();
 }
 
@@ -148,33 +163,46 @@ std::string ReplicaCoordinator::DescribeOpenRound() const {
 
 ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
   const WorkerGroup::Place joined = state_->Join(worker, SteadyNow(), previous);
+  if (previous != 0) successors_[previous] = joined.incarnation;
   changed_.NotifyAll();
   return {joined.incarnation, joined.clock, joined.round};
 }
 
-absl::StatusOr<ReplicaPlace> ReplicaCoordinator::Join(
-    const WorkerGroupOptions& options, uint32_t worker, uint64_t previous,
-    absl::Time deadline) {
+absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
+                                      uint32_t worker, uint64_t previous,
+                                      absl::Time deadline,
+                                      ReplicaPlace* place) {
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
   MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(Wait(
+  if (place->incarnation != 0) return WaitUntilApplied(worker, deadline, place);
+  const absl::Time since = SteadyNow() - kRecently;
+  ++num_joining_;
+  const absl::Status begun = Wait(
       deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        if (previous != 0) TFSWITCH_RETURN_IF_ERROR(CheckWorker(previous));
-        return applier_ != 0 ? absl::OkStatus() : NotYet();
+        if (previous != 0) {
+          TFSWITCH_RETURN_IF_ERROR(CheckWorker(previous));
+          if (IsOfBefore(previous)) return HasEnded();
+        }
+        const bool is_there =
+            applier_ != 0 && (previous != 0 || applier_heard_ >= since);
+        return is_there ? absl::OkStatus() : NotYet();
       },
-      [] {
-        return "no worker has begun to take its steps, as the chief does";
-      }));
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return applier_ != 0
+                   ? "the worker that takes the steps is not heard of"
+                   : "no worker has begun to take its steps, as the chief does";
+      });
+  --num_joining_;
+  TFSWITCH_RETURN_IF_ERROR(begun);
   if (!(options == options_)) {
     return absl::AlreadyExistsError(absl::StrCat(
         "group '", name_, "' exists with other options: ", options_.ToString(),
         " here, ", options.ToString(),
         " asked; give all workers the same ones, or the group another name"));
   }
-  ReplicaPlace place = Admit(worker, previous);
-  TFSWITCH_RETURN_IF_ERROR(WaitUntilApplied(worker, deadline, &place));
-  return place;
+  *place = Admit(worker, previous);
+  return WaitUntilApplied(worker, deadline, place);
 }
 
 absl::Status ReplicaCoordinator::WaitUntilApplied(uint32_t worker,
@@ -184,8 +212,13 @@ absl::Status ReplicaCoordinator::WaitUntilApplied(uint32_t worker,
       deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation));
+        if (IsOfBefore(place->incarnation)) return HasEnded();
         if (applied_ >= place->round) return absl::OkStatus();
         if (applier_ == 0) return HasEnded();
+        if (left_.count(place->incarnation) != 0) {
+          return absl::CancelledError(absl::StrCat(
+              "group '", name_, "': worker ", worker, " has left"));
+        }
         if (!state_->IsMember(worker, place->incarnation)) {
           const auto other = state_->PlaceAfterBarrier(worker, 0);
           if (!absl::IsNotFound(other.status())) return other.status();
@@ -203,13 +236,19 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
                                          ReplicaPlace* place,
                                          bool* has_arrived) {
   MutexLock lock(&mutex_);
+  if (place->incarnation == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "group '", name_, "': worker ", worker,
+        " has not joined: give its session the hook of make_session_run_hook"));
+  }
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation));
   if (!*has_arrived) {
-    if (applier_ == 0) return HasEnded();
+    if (applier_ == 0 || IsOfBefore(place->incarnation)) return HasEnded();
     const absl::Time now = SteadyNow();
     const absl::Status arrived = state_->Arrive(
         worker, place->incarnation, place->clock, place->round, weight, now);
     if (absl::IsNotFound(arrived)) {
+      state_->CountDropped();
       *place = Admit(worker, place->incarnation);
     } else {
       TFSWITCH_RETURN_IF_ERROR(arrived);
@@ -232,8 +271,13 @@ absl::Status ReplicaCoordinator::Beat(uint32_t worker, uint64_t incarnation,
   const absl::Time now = SteadyNow();
   if (applier != 0 && applier == applier_) {
     applier_lease_end_ = now + options_.lease;
+    HearApplier();
   }
   if (!state_.has_value()) return HasEnded();
+  for (auto it = successors_.find(incarnation); it != successors_.end();
+       it = successors_.find(incarnation)) {
+    incarnation = it->second;
+  }
   absl::Status status = state_->Beat(worker, incarnation, now);
   Settle(now);
   return status;
@@ -270,14 +314,14 @@ absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
 
 absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
                                                uint64_t incarnation,
-                                               int64_t visit,
+                                               uint64_t applier, int64_t visit,
                                                absl::Time deadline) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
   if (parted_.count(incarnation) != 0) return absl::OkStatus();
   if (applier_ == 0) return HasEnded();
   // Before it enters, for that may open the barrier.
-  parting_[incarnation] = worker;
+  parting_[incarnation] = {worker, applier};
   absl::Status entered =
       state_->Enter(worker, incarnation, kEndOfSession, visit, SteadyNow());
   if (!entered.ok()) {
@@ -306,6 +350,7 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
   MutexLock lock(&mutex_);
   if (!state_.has_value()) return;
   parting_.erase(incarnation);
+  left_.insert(incarnation);
   state_->Leave(worker, incarnation);
   changed_.NotifyAll();
   if (applier == 0 || applier != applier_) return;
@@ -320,7 +365,7 @@ absl::StatusOr<Round> ReplicaCoordinator::NextRound(uint64_t applier,
                                                     absl::Time deadline) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
-  applier_lease_end_ = SteadyNow() + options_.lease;
+  HearApplier();
   TFSWITCH_RETURN_IF_ERROR(Wait(
       deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -337,7 +382,7 @@ absl::Status ReplicaCoordinator::ConfirmRound(uint64_t applier,
                                               int64_t number) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
-  applier_lease_end_ = SteadyNow() + options_.lease;
+  HearApplier();
   if (number == applied_ - 1) return absl::OkStatus();  // A repetition.
   if (number != applied_ || number >= state_->open_round()) {
     return absl::OutOfRangeError(absl::StrCat("group '", name_, "': round ",

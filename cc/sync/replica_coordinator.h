@@ -40,7 +40,8 @@ struct ReplicaPlace {
 // call of a process that has died.
 //
 // Besides their own errors all calls of a worker give FailedPrecondition, with
-// the reason, if the applier of its time has gone: nothing goes on then.
+// the reason, if the applier of its time has gone, as nothing goes on then, or
+// if its session has ended without it.
 //
 // Thread-safe.
 class ReplicaCoordinator {
@@ -54,11 +55,16 @@ class ReplicaCoordinator {
   absl::StatusOr<uint64_t> BeginApplying(const WorkerGroupOptions& options);
 
   // Waits for an applier, joins as `worker`, and waits until all rounds before
-  // its first have been applied. `previous` as in WorkerGroup::Join.
-  // AlreadyExists if the group has other options.
-  absl::StatusOr<ReplicaPlace> Join(const WorkerGroupOptions& options,
-                                    uint32_t worker, uint64_t previous,
-                                    absl::Time deadline);
+  // its first have been applied. `previous` as in WorkerGroup::Join. After
+  // DeadlineExceeded the same call goes on waiting: *place, with incarnation 0
+  // at first, has the state between. AlreadyExists if the group has other
+  // options.
+  //
+  // Without a `previous` it is an applier that is heard of now: whoever is
+  // started again shall not join one that died before and still has its lease.
+  absl::Status Join(const WorkerGroupOptions& options, uint32_t worker,
+                    uint64_t previous, absl::Time deadline,
+                    ReplicaPlace* place);
 
   // Ends the worker's step with a contribution of `weight`, and waits until it
   // has been applied. After DeadlineExceeded the same call goes on waiting:
@@ -69,7 +75,8 @@ class ReplicaCoordinator {
   absl::Status EndStep(uint32_t worker, double weight, absl::Time deadline,
                        ReplicaPlace* place, bool* has_arrived);
 
-  // Renews the lease of a worker, and of the applier unless that is 0.
+  // Renews the lease of a worker, or of what it has become in an EndStep() that
+  // still waits, and of the applier unless that is 0.
   absl::Status Beat(uint32_t worker, uint64_t incarnation, uint64_t applier);
 
   // Waits at a barrier until all workers do, and all rounds have been applied.
@@ -82,8 +89,10 @@ class ReplicaCoordinator {
 
   // The same, as the last that the workers do: all leave together, and the
   // applier with them, so that whoever comes next waits for the next applier.
+  // `applier` unless 0: this worker is the applier.
   absl::Status LeaveTogether(uint32_t worker, uint64_t incarnation,
-                             int64_t visit, absl::Time deadline);
+                             uint64_t applier, int64_t visit,
+                             absl::Time deadline);
 
   // The worker gives up. `applier` unless 0: and takes no more steps.
   void Leave(uint32_t worker, uint64_t incarnation, uint64_t applier);
@@ -106,6 +115,12 @@ class ReplicaCoordinator {
   absl::Status CheckApplier(uint64_t applier) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HasEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether an incarnation is of a group before the present one.
+  bool IsOfBefore(uint64_t incarnation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return incarnation < last_instance_;
+  }
+  void HearApplier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What time has brought, and what an event has led to.
   void Settle(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveIfAllPart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -131,16 +146,28 @@ class ReplicaCoordinator {
   CondVar changed_;
   WorkerGroupOptions options_ ABSL_GUARDED_BY(mutex_);
   std::optional<WorkerGroup> state_ ABSL_GUARDED_BY(mutex_);
+  // The first incarnation of the present group.
   uint64_t last_instance_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t applier_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none.
   absl::Time applier_lease_end_ ABSL_GUARDED_BY(mutex_);
+  // When it last did something, be it only to wait.
+  absl::Time applier_heard_ ABSL_GUARDED_BY(mutex_);
+  int num_joining_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls that wait to hear it.
   int64_t applied_ ABSL_GUARDED_BY(mutex_) = 0;  // Rounds.
   // What happened to incarnations and appliers below a number.
   uint64_t failed_before_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string failure_ ABSL_GUARDED_BY(mutex_);
+  struct Parting {
+    uint32_t worker = 0;
+    uint64_t applier = 0;  // 0: it is not.
+  };
   // Workers that leave together, by incarnation, and those that have.
-  std::map<uint64_t, uint32_t> parting_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Parting> parting_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> parted_ ABSL_GUARDED_BY(mutex_);
+  // Incarnations that have left alone, and what those that were given up have
+  // become.
+  std::set<uint64_t> left_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, uint64_t> successors_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

@@ -222,6 +222,10 @@ class WorkerGroup {
   std::string DescribeAbsent(const std::string& barrier) const;
 
   bool IsMember(uint32_t worker, uint64_t incarnation) const;
+  // The next that a worker is given; all others will be greater.
+  uint64_t next_incarnation() const { return next_incarnation_; }
+  // A step was ended by one that had been given up.
+  void CountDropped() { ++stats_.dropped; }
   // How many members have gone: left, died, or been started anew.
   int64_t num_departures() const { return num_departures_; }
   // The steps that a member has ended; -1 if it is none.

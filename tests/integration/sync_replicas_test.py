@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 
 import numpy as np
@@ -24,7 +25,8 @@ def running_workers(
 ):
     """Starts workers on two servers.
 
-    Yields them, a function that starts one more, and the servers' addresses.
+    Yields them, a function that starts one more, and of the servers the
+    addresses, of TensorFlow's the processes.
     """
     num_ids = 1 + max(i for mine in batches for batch in mine for i in batch)
     job = {
@@ -37,13 +39,16 @@ def running_workers(
         "optimizer": {"lease_secs": LEASE_SECS, **optimizer},
     }
     with contextlib.ExitStack() as stack:
+        servers = []
         if engine == "tables":
             servers = [
-                stack.enter_context(ServerProcess(shard_index=i, num_shards=2))
+                stack.enter_context(
+                    ServerProcess(shard_index=i, num_shards=2)
+                ).address
                 for i in range(2)
             ]
             cluster = {
-                "ps": [server.address for server in servers],
+                "ps": servers,
                 "worker": [f"worker{i}:1" for i in range(len(batches))],
             }
         else:
@@ -62,10 +67,11 @@ def running_workers(
             return worker
 
         if engine == "variables":
-            for server in [start(i, "ps") for i in range(2)]:
+            servers = [start(i, "ps") for i in range(2)]
+            for server in servers:
                 server.wait_for("serves")
         workers = [start(i) for i in range(len(batches))]
-        yield workers, start, cluster["ps"]
+        yield workers, start, servers
 
 
 def test_the_others_go_on_when_the_chief_dies(tmp_path):
@@ -170,3 +176,31 @@ def test_without_the_chief_the_workers_of_tensorflows_servers_end(tmp_path):
             )
         for worker in again:
             worker.finish()
+
+
+@pytest.mark.parametrize(
+    ("number", "index"),
+    [(signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)],
+    ids=["killed", "first_hangs", "other_hangs"],
+)
+def test_workers_end_when_a_server_of_tensorflow_is_lost(
+    tmp_path, number, index
+):
+    batches = [[[0], [1]], [[2], [3]]]
+    with running_workers(
+        tmp_path,
+        batches,
+        pause={"0": [1], "1": [1]},
+        engine="variables",
+        lease_secs=1.0,
+    ) as (workers, _, servers):
+        for worker in workers:
+            worker.wait_for("paused")
+        servers[index].signal(number)
+        for worker in workers:
+            worker.go_on()
+        for worker in workers:
+            # Unless the chief hears of it first, and tells the others.
+            assert re.search(
+                r"ConnectionError|start all workers again", worker.fail()
+            )

@@ -4,6 +4,8 @@ import contextlib
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import zlib
 
@@ -156,6 +158,8 @@ class Script:
                 loss -= tf.reduce_mean(embeddings)
             if weighted:
                 options["batch_weight"] = tf.size(self.ids)
+            elif callable(options.get("batch_weight")):
+                options["batch_weight"] = options["batch_weight"](self.ids)
             self.optimizer = tsw.train.SyncReplicasOptimizer(
                 inner() if inner else v1.train.GradientDescentOptimizer(1.0),
                 num_workers if aggregate is None else aggregate,
@@ -589,8 +593,8 @@ def test_a_restored_chief_brings_its_values_and_steps_to_new_servers(
         )
 
 
-def test_one_that_fails_is_not_waited_for(client, name):
-    scripts = [Script(TableServers(client), name, i, 2) for i in range(2)]
+def test_one_that_fails_is_not_waited_for(servers, name):
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
 
     def fail():
         with scripts[1].graph.as_default(), scripts[1].session() as session:
@@ -606,6 +610,36 @@ def test_one_that_fails_is_not_waited_for(client, name):
     np.testing.assert_allclose(
         scripts[0].values["w"][:2], [3.5, 0.5], atol=1e-6
     )
+
+
+def test_a_loop_that_skips_a_bad_batch_loses_no_other(servers, name):
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
+
+    def skip_what_is_bad(script):
+        num_bad = 0
+        with script.graph.as_default(), script.session() as session:
+            for batch in [[1], [999], [2], [3]]:
+                try:
+                    session.run(script.train_op, {script.ids: batch})
+                except tf.errors.InvalidArgumentError:
+                    num_bad += 1
+            script.hook.finish_epoch()
+            script.stats = script.hook.stats
+            script.values = session.run({"w": script.variable})
+        assert num_bad == 1
+
+    in_threads(
+        lambda: skip_what_is_bad(scripts[1]),
+        lambda: scripts[0].run([[0]] * 3),
+    )
+
+    weights = scripts[1].values["w"]
+    # Alone in its step if it was missing when that closed.
+    for weight in weights[1:4]:
+        assert weight in (0.5, 1.0)
+    assert weights[:4].sum() == scripts[1].stats["rounds"]
+    assert scripts[1].stats["contributions"] == 6
+    assert scripts[1].stats["dropped"] == 0
 
 
 def test_nan_gradients_name_the_variable_and_change_nothing(client, name):
@@ -937,6 +971,69 @@ def test_a_failed_step_of_the_chief_ends_all_with_the_reason(
             call.result()
 
 
+def test_what_the_step_lacks_is_told_to_all(variable_servers, name):
+    def multiply(grads_and_vars):
+        factor = v1.get_variable("factor", [], collections=["of_nobody"])
+        return [
+            (tf.convert_to_tensor(g) * factor, v) for g, v in grads_and_vars
+        ]
+
+    scripts = [
+        Script(variable_servers, name, i, 2, post_aggregate=multiply)
+        for i in range(2)
+    ]
+    calls = [Call(script.run, [[0]]) for script in scripts]
+    for call in calls:
+        with pytest.raises(tf.errors.OpError, match=r"not be taken.*factor"):
+            call.result()
+
+
+@pytest.mark.parametrize("normalize", ["step", "initial"])
+@pytest.mark.parametrize("sparse_average", ["batch", "rows"])
+def test_a_batch_that_is_masked_away_does_no_harm(
+    variable_servers, name, normalize, sparse_average
+):
+    def model(ids):
+        # Two parts, for gradients of rows and of all; id 63 is masked.
+        parts = [
+            v1.get_variable(n, [64], initializer=v1.zeros_initializer())
+            for n in ("w", "u")
+        ]
+        kept = tf.cast(ids < 63, tf.float32)
+        rows = tf.gather(parts[0], ids) + tf.linalg.matvec(
+            tf.one_hot(ids, 64), parts[1]
+        )
+        return -tf.reduce_sum(rows * kept) / tf.reduce_sum(kept)
+
+    scripts = [
+        Script(
+            variable_servers,
+            name,
+            i,
+            2,
+            model=model,
+            normalize=normalize,
+            sparse_average=sparse_average,
+            weighted=False,
+            batch_weight=lambda ids: tf.reduce_sum(tf.cast(ids < 63, tf.int32)),
+        )
+        for i in range(2)
+    ]
+    run_all(scripts, [[[0], [1]], [[2], [63]]])
+
+    of_last = 1.0 if normalize == "step" else 0.5
+    np.testing.assert_allclose(
+        scripts[0].values["u"][:3], [0.5, of_last, 0.5], atol=1e-6
+    )
+    # A row that one batch alone has is that one's.
+    by_row = (
+        [1.0, 1.0, 1.0] if sparse_average == "rows" else [0.5, of_last, 0.5]
+    )
+    np.testing.assert_allclose(scripts[0].values["w"][:3], by_row, atol=1e-6)
+    for key in ("w", "u"):
+        assert np.isfinite(scripts[0].values[key]).all()
+
+
 def test_without_the_chief_the_others_end(variable_servers, name):
     scripts = [Script(variable_servers, name, i, 2) for i in range(2)]
 
@@ -951,6 +1048,35 @@ def test_without_the_chief_the_others_end(variable_servers, name):
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="has left"):
         other.result()
+
+
+class PlainServers(VariableServers):
+    """Of which the parameter server knows TensorFlow alone."""
+
+    def __init__(self, stack):
+        self._num_servers = 1
+        ports = free_ports(2)
+        cluster = {
+            job: [f"127.0.0.1:{port}"]
+            for job, port in zip(("ps", "worker"), ports, strict=True)
+        }
+        program = (
+            "import tensorflow as tf; "
+            f"tf.compat.v1.train.Server({cluster!r}, 'ps', 0).join()"
+        )
+        process = subprocess.Popen([sys.executable, "-c", program])
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        self._servers = [None, v1.train.Server(cluster, "worker", 0)]
+
+
+def test_a_server_without_tfswitch_is_told_to_import_it(name):
+    with contextlib.ExitStack() as stack:
+        script = Script(PlainServers(stack), name, 0, 1)
+        with pytest.raises(
+            RuntimeError, match="import tfswitch in the program"
+        ):
+            script.run([[0]])
 
 
 def test_servers_that_are_away_are_named_in_time(name):

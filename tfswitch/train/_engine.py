@@ -105,6 +105,29 @@ class Engine(Protocol):
             ConnectionError: If a server does not answer.
         """
 
+    def call(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Returns what a function of the session that was started returns.
+
+        Raises:
+            ConnectionError: If a server does not answer any more.
+        """
+
+    def close(self, function: Callable[[], Any]) -> None:
+        """Runs what closes the session that was started."""
+
+    def fail_step(self) -> None:
+        """After a step that has raised: it shall not go on."""
+
+    def resume(self) -> None:
+        """Before a step: takes part again after one that has raised.
+
+        Raises:
+            RuntimeError: If that cannot be.
+            TimeoutError, ConnectionError: If somebody does not answer.
+        """
+
     def end_epoch(self) -> None:
         """Waits until all have ended an epoch, and takes their values."""
 
@@ -113,9 +136,6 @@ class Engine(Protocol):
 
     def part(self) -> None:
         """Leaves after a failure, and raises nothing."""
-
-    def failure(self) -> str | None:
-        """Why no step can be taken any more, if it is known apart from one."""
 
     def stats(self) -> dict[str, Any]:
         """Returns "workers" of `tfswitch.train.Worker.stats`."""
@@ -198,4 +218,6 @@ def scaled(gradient: Any, factor: tf.Tensor) -> Any:
             gradient.indices,
             gradient.dense_shape,
         )
-    return gradient * tf.cast(factor, gradient.dtype)
+    factor = tf.cast(factor, gradient.dtype)
+    # The mean over a batch whose samples are all masked is no number.
+    return tf.where(factor > 0.0, gradient * factor, tf.zeros_like(gradient))

@@ -1,14 +1,175 @@
 """Sessions on TensorFlow's parameter servers that wait no longer than asked."""
 
+import functools
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 # How often a worker looks whether the chief has initialised the variables. The
 # 30 s of TensorFlow would have the others wait for it.
 _POLL_SECS = 0.2
+
+
+# How often a call looks whether a server has been given up.
+_WATCH_SECS = 0.25
+
+# How long the end of a session is waited for.
+_CLOSE_SECS = 10.0
+
+
+class ServerWatch:
+    """Calls of a session that end though a server does not answer any more.
+
+    TensorFlow waits for a server without limit, with a timeout of the call as
+    well as when the session is closed. So each call runs in a thread of its
+    own, which is left behind when a server has been silent for too long.
+
+    Thread-safe, but for `start` and `stop`.
+
+    Args:
+        beats: Of each server, what returns when it has answered. A
+            `tf.errors.OpError` but Unavailable is an answer, too; a
+            RuntimeError says that the session is closed.
+        pause_secs: Between two beats of a server.
+        patience_secs: How long a server may be silent.
+    """
+
+    def __init__(
+        self,
+        beats: Mapping[str, Callable[[], Any]],
+        pause_secs: float,
+        patience_secs: float,
+    ) -> None:
+        self._beats = beats
+        self._pause_secs = pause_secs
+        self._patience_secs = patience_secs
+        self._silent_secs = dict.fromkeys(beats, 0.0)
+        self._has_ended = threading.Event()
+        self.failure: str | None = None
+
+    def start(self) -> None:
+        """Begins to watch."""
+        for server in self._beats:
+            self._start_thread(functools.partial(self._listen, server))
+        self._start_thread(self._count_silence)
+
+    def stop(self) -> None:
+        """Ends to watch."""
+        self._has_ended.set()
+
+    def call(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Returns what a function returns, or raises what it raises.
+
+        Raises:
+            ConnectionError: If a server has been given up, whatever the
+                function does.
+        """
+        return self._call_within(None, function, *args, **kwargs)
+
+    def close(self, function: Callable[[], Any]) -> None:
+        """Runs what ends a session, which may take some seconds."""
+        try:
+            self._call_within(_CLOSE_SECS, function)
+        except TimeoutError:
+            logging.warning(
+                "The session did not close within %g s, as a parameter server "
+                "does not answer, and is left behind.",
+                _CLOSE_SECS,
+            )
+        except ConnectionError:
+            logging.warning("The session is left behind: %s", self.failure)
+
+    def try_for(self, seconds: float, function: Callable[[], Any]) -> None:
+        """Runs something for no longer than that, and raises nothing of it."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                function()
+            except (tf.errors.OpError, RuntimeError) as error:
+                logging.vlog(1, "Not heard of any more: %s", error)
+            finally:
+                done.set()
+
+        self._start_thread(run)
+        done.wait(seconds)
+
+    def _call_within(
+        self,
+        seconds: float | None,
+        function: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        done = threading.Event()
+        results: list[Any] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(function(*args, **kwargs))
+            except BaseException as error:  # For the caller.
+                errors.append(error)
+            finally:
+                done.set()
+
+        give_up = None if seconds is None else time.monotonic() + seconds
+        self._start_thread(run)
+        while not done.wait(_WATCH_SECS):
+            if self.failure is not None:
+                raise ConnectionError(self.failure)
+            if give_up is not None and time.monotonic() > give_up:
+                raise TimeoutError
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def _listen(self, server: str) -> None:
+        while not self._has_ended.wait(self._pause_secs):
+            try:
+                self._beats[server]()
+            except tf.errors.UnavailableError:
+                continue
+            except tf.errors.OpError as error:
+                # What a call that is cancelled says, the caller knows better.
+                logging.vlog(1, "%s answers: %s", server, error)
+            except RuntimeError:
+                return
+            self._silent_secs[server] = 0.0
+
+    def _count_silence(self) -> None:
+        before = time.monotonic()
+        while not self._has_ended.wait(_WATCH_SECS):
+            now = time.monotonic()
+            # If this process was stopped, no server was silent meanwhile.
+            passed = min(now - before, 2 * _WATCH_SECS)
+            before = now
+            for server in self._beats:
+                self._silent_secs[server] += passed
+            if max(self._silent_secs.values()) > self._patience_secs:
+                # TensorFlow may wait for one behind the other.
+                silent = [
+                    server
+                    for server, secs in self._silent_secs.items()
+                    if secs > self._patience_secs / 2.0
+                ]
+                self.failure = (
+                    f"not all of the parameter servers {', '.join(silent)} "
+                    f"were heard of for {self._patience_secs:g} s: see whether "
+                    "they run, and start all workers again; the last "
+                    "checkpoint counts"
+                )
+                return
+
+    @staticmethod
+    def _start_thread(target: Callable[[], Any]) -> None:
+        threading.Thread(target=target, daemon=True).start()
 
 
 class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):

@@ -1,6 +1,6 @@
 """The engine of SyncReplicasOptimizer whose variables are in dense tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ class TableEngine:
         self._options = options
         self._worker: Worker | None = None
         self._run: Run | None = None  # As the session does unwatched.
+        self._is_out = False  # Left, after a step that has raised.
         self._variables = [variable for _, variable in pairs]
         self._global_step = global_step
         self._dense = DenseTable(
@@ -202,10 +203,49 @@ class TableEngine:
             TimeoutError: If the chief does not come.
             ConnectionError: If a server does not answer.
         """
-        options = self._options
         self._run = session.run
+        self._is_out = False
+        worker = self._worker = self._join()
+        try:
+            if is_chief:
+                self._offer(worker.stats()["round"])
+            else:
+                self._dense.wait_until_initialized(
+                    timeout_secs=self._options.join_secs
+                )
+            if self._others is not None:
+                self._session_run(self._follow_others)
+            self._catch_up()
+        except BaseException:
+            self.part()
+            raise
+
+    def call(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Returns what a function returns; every call has its deadline."""
+        return function(*args, **kwargs)
+
+    def close(self, function: Callable[[], Any]) -> None:
+        """Runs what closes the session."""
+        function()
+
+    def fail_step(self) -> None:
+        """Leaves, so that nothing that the step has pushed counts."""
+        self.part()
+        self._is_out = True
+
+    def resume(self) -> None:
+        """Joins again after a step that has raised."""
+        if self._is_out:
+            self._worker = self._join()
+            self._is_out = False
+            self._catch_up()
+
+    def _join(self) -> Worker:
+        options = self._options
         backups = options.num_gradients < options.num_workers
-        self._worker = Worker(
+        return Worker(
             options.task_index,
             options.num_workers,
             consistency=consistency_of(options.normalize),
@@ -217,22 +257,10 @@ class TableEngine:
             replicas_to_aggregate=options.num_gradients if backups else None,
             late=options.late,
         )
-        try:
-            if is_chief:
-                self._offer(self._worker.stats()["round"])
-            else:
-                self._dense.wait_until_initialized(
-                    timeout_secs=options.join_secs
-                )
-            if self._others is not None:
-                self._session_run(self._follow_others)
-            self._catch_up()
-        except BaseException:
-            self.part()
-            raise
 
     def end_epoch(self) -> None:
         """Waits until all have ended an epoch, and takes their values."""
+        self.resume()
         self._present_worker().wait_at_barrier(
             END_OF_EPOCH, timeout_secs=EPOCH_SECS
         )
@@ -245,10 +273,6 @@ class TableEngine:
     def part(self) -> None:
         """Leaves after a failure, and raises nothing."""
         self._present_worker()._part()
-
-    def failure(self) -> str | None:
-        """None: every step says itself why it fails."""
-        return None
 
     def stats(self) -> dict[str, Any]:
         """Returns what all workers have done."""

@@ -1,6 +1,7 @@
 """The engine of SyncReplicasOptimizer for TensorFlow's parameter servers."""
 
 import contextlib
+import functools
 import json
 import re
 import threading
@@ -19,6 +20,7 @@ from tfswitch.train._engine import (
     local_variable,
     scaled,
 )
+from tfswitch.train._server_sessions import ServerWatch
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
@@ -26,11 +28,15 @@ _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 # Longest part of a wait, so that Ctrl-C is heard.
 _WAIT_PART_SECS = 1.0
 
-# How long the applier waits for a round before it asks again.
-_ROUND_PART_SECS = 5.0
+# How long the applier waits for a round before it asks again: the server logs
+# that it has not come.
+_ROUND_PART_SECS = 300.0
 
 # How long leaving waits for a server when nobody has asked for it.
-_PARTING_MS = 2000
+_PARTING_SECS = 2.0
+
+# A server is given up when it was not heard of for so many leases.
+_PATIENCE_LEASES = 3
 
 
 class VariableEngine:
@@ -74,16 +80,16 @@ class VariableEngine:
                     "float16, bfloat16, float32 and float64 can be summed"
                 )
         self._options = options
-        # Of the session, unwatched.
-        self._run: Run | None = None
-        self._close: Callable[[], None] | None = None
+        self._pings: dict[str, tf.Operation] = {}  # By server.
+        self._run: Run | None = None  # Of the session, unwatched.
+        self._watch: ServerWatch | None = None
         self._variables = [variable for _, variable in pairs]
         self._applier = 0  # 0: this worker is not.
         self._incarnation = 0
         self._visits = 0  # At barriers, of this incarnation.
-        self._threads: list[threading.Thread] = []
-        self._has_ended = threading.Event()
-        self._failure: str | None = None
+        self._has_step_failed = False
+        self._applying: threading.Thread | None = None
+        self._is_over = threading.Event()
         self.servers: Sequence[str] = sorted(
             {_server_of(v) for v in self._variables}
         )
@@ -202,7 +208,12 @@ class VariableEngine:
         if options.post_aggregate is not None:
             aggregated = list(options.post_aggregate(aggregated))
         applied = options.average(opt.apply_gradients(aggregated, global_step))
-        with tf.control_dependencies([applied]):
+        # All sums, for what is summed is forgotten on its server.
+        summed = [
+            g.values if isinstance(g, tf.IndexedSlices) else g
+            for g in sums.values()
+        ]
+        with tf.control_dependencies([applied, *summed]):
             return replicas_ops.confirm_round(
                 self._applier_input,
                 of_round.number,
@@ -211,7 +222,15 @@ class VariableEngine:
             )
 
     def complete_graph(self) -> None:
-        """Does nothing: the graph is complete."""
+        """Adds what asks all servers that have variables whether they run."""
+        of_all = {
+            _server_of(v)
+            for v in tf.compat.v1.global_variables()
+            if _job_of(v.device or "") == _job_of(self._first_server)
+        }
+        for server in {*of_all, *self.servers} - self._pings.keys():
+            with tf.device(server):
+                self._pings[server] = tf.no_op("ping")
 
     def trains(self, fetches: Any) -> bool:
         """Whether what is fetched ends a step."""
@@ -226,9 +245,21 @@ class VariableEngine:
             RuntimeError: If it has gone.
             ConnectionError: If a server does not answer.
         """
-        self._run, self._close = session.run, session.close
-        self._has_ended.clear()
-        self._failure = None
+        run = self._run = session.run
+        self._is_over.clear()
+        self._has_step_failed = False
+        beats: dict[str, Callable[[], Any]] = {
+            server: functools.partial(run, ping)
+            for server, ping in self._pings.items()
+        }
+        beats[self._first_server] = lambda: run(
+            self._beat, {self._applier_input: self._present_applier()}
+        )
+        lease_secs = self._options.lease_secs
+        self._watch = ServerWatch(
+            beats, lease_secs / 3.0, _PATIENCE_LEASES * lease_secs
+        )
+        self._watch.start()
         try:
             if is_chief:
                 self._session_run(self._clear)
@@ -237,15 +268,48 @@ class VariableEngine:
                 take_step = session.make_callable(
                     self._apply_round, [self._applier_input]
                 )
-                self._start_thread(lambda: self._apply_rounds(take_step))
+                self._applying = threading.Thread(
+                    target=self._apply_rounds, args=(take_step,), daemon=True
+                )
+                self._applying.start()
             self._join(previous=0)
-            self._start_thread(self._keep_alive)
         except BaseException:
             self.part()
+            self._watch.stop()
             raise
+
+    def call(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Returns what a function of the session returns.
+
+        Raises:
+            ConnectionError: If a server does not answer any more.
+        """
+        return self._present_watch().call(function, *args, **kwargs)
+
+    def close(self, function: Callable[[], Any]) -> None:
+        """Runs what closes the session."""
+        watch = self._present_watch()
+        watch.close(function)
+        watch.stop()
+
+    def fail_step(self) -> None:
+        """Notes that the worker's place may not be that which it knows."""
+        self._has_step_failed = True
+
+    def resume(self) -> None:
+        """Joins again after a step that has raised.
+
+        It may count, if that was while it waited.
+        """
+        if self._has_step_failed:
+            self._join(previous=int(self._session_run(self._place)[0]))
+            self._has_step_failed = False
 
     def end_epoch(self) -> None:
         """Waits until all have ended an epoch, and all steps are taken."""
+        self.resume()
         while True:
             try:
                 place = self._wait(
@@ -264,39 +328,40 @@ class VariableEngine:
 
     def leave(self) -> None:
         """Waits until all others end their sessions, and leaves with them."""
-        # One that was given up is away.
-        with contextlib.suppress(LookupError):
-            self._wait({"call": "leave_together", **self._visit()}, EPOCH_SECS)
-        self._has_ended.set()
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
-        if self._applier:
+        try:
+            self._wait(
+                {
+                    "call": "leave_together",
+                    "applier": self._applier,
+                    **self._visit(),
+                },
+                EPOCH_SECS,
+            )
+        except LookupError:  # It was given up, and is away.
+            self.part()
+        self._is_over.set()
+        if self._applying is not None:
+            self._applying.join()
             self._session_run(self._clear)
-            self._applier = 0
+        self._applying = None
+        self._applier = 0
 
     def part(self) -> None:
         """Leaves after a failure, and raises nothing."""
-        self._has_ended.set()
-        if self._run is None:
+        if self._run is None or self._is_over.is_set():
             return
+        self._is_over.set()
+        run = self._run
         request = {
             "call": "leave",
             "worker": self._options.task_index,
             "incarnation": self._incarnation,
             "applier": self._applier,
         }
-        # Servers that have gone, and sessions that are closed.
-        with contextlib.suppress(tf.errors.OpError, RuntimeError):
-            self._run(
-                self._response,
-                {self._request: json.dumps(request)},
-                options=tf.compat.v1.RunOptions(timeout_in_ms=_PARTING_MS),
-            )
-
-    def failure(self) -> str | None:
-        """Why no step can be taken any more."""
-        return self._failure
+        self._present_watch().try_for(
+            _PARTING_SECS,
+            lambda: run(self._response, {self._request: json.dumps(request)}),
+        )
 
     def stats(self) -> dict[str, Any]:
         """Returns what all workers have done since the session began."""
@@ -305,7 +370,17 @@ class VariableEngine:
     def _session_run(self, *args: Any) -> Any:
         assert self._run is not None  # There is a session.
         with _python_errors():
-            return self._run(*args)
+            return self.call(self._run, *args)
+
+    def _present_watch(self) -> ServerWatch:
+        assert self._watch is not None  # There is a session.
+        return self._watch
+
+    def _present_applier(self) -> int:
+        """Whose lease this worker renews, besides its own."""
+        applying = self._applying
+        is_applying = applying is not None and applying.is_alive()
+        return self._applier if is_applying else 0
 
     def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
         options = self._options
@@ -336,15 +411,15 @@ class VariableEngine:
         while True:
             left = give_up - time.monotonic()
             part = max(0.0, min(left, _WAIT_PART_SECS))
-            try:
-                return self._call({**request, "wait_s": part})
-            except TimeoutError as error:
-                if self._failure is not None:
-                    raise ConnectionError(self._failure) from error
-                if left <= 0.0:
-                    raise TimeoutError(
-                        f"{error}; gave up after {timeout_secs:g} s"
-                    ) from None
+            answer = self._call({**request, "wait_s": part})
+            waits_for = answer.pop("waits_for", None)
+            if waits_for is None:
+                return answer
+            if left <= 0.0:
+                raise TimeoutError(
+                    f"{waits_for}; gave up after {timeout_secs:g} s"
+                )
+            request = {**request, **answer}
 
     def _settings(self) -> str:
         """What makes workers of one job, in words."""
@@ -371,7 +446,14 @@ class VariableEngine:
 
     def _join(self, previous: int) -> None:
         place = self._wait(
-            {"call": "join", "previous": previous}, self._options.join_secs
+            {
+                "call": "join",
+                "previous": previous,
+                "incarnation": 0,
+                "clock": 0,
+                "round": 0,
+            },
+            self._options.join_secs,
         )
         self._incarnation = int(place["incarnation"])
         self._visits = 0
@@ -381,72 +463,40 @@ class VariableEngine:
         values = [place["incarnation"], place["clock"], place["round"]]
         self._session_run(self._set_place, {self._new_place: values})
 
-    def _start_thread(self, target: Any) -> None:
-        thread = threading.Thread(target=target, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _apply_rounds(self, take_step: Any) -> None:
-        while not self._has_ended.is_set():
+        while not self._is_over.is_set():
             try:
                 take_step(self._applier)
             except tf.errors.DeadlineExceededError:
                 continue  # No round has closed.
-            except (tf.errors.CancelledError, RuntimeError):
-                return  # All have left, or the session is closed.
-            except tf.errors.FailedPreconditionError:
-                return  # Another has begun to take the steps; all hear of it.
-            except tf.errors.OpError as error:
-                with contextlib.suppress(Exception):
-                    self._call(
-                        {
-                            "call": "fail_applying",
-                            "applier": self._applier,
-                            "why": plain_message(error),
-                        }
-                    )
+            except Exception as error:
+                # If all have left, nobody is there to hear it.
+                if not self._is_over.is_set():
+                    self._tell_why_steps_end(error)
                 return
 
-    def _keep_alive(self) -> None:
-        options = self._options
-        pause = options.lease_secs / 3.0
-        heard = time.monotonic()
-        while not self._has_ended.wait(pause):
-            assert self._run is not None
-            try:
-                self._run(
-                    self._beat,
-                    {self._applier_input: self._applier},
-                    options=tf.compat.v1.RunOptions(
-                        timeout_in_ms=max(1, int(pause * 1000))
-                    ),
-                )
-                heard = time.monotonic()
-            except (
-                tf.errors.NotFoundError,
-                tf.errors.FailedPreconditionError,
-                tf.errors.CancelledError,
-            ):
-                heard = time.monotonic()  # The next step hears of it.
-            except tf.errors.OpError as error:
-                if time.monotonic() - heard < 3 * options.lease_secs:
-                    continue
-                self._failure = (
-                    f"{self._first_server} was not heard of for "
-                    f"{3 * options.lease_secs:g} s: {plain_message(error)}"
-                )
-                # Or a step would wait for it.
-                assert self._close is not None
-                self._close()
-                return
-            except RuntimeError:  # The session is closed.
-                return
+    def _tell_why_steps_end(self, error: Exception) -> None:
+        is_of_tensorflow = isinstance(error, tf.errors.OpError)
+        why = plain_message(error) if is_of_tensorflow else repr(error)
+        request = {
+            "call": "fail_applying",
+            "applier": self._applier,
+            "why": why,
+        }
+        # Of a session that is closed, or whose servers have gone, all hear by
+        # the end of the lease.
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self._call(request)
 
 
 def _server_of(variable: Any) -> str:
     """The host of the device that a variable is on."""
     place = tf.DeviceSpec.from_string(variable.device)
     return place.replace(device_type="CPU", device_index=0).to_string()
+
+
+def _job_of(device: str) -> str | None:
+    return tf.DeviceSpec.from_string(device).job
 
 
 def _first_task(device: str) -> str:
@@ -502,6 +552,12 @@ def _python_errors() -> Iterator[None]:
             (tf.errors.AbortedError, ConnectionError),
         )
         message = plain_message(error)
+        if "Op type not registered 'Tfswitch>" in message:
+            raise RuntimeError(
+                "a parameter server does not know tfswitch's operations: "
+                "import tfswitch in the program that makes its "
+                f"tf.distribute.Server. {message.split('. ')[0]}"
+            ) from error
         for theirs, ours in kinds:
             if isinstance(error, theirs):
                 raise ours(message) from error

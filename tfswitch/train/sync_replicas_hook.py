@@ -1,6 +1,7 @@
 """What a session of synchronous training does besides its steps."""
 
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,14 +162,17 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         # Hooks do not hear of the end of data, nor of a session that is closed
         # after an exception.
         run, close = session.run, session.close
+        is_open = True
 
         def watched_run(fetches: Any, *args: Any, **kwargs: Any) -> Any:
-            trains = self._engine.trains(fetches)
+            engine = self._engine
+            trains = engine.trains(fetches)
             if trains:
+                engine.resume()
                 self._is_in_epoch = True
                 self._data_has_ended = False
             try:
-                return run(fetches, *args, **kwargs)
+                return engine.call(run, fetches, *args, **kwargs)
             except tf.errors.OutOfRangeError:
                 if trains:
                     self._end_epoch()
@@ -183,17 +187,20 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
                     f"{lost.message}. Start the worker again: what the step "
                     "has led to is on the servers, if they are there"
                 ) from lost
-            except BaseException as error:
-                if trains:
-                    self._fail()
-                failure = self._engine.failure()
-                if failure is not None:
-                    raise ConnectionError(failure) from error
+            except BaseException:
+                if trains:  # A loop may catch it, and go on.
+                    engine.fail_step()
                 raise
 
         def watched_close() -> None:
-            self._engine.part()
-            close()
+            nonlocal is_open
+            if is_open and not sys.is_finalizing():
+                is_open = False
+                self._engine.part()
+                self._engine.close(close)
+            elif is_open:  # No thread can be started any more.
+                is_open = False
+                close()
 
         session.run = watched_run
         session.close = watched_close

@@ -26,6 +26,18 @@ WorkerGroupOptions Options(uint32_t num_workers,
   return options;
 }
 
+// The place of a worker that joins.
+absl::StatusOr<ReplicaPlace> Join(ReplicaCoordinator* replicas,
+                                  const WorkerGroupOptions& options,
+                                  uint32_t worker, uint64_t previous = 0,
+                                  absl::Time deadline = Soon()) {
+  ReplicaPlace place;
+  const absl::Status joined =
+      replicas->Join(options, worker, previous, deadline, &place);
+  if (!joined.ok()) return joined;
+  return place;
+}
+
 // Applies rounds until all have left; returns them.
 std::vector<Round> Apply(ReplicaCoordinator* replicas, uint64_t applier) {
   std::vector<Round> rounds;
@@ -44,8 +56,7 @@ std::vector<Round> Apply(ReplicaCoordinator* replicas, uint64_t applier) {
 // A worker's whole session.
 void Train(ReplicaCoordinator* replicas, const WorkerGroupOptions& options,
            uint32_t worker, int num_steps) {
-  absl::StatusOr<ReplicaPlace> place =
-      replicas->Join(options, worker, /*previous=*/0, Soon());
+  absl::StatusOr<ReplicaPlace> place = Join(replicas, options, worker);
   ASSERT_TRUE(place.ok()) << place.status();
   for (int i = 0; i < num_steps; ++i) {
     bool has_arrived = false;
@@ -57,7 +68,7 @@ void Train(ReplicaCoordinator* replicas, const WorkerGroupOptions& options,
                                              "end of epoch", 0, Soon());
   ASSERT_TRUE(after.ok()) << after.status();
   const absl::Status left =
-      replicas->LeaveTogether(worker, place->incarnation, 1, Soon());
+      replicas->LeaveTogether(worker, place->incarnation, 0, 1, Soon());
   EXPECT_TRUE(left.ok()) << left;
 }
 
@@ -96,7 +107,7 @@ TEST(ReplicaCoordinatorTest, UnevenWorkersAreAppliedRoundByRoundAndAllEnd) {
 TEST(ReplicaCoordinatorTest, AStepIsOverWhenItsRoundHasBeenApplied) {
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(Options(1));
-  ReplicaPlace place = *replicas.Join(Options(1), 0, 0, Soon());
+  ReplicaPlace place = *Join(&replicas, Options(1), 0);
   bool has_arrived = false;
   const absl::Status early =
       replicas.EndStep(0, 1.0, AtOnce(), &place, &has_arrived);
@@ -114,12 +125,12 @@ TEST(ReplicaCoordinatorTest, AStepIsOverWhenItsRoundHasBeenApplied) {
 
 TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
   ReplicaCoordinator replicas("g");
-  const auto early = replicas.Join(Options(2), 1, 0, AtOnce());
+  const auto early = Join(&replicas, Options(2), 1, 0, AtOnce());
   EXPECT_EQ(early.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(early.status().message(), HasSubstr("the chief"));
   const uint64_t applier = *replicas.BeginApplying(Options(2));
-  ReplicaPlace zero = *replicas.Join(Options(2), 0, 0, Soon());
-  const ReplicaPlace one = *replicas.Join(Options(2), 1, 0, Soon());
+  ReplicaPlace zero = *Join(&replicas, Options(2), 0);
+  const ReplicaPlace one = *Join(&replicas, Options(2), 1);
   bool has_arrived = false;
   EXPECT_THAT(replicas.EndStep(0, 1.0, AtOnce(), &zero, &has_arrived).message(),
               HasSubstr("round 0 waits for worker 1 (at step 0)"));
@@ -134,7 +145,7 @@ TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
                   .message(),
               HasSubstr("barrier 'b' waits for worker 0"));
   EXPECT_THAT(
-      replicas.LeaveTogether(0, zero.incarnation, 0, AtOnce()).message(),
+      replicas.LeaveTogether(0, zero.incarnation, 0, 0, AtOnce()).message(),
       HasSubstr("not at the same"));
 }
 
@@ -142,7 +153,7 @@ TEST(ReplicaCoordinatorTest, AnApplierThatIsNotHeardOfEndsAll) {
   const WorkerGroupOptions options = Options(2, absl::Milliseconds(50));
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
-  ReplicaPlace place = *replicas.Join(options, 1, 0, Soon());
+  ReplicaPlace place = *Join(&replicas, options, 1);
   bool has_arrived = false;
   const absl::Status ended =
       replicas.EndStep(1, 1.0, Soon(), &place, &has_arrived);
@@ -159,8 +170,8 @@ TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
   for (const bool fails : {false, true}) {
     ReplicaCoordinator replicas("g");
     const uint64_t applier = *replicas.BeginApplying(Options(2));
-    const ReplicaPlace chief = *replicas.Join(Options(2), 0, 0, Soon());
-    const ReplicaPlace place = *replicas.Join(Options(2), 1, 0, Soon());
+    const ReplicaPlace chief = *Join(&replicas, Options(2), 0);
+    const ReplicaPlace place = *Join(&replicas, Options(2), 1);
     if (fails) {
       replicas.FailApplying(applier, "NaN in 'v'");
     } else {
@@ -173,14 +184,14 @@ TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
                 HasSubstr(fails ? "NaN in 'v'" : "has left before the others"));
     // What comes next is not harmed.
     EXPECT_TRUE(replicas.BeginApplying(Options(2)).ok());
-    EXPECT_TRUE(replicas.Join(Options(2), 1, 0, Soon()).ok());
+    EXPECT_TRUE(Join(&replicas, Options(2), 1).ok());
   }
 }
 
 TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
   ReplicaCoordinator replicas("g");
   const uint64_t first = *replicas.BeginApplying(Options(1));
-  const ReplicaPlace place = *replicas.Join(Options(1), 0, 0, Soon());
+  const ReplicaPlace place = *Join(&replicas, Options(1), 0);
   EXPECT_TRUE(replicas.BeginApplying(Options(1)).ok());
   EXPECT_THAT(replicas.Beat(0, place.incarnation, first).message(),
               HasSubstr("was started again"));
@@ -195,8 +206,8 @@ TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
   const uint64_t applier = *replicas.BeginApplying(options);
   std::vector<Round> rounds;
   std::thread applies([&] { rounds = Apply(&replicas, applier); });
-  ReplicaPlace zero = *replicas.Join(options, 0, 0, Soon());
-  ReplicaPlace one = *replicas.Join(options, 1, 0, Soon());
+  ReplicaPlace zero = *Join(&replicas, options, 0);
+  ReplicaPlace one = *Join(&replicas, options, 1);
   const uint64_t before = one.incarnation;
   // Worker 1 is not heard of: worker 0 beats for both it and the applier.
   while (replicas.stats().num_active == 2) {
@@ -213,11 +224,11 @@ TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
   std::thread other([&] {
     bool arrived = false;
     EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &arrived).ok());
-    EXPECT_TRUE(replicas.LeaveTogether(1, one.incarnation, 0, Soon()).ok());
+    EXPECT_TRUE(replicas.LeaveTogether(1, one.incarnation, 0, 0, Soon()).ok());
   });
   has_arrived = false;
   EXPECT_TRUE(replicas.EndStep(0, 1.0, Soon(), &zero, &has_arrived).ok());
-  EXPECT_TRUE(replicas.LeaveTogether(0, zero.incarnation, 0, Soon()).ok());
+  EXPECT_TRUE(replicas.LeaveTogether(0, zero.incarnation, 0, 0, Soon()).ok());
   other.join();
   applies.join();
   ASSERT_EQ(rounds.size(), 2);
@@ -232,14 +243,15 @@ TEST(ReplicaCoordinatorTest,
   const WorkerGroupOptions options = Options(2, lease);
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
-  const ReplicaPlace zero = *replicas.Join(options, 0, 0, Soon());
-  ReplicaPlace one = *replicas.Join(options, 1, 0, Soon());
+  const ReplicaPlace zero = *Join(&replicas, options, 0);
+  ReplicaPlace one = *Join(&replicas, options, 1);
   bool has_arrived = false;
   EXPECT_FALSE(replicas.EndStep(1, 1.0, AtOnce(), &one, &has_arrived).ok());
   // Worker 1 dies in its wait, and worker 0 has no data.
   absl::Status left;
-  std::thread other(
-      [&] { left = replicas.LeaveTogether(0, zero.incarnation, 0, Soon()); });
+  std::thread other([&] {
+    left = replicas.LeaveTogether(0, zero.incarnation, 0, 0, Soon());
+  });
   std::vector<Round> rounds;
   std::thread applies([&] { rounds = Apply(&replicas, applier); });
   while (replicas.Beat(0, zero.incarnation, applier).ok()) {
@@ -258,9 +270,9 @@ TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
       replicas.BeginApplying(Options(1, absl::ZeroDuration())).status().code(),
       absl::StatusCode::kInvalidArgument);
   const uint64_t applier = *replicas.BeginApplying(Options(2));
-  EXPECT_EQ(replicas.Join(Options(3), 0, 0, Soon()).status().code(),
+  EXPECT_EQ(Join(&replicas, Options(3), 0).status().code(),
             absl::StatusCode::kAlreadyExists);
-  ReplicaPlace place = *replicas.Join(Options(2), 0, 0, Soon());
+  ReplicaPlace place = *Join(&replicas, Options(2), 0);
   bool has_arrived = false;
   EXPECT_EQ(replicas.EndStep(0, -1.0, Soon(), &place, &has_arrived).code(),
             absl::StatusCode::kInvalidArgument);
@@ -268,10 +280,149 @@ TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
   EXPECT_EQ(replicas.ConfirmRound(applier, 0).code(),
             absl::StatusCode::kOutOfRange);
   // Another process with the same index takes the place.
-  const ReplicaPlace same = *replicas.Join(Options(2), 0, 0, Soon());
+  const ReplicaPlace same = *Join(&replicas, Options(2), 0);
   EXPECT_NE(same.incarnation, place.incarnation);
   EXPECT_THAT(replicas.EndStep(0, 1.0, Soon(), &place, &has_arrived).message(),
               HasSubstr("started again elsewhere"));
+}
+
+TEST(ReplicaCoordinatorTest, WhoIsStartedAgainDoesNotJoinADeadApplier) {
+  ReplicaCoordinator replicas("g");
+  ASSERT_TRUE(replicas.BeginApplying(Options(2)).ok());
+  const ReplicaPlace before = *Join(&replicas, Options(2), 1);
+  // All are killed, and come again before the leases have ended.
+  absl::SleepFor(absl::Seconds(2.1));
+  EXPECT_THAT(Join(&replicas, Options(2), 1, 0, AtOnce()).status().message(),
+              HasSubstr("the worker that takes the steps is not heard of"));
+  absl::StatusOr<ReplicaPlace> place;
+  std::thread other([&] { place = Join(&replicas, Options(2), 1); });
+  EXPECT_TRUE(replicas.BeginApplying(Options(2)).ok());
+  other.join();
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_GT(place->incarnation, before.incarnation);
+  EXPECT_TRUE(replicas.Beat(1, place->incarnation, 0).ok());
+}
+
+TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
+  const WorkerGroupOptions options = Options(2, absl::Seconds(1));
+  ReplicaCoordinator replicas("g");
+  uint64_t applier = *replicas.BeginApplying(options);
+  const ReplicaPlace zero = *Join(&replicas, options, 0);
+  ReplicaPlace one = *Join(&replicas, options, 1);
+  while (replicas.stats().num_active == 2) {
+    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  ASSERT_TRUE(
+      replicas.LeaveTogether(0, zero.incarnation, applier, 0, Soon()).ok());
+  applier = *replicas.BeginApplying(options);
+  ASSERT_TRUE(Join(&replicas, options, 0).ok());
+  bool has_arrived = false;
+  EXPECT_THAT(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).message(),
+              HasSubstr("the other workers have ended their session"));
+  EXPECT_THAT(Join(&replicas, options, 1, one.incarnation).status().message(),
+              HasSubstr("the other workers have ended their session"));
+}
+
+TEST(ReplicaCoordinatorTest, TheApplierLeavesThoughAnotherIsElsewhere) {
+  const WorkerGroupOptions options = Options(2, absl::Seconds(1));
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  const ReplicaPlace zero = *Join(&replicas, options, 0);
+  const ReplicaPlace one = *Join(&replicas, options, 1);
+  std::thread other([&] {
+    EXPECT_TRUE(
+        replicas.WaitAtBarrier(1, one.incarnation, "e", 0, Soon()).ok());
+  });
+  EXPECT_TRUE(replicas.WaitAtBarrier(0, zero.incarnation, "e", 0, Soon()).ok());
+  other.join();
+  while (replicas.stats().num_active == 2) {
+    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  // It comes back to the end of an epoch that the others have ended.
+  const ReplicaPlace again = *Join(&replicas, options, 1, one.incarnation);
+  EXPECT_EQ(replicas.WaitAtBarrier(1, again.incarnation, "e", 0, AtOnce())
+                .status()
+                .code(),
+            absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(
+      replicas.LeaveTogether(0, zero.incarnation, applier, 1, Soon()).ok());
+  EXPECT_EQ(replicas.stats().num_active, 1);
+  EXPECT_EQ(replicas.NextRound(applier, Soon()).status().code(),
+            absl::StatusCode::kCancelled);
+  // Nobody joins the applier that has left.
+  EXPECT_THAT(Join(&replicas, options, 0, 0, AtOnce()).status().message(),
+              HasSubstr("no worker has begun"));
+}
+
+TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
+  const WorkerGroupOptions options = Options(2, absl::Seconds(1));
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  const ReplicaPlace zero = *Join(&replicas, options, 0);
+  ReplicaPlace one = *Join(&replicas, options, 1);
+  const uint64_t before = one.incarnation;
+  while (replicas.stats().num_active == 2) {
+    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  bool has_arrived = false;
+  EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
+  EXPECT_EQ(replicas.stats().dropped, 1);
+  EXPECT_EQ(replicas.stats().expired, 1);
+  // Who beats for it does not know yet what it has become.
+  for (int i = 0; i < 250; ++i) {
+    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
+    ASSERT_TRUE(replicas.Beat(1, before, 0).ok());
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_EQ(replicas.stats().expired, 1);
+  EXPECT_EQ(replicas.stats().num_active, 2);
+}
+
+TEST(ReplicaCoordinatorTest, WhoLeavesDuringItsStepStaysAway) {
+  ReplicaCoordinator replicas("g");
+  ASSERT_TRUE(replicas.BeginApplying(Options(2)).ok());
+  ReplicaPlace one = *Join(&replicas, Options(2), 1);
+  ASSERT_TRUE(Join(&replicas, Options(2), 0).ok());
+  bool has_arrived = false;
+  EXPECT_EQ(replicas.EndStep(1, 1.0, AtOnce(), &one, &has_arrived).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  replicas.Leave(1, one.incarnation, 0);
+  EXPECT_EQ(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(replicas.stats().num_active, 1);
+}
+
+TEST(ReplicaCoordinatorTest, AJoinThatWaitsOnIsOneJoin) {
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(Options(1));
+  ReplicaPlace zero = *Join(&replicas, Options(1), 0);
+  bool has_arrived = false;
+  EXPECT_FALSE(replicas.EndStep(0, 1.0, AtOnce(), &zero, &has_arrived).ok());
+  // Its step has closed the round, which has yet to be applied.
+  ReplicaPlace place;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(
+        replicas.Join(Options(1), 0, zero.incarnation, AtOnce(), &place).code(),
+        absl::StatusCode::kDeadlineExceeded);
+  }
+  EXPECT_EQ(replicas.stats().rejoined, 1);
+  ASSERT_TRUE(replicas.ConfirmRound(applier, 0).ok());
+  EXPECT_TRUE(
+      replicas.Join(Options(1), 0, zero.incarnation, Soon(), &place).ok());
+  EXPECT_TRUE(replicas.Beat(0, place.incarnation, 0).ok());
+}
+
+TEST(ReplicaCoordinatorTest, WhoHasNotJoinedIsToldToGiveTheHook) {
+  ReplicaCoordinator replicas("g");
+  ASSERT_TRUE(replicas.BeginApplying(Options(1)).ok());
+  ReplicaPlace nowhere;
+  bool has_arrived = false;
+  EXPECT_THAT(
+      replicas.EndStep(0, 1.0, Soon(), &nowhere, &has_arrived).message(),
+      HasSubstr("make_session_run_hook"));
 }
 
 }  // namespace
