@@ -41,20 +41,19 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   }
   Group& present = *it->second;
   if (present.options == options) return absl::OkStatus();
-  present.state->Tick(SteadyNow());
+  present.state.Tick(SteadyNow());
   Settle(&present);
-  if (present.state->stats().num_active == 0) {
+  if (present.state.stats().num_active == 0) {
     // What trained here has ended; nobody waits in it, and its open round is
-    // lost.
+    // lost. One that has closed is not: who joins next has it applied.
     for (const OpenAdvance& advance : present.advances) {
-      if (advance.round < present.state->open_round()) continue;
+      if (advance.round < present.state.open_round()) continue;
       const auto queue = present.queues->find(advance.before.queue);
       if (queue != present.queues->end()) queue->second.Revoke(advance.before);
     }
     present.advances.clear();
-    present.num_departures = 0;
     present.options = options;
-    present.state.emplace(options, DrawFirstIncarnation());
+    present.state.Reconfigure(options);
     return absl::OkStatus();
   }
   return absl::AlreadyExistsError(absl::StrCat(
@@ -81,8 +80,8 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const absl::Time now = SteadyNow();
-  found->state->Tick(now);
-  const WorkerGroup::Place member = found->state->Join(worker, now, previous);
+  found->state.Tick(now);
+  const WorkerGroup::Place member = found->state.Join(worker, now, previous);
   Settle(found);
   found->changed.NotifyAll();
   return member;
@@ -99,15 +98,15 @@ absl::Status Coordinator::BeatAndTick(Group* group, uint32_t worker,
                                       uint64_t incarnation) {
   // A worker that comes a little late is alive: its own lease first.
   const absl::Time now = SteadyNow();
-  absl::Status status = group->state->Beat(worker, incarnation, now);
-  group->state->Tick(now);
+  absl::Status status = group->state.Beat(worker, incarnation, now);
+  group->state.Tick(now);
   Settle(group);
   group->changed.NotifyAll();
   return status;
 }
 
 void Coordinator::Settle(Group* group) {
-  WorkerGroup& state = *group->state;
+  WorkerGroup& state = group->state;
   // Before a barrier's opening: the same event may have led to both.
   if (group->num_departures != state.num_departures()) {
     group->num_departures = state.num_departures();
@@ -130,7 +129,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
     const std::vector<WorkProgress>& progress) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  WorkerGroup& state = *found->state;
+  WorkerGroup& state = found->state;
   const bool advances =
       !progress.empty() && state.ClockOf(worker, incarnation) == clock;
   if (advances) {
@@ -171,7 +170,7 @@ absl::Status Coordinator::Leave(const std::string& group, uint32_t worker,
                                 uint64_t incarnation) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  found->state->Leave(worker, incarnation);
+  found->state.Leave(worker, incarnation);
   Settle(found);
   found->changed.NotifyAll();
   return absl::OkStatus();
@@ -184,11 +183,11 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
   for (;;) {
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
     const absl::Time now = SteadyNow();
-    TFSWITCH_RETURN_IF_ERROR(group->state->Beat(worker, incarnation, now));
-    const WorkerGroup::Stats before = group->state->stats();
-    group->state->Tick(now);
+    TFSWITCH_RETURN_IF_ERROR(group->state.Beat(worker, incarnation, now));
+    const WorkerGroup::Stats before = group->state.stats();
+    group->state.Tick(now);
     Settle(group);
-    const WorkerGroup::Stats after = group->state->stats();
+    const WorkerGroup::Stats after = group->state.stats();
     if (after.expired != before.expired || after.rounds != before.rounds) {
       group->changed.NotifyAll();
     }
@@ -200,7 +199,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
     // Its own lease is renewed well before it ends.
     group->changed.WaitFor(
         &mutex_, std::max(absl::Milliseconds(1),
-                          std::min({left, group->state->NextTick() - now,
+                          std::min({left, group->state.NextTick() - now,
                                     group->options.lease / 3})));
   }
 }
@@ -214,13 +213,13 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const std::string& group,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, worker, incarnation, deadline,
-      [&] { return found->state->open_round() > number; },
+      [&] { return found->state.open_round() > number; },
       [&] {
         return absl::StrCat("group '", group, "': round ", number,
                             " waits for ",
-                            found->state->DescribeMissing(number));
+                            found->state.DescribeMissing(number));
       }));
-  return found->state->ClosedRound(number);
+  return found->state.ClosedRound(number);
 }
 
 absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
@@ -235,12 +234,12 @@ absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   return Wait(
       found, worker, incarnation, deadline,
-      [&] { return found->state->MayProceed(clock, staleness); },
+      [&] { return found->state.MayProceed(clock, staleness); },
       [&] {
         return absl::StrCat("group '", group, "': worker ", worker,
                             " has ended ", clock, " steps, may be ", staleness,
                             " ahead, and waits for ",
-                            found->state->DescribeBehind(clock - staleness));
+                            found->state.DescribeBehind(clock - staleness));
       });
 }
 
@@ -250,20 +249,20 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(
-      found->state->Enter(worker, incarnation, barrier, visit, SteadyNow()));
+      found->state.Enter(worker, incarnation, barrier, visit, SteadyNow()));
   Settle(found);
   found->changed.NotifyAll();
   absl::StatusOr<std::optional<WorkerGroup::Place>> place;
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, worker, incarnation, deadline,
       [&] {
-        place = found->state->PlaceAfterBarrier(worker, incarnation);
+        place = found->state.PlaceAfterBarrier(worker, incarnation);
         return !place.ok() || place->has_value();
       },
       [&] {
         return absl::StrCat("group '", group, "': barrier '", barrier,
                             "' waits for ",
-                            found->state->DescribeAbsent(barrier));
+                            found->state.DescribeAbsent(barrier));
       }));
   TFSWITCH_RETURN_IF_ERROR(place.status());
   return **place;
@@ -273,7 +272,7 @@ absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
     const std::string& group) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  return found->state->stats();
+  return found->state.stats();
 }
 
 absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const Group& group,
@@ -348,7 +347,7 @@ std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
       WorkQueue::State& state = saved.back().state;
       for (const auto& [round, before] : group->second->advances) {
         if (before.queue != name || before.epoch != state.epoch ||
-            round < group->second->state->open_round()) {
+            round < group->second->state.open_round()) {
           continue;
         }
         const auto [it, is_new] =

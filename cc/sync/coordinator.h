@@ -133,10 +133,10 @@ class Coordinator {
   struct Group {
     Group(const WorkerGroupOptions& group_options, WorkQueues* group_queues)
         : options(group_options),
-          state(std::in_place, group_options, DrawFirstIncarnation()),
+          state(group_options, DrawFirstIncarnation()),
           queues(group_queues) {}
     WorkerGroupOptions options;
-    std::optional<WorkerGroup> state;   // Always there.
+    WorkerGroup state;
     WorkQueues* const queues;           // In queues_.
     int64_t num_departures = 0;         // Whose items have been returned.
     std::vector<OpenAdvance> advances;  // Of open rounds, and maybe older ones.

@@ -78,19 +78,29 @@ void WorkerGroup::Withdraw(const Predicate& is_meant) {
   open_.erase(withdrawn, open_.end());
 }
 
+void WorkerGroup::BeginAnew() {
+  first_of_present_run_ = next_incarnation_;
+  num_openings_ = 0;
+  last_clock_ = 0;
+  // What is left over is of a run that never began.
+  Withdraw([](const Contribution&) { return true; });
+  seen_.clear();
+  waits_for_joins_ = options_.num_workers > 0;
+  joins_end_ = absl::InfiniteFuture();
+}
+
+void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {
+  options_ = options;
+  for (Contribution& each : open_) each.stands = false;
+  BeginAnew();
+}
+
 WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
                                      uint64_t previous) {
   const bool comes_back =
       previous >= first_of_present_run_ && previous < next_incarnation_;
   if (workers_.empty() && !seen_.empty() && !comes_back) {
-    // All have gone: begin anew. What is left over is of a run that never
-    // began.
-    first_of_present_run_ = next_incarnation_;
-    num_openings_ = 0;
-    last_clock_ = 0;
-    Withdraw([](const Contribution&) { return true; });
-    seen_.clear();
-    waits_for_joins_ = options_.num_workers > 0;
+    BeginAnew();
   }
   // Those who are waited for begin together; a late one begins as far as the
   // slowest, so that nobody has to wait for it to catch up.

@@ -150,6 +150,13 @@ class WorkerGroup {
   explicit WorkerGroup(const WorkerGroupOptions& options,
                        uint64_t first_incarnation = 1);
 
+  // Begins anew with other options. Closed rounds stay, for whoever joins next
+  // to bring them in; contributions to the open one are withdrawn, also those
+  // that stand.
+  //
+  // REQUIRES: nobody is there, options.Validate() is OK.
+  void Reconfigure(const WorkerGroupOptions& options);
+
   // A worker that is there already has been started anew: its new incarnation
   // takes its place. What the old one has contributed to the open round is
   // withdrawn, for it has not heard that it counts; unless a round takes many
@@ -259,6 +266,8 @@ class WorkerGroup {
   // "worker 3 (at step 17), ..." for those of whom is_named(worker) is true.
   template <typename Predicate>
   std::string Describe(const Predicate& is_named) const;
+  // All have gone; the next one to join is the first.
+  void BeginAnew();
   // What an event has led to; to be called after each.
   void Settle();
   void CloseIfComplete();
@@ -266,7 +275,7 @@ class WorkerGroup {
   // All wait, and there is one barrier to open: null if not.
   const std::string* BarrierToOpen() const;
 
-  const WorkerGroupOptions options_;
+  WorkerGroupOptions options_;
   const uint64_t group_instance_;
   std::map<uint32_t, Worker> workers_;  // The active ones, in order.
   std::set<uint32_t> ever_joined_;

@@ -196,6 +196,29 @@ TEST_F(WorkQueueCoordinationTest, WhatARoundThatNeverClosesHasIsTakenAgain) {
   EXPECT_EQ(Take(Join(0))->offset, 0);
 }
 
+TEST_F(WorkQueueCoordinationTest, WhatARoundThatHasClosedHasIsNotLost) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  Leave(a);
+  Leave(b);  // Closes the round, and nobody is left to have it applied.
+  WorkerGroupOptions others;
+  others.num_workers = 3;
+  ASSERT_TRUE(coordinator_.CreateGroup("g", others).ok());
+
+  const Worker again = Join(0);
+  EXPECT_EQ(again.place.round, 1);
+  const auto round =
+      coordinator_.WaitForRound("g", 0, again.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  ASSERT_EQ(round->contributions.size(), 1u);
+  EXPECT_EQ(round->contributions[0].incarnation, a.place.incarnation);
+  // The servers take it for a round of the same coordinator.
+  EXPECT_EQ(round->group_instance, a.place.incarnation);
+  EXPECT_EQ(Take(again)->offset, 4);
+}
+
 TEST_F(WorkQueueCoordinationTest, TheEpochEndsWhenAllWaitAndAllIsFinished) {
   const Worker a = Join(0);
   const Worker b = Join(1);
