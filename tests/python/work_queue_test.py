@@ -230,6 +230,45 @@ def test_a_step_counts_though_its_worker_is_started_anew(client):
     assert counts_of(table).sum() == 3.0
 
 
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_a_step_counts_though_its_job_is_started_anew(client, num_workers):
+    """On the same servers, also with other settings of the group."""
+    workers = join_workers(client, 2, consistency=SUM)
+    waiting = Call(train_three, workers[0], client(0))
+    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
+    end_job(workers, waiting)
+
+    again = in_threads(
+        *(
+            lambda n=n: Worker(
+                n, num_workers, consistency=SUM, cluster=client(10 + n)
+            )
+            for n in range(num_workers)
+        )
+    )
+
+    assert make_queue(again[0], FILES).take().offset == 3
+    assert counts_of(make_counts(client(10))).sum() == 3.0
+
+
+def train_three(worker, cluster):
+    """A step with the first samples of the first item."""
+    item = make_queue(worker, FILES).take()
+    item.advance(3)
+    ids = [id_of("a", i) for i in range(3)]
+    make_counts(cluster).push(ids, np.ones((3, 1)))
+    worker.end_step(weight=3)
+
+
+def end_job(workers, *calls):
+    """As if it were killed, and all leases had ended."""
+    for worker in workers:
+        worker._native.leave_group(10.0)
+    for call in calls:
+        with contextlib.suppress(RuntimeError):
+            call.result()
+
+
 def test_an_item_of_one_that_was_given_up_is_lost(client, capfd):
     worker = Worker(0, 1, consistency=SUM, cluster=client(0))
     queue = make_queue(worker)
@@ -544,28 +583,41 @@ class Count(keras.callbacks.Callback):
         self.epochs.append(self.queue.stats()["epoch"])
 
 
-def fit(worker, queue, cluster):
+def make_model(worker):
     # The loss's gradient is 1 for each sample's row.
+    table = make_counts(worker.cluster, worker.consistency)
     ids = keras.Input((1,), dtype="int64")
-    rows = tsw.keras.DynamicEmbedding(1, table=make_counts(cluster))(ids)
-    rows = keras.layers.Flatten()(rows)
+    rows = keras.layers.Flatten()(
+        tsw.keras.DynamicEmbedding(1, table=table)(ids)
+    )
     dense = keras.layers.Dense(1)(keras.layers.Rescaling(0.0)(rows))
     model = keras.Model(ids, keras.layers.Add()([rows, dense]))
     model.compile(
         tsw.keras.ParameterServerOptimizer(
-            tsw.optimizers.SGD(1.0), consistency=SUM, worker=worker
+            tsw.optimizers.SGD(1.0),
+            consistency=worker.consistency,
+            worker=worker,
         ),
         lambda _, y: y * tf.cast(tf.shape(y)[0], tf.float32),
     )
+    return model
+
+
+def fit_epoch(model, epoch, *callbacks):
+    model.fit(
+        epoch.dataset(read, SIGNATURE),
+        initial_epoch=epoch.number,
+        epochs=epoch.number + 1,
+        callbacks=[tsw.keras.SyncEpochs(), *callbacks],
+        verbose=0,
+    )
+
+
+def fit(queue):
+    model = make_model(queue.worker)
     count = Count(queue)
     for epoch in queue.epochs():
-        model.fit(
-            epoch.dataset(read, SIGNATURE),
-            initial_epoch=epoch.number,
-            epochs=epoch.number + 1,
-            callbacks=[tsw.keras.SyncEpochs(), count],
-            verbose=0,
-        )
+        fit_epoch(model, epoch, count)
     return count.epochs
 
 
@@ -573,9 +625,7 @@ def test_fit_trains_every_sample_once_an_epoch(client):
     workers = join_workers(client, 2, consistency=SUM)
     queues = [make_queue(w, FILES, epochs=2) for w in workers]
 
-    ends = in_threads(
-        *(lambda n=n: fit(workers[n], queues[n], client(n)) for n in range(2))
-    )
+    ends = in_threads(*(lambda n=n: fit(queues[n]) for n in range(2)))
 
     assert ends == [[1, 2]] * 2
     np.testing.assert_allclose(
@@ -591,14 +641,42 @@ def test_fit_takes_an_epoch_without_a_batch(local):
     workers = join_workers(local, 2, consistency=SUM)
     queues = [make_queue(w, ["a"], epochs=3) for w in workers]
 
-    ends = in_threads(
-        *(lambda n=n: fit(workers[n], queues[n], local(n)) for n in range(2))
-    )
+    ends = in_threads(*(lambda n=n: fit(queues[n]) for n in range(2)))
 
     assert ends == [[1, 2, 3]] * 2
     np.testing.assert_allclose(
         counts_of(make_counts(local(0)), ["a"]), 3.0, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("consistency", ["asp", SUM], ids=["asp", "bsp"])
+def test_fit_stays_in_the_group_between_epochs(local, consistency):
+    """One that comes back would wait for those who are given up once more."""
+    worker, dead = join_workers(local, 2, consistency=consistency)
+    dead._native.leave_group(10.0)  # The lease as if it had ended.
+    queue = make_queue(worker, ["a"], epochs=3)
+    model = make_model(worker)
+    actives = []
+
+    def train_all():
+        for epoch in queue.epochs():
+            fit_epoch(model, epoch)
+            actives.append(worker.stats()["workers"]["active"])
+
+    Call(train_all).result()
+
+    assert actives == [1, 1, 0]
+    assert worker.stats()["workers"]["rejoined"] == 0
+
+
+def test_a_loop_over_epochs_that_is_left_early_leaves_the_group(local):
+    worker = Worker(0, 1, consistency=SUM, cluster=local(0))
+    model = make_model(worker)
+    for epoch in make_queue(worker, ["a"], epochs=3).epochs():
+        fit_epoch(model, epoch)
+        break
+
+    assert worker.stats()["workers"]["active"] == 0
 
 
 def test_a_dataset_reads_nothing_ahead(local):

@@ -389,20 +389,23 @@ class WorkQueue:
     def epochs(self) -> Iterator[Epoch]:
         """Yields the epochs that are left, from the one where the queue is.
 
-        Each has to be gone through to its end before the next one.
+        Each has to be gone through to its end before the next one. A `fit` of
+        one that is not the last does not leave the group when it ends.
 
         Raises:
             RuntimeError: If it was not.
         """
-        while (number := self.stats()["epoch"]) < self._num_epochs:
-            epoch = Epoch(self, number)
-            yield epoch
-            if not epoch._is_over:
-                raise RuntimeError(
-                    f"epoch {number} of work queue {self._name!r} has not "
-                    "ended: go through all its items before the next epoch, or "
-                    "leave the loop over epochs, too"
-                )
+        with self._worker._more_to_train() as is_more:
+            while (number := self.stats()["epoch"]) < self._num_epochs:
+                is_more(number + 1 < self._num_epochs)
+                epoch = Epoch(self, number)
+                yield epoch
+                if not epoch._is_over:
+                    raise RuntimeError(
+                        f"epoch {number} of work queue {self._name!r} has not "
+                        "ended: go through all its items before the next "
+                        "epoch, or leave the loop over epochs, too"
+                    )
 
     def take(self) -> WorkItem | None:
         """Returns an item to train, or None if there is none now; never waits.

@@ -6,6 +6,7 @@ import json
 import math
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -148,6 +149,10 @@ class Worker:
                 }
             )
         )
+        # The loops that have more to train after a `fit`, and whether one has
+        # ended meanwhile.
+        self._loops: set[object] = set()
+        self._leaves_after_loops = False
         _present[self._place] = self
         # Who ends by itself does not leave its lease to run out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
@@ -275,6 +280,34 @@ class Worker:
         """
         if _present.get(self._place) is self:
             self._native.leave_group(math.inf)
+
+    def _leave_after_fit(self) -> None:
+        # Whoever comes back first when all have left waits for all once more,
+        # also for those that the group has given up.
+        if self._loops:
+            self._leaves_after_loops = True
+        else:
+            self.leave()
+
+    @contextlib.contextmanager
+    def _more_to_train(self) -> Iterator[Callable[[bool], None]]:
+        """A loop that may call `fit`; it says whether that is not the last."""
+        loop = object()
+
+        def is_more(more: bool) -> None:
+            if more:
+                self._loops.add(loop)
+            else:
+                self._loops.discard(loop)
+
+        try:
+            yield is_more
+        finally:
+            is_more(False)
+            if self._leaves_after_loops and not self._loops:
+                self._leaves_after_loops = False
+                if not self._cluster.closed:
+                    self._part()
 
     def _part(self) -> None:
         # Nobody has to wait for one whose servers have gone.
