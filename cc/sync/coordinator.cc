@@ -117,9 +117,13 @@ void Coordinator::Settle(Group* group) {
     }
   }
   const std::string opened = state.TakeOpenedBarrier();
-  if (opened.empty()) return;
+  if (opened.empty() && !state.is_anyone_waiting()) return;
   for (auto& [name, queue] : *group->queues) {
-    if (WorkQueueBarrier(name) == opened) queue.EndEpochIfFinished();
+    const std::string barrier = WorkQueueBarrier(name);
+    if (barrier == opened) queue.EndEpochIfFinished();
+    // Who waits there while others work takes over what one has left that died,
+    // and one that comes late, from an epoch that is over, does not wait.
+    if (!queue.is_exhausted()) state.Release(barrier);
   }
 }
 

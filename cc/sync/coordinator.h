@@ -96,8 +96,9 @@ class Coordinator {
 
   // The events of WorkQueue, with its errors and those of Beat();
   // FailedPrecondition if there is no such queue. A worker that goes returns
-  // its items. Those who get none wait at WorkQueueBarrier(queue), and when it
-  // opens the epoch is over, if all items are finished.
+  // its items. Those who get none wait at WorkQueueBarrier(queue) until there
+  // is one to take again, or all wait there: then the epoch is over, if all
+  // items are finished.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const std::string& group, uint32_t worker, uint64_t incarnation,
       const std::string& queue);

@@ -211,7 +211,8 @@ absl::StatusOr<std::optional<WorkerGroup::Place>>
 WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
   TFSWITCH_ASSIGN_OR_RETURN(const Worker* found, Find(worker, incarnation));
   if (!found->is_waiting()) {
-    return Place{incarnation, found->clock, open_round_};
+    return Place{incarnation, found->clock,
+                 std::max(found->last_round + 1, open_round_)};
   }
   if (waits_for_joins_ || BarrierToOpen() != nullptr ||
       !std::all_of(workers_.begin(), workers_.end(),
@@ -226,6 +227,16 @@ WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
       absl::StrCat("all workers wait at barriers, and not at the same: ",
                    absl::StrJoin(places, ", "),
                    "; have all come to the same barriers in the same order"));
+}
+
+void WorkerGroup::Release(const std::string& barrier) {
+  const int64_t slowest = std::min(SlowestClock(), last_clock_);
+  for (auto& [id, worker] : workers_) {
+    if (worker.barrier != barrier) continue;
+    worker.barrier.clear();
+    worker.clock = std::max(worker.clock, slowest);
+    worker.last_round = std::max(worker.last_round, open_round_ - 1);
+  }
 }
 
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
@@ -413,6 +424,11 @@ bool WorkerGroup::IsMember(uint32_t worker, uint64_t incarnation) const {
 
 int64_t WorkerGroup::ClockOf(uint32_t worker, uint64_t incarnation) const {
   return IsMember(worker, incarnation) ? workers_.at(worker).clock : -1;
+}
+
+bool WorkerGroup::is_anyone_waiting() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& w) { return w.second.is_waiting(); });
 }
 
 std::string WorkerGroup::TakeOpenedBarrier() {

@@ -197,6 +197,11 @@ class WorkerGroup {
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
 
+  // Whoever waits at `barrier` goes on, though not all do: there is something
+  // else to do. Each as far as the slowest, so that nobody has to wait for it
+  // to catch up.
+  void Release(const std::string& barrier);
+
   // The worker has no more data, or gives up. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);
 
@@ -233,6 +238,7 @@ class WorkerGroup {
   int64_t num_departures() const { return num_departures_; }
   // The steps that a member has ended; -1 if it is none.
   int64_t ClockOf(uint32_t worker, uint64_t incarnation) const;
+  bool is_anyone_waiting() const;  // At a barrier.
   // The barrier that has opened since this was called last; empty if none has.
   std::string TakeOpenedBarrier();
   Stats stats() const;

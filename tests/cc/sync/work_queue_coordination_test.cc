@@ -28,6 +28,13 @@ WorkQueueOptions QueueOptions(int num_items, int64_t num_epochs = 1) {
   return options;
 }
 
+// Waits until so many do at barriers.
+void WaitForWaiting(Coordinator* coordinator, int64_t count) {
+  while (coordinator->GroupStats("g")->num_waiting != count) {
+    std::this_thread::yield();
+  }
+}
+
 // Group "g" of two workers with queue "q", whose rounds need both.
 class WorkQueueCoordinationTest : public testing::Test {
  protected:
@@ -243,13 +250,54 @@ TEST_F(WorkQueueCoordinationTest, TheEpochGoesOnIfTheLastOneDies) {
   CreateQueue(1, 2);
   ASSERT_TRUE(Take(a).has_value());
   std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
-  while (coordinator_.GroupStats("g")->num_waiting == 0) {
-    std::this_thread::yield();
-  }
+  WaitForWaiting(&coordinator_, 1);
   Leave(a);  // The same event opens the barrier and returns the item.
   waiting.join();
   EXPECT_EQ(Epoch(), 0);
   EXPECT_TRUE(Take(b).has_value());
+}
+
+TEST_F(WorkQueueCoordinationTest, WhoWaitsTakesOverWhileOthersStillWork) {
+  const Worker a = Join(0);
+  Worker b = Join(1);
+  const Worker c = Join(2);
+  CreateQueue(2);
+  const WorkItem of_b = *Take(b);
+  ASSERT_TRUE(Take(c).has_value());
+  EXPECT_FALSE(Take(a).has_value());
+  std::optional<WorkerGroup::Place> after;
+  std::thread waiting([&] {
+    const auto place = coordinator_.WaitAtBarrier(
+        "g", 0, a.place.incarnation, WorkQueueBarrier("q"), 0, Soon());
+    EXPECT_TRUE(place.ok()) << place.status();
+    if (place.ok()) after = *place;
+  });
+  WaitForWaiting(&coordinator_, 1);
+  EXPECT_TRUE(coordinator_
+                  .Arrive("g", 1, b.place.incarnation, 0, WorkerGroup::kNoRound,
+                          1.0, {{"q", 0, of_b.index, 3}})
+                  .ok());
+  Leave(c);  // B goes on with its own item.
+  waiting.join();
+  EXPECT_EQ(Take(a)->index, 1);
+  ASSERT_TRUE(after.has_value());
+  EXPECT_EQ(after->clock, 1);
+  EXPECT_EQ(after->round, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, OneFromAnEpochThatIsOverDoesNotWait) {
+  const Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1, 2);
+  ASSERT_TRUE(Finish(a, *Take(a)).ok());
+  std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
+  EXPECT_TRUE(WaitAtBarrier(a).ok());
+  waiting.join();
+  ASSERT_EQ(Epoch(), 1);
+  // It was away for its lease, and has not heard that the barrier opened.
+  const Worker again = Join(1);
+  EXPECT_TRUE(WaitAtBarrier(again).ok());
+  EXPECT_EQ(coordinator_.GroupStats("g")->num_waiting, 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, AnotherBarrierEndsNoEpoch) {
