@@ -490,8 +490,21 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
   return staged;
 }
 
+void Shard::DropStagedPushes(const std::string& restore_id) {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = staged_.find(restore_id);
+    if (it == staged_.end()) return;
+    for (const auto& [name, table] : it->second.tables) names.push_back(name);
+  }
+  // Outside the lock, which is taken while a round is applied.
+  for (const std::string& name : names) stage_.DropTable(name);
+}
+
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   Loaded replaced;  // Freed outside the lock.
+  if (!abort) DropStagedPushes(restore_id);
   MutexLock lock(&mutex_);
   const auto it = staged_.find(restore_id);
   if (it == staged_.end()) {

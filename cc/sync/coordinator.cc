@@ -159,7 +159,9 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
       WorkQueue& queue = found->queues->at(each.queue);
       WorkProgress before = each;
       before.offset = queue.offset_of(worker);
-      if (is_open) open.push_back({open_round, std::move(before)});
+      if (is_open) {
+        open.push_back({open_round, incarnation, clock, std::move(before)});
+      }
       queue.Advance(worker, incarnation, each).IgnoreError();  // Was checked.
     }
   }
@@ -349,9 +351,10 @@ std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
       saved.push_back({group_name, name, queue.options(), queue.state()});
       if (group == groups_.end()) continue;
       WorkQueue::State& state = saved.back().state;
-      for (const auto& [round, before] : group->second->advances) {
+      for (const OpenAdvance& advance : group->second->advances) {
+        const WorkProgress& before = advance.before;
         if (before.queue != name || before.epoch != state.epoch ||
-            round < group->second->state.open_round()) {
+            advance.round < group->second->state.open_round()) {
           continue;
         }
         const auto [it, is_new] =
@@ -397,11 +400,17 @@ void Coordinator::RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved) {
     const auto group = groups_.find(each.group);
     if (group == groups_.end()) continue;
     std::vector<OpenAdvance>& open = group->second->advances;
-    open.erase(std::remove_if(open.begin(), open.end(),
-                              [&](const OpenAdvance& advance) {
-                                return advance.before.queue == each.queue;
-                              }),
-               open.end());
+    const auto of_others = std::stable_partition(
+        open.begin(), open.end(), [&](const OpenAdvance& advance) {
+          return advance.before.queue == each.queue;
+        });
+    std::for_each(open.begin(), of_others, [&](const OpenAdvance& advance) {
+      group->second->state.Void(advance.incarnation, advance.clock);
+    });
+    open.erase(open.begin(), of_others);
+    // Who waits for the end of its epoch may have something to take.
+    Settle(group->second.get());
+    group->second->changed.NotifyAll();
   }
 }
 

@@ -114,7 +114,8 @@ class Coordinator {
   // options; DataLoss if a state does not fit its options.
   absl::Status CheckRestore(const std::vector<SavedWorkQueue>& saved);
   // Puts saved queues in the place of those of their names, whose workers have
-  // to take their items anew.
+  // to take their items anew. What has advanced these in an open round counts
+  // for nothing, as it is trained again.
   //
   // REQUIRES: CheckRestore() is OK.
   void RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved);
@@ -125,9 +126,12 @@ class Coordinator {
  private:
   using WorkQueues = std::map<std::string, WorkQueue>;
 
-  // An advance that counts with a round: where the item was before.
+  // An advance that counts with a round: by which step, and where the item was
+  // before.
   struct OpenAdvance {
     int64_t round = 0;
+    uint64_t incarnation = 0;
+    int64_t clock = 0;
     WorkProgress before;
   };
 

@@ -239,6 +239,14 @@ void WorkerGroup::Release(const std::string& barrier) {
   }
 }
 
+void WorkerGroup::Void(uint64_t incarnation, int64_t clock) {
+  for (Contribution& each : open_) {
+    if (each.incarnation == incarnation && each.clock == clock) {
+      each.weight = 0.0;
+    }
+  }
+}
+
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   const auto it = workers_.find(worker);
   if (it == workers_.end() || it->second.incarnation != incarnation) return;

@@ -541,6 +541,45 @@ def test_going_back_in_time_takes_items_away(client, tmp_path):
     np.testing.assert_array_equal(counts_of(table), 1.0)
 
 
+def test_going_back_in_time_takes_back_the_steps_of_an_open_round(
+    client, tmp_path
+):
+    workers = join_workers(client, 2, consistency=SUM)
+    table = make_counts(client(0))
+    make_queue(workers[0], FILES)
+    client(0).save(tmp_path)
+    waiting = Call(train_three, workers[0], client(0))
+    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
+
+    client(1).restore(tmp_path)  # By the other, between two of its steps.
+    workers[1].end_step()
+    waiting.result()
+
+    assert counts_of(table).sum() == 0.0
+    assert workers[1].stats()["workers"]["samples"] == 1.0
+    assert make_queue(workers[1], FILES).take().offset == 0
+
+
+def test_going_back_in_time_takes_back_what_a_killed_job_has_left(
+    client, tmp_path
+):
+    workers = join_workers(client, 2, consistency=SUM)
+    make_queue(workers[0], FILES)
+    make_counts(client(0))
+    client(0).save(tmp_path)
+    waiting = Call(train_three, workers[0], client(0))
+    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
+    end_job(workers, waiting)
+
+    client(10).restore(tmp_path)
+    again = Worker(0, 2, consistency=SUM, cluster=client(10))
+
+    # It has brought in the round that closed when the workers went.
+    assert again.stats()["round"] == 1
+    assert counts_of(make_counts(client(10))).sum() == 0.0
+    assert make_queue(again, FILES).take().offset == 0
+
+
 def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
     client, tmp_path
 ):

@@ -366,6 +366,60 @@ TEST_F(WorkQueueCoordinationTest, ARestoreTakesItemsFromTheirWorkers) {
   EXPECT_EQ(Take(a)->offset, 0);
 }
 
+TEST_F(WorkQueueCoordinationTest, WhatARestoreHandsOutAgainCountsForNothing) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  ASSERT_TRUE(coordinator_.CreateWorkQueue("g", "other", QueueOptions(1)).ok());
+  const auto saved = coordinator_.SaveWorkQueues();
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());  // And waits for B's step.
+  coordinator_.RestoreWorkQueues(saved);
+  ASSERT_TRUE(coordinator_
+                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                          b.place.round, 3.0)
+                  .ok());
+  const auto round =
+      coordinator_.WaitForRound("g", 0, a.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  ASSERT_EQ(round->contributions.size(), 2u);
+  EXPECT_EQ(round->contributions[0].weight, 0.0);
+  EXPECT_EQ(round->total_weight, 3.0);
+  EXPECT_EQ(Take(b)->offset, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, ARestoreOfOtherQueuesLeavesAStepAlone) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  ASSERT_TRUE(coordinator_.CreateWorkQueue("g", "other", QueueOptions(1)).ok());
+  auto saved = coordinator_.SaveWorkQueues();
+  ASSERT_EQ(saved[0].queue, "other");
+  saved.pop_back();
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  coordinator_.RestoreWorkQueues(saved);
+  ASSERT_TRUE(coordinator_
+                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                          b.place.round, 3.0)
+                  .ok());
+  const auto round =
+      coordinator_.WaitForRound("g", 0, a.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_EQ(round->total_weight, 4.0);
+}
+
+TEST_F(WorkQueueCoordinationTest, ARestoreWakesThoseWhoWaitForTheEpochsEnd) {
+  const Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  const auto saved = coordinator_.SaveWorkQueues();
+  ASSERT_TRUE(Take(a).has_value());
+  std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
+  WaitForWaiting(&coordinator_, 1);
+  coordinator_.RestoreWorkQueues(saved);
+  waiting.join();
+  EXPECT_TRUE(Take(b).has_value());
+}
+
 TEST_F(WorkQueueCoordinationTest, AQueueThatIsThereWithOtherItemsIsKept) {
   CreateQueue(2);
   auto saved = coordinator_.SaveWorkQueues();
