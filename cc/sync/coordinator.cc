@@ -19,6 +19,13 @@ absl::Time SteadyNow() {
          absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
+absl::Status NoQueue(const std::string& queue) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no work queue '", queue,
+      "'; make it first. If it was there, the server has been started again: "
+      "restore a checkpoint and begin anew"));
+}
+
 }  // namespace
 
 std::string WorkQueueBarrier(const std::string& queue) {
@@ -285,10 +292,7 @@ absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const Group& group,
                                                   const std::string& queue) {
   const auto it = group.queues->find(queue);
   if (it != group.queues->end()) return &it->second;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no work queue '", queue,
-      "'; make it first. If it was there, the server has been started again: "
-      "restore a checkpoint and begin anew"));
+  return NoQueue(queue);
 }
 
 absl::Status Coordinator::CreateWorkQueue(const std::string& group,
@@ -337,9 +341,13 @@ absl::Status Coordinator::FinishWorkItem(const std::string& group,
 absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(
     const std::string& group, const std::string& queue) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* asked, FindQueue(*found, queue));
-  return asked->stats();
+  // A server that was started again may have the queue, of a checkpoint, and
+  // not the group.
+  const auto queues = queues_.find(group);
+  if (queues == queues_.end()) return NoQueue(queue);
+  const auto asked = queues->second.find(queue);
+  if (asked == queues->second.end()) return NoQueue(queue);
+  return asked->second.stats();
 }
 
 std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {

@@ -105,6 +105,7 @@ class Coordinator {
   absl::Status FinishWorkItem(const std::string& group, uint32_t worker,
                               uint64_t incarnation, const std::string& queue,
                               int64_t epoch, int64_t index);
+  // Also of a queue that was restored, and whose group is not there yet.
   absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& group,
                                                   const std::string& queue);
 

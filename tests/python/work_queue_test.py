@@ -336,13 +336,25 @@ def test_a_queue_of_a_worker_that_is_over_says_so(local):
     assert make_queue(worker).take().value == "a"
 
 
-def test_a_server_that_was_started_again_knows_no_queue(local):
-    worker = Worker(0, 1, cluster=local(0))
-    queue = make_queue(worker)
-    queue._name = "gone"
-
-    with pytest.raises(RuntimeError, match=r"no work queue 'gone'.*restore"):
-        queue.take()
+def test_a_server_that_was_started_again_knows_no_queue():
+    with (
+        tsw.Server() as server,
+        tsw.Cluster(f"grpc://{server.address}", timeout=20.0) as cluster,
+    ):
+        address = server.address
+        queue = make_queue(Worker(0, 1, cluster=cluster))
+        server.stop()
+        with tsw.Server(address):
+            for call in (
+                lambda: next(queue.epochs()),
+                queue.stats,
+                queue.finish_epoch,
+                queue.take,
+            ):
+                with pytest.raises(
+                    RuntimeError, match=r"no work queue 'train'.*restore"
+                ):
+                    call()
 
 
 # --- Epochs ------------------------------------------------------------------

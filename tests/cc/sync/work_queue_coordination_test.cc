@@ -340,6 +340,7 @@ TEST_F(WorkQueueCoordinationTest, ARestoredQueueGoesOnInANewServer) {
   Coordinator other;
   ASSERT_TRUE(other.CheckRestore(saved).ok());
   other.RestoreWorkQueues(saved);
+  EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished, 1);
   ASSERT_TRUE(other.CreateGroup("g", {}).ok());
   const absl::Status differs =
       other.CreateWorkQueue("g", "q", QueueOptions(3, 1));
@@ -446,6 +447,8 @@ TEST_F(WorkQueueCoordinationTest, ErrorsNameWhatIsMissing) {
       coordinator_.TakeWorkItem("g", 0, a.place.incarnation, "q").status();
   EXPECT_EQ(no_queue.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(no_queue.message(), HasSubstr("no work queue 'q'"));
+  // As after a restart, when the group is not there either.
+  EXPECT_EQ(Coordinator().WorkQueueStats("g", "q").status(), no_queue);
   CreateQueue(1);
   EXPECT_EQ(coordinator_.TakeWorkItem("g", 7, 1, "q").status().code(),
             absl::StatusCode::kNotFound);
