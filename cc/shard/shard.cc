@@ -446,9 +446,14 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
   }
   Loaded loaded;
   if (tables.empty() && options_.shard_index == 0) {
-    TFSWITCH_ASSIGN_OR_RETURN(loaded.work_queues,
-                              SavedWorkQueuesFromJson(manifest.work_queues));
-    TFSWITCH_RETURN_IF_ERROR(coordinator_->CheckRestore(loaded.work_queues));
+    auto work_queues = SavedWorkQueuesFromJson(manifest.work_queues);
+    absl::Status status = work_queues.status();
+    if (status.ok()) status = coordinator_->CheckRestore(*work_queues);
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("checkpoint '", path,
+                                                      "': ", status.message()));
+    }
+    loaded.work_queues = *std::move(work_queues);
   }
   for (const std::string& name : staged.tables) {
     const auto saved = manifest.tables.find(name);

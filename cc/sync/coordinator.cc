@@ -378,9 +378,15 @@ absl::Status Coordinator::CheckRestore(
     const std::vector<SavedWorkQueue>& saved) {
   MutexLock lock(&mutex_);
   for (const SavedWorkQueue& each : saved) {
-    TFSWITCH_RETURN_IF_ERROR(each.options.Validate());
-    TFSWITCH_RETURN_IF_ERROR(
-        WorkQueue(each.queue, each.options).Restore(each.state));
+    absl::Status status = each.options.Validate();
+    if (status.ok()) {
+      status = WorkQueue(each.queue, each.options).Restore(each.state);
+    }
+    if (!status.ok()) {
+      return absl::DataLossError(absl::StrCat("saved work queue '", each.queue,
+                                              "' of group '", each.group,
+                                              "': ", status.message()));
+    }
     const auto queues = queues_.find(each.group);
     if (queues == queues_.end()) continue;
     const auto present = queues->second.find(each.queue);
@@ -391,8 +397,9 @@ absl::Status Coordinator::CheckRestore(
     return absl::FailedPreconditionError(absl::StrCat(
         "work queue '", each.queue, "' of group '", each.group,
         "' has other settings than the saved one: ", difference,
-        " by the checkpoint; make it with the saved ones, or restore before it "
-        "is made"));
+        " by the checkpoint; make it with the saved ones or under another "
+        "name, on servers where it is not there yet, or restore tables alone, "
+        "with tables=[...]"));
   }
   return absl::OkStatus();
 }

@@ -112,7 +112,7 @@ class Coordinator {
   // All queues, without what has been contributed to rounds that are open.
   std::vector<SavedWorkQueue> SaveWorkQueues();
   // FailedPrecondition, saying what differs, if a queue is there with other
-  // options; DataLoss if a state does not fit its options.
+  // options; DataLoss if options make no sense or a state does not fit them.
   absl::Status CheckRestore(const std::vector<SavedWorkQueue>& saved);
   // Puts saved queues in the place of those of their names, whose workers have
   // to take their items anew. What has advanced these in an open round counts

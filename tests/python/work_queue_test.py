@@ -1,6 +1,7 @@
 """tsw.data.WorkQueue: items for all workers, each sample once an epoch."""
 
 import contextlib
+import json
 import random
 import threading
 
@@ -596,13 +597,42 @@ def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
     client, tmp_path
 ):
     queue = make_queue(Worker(0, 1, cluster=client(0)), FILES)
+    make_counts(client(0))
     client(0).save(tmp_path)
 
     with running_clients(1) as other:
         make_queue(Worker(0, 1, cluster=other(0)), FILES[:2])
-        with pytest.raises(RuntimeError, match="number of items: 2 here, 5"):
+        with pytest.raises(
+            RuntimeError, match=r"number of items: 2 here, 5.*tables=\[\.\.\.\]"
+        ):
             other(0).restore(tmp_path)
+        # As the message says.
+        make_counts(other(0))
+        other(0).restore(tmp_path, tables=["counts"])
     assert queue.stats()["items"] == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": []},
+        {"epochs": 0},
+        {"num_taken": 7},
+        {"unfinished": [{"item": 1, "offset": 0}]},
+        {"epoch": "x"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_damaged_queue_stops_a_restore(local, tmp_path, change):
+    make_queue(Worker(0, 1, cluster=local(0)))
+    local(0).save(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    saved = json.loads(manifest.read_text())
+    saved["work_queues"][0].update(change)
+    manifest.write_text(json.dumps(saved))
+
+    with pytest.raises(OSError, match=f"checkpoint '{tmp_path}': .*queue"):
+        local(0).restore(tmp_path)
 
 
 # --- Datasets for fit --------------------------------------------------------

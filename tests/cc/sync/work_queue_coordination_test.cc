@@ -433,6 +433,12 @@ TEST_F(WorkQueueCoordinationTest, AQueueThatIsThereWithOtherItemsIsKept) {
   saved[0].state.num_taken = 3;
   EXPECT_EQ(coordinator_.CheckRestore(saved).code(),
             absl::StatusCode::kDataLoss);
+  saved[0].state.num_taken = 0;
+  saved[0].options.items.clear();
+  const absl::Status damaged = coordinator_.CheckRestore(saved);
+  EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(damaged.message(),
+              HasSubstr("saved work queue 'other' of group 'g': "));
 }
 
 TEST_F(WorkQueueCoordinationTest, ErrorsNameWhatIsMissing) {
