@@ -503,3 +503,4 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
 }
 
 }  // namespace tfswitch
+  report.has_left = session_->has_left();

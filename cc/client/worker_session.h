@@ -45,6 +45,7 @@ class WorkerSession {
     bool is_in_step = false;  // Something has been pushed since the last ended.
     GroupSession::Waits waits;
     WorkerGroup::Stats group;
+    bool has_left = false;    // And has not come back.
   };
 
   // `client` must be of the cluster that the worker trains with.

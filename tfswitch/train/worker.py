@@ -321,10 +321,11 @@ class Worker:
         Returns:
             A dict: "clock": the worker's clock, which grows by 1 with each step
             and begins at that of the slowest worker; "round": to which its next
-            step contributes; "dropped_steps": steps that did not count;
-            "in_step": whether something has been pushed
-            since the last step ended; "waits": how often and how long it has
-            waited for others ("count", "total_s", "longest_s"); "workers": of
+            step contributes; "dropped_steps": steps that did not count; "left":
+            whether it has left, and its next step joins again; "in_step":
+            whether something has been pushed since the last step ended;
+            "waits": how often and how long it has waited for others ("count",
+            "total_s", "longest_s"); "workers": of
             the group, "active", "waiting" (of these, at a barrier), "rounds",
             "contributions", "samples" (the sum of their weights), "dropped",
             "carried", "expired", "rejoined", and "staleness",
