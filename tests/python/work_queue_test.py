@@ -372,11 +372,10 @@ def test_one_worker_gets_everything_in_each_epoch(client):
     assert list(queue.epochs()) == []
     assert queue.finish_epoch()
     assert queue.take() is None
-    # One that is started again late gets nothing.
-    assert (
-        list(make_queue(worker, FILES, epochs=3, shuffle=True, seed=4).epochs())
-        == []
-    )
+    # One that is started again late gets nothing, and hears of that.
+    with pytest.warns(UserWarning, match=r"'train' .*give it another name"):
+        late = make_queue(worker, FILES, epochs=3, shuffle=True, seed=4)
+    assert list(late.epochs()) == []
 
 
 def test_an_epoch_has_to_be_gone_through(local):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -384,6 +385,13 @@ class WorkQueue:
     @property
     def num_epochs(self) -> int:
         """How often all items are handed out."""
+        if self.stats()["epoch"] >= self._num_epochs:
+            warnings.warn(
+                f"work queue {name!r} of group {worker.group!r} has come to "
+                "its end and hands out nothing more. For another run on the "
+                "same servers give it another name",
+                stacklevel=2,
+            )
         return self._num_epochs
 
     def epochs(self) -> Iterator[Epoch]:
