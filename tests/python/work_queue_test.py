@@ -657,12 +657,12 @@ class Count(keras.callbacks.Callback):
     def __init__(self, queue):
         super().__init__()
         self.queue = queue
-        self.iterations = []
         self.epochs = []
+        self.iterations = []
 
     def on_epoch_end(self, epoch, logs=None):
-        self.iterations.append(int(self.model.optimizer.iterations.numpy()))
         self.epochs.append(self.queue.stats()["epoch"])
+        self.iterations.append(int(self.model.optimizer.iterations.numpy()))
 
 
 def make_model(worker):
@@ -728,9 +728,9 @@ def test_fit_takes_an_epoch_without_a_batch(local):
     assert [each.epochs for each in ends] == [[1, 2, 3]] * 2
     np.testing.assert_allclose(
         counts_of(make_counts(local(0)), ["a"]), 3.0, rtol=1e-5
+    )
     # Schedules go on in one that has had no batch. (The file has 3.)
     assert [each.iterations for each in ends] == [[3, 6, 9]] * 2
-    )
 
 
 @pytest.mark.parametrize("consistency", ["asp", SUM], ids=["asp", "bsp"])
@@ -800,6 +800,41 @@ def test_a_dataset_goes_on_when_an_item_is_lost(local):
         worker.end_step(weight=len(ids))
     # The second step did not count, and is trained once more.
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_batch_that_was_not_trained_comes_again(local, is_made_anew):
+    """After an error in a step, or Ctrl-C."""
+    worker = Worker(0, 1, consistency="bsp", cluster=local(0))
+    queue = make_queue(worker, ["a"])
+    seen = []
+    for count in (2, 99):
+        for number, (ids, _) in enumerate(
+            next(queue.epochs()).dataset(read, SIGNATURE), 1
+        ):
+            seen.append(ids.numpy()[:, 0].tolist())
+            if number == count:
+                break
+            worker.end_step(weight=len(ids))
+        if is_made_anew and count == 2:
+            queue = make_queue(worker, ["a"])
+
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_batch_that_was_pushed_does_not_come_again(local):
+    """It counts with the next end of a step."""
+    worker = Worker(0, 1, consistency=SUM, cluster=local(0))
+    table = make_counts(local(0))
+    queue = make_queue(worker, ["a"])
+    for ids, _ in next(queue.epochs()).dataset(read, SIGNATURE):
+        table.push(ids, np.ones((len(ids), 1, 1)))
+        break
+    for ids, _ in next(queue.epochs()).dataset(read, SIGNATURE):
+        table.push(ids, np.ones((len(ids), 1, 1)))
+        worker.end_step(weight=len(ids))
+
+    np.testing.assert_array_equal(counts_of(table, ["a"]), 1.0)
 
 
 def test_an_epoch_is_gone_through_once(local):

@@ -51,6 +51,7 @@ class WorkItem:
         self.value = value
         self._queue = queue
         self._offset = offset
+        self._counted = offset  # Where the present step began.
         self._is_finished = False
         self._is_replaced = False
 
@@ -104,12 +105,9 @@ class WorkItem:
                 "another one"
             )
         self._check_is_own()
-        offset = self._offset + int(num_samples)
-        native = self._queue._native
-        native.advance_work_item(
-            self._queue.name, self.epoch, self.index, offset
-        )
-        self._offset = offset
+        if self._state() != _native.work_item_in_step:
+            self._counted = self._offset
+        self._move_to(self._offset + int(num_samples))
 
     def finish(self) -> None:
         """Says that nothing is left of the item. Idempotent.
@@ -137,6 +135,20 @@ class WorkItem:
             f"item {self.index} ({self.value!r}) of epoch {self.epoch} of "
             f"work queue {self._queue.name!r}"
         )
+
+    def _begin_step_anew(self) -> None:
+        """Takes back what was advanced in a step that has pushed nothing."""
+        if (
+            self._state() == _native.work_item_in_step
+            and not self._queue.worker.stats()["in_step"]
+        ):
+            self._move_to(self._counted)
+
+    def _move_to(self, offset: int) -> None:
+        self._queue._native.advance_work_item(
+            self._queue.name, self.epoch, self.index, offset
+        )
+        self._offset = offset
 
     def _state(self) -> int:
         self._queue._worker._check_is_present()
@@ -226,6 +238,8 @@ class Epoch:
 
         def batches() -> Iterator[Any]:
             for item in self:
+                # A `fit` that has failed may have asked for a batch.
+                item._begin_step_anew()
                 for batch in read(item.value, item.offset):
                     item.advance(_num_samples(batch))
                     yield batch
@@ -371,6 +385,13 @@ class WorkQueue:
                 }
             ),
         )
+        if self.stats()["epoch"] >= self._num_epochs:
+            warnings.warn(
+                f"work queue {name!r} of group {worker.group!r} has come to "
+                "its end and hands out nothing more. For another run on the "
+                "same servers give it another name",
+                stacklevel=2,
+            )
 
     @property
     def name(self) -> str:
@@ -385,13 +406,6 @@ class WorkQueue:
     @property
     def num_epochs(self) -> int:
         """How often all items are handed out."""
-        if self.stats()["epoch"] >= self._num_epochs:
-            warnings.warn(
-                f"work queue {name!r} of group {worker.group!r} has come to "
-                "its end and hands out nothing more. For another run on the "
-                "same servers give it another name",
-                stacklevel=2,
-            )
         return self._num_epochs
 
     def epochs(self) -> Iterator[Epoch]:
