@@ -138,6 +138,7 @@ std::string WorkerReportToJson(const WorkerSession::Report& report) {
                {"clock", report.clock},
                {"round", report.round},
                {"dropped_steps", report.dropped},
+               {"left", report.has_left},
                {"in_step", report.is_in_step},
                {"waits",
                 {{"count", report.waits.count},

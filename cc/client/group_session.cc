@@ -77,6 +77,11 @@ std::string GroupSession::barrier() const {
   return barrier_;
 }
 
+bool GroupSession::has_left() const {
+  MutexLock lock(&mutex_);
+  return has_left_;
+}
+
 int64_t GroupSession::clock() const {
   MutexLock lock(&mutex_);
   return clock_;

@@ -50,6 +50,8 @@ class GroupSession {
   GroupMember member() const;
   // At which it waits, as far as it knows; empty: at none.
   std::string barrier() const;
+  // Nor has come back.
+  bool has_left() const;
   // How many steps have ended, and the round that the next one contributes to.
   int64_t clock() const;
   int64_t round() const;

@@ -390,6 +390,12 @@ absl::Status WorkerSession::CreateWorkQueue(const std::string& queue,
                                             const WorkQueueOptions& options) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(Prepare(""));
+  // The loop of before has ended in the midst of a step, and nothing of it has
+  // been pushed.
+  const auto own = own_items_.find(queue);
+  if (own != own_items_.end() && !has_pushed_) {
+    own->second.item.offset = own->second.counted;
+  }
   return CallAsMember([&] {
     return client_->groups().CreateWorkQueue(options_.group, queue, options);
   });
@@ -419,7 +425,9 @@ absl::Status WorkerSession::AdvanceWorkItem(const std::string& queue,
                                             int64_t offset) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(OwnItem * own, FindWorkItem(queue, epoch, index));
-  if (offset < own->item.offset) {
+  const bool takes_back = offset == own->counted && !has_pushed_ &&
+                          !unconfirmed_weight_.has_value();
+  if (offset < own->item.offset && !takes_back) {
     return absl::FailedPreconditionError(absl::StrCat(
         "item ", index, " of epoch ", epoch, " of work queue '", queue,
         "' has come to ", own->item.offset, " already. Received: ", offset));
@@ -498,6 +506,7 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.round = session_->round();
   report.waits = session_->waits();
   report.dropped = dropped_;
+  report.has_left = session_->has_left();
   report.is_in_step = has_pushed_;
   return report;
 }

@@ -34,7 +34,10 @@ struct WorkerOptions {
 };
 
 // Pushes of a step may come from many threads; EndStep() and Leave() from one
-// at a time, and not while a push of the step is under way.
+// at a time, and not while a push of the step is under way. The methods of work
+// queues may come from any thread. All but Leave(), GetReport() and
+// WorkQueueStats() wait for a call that waits for other workers: one that is in
+// EndStep() or at a barrier lets no thread take or advance an item meanwhile.
 class WorkerSession {
  public:
   struct Report {
@@ -42,6 +45,7 @@ class WorkerSession {
     int64_t clock = 0;        // Steps that have ended.
     int64_t round = 0;        // To which the next one contributes.
     int64_t dropped = 0;      // Steps whose contribution did not count.
+    bool has_left = false;    // And has not come back.
     bool is_in_step = false;  // Something has been pushed since the last ended.
     GroupSession::Waits waits;
     WorkerGroup::Stats group;
@@ -84,12 +88,16 @@ class WorkerSession {
   // item of each queue at most, and loses it when the group gives the worker
   // up, or when it leaves: others go on with what the last step that counts has
   // left of it.
+  //
+  // Making it once more begins the step anew, if nothing has been pushed in it.
   absl::Status CreateWorkQueue(const std::string& queue,
                                const WorkQueueOptions& options);
+  // The item that the worker has, or a new one; see WorkQueue::Take.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const std::string& queue);
   // The present step has come to `offset`; counts with the end of the step.
-  // FailedPrecondition if the item is lost, or `offset` is further back.
+  // FailedPrecondition if the item is lost, or `offset` is further back; unless
+  // it is where the step began, and nothing has been pushed in it.
   absl::Status AdvanceWorkItem(const std::string& queue, int64_t epoch,
                                int64_t index, int64_t offset);
   // FailedPrecondition if the item is lost, or was advanced in a step that has

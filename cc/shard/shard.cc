@@ -446,9 +446,14 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
   }
   Loaded loaded;
   if (tables.empty() && options_.shard_index == 0) {
-    TFSWITCH_ASSIGN_OR_RETURN(loaded.work_queues,
-                              SavedWorkQueuesFromJson(manifest.work_queues));
-    TFSWITCH_RETURN_IF_ERROR(coordinator_->CheckRestore(loaded.work_queues));
+    auto work_queues = SavedWorkQueuesFromJson(manifest.work_queues);
+    absl::Status status = work_queues.status();
+    if (status.ok()) status = coordinator_->CheckRestore(*work_queues);
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("checkpoint '", path,
+                                                      "': ", status.message()));
+    }
+    loaded.work_queues = *std::move(work_queues);
   }
   for (const std::string& name : staged.tables) {
     const auto saved = manifest.tables.find(name);
@@ -490,8 +495,21 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
   return staged;
 }
 
+void Shard::DropStagedPushes(const std::string& restore_id) {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = staged_.find(restore_id);
+    if (it == staged_.end()) return;
+    for (const auto& [name, table] : it->second.tables) names.push_back(name);
+  }
+  // Outside the lock, which is taken while a round is applied.
+  for (const std::string& name : names) stage_.DropTable(name);
+}
+
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   Loaded replaced;  // Freed outside the lock.
+  if (!abort) DropStagedPushes(restore_id);
   MutexLock lock(&mutex_);
   const auto it = staged_.find(restore_id);
   if (it == staged_.end()) {

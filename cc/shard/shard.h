@@ -147,9 +147,11 @@ class Shard {
                                       const std::vector<std::string>& tables,
                                       const std::string& restore_id);
 
-  // Puts what is staged in place, or drops it with `abort`. NotFound if
-  // nothing is staged under `restore_id`; aborting what is not there is OK, and
-  // so is repeating the last commit.
+  // Puts what is staged in place, or drops it with `abort`. What has been
+  // pushed to these tables and is not applied yet is dropped: it belongs to the
+  // time that the restore goes back over. NotFound if nothing is staged under
+  // `restore_id`; aborting what is not there is OK, and so is repeating the
+  // last commit.
   absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
  private:
@@ -168,6 +170,8 @@ class Shard {
                                 absl::Span<const float> gradients,
                                 float learning_rate, bool insert_missing,
                                 const LentThreads* threads) const;
+  // Forgets what waits for its round, of the tables that a restore replaces.
+  void DropStagedPushes(const std::string& restore_id);
   // One optimizer step with the sum or mean of `pushes`.
   absl::Status ApplyRound(const std::string& table,
                           const std::vector<WeightedPush>& pushes,

@@ -19,6 +19,13 @@ absl::Time SteadyNow() {
          absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
+absl::Status NoQueue(const std::string& queue) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no work queue '", queue,
+      "'; make it first. If it was there, the server has been started again: "
+      "restore a checkpoint and begin anew"));
+}
+
 }  // namespace
 
 std::string WorkQueueBarrier(const std::string& queue) {
@@ -41,20 +48,19 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   }
   Group& present = *it->second;
   if (present.options == options) return absl::OkStatus();
-  present.state->Tick(SteadyNow());
+  present.state.Tick(SteadyNow());
   Settle(&present);
-  if (present.state->stats().num_active == 0) {
+  if (present.state.stats().num_active == 0) {
     // What trained here has ended; nobody waits in it, and its open round is
-    // lost.
+    // lost. One that has closed is not: who joins next has it applied.
     for (const OpenAdvance& advance : present.advances) {
-      if (advance.round < present.state->open_round()) continue;
+      if (advance.round < present.state.open_round()) continue;
       const auto queue = present.queues->find(advance.before.queue);
       if (queue != present.queues->end()) queue->second.Revoke(advance.before);
     }
     present.advances.clear();
-    present.num_departures = 0;
     present.options = options;
-    present.state.emplace(options, DrawFirstIncarnation());
+    present.state.Reconfigure(options);
     return absl::OkStatus();
   }
   return absl::AlreadyExistsError(absl::StrCat(
@@ -81,8 +87,8 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const absl::Time now = SteadyNow();
-  found->state->Tick(now);
-  const WorkerGroup::Place member = found->state->Join(worker, now, previous);
+  found->state.Tick(now);
+  const WorkerGroup::Place member = found->state.Join(worker, now, previous);
   Settle(found);
   found->changed.NotifyAll();
   return member;
@@ -99,15 +105,15 @@ absl::Status Coordinator::BeatAndTick(Group* group, uint32_t worker,
                                       uint64_t incarnation) {
   // A worker that comes a little late is alive: its own lease first.
   const absl::Time now = SteadyNow();
-  absl::Status status = group->state->Beat(worker, incarnation, now);
-  group->state->Tick(now);
+  absl::Status status = group->state.Beat(worker, incarnation, now);
+  group->state.Tick(now);
   Settle(group);
   group->changed.NotifyAll();
   return status;
 }
 
 void Coordinator::Settle(Group* group) {
-  WorkerGroup& state = *group->state;
+  WorkerGroup& state = group->state;
   // Before a barrier's opening: the same event may have led to both.
   if (group->num_departures != state.num_departures()) {
     group->num_departures = state.num_departures();
@@ -118,9 +124,13 @@ void Coordinator::Settle(Group* group) {
     }
   }
   const std::string opened = state.TakeOpenedBarrier();
-  if (opened.empty()) return;
+  if (opened.empty() && !state.is_anyone_waiting()) return;
   for (auto& [name, queue] : *group->queues) {
-    if (WorkQueueBarrier(name) == opened) queue.EndEpochIfFinished();
+    const std::string barrier = WorkQueueBarrier(name);
+    if (barrier == opened) queue.EndEpochIfFinished();
+    // Who waits there while others work takes over what one has left that died,
+    // and one that comes late, from an epoch that is over, does not wait.
+    if (!queue.is_exhausted()) state.Release(barrier);
   }
 }
 
@@ -130,7 +140,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
     const std::vector<WorkProgress>& progress) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  WorkerGroup& state = *found->state;
+  WorkerGroup& state = found->state;
   const bool advances =
       !progress.empty() && state.ClockOf(worker, incarnation) == clock;
   if (advances) {
@@ -156,7 +166,9 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
       WorkQueue& queue = found->queues->at(each.queue);
       WorkProgress before = each;
       before.offset = queue.offset_of(worker);
-      if (is_open) open.push_back({open_round, std::move(before)});
+      if (is_open) {
+        open.push_back({open_round, incarnation, clock, std::move(before)});
+      }
       queue.Advance(worker, incarnation, each).IgnoreError();  // Was checked.
     }
   }
@@ -171,7 +183,7 @@ absl::Status Coordinator::Leave(const std::string& group, uint32_t worker,
                                 uint64_t incarnation) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  found->state->Leave(worker, incarnation);
+  found->state.Leave(worker, incarnation);
   Settle(found);
   found->changed.NotifyAll();
   return absl::OkStatus();
@@ -184,11 +196,11 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
   for (;;) {
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
     const absl::Time now = SteadyNow();
-    TFSWITCH_RETURN_IF_ERROR(group->state->Beat(worker, incarnation, now));
-    const WorkerGroup::Stats before = group->state->stats();
-    group->state->Tick(now);
+    TFSWITCH_RETURN_IF_ERROR(group->state.Beat(worker, incarnation, now));
+    const WorkerGroup::Stats before = group->state.stats();
+    group->state.Tick(now);
     Settle(group);
-    const WorkerGroup::Stats after = group->state->stats();
+    const WorkerGroup::Stats after = group->state.stats();
     if (after.expired != before.expired || after.rounds != before.rounds) {
       group->changed.NotifyAll();
     }
@@ -200,7 +212,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
     // Its own lease is renewed well before it ends.
     group->changed.WaitFor(
         &mutex_, std::max(absl::Milliseconds(1),
-                          std::min({left, group->state->NextTick() - now,
+                          std::min({left, group->state.NextTick() - now,
                                     group->options.lease / 3})));
   }
 }
@@ -214,13 +226,13 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const std::string& group,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, worker, incarnation, deadline,
-      [&] { return found->state->open_round() > number; },
+      [&] { return found->state.open_round() > number; },
       [&] {
         return absl::StrCat("group '", group, "': round ", number,
                             " waits for ",
-                            found->state->DescribeMissing(number));
+                            found->state.DescribeMissing(number));
       }));
-  return found->state->ClosedRound(number);
+  return found->state.ClosedRound(number);
 }
 
 absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
@@ -235,12 +247,12 @@ absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   return Wait(
       found, worker, incarnation, deadline,
-      [&] { return found->state->MayProceed(clock, staleness); },
+      [&] { return found->state.MayProceed(clock, staleness); },
       [&] {
         return absl::StrCat("group '", group, "': worker ", worker,
                             " has ended ", clock, " steps, may be ", staleness,
                             " ahead, and waits for ",
-                            found->state->DescribeBehind(clock - staleness));
+                            found->state.DescribeBehind(clock - staleness));
       });
 }
 
@@ -250,20 +262,20 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(
-      found->state->Enter(worker, incarnation, barrier, visit, SteadyNow()));
+      found->state.Enter(worker, incarnation, barrier, visit, SteadyNow()));
   Settle(found);
   found->changed.NotifyAll();
   absl::StatusOr<std::optional<WorkerGroup::Place>> place;
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, worker, incarnation, deadline,
       [&] {
-        place = found->state->PlaceAfterBarrier(worker, incarnation);
+        place = found->state.PlaceAfterBarrier(worker, incarnation);
         return !place.ok() || place->has_value();
       },
       [&] {
         return absl::StrCat("group '", group, "': barrier '", barrier,
                             "' waits for ",
-                            found->state->DescribeAbsent(barrier));
+                            found->state.DescribeAbsent(barrier));
       }));
   TFSWITCH_RETURN_IF_ERROR(place.status());
   return **place;
@@ -273,17 +285,14 @@ absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
     const std::string& group) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  return found->state->stats();
+  return found->state.stats();
 }
 
 absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const Group& group,
                                                   const std::string& queue) {
   const auto it = group.queues->find(queue);
   if (it != group.queues->end()) return &it->second;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no work queue '", queue,
-      "'; make it first. If it was there, the server has been started again: "
-      "restore a checkpoint and begin anew"));
+  return NoQueue(queue);
 }
 
 absl::Status Coordinator::CreateWorkQueue(const std::string& group,
@@ -332,9 +341,13 @@ absl::Status Coordinator::FinishWorkItem(const std::string& group,
 absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(
     const std::string& group, const std::string& queue) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* asked, FindQueue(*found, queue));
-  return asked->stats();
+  // A server that was started again may have the queue, of a checkpoint, and
+  // not the group.
+  const auto queues = queues_.find(group);
+  if (queues == queues_.end()) return NoQueue(queue);
+  const auto asked = queues->second.find(queue);
+  if (asked == queues->second.end()) return NoQueue(queue);
+  return asked->second.stats();
 }
 
 std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
@@ -346,9 +359,10 @@ std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
       saved.push_back({group_name, name, queue.options(), queue.state()});
       if (group == groups_.end()) continue;
       WorkQueue::State& state = saved.back().state;
-      for (const auto& [round, before] : group->second->advances) {
+      for (const OpenAdvance& advance : group->second->advances) {
+        const WorkProgress& before = advance.before;
         if (before.queue != name || before.epoch != state.epoch ||
-            round < group->second->state->open_round()) {
+            advance.round < group->second->state.open_round()) {
           continue;
         }
         const auto [it, is_new] =
@@ -364,9 +378,15 @@ absl::Status Coordinator::CheckRestore(
     const std::vector<SavedWorkQueue>& saved) {
   MutexLock lock(&mutex_);
   for (const SavedWorkQueue& each : saved) {
-    TFSWITCH_RETURN_IF_ERROR(each.options.Validate());
-    TFSWITCH_RETURN_IF_ERROR(
-        WorkQueue(each.queue, each.options).Restore(each.state));
+    absl::Status status = each.options.Validate();
+    if (status.ok()) {
+      status = WorkQueue(each.queue, each.options).Restore(each.state);
+    }
+    if (!status.ok()) {
+      return absl::DataLossError(absl::StrCat("saved work queue '", each.queue,
+                                              "' of group '", each.group,
+                                              "': ", status.message()));
+    }
     const auto queues = queues_.find(each.group);
     if (queues == queues_.end()) continue;
     const auto present = queues->second.find(each.queue);
@@ -377,8 +397,9 @@ absl::Status Coordinator::CheckRestore(
     return absl::FailedPreconditionError(absl::StrCat(
         "work queue '", each.queue, "' of group '", each.group,
         "' has other settings than the saved one: ", difference,
-        " by the checkpoint; make it with the saved ones, or restore before it "
-        "is made"));
+        " by the checkpoint; make it with the saved ones or under another "
+        "name, on servers where it is not there yet, or restore tables alone, "
+        "with tables=[...]"));
   }
   return absl::OkStatus();
 }
@@ -394,11 +415,17 @@ void Coordinator::RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved) {
     const auto group = groups_.find(each.group);
     if (group == groups_.end()) continue;
     std::vector<OpenAdvance>& open = group->second->advances;
-    open.erase(std::remove_if(open.begin(), open.end(),
-                              [&](const OpenAdvance& advance) {
-                                return advance.before.queue == each.queue;
-                              }),
-               open.end());
+    const auto of_others = std::stable_partition(
+        open.begin(), open.end(), [&](const OpenAdvance& advance) {
+          return advance.before.queue == each.queue;
+        });
+    std::for_each(open.begin(), of_others, [&](const OpenAdvance& advance) {
+      group->second->state.Void(advance.incarnation, advance.clock);
+    });
+    open.erase(open.begin(), of_others);
+    // Who waits for the end of its epoch may have something to take.
+    Settle(group->second.get());
+    group->second->changed.NotifyAll();
   }
 }
 

@@ -96,24 +96,27 @@ class Coordinator {
 
   // The events of WorkQueue, with its errors and those of Beat();
   // FailedPrecondition if there is no such queue. A worker that goes returns
-  // its items. Those who get none wait at WorkQueueBarrier(queue), and when it
-  // opens the epoch is over, if all items are finished.
+  // its items. Those who get none wait at WorkQueueBarrier(queue) until there
+  // is one to take again, or all wait there: then the epoch is over, if all
+  // items are finished.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const std::string& group, uint32_t worker, uint64_t incarnation,
       const std::string& queue);
   absl::Status FinishWorkItem(const std::string& group, uint32_t worker,
                               uint64_t incarnation, const std::string& queue,
                               int64_t epoch, int64_t index);
+  // Also of a queue that was restored, and whose group is not there yet.
   absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& group,
                                                   const std::string& queue);
 
   // All queues, without what has been contributed to rounds that are open.
   std::vector<SavedWorkQueue> SaveWorkQueues();
   // FailedPrecondition, saying what differs, if a queue is there with other
-  // options; DataLoss if a state does not fit its options.
+  // options; DataLoss if options make no sense or a state does not fit them.
   absl::Status CheckRestore(const std::vector<SavedWorkQueue>& saved);
   // Puts saved queues in the place of those of their names, whose workers have
-  // to take their items anew.
+  // to take their items anew. What has advanced these in an open round counts
+  // for nothing, as it is trained again.
   //
   // REQUIRES: CheckRestore() is OK.
   void RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved);
@@ -124,19 +127,22 @@ class Coordinator {
  private:
   using WorkQueues = std::map<std::string, WorkQueue>;
 
-  // An advance that counts with a round: where the item was before.
+  // An advance that counts with a round: by which step, and where the item was
+  // before.
   struct OpenAdvance {
     int64_t round = 0;
+    uint64_t incarnation = 0;
+    int64_t clock = 0;
     WorkProgress before;
   };
 
   struct Group {
     Group(const WorkerGroupOptions& group_options, WorkQueues* group_queues)
         : options(group_options),
-          state(std::in_place, group_options, DrawFirstIncarnation()),
+          state(group_options, DrawFirstIncarnation()),
           queues(group_queues) {}
     WorkerGroupOptions options;
-    std::optional<WorkerGroup> state;   // Always there.
+    WorkerGroup state;
     WorkQueues* const queues;           // In queues_.
     int64_t num_departures = 0;         // Whose items have been returned.
     std::vector<OpenAdvance> advances;  // Of open rounds, and maybe older ones.

@@ -124,6 +124,12 @@ class WorkQueue {
   // Begins the next epoch if all items of this one are finished.
   void EndEpochIfFinished();
 
+  // Whether there is nothing to take until somebody returns an item, or the
+  // epoch ends.
+  bool is_exhausted() const {
+    return !is_over() && returned_.empty() && num_taken_ == num_items();
+  }
+
   // How far the item is that the worker has; REQUIRES: CheckAdvance() is OK.
   int64_t offset_of(uint32_t worker) const { return leases_.at(worker).offset; }
 

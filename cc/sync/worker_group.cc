@@ -78,19 +78,29 @@ void WorkerGroup::Withdraw(const Predicate& is_meant) {
   open_.erase(withdrawn, open_.end());
 }
 
+void WorkerGroup::BeginAnew() {
+  first_of_present_run_ = next_incarnation_;
+  num_openings_ = 0;
+  last_clock_ = 0;
+  // What is left over is of a run that never began.
+  Withdraw([](const Contribution&) { return true; });
+  seen_.clear();
+  waits_for_joins_ = options_.num_workers > 0;
+  joins_end_ = absl::InfiniteFuture();
+}
+
+void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {
+  options_ = options;
+  for (Contribution& each : open_) each.stands = false;
+  BeginAnew();
+}
+
 WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
                                      uint64_t previous) {
   const bool comes_back =
       previous >= first_of_present_run_ && previous < next_incarnation_;
   if (workers_.empty() && !seen_.empty() && !comes_back) {
-    // All have gone: begin anew. What is left over is of a run that never
-    // began.
-    first_of_present_run_ = next_incarnation_;
-    num_openings_ = 0;
-    last_clock_ = 0;
-    Withdraw([](const Contribution&) { return true; });
-    seen_.clear();
-    waits_for_joins_ = options_.num_workers > 0;
+    BeginAnew();
   }
   // Those who are waited for begin together; a late one begins as far as the
   // slowest, so that nobody has to wait for it to catch up.
@@ -201,7 +211,8 @@ absl::StatusOr<std::optional<WorkerGroup::Place>>
 WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
   TFSWITCH_ASSIGN_OR_RETURN(const Worker* found, Find(worker, incarnation));
   if (!found->is_waiting()) {
-    return Place{incarnation, found->clock, open_round_};
+    return Place{incarnation, found->clock,
+                 std::max(found->last_round + 1, open_round_)};
   }
   if (waits_for_joins_ || BarrierToOpen() != nullptr ||
       !std::all_of(workers_.begin(), workers_.end(),
@@ -216,6 +227,24 @@ WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
       absl::StrCat("all workers wait at barriers, and not at the same: ",
                    absl::StrJoin(places, ", "),
                    "; have all come to the same barriers in the same order"));
+}
+
+void WorkerGroup::Release(const std::string& barrier) {
+  const int64_t slowest = std::min(SlowestClock(), last_clock_);
+  for (auto& [id, worker] : workers_) {
+    if (worker.barrier != barrier) continue;
+    worker.barrier.clear();
+    worker.clock = std::max(worker.clock, slowest);
+    worker.last_round = std::max(worker.last_round, open_round_ - 1);
+  }
+}
+
+void WorkerGroup::Void(uint64_t incarnation, int64_t clock) {
+  for (Contribution& each : open_) {
+    if (each.incarnation == incarnation && each.clock == clock) {
+      each.weight = 0.0;
+    }
+  }
 }
 
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
@@ -403,6 +432,11 @@ bool WorkerGroup::IsMember(uint32_t worker, uint64_t incarnation) const {
 
 int64_t WorkerGroup::ClockOf(uint32_t worker, uint64_t incarnation) const {
   return IsMember(worker, incarnation) ? workers_.at(worker).clock : -1;
+}
+
+bool WorkerGroup::is_anyone_waiting() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& w) { return w.second.is_waiting(); });
 }
 
 std::string WorkerGroup::TakeOpenedBarrier() {

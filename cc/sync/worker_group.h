@@ -150,6 +150,13 @@ class WorkerGroup {
   explicit WorkerGroup(const WorkerGroupOptions& options,
                        uint64_t first_incarnation = 1);
 
+  // Begins anew with other options. Closed rounds stay, for whoever joins next
+  // to bring them in; contributions to the open one are withdrawn, also those
+  // that stand.
+  //
+  // REQUIRES: nobody is there, options.Validate() is OK.
+  void Reconfigure(const WorkerGroupOptions& options);
+
   // A worker that is there already has been started anew: its new incarnation
   // takes its place. What the old one has contributed to the open round is
   // withdrawn, for it has not heard that it counts; unless a round takes many
@@ -189,6 +196,15 @@ class WorkerGroup {
   // wait, and those that came by the last barrier do not wait at the same.
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
+
+  // Whoever waits at `barrier` goes on, though not all do: there is something
+  // else to do. Each as far as the slowest, so that nobody has to wait for it
+  // to catch up.
+  void Release(const std::string& barrier);
+
+  // What the step has contributed to the open round weighs nothing, so that it
+  // counts for nothing and whoever waits for the round gets it.
+  void Void(uint64_t incarnation, int64_t clock);
 
   // The worker has no more data, or gives up. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);
@@ -230,6 +246,7 @@ class WorkerGroup {
   int64_t num_departures() const { return num_departures_; }
   // The steps that a member has ended; -1 if it is none.
   int64_t ClockOf(uint32_t worker, uint64_t incarnation) const;
+  bool is_anyone_waiting() const;  // At a barrier.
   // The barrier that has opened since this was called last; empty if none has.
   std::string TakeOpenedBarrier();
   Stats stats() const;
@@ -263,6 +280,8 @@ class WorkerGroup {
   // "worker 3 (at step 17), ..." for those of whom is_named(worker) is true.
   template <typename Predicate>
   std::string Describe(const Predicate& is_named) const;
+  // All have gone; the next one to join is the first.
+  void BeginAnew();
   // What an event has led to; to be called after each.
   void Settle();
   void CloseIfComplete();
@@ -270,7 +289,7 @@ class WorkerGroup {
   // All wait, and there is one barrier to open: null if not.
   const std::string* BarrierToOpen() const;
 
-  const WorkerGroupOptions options_;
+  WorkerGroupOptions options_;
   const uint64_t group_instance_;
   std::map<uint32_t, Worker> workers_;  // The active ones, in order.
   std::set<uint32_t> ever_joined_;

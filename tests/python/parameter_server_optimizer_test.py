@@ -243,6 +243,18 @@ def test_a_schedule_is_followed_step_by_step(cluster):
     assert_same_weights(model, plain)
 
 
+def test_the_end_of_the_data_is_no_step_of_a_schedule(cluster):
+    """Of data whose length is not known the last call finds nothing."""
+    model = make_model(on_servers("sgd", "bsp"))
+    batches = tf.data.Dataset.from_tensor_slices((FEATURES, TARGETS)).batch(4)
+    batches = batches.filter(lambda *_: True)
+
+    model.fit(batches, verbose=0)
+
+    num_steps = model.optimizer.worker.stats()["clock"]
+    assert int(model.optimizer.iterations.numpy()) == num_steps > 0
+
+
 def test_the_learning_rate_changes_between_and_during_fits(cluster):
     plain = make_model(OPTIMIZERS["adam"]())
     model = make_model(on_servers(OPTIMIZERS["adam"]()))

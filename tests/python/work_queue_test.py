@@ -1,6 +1,7 @@
 """tsw.data.WorkQueue: items for all workers, each sample once an epoch."""
 
 import contextlib
+import json
 import random
 import threading
 
@@ -230,6 +231,45 @@ def test_a_step_counts_though_its_worker_is_started_anew(client):
     assert counts_of(table).sum() == 3.0
 
 
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_a_step_counts_though_its_job_is_started_anew(client, num_workers):
+    """On the same servers, also with other settings of the group."""
+    workers = join_workers(client, 2, consistency=SUM)
+    waiting = Call(train_three, workers[0], client(0))
+    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
+    end_job(workers, waiting)
+
+    again = in_threads(
+        *(
+            lambda n=n: Worker(
+                n, num_workers, consistency=SUM, cluster=client(10 + n)
+            )
+            for n in range(num_workers)
+        )
+    )
+
+    assert make_queue(again[0], FILES).take().offset == 3
+    assert counts_of(make_counts(client(10))).sum() == 3.0
+
+
+def train_three(worker, cluster):
+    """A step with the first samples of the first item."""
+    item = make_queue(worker, FILES).take()
+    item.advance(3)
+    ids = [id_of("a", i) for i in range(3)]
+    make_counts(cluster).push(ids, np.ones((3, 1)))
+    worker.end_step(weight=3)
+
+
+def end_job(workers, *calls):
+    """As if it were killed, and all leases had ended."""
+    for worker in workers:
+        worker._native.leave_group(10.0)
+    for call in calls:
+        with contextlib.suppress(RuntimeError):
+            call.result()
+
+
 def test_an_item_of_one_that_was_given_up_is_lost(client, capfd):
     worker = Worker(0, 1, consistency=SUM, cluster=client(0))
     queue = make_queue(worker)
@@ -297,13 +337,25 @@ def test_a_queue_of_a_worker_that_is_over_says_so(local):
     assert make_queue(worker).take().value == "a"
 
 
-def test_a_server_that_was_started_again_knows_no_queue(local):
-    worker = Worker(0, 1, cluster=local(0))
-    queue = make_queue(worker)
-    queue._name = "gone"
-
-    with pytest.raises(RuntimeError, match=r"no work queue 'gone'.*restore"):
-        queue.take()
+def test_a_server_that_was_started_again_knows_no_queue():
+    with (
+        tsw.Server() as server,
+        tsw.Cluster(f"grpc://{server.address}", timeout=20.0) as cluster,
+    ):
+        address = server.address
+        queue = make_queue(Worker(0, 1, cluster=cluster))
+        server.stop()
+        with tsw.Server(address):
+            for call in (
+                lambda: next(queue.epochs()),
+                queue.stats,
+                queue.finish_epoch,
+                queue.take,
+            ):
+                with pytest.raises(
+                    RuntimeError, match=r"no work queue 'train'.*restore"
+                ):
+                    call()
 
 
 # --- Epochs ------------------------------------------------------------------
@@ -320,11 +372,10 @@ def test_one_worker_gets_everything_in_each_epoch(client):
     assert list(queue.epochs()) == []
     assert queue.finish_epoch()
     assert queue.take() is None
-    # One that is started again late gets nothing.
-    assert (
-        list(make_queue(worker, FILES, epochs=3, shuffle=True, seed=4).epochs())
-        == []
-    )
+    # One that is started again late gets nothing, and hears of that.
+    with pytest.warns(UserWarning, match=r"'train' .*give it another name"):
+        late = make_queue(worker, FILES, epochs=3, shuffle=True, seed=4)
+    assert list(late.epochs()) == []
 
 
 def test_an_epoch_has_to_be_gone_through(local):
@@ -502,17 +553,85 @@ def test_going_back_in_time_takes_items_away(client, tmp_path):
     np.testing.assert_array_equal(counts_of(table), 1.0)
 
 
+def test_going_back_in_time_takes_back_the_steps_of_an_open_round(
+    client, tmp_path
+):
+    workers = join_workers(client, 2, consistency=SUM)
+    table = make_counts(client(0))
+    make_queue(workers[0], FILES)
+    client(0).save(tmp_path)
+    waiting = Call(train_three, workers[0], client(0))
+    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
+
+    client(1).restore(tmp_path)  # By the other, between two of its steps.
+    workers[1].end_step()
+    waiting.result()
+
+    assert counts_of(table).sum() == 0.0
+    assert workers[1].stats()["workers"]["samples"] == 1.0
+    assert make_queue(workers[1], FILES).take().offset == 0
+
+
+def test_going_back_in_time_takes_back_what_a_killed_job_has_left(
+    client, tmp_path
+):
+    workers = join_workers(client, 2, consistency=SUM)
+    make_queue(workers[0], FILES)
+    make_counts(client(0))
+    client(0).save(tmp_path)
+    waiting = Call(train_three, workers[0], client(0))
+    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
+    end_job(workers, waiting)
+
+    client(10).restore(tmp_path)
+    again = Worker(0, 2, consistency=SUM, cluster=client(10))
+
+    # It has brought in the round that closed when the workers went.
+    assert again.stats()["round"] == 1
+    assert counts_of(make_counts(client(10))).sum() == 0.0
+    assert make_queue(again, FILES).take().offset == 0
+
+
 def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
     client, tmp_path
 ):
     queue = make_queue(Worker(0, 1, cluster=client(0)), FILES)
+    make_counts(client(0))
     client(0).save(tmp_path)
 
     with running_clients(1) as other:
         make_queue(Worker(0, 1, cluster=other(0)), FILES[:2])
-        with pytest.raises(RuntimeError, match="number of items: 2 here, 5"):
+        with pytest.raises(
+            RuntimeError, match=r"number of items: 2 here, 5.*tables=\[\.\.\.\]"
+        ):
             other(0).restore(tmp_path)
+        # As the message says.
+        make_counts(other(0))
+        other(0).restore(tmp_path, tables=["counts"])
     assert queue.stats()["items"] == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": []},
+        {"epochs": 0},
+        {"num_taken": 7},
+        {"unfinished": [{"item": 1, "offset": 0}]},
+        {"epoch": "x"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_damaged_queue_stops_a_restore(local, tmp_path, change):
+    make_queue(Worker(0, 1, cluster=local(0)))
+    local(0).save(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    saved = json.loads(manifest.read_text())
+    saved["work_queues"][0].update(change)
+    manifest.write_text(json.dumps(saved))
+
+    with pytest.raises(OSError, match=f"checkpoint '{tmp_path}': .*queue"):
+        local(0).restore(tmp_path)
 
 
 # --- Datasets for fit --------------------------------------------------------
@@ -539,45 +658,58 @@ class Count(keras.callbacks.Callback):
         super().__init__()
         self.queue = queue
         self.epochs = []
+        self.iterations = []
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append(self.queue.stats()["epoch"])
+        self.iterations.append(int(self.model.optimizer.iterations.numpy()))
 
 
-def fit(worker, queue, cluster):
+def make_model(worker):
     # The loss's gradient is 1 for each sample's row.
+    table = make_counts(worker.cluster, worker.consistency)
     ids = keras.Input((1,), dtype="int64")
-    rows = tsw.keras.DynamicEmbedding(1, table=make_counts(cluster))(ids)
-    rows = keras.layers.Flatten()(rows)
+    rows = keras.layers.Flatten()(
+        tsw.keras.DynamicEmbedding(1, table=table)(ids)
+    )
     dense = keras.layers.Dense(1)(keras.layers.Rescaling(0.0)(rows))
     model = keras.Model(ids, keras.layers.Add()([rows, dense]))
     model.compile(
         tsw.keras.ParameterServerOptimizer(
-            tsw.optimizers.SGD(1.0), consistency=SUM, worker=worker
+            tsw.optimizers.SGD(1.0),
+            consistency=worker.consistency,
+            worker=worker,
         ),
         lambda _, y: y * tf.cast(tf.shape(y)[0], tf.float32),
     )
+    return model
+
+
+def fit_epoch(model, epoch, *callbacks):
+    model.fit(
+        epoch.dataset(read, SIGNATURE),
+        initial_epoch=epoch.number,
+        epochs=epoch.number + 1,
+        callbacks=[tsw.keras.SyncEpochs(), *callbacks],
+        verbose=0,
+    )
+
+
+def fit(queue):
+    model = make_model(queue.worker)
     count = Count(queue)
     for epoch in queue.epochs():
-        model.fit(
-            epoch.dataset(read, SIGNATURE),
-            initial_epoch=epoch.number,
-            epochs=epoch.number + 1,
-            callbacks=[tsw.keras.SyncEpochs(), count],
-            verbose=0,
-        )
-    return count.epochs
+        fit_epoch(model, epoch, count)
+    return count
 
 
 def test_fit_trains_every_sample_once_an_epoch(client):
     workers = join_workers(client, 2, consistency=SUM)
     queues = [make_queue(w, FILES, epochs=2) for w in workers]
 
-    ends = in_threads(
-        *(lambda n=n: fit(workers[n], queues[n], client(n)) for n in range(2))
-    )
+    ends = in_threads(*(lambda n=n: fit(queues[n]) for n in range(2)))
 
-    assert ends == [[1, 2]] * 2
+    assert [each.epochs for each in ends] == [[1, 2]] * 2
     np.testing.assert_allclose(
         counts_of(make_counts(client(0))), 2.0, rtol=1e-5
     )
@@ -591,14 +723,44 @@ def test_fit_takes_an_epoch_without_a_batch(local):
     workers = join_workers(local, 2, consistency=SUM)
     queues = [make_queue(w, ["a"], epochs=3) for w in workers]
 
-    ends = in_threads(
-        *(lambda n=n: fit(workers[n], queues[n], local(n)) for n in range(2))
-    )
+    ends = in_threads(*(lambda n=n: fit(queues[n]) for n in range(2)))
 
-    assert ends == [[1, 2, 3]] * 2
+    assert [each.epochs for each in ends] == [[1, 2, 3]] * 2
     np.testing.assert_allclose(
         counts_of(make_counts(local(0)), ["a"]), 3.0, rtol=1e-5
     )
+    # Schedules go on in one that has had no batch. (The file has 3.)
+    assert [each.iterations for each in ends] == [[3, 6, 9]] * 2
+
+
+@pytest.mark.parametrize("consistency", ["asp", SUM], ids=["asp", "bsp"])
+def test_fit_stays_in_the_group_between_epochs(local, consistency):
+    """One that comes back would wait for those who are given up once more."""
+    worker, dead = join_workers(local, 2, consistency=consistency)
+    dead._native.leave_group(10.0)  # The lease as if it had ended.
+    queue = make_queue(worker, ["a"], epochs=3)
+    model = make_model(worker)
+    actives = []
+
+    def train_all():
+        for epoch in queue.epochs():
+            fit_epoch(model, epoch)
+            actives.append(worker.stats()["workers"]["active"])
+
+    Call(train_all).result()
+
+    assert actives == [1, 1, 0]
+    assert worker.stats()["workers"]["rejoined"] == 0
+
+
+def test_a_loop_over_epochs_that_is_left_early_leaves_the_group(local):
+    worker = Worker(0, 1, consistency=SUM, cluster=local(0))
+    model = make_model(worker)
+    for epoch in make_queue(worker, ["a"], epochs=3).epochs():
+        fit_epoch(model, epoch)
+        break
+
+    assert worker.stats()["workers"]["active"] == 0
 
 
 def test_a_dataset_reads_nothing_ahead(local):
@@ -638,6 +800,41 @@ def test_a_dataset_goes_on_when_an_item_is_lost(local):
         worker.end_step(weight=len(ids))
     # The second step did not count, and is trained once more.
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_batch_that_was_not_trained_comes_again(local, is_made_anew):
+    """After an error in a step, or Ctrl-C."""
+    worker = Worker(0, 1, consistency="bsp", cluster=local(0))
+    queue = make_queue(worker, ["a"])
+    seen = []
+    for count in (2, 99):
+        for number, (ids, _) in enumerate(
+            next(queue.epochs()).dataset(read, SIGNATURE), 1
+        ):
+            seen.append(ids.numpy()[:, 0].tolist())
+            if number == count:
+                break
+            worker.end_step(weight=len(ids))
+        if is_made_anew and count == 2:
+            queue = make_queue(worker, ["a"])
+
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_batch_that_was_pushed_does_not_come_again(local):
+    """It counts with the next end of a step."""
+    worker = Worker(0, 1, consistency=SUM, cluster=local(0))
+    table = make_counts(local(0))
+    queue = make_queue(worker, ["a"])
+    for ids, _ in next(queue.epochs()).dataset(read, SIGNATURE):
+        table.push(ids, np.ones((len(ids), 1, 1)))
+        break
+    for ids, _ in next(queue.epochs()).dataset(read, SIGNATURE):
+        table.push(ids, np.ones((len(ids), 1, 1)))
+        worker.end_step(weight=len(ids))
+
+    np.testing.assert_array_equal(counts_of(table, ["a"]), 1.0)
 
 
 def test_an_epoch_is_gone_through_once(local):

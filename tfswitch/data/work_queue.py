@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class WorkItem:
         self.value = value
         self._queue = queue
         self._offset = offset
+        self._counted = offset  # Where the present step began.
         self._is_finished = False
         self._is_replaced = False
 
@@ -103,12 +105,9 @@ class WorkItem:
                 "another one"
             )
         self._check_is_own()
-        offset = self._offset + int(num_samples)
-        native = self._queue._native
-        native.advance_work_item(
-            self._queue.name, self.epoch, self.index, offset
-        )
-        self._offset = offset
+        if self._state() != _native.work_item_in_step:
+            self._counted = self._offset
+        self._move_to(self._offset + int(num_samples))
 
     def finish(self) -> None:
         """Says that nothing is left of the item. Idempotent.
@@ -136,6 +135,20 @@ class WorkItem:
             f"item {self.index} ({self.value!r}) of epoch {self.epoch} of "
             f"work queue {self._queue.name!r}"
         )
+
+    def _begin_step_anew(self) -> None:
+        """Takes back what was advanced in a step that has pushed nothing."""
+        if (
+            self._state() == _native.work_item_in_step
+            and not self._queue.worker.stats()["in_step"]
+        ):
+            self._move_to(self._counted)
+
+    def _move_to(self, offset: int) -> None:
+        self._queue._native.advance_work_item(
+            self._queue.name, self.epoch, self.index, offset
+        )
+        self._offset = offset
 
     def _state(self) -> int:
         self._queue._worker._check_is_present()
@@ -225,6 +238,8 @@ class Epoch:
 
         def batches() -> Iterator[Any]:
             for item in self:
+                # A `fit` that has failed may have asked for a batch.
+                item._begin_step_anew()
                 for batch in read(item.value, item.offset):
                     item.advance(_num_samples(batch))
                     yield batch
@@ -370,6 +385,13 @@ class WorkQueue:
                 }
             ),
         )
+        if self.stats()["epoch"] >= self._num_epochs:
+            warnings.warn(
+                f"work queue {name!r} of group {worker.group!r} has come to "
+                "its end and hands out nothing more. For another run on the "
+                "same servers give it another name",
+                stacklevel=2,
+            )
 
     @property
     def name(self) -> str:
@@ -389,20 +411,23 @@ class WorkQueue:
     def epochs(self) -> Iterator[Epoch]:
         """Yields the epochs that are left, from the one where the queue is.
 
-        Each has to be gone through to its end before the next one.
+        Each has to be gone through to its end before the next one. A `fit` of
+        one that is not the last does not leave the group when it ends.
 
         Raises:
             RuntimeError: If it was not.
         """
-        while (number := self.stats()["epoch"]) < self._num_epochs:
-            epoch = Epoch(self, number)
-            yield epoch
-            if not epoch._is_over:
-                raise RuntimeError(
-                    f"epoch {number} of work queue {self._name!r} has not "
-                    "ended: go through all its items before the next epoch, or "
-                    "leave the loop over epochs, too"
-                )
+        with self._worker._more_to_train() as is_more:
+            while (number := self.stats()["epoch"]) < self._num_epochs:
+                is_more(number + 1 < self._num_epochs)
+                epoch = Epoch(self, number)
+                yield epoch
+                if not epoch._is_over:
+                    raise RuntimeError(
+                        f"epoch {number} of work queue {self._name!r} has not "
+                        "ended: go through all its items before the next "
+                        "epoch, or leave the loop over epochs, too"
+                    )
 
     def take(self) -> WorkItem | None:
         """Returns an item to train, or None if there is none now; never waits.

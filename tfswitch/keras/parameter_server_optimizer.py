@@ -29,7 +29,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
     Each step pushes the gradients, ends the step of this process's
     `tfswitch.train.Worker`, and pulls the new values; the step itself is taken
     on the servers. `fit` leaves the group when it ends, so nobody waits for a
-    worker whose data is used up.
+    worker whose data is used up; of the epochs of a `tfswitch.data.WorkQueue`
+    the last one does.
 
     `DynamicEmbedding` layers push by themselves, on the way back. For them to
     train synchronously as well, give them the same `consistency`.
@@ -304,7 +305,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
                 ended = embedding_ops.end_step(table.handle, weight)
         with tf.control_dependencies([ended]):
             self.pull()
-        self.iterations.assign_add(1)
+            # Not by the call that finds the end of the data.
+            self.iterations.assign_add(1)
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
         present = [g for g in gradients if g is not None]
@@ -325,14 +327,15 @@ class ParameterServerOptimizer(_backend.Optimizer):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Pulls the last values and leaves the group; `fit` calls it.
 
-        The next step joins again.
+        The next step joins again. In the loop over `WorkQueue.epochs` the
+        worker leaves after the last one only.
         """
         if self._servers.table is None:
             return
         try:
             self.pull()
         finally:
-            self.worker.leave()
+            self.worker._leave_after_fit()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments; `worker` and `cluster` are not among them."""

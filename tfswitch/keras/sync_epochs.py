@@ -42,7 +42,7 @@ class SyncEpochs(_backend.Callback):
         self._timeout_secs = timeout_secs
         self._is_open = False
         self._iterations = 0  # When the epoch began.
-        self._first_clock: int | None = None  # When its first step did.
+        self._first_clock: int | None = None  # When the epoch or a step did.
 
     def on_train_begin(self, logs: Any = None) -> None:
         if not isinstance(self._optimizer, ParameterServerOptimizer):
@@ -56,6 +56,16 @@ class SyncEpochs(_backend.Callback):
         self._is_open = True
         self._iterations = int(self._optimizer.iterations.numpy())
         self._first_clock = None
+        servers = self._optimizer._servers
+        if servers.worker is None:
+            return
+        present = servers.worker.stats()
+        if present["left"]:
+            return  # It joins at its first step.
+        # Waiting for something in a work queue moves the clock as well.
+        self._first_clock = present["clock"]
+        if servers.table is None:  # Where it will begin; see `build`.
+            self._iterations = max(self._iterations, present["clock"])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._first_clock is None:

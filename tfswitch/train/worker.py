@@ -6,6 +6,7 @@ import json
 import math
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -148,6 +149,10 @@ class Worker:
                 }
             )
         )
+        # The loops that have more to train after a `fit`, and whether one has
+        # ended meanwhile.
+        self._loops: set[object] = set()
+        self._leaves_after_loops = False
         _present[self._place] = self
         # Who ends by itself does not leave its lease to run out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
@@ -276,6 +281,34 @@ class Worker:
         if _present.get(self._place) is self:
             self._native.leave_group(math.inf)
 
+    def _leave_after_fit(self) -> None:
+        # Whoever comes back first when all have left waits for all once more,
+        # also for those that the group has given up.
+        if self._loops:
+            self._leaves_after_loops = True
+        else:
+            self.leave()
+
+    @contextlib.contextmanager
+    def _more_to_train(self) -> Iterator[Callable[[bool], None]]:
+        """A loop that may call `fit`; it says whether that is not the last."""
+        loop = object()
+
+        def is_more(more: bool) -> None:
+            if more:
+                self._loops.add(loop)
+            else:
+                self._loops.discard(loop)
+
+        try:
+            yield is_more
+        finally:
+            is_more(False)
+            if self._leaves_after_loops and not self._loops:
+                self._leaves_after_loops = False
+                if not self._cluster.closed:
+                    self._part()
+
     def _part(self) -> None:
         # Nobody has to wait for one whose servers have gone.
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -288,10 +321,11 @@ class Worker:
         Returns:
             A dict: "clock": the worker's clock, which grows by 1 with each step
             and begins at that of the slowest worker; "round": to which its next
-            step contributes; "dropped_steps": steps that did not count;
-            "in_step": whether something has been pushed
-            since the last step ended; "waits": how often and how long it has
-            waited for others ("count", "total_s", "longest_s"); "workers": of
+            step contributes; "dropped_steps": steps that did not count; "left":
+            whether it has left, and its next step joins again; "in_step":
+            whether something has been pushed since the last step ended;
+            "waits": how often and how long it has waited for others ("count",
+            "total_s", "longest_s"); "workers": of
             the group, "active", "waiting" (of these, at a barrier), "rounds",
             "contributions", "samples" (the sum of their weights), "dropped",
             "carried", "expired", "rejoined", and "staleness",

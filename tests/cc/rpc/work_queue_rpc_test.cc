@@ -135,6 +135,27 @@ TEST_P(WorkQueueTest, ProgressCountsWithTheEndOfTheStep) {
   }
 }
 
+TEST_P(WorkQueueTest, AStepThatHasPushedNothingIsTakenBack) {
+  const auto session = Join(OptionsOf(0, 1));
+  ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(1)).ok());
+  Take(*session);
+  ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 0, 3).ok());
+  ASSERT_TRUE(session->EndStep(1.0).ok());
+  ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 0, 5).ok());
+  EXPECT_FALSE(session->AdvanceWorkItem("q", 0, 0, 4).ok());
+  ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 0, 3).ok());
+  EXPECT_EQ(session->GetItemState("q", 0, 0), ItemState::kOwn);
+  ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 0, 6).ok());
+  ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(1)).ok());
+  EXPECT_EQ(Take(*session).offset, 3);
+
+  ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 0, 7).ok());
+  ASSERT_TRUE(session->CurrentStep().ok());  // Pushes.
+  EXPECT_FALSE(session->AdvanceWorkItem("q", 0, 0, 3).ok());
+  ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(1)).ok());
+  EXPECT_EQ(Take(*session).offset, 7);
+}
+
 TEST_P(WorkQueueTest, OneThatWasGivenUpHasLostItsItem) {
   const auto session = Join(OptionsOf(0, 1));
   ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(2)).ok());

@@ -233,6 +233,28 @@ TEST_F(RoundsTest, APushUpdatesNothingUntilItsRoundIsCommitted) {
   EXPECT_EQ(Rows("t", {1}), Rows("asp", {1}));
 }
 
+TEST_F(RoundsTest, ARestoreDropsWhatWaitsForItsRound) {
+  const std::string path = testing::TempDir() + "/staged_when_restored";
+  ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
+  const auto part = shard_.SaveShard(path, {"t"}, "s");
+  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_TRUE(shard_.CommitCheckpoint(path, "s", {*part}).ok());
+  const std::vector<float> saved = Rows("t", {1});
+
+  ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 1)).ok());
+  ASSERT_TRUE(shard_.StageRestore(path, {}, "aborted").ok());
+  ASSERT_TRUE(shard_.CommitRestore("aborted", /*abort=*/true).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(1, {1.0})).ok());
+  EXPECT_NE(Rows("t", {1}), saved);
+
+  ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 2)).ok());
+  ASSERT_TRUE(shard_.StageRestore(path, {}, "r").ok());
+  ASSERT_TRUE(shard_.CommitRestore("r", /*abort=*/false).ok());
+  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(2, {1.0})).ok());
+  EXPECT_EQ(Rows("t", {1}), saved);
+}
+
 TEST_F(RoundsTest, TheMeanIsWeightedBySamples) {
   // With the same keys, as all blocks of a dense table, and with other ones.
   ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());

@@ -28,6 +28,13 @@ WorkQueueOptions QueueOptions(int num_items, int64_t num_epochs = 1) {
   return options;
 }
 
+// Waits until so many do at barriers.
+void WaitForWaiting(Coordinator* coordinator, int64_t count) {
+  while (coordinator->GroupStats("g")->num_waiting != count) {
+    std::this_thread::yield();
+  }
+}
+
 // Group "g" of two workers with queue "q", whose rounds need both.
 class WorkQueueCoordinationTest : public testing::Test {
  protected:
@@ -196,6 +203,29 @@ TEST_F(WorkQueueCoordinationTest, WhatARoundThatNeverClosesHasIsTakenAgain) {
   EXPECT_EQ(Take(Join(0))->offset, 0);
 }
 
+TEST_F(WorkQueueCoordinationTest, WhatARoundThatHasClosedHasIsNotLost) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  Leave(a);
+  Leave(b);  // Closes the round, and nobody is left to have it applied.
+  WorkerGroupOptions others;
+  others.num_workers = 3;
+  ASSERT_TRUE(coordinator_.CreateGroup("g", others).ok());
+
+  const Worker again = Join(0);
+  EXPECT_EQ(again.place.round, 1);
+  const auto round =
+      coordinator_.WaitForRound("g", 0, again.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  ASSERT_EQ(round->contributions.size(), 1u);
+  EXPECT_EQ(round->contributions[0].incarnation, a.place.incarnation);
+  // The servers take it for a round of the same coordinator.
+  EXPECT_EQ(round->group_instance, a.place.incarnation);
+  EXPECT_EQ(Take(again)->offset, 4);
+}
+
 TEST_F(WorkQueueCoordinationTest, TheEpochEndsWhenAllWaitAndAllIsFinished) {
   const Worker a = Join(0);
   const Worker b = Join(1);
@@ -220,13 +250,54 @@ TEST_F(WorkQueueCoordinationTest, TheEpochGoesOnIfTheLastOneDies) {
   CreateQueue(1, 2);
   ASSERT_TRUE(Take(a).has_value());
   std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
-  while (coordinator_.GroupStats("g")->num_waiting == 0) {
-    std::this_thread::yield();
-  }
+  WaitForWaiting(&coordinator_, 1);
   Leave(a);  // The same event opens the barrier and returns the item.
   waiting.join();
   EXPECT_EQ(Epoch(), 0);
   EXPECT_TRUE(Take(b).has_value());
+}
+
+TEST_F(WorkQueueCoordinationTest, WhoWaitsTakesOverWhileOthersStillWork) {
+  const Worker a = Join(0);
+  Worker b = Join(1);
+  const Worker c = Join(2);
+  CreateQueue(2);
+  const WorkItem of_b = *Take(b);
+  ASSERT_TRUE(Take(c).has_value());
+  EXPECT_FALSE(Take(a).has_value());
+  std::optional<WorkerGroup::Place> after;
+  std::thread waiting([&] {
+    const auto place = coordinator_.WaitAtBarrier(
+        "g", 0, a.place.incarnation, WorkQueueBarrier("q"), 0, Soon());
+    EXPECT_TRUE(place.ok()) << place.status();
+    if (place.ok()) after = *place;
+  });
+  WaitForWaiting(&coordinator_, 1);
+  EXPECT_TRUE(coordinator_
+                  .Arrive("g", 1, b.place.incarnation, 0, WorkerGroup::kNoRound,
+                          1.0, {{"q", 0, of_b.index, 3}})
+                  .ok());
+  Leave(c);  // B goes on with its own item.
+  waiting.join();
+  EXPECT_EQ(Take(a)->index, 1);
+  ASSERT_TRUE(after.has_value());
+  EXPECT_EQ(after->clock, 1);
+  EXPECT_EQ(after->round, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, OneFromAnEpochThatIsOverDoesNotWait) {
+  const Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1, 2);
+  ASSERT_TRUE(Finish(a, *Take(a)).ok());
+  std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
+  EXPECT_TRUE(WaitAtBarrier(a).ok());
+  waiting.join();
+  ASSERT_EQ(Epoch(), 1);
+  // It was away for its lease, and has not heard that the barrier opened.
+  const Worker again = Join(1);
+  EXPECT_TRUE(WaitAtBarrier(again).ok());
+  EXPECT_EQ(coordinator_.GroupStats("g")->num_waiting, 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, AnotherBarrierEndsNoEpoch) {
@@ -269,6 +340,7 @@ TEST_F(WorkQueueCoordinationTest, ARestoredQueueGoesOnInANewServer) {
   Coordinator other;
   ASSERT_TRUE(other.CheckRestore(saved).ok());
   other.RestoreWorkQueues(saved);
+  EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished, 1);
   ASSERT_TRUE(other.CreateGroup("g", {}).ok());
   const absl::Status differs =
       other.CreateWorkQueue("g", "q", QueueOptions(3, 1));
@@ -295,6 +367,60 @@ TEST_F(WorkQueueCoordinationTest, ARestoreTakesItemsFromTheirWorkers) {
   EXPECT_EQ(Take(a)->offset, 0);
 }
 
+TEST_F(WorkQueueCoordinationTest, WhatARestoreHandsOutAgainCountsForNothing) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  ASSERT_TRUE(coordinator_.CreateWorkQueue("g", "other", QueueOptions(1)).ok());
+  const auto saved = coordinator_.SaveWorkQueues();
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());  // And waits for B's step.
+  coordinator_.RestoreWorkQueues(saved);
+  ASSERT_TRUE(coordinator_
+                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                          b.place.round, 3.0)
+                  .ok());
+  const auto round =
+      coordinator_.WaitForRound("g", 0, a.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  ASSERT_EQ(round->contributions.size(), 2u);
+  EXPECT_EQ(round->contributions[0].weight, 0.0);
+  EXPECT_EQ(round->total_weight, 3.0);
+  EXPECT_EQ(Take(b)->offset, 0);
+}
+
+TEST_F(WorkQueueCoordinationTest, ARestoreOfOtherQueuesLeavesAStepAlone) {
+  Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  ASSERT_TRUE(coordinator_.CreateWorkQueue("g", "other", QueueOptions(1)).ok());
+  auto saved = coordinator_.SaveWorkQueues();
+  ASSERT_EQ(saved[0].queue, "other");
+  saved.pop_back();
+  ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
+  coordinator_.RestoreWorkQueues(saved);
+  ASSERT_TRUE(coordinator_
+                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                          b.place.round, 3.0)
+                  .ok());
+  const auto round =
+      coordinator_.WaitForRound("g", 0, a.place.incarnation, 0, Soon());
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_EQ(round->total_weight, 4.0);
+}
+
+TEST_F(WorkQueueCoordinationTest, ARestoreWakesThoseWhoWaitForTheEpochsEnd) {
+  const Worker a = Join(0);
+  const Worker b = Join(1);
+  CreateQueue(1);
+  const auto saved = coordinator_.SaveWorkQueues();
+  ASSERT_TRUE(Take(a).has_value());
+  std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
+  WaitForWaiting(&coordinator_, 1);
+  coordinator_.RestoreWorkQueues(saved);
+  waiting.join();
+  EXPECT_TRUE(Take(b).has_value());
+}
+
 TEST_F(WorkQueueCoordinationTest, AQueueThatIsThereWithOtherItemsIsKept) {
   CreateQueue(2);
   auto saved = coordinator_.SaveWorkQueues();
@@ -307,6 +433,12 @@ TEST_F(WorkQueueCoordinationTest, AQueueThatIsThereWithOtherItemsIsKept) {
   saved[0].state.num_taken = 3;
   EXPECT_EQ(coordinator_.CheckRestore(saved).code(),
             absl::StatusCode::kDataLoss);
+  saved[0].state.num_taken = 0;
+  saved[0].options.items.clear();
+  const absl::Status damaged = coordinator_.CheckRestore(saved);
+  EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(damaged.message(),
+              HasSubstr("saved work queue 'other' of group 'g': "));
 }
 
 TEST_F(WorkQueueCoordinationTest, ErrorsNameWhatIsMissing) {
@@ -321,6 +453,8 @@ TEST_F(WorkQueueCoordinationTest, ErrorsNameWhatIsMissing) {
       coordinator_.TakeWorkItem("g", 0, a.place.incarnation, "q").status();
   EXPECT_EQ(no_queue.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(no_queue.message(), HasSubstr("no work queue 'q'"));
+  // As after a restart, when the group is not there either.
+  EXPECT_EQ(Coordinator().WorkQueueStats("g", "q").status(), no_queue);
   CreateQueue(1);
   EXPECT_EQ(coordinator_.TakeWorkItem("g", 7, 1, "q").status().code(),
             absl::StatusCode::kNotFound);
