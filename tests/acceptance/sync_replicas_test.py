@@ -142,7 +142,13 @@ def test_workers_that_are_killed_or_stopped_at_random_harm_nobody(
         first = 0 if engine == "tables" and victims == 1 else 1
         hit = random.permutation(np.arange(first, count))[:victims].tolist()
         with running_workers(
-            folder, batches, pause={}, announces=True, engine=engine
+            folder,
+            batches,
+            pause={},
+            announces=True,
+            engine=engine,
+            # A sample's weight is then the same in whatever step it counts.
+            normalize="initial",
         ) as (workers, _, servers):
             for worker in workers:
                 worker.wait_for("joined")
@@ -163,12 +169,13 @@ def test_workers_that_are_killed_or_stopped_at_random_harm_nobody(
                         break  # The others had ended before it came back.
                 worker.finish()
             weights = _final_weights(engine, servers, num_ids, folder)
-        # Each step's weights sum to 1, so nothing counts half or twice.
-        np.testing.assert_allclose(
-            weights.sum(), round(weights.sum()), atol=1e-3
-        )
         for index, mine in enumerate(batches):
-            trained = [weights[batch].min() > 0 for batch in mine]
+            of_sample = 1.0 / (count * len(mine[0]))
+            times = [weights[batch] / of_sample for batch in mine]
+            trained = [found.max() > 0 for found in times]
+            for found, is_trained in zip(times, trained, strict=True):
+                # All of the batch once, or nothing of it.
+                np.testing.assert_allclose(found, is_trained, atol=1e-5)
             if index not in hit:
                 assert all(trained), f"run {run}: worker {index} lost batches"
             else:
@@ -185,16 +192,20 @@ def test_workers_that_are_killed_or_stopped_at_random_harm_nobody(
 def _final_weights(engine, servers, num_ids, folder):
     if engine == "variables":
         saved = tf.train.load_checkpoint(str(folder / "checkpoint"))
-        return saved.get_tensor("weights")
+        weights, mirror = map(saved.get_tensor, ("weights", "mirror"))
+        np.testing.assert_array_equal(weights, mirror)
+        return weights
     with tsw.Cluster("grpc://" + ",".join(servers)) as cluster:
         table = tsw.DenseTable(
             "sync_replicas/variables",
-            {"weights": (num_ids,)},
+            {"weights": (num_ids,), "mirror": (num_ids,)},
             optimizer=tsw.optimizers.SGD(0.0),
-            consistency="bsp",
+            consistency=tsw.train.Consistency.bsp("sum"),
             cluster=cluster,
         )
-        return table.pull()[0].numpy()
+        weights, mirror = (value.numpy() for value in table.pull())
+        np.testing.assert_array_equal(weights, mirror)
+        return weights
 
 
 def test_without_the_chief_workers_of_tensorflows_servers_end(tmp_path):

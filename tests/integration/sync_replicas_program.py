@@ -7,7 +7,8 @@ one of TensorFlow's servers. Its argument is a JSON object:
         on TensorFlow's.
     batches: Of each worker, lists of ids. Id i owns element i of a variable;
         the loss is minus the mean over the batch and SGD's rate is 1, so
-        element i ends as the weight of sample i.
+        element i ends as the weight of sample i. A second variable, elsewhere,
+        is trained alike.
     num_ids: How many there are.
     out: Folder of the chief's checkpoint.
     pause: Before which steps to print "paused" and wait for a line; by worker.
@@ -59,10 +60,13 @@ def main(job):
     scope, session_args = placement(job)
     with scope:
         ids = v1.placeholder(tf.int64, [None])
-        weights = v1.get_variable(
-            "weights", [job["num_ids"]], initializer=v1.zeros_initializer()
+        weights, mirror = (
+            v1.get_variable(
+                name, [job["num_ids"]], initializer=v1.zeros_initializer()
+            )
+            for name in ("weights", "mirror")
         )
-        loss = -tf.reduce_mean(tf.gather(weights, ids))
+        loss = -tf.reduce_mean(tf.gather(weights, ids) + tf.gather(mirror, ids))
         optimizer = tsw.train.SyncReplicasOptimizer(
             v1.train.GradientDescentOptimizer(1.0),
             len(job["batches"]),

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -115,6 +115,7 @@ class VariableEngine:
                 worker=options.task_index,
                 device=self._first_server,
             )
+            self._add_pings(self.servers)
             self._clear = [
                 replicas_ops.clear_staged_gradients(
                     stage=options.name, device=server
@@ -222,13 +223,18 @@ class VariableEngine:
             )
 
     def complete_graph(self) -> None:
-        """Adds what asks all servers that have variables whether they run."""
-        of_all = {
-            _server_of(v)
-            for v in tf.compat.v1.global_variables()
-            if _job_of(v.device or "") == _job_of(self._first_server)
-        }
-        for server in {*of_all, *self.servers} - self._pings.keys():
+        """Adds what asks servers of variables that nobody trains."""
+        # A graph that has had a session before gets no more operations.
+        if not tf.compat.v1.get_default_graph().finalized:
+            of_first = _job_of(self._first_server)
+            self._add_pings(
+                _server_of(v)
+                for v in tf.compat.v1.global_variables()
+                if _job_of(v.device or "") == of_first
+            )
+
+    def _add_pings(self, servers: Iterable[str]) -> None:
+        for server in {*servers} - self._pings.keys():
             with tf.device(server):
                 self._pings[server] = tf.no_op("ping")
 
