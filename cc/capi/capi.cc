@@ -228,6 +228,8 @@ absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
   args.threads = threads;
   if (table.config.consistency.kind != ConsistencyKind::kAsp) {
     TFSWITCH_ASSIGN_OR_RETURN(args.step, StepOf(table));
+  } else if (const auto worker = table.cluster->worker(); worker != nullptr) {
+    worker->NoteAppliedPush();
   }
   TFSWITCH_ASSIGN_OR_RETURN(const PushResult pushed,
                             table.cluster->client().Push(args));

@@ -134,8 +134,16 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
 }
 
 absl::Status Cluster::Join(const WorkerOptions& options) {
-  std::shared_ptr<WorkerSession> former = worker();
-  if (former != nullptr) TFSWITCH_RETURN_IF_ERROR(former->Leave());
+  const std::shared_ptr<WorkerSession> former = worker();
+  // The same worker takes its own place, and is not missing in between: a
+  // barrier at which all others wait would open.
+  const bool takes_its_place =
+      former != nullptr && former->options().group == options.group &&
+      former->options().worker == options.worker &&
+      former->options().group_options == options.group_options;
+  if (former != nullptr && !takes_its_place) {
+    TFSWITCH_RETURN_IF_ERROR(former->Leave());
+  }
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSession> joined,
                             WorkerSession::Join(client_, options));
   MutexLock lock(&mutex_);

@@ -96,6 +96,7 @@ absl::Status WorkerSession::Prepare(const std::string& barrier) {
 
 absl::Status WorkerSession::JoinAgain() {
   has_pushed_ = false;
+  has_applied_ = false;
   unconfirmed_weight_.reset();
   opened_barrier_.clear();
   has_ended_step_ = false;
@@ -175,6 +176,7 @@ absl::Status WorkerSession::Arrive() {
       if (round.ok()) {
         CountProgress(unconfirmed_progress_);
         has_pushed_ = false;
+        has_applied_ = false;
         unconfirmed_weight_.reset();
         is_unfinished_ = true;
         uncommitted_ = *std::move(round);
@@ -187,6 +189,7 @@ absl::Status WorkerSession::Arrive() {
   if (has_arrived) {
     CountProgress(unconfirmed_progress_);
     has_pushed_ = false;
+    has_applied_ = false;
   }
   // Of a server that did not answer nobody knows whether it has heard.
   const bool is_unconfirmed = !has_arrived && (absl::IsUnavailable(ended) ||
@@ -393,7 +396,7 @@ absl::Status WorkerSession::CreateWorkQueue(const std::string& queue,
   // The loop of before has ended in the midst of a step, and nothing of it has
   // been pushed.
   const auto own = own_items_.find(queue);
-  if (own != own_items_.end() && !has_pushed_) {
+  if (own != own_items_.end() && !has_pushed_ && !has_applied_) {
     own->second.item.offset = own->second.counted;
   }
   return CallAsMember([&] {
@@ -426,7 +429,7 @@ absl::Status WorkerSession::AdvanceWorkItem(const std::string& queue,
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(OwnItem * own, FindWorkItem(queue, epoch, index));
   const bool takes_back = offset == own->counted && !has_pushed_ &&
-                          !unconfirmed_weight_.has_value();
+                          !has_applied_ && !unconfirmed_weight_.has_value();
   if (offset < own->item.offset && !takes_back) {
     return absl::FailedPreconditionError(absl::StrCat(
         "item ", index, " of epoch ", epoch, " of work queue '", queue,
@@ -507,7 +510,7 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.waits = session_->waits();
   report.dropped = dropped_;
   report.has_left = session_->has_left();
-  report.is_in_step = has_pushed_;
+  report.is_in_step = has_pushed_ || has_applied_;
   return report;
 }
 

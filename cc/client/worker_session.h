@@ -65,6 +65,9 @@ class WorkerSession {
   // step whose end has failed is finished first.
   absl::StatusOr<StepTag> CurrentStep();
 
+  // A push of the present step to a table that applies it at once.
+  void NoteAppliedPush() { has_applied_ = true; }
+
   // Ends a step of `weight` samples, and waits as options().consistency says.
   // DeadlineExceeded, saying for whom, after wait_timeout; calling it again
   // goes on waiting.
@@ -178,6 +181,8 @@ class WorkerSession {
 
   std::atomic<int64_t> dropped_{0};
   std::atomic<bool> has_pushed_{false};  // In the present step.
+  // The same of tables that apply at once.
+  std::atomic<bool> has_applied_{false};
   std::atomic<bool> is_leaving_{false};
 
   // Held while a step ends.

@@ -406,6 +406,8 @@ absl::Status Coordinator::CheckRestore(
 
 void Coordinator::RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved) {
   MutexLock lock(&mutex_);
+  // What has arrived was computed with values of before, and was dropped.
+  for (const auto& [name, group] : groups_) group->state.VoidAll();
   for (const SavedWorkQueue& each : saved) {
     WorkQueues& queues = queues_[each.group];
     queues.erase(each.queue);

@@ -182,7 +182,8 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         if (previous != 0) {
           TFSWITCH_RETURN_IF_ERROR(CheckWorker(previous));
-          if (IsOfBefore(previous)) return HasEnded();
+          // Another applier makes another group.
+          if (applier_ == 0 || IsOfBefore(previous)) return HasEnded();
         }
         const bool is_there =
             applier_ != 0 && (previous != 0 || applier_heard_ >= since);
@@ -267,12 +268,12 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
 absl::Status ReplicaCoordinator::Beat(uint32_t worker, uint64_t incarnation,
                                       uint64_t applier) {
   MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
   const absl::Time now = SteadyNow();
-  if (applier != 0 && applier == applier_) {
+  if (applier != 0 && applier == applier_) {  // Also before it has joined.
     applier_lease_end_ = now + options_.lease;
     HearApplier();
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
   if (!state_.has_value()) return HasEnded();
   for (auto it = successors_.find(incarnation); it != successors_.end();
        it = successors_.find(incarnation)) {
@@ -349,9 +350,15 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
                                uint64_t applier) {
   MutexLock lock(&mutex_);
   if (!state_.has_value()) return;
-  parting_.erase(incarnation);
-  left_.insert(incarnation);
-  state_->Leave(worker, incarnation);
+  // It may not know yet what it has become.
+  for (;;) {
+    parting_.erase(incarnation);
+    left_.insert(incarnation);
+    state_->Leave(worker, incarnation);
+    const auto successor = successors_.find(incarnation);
+    if (successor == successors_.end()) break;
+    incarnation = successor->second;
+  }
   changed_.NotifyAll();
   if (applier == 0 || applier != applier_) return;
   if (state_->stats().num_active > 0) {

@@ -247,6 +247,10 @@ void WorkerGroup::Void(uint64_t incarnation, int64_t clock) {
   }
 }
 
+void WorkerGroup::VoidAll() {
+  for (Contribution& each : open_) each.weight = 0.0;
+}
+
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   const auto it = workers_.find(worker);
   if (it == workers_.end() || it->second.incarnation != incarnation) return;

@@ -205,6 +205,8 @@ class WorkerGroup {
   // What the step has contributed to the open round weighs nothing, so that it
   // counts for nothing and whoever waits for the round gets it.
   void Void(uint64_t incarnation, int64_t clock);
+  // The same of all steps that have.
+  void VoidAll();
 
   // The worker has no more data, or gives up. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);

@@ -192,15 +192,14 @@ def test_workers_end_when_a_server_of_tensorflow_is_lost(
         batches,
         pause={"0": [1], "1": [1]},
         engine="variables",
-        lease_secs=1.0,
     ) as (workers, _, servers):
         for worker in workers:
             worker.wait_for("paused")
         servers[index].signal(number)
         for worker in workers:
             worker.go_on()
-        for worker in workers:
-            # Unless the chief hears of it first, and tells the others.
-            assert re.search(
-                r"ConnectionError|start all workers again", worker.fail()
-            )
+        failures = [worker.fail() for worker in workers]
+    for failure in failures:
+        # Unless the chief hears of it first, and tells the others.
+        assert re.search(r"ConnectionError|a step could not be taken", failure)
+    assert any("ConnectionError" in failure for failure in failures)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -612,13 +613,25 @@ def test_one_that_fails_is_not_waited_for(servers, name):
     )
 
 
-def test_a_loop_that_skips_a_bad_batch_loses_no_other(servers, name):
+@pytest.mark.parametrize("num_of_other", [3, 1])
+def test_a_loop_that_skips_a_bad_batch_loses_no_other(
+    servers, name, num_of_other
+):
     scripts = [Script(servers, name, i, 2) for i in range(2)]
+
+    def wait_until_other_waits(script):
+        for _ in range(1000):
+            if script.hook.engine.stats()["waiting"] == 1:
+                return
+            time.sleep(0.01)
+        raise AssertionError("the other does not wait at the end of the epoch")
 
     def skip_what_is_bad(script):
         num_bad = 0
         with script.graph.as_default(), script.session() as session:
             for batch in [[1], [999], [2], [3]]:
+                if batch == [999] and num_of_other == 1:
+                    wait_until_other_waits(script)
                 try:
                     session.run(script.train_op, {script.ids: batch})
                 except tf.errors.InvalidArgumentError:
@@ -630,15 +643,13 @@ def test_a_loop_that_skips_a_bad_batch_loses_no_other(servers, name):
 
     in_threads(
         lambda: skip_what_is_bad(scripts[1]),
-        lambda: scripts[0].run([[0]] * 3),
+        lambda: scripts[0].run([[0]] * num_of_other),
     )
 
-    weights = scripts[1].values["w"]
-    # Alone in its step if it was missing when that closed.
-    for weight in weights[1:4]:
-        assert weight in (0.5, 1.0)
-    assert weights[:4].sum() == scripts[1].stats["rounds"]
-    assert scripts[1].stats["contributions"] == 6
+    wanted = {3: [1.5, 0.5, 0.5, 0.5], 1: [0.5, 0.5, 1.0, 1.0]}[num_of_other]
+    np.testing.assert_array_equal(scripts[1].values["w"][:4], wanted)
+    assert scripts[1].stats["rounds"] == 3
+    assert scripts[1].stats["contributions"] == 3 + num_of_other
     assert scripts[1].stats["dropped"] == 0
 
 

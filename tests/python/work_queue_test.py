@@ -592,6 +592,32 @@ def test_going_back_in_time_takes_back_what_a_killed_job_has_left(
     assert make_queue(again, FILES).take().offset == 0
 
 
+def test_what_has_arrived_before_a_restore_weighs_nothing(client, tmp_path):
+    """Without a queue, too: the step of the others is no smaller for it."""
+    mean = tsw.train.Consistency.bsp("mean")
+    workers = join_workers(client, 2, consistency=mean)
+    tables = [make_counts(client(i), mean) for i in range(2)]
+
+    def step(number, key):
+        tables[number].push([key], np.ones((1, 1)))
+        workers[number].end_step(weight=1.0)
+
+    in_threads(lambda: step(0, 0), lambda: step(1, 1))
+    client(0).save(tmp_path)
+    early = Call(step, 1, 1)
+    wait_until(lambda: sum(workers[0].stats()["workers"]["staleness"]) == 3)
+    client(0).restore(tmp_path)
+    step(0, 0)
+    early.result()
+
+    found = dict(zip(*tables[0].export_rows(), strict=True))
+    # SGD's rate is 1: half of each in the first step, one alone in the second.
+    assert {key: float(-row[0]) for key, row in found.items()} == {
+        0: 1.5,
+        1: 0.5,
+    }
+
+
 def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
     client, tmp_path
 ):
@@ -822,10 +848,11 @@ def test_a_batch_that_was_not_trained_comes_again(local, is_made_anew):
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_batch_that_was_pushed_does_not_come_again(local):
+@pytest.mark.parametrize("consistency", [SUM, "asp"], ids=["bsp", "asp"])
+def test_a_batch_that_was_pushed_does_not_come_again(local, consistency):
     """It counts with the next end of a step."""
-    worker = Worker(0, 1, consistency=SUM, cluster=local(0))
-    table = make_counts(local(0))
+    worker = Worker(0, 1, consistency=consistency, cluster=local(0))
+    table = make_counts(local(0), consistency)
     queue = make_queue(worker, ["a"])
     for ids, _ in next(queue.epochs()).dataset(read, SIGNATURE):
         table.push(ids, np.ones((len(ids), 1, 1)))

@@ -104,7 +104,7 @@ class TableEngine:
         self._options = options
         self._worker: Worker | None = None
         self._run: Run | None = None  # As the session does unwatched.
-        self._is_out = False  # Left, after a step that has raised.
+        self._has_step_failed = False
         self._variables = [variable for _, variable in pairs]
         self._global_step = global_step
         self._dense = DenseTable(
@@ -204,7 +204,7 @@ class TableEngine:
             ConnectionError: If a server does not answer.
         """
         self._run = session.run
-        self._is_out = False
+        self._has_step_failed = False
         worker = self._worker = self._join()
         try:
             if is_chief:
@@ -231,15 +231,15 @@ class TableEngine:
         function()
 
     def fail_step(self) -> None:
-        """Leaves, so that nothing that the step has pushed counts."""
-        self.part()
-        self._is_out = True
+        """Notes that what the step has pushed shall not count."""
+        self._has_step_failed = True
 
     def resume(self) -> None:
-        """Joins again after a step that has raised."""
-        if self._is_out:
+        """Joins anew after a step that has raised."""
+        if self._has_step_failed:
+            # In place of its incarnation of before, so that it is not missing.
             self._worker = self._join()
-            self._is_out = False
+            self._has_step_failed = False
             self._catch_up()
 
     def _join(self) -> Worker:

@@ -83,6 +83,7 @@ class VariableEngine:
         self._pings: dict[str, tf.Operation] = {}  # By server.
         self._run: Run | None = None  # Of the session, unwatched.
         self._watch: ServerWatch | None = None
+        self._beating: Any = None  # A session.
         self._variables = [variable for _, variable in pairs]
         self._applier = 0  # 0: this worker is not.
         self._incarnation = 0
@@ -251,14 +252,19 @@ class VariableEngine:
             RuntimeError: If it has gone.
             ConnectionError: If a server does not answer.
         """
-        run = self._run = session.run
-        self._is_over.clear()
+        self._run = session.run
+        is_over = self._is_over = threading.Event()
         self._has_step_failed = False
+        # Of its own: in the user's, runs wait while a graph is made for the
+        # first of another kind.
+        beating = self._beating = tf.compat.v1.Session(
+            session.sess_str, session.graph, session._config
+        )
         beats: dict[str, Callable[[], Any]] = {
-            server: functools.partial(run, ping)
+            server: functools.partial(beating.run, ping)
             for server, ping in self._pings.items()
         }
-        beats[self._first_server] = lambda: run(
+        beats[self._first_server] = lambda: beating.run(
             self._beat, {self._applier_input: self._present_applier()}
         )
         lease_secs = self._options.lease_secs
@@ -270,18 +276,19 @@ class VariableEngine:
             if is_chief:
                 self._session_run(self._clear)
                 begun = self._call({"call": "begin_applying"})
-                self._applier = int(begun["applier"])
+                applier = self._applier = int(begun["applier"])
                 take_step = session.make_callable(
                     self._apply_round, [self._applier_input]
                 )
                 self._applying = threading.Thread(
-                    target=self._apply_rounds, args=(take_step,), daemon=True
+                    target=self._apply_rounds,
+                    args=(take_step, applier, is_over),
+                    daemon=True,
                 )
                 self._applying.start()
             self._join(previous=0)
         except BaseException:
             self.part()
-            self._watch.stop()
             raise
 
     def call(
@@ -296,9 +303,19 @@ class VariableEngine:
 
     def close(self, function: Callable[[], Any]) -> None:
         """Runs what closes the session."""
-        watch = self._present_watch()
-        watch.close(function)
-        watch.stop()
+        watch, beating = self._present_watch(), self._beating
+        assert beating is not None
+
+        def close_both() -> None:
+            try:
+                function()
+            finally:
+                beating.close()
+
+        try:
+            watch.close(close_both)
+        finally:
+            watch.stop()
 
     def fail_step(self) -> None:
         """Notes that the worker's place may not be that which it knows."""
@@ -469,24 +486,26 @@ class VariableEngine:
         values = [place["incarnation"], place["clock"], place["round"]]
         self._session_run(self._set_place, {self._new_place: values})
 
-    def _apply_rounds(self, take_step: Any) -> None:
-        while not self._is_over.is_set():
+    def _apply_rounds(
+        self, take_step: Any, applier: int, is_over: threading.Event
+    ) -> None:
+        while not is_over.is_set():
             try:
-                take_step(self._applier)
+                take_step(applier)
             except tf.errors.DeadlineExceededError:
                 continue  # No round has closed.
             except Exception as error:
                 # If all have left, nobody is there to hear it.
-                if not self._is_over.is_set():
-                    self._tell_why_steps_end(error)
+                if not is_over.is_set():
+                    self._tell_why_steps_end(error, applier)
                 return
 
-    def _tell_why_steps_end(self, error: Exception) -> None:
+    def _tell_why_steps_end(self, error: Exception, applier: int) -> None:
         is_of_tensorflow = isinstance(error, tf.errors.OpError)
         why = plain_message(error) if is_of_tensorflow else repr(error)
         request = {
             "call": "fail_applying",
-            "applier": self._applier,
+            "applier": applier,
             "why": why,
         }
         # Of a session that is closed, or whose servers have gone, all hear by

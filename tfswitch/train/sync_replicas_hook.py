@@ -104,7 +104,13 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Joins the workers, and takes their values."""
         del coord
-        self._engine.start(session, self._is_chief)
+        try:
+            self._engine.start(session, self._is_chief)
+        except BaseException:
+            close = session.close
+            session.close = lambda: None
+            self._engine.close(close)
+            raise
         self._has_session = True
         self._num_evicted = self._engine.stats()["expired"]
         self._is_in_epoch = True

@@ -14,6 +14,7 @@ namespace tfswitch {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
@@ -200,7 +201,7 @@ TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
 }
 
 TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
-  const absl::Duration lease = absl::Seconds(1);
+  const absl::Duration lease = absl::Seconds(2);
   const WorkerGroupOptions options = Options(2, lease);
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
@@ -239,7 +240,7 @@ TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
 
 TEST(ReplicaCoordinatorTest,
      WhatADeadWorkerHasContributedIsAppliedBeforeTheEnd) {
-  const absl::Duration lease = absl::Seconds(1);
+  const absl::Duration lease = absl::Seconds(2);
   const WorkerGroupOptions options = Options(2, lease);
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
@@ -304,7 +305,7 @@ TEST(ReplicaCoordinatorTest, WhoIsStartedAgainDoesNotJoinADeadApplier) {
 }
 
 TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
-  const WorkerGroupOptions options = Options(2, absl::Seconds(1));
+  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
   ReplicaCoordinator replicas("g");
   uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -315,6 +316,8 @@ TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
   }
   ASSERT_TRUE(
       replicas.LeaveTogether(0, zero.incarnation, applier, 0, Soon()).ok());
+  EXPECT_THAT(Join(&replicas, options, 1, one.incarnation).status().message(),
+              HasSubstr("the other workers have ended their session"));
   applier = *replicas.BeginApplying(options);
   ASSERT_TRUE(Join(&replicas, options, 0).ok());
   bool has_arrived = false;
@@ -325,7 +328,7 @@ TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
 }
 
 TEST(ReplicaCoordinatorTest, TheApplierLeavesThoughAnotherIsElsewhere) {
-  const WorkerGroupOptions options = Options(2, absl::Seconds(1));
+  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -357,7 +360,7 @@ TEST(ReplicaCoordinatorTest, TheApplierLeavesThoughAnotherIsElsewhere) {
 }
 
 TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
-  const WorkerGroupOptions options = Options(2, absl::Seconds(1));
+  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -372,7 +375,7 @@ TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
   EXPECT_EQ(replicas.stats().dropped, 1);
   EXPECT_EQ(replicas.stats().expired, 1);
   // Who beats for it does not know yet what it has become.
-  for (int i = 0; i < 250; ++i) {
+  for (int i = 0; i < 500; ++i) {
     ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
     ASSERT_TRUE(replicas.Beat(1, before, 0).ok());
     absl::SleepFor(absl::Milliseconds(5));
@@ -393,6 +396,38 @@ TEST(ReplicaCoordinatorTest, WhoLeavesDuringItsStepStaysAway) {
   EXPECT_EQ(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).code(),
             absl::StatusCode::kCancelled);
   EXPECT_EQ(replicas.stats().num_active, 1);
+}
+
+TEST(ReplicaCoordinatorTest, WhoLeavesMayNotKnowWhatItHasBecome) {
+  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  const ReplicaPlace zero = *Join(&replicas, options, 0);
+  ReplicaPlace one = *Join(&replicas, options, 1);
+  const uint64_t before = one.incarnation;
+  while (replicas.stats().num_active == 2) {
+    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  bool has_arrived = false;
+  EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
+  EXPECT_EQ(replicas.stats().num_active, 2);
+  replicas.Leave(1, before, 0);
+  EXPECT_EQ(replicas.stats().num_active, 1);
+}
+
+TEST(ReplicaCoordinatorTest, AnApplierLivesThoughItHasNotJoined) {
+  const WorkerGroupOptions options = Options(1, absl::Milliseconds(200));
+  ReplicaCoordinator replicas("g");
+  replicas.FailApplying(*replicas.BeginApplying(options), "of before");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  const absl::Time end = absl::Now() + absl::Milliseconds(600);
+  while (absl::Now() < end) {
+    const absl::Status beat = replicas.Beat(0, /*incarnation=*/0, applier);
+    ASSERT_THAT(beat.message(), Not(HasSubstr("was not heard of")));
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_TRUE(Join(&replicas, options, 0).ok());
 }
 
 TEST(ReplicaCoordinatorTest, AJoinThatWaitsOnIsOneJoin) {
