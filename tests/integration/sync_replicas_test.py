@@ -157,6 +157,27 @@ def test_a_dead_worker_is_not_waited_for_by_those_of_tensorflows_servers(
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["tables", "variables"])
+def test_a_worker_that_is_started_again_goes_on_where_it_was(tmp_path, engine):
+    batches = [[[0], [1], [2]], [[3], [4]]]
+    with running_workers(
+        tmp_path, batches, pause={"0": [1], "1": [1]}, engine=engine
+    ) as (workers, start, _):
+        for worker in workers:
+            worker.wait_for("paused")
+        workers[1].signal(signal.SIGKILL)
+        again = start(1, pause={}, batches=[[], [[4]]], announces=True)
+        again.wait_for("joined")
+        workers[0].go_on()
+        found = json.loads(again.next_line())
+        for worker in (workers[0], again):
+            worker.finish()
+    # As if nothing had happened.
+    np.testing.assert_allclose(
+        found, [1 / 2, 1 / 2, 1, 1 / 2, 1 / 2], atol=1e-6
+    )
+
+
 def test_without_the_chief_the_workers_of_tensorflows_servers_end(tmp_path):
     batches = [[[0], [1]], [[2], [3]], [[4]]]
     with running_workers(

@@ -514,6 +514,24 @@ def test_epochs_in_one_session_and_sessions_one_after_the_other(
     assert saved.get_tensor("global_step") == 18
 
 
+def test_workers_of_very_different_speed_lose_nothing(servers, name):
+    batches, num_rows = batches_of([4, 12], [2, 1])
+    scripts = [Script(servers, name, i, 2) for i in range(2)]
+    in_threads(
+        *(
+            lambda s=s, b=b, p=p: s.run(b, before_step=lambda: time.sleep(p))
+            for s, b, p in zip(scripts, batches, [0.04, 0.002], strict=True)
+        )
+    )
+    for script in scripts:
+        np.testing.assert_allclose(
+            script.values["w"][:num_rows],
+            expected_weights(batches, num_rows),
+            atol=1e-6,
+        )
+        assert script.stats["dropped"] == 0
+
+
 def test_epochs_without_data_are_waited_for(servers, name):
     scripts = [Script(servers, name, i, 2) for i in range(2)]
 
