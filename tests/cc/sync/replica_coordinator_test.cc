@@ -39,6 +39,15 @@ absl::StatusOr<ReplicaPlace> Join(ReplicaCoordinator* replicas,
   return place;
 }
 
+// Until worker 1, of two, is; worker 0 beats for itself and the applier.
+void WaitUntilOneIsGivenUp(ReplicaCoordinator* replicas,
+                           const ReplicaPlace& zero, uint64_t applier) {
+  while (replicas->stats().num_active == 2) {
+    ASSERT_TRUE(replicas->Beat(0, zero.incarnation, applier).ok());
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+}
+
 // Applies rounds until all have left; returns them.
 std::vector<Round> Apply(ReplicaCoordinator* replicas, uint64_t applier) {
   std::vector<Round> rounds;
@@ -211,10 +220,7 @@ TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
   ReplicaPlace one = *Join(&replicas, options, 1);
   const uint64_t before = one.incarnation;
   // Worker 1 is not heard of: worker 0 beats for both it and the applier.
-  while (replicas.stats().num_active == 2) {
-    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+  WaitUntilOneIsGivenUp(&replicas, zero, applier);
   bool has_arrived = false;
   ASSERT_TRUE(replicas.EndStep(0, 1.0, Soon(), &zero, &has_arrived).ok());
   has_arrived = false;
@@ -310,10 +316,7 @@ TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
   uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
   ReplicaPlace one = *Join(&replicas, options, 1);
-  while (replicas.stats().num_active == 2) {
-    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+  WaitUntilOneIsGivenUp(&replicas, zero, applier);
   ASSERT_TRUE(
       replicas.LeaveTogether(0, zero.incarnation, applier, 0, Soon()).ok());
   EXPECT_THAT(Join(&replicas, options, 1, one.incarnation).status().message(),
@@ -339,10 +342,7 @@ TEST(ReplicaCoordinatorTest, TheApplierLeavesThoughAnotherIsElsewhere) {
   });
   EXPECT_TRUE(replicas.WaitAtBarrier(0, zero.incarnation, "e", 0, Soon()).ok());
   other.join();
-  while (replicas.stats().num_active == 2) {
-    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+  WaitUntilOneIsGivenUp(&replicas, zero, applier);
   // It comes back to the end of an epoch that the others have ended.
   const ReplicaPlace again = *Join(&replicas, options, 1, one.incarnation);
   EXPECT_EQ(replicas.WaitAtBarrier(1, again.incarnation, "e", 0, AtOnce())
@@ -366,10 +366,7 @@ TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
   const ReplicaPlace zero = *Join(&replicas, options, 0);
   ReplicaPlace one = *Join(&replicas, options, 1);
   const uint64_t before = one.incarnation;
-  while (replicas.stats().num_active == 2) {
-    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+  WaitUntilOneIsGivenUp(&replicas, zero, applier);
   bool has_arrived = false;
   EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
   EXPECT_EQ(replicas.stats().dropped, 1);
@@ -405,10 +402,7 @@ TEST(ReplicaCoordinatorTest, WhoLeavesMayNotKnowWhatItHasBecome) {
   const ReplicaPlace zero = *Join(&replicas, options, 0);
   ReplicaPlace one = *Join(&replicas, options, 1);
   const uint64_t before = one.incarnation;
-  while (replicas.stats().num_active == 2) {
-    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+  WaitUntilOneIsGivenUp(&replicas, zero, applier);
   bool has_arrived = false;
   EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
   EXPECT_EQ(replicas.stats().num_active, 2);
