@@ -303,8 +303,10 @@ class VariableEngine:
 
     def close(self, function: Callable[[], Any]) -> None:
         """Runs what closes the session."""
-        watch, beating = self._present_watch(), self._beating
-        assert beating is not None
+        if self._watch is None:  # The start came to nothing.
+            function()
+            return
+        watch, beating = self._watch, self._beating
 
         def close_both() -> None:
             try:
