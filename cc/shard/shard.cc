@@ -445,6 +445,7 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
     staged.tables = tables;
   }
   Loaded loaded;
+  loaded.is_whole = tables.empty();
   if (tables.empty() && options_.shard_index == 0) {
     auto work_queues = SavedWorkQueuesFromJson(manifest.work_queues);
     absl::Status status = work_queues.status();
@@ -524,6 +525,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   if (abort) return absl::OkStatus();
   last_restore_id_ = restore_id;
   for (auto& [name, table] : replaced.tables) std::swap(tables_[name], table);
+  if (replaced.is_whole) coordinator_->VoidOpenSteps();
   coordinator_->RestoreWorkQueues(replaced.work_queues);
   return absl::OkStatus();
 }

@@ -161,6 +161,7 @@ class Shard {
   struct Loaded {
     TableMap tables;
     std::vector<SavedWorkQueue> work_queues;
+    bool is_whole = false;  // Of all tables that the checkpoint has.
   };
 
   absl::Status CheckOwnership(const EmbeddingTable& table,

@@ -404,10 +404,23 @@ absl::Status Coordinator::CheckRestore(
   return absl::OkStatus();
 }
 
+void Coordinator::VoidOpenSteps() {
+  MutexLock lock(&mutex_);
+  for (const auto& [name, group] : groups_) {
+    for (const OpenAdvance& advance : group->advances) {
+      if (advance.round < group->state.open_round()) continue;
+      const auto queue = group->queues->find(advance.before.queue);
+      if (queue != group->queues->end()) queue->second.Revoke(advance.before);
+    }
+    group->advances.clear();
+    group->state.VoidAll();
+    Settle(group.get());
+    group->changed.NotifyAll();
+  }
+}
+
 void Coordinator::RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved) {
   MutexLock lock(&mutex_);
-  // What has arrived was computed with values of before, and was dropped.
-  for (const auto& [name, group] : groups_) group->state.VoidAll();
   for (const SavedWorkQueue& each : saved) {
     WorkQueues& queues = queues_[each.group];
     queues.erase(each.queue);

@@ -121,6 +121,10 @@ class Coordinator {
   // REQUIRES: CheckRestore() is OK.
   void RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved);
 
+  // All tables go back in time: steps that have arrived and whose round is open
+  // weigh nothing, and what they had of a queue is handed out again.
+  void VoidOpenSteps();
+
   // Ends all waits, now and later. Idempotent.
   void Shutdown();
 
