@@ -19,8 +19,10 @@ It prints "done" at the end.
 """
 
 import contextlib
+import faulthandler
 import json
 import os
+import signal
 import sys
 
 import tensorflow as tf
@@ -98,4 +100,5 @@ def main(job):
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1)  # Says where a hang is.
     main(json.loads(sys.argv[1]))

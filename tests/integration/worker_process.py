@@ -1,7 +1,9 @@
 """A worker program that a test talks to."""
 
+import contextlib
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -90,5 +92,9 @@ class WorkerProcess:
         self._process.stdin.close()
 
     def _failed(self, what):
+        # Programs that listen write their stacks.
+        self._process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
         self._process.kill()
         return f"the worker {what}:\n{self._log.read_text()[-10_000:]}"

@@ -45,7 +45,13 @@ def _answers(forever):
     raise tf.errors.NotFoundError(None, None, "no such worker")
 
 
-@pytest.mark.parametrize("watch", [_hang, _is_away], indirect=True)
+def _is_cancelled(forever):
+    raise tf.errors.CancelledError(None, None, "of the session")
+
+
+@pytest.mark.parametrize(
+    "watch", [_hang, _is_away, _is_cancelled], indirect=True
+)
 def test_a_call_ends_when_a_server_is_silent(watch, forever):
     with pytest.raises(ConnectionError, match="parameter servers other were"):
         watch.call(forever.wait)

@@ -31,9 +31,10 @@ class ServerWatch:
     Thread-safe, but for `start` and `stop`.
 
     Args:
-        beats: Of each server, what returns when it has answered. A
-            `tf.errors.OpError` but Unavailable is an answer, too; a
-            RuntimeError says that the session is closed.
+        beats: Of each server, what returns when it has answered. NotFound and
+            FailedPrecondition are answers, too, as no runtime gives them for
+            a server that is lost; a RuntimeError says that the session is
+            closed.
         pause_secs: Between two beats of a server.
         patience_secs: How long a server may be silent.
     """
@@ -134,11 +135,14 @@ class ServerWatch:
         while not self._has_ended.wait(self._pause_secs):
             try:
                 self._beats[server]()
-            except tf.errors.UnavailableError:
-                continue
-            except tf.errors.OpError as error:
-                # What a call that is cancelled says, the caller knows better.
+            except (
+                tf.errors.NotFoundError,
+                tf.errors.FailedPreconditionError,
+            ) as error:
                 logging.vlog(1, "%s answers: %s", server, error)
+            except tf.errors.OpError as error:
+                logging.vlog(1, "%s does not answer: %s", server, error)
+                continue
             except RuntimeError:
                 return
             self._silent_secs[server] = 0.0
