@@ -12,6 +12,7 @@ one of TensorFlow's servers. Its argument is a JSON object:
     num_ids: How many there are.
     out: Folder of the chief's checkpoint.
     pause: Before which steps to print "paused" and wait for a line; by worker.
+        Step -1 is before it joins.
     announces: Whether to print "joined" before the first step.
     optimizer: Arguments of `tsw.train.SyncReplicasOptimizer`.
 
@@ -57,6 +58,12 @@ def placement(job):
     return v1.device(place), {"master": server.target, "config": filters}
 
 
+def pause_before(step, pauses):
+    if step in pauses:
+        print("paused", flush=True)
+        sys.stdin.readline()
+
+
 def main(job):
     v1.disable_eager_execution()
     scope, session_args = placement(job)
@@ -79,6 +86,14 @@ def main(job):
         train_op = optimizer.minimize(loss, step)
     worker = optimizer.task_index
     hook = optimizer.make_session_run_hook(worker == 0)
+    pauses = job["pause"].get(str(worker), [])
+    join = hook.after_create_session
+
+    def pause_and_join(session, coord):
+        pause_before(-1, pauses)
+        join(session, coord)
+
+    hook.after_create_session = pause_and_join
     with tsw.train.MonitoredTrainingSession(
         is_chief=worker == 0,
         checkpoint_dir=job["out"] if worker == 0 else None,
@@ -88,9 +103,7 @@ def main(job):
         if job["announces"]:
             print("joined", flush=True)
         for step, batch in enumerate(job["batches"][worker]):
-            if step in job["pause"].get(str(worker), []):
-                print("paused", flush=True)
-                sys.stdin.readline()
+            pause_before(step, pauses)
             session.run(train_op, {ids: batch})
         if worker != 0:
             hook.finish_epoch()

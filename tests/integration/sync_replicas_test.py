@@ -224,3 +224,20 @@ def test_workers_end_when_a_server_of_tensorflow_is_lost(
         # Unless the chief hears of it first, and tells the others.
         assert re.search(r"ConnectionError|a step could not be taken", failure)
     assert any("ConnectionError" in failure for failure in failures)
+
+
+def test_workers_do_not_join_when_a_server_of_tensorflow_hangs(tmp_path):
+    with running_workers(
+        tmp_path,
+        [[[0]], [[1]]],
+        pause={"0": [-1], "1": [-1]},
+        engine="variables",
+        join_secs=20.0,
+    ) as (workers, _, servers):
+        for worker in workers:
+            worker.wait_for("paused")
+        servers[1].signal(signal.SIGSTOP)
+        for worker in workers:
+            worker.go_on()
+        for worker in workers:
+            assert "have not all answered within 20 s" in worker.fail()

@@ -1,6 +1,7 @@
 """Sessions on TensorFlow's parameter servers that wait no longer than asked."""
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,9 @@ _POLL_SECS = 0.2
 # How often a call looks whether a server has been given up.
 _WATCH_SECS = 0.25
 
-# How long the end of a session is waited for.
-_CLOSE_SECS = 10.0
+# How long the end of a session is waited for. TensorFlow itself waits 10 s for
+# each server; a call that returned while Python ends would abort the process.
+_CLOSE_SECS = 20.0
 
 
 class ServerWatch:
@@ -55,8 +57,8 @@ class ServerWatch:
     def start(self) -> None:
         """Begins to watch."""
         for server in self._beats:
-            self._start_thread(functools.partial(self._listen, server))
-        self._start_thread(self._count_silence)
+            _start_thread(functools.partial(self._listen, server))
+        _start_thread(self._count_silence)
 
     def stop(self) -> None:
         """Ends to watch."""
@@ -71,12 +73,14 @@ class ServerWatch:
             ConnectionError: If a server has been given up, whatever the
                 function does.
         """
-        return self._call_within(None, function, *args, **kwargs)
+        return _call_within(
+            functools.partial(function, *args, **kwargs), watch=self
+        )
 
     def close(self, function: Callable[[], Any]) -> None:
         """Runs what ends a session, which may take some seconds."""
         try:
-            self._call_within(_CLOSE_SECS, function)
+            _call_within(function, _CLOSE_SECS, self)
         except TimeoutError:
             logging.warning(
                 "The session did not close within %g s, as a parameter server "
@@ -88,48 +92,10 @@ class ServerWatch:
 
     def try_for(self, seconds: float, function: Callable[[], Any]) -> None:
         """Runs something for no longer than that, and raises nothing of it."""
-        done = threading.Event()
-
-        def run() -> None:
-            try:
-                function()
-            except (tf.errors.OpError, RuntimeError) as error:
-                logging.vlog(1, "Not heard of any more: %s", error)
-            finally:
-                done.set()
-
-        self._start_thread(run)
-        done.wait(seconds)
-
-    def _call_within(
-        self,
-        seconds: float | None,
-        function: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        done = threading.Event()
-        results: list[Any] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                results.append(function(*args, **kwargs))
-            except BaseException as error:  # For the caller.
-                errors.append(error)
-            finally:
-                done.set()
-
-        give_up = None if seconds is None else time.monotonic() + seconds
-        self._start_thread(run)
-        while not done.wait(_WATCH_SECS):
-            if self.failure is not None:
-                raise ConnectionError(self.failure)
-            if give_up is not None and time.monotonic() > give_up:
-                raise TimeoutError
-        if errors:
-            raise errors[0]
-        return results[0]
+        try:
+            _call_within(function, seconds)
+        except (tf.errors.OpError, RuntimeError, TimeoutError) as error:
+            logging.vlog(1, "Not heard of any more: %s", error)
 
     def _listen(self, server: str) -> None:
         while not self._has_ended.wait(self._pause_secs):
@@ -171,9 +137,44 @@ class ServerWatch:
                 )
                 return
 
-    @staticmethod
-    def _start_thread(target: Callable[[], Any]) -> None:
-        threading.Thread(target=target, daemon=True).start()
+
+def _call_within(
+    function: Callable[[], Any],
+    seconds: float | None = None,
+    watch: ServerWatch | None = None,
+) -> Any:
+    """Returns what a function returns, unless it is left behind.
+
+    Raises:
+        ConnectionError: If the watch has given a server up.
+        TimeoutError: If it has not returned in time.
+    """
+    done = threading.Event()
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:  # For the caller.
+            errors.append(error)
+        finally:
+            done.set()
+
+    give_up = math.inf if seconds is None else time.monotonic() + seconds
+    _start_thread(run)
+    while not done.wait(min(_WATCH_SECS, max(0.0, give_up - time.monotonic()))):
+        if watch is not None and watch.failure is not None:
+            raise ConnectionError(watch.failure)
+        if time.monotonic() >= give_up:
+            raise TimeoutError(f"not done within {seconds:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _start_thread(target: Callable[[], Any]) -> None:
+    threading.Thread(target=target, daemon=True).start()
 
 
 class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
@@ -210,13 +211,16 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
             graph=tf.compat.v1.get_default_graph(),
             recovery_wait_secs=_POLL_SECS,
         )
+        wait = functools.partial(
+            manager.wait_for_session,
+            self._master,
+            config=self._config,
+            max_wait_secs=self._max_wait_secs,
+        )
         try:
-            return manager.wait_for_session(
-                self._master,
-                config=self._config,
-                max_wait_secs=self._max_wait_secs,
-            )
-        except tf.errors.DeadlineExceededError as error:
+            # A run of its waits for a server without limit.
+            return _call_within(wait, self._max_wait_secs + _CLOSE_SECS)
+        except (tf.errors.DeadlineExceededError, TimeoutError) as error:
             raise TimeoutError(
                 "the chief has not initialised the variables within "
                 f"{self._max_wait_secs:g} s: is worker 0 running?"
@@ -237,31 +241,37 @@ def check_servers_answer(
     Raises:
         ConnectionError: If one does not answer in time.
     """
-    errors: list[Exception] = []
 
     def ask() -> None:
-        try:
-            with tf.Graph().as_default():
-                asked = []
-                for server in servers:
-                    with tf.device(server):
-                        asked.append(tf.no_op())
-                with tf.compat.v1.Session(master, config=config) as session:
-                    session.run(asked)
-        except tf.errors.OpError as error:
-            errors.append(error)
+        with tf.Graph().as_default():
+            asked = []
+            for server in servers:
+                with tf.device(server):
+                    asked.append(tf.no_op())
+            with tf.compat.v1.Session(master, config=config) as session:
+                session.run(asked)
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout_secs)
-    if thread.is_alive():
+    wait_for_answers(ask, servers, timeout_secs)
+
+
+def wait_for_answers(
+    ask: Callable[[], Any], servers: Sequence[str], timeout_secs: float
+) -> None:
+    """Runs what returns when all of the servers have answered.
+
+    Raises:
+        ConnectionError: If one does not answer in time.
+    """
+    names = ", ".join(servers)
+    try:
+        _call_within(ask, timeout_secs)
+    except TimeoutError as error:
         raise ConnectionError(
-            f"the parameter servers {', '.join(servers)} have not all answered "
-            f"within {timeout_secs:g} s: start a tf.distribute.Server, with "
-            "tfswitch imported, for each"
-        )
-    if errors:
+            f"the parameter servers {names} have not all answered within "
+            f"{timeout_secs:g} s: start a tf.distribute.Server, with tfswitch "
+            "imported, for each"
+        ) from error
+    except tf.errors.OpError as error:
         raise ConnectionError(
-            f"the parameter servers {', '.join(servers)} do not answer: "
-            f"{errors[0]}"
-        ) from errors[0]
+            f"the parameter servers {names} do not answer: {error}"
+        ) from error

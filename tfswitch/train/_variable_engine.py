@@ -20,7 +20,7 @@ from tfswitch.train._engine import (
     local_variable,
     scaled,
 )
-from tfswitch.train._server_sessions import ServerWatch
+from tfswitch.train._server_sessions import ServerWatch, wait_for_answers
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
@@ -255,9 +255,10 @@ class VariableEngine:
         self._run = session.run
         is_over = self._is_over = threading.Event()
         self._has_step_failed = False
+        self._beating = None
         # Of its own: in the user's, runs wait while a graph is made for the
         # first of another kind.
-        beating = self._beating = tf.compat.v1.Session(
+        beating = tf.compat.v1.Session(
             session.sess_str, session.graph, session._config
         )
         beats: dict[str, Callable[[], Any]] = {
@@ -271,8 +272,17 @@ class VariableEngine:
         self._watch = ServerWatch(
             beats, lease_secs / 3.0, _PATIENCE_LEASES * lease_secs
         )
-        self._watch.start()
         try:
+            # The first run of a session makes its graph. While one thread does
+            # so, a second one would keep all sessions of the graph waiting,
+            # and with a server that does not answer that is for ever.
+            wait_for_answers(
+                lambda: beating.run(list(self._pings.values())),
+                sorted(self._pings),
+                self.join_secs,
+            )
+            self._beating = beating
+            self._watch.start()
             if is_chief:
                 self._session_run(self._clear)
                 begun = self._call({"call": "begin_applying"})
@@ -306,18 +316,11 @@ class VariableEngine:
         if self._watch is None:  # The start came to nothing.
             function()
             return
-        watch, beating = self._watch, self._beating
-
-        def close_both() -> None:
-            try:
-                function()
-            finally:
-                beating.close()
-
-        try:
-            watch.close(close_both)
-        finally:
-            watch.stop()
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._watch.stop)
+            if self._beating is not None:
+                ending.callback(self._watch.close, self._beating.close)
+            self._watch.close(function)
 
     def fail_step(self) -> None:
         """Notes that the worker's place may not be that which it knows."""
