@@ -193,10 +193,12 @@ class Script:
                     before_step()
                 session.run(self.train_op, {self.ids: batch})
             self.hook.finish_epoch()
-            self.stats = self.hook.stats
+            during = self.hook.stats
             self.values = session.run(
                 {v.op.name: v for v in self.graph.get_collection("variables")}
             )
+        self.stats = self.hook.stats
+        assert self.stats["rounds"] == during["rounds"]
         return self.stats
 
 

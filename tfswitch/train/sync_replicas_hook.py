@@ -34,6 +34,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._is_in_epoch = False
         self._data_has_ended = False  # And with it the epoch.
         self._num_evicted = 0  # When this worker joined.
+        self._last_stats: dict[str, Any] | None = None  # Of an ended session.
 
     @property
     def engine(self) -> Engine:
@@ -49,6 +50,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
     def stats(self) -> dict[str, Any]:
         """What all workers have done since the group was made.
 
+        After the session what they had done when it ended.
+
         A dict: "rounds": steps taken; "contributions": gradients in them;
         "samples": the sum of their weights; "dropped" and "carried": gradients
         that came too late; "evicted": workers that died; "rejoined": those
@@ -58,7 +61,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             RuntimeError: If there is no session yet.
         """
         self._check_has_session()
-        workers = self._engine.stats()
+        workers = self._last_stats or self._engine.stats()
         return {
             "evicted": workers["expired"],
             **{
@@ -112,6 +115,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             self._engine.close(close)
             raise
         self._has_session = True
+        self._last_stats = None
         self._num_evicted = self._engine.stats()["expired"]
         self._is_in_epoch = True
         self._data_has_ended = False
@@ -130,6 +134,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         del session
         if self._is_in_epoch:
             self._end_epoch()
+        self._last_stats = self._engine.stats()
         self._engine.leave()
 
     def _check_has_session(self) -> None:
