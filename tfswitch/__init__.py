@@ -4,7 +4,18 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 `tf.saved_model.load` and `keras.models.load_model` find them.
 """
 
-from tfswitch import _native, data, initializers, keras, ops, optimizers, train
+from tfswitch import (
+    _native,
+    admission,
+    data,
+    eviction,
+    initializers,
+    keras,
+    ops,
+    optimizers,
+    statistics,
+    train,
+)
 from tfswitch.cluster import Cluster, connect
 from tfswitch.dense import DenseTable
 from tfswitch.server import Server
@@ -18,11 +29,14 @@ __all__ = [
     "EmbeddingTable",
     "Server",
     "__version__",
+    "admission",
     "connect",
     "data",
+    "eviction",
     "initializers",
     "keras",
     "ops",
     "optimizers",
+    "statistics",
     "train",
 ]

@@ -61,6 +61,19 @@ class LearningRate:
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
         self._steps.add(tf.cast(is_first, tf.int64))
 
+    def number(self) -> tf.Tensor:
+        """Returns the number of the present step, from 1, an int64 scalar.
+
+        0 in a `tf.compat.v1.Graph`, which counts no steps.
+        """
+        if in_plain_graph():
+            return tf.constant(0, tf.int64)
+        return self._steps.read() + 1
+
+    def set_steps(self, steps: int) -> None:
+        """Sets how many steps have been counted."""
+        self._steps.assign(steps)
+
     def skip(self, steps: int) -> None:
         """Counts steps that others have made."""
         self._steps.assign(self.steps + steps)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from tfswitch import _native, _tf_config
 
 _ACCEPTED = (
@@ -18,6 +20,9 @@ _ACCEPTED = (
 
 _lock = threading.Lock()
 _default: "Cluster | None" = None
+
+# Days since 1970 that float32 tells apart.
+_MAX_DAY = 2.0**22
 
 
 class Cluster:
@@ -64,6 +69,43 @@ class Cluster:
     def is_remote(self) -> bool:
         """Whether tables are on servers rather than in this process."""
         return self._native.is_remote
+
+    @property
+    def day(self) -> float | None:
+        """When what is pushed from now on happens, in days since 1970.
+
+        Show and click decay with it, and `last_seen_day` is it. None, the
+        default, means now. Set it to train on data of other days, such as a
+        stream that is read again; small numbers do as well. It holds for this
+        process and all tables of the cluster. A server that has been told a day
+        keeps to the last one it heard where none is said.
+
+        Raises:
+            ValueError: If it is set to something else than None or a number of
+                at least 0.
+
+        Example:
+
+        >>> for day, dataset in enumerate(stream):
+        ...     cluster.day = day
+        ...     model.fit(dataset)
+        ...     table.shrink()
+        """
+        day = self._native.day()
+        return None if day < 0.0 else day
+
+    @day.setter
+    def day(self, day: float | None) -> None:
+        if day is not None and (
+            isinstance(day, bool)
+            or not isinstance(day, (int, float, np.integer, np.floating))
+            or not 0.0 <= day <= _MAX_DAY
+        ):
+            raise ValueError(
+                f"`day` must be None or a number from 0 to {_MAX_DAY:g}. "
+                f"Received: day={day!r}"
+            )
+        self._native.set_day(-1.0 if day is None else float(day))
 
     @property
     def closed(self) -> bool:

@@ -15,9 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import _native
+from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
+from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
+from tfswitch import statistics as statistics_lib
 from tfswitch._learning_rate import LearningRate
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.ops import embedding_ops
@@ -28,6 +31,10 @@ from tfswitch.ops.resources import (
     has_remote_workers,
     in_plain_graph,
 )
+
+# What the policies go by.
+_NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
+_NEED_USAGE = (eviction_lib.Ttl, eviction_lib.MaxRows)
 
 MAX_DIM = 4096
 _MAX_SEED = 2**64 - 1
@@ -44,7 +51,9 @@ class EmbeddingTable:
 
     A row is made when an id is first seen by `lookup_or_create`, `push`,
     `assign` or a training step. Its first value depends on `seed` and the id
-    alone. The optimizer runs where the row lives, once per id and push.
+    alone. The optimizer runs where the row lives, once per id and push. With
+    `admission` an id gets its row from a push, when it has proved itself; with
+    `eviction` rows go again when the table is shrunk.
 
     A name stands for one table per cluster: making it again with the same
     arguments attaches to the table that is there. Thread-safe.
@@ -58,6 +67,12 @@ class EmbeddingTable:
         optimizer: A name ("sgd", "momentum", "adagrad", "adam"), an object of
             `tfswitch.optimizers`, or the Keras one of that kind. None means
             `tfswitch.optimizers.Adagrad()`, whose learning rate is 0.001.
+        admission: When an id gets a row: an object of `tfswitch.admission`.
+            None means at once.
+        eviction: What `shrink` evicts: an object of `tfswitch.eviction`.
+        statistics: What is counted of each row: an object of
+            `tfswitch.statistics`. None means what `admission` and `eviction`
+            need.
         seed: Decides, with the id, the first value of each row.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`. With
@@ -91,6 +106,9 @@ class EmbeddingTable:
         dtype: str = "float32",
         initializer: Any = "uniform",
         optimizer: Any = None,
+        admission: Any = None,
+        eviction: Any = None,
+        statistics: Any = None,
         seed: int = 0,
         consistency: Any = None,
         cluster: Cluster | None = None,
@@ -114,6 +132,11 @@ class EmbeddingTable:
         self._initializer = initializers_lib.get(initializer)
         self._optimizer = optimizers_lib.get(optimizer)
         self._consistency = consistency_lib.get(consistency)
+        self._admission = admission_lib.get(admission)
+        self._eviction = eviction_lib.get(eviction)
+        self._statistics = find_statistics(
+            statistics, self._admission, self._eviction
+        )
         self._name = name
         self._dim = int(dim)
         self._seed = int(seed)
@@ -128,6 +151,12 @@ class EmbeddingTable:
         }
         if self._layout:
             config["layout"] = self._layout
+        if self._admission != admission_lib.Always():
+            config["admission"] = self._admission.to_table_config()
+        if self._eviction is not None:
+            config["eviction"] = self._eviction.to_table_config()
+        if self._statistics is not None:
+            config["statistics"] = self._statistics.to_table_config()
         self._config = json.dumps(config, sort_keys=True)
         self._native = self._cluster._native.open_table(self._config)
         self._learning_rate = LearningRate(self._optimizer.learning_rate)
@@ -199,6 +228,21 @@ class EmbeddingTable:
         return self._optimizer
 
     @property
+    def admission(self) -> Any:
+        """When an id gets a row."""
+        return self._admission
+
+    @property
+    def eviction(self) -> Any:
+        """What `shrink` evicts, or None."""
+        return self._eviction
+
+    @property
+    def statistics(self) -> Any:
+        """What is counted of each row, or None."""
+        return self._statistics
+
+    @property
     def consistency(self) -> consistency_lib.Consistency:
         """When the gradients of several workers are applied."""
         return self._consistency
@@ -228,9 +272,26 @@ class EmbeddingTable:
 
     @property
     def iterations(self) -> int:
-        """How many training lookups and pushes this object has made."""
+        """How many training lookups and pushes this object has made.
+
+        Pushes carry the number of their step, for optimizers that go by it.
+        Set it when training goes on from a checkpoint.
+        """
         with tf.init_scope():
             return self._learning_rate.steps
+
+    @iterations.setter
+    def iterations(self, value: int) -> None:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, np.integer))
+            or value < 0
+        ):
+            raise ValueError(
+                "`iterations` must be an integer of at least 0. "
+                f"Received: iterations={value!r}"
+            )
+        self._learning_rate.set_steps(int(value))
 
     @property
     def handle(self) -> tf.Tensor:
@@ -284,6 +345,8 @@ class EmbeddingTable:
     def lookup(self, ids: Any) -> tf.Tensor:
         """Reads rows; an id without a row reads as zeros and gets none.
 
+        With `admission` it reads as that policy's `not_admitted`.
+
         Works in eager mode, in `tf.function` and in `tf.data` maps. No
         gradient flows back: see `tfswitch.keras.DynamicEmbedding` for training.
 
@@ -304,30 +367,41 @@ class EmbeddingTable:
     def lookup_or_create(self, ids: Any) -> tf.Tensor:
         """Reads rows; an id without a row gets its first value.
 
-        Otherwise as `lookup`.
+        With `admission` it gets none: that is for the push to decide. Otherwise
+        as `lookup`.
         """
         return self._lookup(ids, insert_missing=True)
 
     def push(
-        self, ids: Any, gradients: Any, *, learning_rate: Any = None
+        self,
+        ids: Any,
+        gradients: Any,
+        *,
+        learning_rate: Any = None,
+        shows: Any = None,
+        clicks: Any = None,
     ) -> tf.Tensor:
         """Applies gradients: one optimizer step per id.
 
-        Gradients of repeated ids are summed first. An id without a row gets
-        its first value before the step. A refused push changes nothing. If a
+        Gradients of repeated ids are summed first, and so are shows and clicks.
+        An id without a row gets its first value before the step, if `admission`
+        lets it. A refused push changes nothing. If a
         server of several does not answer, the others may have stepped.
 
         Args:
             ids: Integers of any shape.
             gradients: Floats of shape `ids.shape + [dim]`.
             learning_rate: For this push; by default that of the optimizer.
+            shows: How often each id was shown, numbers of the shape of `ids`.
+                By default once.
+            clicks: How often each was clicked. By default never.
 
         Returns:
             int64 scalar tensor: the number of rows that took a step.
 
         Raises:
-            ValueError: If shapes do not fit, or a gradient is NaN or Inf: the
-                message names the id. From inside a graph:
+            ValueError: If shapes do not fit, a gradient is NaN or Inf, or shows
+                or clicks are negative: the message names the id. From inside a graph:
                 `tf.errors.InvalidArgumentError`.
             ConnectionError, TimeoutError: If a server does not answer.
         """
@@ -341,6 +415,9 @@ class EmbeddingTable:
                 ids,
                 gradients,
                 tf.cast(learning_rate, tf.float32),
+                shows=self._to_observations("shows", shows, ids),
+                clicks=self._to_observations("clicks", clicks, ids),
+                global_step=self._learning_rate.number(),
                 insert_missing=True,
             )
             self._learning_rate.advance()
@@ -371,6 +448,74 @@ class EmbeddingTable:
             The number of rows removed.
         """
         return self._native.erase(self._to_keys(ids).reshape(-1))
+
+    def shrink(
+        self, policy: Any = None, *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Evicts rows, and gives their memory back.
+
+        Training may go on meanwhile. Ids that wait for admission are evicted by
+        the same ages and scores.
+
+        Args:
+            policy: An object of `tfswitch.eviction`; by default the table's.
+            dry_run: Whether only to count what would go.
+
+        Returns:
+            `{"evicted_rows": n, "evicted_bytes": n, "by": {"ttl": n,
+            "show_click_score": n, "l2_norm": n, "max_rows": n},
+            "evicted_candidates": n, "remaining_rows": n}`, summed over servers.
+            A row to which several rules apply counts for the first in this
+            order.
+
+        Raises:
+            ValueError: If `policy` is none.
+            RuntimeError: If there is no policy, or the table does not count
+                what it goes by.
+            ConnectionError, TimeoutError: If a server does not answer.
+
+        Example:
+
+        >>> table.shrink(tsw.eviction.Ttl(7), dry_run=True)["evicted_rows"]
+        1204
+        """
+        policy = eviction_lib.get(policy)
+        rules = None
+        if policy is not None:
+            rules = json.dumps(policy.to_table_config())
+        return json.loads(self._native.shrink(rules, bool(dry_run)))
+
+    def usage(self, ids: Any) -> dict[str, np.ndarray]:
+        """Reads what is counted of the use of ids.
+
+        Args:
+            ids: Integers of any shape.
+
+        Returns:
+            Arrays of the shape of `ids`. "state": 0 for an id that is unknown,
+            1 for one that waits for admission, 2 for one with a row. float32
+            "count" and "last_seen_day"; with `tfswitch.statistics.ShowClick`
+            also "show", "click", "delta_score" and "score", decayed to the
+            cluster's day. 0 for what is not counted.
+
+        Raises:
+            ValueError: If `ids` are not integers.
+            ConnectionError, TimeoutError: If a server does not answer.
+        """
+        keys = self._to_keys(ids)
+        values, states = self._native.read_usage(keys.reshape(-1))
+        usage = {"state": states.reshape(keys.shape)}
+        names = ["count", "last_seen_day"]
+        if isinstance(self._statistics, statistics_lib.ShowClick):
+            names += ["show", "click", "delta_score"]
+        for place, name in enumerate(names):
+            usage[name] = values[:, place].reshape(keys.shape)
+        if isinstance(self._statistics, statistics_lib.ShowClick):
+            show, click = usage["show"], usage["click"]
+            usage["score"] = (show - click) * np.float32(
+                self._statistics.nonclk_coeff
+            ) + click * np.float32(self._statistics.click_coeff)
+        return usage
 
     def size(self) -> int:
         """Returns the number of rows, summed over servers."""
@@ -417,12 +562,23 @@ class EmbeddingTable:
             )
 
     def _training_lookup(
-        self, ids: tf.Tensor, anchor: tf.Tensor
+        self,
+        ids: tf.Tensor,
+        anchor: tf.Tensor,
+        shows: tf.Tensor | None = None,
+        clicks: tf.Tensor | None = None,
     ) -> embedding_ops.TrainingLookup:
         """Looks up ids with a row for each, and counts one step."""
         learning_rate = self._learning_rate.read()
         result = embedding_ops.training_lookup(
-            self.handle, ids, anchor, learning_rate, dim=self._dim
+            self.handle,
+            ids,
+            anchor,
+            learning_rate,
+            dim=self._dim,
+            shows=shows,
+            clicks=clicks,
+            global_step=self._learning_rate.number(),
         )
         self._learning_rate.advance()
         return result
@@ -468,6 +624,24 @@ class EmbeddingTable:
         rows = values.astype(np.float32, copy=False).reshape(-1, width)
         return np.ascontiguousarray(rows)
 
+    def _to_observations(
+        self, what: str, values: Any, ids: tf.Tensor
+    ) -> tf.Tensor | None:
+        if values is None:
+            return None
+        values = tf.convert_to_tensor(values)
+        if not (values.dtype.is_floating or values.dtype.is_integer):
+            raise ValueError(
+                f"{self._owner}: `{what}` must be numbers, got "
+                f"{values.dtype.name}"
+            )
+        if not values.shape.is_compatible_with(ids.shape):
+            raise ValueError(
+                f"{self._owner}: `{what}` must have the shape of the ids, "
+                f"{ids.shape}, got {values.shape}"
+            )
+        return tf.cast(values, tf.float32)
+
     def _to_gradients(self, gradients: Any) -> tf.Tensor:
         if not tf.is_tensor(gradients):
             gradients = np.asarray(gradients)
@@ -480,6 +654,28 @@ class EmbeddingTable:
                 f"{gradients.dtype.name}"
             )
         return tf.cast(gradients, tf.float32)
+
+
+def find_statistics(statistics: Any, admission: Any, eviction: Any) -> Any:
+    """Returns what a table counts: what was asked, or what its policies need.
+
+    Raises:
+        ValueError: If a policy needs what `statistics` do not count.
+    """
+    given = statistics_lib.get(statistics)
+    policies = [admission, *getattr(eviction, "policies", [eviction])]
+    for policy in policies:
+        if isinstance(policy, _NEED_SHOW_CLICK):
+            if given is None:
+                given = statistics_lib.ShowClick()
+            if not isinstance(given, statistics_lib.ShowClick):
+                raise ValueError(
+                    f"{policy!r} needs tfswitch.statistics.ShowClick. "
+                    f"Received: statistics={given!r}"
+                )
+    if given is None and any(isinstance(p, _NEED_USAGE) for p in policies):
+        given = statistics_lib.Usage()
+    return given
 
 
 def check_dim(name: str, dim: Any) -> None:

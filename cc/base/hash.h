@@ -42,6 +42,16 @@ inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
                                num_servers / num_virtual_shards);
 }
 
+// The first virtual shard of a server; that of server `num_servers` is the end.
+inline uint32_t FirstVirtualShardOf(uint32_t server,
+                                    uint32_t num_virtual_shards,
+                                    uint32_t num_servers) {
+  // The least v with floor(v * N / V) >= i.
+  return static_cast<uint32_t>(
+      (static_cast<uint64_t>(server) * num_virtual_shards + num_servers - 1) /
+      num_servers);
+}
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_BASE_HASH_H_

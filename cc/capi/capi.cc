@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cc/base/key_batch.h"
+#include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/capi/cluster.h"
@@ -158,6 +160,7 @@ absl::Status PullDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
   args.dim = table.config.dim;
   args.keys = keys;
   args.insert_missing = insert_missing;
+  if (insert_missing) args.day = table.cluster->day();
   args.threads = threads;
   return table.cluster->client().Pull(args, embeddings);
 }
@@ -212,6 +215,7 @@ absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
 absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
                           absl::Span<const float> gradients,
                           std::shared_ptr<const void> gradients_owner,
+                          const KeyObservations& observations,
                           const Tfswitch_PushOptions& options,
                           Tfswitch_PushResult* result,
                           const LentThreads* threads) {
@@ -224,6 +228,9 @@ absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
   args.learning_rate = options.learning_rate;
   args.insert_missing = options.insert_missing != 0;
   args.keys_are_unique = true;
+  args.observations = observations;
+  args.global_step = options.global_step;
+  args.day = table.cluster->day();
   args.id = table.cluster->NextPushId();
   args.threads = threads;
   if (table.config.consistency.kind != ConsistencyKind::kAsp) {
@@ -257,6 +264,14 @@ absl::Status CheckInverse(const Tfswitch_Table& table,
   return absl::InvalidArgumentError(
       absl::StrCat("table '", table.config.name, "': inverse names ", next_new,
                    " unique ids, got ", num_unique));
+}
+
+KeyObservations ObservationsOf(const Tfswitch_PushOptions& options,
+                               size_t num_keys) {
+  const auto span = [num_keys](const float* values) {
+    return absl::MakeConstSpan(values, values == nullptr ? 0 : num_keys);
+  };
+  return {{}, span(options.shows), span(options.clicks)};
 }
 
 absl::Status PushUnique(Tfswitch_Table& table,
@@ -299,8 +314,11 @@ absl::Status PushUnique(Tfswitch_Table& table,
     }
     sums = target;
   }
-  return PushDistinct(table, unique_keys, sums, buffer, options, result,
-                      threads);
+  const OwnedObservations observations(inverse, unique_keys.size(),
+                                       ObservationsOf(options, inverse.size()),
+                                       table.config.NeedsCounts());
+  return PushDistinct(table, unique_keys, sums, buffer, observations.view(),
+                      options, result, threads);
 }
 
 absl::Status PushRepeated(Tfswitch_Table& table, absl::Span<const Key> keys,
@@ -506,6 +524,7 @@ AssignArgs MakeAssignArgs(const Tfswitch_Table& table, const int64_t* keys,
   args.keys = Keys(keys, num_keys);
   args.embeddings =
       absl::MakeConstSpan(embeddings, num_keys * table.config.dim);
+  args.day = table.cluster->day();
   return args;
 }
 
@@ -788,6 +807,50 @@ int ReplicasConfirmRound(const char* group, uint64_t applier, int64_t number,
       error, [&] { return ReplicasOf(group).ConfirmRound(applier, number); });
 }
 
+void SetDay(Tfswitch_Cluster* cluster, double day) {
+  cluster->cluster->set_day(static_cast<float>(day));
+}
+
+double Day(const Tfswitch_Cluster* cluster) {
+  return static_cast<double>(cluster->cluster->day());
+}
+
+int Shrink(Tfswitch_Table* table, const char* rules_json, int32_t dry_run,
+           char** report_json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    ShrinkArgs args;
+    args.table = table->config.name;
+    args.day = table->cluster->day();
+    args.dry_run = dry_run != 0;
+    if (rules_json != nullptr) {
+      args.rules.emplace();
+      TFSWITCH_RETURN_IF_ERROR(EvictionFromJson(rules_json, &*args.rules));
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const ShrinkReport report,
+                              table->cluster->client().Shrink(args));
+    return HandOver(ShrinkReportToJson(report), report_json);
+  });
+}
+
+int ReadUsage(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+              float* usage, uint8_t* states, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    std::vector<UsageOfRow> rows(num_keys);
+    std::vector<KeyState> key_states(num_keys);
+    TFSWITCH_RETURN_IF_ERROR(table->cluster->client().ReadUsage(
+        table->config.name, Keys(keys, num_keys), table->cluster->day(),
+        absl::MakeSpan(rows), absl::MakeSpan(key_states)));
+    for (size_t i = 0; i < num_keys; ++i) {
+      const UsageOfRow& row = rows[i];
+      const float values[] = {row.count, row.last_seen_day, row.show, row.click,
+                              row.delta_score};
+      std::copy(std::begin(values), std::end(values), usage + 5 * i);
+      states[i] = static_cast<uint8_t>(key_states[i]);
+    }
+    return absl::OkStatus();
+  });
+}
+
 constexpr Tfswitch_Api kApi = {
     TFSWITCH_API_VERSION,
     Version,
@@ -838,6 +901,10 @@ constexpr Tfswitch_Api kApi = {
     FinishWorkItem,
     WorkItemState,
     WorkQueueStats,
+    SetDay,
+    Day,
+    Shrink,
+    ReadUsage,
 };
 
 }  // namespace

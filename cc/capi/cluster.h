@@ -45,6 +45,10 @@ class Cluster {
   // Who trains here; null if Join() was not called.
   std::shared_ptr<WorkerSession> worker() const;
 
+  // When pushes happen, in days since 1970; see kServersDay.
+  void set_day(float day) { day_.store(day, std::memory_order_relaxed); }
+  float day() const { return day_.load(std::memory_order_relaxed); }
+
   int num_shards() const { return num_shards_; }
   bool is_remote() const { return is_remote_; }
 
@@ -65,6 +69,7 @@ class Cluster {
 
   // Has its own synchronisation.
   std::atomic<uint64_t> next_sequence_{1};
+  std::atomic<float> day_{kServersDay};
 
   mutable Mutex mutex_;
   std::shared_ptr<WorkerSession> worker_ ABSL_GUARDED_BY(mutex_);

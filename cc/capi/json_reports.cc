@@ -42,9 +42,23 @@ std::string TableInfosToJson(const std::vector<TableInfo>& infos) {
                     {"reserved_bytes", info.stats.reserved_bytes},
                     {"row_stride_bytes", info.stats.row_stride_bytes},
                     {"inserted_rows", info.stats.inserted_rows},
-                    {"erased_rows", info.stats.erased_rows}});
+                    {"erased_rows", info.stats.erased_rows},
+                    {"num_candidates", info.stats.num_candidates},
+                    {"admission_bytes", info.stats.admission_bytes}});
   }
   return Dump(json);
+}
+
+std::string ShrinkReportToJson(const ShrinkReport& report) {
+  return Dump({{"evicted_rows", report.evicted_rows},
+               {"evicted_bytes", report.evicted_bytes},
+               {"by",
+                {{"ttl", report.by_ttl},
+                 {"show_click_score", report.by_show_click_score},
+                 {"l2_norm", report.by_l2_norm},
+                 {"max_rows", report.by_max_rows}}},
+               {"evicted_candidates", report.evicted_candidates},
+               {"remaining_rows", report.remaining_rows}});
 }
 
 std::string CheckpointReportToJson(const CheckpointReport& report) {

@@ -17,6 +17,7 @@ namespace tfswitch {
 std::string TableInfosToJson(const std::vector<TableInfo>& infos);
 
 // {"tables": [...], "num_rows": n}
+std::string ShrinkReportToJson(const ShrinkReport& report);
 std::string CheckpointReportToJson(const CheckpointReport& report);
 
 // A JSON list of strings; an empty text is an empty list. InvalidArgument if

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // Grows when a function changes or goes; new ones are added at the end.
-#define TFSWITCH_API_VERSION 5
+#define TFSWITCH_API_VERSION 6
 #define TFSWITCH_ERROR_SIZE 2048
 
 // A worker's item: lost (or finished); its own; the same, and advanced by a
@@ -70,6 +70,12 @@ typedef struct Tfswitch_PushOptions {
   // loss-scaling optimizer skips its step; with 1 it is an error. A value below
   // 1 means 1.
   float loss_scale;
+  // How often each id was shown and clicked: as many as there are gradients, or
+  // NULL: once and never.
+  const float* shows;
+  const float* clicks;
+  // Of the training; 0: not known.
+  int64_t global_step;
 } Tfswitch_PushOptions;
 
 typedef struct Tfswitch_PushResult {
@@ -272,6 +278,22 @@ typedef struct Tfswitch_Api {
   // {"epoch", "epochs", "items", "finished", "leased", "returned", "reissued"}
   int (*work_queue_stats)(Tfswitch_Cluster* cluster, const char* queue,
                           char** json, char* error);
+
+  // --- The life of rows ---------------------------------------------------
+  // When what this process does from now on happens, in days since 1970; below
+  // 0: now, by the clock of the server.
+  void (*set_day)(Tfswitch_Cluster* cluster, double day);
+  double (*day)(const Tfswitch_Cluster* cluster);
+  // Evicts rows. `rules_json`: as `eviction` in a table's config, NULL for its
+  // own. `report_json` receives {"evicted_rows", "evicted_bytes", "by": {rule:
+  // rows}, "evicted_candidates", "remaining_rows"}.
+  int (*shrink)(Tfswitch_Table* table, const char* rules_json, int32_t dry_run,
+                char** report_json, char* error);
+  // What is counted of each key: `usage` (num_keys x 5) receives count,
+  // last_seen_day, show, click and delta_score, `states` (num_keys) 0 for an
+  // unknown key, 1 for one that waits for admission, 2 for one with a row.
+  int (*read_usage)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+                    float* usage, uint8_t* states, char* error);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

@@ -43,17 +43,33 @@ std::string FolderName(const std::string& table) {
   return folder;
 }
 
-absl::Span<const char> AsBytes(const void* data, size_t size) {
-  return absl::MakeConstSpan(static_cast<const char*>(data), size);
+template <typename T>
+absl::Span<const char> BytesOf(const std::vector<T>& values) {
+  return absl::MakeConstSpan(reinterpret_cast<const char*>(values.data()),
+                             values.size() * sizeof(T));
+}
+
+const char* NameOf(FileKind kind) {
+  switch (kind) {
+    case FileKind::kRows:
+      return "rows";
+    case FileKind::kCandidates:
+      return "candidates";
+    case FileKind::kBloom:
+      return "bloom";
+  }
+  return "";
 }
 
 Json FileToJson(const RowFile& file) {
-  return {
+  Json json = {
       {"name", file.name},
       {"virtual_shards", {file.virtual_shards_begin, file.virtual_shards_end}},
       {"num_rows", file.num_rows},
       {"bytes", file.bytes},
       {"crc32", absl::StrFormat("%08x", file.crc32)}};
+  if (file.kind != FileKind::kRows) json["kind"] = NameOf(file.kind);
+  return json;
 }
 
 Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
@@ -62,7 +78,7 @@ Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
     int64_t num_rows = 0;
     Json files = Json::array();
     for (const RowFile& file : table.files) {
-      num_rows += file.num_rows;
+      if (file.kind == FileKind::kRows) num_rows += file.num_rows;
       files.push_back(FileToJson(file));
     }
     json[name] = {{"config", Json::parse(TableConfigToJson(table.config))},
@@ -102,6 +118,15 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
       !Get(json, "bytes", &file.bytes) || !Get(json, "crc32", &crc32) ||
       !absl::SimpleHexAtoi(crc32, &file.crc32)) {
     return Damaged(what, "entry of a file");
+  }
+  if (std::string kind; Get(json, "kind", &kind)) {
+    if (kind == NameOf(FileKind::kCandidates)) {
+      file.kind = FileKind::kCandidates;
+    } else if (kind == NameOf(FileKind::kBloom)) {
+      file.kind = FileKind::kBloom;
+    } else {
+      return Damaged(what, absl::StrCat("kind '", kind, "' of a file"));
+    }
   }
   const fs::path name(file.name);
   if (name.is_absolute() ||
@@ -187,16 +212,6 @@ void RemoveUnnamedFiles(const std::string& path, const Manifest& manifest,
   }
 }
 
-// First virtual shard owned by `shard_index`; that of num_shards is the end.
-uint32_t FirstVirtualShard(uint32_t shard_index, uint32_t num_shards,
-                           uint32_t num_virtual_shards) {
-  // The least v with floor(v * N / V) >= i.
-  return static_cast<uint32_t>(
-      (static_cast<uint64_t>(shard_index) * num_virtual_shards + num_shards -
-       1) /
-      num_shards);
-}
-
 }  // namespace
 
 struct PartWriter::Data {
@@ -248,6 +263,37 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
                      folder, "': ", error.message()));
   }
 
+  // Writes one file of `num_rows` rows and adds it to those of the table.
+  const auto write = [&](FileKind kind, int64_t num_rows,
+                         const std::vector<TensorToWrite>& tensors)
+      -> absl::Status {
+    RowFile file;
+    file.kind = kind;
+    file.num_rows = num_rows;
+    file.name = absl::StrFormat("%s/%s-s%05d-%05d-%08x.safetensors", folder,
+                                data_->save_id, data_->shard_index,
+                                saved.files.size(), data_->attempt);
+    file.virtual_shards_begin = FirstVirtualShardOf(
+        data_->shard_index, saved.config.num_virtual_shards, data_->num_shards);
+    file.virtual_shards_end =
+        FirstVirtualShardOf(data_->shard_index + 1,
+                            saved.config.num_virtual_shards,
+                            data_->num_shards);
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WrittenFile written,
+        WriteSafetensors(absl::StrCat(data_->path, "/", file.name), tensors,
+                         {{"format", kFormatName},
+                          {"table", saved.config.name},
+                          {"optimizer", OptimizerName(saved.config.optimizer)},
+                          {"kind", NameOf(kind)},
+                          {"save_id", data_->save_id}}));
+    data_->written.push_back(file.name);
+    file.bytes = written.bytes;
+    file.crc32 = written.crc32;
+    saved.files.push_back(std::move(file));
+    return absl::OkStatus();
+  };
+
   const int64_t row_bytes =
       static_cast<int64_t>(sizeof(Key) + sizeof(float) * (dim + slot_floats));
   const int64_t rows_per_file = std::max<int64_t>(1, kBytesPerFile / row_bytes);
@@ -255,47 +301,77 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   std::vector<float> embeddings;
   std::vector<float> slots;
   const auto flush = [&]() -> absl::Status {
-    RowFile file;
-    file.name = absl::StrFormat("%s/%s-s%05d-%05d-%08x.safetensors", folder,
-                                data_->save_id, data_->shard_index,
-                                saved.files.size(), data_->attempt);
-    file.virtual_shards_begin = FirstVirtualShard(
-        data_->shard_index, data_->num_shards, saved.config.num_virtual_shards);
-    file.virtual_shards_end =
-        FirstVirtualShard(data_->shard_index + 1, data_->num_shards,
-                          saved.config.num_virtual_shards);
-    file.num_rows = static_cast<int64_t>(keys.size());
+    const auto num_rows = static_cast<int64_t>(keys.size());
     std::vector<TensorToWrite> tensors = {
-        {"keys",
-         "I64",
-         {file.num_rows},
-         AsBytes(keys.data(), keys.size() * sizeof(Key))},
-        {"embeddings",
-         "F32",
-         {file.num_rows, dim},
-         AsBytes(embeddings.data(), embeddings.size() * sizeof(float))}};
+        {"keys", "I64", {num_rows}, BytesOf(keys)},
+        {"embeddings", "F32", {num_rows, dim}, BytesOf(embeddings)}};
     if (slot_floats > 0) {
-      tensors.push_back({"slots",
-                         "F32",
-                         {file.num_rows, slot_floats},
-                         AsBytes(slots.data(), slots.size() * sizeof(float))});
+      tensors.push_back(
+          {"slots", "F32", {num_rows, slot_floats}, BytesOf(slots)});
     }
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const WrittenFile written,
-        WriteSafetensors(absl::StrCat(data_->path, "/", file.name), tensors,
-                         {{"format", kFormatName},
-                          {"table", saved.config.name},
-                          {"optimizer", OptimizerName(saved.config.optimizer)},
-                          {"save_id", data_->save_id}}));
-    data_->written.push_back(file.name);
-    file.bytes = written.bytes;
-    file.crc32 = written.crc32;
-    saved.files.push_back(std::move(file));
+    TFSWITCH_RETURN_IF_ERROR(write(FileKind::kRows, num_rows, tensors));
     keys.clear();
     embeddings.clear();
     slots.clear();
     return absl::OkStatus();
   };
+  // Before the rows: a key that gets one meanwhile is then in both, and not in
+  // neither.
+  if (const int width = table.candidate_floats(); width > 0) {
+    std::vector<float> records;
+    const auto flush_candidates = [&]() -> absl::Status {
+      const auto num_keys = static_cast<int64_t>(keys.size());
+      TFSWITCH_RETURN_IF_ERROR(
+          write(FileKind::kCandidates, num_keys,
+                {{"keys", "I64", {num_keys}, BytesOf(keys)},
+                 {"records", "F32", {num_keys, width}, BytesOf(records)}}));
+      keys.clear();
+      records.clear();
+      return absl::OkStatus();
+    };
+    const int64_t keys_per_file =
+        kBytesPerFile /
+        static_cast<int64_t>(sizeof(Key) + sizeof(float) * width);
+    TFSWITCH_RETURN_IF_ERROR(table.ForEachCandidate(
+        8192, [&](const CandidateChunk& chunk) -> absl::Status {
+          keys.insert(keys.end(), chunk.keys.begin(), chunk.keys.end());
+          records.insert(records.end(), chunk.records.begin(),
+                         chunk.records.end());
+          if (static_cast<int64_t>(keys.size()) < keys_per_file) {
+            return absl::OkStatus();
+          }
+          return flush_candidates();
+        }));
+    if (!keys.empty()) TFSWITCH_RETURN_IF_ERROR(flush_candidates());
+  }
+  if (const CountingBloom* bloom = table.bloom(); bloom != nullptr) {
+    const size_t width = bloom->bytes_per_virtual_shard();
+    std::vector<int64_t> shards;
+    std::vector<char> cells;
+    const auto flush_bloom = [&]() -> absl::Status {
+      const auto num_shards = static_cast<int64_t>(shards.size());
+      TFSWITCH_RETURN_IF_ERROR(write(
+          FileKind::kBloom, num_shards,
+          {{"virtual_shards", "I64", {num_shards}, BytesOf(shards)},
+           {"cells",
+            "U8",
+            {num_shards, static_cast<int64_t>(width)},
+            BytesOf(cells)}}));
+      shards.clear();
+      cells.clear();
+      return absl::OkStatus();
+    };
+    for (uint32_t shard = 0; shard < saved.config.num_virtual_shards; ++shard) {
+      if (!bloom->IsTouched(shard)) continue;
+      shards.push_back(shard);
+      cells.resize(cells.size() + width);
+      bloom->Save(shard, absl::MakeSpan(cells).last(width));
+      if (static_cast<int64_t>(cells.size()) >= kBytesPerFile) {
+        TFSWITCH_RETURN_IF_ERROR(flush_bloom());
+      }
+    }
+    if (!shards.empty()) TFSWITCH_RETURN_IF_ERROR(flush_bloom());
+  }
   TFSWITCH_RETURN_IF_ERROR(table.ForEachRow(
       std::min<int64_t>(rows_per_file, 8192),
       [&](const RowChunk& chunk) -> absl::Status {
@@ -458,38 +534,145 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
   return manifest;
 }
 
+namespace {
+
+// Slots as saved to those of a table with other statistics: the optimizer's
+// state is the same, and what the statistics have in common stays.
+class SlotConverter {
+ public:
+  // `day` is when rows count as seen whose saved statistics do not say it.
+  SlotConverter(const SavedTable& saved, const EmbeddingTable& table, float day)
+      : from_(saved.slot_floats),
+        to_(table.slot_floats()),
+        common_(to_ - table.statistics_floats() +
+                std::min(table.statistics_floats(),
+                         RowStatistics(saved.config.statistics).num_floats())) {
+    std::vector<float> fresh(static_cast<size_t>(table.statistics_floats()));
+    RowStatistics(table.config().statistics).Init(day, fresh.data());
+    fresh_.assign(static_cast<size_t>(to_), 0.0f);
+    std::copy(fresh.begin(), fresh.end(), fresh_.end() - fresh.size());
+  }
+
+  bool is_needed() const { return from_ != to_; }
+
+  std::vector<float> Convert(absl::Span<const float> slots,
+                             size_t num_rows) const {
+    std::vector<float> converted;
+    converted.reserve(num_rows * fresh_.size());
+    for (size_t i = 0; i < num_rows; ++i) {
+      const float* const row = slots.data() + i * static_cast<size_t>(from_);
+      converted.insert(converted.end(), row, row + common_);
+      converted.insert(converted.end(), fresh_.begin() + common_, fresh_.end());
+    }
+    return converted;
+  }
+
+ private:
+  const int from_;
+  const int to_;
+  const int common_;
+  std::vector<float> fresh_;
+};
+
+absl::Status LoadCandidates(const SafetensorsFile& file, int64_t num_keys,
+                            uint32_t first, uint32_t last,
+                            EmbeddingTable& table) {
+  const int width = table.candidate_floats();
+  TFSWITCH_ASSIGN_OR_RETURN(const auto key_bytes,
+                            file.Get("keys", "I64", {num_keys}));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto record_bytes,
+                            file.Get("records", "F32", {num_keys, width}));
+  const auto* keys = reinterpret_cast<const Key*>(key_bytes.data());
+  const auto* records = reinterpret_cast<const float*>(record_bytes.data());
+  std::vector<Key> own_keys;
+  std::vector<float> own_records;
+  for (int64_t i = 0; i < num_keys; ++i) {
+    const uint32_t shard =
+        VirtualShardOf(keys[i], table.config().num_virtual_shards);
+    if (shard < first || shard >= last) continue;
+    own_keys.push_back(keys[i]);
+    own_records.insert(own_records.end(), records + i * width,
+                       records + (i + 1) * width);
+  }
+  return table.AssignCandidates(own_keys, own_records);
+}
+
+absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
+                       uint32_t first, uint32_t last, CountingBloom* bloom) {
+  const size_t width = bloom->bytes_per_virtual_shard();
+  TFSWITCH_ASSIGN_OR_RETURN(const auto shard_bytes,
+                            file.Get("virtual_shards", "I64", {num_shards}));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const auto cells,
+      file.Get("cells", "U8", {num_shards, static_cast<int64_t>(width)}));
+  const auto* shards = reinterpret_cast<const int64_t*>(shard_bytes.data());
+  for (int64_t i = 0; i < num_shards; ++i) {
+    if (shards[i] < int64_t{first} || shards[i] >= int64_t{last}) continue;
+    bloom->Load(static_cast<uint32_t>(shards[i]),
+                cells.subspan(static_cast<size_t>(i) * width, width));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
                        EmbeddingTable& table) {
   const TableConfig& config = table.config();
-  if (saved.config.dim != config.dim ||
-      saved.slot_floats != table.slot_floats() ||
+  const int state_floats = table.slot_floats() - table.statistics_floats();
+  const int saved_state_floats =
+      saved.slot_floats - RowStatistics(saved.config.statistics).num_floats();
+  if (saved.config.dim != config.dim || saved_state_floats != state_floats ||
       saved.config.optimizer.index() != config.optimizer.index()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "table '", config.name, "' in checkpoint '", path, "' has dim ",
-        saved.config.dim, " and ", saved.slot_floats, " floats of ",
+        saved.config.dim, " and ", saved_state_floats, " floats of ",
         OptimizerName(saved.config.optimizer), " state per row; the table has ",
-        "dim ", config.dim, " and ", table.slot_floats(), " of ",
+        "dim ", config.dim, " and ", state_floats, " of ",
         OptimizerName(config.optimizer)));
   }
   const uint32_t num_virtual = config.num_virtual_shards;
   const bool same_cut = saved.config.num_virtual_shards == num_virtual;
   const uint32_t first =
-      FirstVirtualShard(shard_index, num_shards, num_virtual);
+      FirstVirtualShardOf(shard_index, num_virtual, num_shards);
   const uint32_t last =
-      FirstVirtualShard(shard_index + 1, num_shards, num_virtual);
-  for (const RowFile& row_file : saved.files) {
+      FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards);
+  const bool takes_candidates =
+      table.candidate_floats() > 0 &&
+      saved.config.statistics == config.statistics &&
+      saved.config.admission == config.admission;
+  const bool takes_bloom = table.bloom() != nullptr && same_cut &&
+                           saved.config.admission == config.admission;
+  const SlotConverter converter(saved, table, DayOfWallClock());
+  // Rows last: what has one is no candidate.
+  std::vector<RowFile> files = saved.files;
+  std::stable_partition(
+      files.begin(), files.end(),
+      [](const RowFile& file) { return file.kind != FileKind::kRows; });
+  for (const RowFile& row_file : files) {
     if (same_cut && (row_file.virtual_shards_begin >= last ||
                      row_file.virtual_shards_end <= first)) {
       continue;
     }
+    if (row_file.kind == FileKind::kCandidates && !takes_candidates) continue;
+    if (row_file.kind == FileKind::kBloom && !takes_bloom) continue;
     TFSWITCH_ASSIGN_OR_RETURN(
         const SafetensorsFile file,
         ReadSafetensors(absl::StrCat(path, "/", row_file.name), row_file.bytes,
                         row_file.crc32));
     const int64_t rows = row_file.num_rows;
+    if (row_file.kind == FileKind::kCandidates) {
+      TFSWITCH_RETURN_IF_ERROR(LoadCandidates(file, rows, first, last, table));
+      continue;
+    }
+    if (row_file.kind == FileKind::kBloom) {
+      TFSWITCH_RETURN_IF_ERROR(
+          LoadBloom(file, rows, first, last, table.bloom()));
+      continue;
+    }
     const int dim = config.dim;
-    const int slot_floats = table.slot_floats();
+    const int slot_floats = saved.slot_floats;
     TFSWITCH_ASSIGN_OR_RETURN(const auto key_bytes,
                               file.Get("keys", "I64", {rows}));
     TFSWITCH_ASSIGN_OR_RETURN(const auto embedding_bytes,
@@ -503,10 +686,10 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
     const auto* embeddings =
         reinterpret_cast<const float*>(embedding_bytes.data());
     const auto* slots = reinterpret_cast<const float*>(slot_bytes.data());
-    const auto assign = [&table](absl::Span<const Key> k,
-                                 absl::Span<const float> e,
-                                 absl::Span<const float> s) {
-      return table.AssignRows(k, e, s).status();
+    const auto assign = [&](absl::Span<const Key> k, absl::Span<const float> e,
+                            absl::Span<const float> s) {
+      if (!converter.is_needed()) return table.AssignRows(k, e, s).status();
+      return table.AssignRows(k, e, converter.Convert(s, k.size())).status();
     };
     if (num_shards == 1) {
       TFSWITCH_RETURN_IF_ERROR(assign(

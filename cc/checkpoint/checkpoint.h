@@ -4,7 +4,12 @@
 //   PATH/<table>/<save_id>-s<shard>-<part>-<attempt>.safetensors
 //        keys        int64    [rows]
 //        embeddings  float32  [rows, dim]
-//        slots       float32  [rows, slot_floats]   if the optimizer has any
+//        slots       float32  [rows, slot_floats]   if rows have any
+//
+// A table with an admission policy has files of another kind beside them, for
+// the keys that wait: "candidates" (keys, and records as float32 [keys,
+// candidate_floats]) or "bloom" (virtual_shards as int64 [n], and cells as uint8
+// [n, bytes]).
 //
 // A file exists for readers once the manifest names it, and the manifest
 // replaces its predecessor in one atomic rename: a save that ends half-way
@@ -33,12 +38,16 @@ namespace tfswitch::checkpoint {
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr int kFormatVersion = 1;
 
-// One file of rows.
+// What is in a file.
+enum class FileKind { kRows, kCandidates, kBloom };
+
+// One file of rows, or of what is known of keys without one.
 struct RowFile {
-  std::string name;                   // Relative to the checkpoint.
+  std::string name;  // Relative to the checkpoint.
+  FileKind kind = FileKind::kRows;
   uint32_t virtual_shards_begin = 0;  // Keys are of [begin, end).
   uint32_t virtual_shards_end = 0;
-  int64_t num_rows = 0;
+  int64_t num_rows = 0;  // Or candidates, or virtual shards.
   int64_t bytes = 0;
   uint32_t crc32 = 0;
 };
@@ -98,7 +107,9 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path);
 
 // Reads into `table` the saved rows that shard `shard_index` of `num_shards`
 // owns, whatever the number of shards that saved them. Verifies every file it
-// reads. FailedPrecondition if dim or optimizer state differ.
+// reads. FailedPrecondition if dim or optimizer state differ. Statistics that
+// were not saved begin anew; so do the counts of admission where the policy is
+// another one, or a Bloom filter has another size.
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
                        EmbeddingTable& table);

@@ -238,7 +238,7 @@ absl::StatusOr<absl::Span<const char>> SafetensorsFile::Get(
     return Malformed(path_, absl::StrCat("no tensor '", name, "'"));
   }
   const Tensor& tensor = it->second;
-  int64_t bytes = dtype == "I64" ? 8 : 4;
+  int64_t bytes = dtype == "I64" ? 8 : dtype == "U8" ? 1 : 4;
   for (const int64_t size : shape) bytes *= size;
   if (tensor.dtype != dtype || tensor.shape != shape ||
       static_cast<int64_t>(tensor.bytes.size()) != bytes) {

@@ -19,7 +19,7 @@ namespace tfswitch::checkpoint {
 // An array to write. The bytes are not copied.
 struct TensorToWrite {
   std::string name;
-  std::string dtype;  // "I64" or "F32".
+  std::string dtype;  // "I64", "F32" or "U8".
   std::vector<int64_t> shape;
   absl::Span<const char> bytes;
 };

@@ -37,6 +37,8 @@ absl::Status CheckPush(const PushArgs& args) {
         "': learning_rate must be finite and not negative. Received: ",
         args.learning_rate));
   }
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckObservations(args.table, args.keys, args.observations));
   return CheckFinite(args.table, "gradient", args.keys, args.gradients);
 }
 

@@ -24,7 +24,7 @@ absl::Status CheckFinite(const std::string& table, absl::string_view what,
                          absl::Span<const Key> keys,
                          absl::Span<const float> values);
 
-// Both, and the learning rate.
+// Both, the learning rate and the observations.
 absl::Status CheckPush(const PushArgs& args);
 
 }  // namespace tfswitch

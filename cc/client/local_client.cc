@@ -74,6 +74,18 @@ class LocalClient : public ParameterClient {
     return shard_->Erase(*found, keys);
   }
 
+  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(args.table));
+    return shard_->Shrink(*found, args.rules, args.day, args.dry_run);
+  }
+
+  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+                         float day, absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
+    return shard_->ReadUsage(*found, keys, day, usage, states);
+  }
+
   absl::Status Export(
       const std::string& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
@@ -116,6 +128,7 @@ class LocalClient : public ParameterClient {
  private:
   absl::Status PullNow(const PullArgs& args, absl::Span<float> embeddings) {
     TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    table->NoteDay(args.day);
     return shard_->Pull(*table, args.keys, args.insert_missing, embeddings,
                         args.threads);
   }
@@ -131,6 +144,9 @@ class LocalClient : public ParameterClient {
     push.client_id = args.id.client_id;
     push.sequence = args.id.sequence;
     push.step = args.step;
+    push.observations = args.observations;
+    push.global_step = args.global_step;
+    push.day = args.day;
     push.threads = args.threads;
     TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                               shard_->Push(*table, push));
@@ -141,6 +157,7 @@ class LocalClient : public ParameterClient {
 
   absl::Status AssignNow(const AssignArgs& args, AssignResult* result) {
     TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    table->NoteDay(args.day);
     TFSWITCH_ASSIGN_OR_RETURN(result->assigned_rows,
                               shard_->Assign(*table, args.keys, args.embeddings,
                                              args.slots, args.only_missing));

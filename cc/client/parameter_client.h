@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
 #include "cc/client/group_client.h"
 #include "cc/table/embedding_table.h"
@@ -41,6 +43,7 @@ struct PullArgs {
   int dim = 0;
   absl::Span<const Key> keys;
   bool insert_missing = false;
+  float day = kServersDay;               // Of rows that are made.
   const LentThreads* threads = nullptr;  // Lent while the call is waited for.
 };
 
@@ -57,7 +60,10 @@ struct PushArgs {
   bool keys_are_unique = false;
   bool is_checked = false;  // CheckPush() was OK for it, or for more.
   PushId id;
-  StepTag step;                          // For a bsp table.
+  StepTag step;  // For a bsp table.
+  KeyObservations observations;
+  int64_t global_step = 0;  // Of the training; 0: not known.
+  float day = kServersDay;  // When it happens, in days since 1970.
   const LentThreads* threads = nullptr;  // As for a pull.
 };
 
@@ -79,10 +85,18 @@ struct AssignArgs {
   absl::Span<const float> embeddings;  // keys.size() x dim.
   absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
   bool only_missing = false;           // Leave rows alone that are there.
+  float day = kServersDay;             // Of rows that are made.
 };
 
 struct AssignResult {
   int64_t assigned_rows = 0;
+};
+
+struct ShrinkArgs {
+  std::string table;
+  std::optional<EvictionConfig> rules;  // Absent: those of its config.
+  float day = kServersDay;
+  bool dry_run = false;
 };
 
 struct SaveShardArgs {
@@ -146,6 +160,15 @@ class ParameterClient {
 
   virtual absl::StatusOr<int64_t> Erase(const std::string& table,
                                         absl::Span<const Key> keys) = 0;
+
+  // See Shard::Shrink; the sum of all shards.
+  virtual absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) = 0;
+
+  // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
+  virtual absl::Status ReadUsage(const std::string& table,
+                                 absl::Span<const Key> keys, float day,
+                                 absl::Span<UsageOfRow> usage,
+                                 absl::Span<KeyState> states) = 0;
 
   // Visits all rows, in chunks, in no particular order. RowChunk::slots is
   // empty unless `with_slots`.

@@ -19,6 +19,7 @@ struct Part {
   std::vector<size_t> places;       // Of `keys` in the batch.
   std::shared_ptr<float[]> values;  // keys.size() x dim: to send or received.
   std::shared_ptr<float[]> slots;
+  OwnedObservations observations;
   PushResult push_result;
   AssignResult assign_result;
   std::unique_ptr<PendingCall> call;
@@ -160,6 +161,8 @@ class ShardedClient : public ParameterClient {
         sum.reserved_bytes += other.stats.reserved_bytes;
         sum.inserted_rows += other.stats.inserted_rows;
         sum.erased_rows += other.stats.erased_rows;
+        sum.num_candidates += other.stats.num_candidates;
+        sum.admission_bytes += other.stats.admission_bytes;
       }
     }
     return infos;
@@ -211,6 +214,8 @@ class ShardedClient : public ParameterClient {
       part_args.gradients =
           absl::MakeConstSpan(part.values.get(), part.keys.size() * args.dim);
       part_args.gradients_owner = part.values;
+      part.observations = OwnedObservations(args.observations, part.places);
+      part_args.observations = part.observations.view();
       part_args.is_checked = true;
       part.call = shards_[i]->StartPush(part_args, &part.push_result);
     }
@@ -286,6 +291,41 @@ class ShardedClient : public ParameterClient {
       erased += here;
     }
     return erased;
+  }
+
+  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override {
+    ShrinkReport sum;
+    for (const auto& shard : shards_) {
+      TFSWITCH_ASSIGN_OR_RETURN(const ShrinkReport report, shard->Shrink(args));
+      sum.Add(report);
+    }
+    return sum;
+  }
+
+  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+                         float day, absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) override {
+    if (shards_.size() == 1) {
+      return shards_[0]->ReadUsage(table, keys, day, usage, states);
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const uint32_t num_virtual,
+                              NumVirtualShards(table));
+    const std::vector<Part> parts =
+        SplitByOwner(keys, num_virtual, shards_.size());
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      const Part& part = parts[i];
+      if (part.keys.empty()) continue;
+      std::vector<UsageOfRow> part_usage(part.keys.size());
+      std::vector<KeyState> part_states(part.keys.size());
+      TFSWITCH_RETURN_IF_ERROR(shards_[i]->ReadUsage(
+          table, part.keys, day, absl::MakeSpan(part_usage),
+          absl::MakeSpan(part_states)));
+      for (size_t k = 0; k < part.places.size(); ++k) {
+        usage[part.places[k]] = part_usage[k];
+        states[part.places[k]] = part_states[k];
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Export(

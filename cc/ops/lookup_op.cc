@@ -55,8 +55,8 @@ table: The table.
 ids: Any shape, also a scalar. Repeated ids are sent once where that pays.
 embeddings: Shape `ids.shape + [dim]`.
 dim: The table's dim.
-insert_missing: If true, an id without a row gets one; if false, it reads as
-  zeros and the table stays as it is.
+insert_missing: If true, an id without a row gets one, unless the table has an
+  admission policy; if false, the table stays as it is.
 )doc");
 
 REGISTER_OP("Tfswitch>TrainingLookup")
@@ -64,6 +64,9 @@ REGISTER_OP("Tfswitch>TrainingLookup")
     .Input("ids: Tids")
     .Input("anchor: float")
     .Input("learning_rate: float")
+    .Input("shows: float")
+    .Input("clicks: float")
+    .Input("global_step: int64")
     .Output("embeddings: float")
     .Output("loss_scale_probe: float")
     .Output("unique_ids: int64")
@@ -77,13 +80,15 @@ REGISTER_OP("Tfswitch>TrainingLookup")
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(6), 0, &unused));
       c->set_output(1, c->Scalar());
       c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(3, c->Vector(c->NumElements(c->input(1))));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Reads one embedding per id for training; an id without a row gets one.
+Reads one embedding per id for training; an id without a row gets one, unless
+the table has an admission policy.
 
 Its gradient pushes to the table. Everything that the way back needs goes out
 here, so that ids are made unique once per step.
@@ -93,6 +98,9 @@ ids: Any shape, also a scalar.
 anchor: A scalar that is watched for gradients. Its value does not matter: it
   ties the lookup into the tape.
 learning_rate: The rate with which the gradient will be applied.
+shows: How often each id was shown, one number for each; or empty: once each.
+clicks: How often it was clicked; or empty: never.
+global_step: A scalar: which step of the training it is; 0 if not known.
 embeddings: Shape `ids.shape + [dim]`.
 loss_scale_probe: A scalar 0. Whoever scales the loss gives it that scale as
   gradient, by adding it to the unscaled loss.
@@ -174,6 +182,11 @@ class TrainingLookupOp : public AsyncOpKernel {
         context, ScalarInput(context, 3, "learning_rate", &unused), done);
     const Tensor& ids = context->input(1);
     const int64_t num_ids = ids.NumElements();
+    // Here, where the mistake was made, and not in the backward pass.
+    Tfswitch_PushOptions unused_options = {};
+    OP_REQUIRES_OK_ASYNC(
+        context, ObservationInputs(context, *table, 4, num_ids, &unused_options),
+        done);
     OP_REQUIRES_ASYNC(
         context, num_ids <= std::numeric_limits<int32_t>::max(),
         absl::InvalidArgumentError(absl::StrCat(

@@ -33,6 +33,9 @@ REGISTER_OP("Tfswitch>Push")
     .Input("ids: Tids")
     .Input("gradients: float")
     .Input("learning_rate: float")
+    .Input("shows: float")
+    .Input("clicks: float")
+    .Input("global_step: int64")
     .Output("updated_rows: int64")
     .Attr("Tids: {int32, int64}")
     .Attr("insert_missing: bool = true")
@@ -47,6 +50,7 @@ REGISTER_OP("Tfswitch>Push")
       TF_RETURN_IF_ERROR(c->Subshape(gradients, 0, -1, &batch));
       TF_RETURN_IF_ERROR(c->Merge(c->input(1), batch, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(6), 0, &unused));
       c->set_output(0, c->Scalar());
       return absl::OkStatus();
     })
@@ -60,6 +64,9 @@ table: The table.
 ids: Any shape, also a scalar.
 gradients: Shape `ids.shape + [dim]`.
 learning_rate: A scalar.
+shows: How often each id was shown, one number for each; or empty: once each.
+clicks: How often it was clicked; or empty: never.
+global_step: A scalar: which step of the training it is; 0 if not known.
 updated_rows: How many rows changed.
 insert_missing: Whether an id without a row gets one first, or is skipped.
 )doc");
@@ -71,6 +78,9 @@ REGISTER_OP("Tfswitch>PushUnique")
     .Input("gradients: float")
     .Input("learning_rate: float")
     .Input("loss_scale: float")
+    .Input("shows: float")
+    .Input("clicks: float")
+    .Input("global_step: int64")
     .Output("anchor_gradient: float")
     .Attr("insert_missing: bool = false")
     .SetIsStateful()
@@ -83,6 +93,7 @@ REGISTER_OP("Tfswitch>PushUnique")
       TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(3), 1, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 0, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(8), 0, &unused));
       c->set_output(0, c->Scalar());
       return absl::OkStatus();
     })
@@ -97,6 +108,9 @@ gradients: One row of `dim` floats per element of `inverse`, in any shape.
 learning_rate: A scalar.
 loss_scale: A scalar: what the loss was multiplied with. The gradients are
   divided by it. 0 means 1.
+shows: As for the lookup.
+clicks: As for the lookup.
+global_step: As for the lookup.
 anchor_gradient: 0; or NaN if the loss was scaled and the gradients overflowed.
   Then nothing was applied, and an optimizer that scales losses skips its step
   and lowers the scale.
@@ -144,6 +158,10 @@ class PushOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(
         context,
         ScalarInput(context, 3, "learning_rate", &options.learning_rate), done);
+    OP_REQUIRES_OK_ASYNC(
+        context,
+        ObservationInputs(context, *table, 4, ids.NumElements(), &options),
+        done);
     Tensor* updated_rows = nullptr;
     OP_REQUIRES_OK_ASYNC(context,
                          context->allocate_output(0, {}, &updated_rows), done);
@@ -215,6 +233,10 @@ class PushUniqueOp : public AsyncOpKernel {
         ScalarInput(context, 4, "learning_rate", &options.learning_rate), done);
     OP_REQUIRES_OK_ASYNC(
         context, ScalarInput(context, 5, "loss_scale", &options.loss_scale),
+        done);
+    OP_REQUIRES_OK_ASYNC(
+        context,
+        ObservationInputs(context, *table, 6, inverse.NumElements(), &options),
         done);
     Tensor* anchor_gradient = nullptr;
     OP_REQUIRES_OK_ASYNC(

@@ -220,4 +220,34 @@ absl::Status ScalarInput(OpKernelContext* context, int index, const char* name,
   return absl::OkStatus();
 }
 
+absl::Status ObservationInputs(OpKernelContext* context,
+                               const TableResource& table, int index,
+                               int64_t num_ids, Tfswitch_PushOptions* options) {
+  const auto read = [&](int input_index, const char* name,
+                        const float** values) {
+    const Tensor& input = context->input(input_index);
+    *values = nullptr;
+    if (input.NumElements() == 0) return absl::OkStatus();
+    if (input.NumElements() != num_ids) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "table '", table.name(), "': `", name, "` must be empty or have one "
+          "number for each of ", num_ids, " ids. Received: shape ",
+          input.shape().DebugString()));
+    }
+    *values = input.flat<float>().data();
+    return absl::OkStatus();
+  };
+  absl::Status status = read(index, "shows", &options->shows);
+  if (status.ok()) status = read(index + 1, "clicks", &options->clicks);
+  if (!status.ok()) return status;
+  const Tensor& step = context->input(index + 2);
+  if (!TensorShapeUtils::IsScalar(step.shape())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`global_step` must be a scalar. Received: shape ",
+                     step.shape().DebugString()));
+  }
+  options->global_step = step.scalar<int64_t>()();
+  return absl::OkStatus();
+}
+
 }  // namespace tfswitch

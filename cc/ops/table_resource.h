@@ -119,6 +119,13 @@ absl::Status KeysOf(tensorflow::OpKernelContext* context,
 absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
                          const char* name, float* value);
 
+// Inputs `index` to `index` + 2: shows and clicks of `num_ids` ids, each empty
+// or with one number per id, and the global step. InvalidArgument naming the
+// input and the shape that came. The options point into the inputs.
+absl::Status ObservationInputs(tensorflow::OpKernelContext* context,
+                               const TableResource& table, int index,
+                               int64_t num_ids, Tfswitch_PushOptions* options);
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_OPS_TABLE_RESOURCE_H_

@@ -13,6 +13,7 @@
 #ifndef TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 #define TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "cc/base/cpu_features.h"
@@ -35,6 +36,14 @@ struct OptimizerParams {
   int num_corrections = 0;
 };
 
+// What comes with a gradient.
+struct StepInput {
+  float learning_rate = 0.0f;
+  float count = 1.0f;       // Occurrences of the key in the batch.
+  float shows = 1.0f;       // What Paddle's rules scale by.
+  int64_t global_step = 0;  // Of the training; 0: not known.
+};
+
 // Immutable after construction, so thread-safe; two threads must not step the
 // same row at the same time.
 class Optimizer {
@@ -55,8 +64,8 @@ class Optimizer {
   // One step. Both levels of SIMD give the same bits. (Inlined in any case, as
   // it is also called from files compiled for AVX2.)
   [[gnu::always_inline]] void Step(float* row, const float* gradient,
-                                   float learning_rate) const {
-    step_(params_, row, gradient, learning_rate);
+                                   const StepInput& input) const {
+    step_(params_, row, gradient, input.learning_rate);
   }
 
  private:

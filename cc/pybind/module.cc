@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -191,6 +192,37 @@ class Table {
     return assigned_rows;
   }
 
+  // `rules_json` is None for those of the table's config.
+  std::string Shrink(const std::optional<std::string>& rules_json,
+                     bool dry_run) const {
+    const auto table = Open();
+    char* report = nullptr;
+    Run([&](char* error) {
+      return api->shrink(table.get(),
+                         rules_json ? rules_json->c_str() : nullptr,
+                         dry_run ? 1 : 0, &report, error);
+    });
+    return TakeString(report);
+  }
+
+  // (num_ids x 5 floats, num_ids states); see cc/capi/tfswitch.h.
+  py::tuple ReadUsage(const py::object& ids) const {
+    const auto table = Open();
+    const IdArray keys = ToIds(ids);
+    py::array_t<float> usage(
+        std::vector<py::ssize_t>{keys.size(), py::ssize_t{5}});
+    py::array_t<uint8_t> states(keys.size());
+    float* const usage_data = usage.mutable_data();
+    uint8_t* const state_data = states.mutable_data();
+    if (keys.size() > 0) {
+      Run([&](char* error) {
+        return api->read_usage(table.get(), keys.data(), keys.size(),
+                               usage_data, state_data, error);
+      });
+    }
+    return py::make_tuple(usage, states);
+  }
+
   IdArray DenseKeys(size_t num_blocks) const {
     const auto table = Open();
     IdArray keys(static_cast<py::ssize_t>(num_blocks));
@@ -345,6 +377,9 @@ class Cluster {
     });
     return TakeString(json);
   }
+
+  void SetDay(double day) const { api->set_day(Open().get(), day); }
+  double GetDay() const { return api->day(Open().get()); }
 
   void JoinGroup(const std::string& options_json) const {
     const auto cluster = Open();
@@ -565,6 +600,8 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("is_remote", &Cluster::is_remote)
       .def("list_tables", &Cluster::ListTables, py::arg("name") = "")
       .def("drop_table", &Cluster::DropTable, py::arg("name"))
+      .def("set_day", &Cluster::SetDay, py::arg("day"))
+      .def("day", &Cluster::GetDay)
       .def("join_group", &Cluster::JoinGroup, py::arg("options_json"))
       .def("end_step", &Cluster::EndStep, py::arg("weight"))
       .def("wait_at_barrier", &Cluster::WaitAtBarrier, py::arg("barrier"),
@@ -602,6 +639,8 @@ PYBIND11_MODULE(_native, m) {
            py::arg("values"))
       .def("dense_keys", &Table::DenseKeys, py::arg("num_blocks"))
       .def("erase", &Table::Erase, py::arg("ids"))
+      .def("shrink", &Table::Shrink, py::arg("rules_json"), py::arg("dry_run"))
+      .def("read_usage", &Table::ReadUsage, py::arg("ids"))
       .def("export_rows", &Table::ExportRows, py::arg("with_slots"))
       .def("close", &Table::Close);
 

@@ -337,8 +337,8 @@ size_t VarintBytes(uint64_t value) {
   return bytes;
 }
 
-// Lengths and bytes of fields with one-byte tags; like protobuf, a field that
-// has its default is left out. With `to` null nothing is written, only counted.
+// Lengths and bytes of fields; like protobuf, a field that has its default is
+// left out. With `to` null nothing is written, only counted.
 class FieldWriter {
  public:
   explicit FieldWriter(char* to) : to_(to) {}
@@ -362,9 +362,12 @@ class FieldWriter {
   void Float(uint32_t field, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
-    if (bits == 0) return;  // -0 is no default.
+    if (bits != 0) PresentFloat(field, value);  // -0 is no default.
+  }
+  // Of an optional field: written also if it is 0.
+  void PresentFloat(uint32_t field, float value) {
     Varint(Tag(field, kFixed32));
-    Raw(&bits, sizeof(bits));
+    Raw(&value, sizeof(value));
   }
   template <typename T>
   void Array(uint32_t field, absl::Span<const T> values) {
@@ -396,6 +399,7 @@ uint64_t WritePull(const PullArgs& args, char* to) {
   writer.Bytes(1, args.table.data(), args.table.size());
   writer.Array(2, args.keys);
   writer.Uint(3, args.insert_missing);
+  if (args.day >= 0.0f) writer.PresentFloat(4, args.day);
   return writer.size();
 }
 
@@ -419,6 +423,11 @@ void WritePushTail(const PushArgs& args, FieldWriter* writer) {
   writer->Uint(10, args.step.worker);
   writer->Uint(11, args.step.incarnation);
   writer->Uint(12, static_cast<uint64_t>(args.step.clock));
+  writer->Array(13, args.observations.counts);
+  writer->Array(14, args.observations.shows);
+  writer->Array(15, args.observations.clicks);
+  writer->Uint(16, static_cast<uint64_t>(args.global_step));
+  if (args.day >= 0.0f) writer->PresentFloat(17, args.day);
 }
 
 uint64_t WritePush(const PushArgs& args, char* to) {
@@ -436,6 +445,7 @@ uint64_t WriteAssign(const AssignArgs& args, char* to) {
   writer.Array(3, args.embeddings);
   writer.Array(4, args.slots);
   writer.Uint(5, args.only_missing);
+  if (args.day >= 0.0f) writer.PresentFloat(6, args.day);
   return writer.size();
 }
 
@@ -462,7 +472,7 @@ void AlignedBuffer::Free() {
 }
 
 void DecodeScratch::Trim() {
-  for (AlignedBuffer* buffer : {&keys, &values, &slots}) {
+  for (AlignedBuffer* buffer : {&keys, &values, &slots, &counts, &shows, &clicks}) {
     if (buffer->capacity() > kKeptScratchBytes) buffer->Free();
   }
 }
@@ -481,6 +491,9 @@ absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
                       case Tag(3, kVarint):
                         *bad = ReadBool(reader, &request->insert_missing);
                         return true;
+                      case Tag(4, kFixed32):
+                        *bad = ReadFixed(reader, &request->day);
+                        return true;
                       default:
                         return keys.Accept(2, tag, reader, bad);
                     }
@@ -494,6 +507,9 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
   *request = DecodedPush();
   ArrayField<Key> keys(&scratch->keys);
   ArrayField<float> gradients(&scratch->values);
+  ArrayField<float> counts(&scratch->counts);
+  ArrayField<float> shows(&scratch->shows);
+  ArrayField<float> clicks(&scratch->clicks);
   uint64_t number = 0;
   absl::Status status = ReadMessage(
       "PushRequest", pieces,
@@ -531,13 +547,24 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
             *bad = ReadVarint(reader, 10, &number);
             request->step.clock = static_cast<int64_t>(number);
             return true;
+          case Tag(16, kVarint):
+            *bad = ReadVarint(reader, 10, &number);
+            request->global_step = static_cast<int64_t>(number);
+            return true;
+          case Tag(17, kFixed32):
+            *bad = ReadFixed(reader, &request->day);
+            return true;
           default:
             return keys.Accept(2, tag, reader, bad) ||
-                   gradients.Accept(3, tag, reader, bad);
+                   gradients.Accept(3, tag, reader, bad) ||
+                   counts.Accept(13, tag, reader, bad) ||
+                   shows.Accept(14, tag, reader, bad) ||
+                   clicks.Accept(15, tag, reader, bad);
         }
       });
   request->keys = keys.span();
   request->gradients = gradients.span();
+  request->observations = {counts.span(), shows.span(), clicks.span()};
   return status;
 }
 
@@ -556,6 +583,9 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                         return true;
                       case Tag(5, kVarint):
                         *bad = ReadBool(reader, &request->only_missing);
+                        return true;
+                      case Tag(6, kFixed32):
+                        *bad = ReadFixed(reader, &request->day);
                         return true;
                       default:
                         return keys.Accept(2, tag, reader, bad) ||

@@ -26,6 +26,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/key_observations.h"
 #include "cc/client/parameter_client.h"
 
 namespace tfswitch {
@@ -62,6 +63,9 @@ struct DecodeScratch {
   AlignedBuffer keys;
   AlignedBuffer values;
   AlignedBuffer slots;
+  AlignedBuffer counts;
+  AlignedBuffer shows;
+  AlignedBuffer clicks;
 
   // Gives memory back that an unusually large message has left behind.
   void Trim();
@@ -73,6 +77,7 @@ struct DecodedPull {
   std::string table;
   absl::Span<const Key> keys;
   bool insert_missing = false;
+  float day = kServersDay;
 };
 
 struct DecodedPush {
@@ -85,6 +90,9 @@ struct DecodedPush {
   uint64_t client_id = 0;
   uint64_t sequence = 0;
   StepTag step;
+  KeyObservations observations;
+  int64_t global_step = 0;
+  float day = kServersDay;
 };
 
 struct DecodedAssign {
@@ -93,6 +101,7 @@ struct DecodedAssign {
   absl::Span<const float> values;
   absl::Span<const float> slots;
   bool only_missing = false;
+  float day = kServersDay;
 };
 
 // InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.

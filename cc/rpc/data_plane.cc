@@ -184,6 +184,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
       ReadPullRequest(queue->pieces, &queue->scratch, &pull));
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             shard_->FindTable(pull.table));
+  table->NoteDay(pull.day);
   const size_t num_floats = pull.keys.size() * table->dim();
   char header[kMaxPullResponseHeader];
   const size_t header_bytes = WritePullResponseHeader(num_floats, header);
@@ -226,6 +227,9 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   push.client_id = request.client_id;
   push.sequence = request.sequence;
   push.step = request.step;
+  push.observations = request.observations;
+  push.global_step = request.global_step;
+  push.day = request.day;
   push.threads = helpers_;
   TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                             shard_->Push(*table, push));
@@ -240,6 +244,7 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             shard_->FindTable(assign.table));
+  table->NoteDay(assign.day);
   AssignResult result;
   TFSWITCH_ASSIGN_OR_RETURN(result.assigned_rows,
                             shard_->Assign(*table, assign.keys, assign.values,

@@ -19,6 +19,7 @@
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/round_conversion.h"
 #include "cc/rpc/table_config_conversion.h"
+#include "cc/rpc/usage_conversion.h"
 #include "cc/shard/round_stage.h"
 
 namespace tfswitch {
@@ -139,6 +140,10 @@ class GrpcClient final : public ParameterClient {
                                                 int64_t* committed) override;
   absl::StatusOr<int64_t> Erase(const std::string& table,
                                 absl::Span<const Key> keys) override;
+  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override;
+  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+                         float day, absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) override;
   absl::Status Export(
       const std::string& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override;
@@ -283,6 +288,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
       part.keys = args.keys.subspan(begin, keys_per_part);
       part.gradients =
           args.gradients.subspan(begin * width, part.keys.size() * width);
+      part.observations =
+          args.observations.subspan(begin, part.keys.size());
     }
     absl::StatusOr<grpc::ByteBuffer> request = EncodePush(part);
     if (!request.ok()) return Done(std::move(request).status());
@@ -397,6 +404,41 @@ absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
   }
   TFSWITCH_RETURN_IF_ERROR(status);
   return response.erased_rows();
+}
+
+absl::StatusOr<ShrinkReport> GrpcClient::Shrink(const ShrinkArgs& args) {
+  v1::ShrinkRequest request;
+  request.set_table(args.table);
+  if (args.rules.has_value()) *request.mutable_rules() = ToProto(*args.rules);
+  if (args.day >= 0.0f) request.set_day(args.day);
+  request.set_dry_run(args.dry_run);
+  v1::ShrinkResponse response;
+  absl::Status status =
+      connection_->Call(CallKind::kBulk, "Shrink", request, &response);
+  if (absl::IsNotFound(status) && connection_->CreateAgain(args.table)) {
+    status = connection_->Call(CallKind::kBulk, "Shrink", request, &response);
+  }
+  TFSWITCH_RETURN_IF_ERROR(status);
+  return FromProto(response);
+}
+
+absl::Status GrpcClient::ReadUsage(const std::string& table,
+                                   absl::Span<const Key> keys, float day,
+                                   absl::Span<UsageOfRow> usage,
+                                   absl::Span<KeyState> states) {
+  v1::ReadUsageRequest request;
+  request.set_table(table);
+  request.mutable_keys()->Add(keys.begin(), keys.end());
+  if (day >= 0.0f) request.set_day(day);
+  v1::ReadUsageResponse response;
+  absl::Status status =
+      connection_->Call(CallKind::kIdempotent, "ReadUsage", request, &response);
+  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
+    status = connection_->Call(CallKind::kIdempotent, "ReadUsage", request,
+                               &response);
+  }
+  TFSWITCH_RETURN_IF_ERROR(status);
+  return connection_->Blame(FromProto(response, usage, states));
 }
 
 absl::Status GrpcClient::Export(

@@ -1,6 +1,7 @@
 #include "cc/rpc/service.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "cc/rpc/round_conversion.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/rpc/table_config_conversion.h"
+#include "cc/rpc/usage_conversion.h"
 #include "cc/shard/round_stage.h"
 
 namespace tfswitch {
@@ -128,6 +130,43 @@ grpc::Status Service::Erase(grpc::ServerContext* context,
       absl::MakeConstSpan(request->keys().data(), request->keys().size()));
   if (!erased.ok()) return ToGrpcStatus(erased.status());
   response->set_erased_rows(*erased);
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::Shrink(grpc::ServerContext* context,
+                             const v1::ShrinkRequest* request,
+                             v1::ShrinkResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  auto table = shard_->FindTable(request->table());
+  if (!table.ok()) return ToGrpcStatus(table.status());
+  std::optional<EvictionConfig> rules;
+  if (request->has_rules()) rules = FromProto(request->rules());
+  const absl::StatusOr<ShrinkReport> report =
+      shard_->Shrink(**table, rules,
+                     request->has_day() ? request->day() : kServersDay,
+                     request->dry_run());
+  if (!report.ok()) return ToGrpcStatus(report.status());
+  *response = ToProto(*report);
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::ReadUsage(grpc::ServerContext* context,
+                                const v1::ReadUsageRequest* request,
+                                v1::ReadUsageResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  auto table = shard_->FindTable(request->table());
+  if (!table.ok()) return ToGrpcStatus(table.status());
+  const absl::Span<const Key> keys(request->keys().data(),
+                                   request->keys().size());
+  std::vector<UsageOfRow> usage(keys.size());
+  std::vector<KeyState> states(keys.size());
+  const absl::Status status = shard_->ReadUsage(
+      **table, keys, request->has_day() ? request->day() : kServersDay,
+      absl::MakeSpan(usage), absl::MakeSpan(states));
+  if (!status.ok()) return ToGrpcStatus(status);
+  *response = ToProto(usage, states);
   return grpc::Status::OK;
 }
 

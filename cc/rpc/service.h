@@ -54,6 +54,12 @@ class Service final : public v1::ParameterServer::WithRawMethod_Pull<
   grpc::Status Erase(grpc::ServerContext* context,
                      const v1::EraseRequest* request,
                      v1::EraseResponse* response) override;
+  grpc::Status Shrink(grpc::ServerContext* context,
+                      const v1::ShrinkRequest* request,
+                      v1::ShrinkResponse* response) override;
+  grpc::Status ReadUsage(grpc::ServerContext* context,
+                         const v1::ReadUsageRequest* request,
+                         v1::ReadUsageResponse* response) override;
   grpc::Status Export(grpc::ServerContext* context,
                       const v1::ExportRequest* request,
                       grpc::ServerWriter<v1::ExportResponse>* writer) override;

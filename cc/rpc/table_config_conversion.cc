@@ -172,7 +172,191 @@ ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto) {
   return config;
 }
 
+v1::StatisticsConfig ToProto(const StatisticsConfig& config) {
+  v1::StatisticsConfig proto;
+  switch (config.kind) {
+    case StatisticsKind::kNone:
+      break;
+    case StatisticsKind::kUsage:
+      proto.mutable_usage();
+      break;
+    case StatisticsKind::kShowClick: {
+      v1::StatisticsConfig::ShowClick* to = proto.mutable_show_click();
+      to->set_nonclk_coeff(config.nonclk_coeff);
+      to->set_click_coeff(config.click_coeff);
+      to->set_show_click_decay_rate(config.show_click_decay_rate);
+      break;
+    }
+  }
+  return proto;
+}
+
+StatisticsConfig FromProto(const v1::StatisticsConfig& proto) {
+  StatisticsConfig config;
+  switch (proto.kind_case()) {
+    case v1::StatisticsConfig::kUsage:
+      config.kind = StatisticsKind::kUsage;
+      break;
+    case v1::StatisticsConfig::kShowClick: {
+      const v1::StatisticsConfig::ShowClick& from = proto.show_click();
+      config.kind = StatisticsKind::kShowClick;
+      if (from.has_nonclk_coeff()) config.nonclk_coeff = from.nonclk_coeff();
+      if (from.has_click_coeff()) config.click_coeff = from.click_coeff();
+      if (from.has_show_click_decay_rate()) {
+        config.show_click_decay_rate = from.show_click_decay_rate();
+      }
+      break;
+    }
+    case v1::StatisticsConfig::KIND_NOT_SET:
+      break;
+  }
+  return config;
+}
+
+struct AdmissionWriter {
+  v1::AdmissionConfig* to;
+
+  void operator()(const AlwaysAdmission&) const { to->mutable_always(); }
+  void operator()(const MinCountAdmission& policy) const {
+    to->mutable_min_count()->set_min_count(policy.min_count);
+  }
+  void operator()(const BloomMinCountAdmission& policy) const {
+    v1::AdmissionConfig::BloomMinCount* bloom = to->mutable_bloom_min_count();
+    bloom->set_min_count(policy.min_count);
+    bloom->set_capacity(policy.capacity);
+    bloom->set_false_positive_rate(policy.false_positive_rate);
+  }
+  void operator()(const ProbabilityAdmission& policy) const {
+    to->mutable_probability()->set_probability(policy.probability);
+  }
+  void operator()(const ShowClickAdmission& policy) const {
+    to->mutable_show_click()->set_embedx_threshold(policy.embedx_threshold);
+  }
+};
+
+v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
+  v1::AdmissionConfig proto;
+  std::visit(AdmissionWriter{&proto}, config.policy);
+  v1::AdmissionConfig::NotAdmitted* value = proto.mutable_not_admitted();
+  switch (config.not_admitted.kind) {
+    case NotAdmittedKind::kZeros:
+      value->mutable_zeros();
+      break;
+    case NotAdmittedKind::kConstant:
+      value->mutable_constant()->set_value(config.not_admitted.constant);
+      break;
+    case NotAdmittedKind::kShared:
+      value->mutable_shared();
+      break;
+    case NotAdmittedKind::kWeight:
+      value->mutable_weight();
+      break;
+  }
+  return proto;
+}
+
+AdmissionPolicy PolicyFromProto(const v1::AdmissionConfig& proto) {
+  switch (proto.policy_case()) {
+    case v1::AdmissionConfig::kMinCount:
+      return MinCountAdmission{proto.min_count().min_count()};
+    case v1::AdmissionConfig::kBloomMinCount: {
+      const v1::AdmissionConfig::BloomMinCount& from = proto.bloom_min_count();
+      BloomMinCountAdmission policy;
+      policy.min_count = from.min_count();
+      if (from.has_capacity()) policy.capacity = from.capacity();
+      if (from.has_false_positive_rate()) {
+        policy.false_positive_rate = from.false_positive_rate();
+      }
+      return policy;
+    }
+    case v1::AdmissionConfig::kProbability:
+      return ProbabilityAdmission{proto.probability().probability()};
+    case v1::AdmissionConfig::kShowClick: {
+      ShowClickAdmission policy;
+      if (proto.show_click().has_embedx_threshold()) {
+        policy.embedx_threshold = proto.show_click().embedx_threshold();
+      }
+      return policy;
+    }
+    case v1::AdmissionConfig::kAlways:
+    case v1::AdmissionConfig::POLICY_NOT_SET:
+      break;
+  }
+  return AlwaysAdmission{};
+}
+
+AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
+  AdmissionConfig config;
+  config.policy = PolicyFromProto(proto);
+  using Value = v1::AdmissionConfig::NotAdmitted;
+  const Value& value = proto.not_admitted();
+  switch (value.kind_case()) {
+    case Value::kConstant:
+      config.not_admitted = {NotAdmittedKind::kConstant,
+                             value.constant().value()};
+      break;
+    case Value::kShared:
+      config.not_admitted.kind = NotAdmittedKind::kShared;
+      break;
+    case Value::kWeight:
+      config.not_admitted.kind = NotAdmittedKind::kWeight;
+      break;
+    case Value::kZeros:
+    case Value::KIND_NOT_SET:
+      break;
+  }
+  return config;
+}
+
 }  // namespace
+
+v1::EvictionConfig ToProto(const EvictionConfig& config) {
+  v1::EvictionConfig proto;
+  if (config.delete_after_unseen_days.has_value()) {
+    proto.mutable_ttl()->set_delete_after_unseen_days(
+        *config.delete_after_unseen_days);
+  }
+  if (config.delete_threshold.has_value()) {
+    proto.mutable_show_click_score()->set_delete_threshold(
+        *config.delete_threshold);
+  }
+  if (config.min_l2_norm.has_value()) {
+    proto.mutable_l2_norm()->set_min_l2_norm(*config.min_l2_norm);
+  }
+  if (config.max_rows.has_value()) {
+    proto.mutable_max_rows()->set_max_rows(*config.max_rows);
+    proto.mutable_max_rows()->set_order(
+        config.order == EvictionOrder::kLfu ? v1::EvictionConfig::MaxRows::LFU
+                                            : v1::EvictionConfig::MaxRows::LRU);
+  }
+  proto.set_every_secs(config.every_secs);
+  return proto;
+}
+
+EvictionConfig FromProto(const v1::EvictionConfig& proto) {
+  EvictionConfig config;
+  if (proto.has_ttl()) {
+    config.delete_after_unseen_days =
+        proto.ttl().has_delete_after_unseen_days()
+            ? proto.ttl().delete_after_unseen_days()
+            : 30.0f;
+  }
+  if (proto.has_show_click_score()) {
+    config.delete_threshold =
+        proto.show_click_score().has_delete_threshold()
+            ? proto.show_click_score().delete_threshold()
+            : 0.8f;
+  }
+  if (proto.has_l2_norm()) config.min_l2_norm = proto.l2_norm().min_l2_norm();
+  if (proto.has_max_rows()) {
+    config.max_rows = proto.max_rows().max_rows();
+    if (proto.max_rows().order() == v1::EvictionConfig::MaxRows::LFU) {
+      config.order = EvictionOrder::kLfu;
+    }
+  }
+  config.every_secs = proto.every_secs();
+  return config;
+}
 
 v1::TableConfig ToProto(const TableConfig& config) {
   v1::TableConfig proto;
@@ -186,6 +370,9 @@ v1::TableConfig ToProto(const TableConfig& config) {
   proto.set_num_virtual_shards(config.num_virtual_shards);
   *proto.mutable_consistency() = ToProto(config.consistency);
   proto.set_layout(config.layout);
+  *proto.mutable_statistics() = ToProto(config.statistics);
+  *proto.mutable_admission() = ToProto(config.admission);
+  *proto.mutable_eviction() = ToProto(config.eviction);
   return proto;
 }
 
@@ -201,6 +388,9 @@ TableConfig FromProto(const v1::TableConfig& proto) {
                                   : proto.num_virtual_shards();
   config.consistency = FromProto(proto.consistency());
   config.layout = proto.layout();
+  config.statistics = FromProto(proto.statistics());
+  config.admission = FromProto(proto.admission());
+  config.eviction = FromProto(proto.eviction());
   return config;
 }
 
@@ -215,6 +405,8 @@ v1::TableInfo ToProto(const TableInfo& info) {
   proto.set_inserted_rows(info.stats.inserted_rows);
   proto.set_erased_rows(info.stats.erased_rows);
   proto.set_slot_floats(static_cast<uint32_t>(info.slot_floats));
+  proto.set_num_candidates(info.stats.num_candidates);
+  proto.set_admission_bytes(info.stats.admission_bytes);
   return proto;
 }
 
@@ -229,6 +421,8 @@ TableInfo FromProto(const v1::TableInfo& proto) {
   info.stats.inserted_rows = proto.inserted_rows();
   info.stats.erased_rows = proto.erased_rows();
   info.slot_floats = ClampToInt(proto.slot_floats());
+  info.stats.num_candidates = proto.num_candidates();
+  info.stats.admission_bytes = proto.admission_bytes();
   return info;
 }
 

@@ -19,6 +19,9 @@ v1::TableConfig ToProto(const TableConfig& config);
 // to the largest int, which Validate refuses.
 TableConfig FromProto(const v1::TableConfig& proto);
 
+v1::EvictionConfig ToProto(const EvictionConfig& config);
+EvictionConfig FromProto(const v1::EvictionConfig& proto);
+
 v1::TableInfo ToProto(const TableInfo& info);
 TableInfo FromProto(const v1::TableInfo& proto);
 

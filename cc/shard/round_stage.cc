@@ -22,8 +22,12 @@ bool ContentLess(const StagedPush& a, const StagedPush& b) {
   const int order = std::memcmp(a.gradients.data(), b.gradients.data(),
                                 a.gradients.size() * sizeof(float));
   if (order != 0) return order < 0;
-  return std::tie(a.learning_rate, a.insert_missing) <
-         std::tie(b.learning_rate, b.insert_missing);
+  const KeyObservations of_a = a.observations.view();
+  const KeyObservations of_b = b.observations.view();
+  return std::tie(a.learning_rate, a.insert_missing, of_a.counts, of_a.shows,
+                  of_a.clicks, a.global_step, a.day) <
+         std::tie(b.learning_rate, b.insert_missing, of_b.counts, of_b.shows,
+                  of_b.clicks, b.global_step, b.day);
 }
 
 constexpr char kAppliedRound[] = "tfswitch/applied_round";

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cc/base/hash.h"
+#include "cc/base/key_observations.h"
 #include "cc/base/mutex.h"
 #include "cc/sync/worker_group.h"
 
@@ -26,6 +27,9 @@ struct StagedPush {
   std::vector<float> gradients;  // keys.size() x dim.
   float learning_rate = 0.0f;
   bool insert_missing = false;
+  OwnedObservations observations;
+  int64_t global_step = 0;
+  float day = kServersDay;
 };
 
 // A staged push, and how many samples the step that it belongs to has.

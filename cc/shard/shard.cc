@@ -6,10 +6,13 @@
 #include <new>
 #include <utility>
 
+#include "absl/base/internal/raw_logging.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "cc/base/key_batch.h"
+#include "cc/base/key_observations.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/sync/work_queue_json.h"
@@ -99,6 +102,7 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             EmbeddingTable::Create(config));
   tables_.emplace(config.name, std::move(table));
+  shrink_timer_.Set(config.name, absl::Seconds(config.eviction.every_secs));
   return true;
 }
 
@@ -117,6 +121,7 @@ bool Shard::DropTable(const std::string& name) {
   if (it == tables_.end()) return false;
   dropped = std::move(it->second);
   tables_.erase(it);
+  shrink_timer_.Set(name, absl::ZeroDuration());
   return true;
 }
 
@@ -205,31 +210,44 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
         "': learning_rate must be finite and not negative. Received: ",
         push.learning_rate));
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckObservations(table.config().name, push.keys,
+                                             push.observations));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
 
-  absl::Span<const Key> keys = push.keys;
-  absl::Span<const float> gradients = push.gradients;
+  GradientBatch batch;
+  batch.keys = push.keys;
+  batch.gradients = push.gradients;
+  batch.observations = push.observations;
+  batch.learning_rate = push.learning_rate;
+  batch.global_step = push.global_step;
+  batch.day = push.day;
+  batch.insert_missing = push.insert_missing;
   std::vector<Key> unique;
   std::vector<float> sums;
-  if (!push.keys_are_unique && keys.size() > 1) {
-    if (keys.size() > size_t{INT32_MAX}) {
+  OwnedObservations summed;
+  const size_t num_keys = push.keys.size();
+  if (!push.keys_are_unique && num_keys > 1) {
+    if (num_keys > size_t{INT32_MAX}) {
       return absl::InvalidArgumentError(
           absl::StrCat("table '", table.config().name, "': a push of ",
-                       keys.size(), " keys is too large; split the batch"));
+                       num_keys, " keys is too large; split the batch"));
     }
-    unique.resize(keys.size());
-    std::vector<int32_t> inverse(keys.size());
-    unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
+    unique.resize(num_keys);
+    std::vector<int32_t> inverse(num_keys);
+    unique.resize(ThreadUniqueKeys().Run(push.keys, absl::MakeSpan(unique),
                                          absl::MakeSpan(inverse)));
-    if (unique.size() < keys.size()) {
+    if (unique.size() < num_keys) {
       sums.resize(unique.size() * dim);
-      SumByInverse(inverse, dim, gradients, absl::MakeSpan(sums));
-      keys = unique;
-      gradients = sums;
+      SumByInverse(inverse, dim, push.gradients, absl::MakeSpan(sums));
+      summed = OwnedObservations(inverse, unique.size(), push.observations,
+                                 table.config().NeedsCounts());
+      batch.keys = unique;
+      batch.gradients = sums;
+      batch.observations = summed.view();
     }
   }
   TFSWITCH_RETURN_IF_ERROR(
-      CheckFinite(table, "gradient", keys, dim, gradients));
+      CheckFinite(table, "gradient", batch.keys, dim, batch.gradients));
 
   const bool is_staged =
       table.config().consistency.kind == ConsistencyKind::kBsp;
@@ -252,19 +270,21 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     // The ledger must hear of it in any case.
     try {
       applied = stage_.Add(push.step, table.config().name,
-                           {{keys.begin(), keys.end()},
-                            {gradients.begin(), gradients.end()},
-                            push.learning_rate,
-                            push.insert_missing});
+                           {{batch.keys.begin(), batch.keys.end()},
+                            {batch.gradients.begin(), batch.gradients.end()},
+                            batch.learning_rate,
+                            batch.insert_missing,
+                            OwnedObservations(batch.observations),
+                            batch.global_step,
+                            batch.day});
     } catch (const std::bad_alloc&) {
       applied = absl::ResourceExhaustedError(absl::StrCat(
           "table '", table.config().name, "': no memory to keep a push of ",
-          keys.size(), " keys until its round closes"));
+          num_keys, " keys until its round closes"));
     }
   } else {
     const absl::StatusOr<int64_t> updated =
-        Apply(table, keys, gradients, push.learning_rate, push.insert_missing,
-              push.threads);
+        Apply(table, batch, push.threads);
     applied = updated.status();
     result.updated_rows = updated.value_or(0);
   }
@@ -278,20 +298,19 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
 }
 
 absl::StatusOr<int64_t> Shard::Apply(EmbeddingTable& table,
-                                     absl::Span<const Key> keys,
-                                     absl::Span<const float> gradients,
-                                     float learning_rate, bool insert_missing,
+                                     const GradientBatch& batch,
                                      const LentThreads* threads) const {
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> updated_rows{0};
   TFSWITCH_RETURN_IF_ERROR(RunKeyRanges(
-      threads, keys.size(), dim,
+      threads, batch.keys.size(), dim,
       [&](size_t begin, size_t size) -> absl::Status {
-        TFSWITCH_ASSIGN_OR_RETURN(
-            const int64_t updated,
-            table.ApplyGradients(keys.subspan(begin, size),
-                                 gradients.subspan(begin * dim, size * dim),
-                                 learning_rate, insert_missing));
+        GradientBatch part = batch;
+        part.keys = batch.keys.subspan(begin, size);
+        part.gradients = batch.gradients.subspan(begin * dim, size * dim);
+        part.observations = batch.observations.subspan(begin, size);
+        TFSWITCH_ASSIGN_OR_RETURN(const int64_t updated,
+                                  table.ApplyGradients(part));
         updated_rows += updated;
         return absl::OkStatus();
       }));
@@ -329,19 +348,27 @@ absl::Status Shard::ApplyRound(const std::string& name,
         return each.push->keys == first.keys &&
                each.push->gradients.size() == each.push->keys.size() * dim;
       });
+  GradientBatch batch;
+  for (const WeightedPush& each : pushes) {
+    const StagedPush& push = *each.push;
+    batch.insert_missing = batch.insert_missing || push.insert_missing;
+    batch.global_step = std::max(batch.global_step, push.global_step);
+    batch.day = std::max(batch.day, push.day);
+  }
   std::vector<Key> keys;
   std::vector<float> sums;
-  bool insert_missing = false;
-  if (have_same_keys) {  // Always so for a dense table.
+  OwnedObservations summed;
+  const bool needs_counts = table->config().NeedsCounts();
+  if (have_same_keys && !needs_counts) {  // Always so for a dense table.
     keys = first.keys;
     sums.assign(keys.size() * dim, 0.0f);
     for (const WeightedPush& each : pushes) {
       AddScaled(each.push->gradients, scale_of(each), absl::MakeSpan(sums));
-      insert_missing = insert_missing || each.push->insert_missing;
     }
   } else {
     std::vector<Key> all;
     std::vector<float> scaled;
+    OwnedObservations observations;
     for (const WeightedPush& each : pushes) {
       const StagedPush& push = *each.push;
       // The table was replaced by one of another shape meanwhile.
@@ -352,7 +379,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
       scaled.resize(begin + push.gradients.size(), 0.0f);
       AddScaled(push.gradients, scale_of(each),
                 absl::MakeSpan(scaled).subspan(begin));
-      insert_missing = insert_missing || push.insert_missing;
+      observations.Append(push.observations.view(), push.keys.size());
     }
     if (all.size() > size_t{INT32_MAX}) {
       return absl::InvalidArgumentError(
@@ -365,13 +392,18 @@ absl::Status Shard::ApplyRound(const std::string& name,
                                        absl::MakeSpan(inverse)));
     sums.resize(keys.size() * dim);
     SumByInverse(inverse, static_cast<int>(dim), scaled, absl::MakeSpan(sums));
+    summed = OwnedObservations(inverse, keys.size(), observations.view(),
+                               needs_counts);
   }
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(*table, "the round's gradient", keys, table->dim(), sums));
+  batch.keys = keys;
+  batch.gradients = sums;
+  batch.observations = summed.view();
   // Workers that follow one schedule have one learning rate; where they have
   // not, that of the first counts.
-  return Apply(*table, keys, sums, first.learning_rate, insert_missing, threads)
-      .status();
+  batch.learning_rate = first.learning_rate;
+  return Apply(*table, batch, threads).status();
 }
 
 absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
@@ -397,6 +429,52 @@ absl::StatusOr<int64_t> Shard::Erase(EmbeddingTable& table,
                                      absl::Span<const Key> keys) const {
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
   return table.Erase(keys);
+}
+
+absl::StatusOr<ShrinkReport> Shard::Shrink(
+    EmbeddingTable& table, const std::optional<EvictionConfig>& rules,
+    float day, bool dry_run) const {
+  const TableConfig& config = table.config();
+  EvictionConfig own_rules = rules.value_or(config.eviction);
+  if (!own_rules.has_rules()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", config.name,
+                     "' has no eviction rules; pass some with the call, or "
+                     "make the table with `eviction`"));
+  }
+  if (own_rules.max_rows.has_value()) {
+    const uint32_t num_virtual = config.num_virtual_shards;
+    const uint64_t owned = FirstVirtualShardOf(options_.shard_index + 1,
+                                               num_virtual,
+                                               options_.num_shards) -
+                           FirstVirtualShardOf(options_.shard_index,
+                                               num_virtual,
+                                               options_.num_shards);
+    own_rules.max_rows = static_cast<uint64_t>(
+        std::ceil(static_cast<double>(*own_rules.max_rows) *
+                  static_cast<double>(owned) / num_virtual));
+  }
+  return table.Shrink(own_rules, day, dry_run);
+}
+
+void Shard::ShrinkOnTime(const std::string& name) const {
+  const auto table = FindTable(name);
+  if (!table.ok()) return;  // Dropped at this moment.
+  const absl::StatusOr<ShrinkReport> report =
+      Shrink(**table, std::nullopt, kServersDay, /*dry_run=*/false);
+  // Its rules were checked when the table was made.
+  if (!report.ok()) {
+    ABSL_RAW_LOG(ERROR, "%s", std::string(report.status().message()).c_str());
+  }
+}
+
+absl::Status Shard::ReadUsage(const EmbeddingTable& table,
+                              absl::Span<const Key> keys, float day,
+                              absl::Span<UsageOfRow> usage,
+                              absl::Span<KeyState> states) const {
+  TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
+  table.ReadUsage(keys, day, usage, states);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> Shard::SaveShard(
@@ -524,7 +602,10 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   staged_.erase(it);
   if (abort) return absl::OkStatus();
   last_restore_id_ = restore_id;
-  for (auto& [name, table] : replaced.tables) std::swap(tables_[name], table);
+  for (auto& [name, table] : replaced.tables) {
+    shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs));
+    std::swap(tables_[name], table);
+  }
   if (replaced.is_whole) coordinator_->VoidOpenSteps();
   coordinator_->RestoreWorkQueues(replaced.work_queues);
   return absl::OkStatus();

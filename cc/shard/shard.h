@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "cc/base/parallel.h"
 #include "cc/shard/push_ledger.h"
 #include "cc/shard/round_stage.h"
+#include "cc/shard/shrink_timer.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
@@ -41,6 +43,9 @@ struct ShardPush {
   uint64_t client_id = 0;        // 0: not protected against repetition.
   uint64_t sequence = 0;
   StepTag step;                          // Of a bsp table; no group: none.
+  KeyObservations observations;
+  int64_t global_step = 0;               // 0: not known.
+  float day = kServersDay;
   const LentThreads* threads = nullptr;  // Lent for the call.
 };
 
@@ -122,6 +127,19 @@ class Shard {
   absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
                                 absl::Span<const Key> keys) const;
 
+  // Evicts by `rules`, or by those of the table's config; see
+  // EmbeddingTable::Shrink. max_rows is that of the whole table, of which this
+  // shard keeps its share. FailedPrecondition if there are no rules.
+  absl::StatusOr<ShrinkReport> Shrink(
+      EmbeddingTable& table, const std::optional<EvictionConfig>& rules,
+      float day, bool dry_run) const;
+
+  // See EmbeddingTable::ReadUsage.
+  absl::Status ReadUsage(const EmbeddingTable& table,
+                         absl::Span<const Key> keys, float day,
+                         absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) const;
+
   // Writes this shard's rows of `tables` (empty: all) under `path`; returns
   // this shard's part of the manifest (JSON). Files of one save carry `save_id`
   // in their names. With all tables shard 0 saves the work queues.
@@ -167,10 +185,10 @@ class Shard {
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
   absl::StatusOr<int64_t> Apply(EmbeddingTable& table,
-                                absl::Span<const Key> keys,
-                                absl::Span<const float> gradients,
-                                float learning_rate, bool insert_missing,
+                                const GradientBatch& batch,
                                 const LentThreads* threads) const;
+  // The work of shrink_timer_.
+  void ShrinkOnTime(const std::string& table) const;
   // Forgets what waits for its round, of the tables that a restore replaces.
   void DropStagedPushes(const std::string& restore_id);
   // One optimizer step with the sum or mean of `pushes`.
@@ -191,6 +209,10 @@ class Shard {
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Loaded> staged_ ABSL_GUARDED_BY(mutex_);
   std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);  // Committed last.
+
+  // Last, so that its thread ends before what it uses goes.
+  ShrinkTimer shrink_timer_{
+      [this](const std::string& table) { ShrinkOnTime(table); }};
 };
 
 }  // namespace tfswitch

@@ -16,7 +16,9 @@
 #include <cstdint>
 
 #include "cc/base/cpu_features.h"
+#include "cc/base/key_observations.h"
 #include "cc/optimizer/optimizer.h"
+#include "cc/table/row_statistics.h"
 #include "cc/table/stripe_index.h"
 
 namespace tfswitch {
@@ -32,7 +34,8 @@ class RetrySink {
  public:
   // Both return false if the key has no row.
   virtual bool Read(Key key, float* embedding) = 0;
-  virtual bool Step(Key key, const float* gradient) = 0;
+  // Key i of the batch, with what StepBatch has for it.
+  virtual bool Step(Key key, uint32_t i) = 0;
 
  protected:
   ~RetrySink() = default;
@@ -52,14 +55,62 @@ struct KernelBatch {
   uint16_t* missing = nullptr;
 };
 
-// Both return the number of missing keys.
+// The gradients of a batch and what comes with them.
+struct StepBatch {
+  const Optimizer* optimizer = nullptr;
+  const float* gradients = nullptr;  // num_keys x dim.
+  StepInput input;                   // With the count of a key that has none.
+  // What is below counts only where has_observations().
+  const RowStatistics* statistics = nullptr;  // Null: rows have none.
+  int statistics_at = 0;                      // Floats before them.
+  KeyObservations observations;
+  float day = 0.0f;
+
+  bool has_observations() const {
+    return statistics != nullptr || !observations.counts.empty() ||
+           !observations.shows.empty();
+  }
+
+  // One step of `row`, with gradient i.
+  [[gnu::always_inline]] void Step(int dim, float* row, uint32_t i) const {
+    optimizer->Step(row, gradients + static_cast<size_t>(i) * dim, input);
+  }
+
+  // The same, with the observations of key i.
+  [[gnu::always_inline]] void StepAndObserve(int dim, float* row,
+                                             uint32_t i) const {
+    const StepInput own = InputOf(i);
+    optimizer->Step(row, gradients + static_cast<size_t>(i) * dim, own);
+    if (statistics == nullptr) return;
+    statistics->Observe(own.count, own.shows, ClicksOf(i), day,
+                        row + statistics_at);
+  }
+
+  [[gnu::always_inline]] StepInput InputOf(uint32_t i) const {
+    StepInput own = input;
+    if (observations.counts.data() != nullptr) {
+      own.count = observations.counts.data()[i];
+    }
+    own.shows = observations.shows.data() != nullptr
+                    ? observations.shows.data()[i]
+                    : own.count;
+    return own;
+  }
+
+  [[gnu::always_inline]] float ClicksOf(uint32_t i) const {
+    return observations.clicks.data() != nullptr ? observations.clicks.data()[i]
+                                                 : 0.0f;
+  }
+};
+
+// All return the number of missing keys.
 struct BatchKernels {
   // Copies the embedding of keys[i] to embeddings + i * dim. Those of missing
   // keys are left as they are.
   uint32_t (*read)(const KernelBatch&, float* embeddings);
-  // Steps the row of keys[i] with gradients + i * dim.
-  uint32_t (*step)(const KernelBatch&, const Optimizer&, const float* gradients,
-                   float learning_rate);
+  // Step() and StepAndObserve() for the row of each key.
+  uint32_t (*step)(const KernelBatch&, const StepBatch&);
+  uint32_t (*step_and_observe)(const KernelBatch&, const StepBatch&);
 };
 
 namespace scalar {

@@ -4,7 +4,12 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <optional>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/cpu_features.h"
@@ -15,6 +20,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/optimizer/optimizer.h"
 #include "cc/table/batch_kernels.h"
+#include "cc/table/candidates.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_store.h"
 #include "cc/table/stripe_index.h"
@@ -33,19 +39,62 @@ constexpr size_t kMinSpanBytes = 2 * kHugePageBytes;
 // stripe is locked.
 constexpr uint32_t kLockedDistance = 12;
 
+// Address space for the candidates of a table, beside that.
+constexpr size_t kCandidateShare = 8;
+
 // Buckets per step of ForEachRow, that is the longest that a stripe is locked.
 constexpr uint64_t kMaxBucketsPerVisit = 1024;
 
+// Positions in a stripe are below it.
+constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
+
+// The key from which the initializer draws the row that all keys without one
+// share. Any would do.
+constexpr Key kSharedRow = 0x5477697463685f30;
+
 struct Stripe {
   Mutex mutex;
-  // The mutex guards what the two call thread-compatible; readers go by the
-  // rules of bucket.h instead, hence no GUARDED_BY.
+  // The mutex guards what these call thread-compatible; readers go by the rules
+  // of bucket.h instead, hence no GUARDED_BY.
   StripeIndex index;
   RowStore rows;
   // Written under the mutex, read by anyone.
   std::atomic<int64_t> inserted_rows{0};
   std::atomic<int64_t> erased_rows{0};
+  // Unused, and without memory, where the admission policy has none.
+  Candidates candidates;
+  // Numbers what is drawn for admission by probability. Under the mutex.
+  uint64_t draws = 0;
+
+  void CountErased() {
+    erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
+                      std::memory_order_relaxed);
+  }
 };
+
+// What candidates are counted by: at least the policies need it.
+StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
+  if (config.kind == StatisticsKind::kNone) {
+    config.kind = StatisticsKind::kUsage;
+  }
+  return config;
+}
+
+// How the weight of a candidate learns.
+OptimizerConfig WeightConfig(const TableConfig& config) {
+  return config.optimizer;
+}
+int WeightSlotFloats(const TableConfig& config) {
+  return SlotFloats(WeightConfig(config), 1);
+}
+
+// In [0, 1), by a hash of the arguments.
+float Draw(uint64_t seed, Key key, uint64_t number) {
+  const uint64_t mixed =
+      HashKey(static_cast<Key>(seed ^ HashKey(static_cast<Key>(
+                                          HashKey(key) + number))));
+  return static_cast<float>(mixed >> 40) * 0x1p-24f;
+}
 
 // The positions of a block of keys, grouped by stripe; within a stripe in the
 // order of the batch.
@@ -89,18 +138,25 @@ class EmbeddingTable::Impl {
 
   absl::StatusOr<int64_t> Find(absl::Span<const Key> keys, float* embeddings);
   absl::Status FindOrInsert(absl::Span<const Key> keys, float* embeddings);
-  absl::StatusOr<int64_t> ApplyGradients(absl::Span<const Key> keys,
-                                         const float* gradients,
-                                         float learning_rate,
-                                         bool insert_missing);
+  absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch);
   // `slots` may be null: slots stay, or start with their initial values.
   absl::StatusOr<int64_t> Assign(absl::Span<const Key> keys,
                                  const float* embeddings, const float* slots,
                                  bool only_missing);
   int64_t Erase(absl::Span<const Key> keys);
+  absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
+                                      bool dry_run);
+  void ReadUsage(absl::Span<const Key> keys, float day,
+                 absl::Span<UsageOfRow> usage, absl::Span<KeyState> states);
   absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit);
+  absl::Status ForEachCandidate(
+      int64_t max_keys,
+      const std::function<absl::Status(const CandidateChunk&)>& visit);
+  absl::Status AssignCandidates(absl::Span<const Key> keys,
+                                const float* records);
+  void NoteDay(float day);
   int64_t size() const;
   TableStats stats();
 
@@ -108,8 +164,15 @@ class EmbeddingTable::Impl {
   absl::Status CheckFloats(const char* what, size_t num_keys,
                            const char* width_name, int width, size_t got) const;
 
+  int slot_floats() const { return row_floats_ - config.dim; }
+  int candidate_floats() const {
+    return config.admission.has_candidates() ? candidate_floats_ : 0;
+  }
+
   const TableConfig config;
   const Optimizer optimizer;
+  const RowStatistics statistics;
+  std::unique_ptr<CountingBloom> bloom;  // Constant after Create().
 
  private:
   // Reads and steps single keys for the kernels, waiting where they did not.
@@ -118,6 +181,7 @@ class EmbeddingTable::Impl {
   Impl(const TableConfig& table_config, MemoryReservation reservation);
 
   bool Init();
+  bool InitCandidates();
   KernelBatch MakeBatch(absl::Span<const Key> block, IndexView* views,
                         PatientSink* retry, uint16_t* missing) const;
 
@@ -143,6 +207,55 @@ class EmbeddingTable::Impl {
   void CopyLocked(Stripe* stripe, StripeIndex::Entry entry, float* to,
                   size_t count);
 
+  // Forgets what is noted of a key without a row; the stripe's mutex is held.
+  void ForgetLocked(Stripe* stripe, Key key, uint32_t position) {
+    if (config.admission.has_candidates()) {
+      stripe->candidates.Erase(key, position);
+    }
+  }
+
+  // Removes the row of an entry; the stripe's mutex is held.
+  void EraseLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t position);
+
+  // Notes what gradient i of a push says of its key, which has no row, and
+  // gives it one if the admission policy says so, with its step. Returns
+  // whether it has. The stripe's mutex is held.
+  absl::StatusOr<bool> AdmitLocked(Stripe* stripe, Key key, uint32_t position,
+                                   const StepBatch& batch, uint32_t i);
+  // The same where the policy keeps a record of the key.
+  absl::StatusOr<bool> AdmitCandidateLocked(Stripe* stripe, Key key,
+                                            uint32_t position,
+                                            const StepBatch& batch, uint32_t i);
+  // Whether a candidate is one no longer.
+  bool IsAdmitted(const float* record, float day) const;
+
+  // What keys without a row read as.
+  void FillMissing(absl::Span<const Key> block, const uint16_t* missing,
+                   uint32_t num_missing, float* embeddings);
+
+  // Calls visit(key, entry) for the entries of a range of positions; the
+  // stripe's mutex is held. Nothing may be inserted or erased meanwhile.
+  static void VisitEntries(
+      const Stripe& stripe, uint64_t begin, uint64_t end,
+      const std::function<void(Key, StripeIndex::Entry)>& visit);
+  // Calls visit(key, row) for all rows, with the stripe's mutex held, and
+  // erases those for which it returns true.
+  void SiftRows(const std::function<bool(Key, const float*)>& visit);
+  // The same for the candidates; returns how many went.
+  int64_t SiftCandidates(const std::function<bool(const float*)>& visit);
+  // Moves rows of a stripe together and gives memory back.
+  void Compact(Stripe* stripe);
+
+  bool has_weights() const {
+    return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
+  }
+  // Floats of a row before its statistics.
+  int statistics_at() const { return config.dim + optimizer.slot_floats(); }
+
+  // What a call's day is: the server's if it says none.
+  float DayOf(float day);
+  float Today() const;
+
   absl::Status OutOfMemory() const;
 
   const Initializer initializer_;
@@ -151,13 +264,27 @@ class EmbeddingTable::Impl {
   const BatchKernels kernels_;
   // Before the stripes, which use it until they are destroyed.
   const MemoryReservation reservation_;
+  const RowStatistics candidate_statistics_;
+  // A candidate's weight, where not_admitted has one: it learns as the first
+  // segment of the row.
+  std::optional<Optimizer> weight_optimizer_;  // Constant after construction.
+  // | statistics | weight | its slots |
+  const int candidate_floats_;
+  std::vector<float> missing_row_;          // Constant after construction.
+  MemoryReservation candidate_reservation_;  // Constant after Create().
+  // Of the last call that said it.
+  std::atomic<float> last_day_{kServersDay};
+  // One shrink at a time.
+  Mutex shrink_mutex_;
   std::array<Stripe, kNumStripes> stripes_;
 };
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
-  PatientSink(const Impl* table, IndexView* views, float learning_rate = 0.0f)
-      : table_(table), views_(views), learning_rate_(learning_rate) {}
+  PatientSink(const Impl* table, IndexView* views) : table_(table), views_(views) {}
+
+  // What Step() has to do; it must live on.
+  void SetSteps(const StepBatch* steps) { steps_ = steps; }
 
   const uint32_t& num_refreshes() const { return num_refreshes_; }
 
@@ -168,14 +295,14 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
     });
   }
 
-  bool Step(Key key, const float* gradient) override {
+  bool Step(Key key, uint32_t i) override {
     return Retry(
         key, [&](Bucket* bucket, uint32_t meta, int entry, float* row) {
           if (!TryLockBucket(bucket, meta)) return false;
           const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
           if (is_ours) {
             RacyModifyFloats(row, table_->row_floats_, [&](float* floats) {
-              table_->optimizer.Step(floats, gradient, learning_rate_);
+              steps_->StepAndObserve(table_->config.dim, floats, i);
             });
           }
           UnlockBucket(bucket, meta);
@@ -225,20 +352,40 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   const Impl* const table_;
   IndexView* const views_;
   uint32_t num_refreshes_ = 0;
-  const float learning_rate_;
+  const StepBatch* steps_ = nullptr;
 };
 
 EmbeddingTable::Impl::Impl(const TableConfig& table_config,
                            MemoryReservation reservation)
     : config(table_config),
       optimizer(config.optimizer, config.dim),
+      statistics(config.statistics),
       initializer_(config.initializer, config.seed, config.dim),
-      row_floats_(config.dim + optimizer.slot_floats()),
+      row_floats_(config.dim + optimizer.slot_floats() +
+                  statistics.num_floats()),
       stride_(RowStride(row_floats_)),
       kernels_(ActiveSimdLevel() == SimdLevel::kAvx2
                    ? avx2::FindBatchKernels(config.dim)
                    : scalar::FindBatchKernels(config.dim)),
-      reservation_(std::move(reservation)) {}
+      reservation_(std::move(reservation)),
+      candidate_statistics_(StatisticsOfCandidates(config.statistics)),
+      candidate_floats_(candidate_statistics_.num_floats() +
+                        (has_weights() ? 1 + WeightSlotFloats(config) : 0)),
+      missing_row_(static_cast<size_t>(config.dim)) {
+  switch (config.admission.not_admitted.kind) {
+    case NotAdmittedKind::kZeros:
+    case NotAdmittedKind::kWeight:
+      break;
+    case NotAdmittedKind::kConstant:
+      std::fill(missing_row_.begin(), missing_row_.end(),
+                config.admission.not_admitted.constant);
+      break;
+    case NotAdmittedKind::kShared:
+      initializer_.Fill(kSharedRow, missing_row_.data());
+      break;
+  }
+  if (has_weights()) weight_optimizer_.emplace(WeightConfig(config), 1);
+}
 
 absl::StatusOr<std::unique_ptr<EmbeddingTable::Impl>>
 EmbeddingTable::Impl::Create(const TableConfig& config) {
@@ -253,7 +400,59 @@ EmbeddingTable::Impl::Create(const TableConfig& config) {
   }
   std::unique_ptr<Impl> impl(new Impl(config, std::move(reservation).value()));
   if (!impl->Init()) return impl->OutOfMemory();
+  if (const auto* bloom =
+          std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
+    impl->bloom =
+        std::make_unique<CountingBloom>(*bloom, config.num_virtual_shards);
+    if (!impl->bloom->is_allocated()) return impl->OutOfMemory();
+  }
+  if (config.admission.has_candidates()) {
+    auto candidates = MemoryReservation::Create(
+        kNumStripes * (memory / kCandidateShare),
+        kNumStripes * 6 * kMinSpanBytes);
+    if (!candidates.ok()) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "table '", config.name, "': ", candidates.status().message()));
+    }
+    impl->candidate_reservation_ = *std::move(candidates);
+    if (!impl->InitCandidates()) return impl->OutOfMemory();
+  }
   return impl;
+}
+
+bool EmbeddingTable::Impl::InitCandidates() {
+  const size_t stripe_bytes = RoundDownTo(
+      candidate_reservation_.size() / kNumStripes, kHugePageBytes);
+  // Records are not much longer than their place in the index.
+  const size_t index_bytes = RoundDownTo(stripe_bytes / 4, kHugePageBytes);
+  for (int s = 0; s < kNumStripes; ++s) {
+    const size_t at = s * stripe_bytes;
+    Stripe& stripe = stripes_[s];
+    MutexLock lock(&stripe.mutex);
+    if (!stripe.candidates.Init(
+            candidate_reservation_.Span(at, index_bytes),
+            candidate_reservation_.Span(at + index_bytes, index_bytes),
+            candidate_reservation_.Span(at + 2 * index_bytes,
+                                        stripe_bytes - 2 * index_bytes),
+            candidate_floats_)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+float EmbeddingTable::Impl::Today() const {
+  const float day = last_day_.load(std::memory_order_relaxed);
+  return day >= 0.0f ? day : DayOfWallClock();
+}
+
+void EmbeddingTable::Impl::NoteDay(float day) {
+  if (day >= 0.0f) last_day_.store(day, std::memory_order_relaxed);
+}
+
+float EmbeddingTable::Impl::DayOf(float day) {
+  NoteDay(day);
+  return day < 0.0f ? Today() : day;
 }
 
 bool EmbeddingTable::Impl::Init() {
@@ -345,6 +544,9 @@ absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
   RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* floats) {
     initializer_.Fill(key, floats);
     optimizer.InitSlots(floats + config.dim);
+    if (statistics.num_floats() > 0) {
+      statistics.Init(Today(), floats + statistics_at());
+    }
     fill(floats);
   });
   if (!stripe->index.Insert(key, position, row)) {
@@ -392,16 +594,45 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
     float* const to = embeddings + begin * dim;
     const uint32_t num_missing =
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
-    for (uint32_t i = 0; i < num_missing; ++i) {
-      std::fill_n(to + missing[i] * dim, dim, 0.0f);
-    }
+    FillMissing(block, missing, num_missing, to);
     num_found += static_cast<int64_t>(block.size() - num_missing);
   }
   return num_found;
 }
 
+void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
+                                       const uint16_t* missing,
+                                       uint32_t num_missing,
+                                       float* embeddings) {
+  const size_t dim = missing_row_.size();
+  for (uint32_t i = 0; i < num_missing; ++i) {
+    std::copy_n(missing_row_.data(), dim, embeddings + missing[i] * dim);
+  }
+  if (num_missing == 0 || !has_weights()) return;
+  const StripeGroups groups(block.data(), num_missing, missing);
+  const absl::Status status =
+      ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
+        const uint32_t position = PositionOfHash(HashKey(block[i]));
+        const float* const record =
+            stripe->candidates.Find(block[i], position);
+        if (record != nullptr) {
+          embeddings[i * dim] = record[candidate_statistics_.num_floats()];
+          return absl::OkStatus();
+        }
+        // It may have been admitted since.
+        const StripeIndex::Entry entry =
+            stripe->index.Find(block[i], position);
+        if (entry.bucket != nullptr) {
+          CopyLocked(stripe, entry, embeddings + i * dim, dim);
+        }
+        return absl::OkStatus();
+      });
+  status.IgnoreError();  // The work above cannot fail.
+}
+
 absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
                                                 float* embeddings) {
+  if (!config.admission.is_always()) return Find(keys, embeddings).status();
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
@@ -432,39 +663,138 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
-    absl::Span<const Key> keys, const float* gradients, float learning_rate,
-    bool insert_missing) {
+    const GradientBatch& batch) {
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
-  PatientSink retry(this, views, learning_rate);
+  PatientSink retry(this, views);
   const size_t dim = static_cast<size_t>(config.dim);
+  const bool admits = !config.admission.is_always();
+  StepBatch steps;
+  steps.optimizer = &optimizer;
+  steps.input.learning_rate = batch.learning_rate;
+  steps.input.global_step = batch.global_step;
+  if (statistics.num_floats() > 0) steps.statistics = &statistics;
+  steps.statistics_at = statistics_at();
+  if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
+  retry.SetSteps(&steps);
   int64_t num_updated = 0;
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const float* const from = gradients + begin * dim;
+  for (size_t begin = 0; begin < batch.keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block =
+        batch.keys.subspan(begin, kMaxKernelKeys);
+    steps.gradients = batch.gradients.data() + begin * dim;
+    steps.observations = batch.observations.subspan(begin, block.size());
+    const KernelBatch kernel_batch = MakeBatch(block, views, &retry, missing);
     const uint32_t num_missing =
-        kernels_.step(MakeBatch(block, views, &retry, missing), optimizer, from,
-                      learning_rate);
+        steps.has_observations()
+            ? kernels_.step_and_observe(kernel_batch, steps)
+            : kernels_.step(kernel_batch, steps);
     num_updated += static_cast<int64_t>(block.size() - num_missing);
-    if (num_missing == 0 || !insert_missing) continue;
+    if (num_missing == 0 || !(batch.insert_missing || admits)) continue;
     const StripeGroups groups(block.data(), num_missing, missing);
-    TFSWITCH_RETURN_IF_ERROR(
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
+    TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
+        block.data(), groups,
+        [&](Stripe* stripe, uint32_t i) -> absl::Status {
           const Key key = block[i];
           const uint32_t position = PositionOfHash(HashKey(key));
-          const auto step = [&](float* row) {
-            optimizer.Step(row, from + i * dim, learning_rate);
-          };
-          ++num_updated;
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr) {
-            ModifyLocked(stripe, entry, step);
+            ++num_updated;
+            ModifyLocked(stripe, entry, [&](float* row) {
+              steps.StepAndObserve(config.dim, row, i);
+            });
             return absl::OkStatus();
           }
-          return InsertLocked(stripe, key, position, step);
+          TFSWITCH_ASSIGN_OR_RETURN(
+              const bool is_admitted,
+              AdmitLocked(stripe, key, position, steps, i));
+          num_updated += is_admitted ? 1 : 0;
+          return absl::OkStatus();
         }));
   }
   return num_updated;
+}
+
+absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
+                                                       uint32_t position,
+                                                       const StepBatch& batch,
+                                                       uint32_t i) {
+  if (config.admission.has_candidates()) {
+    return AdmitCandidateLocked(stripe, key, position, batch, i);
+  }
+  const float count = batch.InputOf(i).count;
+  if (const auto* rule =
+          std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
+    const auto occurrences = static_cast<uint32_t>(
+        std::min(count, static_cast<float>(rule->min_count)));
+    if (bloom->Add(key, occurrences) < rule->min_count) return false;
+  }
+  if (const auto* rule =
+          std::get_if<ProbabilityAdmission>(&config.admission.policy)) {
+    const double refused =
+        std::pow(1.0 - static_cast<double>(rule->probability),
+                 static_cast<double>(count));
+    if (Draw(config.seed, key, stripe->draws++) < static_cast<float>(refused)) {
+      return false;
+    }
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      InsertLocked(stripe, key, position, [&](float* row) {
+        batch.StepAndObserve(config.dim, row, i);
+      }));
+  return true;
+}
+
+bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
+  const UsageOfRow usage = candidate_statistics_.Read(record, day);
+  if (const auto* rule =
+          std::get_if<MinCountAdmission>(&config.admission.policy)) {
+    return usage.count >= static_cast<float>(rule->min_count);
+  }
+  return candidate_statistics_.Score(usage.show, usage.click) >=
+         std::get<ShowClickAdmission>(config.admission.policy).embedx_threshold;
+}
+
+absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
+    Stripe* stripe, Key key, uint32_t position, const StepBatch& batch,
+    uint32_t i) {
+  const int weight_at = candidate_statistics_.num_floats();
+  float* record = stripe->candidates.Find(key, position);
+  if (record == nullptr) {
+    record = stripe->candidates.Insert(key, position);
+    if (record == nullptr) return OutOfMemory();
+    candidate_statistics_.Init(batch.day, record);
+    if (has_weights()) {
+      std::vector<float> row(static_cast<size_t>(config.dim));
+      initializer_.Fill(key, row.data());
+      record[weight_at] = row[0];
+      weight_optimizer_->InitSlots(record + weight_at + 1);
+    }
+  }
+  const StepInput input = batch.InputOf(i);
+  candidate_statistics_.Observe(input.count, input.shows, batch.ClicksOf(i),
+                                batch.day, record);
+  const float* const gradient =
+      batch.gradients + static_cast<size_t>(i) * config.dim;
+  if (!IsAdmitted(record, batch.day)) {
+    if (has_weights()) {
+      weight_optimizer_->Step(record + weight_at, gradient, input);
+    }
+    return false;
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      InsertLocked(stripe, key, position, [&](float* row) {
+        if (has_weights()) {
+          // The weight goes on where it is; its slots are the row's first.
+          row[0] = record[weight_at];
+          std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
+                      row + config.dim);
+        }
+        std::copy_n(record, statistics.num_floats(), row + statistics_at());
+        // The gradient that brought the key in is not lost.
+        optimizer.Step(row, gradient, input);
+      }));
+  stripe->candidates.Erase(key, position);
+  return true;
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
@@ -473,7 +803,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
                                                      bool only_missing) {
   int64_t num_assigned = 0;
   const size_t dim = static_cast<size_t>(config.dim);
-  const size_t slot_floats = static_cast<size_t>(optimizer.slot_floats());
+  const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
@@ -496,10 +826,22 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
             ModifyLocked(stripe, entry, set);
             return absl::OkStatus();
           }
+          ForgetLocked(stripe, key, position);
           return InsertLocked(stripe, key, position, set);
         }));
   }
   return num_assigned;
+}
+
+void EmbeddingTable::Impl::EraseLocked(Stripe* stripe,
+                                       StripeIndex::Entry entry,
+                                       uint32_t position) {
+  const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
+  stripe->index.Erase(entry, position);
+  // No one can lock the row any more, and a reader that is still copying it
+  // will see that its bucket has changed.
+  stripe->rows.Free(row);
+  stripe->CountErased();
 }
 
 int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
@@ -513,21 +855,327 @@ int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
           const uint32_t position = PositionOfHash(HashKey(block[i]));
           const StripeIndex::Entry entry =
               stripe->index.Find(block[i], position);
+          ForgetLocked(stripe, block[i], position);
           if (entry.bucket == nullptr) return absl::OkStatus();
-          const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
-          stripe->index.Erase(entry, position);
-          // No one can lock the row any more, and a reader that is still
-          // copying it will see that its bucket has changed.
-          stripe->rows.Free(row);
-          stripe->erased_rows.store(
-              stripe->erased_rows.load(std::memory_order_relaxed) + 1,
-              std::memory_order_relaxed);
+          EraseLocked(stripe, entry, position);
           ++num_erased;
           return absl::OkStatus();
         });
     status.IgnoreError();  // The work above cannot fail.
   }
   return num_erased;
+}
+
+void EmbeddingTable::Impl::VisitEntries(
+    const Stripe& stripe, uint64_t begin, uint64_t end,
+    const std::function<void(Key, StripeIndex::Entry)>& visit) {
+  stripe.index.VisitBuckets(begin, end, [&](Bucket* bucket) {
+    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
+    for (int i = 0; i < used; ++i) {
+      const Key key = RacyLoad(&bucket->keys[i]);
+      const uint32_t position = PositionOfHash(HashKey(key));
+      if (position >= begin && position < end) visit(key, {bucket, i});
+    }
+  });
+}
+
+void EmbeddingTable::Impl::SiftRows(
+    const std::function<bool(Key, const float*)>& visit) {
+  std::vector<float> row(static_cast<size_t>(row_floats_));
+  std::vector<Key> chosen;
+  for (Stripe& stripe : stripes_) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      MutexLock lock(&stripe.mutex);
+      const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
+      chosen.clear();
+      VisitEntries(stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
+        CopyLocked(&stripe, entry, row.data(), row.size());
+        if (visit(key, row.data())) chosen.push_back(key);
+      });
+      for (const Key key : chosen) {
+        const uint32_t position = PositionOfHash(HashKey(key));
+        EraseLocked(&stripe, stripe.index.Find(key, position), position);
+      }
+      begin = end;
+    }
+  }
+}
+
+int64_t EmbeddingTable::Impl::SiftCandidates(
+    const std::function<bool(const float*)>& visit) {
+  if (!config.admission.has_candidates()) return 0;
+  int64_t num_chosen = 0;
+  std::vector<Key> chosen;
+  for (Stripe& stripe : stripes_) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      MutexLock lock(&stripe.mutex);
+      chosen.clear();
+      begin = stripe.candidates.Visit(begin, kMaxBucketsPerVisit,
+                                      [&](Key key, const float* record) {
+                                        if (visit(record)) {
+                                          chosen.push_back(key);
+                                        }
+                                      });
+      for (const Key key : chosen) {
+        stripe.candidates.Erase(key, PositionOfHash(HashKey(key)));
+      }
+      num_chosen += static_cast<int64_t>(chosen.size());
+    }
+  }
+  return num_chosen;
+}
+
+namespace {
+
+// Which of the rows that no other rule takes go beyond a limit: those that come
+// first in the order, by a value that grows along it.
+class Surplus {
+ public:
+  // Of `values`, all but `limit` go.
+  Surplus(std::vector<float> values, uint64_t limit) {
+    if (values.size() <= limit) return;
+    const size_t surplus = values.size() - static_cast<size_t>(limit);
+    std::nth_element(values.begin(),
+                     values.begin() + static_cast<std::ptrdiff_t>(surplus - 1),
+                     values.end());
+    last_ = values[surplus - 1];
+    num_equal_ = static_cast<int64_t>(surplus) -
+                 std::count_if(values.begin(), values.end(),
+                               [this](float value) { return value < last_; });
+  }
+
+  // Whether a row with this value goes. Of those with the last value that does,
+  // only as many say yes as there are to go.
+  bool Takes(float value) {
+    if (value < last_) return true;
+    return value == last_ && num_equal_-- > 0;
+  }
+
+ private:
+  float last_ = -std::numeric_limits<float>::infinity();
+  int64_t num_equal_ = 0;
+};
+
+float SquaredNorm(const float* row, int dim) {
+  float sum = 0.0f;
+  for (int i = 0; i < dim; ++i) sum += row[i] * row[i];
+  return sum;
+}
+
+}  // namespace
+
+absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
+    const EvictionConfig& rules, float day, bool dry_run) {
+  if (absl::Status valid = ValidateEviction(rules, config.statistics);
+      !valid.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", config.name, "': ", valid.message()));
+  }
+  day = DayOf(day);
+  MutexLock lock(&shrink_mutex_);
+  ShrinkReport report;
+  // The counter of the first rule that takes it; null if none does.
+  const auto rule_for = [&](const RowStatistics& counted,
+                            const float* row_statistics) -> int64_t* {
+    const UsageOfRow usage = counted.Read(row_statistics, day);
+    if (rules.delete_after_unseen_days.has_value() &&
+        day - usage.last_seen_day > *rules.delete_after_unseen_days) {
+      return &report.by_ttl;
+    }
+    if (rules.delete_threshold.has_value() &&
+        counted.Score(usage.show, usage.click) < *rules.delete_threshold) {
+      return &report.by_show_click_score;
+    }
+    return nullptr;
+  };
+  const auto rule_for_row = [&](const float* row) -> int64_t* {
+    int64_t* const rule = rule_for(statistics, row + statistics_at());
+    if (rule != nullptr || !rules.min_l2_norm.has_value()) return rule;
+    const float min_square = *rules.min_l2_norm * *rules.min_l2_norm;
+    return SquaredNorm(row, config.dim) < min_square ? &report.by_l2_norm
+                                                     : nullptr;
+  };
+  const auto order_of = [&](const float* row) {
+    const UsageOfRow usage = statistics.Read(row + statistics_at(), day);
+    return rules.order == EvictionOrder::kLfu ? usage.count
+                                              : usage.last_seen_day;
+  };
+  std::vector<float> order;
+  if (rules.max_rows.has_value()) {
+    order.reserve(static_cast<size_t>(size()));
+    SiftRows([&](Key, const float* row) {
+      if (rule_for_row(row) == nullptr) order.push_back(order_of(row));
+      return false;
+    });
+  }
+  Surplus surplus(std::move(order),
+                  rules.max_rows.value_or(
+                      std::numeric_limits<uint64_t>::max()));
+  SiftRows([&](Key, const float* row) {
+    int64_t* rule = rule_for_row(row);
+    if (rule == nullptr && rules.max_rows.has_value() &&
+        surplus.Takes(order_of(row))) {
+      rule = &report.by_max_rows;
+    }
+    if (rule == nullptr) {
+      ++report.remaining_rows;
+      return false;
+    }
+    ++*rule;
+    ++report.evicted_rows;
+    return !dry_run;
+  });
+  report.evicted_bytes =
+      report.evicted_rows * static_cast<int64_t>(stride_);
+  // They are not rows, and counted apart.
+  const ShrinkReport rows_only = report;
+  int64_t num_candidates = 0;
+  SiftCandidates([&](const float* record) {
+    if (rule_for(candidate_statistics_, record) == nullptr) return false;
+    ++num_candidates;
+    return !dry_run;
+  });
+  report = rows_only;
+  report.evicted_candidates = num_candidates;
+  if (!dry_run) {
+    for (Stripe& stripe : stripes_) Compact(&stripe);
+  }
+  return report;
+}
+
+void EmbeddingTable::Impl::Compact(Stripe* stripe) {
+  uint64_t limit = 0;
+  {
+    MutexLock lock(&stripe->mutex);
+    if (!stripe->rows.IsWorthCompacting()) return;
+    limit = stripe->rows.SortFreeRows();
+  }
+  std::vector<StripeIndex::Entry> beyond;
+  std::vector<uint32_t> left;
+  std::vector<float> floats(static_cast<size_t>(row_floats_));
+  for (uint64_t begin = 0; begin < kEndOfPositions;) {
+    MutexLock lock(&stripe->mutex);
+    const uint64_t end = stripe->index.RangeEnd(begin, kMaxBucketsPerVisit);
+    beyond.clear();
+    VisitEntries(*stripe, begin, end, [&](Key, StripeIndex::Entry entry) {
+      if (RacyLoad(&entry.bucket->rows[entry.at]) >= limit) {
+        beyond.push_back(entry);
+      }
+    });
+    for (const StripeIndex::Entry& entry : beyond) {
+      uint32_t row;
+      if (!stripe->rows.AllocateBelow(limit, &row)) break;
+      // Whoever reads or steps the row in its old place goes by the bucket.
+      const uint32_t meta = LockBucket(entry.bucket);
+      const uint32_t old_row = RacyLoad(&entry.bucket->rows[entry.at]);
+      RacyLoadFloats(floats.data(), stripe->rows.At(old_row), floats.size());
+      RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* to) {
+        std::copy(floats.begin(), floats.end(), to);
+      });
+      RacyStore(&entry.bucket->rows[entry.at], row);
+      UnlockBucket(entry.bucket, meta);
+      left.push_back(old_row);
+    }
+    begin = end;
+  }
+  {
+    MutexLock lock(&stripe->mutex);
+    for (const uint32_t row : left) stripe->rows.Free(row);
+    stripe->rows.SortFreeRows();
+  }
+  for (bool is_more = true; is_more;) {
+    MutexLock lock(&stripe->mutex);
+    is_more = stripe->rows.ReleaseTail();
+  }
+}
+
+void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
+                                     absl::Span<UsageOfRow> usage,
+                                     absl::Span<KeyState> states) {
+  if (day < 0.0f) day = Today();
+  std::vector<float> row(static_cast<size_t>(row_floats_));
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
+                              nullptr);
+    const absl::Status status =
+        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
+          const uint32_t position = PositionOfHash(HashKey(block[i]));
+          const StripeIndex::Entry entry =
+              stripe->index.Find(block[i], position);
+          UsageOfRow& to = usage[begin + i];
+          KeyState& state = states[begin + i];
+          to = UsageOfRow();
+          state = KeyState::kUnknown;
+          if (entry.bucket != nullptr) {
+            CopyLocked(stripe, entry, row.data(), row.size());
+            to = statistics.Read(row.data() + statistics_at(), day);
+            state = KeyState::kRow;
+          } else if (config.admission.has_candidates()) {
+            const float* const record =
+                stripe->candidates.Find(block[i], position);
+            if (record != nullptr) {
+              to = candidate_statistics_.Read(record, day);
+              state = KeyState::kCandidate;
+            }
+          }
+          return absl::OkStatus();
+        });
+    status.IgnoreError();  // The work above cannot fail.
+  }
+}
+
+absl::Status EmbeddingTable::Impl::ForEachCandidate(
+    int64_t max_keys,
+    const std::function<absl::Status(const CandidateChunk&)>& visit) {
+  if (!config.admission.has_candidates()) return absl::OkStatus();
+  const size_t width = static_cast<size_t>(candidate_floats_);
+  const uint64_t buckets_per_visit = std::clamp<uint64_t>(
+      static_cast<uint64_t>(max_keys) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
+  std::vector<Key> keys;
+  std::vector<float> records;
+  for (Stripe& stripe : stripes_) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      keys.clear();
+      records.clear();
+      {
+        MutexLock lock(&stripe.mutex);
+        begin = stripe.candidates.Visit(
+            begin, buckets_per_visit, [&](Key key, const float* record) {
+              keys.push_back(key);
+              records.insert(records.end(), record, record + width);
+            });
+      }
+      if (keys.empty()) continue;
+      TFSWITCH_RETURN_IF_ERROR(visit({keys, records}));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
+                                                    const float* records) {
+  const size_t width = static_cast<size_t>(candidate_floats_);
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
+                              nullptr);
+    TFSWITCH_RETURN_IF_ERROR(
+        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
+          const uint32_t position = PositionOfHash(HashKey(block[i]));
+          if (stripe->index.Find(block[i], position).bucket != nullptr) {
+            return absl::OkStatus();
+          }
+          float* record = stripe->candidates.Find(block[i], position);
+          if (record == nullptr) {
+            record = stripe->candidates.Insert(block[i], position);
+          }
+          if (record == nullptr) return OutOfMemory();
+          std::copy_n(records + (begin + i) * width, width, record);
+          return absl::OkStatus();
+        }));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status EmbeddingTable::Impl::ForEachRow(
@@ -539,7 +1187,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         max_rows));
   }
   const size_t dim = static_cast<size_t>(config.dim);
-  const size_t slot_floats = static_cast<size_t>(optimizer.slot_floats());
+  const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
       static_cast<uint64_t>(max_rows) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
   std::vector<float> row(row_floats_);
@@ -550,25 +1198,21 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
     // A key's position in the hash never changes, whereas its bucket does when
     // the index grows: so we go through ranges of positions, each under the
     // mutex, and meet a key exactly in the step of its position.
-    for (uint64_t begin = 0; begin < (uint64_t{1} << 32);) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
       keys.clear();
       embeddings.clear();
       slots.clear();
       {
         MutexLock lock(&stripe.mutex);
         const uint64_t end = stripe.index.RangeEnd(begin, buckets_per_visit);
-        stripe.index.VisitBuckets(begin, end, [&](Bucket* bucket) {
-          const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
-          for (int i = 0; i < used; ++i) {
-            const Key key = RacyLoad(&bucket->keys[i]);
-            const uint32_t position = PositionOfHash(HashKey(key));
-            if (position < begin || position >= end) continue;
-            CopyLocked(&stripe, {bucket, i}, row.data(), row.size());
-            keys.push_back(key);
-            embeddings.insert(embeddings.end(), row.begin(), row.begin() + dim);
-            slots.insert(slots.end(), row.begin() + dim, row.end());
-          }
-        });
+        VisitEntries(stripe, begin, end,
+                     [&](Key key, StripeIndex::Entry entry) {
+                       CopyLocked(&stripe, entry, row.data(), row.size());
+                       keys.push_back(key);
+                       embeddings.insert(embeddings.end(), row.begin(),
+                                         row.begin() + dim);
+                       slots.insert(slots.end(), row.begin() + dim, row.end());
+                     });
         begin = end;
       }
       for (size_t i = 0; i < keys.size();) {
@@ -604,6 +1248,15 @@ TableStats EmbeddingTable::Impl::stats() {
     stats.erased_rows += stripe.erased_rows.load(std::memory_order_relaxed);
     stats.index_bytes += static_cast<int64_t>(stripe.index.resident_bytes());
     row_resident_bytes += static_cast<int64_t>(stripe.rows.resident_bytes());
+    if (config.admission.has_candidates()) {
+      stats.num_candidates += stripe.candidates.size();
+      stats.admission_bytes +=
+          static_cast<int64_t>(stripe.candidates.resident_bytes());
+    }
+  }
+  if (bloom != nullptr) {
+    stats.admission_bytes += static_cast<int64_t>(
+        bloom->bytes_per_virtual_shard() * config.num_virtual_shards);
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
   stats.row_stride_bytes = static_cast<int64_t>(stride_);
@@ -638,12 +1291,22 @@ absl::Status EmbeddingTable::FindOrInsert(absl::Span<const Key> keys,
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
+    const GradientBatch& batch) {
+  TFSWITCH_RETURN_IF_ERROR(
+      impl_->CheckFloats("gradients", batch.keys.size(), "dim", dim(),
+                         batch.gradients.size()));
+  return impl_->ApplyGradients(batch);
+}
+
+absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
     absl::Span<const Key> keys, absl::Span<const float> gradients,
     float learning_rate, bool insert_missing) {
-  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats("gradients", keys.size(), "dim",
-                                              dim(), gradients.size()));
-  return impl_->ApplyGradients(keys, gradients.data(), learning_rate,
-                               insert_missing);
+  GradientBatch batch;
+  batch.keys = keys;
+  batch.gradients = gradients;
+  batch.learning_rate = learning_rate;
+  batch.insert_missing = insert_missing;
+  return ApplyGradients(batch);
 }
 
 absl::Status EmbeddingTable::Assign(absl::Span<const Key> keys,
@@ -682,8 +1345,54 @@ const TableConfig& EmbeddingTable::config() const { return impl_->config; }
 
 int EmbeddingTable::dim() const { return impl_->config.dim; }
 
-int EmbeddingTable::slot_floats() const {
-  return impl_->optimizer.slot_floats();
+int EmbeddingTable::slot_floats() const { return impl_->slot_floats(); }
+
+int EmbeddingTable::statistics_floats() const {
+  return impl_->statistics.num_floats();
+}
+
+int EmbeddingTable::candidate_floats() const {
+  return impl_->candidate_floats();
+}
+
+absl::StatusOr<ShrinkReport> EmbeddingTable::Shrink(const EvictionConfig& rules,
+                                                    float day, bool dry_run) {
+  return impl_->Shrink(rules, day, dry_run);
+}
+
+void EmbeddingTable::ReadUsage(absl::Span<const Key> keys, float day,
+                               absl::Span<UsageOfRow> usage,
+                               absl::Span<KeyState> states) const {
+  impl_->ReadUsage(keys, day, usage, states);
+}
+
+absl::Status EmbeddingTable::ForEachCandidate(
+    int64_t max_keys,
+    const std::function<absl::Status(const CandidateChunk&)>& visit) const {
+  return impl_->ForEachCandidate(max_keys, visit);
+}
+
+absl::Status EmbeddingTable::AssignCandidates(absl::Span<const Key> keys,
+                                              absl::Span<const float> records) {
+  TFSWITCH_RETURN_IF_ERROR(
+      impl_->CheckFloats("records", keys.size(), "candidate_floats",
+                         candidate_floats(), records.size()));
+  return impl_->AssignCandidates(keys, records.data());
+}
+
+void EmbeddingTable::NoteDay(float day) { impl_->NoteDay(day); }
+
+CountingBloom* EmbeddingTable::bloom() const { return impl_->bloom.get(); }
+
+void ShrinkReport::Add(const ShrinkReport& other) {
+  evicted_rows += other.evicted_rows;
+  evicted_bytes += other.evicted_bytes;
+  by_ttl += other.by_ttl;
+  by_show_click_score += other.by_show_click_score;
+  by_l2_norm += other.by_l2_norm;
+  by_max_rows += other.by_max_rows;
+  evicted_candidates += other.evicted_candidates;
+  remaining_rows += other.remaining_rows;
 }
 
 }  // namespace tfswitch

@@ -24,6 +24,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/key_observations.h"
+#include "cc/table/counting_bloom.h"
+#include "cc/table/row_statistics.h"
 #include "cc/table/table_config.h"
 
 namespace tfswitch {
@@ -37,6 +40,47 @@ struct TableStats {
   int64_t row_stride_bytes = 0;
   int64_t inserted_rows = 0;  // Since creation.
   int64_t erased_rows = 0;    // Since creation.
+  int64_t num_candidates = 0;   // Ids that wait for admission.
+  int64_t admission_bytes = 0;  // What knows of them.
+};
+
+// A push, as the table gets it.
+struct GradientBatch {
+  absl::Span<const Key> keys;         // Unique.
+  absl::Span<const float> gradients;  // keys.size() x dim.
+  KeyObservations observations;
+  float learning_rate = 0.0f;
+  int64_t global_step = 0;  // Of the training; 0: not known.
+  float day = kServersDay;  // See row_statistics.h.
+  bool insert_missing = false;
+};
+
+// What a key is to the table.
+enum class KeyState : uint8_t {
+  kUnknown,    // No row, and nothing noted.
+  kCandidate,  // No row yet: it waits for admission.
+  kRow,
+};
+
+// What a shrink has done, or would do.
+struct ShrinkReport {
+  int64_t evicted_rows = 0;
+  int64_t evicted_bytes = 0;  // Of the rows.
+  // By the first rule that applied.
+  int64_t by_ttl = 0;
+  int64_t by_show_click_score = 0;
+  int64_t by_l2_norm = 0;
+  int64_t by_max_rows = 0;
+  int64_t evicted_candidates = 0;
+  int64_t remaining_rows = 0;
+
+  void Add(const ShrinkReport& other);
+};
+
+// Candidates handed out by EmbeddingTable::ForEachCandidate, as RowChunk.
+struct CandidateChunk {
+  absl::Span<const Key> keys;
+  absl::Span<const float> records;  // keys.size() x candidate_floats.
 };
 
 // A run of rows handed out by EmbeddingTable::ForEachRow. Valid only during
@@ -47,10 +91,15 @@ struct RowChunk {
   absl::Span<const float> slots;       // keys.size() x slot_floats, row-major.
 };
 
-// Maps keys to rows. A row is one embedding followed by its optimizer slots,
-// all float32 and contiguous:
+// Maps keys to rows. A row is one embedding followed by its slots: the state of
+// the optimizer and, where the config asks for them, statistics of its use
+// (row_statistics.h). All float32 and contiguous:
 //
 //   | embedding: dim floats | slots: slot_floats |
+//
+// With an admission policy a key gets its row from a push, when the policy says
+// so; until then the table notes what it needs to decide (candidates, or the
+// cells of a Bloom filter), and the key reads as the config's not_admitted.
 //
 // Thread-safe. A batch is not a snapshot of the table, but each row is read
 // and written whole: a reader never sees half an update, and concurrent
@@ -67,25 +116,32 @@ class EmbeddingTable {
   EmbeddingTable& operator=(const EmbeddingTable&) = delete;
 
   // Writes the embedding of keys[i] to embeddings[i * dim, (i + 1) * dim). A
-  // key without a row reads as zeros and stays absent. Keys may repeat.
-  // Returns how many of `keys` had a row.
+  // key without a row reads as zeros, or what the config has for it, and stays
+  // absent. Keys may repeat. Returns how many of `keys` had a row.
   //
   // REQUIRES: embeddings.size() == keys.size() * dim(), else InvalidArgument.
   absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
                                absl::Span<float> embeddings) const;
 
-  // Like Find(), but a missing key first gets a row from the initializer. This
-  // is the training read.
+  // Like Find(), but a missing key first gets a row from the initializer,
+  // unless there is an admission policy. This is the training read.
   absl::Status FindOrInsert(absl::Span<const Key> keys,
                             absl::Span<float> embeddings);
 
+  // Calls that do not say their day happen on this one; no effect below 0.
+  void NoteDay(float day);
+
   // Applies one optimizer step with gradients[i * dim, (i + 1) * dim) to the
   // row of keys[i]. A key without a row is skipped, or, with `insert_missing`,
-  // gets its initial row first. Returns how many rows were updated.
+  // gets its initial row first; an admission policy decides in place of
+  // `insert_missing`. Returns how many rows were updated.
   //
   // REQUIRES: keys are unique; a repeated key would take several steps.
   // REQUIRES: gradients.size() == keys.size() * dim(), else InvalidArgument.
-  // REQUIRES: gradients are finite (the shard checks); nothing is checked here.
+  // REQUIRES: gradients are finite, and observations as CheckObservations()
+  // wants them (the shard checks); nothing is checked here.
+  absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch);
+  // Without observations.
   absl::StatusOr<int64_t> ApplyGradients(absl::Span<const Key> keys,
                                          absl::Span<const float> gradients,
                                          float learning_rate,
@@ -104,9 +160,34 @@ class EmbeddingTable {
                                      absl::Span<const float> slots,
                                      bool only_missing = false);
 
-  // Removes rows; absent and repeated keys are skipped. Returns how many rows
-  // went. Their memory is reused by later inserts.
+  // Removes rows, and what is noted of keys that have none; absent and repeated
+  // keys are skipped. Returns how many rows went. Their memory is reused by
+  // later inserts.
   int64_t Erase(absl::Span<const Key> keys);
+
+  // Removes the rows, and the candidates, to which one of `rules` applies on
+  // `day`, and gives their memory back; with `dry_run` it only counts them. Other
+  // calls go on meanwhile. max_rows is taken as the limit of this table.
+  // FailedPrecondition if the config has not the statistics that a rule needs.
+  absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
+                                      bool dry_run);
+
+  // What is known of the use of keys[i], as of `day`, of rows and candidates.
+  void ReadUsage(absl::Span<const Key> keys, float day,
+                 absl::Span<UsageOfRow> usage,
+                 absl::Span<KeyState> states) const;
+
+  // As ForEachRow(), of the keys that wait for admission.
+  absl::Status ForEachCandidate(
+      int64_t max_keys,
+      const std::function<absl::Status(const CandidateChunk&)>& visit) const;
+
+  // The way back. A key that has a row is left alone.
+  absl::Status AssignCandidates(absl::Span<const Key> keys,
+                                absl::Span<const float> records);
+
+  // Null unless admission goes by a Bloom filter.
+  CountingBloom* bloom() const;
 
   // Visits every row that is in the table from begin to end of the call once,
   // in no particular order, in chunks of at most `max_rows` rows. Rows inserted
@@ -122,7 +203,9 @@ class EmbeddingTable {
 
   const TableConfig& config() const;
   int dim() const;
-  int slot_floats() const;
+  int slot_floats() const;       // Optimizer state and statistics.
+  int statistics_floats() const;  // The last ones of these.
+  int candidate_floats() const;   // Of a candidate's record; 0: there are none.
 
  private:
   class Impl;

@@ -1,6 +1,7 @@
 #include "cc/table/row_store.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
 #include "cc/base/page_keeper.h"
@@ -10,6 +11,10 @@ namespace {
 
 constexpr size_t kCacheLineBytes = 64;
 constexpr size_t kSmallStrideBytes = 16;
+
+// Less than this is not worth the way.
+constexpr size_t kMinReleaseBytes = 2 * kHugePageBytes;
+constexpr size_t kReleaseStepBytes = 8 * kHugePageBytes;
 
 }  // namespace
 
@@ -44,6 +49,50 @@ bool RowStore::Allocate(uint32_t* row) {
 }
 
 void RowStore::Free(uint32_t row) { free_rows_.push_back(row); }
+
+bool RowStore::IsWorthCompacting() const {
+  return free_rows_.size() * stride_ >= kMinReleaseBytes &&
+         free_rows_.size() * 4 >= next_row_;
+}
+
+uint64_t RowStore::SortFreeRows() {
+  const uint64_t num_used = next_row_ - free_rows_.size();
+  std::vector<bool> is_free(next_row_, false);
+  for (const uint32_t row : free_rows_) is_free[row] = true;
+  free_rows_.clear();
+  for (uint64_t row = next_row_; row-- > 0;) {
+    if (is_free[row]) free_rows_.push_back(static_cast<uint32_t>(row));
+  }
+  return num_used;
+}
+
+bool RowStore::AllocateBelow(uint64_t limit, uint32_t* row) {
+  if (free_rows_.empty() || free_rows_.back() >= limit) return false;
+  *row = free_rows_.back();
+  free_rows_.pop_back();
+  return true;
+}
+
+bool RowStore::ReleaseTail() {
+  const uint64_t end = next_row_;
+  size_t num_last = 0;
+  while (num_last < free_rows_.size() && free_rows_[num_last] + 1 == next_row_ &&
+         (end - next_row_) * stride_ < kReleaseStepBytes) {
+    ++num_last;
+    --next_row_;
+  }
+  free_rows_.erase(free_rows_.begin(),
+                   free_rows_.begin() + static_cast<std::ptrdiff_t>(num_last));
+  if (num_last == 0) return false;
+  // What was to be touched ahead is not wanted any more.
+  PageKeeper::Get().Cancel(span_);
+  const size_t begin = RoundUpTo(next_row_ * stride_, kHugePageBytes);
+  const size_t touched = std::max(touch_end_, RoundUpTo(end * stride_,
+                                                        kHugePageBytes));
+  if (begin < touched) span_.Release(begin, std::min(touched, span_.capacity()));
+  touch_end_ = std::max(begin, kHugePageBytes);
+  return true;
+}
 
 void RowStore::TouchAhead() {
   // One or two huge pages ahead of use, by the size of the table.

@@ -1,5 +1,5 @@
-// The rows of one stripe: an array that grows in place, so that a row has one
-// address for life.
+// The rows of one stripe: an array that grows in place, so that a row keeps its
+// address, unless the table moves it.
 //
 //   | row 0 | row 1 | ...  in use, freed ones between  | touched ahead |
 //   |<------------- next_row_ x stride -------------->|
@@ -38,6 +38,19 @@ class RowStore {
   // A row that is not in use, holding garbage. False if memory is used up.
   bool Allocate(uint32_t* row);
   void Free(uint32_t row);
+
+  // For moving rows together, which is the user's part. So many rows lie so far
+  // apart that it pays:
+  bool IsWorthCompacting() const;
+  // Has the lowest of the free rows used first. Returns the number of rows in
+  // use, below which all of them have room.
+  uint64_t SortFreeRows();
+  // The next free row if it is below `limit`.
+  bool AllocateBelow(uint64_t limit, uint32_t* row);
+  // Gives memory behind the last row in use back, a little at a time because
+  // the stripe is locked meanwhile. False if there was none. Goes by the order
+  // of SortFreeRows().
+  bool ReleaseTail();
 
   size_t resident_bytes() const;
 

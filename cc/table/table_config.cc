@@ -16,29 +16,16 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "cc/base/status_macros.h"
+#include "cc/table/json_reader.h"
+#include "cc/table/row_life_json.h"
 #include "nlohmann/json.hpp"
 
 namespace tfswitch {
 namespace {
 
-using Json = nlohmann::json;
-// Keeps the order of the proto fields, so that manifests read well.
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr size_t kMaxNameSize = 256;
 constexpr uint32_t kMaxVirtualShards = 65536;
 constexpr size_t kMaxLayoutSize = 65536;
-
-// Shortest text that gives the same float back: 0.1, not 0.10000000149.
-double ShortestDouble(float value) {
-  for (int digits = 6; digits < 9; ++digits) {
-    char text[32];
-    snprintf(text, sizeof(text), "%.*g", digits, static_cast<double>(value));
-    const double parsed = strtod(text, nullptr);
-    if (static_cast<float>(parsed) == value) return parsed;
-  }
-  return static_cast<double>(value);
-}
 
 absl::Status FieldError(const std::string& table, absl::string_view field,
                         absl::string_view expected, absl::string_view got) {
@@ -107,130 +94,6 @@ OrderedJson ConsistencyToJson(const ConsistencyConfig& config) {
       break;
   }
   return json;
-}
-
-// Reads the fields of one JSON object. Each Read leaves its target as it is if
-// the field is absent; Finish() objects to fields that nothing read. The first
-// error stays.
-class ObjectReader {
- public:
-  // `path` names the object in messages: "" for the root, "optimizer.adam".
-  ObjectReader(const Json& json, std::string path)
-      : json_(json), path_(std::move(path)) {
-    if (!json.is_object()) {
-      Fail("", "an object", json);
-    }
-  }
-
-  const Json* Find(const char* field) {
-    known_.insert(field);
-    if (!status_.ok()) return nullptr;
-    const auto it = json_.find(field);
-    return it == json_.end() ? nullptr : &*it;
-  }
-
-  void Read(const char* field, std::string* value) {
-    const Json* json = Find(field);
-    if (json == nullptr) return;
-    if (!json->is_string()) return Fail(field, "a string", *json);
-    *value = json->get<std::string>();
-  }
-
-  void Read(const char* field, bool* value) {
-    const Json* json = Find(field);
-    if (json == nullptr) return;
-    if (!json->is_boolean()) return Fail(field, "true or false", *json);
-    *value = json->get<bool>();
-  }
-
-  void Read(const char* field, float* value) {
-    const Json* json = Find(field);
-    if (json == nullptr) return;
-    if (!json->is_number()) return Fail(field, "a number", *json);
-    const double number = json->get<double>();
-    if (std::fabs(number) >
-        static_cast<double>(std::numeric_limits<float>::max())) {
-      return Fail(field, "a number in the range of float32", *json);
-    }
-    *value = static_cast<float>(number);
-  }
-
-  // An integer in [0, max]. The canonical mapping of protobuf writes 64-bit
-  // integers as strings, so these are read too.
-  void Read(const char* field, uint64_t max, uint64_t* value) {
-    const Json* json = Find(field);
-    if (json == nullptr) return;
-    uint64_t number = 0;
-    if (json->is_number_unsigned()) {
-      number = json->get<uint64_t>();
-    } else if (!json->is_string() ||
-               !ParseDigits(json->get_ref<const std::string&>(), &number)) {
-      return Fail(field, IntegerRange(max), *json);
-    }
-    if (number > max) return Fail(field, IntegerRange(max), *json);
-    *value = number;
-  }
-
-  void Fail(absl::string_view field, absl::string_view expected,
-            const Json& got) {
-    if (!status_.ok()) return;
-    status_ = absl::InvalidArgumentError(
-        absl::StrCat("table config: ", Name(field), ": expected ", expected,
-                     ", got ", Dump(got)));
-  }
-
-  absl::Status Finish() {
-    if (!status_.ok()) return status_;
-    for (const auto& item : json_.items()) {
-      if (known_.count(item.key()) == 0) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "table config: unknown field ", Name(absl::CHexEscape(item.key())),
-            "; expected one of: ", absl::StrJoin(known_, ", ")));
-      }
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  static std::string Dump(const Json& json) {
-    return json.dump(-1, ' ', true, Json::error_handler_t::replace);
-  }
-
-  static std::string IntegerRange(uint64_t max) {
-    return absl::StrCat("an integer from 0 to ", max);
-  }
-
-  static bool ParseDigits(const std::string& text, uint64_t* number) {
-    if (text.empty()) return false;
-    for (const char c : text) {
-      if (c < '0' || c > '9') return false;
-    }
-    return absl::SimpleAtoi(text, number);
-  }
-
-  std::string Name(absl::string_view field) const {
-    if (path_.empty()) {
-      return field.empty() ? "the whole" : absl::StrCat("'", field, "'");
-    }
-    return absl::StrCat("'", path_, field.empty() ? "" : ".", field, "'");
-  }
-
-  const Json& json_;
-  const std::string path_;
-  std::set<std::string> known_;
-  absl::Status status_;
-};
-
-// A oneof in JSON: an object with at most one of the known fields.
-absl::Status CheckOneKind(const Json& json, absl::string_view path) {
-  if (!json.is_object() || json.size() <= 1) return absl::OkStatus();
-  std::vector<std::string> kinds;
-  for (const auto& item : json.items()) {
-    kinds.push_back(absl::CHexEscape(item.key()));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("table config: '", path, "': expected one kind, got ",
-                   kinds.size(), ": ", absl::StrJoin(kinds, ", ")));
 }
 
 absl::Status OptimizerFromJson(const Json& json, OptimizerConfig* config) {
@@ -422,7 +285,13 @@ bool TableConfig::operator==(const TableConfig& o) const {
   return name == o.name && dim == o.dim && optimizer == o.optimizer &&
          initializer == o.initializer && seed == o.seed &&
          num_virtual_shards == o.num_virtual_shards &&
-         consistency == o.consistency && layout == o.layout;
+         consistency == o.consistency && layout == o.layout &&
+         statistics == o.statistics && admission == o.admission &&
+         eviction == o.eviction;
+}
+
+bool TableConfig::NeedsCounts() const {
+  return statistics.kind != StatisticsKind::kNone || !admission.is_always();
 }
 
 std::string ConsistencyConfig::ToString() const {
@@ -472,7 +341,11 @@ absl::Status TableConfig::Validate() const {
                       absl::StrCat("at most ", kMaxLayoutSize, " characters"),
                       absl::StrCat(layout.size()));
   }
-  return absl::OkStatus();
+  const absl::Status life = ValidateRowLife(admission, eviction, statistics,
+                                            dim, num_virtual_shards);
+  if (life.ok()) return life;
+  return absl::InvalidArgumentError(
+      absl::StrCat("table '", name, "': ", life.message()));
 }
 
 std::string DescribeDifference(const TableConfig& existing,
@@ -497,6 +370,12 @@ std::string DescribeDifference(const TableConfig& existing,
           absl::StrCat(asked.num_virtual_shards));
   compare("consistency", existing.consistency.ToString(),
           asked.consistency.ToString());
+  compare("statistics", ToJson(existing.statistics).dump(),
+          ToJson(asked.statistics).dump());
+  compare("admission", ToJson(existing.admission).dump(),
+          ToJson(asked.admission).dump());
+  compare("eviction", ToJson(existing.eviction).dump(),
+          ToJson(asked.eviction).dump());
   const size_t from = FirstDifference(existing.layout, asked.layout);
   compare("layout", Excerpt(existing.layout, from),
           Excerpt(asked.layout, from));
@@ -515,6 +394,15 @@ std::string TableConfigToJson(const TableConfig& config) {
     json["consistency"] = ConsistencyToJson(config.consistency);
   }
   if (!config.layout.empty()) json["layout"] = config.layout;
+  if (config.statistics.kind != StatisticsKind::kNone) {
+    json["statistics"] = ToJson(config.statistics);
+  }
+  if (!(config.admission == AdmissionConfig())) {
+    json["admission"] = ToJson(config.admission);
+  }
+  if (!(config.eviction == EvictionConfig())) {
+    json["eviction"] = ToJson(config.eviction);
+  }
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
@@ -541,6 +429,15 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
         ConsistencyFromJson(*consistency, &result.consistency));
   }
   reader.Read("layout", &result.layout);
+  if (const Json* statistics = reader.Find("statistics")) {
+    TFSWITCH_RETURN_IF_ERROR(FromJson(*statistics, &result.statistics));
+  }
+  if (const Json* admission = reader.Find("admission")) {
+    TFSWITCH_RETURN_IF_ERROR(FromJson(*admission, &result.admission));
+  }
+  if (const Json* eviction = reader.Find("eviction")) {
+    TFSWITCH_RETURN_IF_ERROR(FromJson(*eviction, &result.eviction));
+  }
   TFSWITCH_RETURN_IF_ERROR(reader.Finish());
   result.dim = static_cast<int>(dim);
   // As in the proto, 0 and unset are the same.
@@ -549,6 +446,11 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
   }
   *config = std::move(result);
   return absl::OkStatus();
+}
+
+absl::Status EvictionFromJson(const std::string& json, EvictionConfig* config) {
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed, ParseJson(json, "eviction"));
+  return FromJson(parsed, config);
 }
 
 absl::Status ConsistencyFromJson(const std::string& json,

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "cc/optimizer/optimizer_config.h"
+#include "cc/table/row_life_config.h"
 
 namespace tfswitch {
 
@@ -90,6 +91,12 @@ struct TableConfig {
   // Of a dense table, whose rows are blocks of a model's variables: which
   // variables. Up to 65,536 characters; empty for an embedding table.
   std::string layout;
+  StatisticsConfig statistics;
+  AdmissionConfig admission;
+  EvictionConfig eviction;
+
+  // Whether something goes by how often a key is in a push, or by its shows.
+  bool NeedsCounts() const;
 
   bool operator==(const TableConfig& o) const;
   bool operator!=(const TableConfig& o) const { return !(*this == o); }
@@ -108,6 +115,9 @@ std::string DescribeDifference(const TableConfig& existing,
 // C API and by checkpoint manifests.
 std::string TableConfigToJson(const TableConfig& config);
 absl::Status TableConfigFromJson(const std::string& json, TableConfig* config);
+
+// The eviction rules of a table by themselves.
+absl::Status EvictionFromJson(const std::string& json, EvictionConfig* config);
 
 // The consistency of a table by itself: {"ssp": {"staleness": 3}}.
 absl::Status ConsistencyFromJson(const std::string& json,

@@ -10,14 +10,26 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
+from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
+from tfswitch import statistics as statistics_lib
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import _backend, batch_size, pooling
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.ids import check_id_dtype, to_id_tensor
-from tfswitch.table import EmbeddingTable, check_dim, check_seed
+from tfswitch.table import (
+    EmbeddingTable,
+    check_dim,
+    check_seed,
+    find_statistics,
+)
+
+
+# "shows" and "clicks" of each id, or None.
+_Observed = dict[str, Any]
 
 
 @_backend.register_keras_serializable(package="tfswitch")
@@ -90,6 +102,11 @@ class DynamicEmbedding(_backend.Layer):
         mask_zero: Whether id 0 is padding. If true it reads as zeros, gets no
             row, takes no part in pooling, and without a combiner is masked for
             later layers.
+        admission: When an id gets a row: an object of `tfswitch.admission`.
+            None means when it is first seen in training.
+        eviction: What `table.shrink` evicts: an object of `tfswitch.eviction`.
+        statistics: What is counted of each row: an object of
+            `tfswitch.statistics`. None means what the policies need.
         seed: Decides, with the id, the first value of each row.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
@@ -105,6 +122,12 @@ class DynamicEmbedding(_backend.Layer):
             with a combiner. "mean" divides by their sum, "sqrtn" by the root of
             the sum of their squares.
         training: Whether to create rows, and to push in the backward pass.
+        shows: How often each id was shown, numbers of the shape and kind of
+            `inputs`. By default once. They go with the push, so only a
+            training call uses them.
+        clicks: How often each was clicked, likewise. By default never. Data
+            that have a label for each example have
+            `clicks=tf.broadcast_to(labels, tf.shape(ids))`.
 
     Output shape:
         Input shape plus a last axis of `output_dim`; with a combiner that axis
@@ -130,6 +153,9 @@ class DynamicEmbedding(_backend.Layer):
         optimizer: Any = None,
         combiner: str | None = None,
         mask_zero: bool = False,
+        admission: Any = None,
+        eviction: Any = None,
+        statistics: Any = None,
         seed: int = 0,
         consistency: Any = None,
         cluster: Cluster | None = None,
@@ -166,6 +192,9 @@ class DynamicEmbedding(_backend.Layer):
                 optimizer=(optimizer, None),
                 seed=(seed, 0),
                 consistency=(consistency, None),
+                admission=(admission, None),
+                eviction=(eviction, None),
+                statistics=(statistics, None),
                 cluster=(cluster, None),
             )
             return
@@ -174,6 +203,11 @@ class DynamicEmbedding(_backend.Layer):
         self._optimizer = optimizers_lib.get(optimizer)
         self._seed = int(seed)
         self._consistency = consistency_lib.get(consistency)
+        self._admission = admission_lib.get(admission)
+        self._eviction = eviction_lib.get(eviction)
+        self._statistics = find_statistics(
+            statistics, self._admission, self._eviction
+        )
 
     def _adopt(
         self, table: EmbeddingTable, **arguments: tuple[Any, Any]
@@ -198,6 +232,9 @@ class DynamicEmbedding(_backend.Layer):
         self._optimizer = table.optimizer
         self._seed = table.seed
         self._consistency = table.consistency
+        self._admission = table.admission
+        self._eviction = table.eviction
+        self._statistics = table.statistics
 
     @property
     def table(self) -> EmbeddingTable:
@@ -214,6 +251,9 @@ class DynamicEmbedding(_backend.Layer):
             "optimizer": self._optimizer,
             "seed": self._seed,
             "consistency": self._consistency,
+            "admission": self._admission,
+            "eviction": self._eviction,
+            "statistics": self._statistics,
             "cluster": cluster,
         }
         if self._table_name is not None:
@@ -233,7 +273,12 @@ class DynamicEmbedding(_backend.Layer):
         self.built = True
 
     def call(
-        self, inputs: Any, weights: Any = None, training: Any = None
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: Any = None,
+        shows: Any = None,
+        clicks: Any = None,
     ) -> Any:
         if weights is not None and self.combiner is None:
             raise ValueError(
@@ -241,13 +286,36 @@ class DynamicEmbedding(_backend.Layer):
                 'combiner="sum", "mean" or "sqrtn" to the layer.'
             )
         batch_size.record(inputs, training if self.trainable else False)
+        observed = {
+            "shows": self._values_of("shows", shows, inputs),
+            "clicks": self._values_of("clicks", clicks, inputs),
+        }
         if isinstance(inputs, tf.SparseTensor):
-            return self._call_sparse(inputs, weights, training)
+            return self._call_sparse(inputs, weights, training, observed)
         if isinstance(inputs, tf.RaggedTensor):
-            return self._call_ragged(inputs, weights, training)
-        return self._call_dense(inputs, weights, training)
+            return self._call_ragged(inputs, weights, training, observed)
+        return self._call_dense(inputs, weights, training, observed)
 
-    def _call_dense(self, inputs: Any, weights: Any, training: Any) -> Any:
+    def _values_of(self, what: str, numbers: Any, ids: Any) -> Any:
+        """The numbers of each id, as a float32 tensor of the ids' values."""
+        if numbers is None:
+            return None
+        for kind in (tf.RaggedTensor, tf.SparseTensor):
+            if isinstance(numbers, kind) != isinstance(ids, kind):
+                self._refuse_kind(what, numbers, ids)
+        if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+            numbers = tf.convert_to_tensor(numbers)
+            if not numbers.shape.is_compatible_with(ids.shape):
+                self._refuse_kind(what, numbers, ids)
+        if isinstance(numbers, tf.RaggedTensor):
+            numbers = numbers.flat_values
+        elif isinstance(numbers, tf.SparseTensor):
+            numbers = numbers.values
+        return tf.cast(numbers, tf.float32)
+
+    def _call_dense(
+        self, inputs: Any, weights: Any, training: Any, observed: _Observed
+    ) -> Any:
         ids = to_id_tensor(inputs, f"layer '{self.name}'")
         self._check_rank(ids.shape.rank)
         if weights is not None:
@@ -256,21 +324,25 @@ class DynamicEmbedding(_backend.Layer):
             weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
             if not weights.shape.is_compatible_with(ids.shape):
                 self._refuse_weights(weights, ids)
-        embeddings = self._embed(ids, training)
+        embeddings = self._embed(ids, training, observed)
         if self.combiner is not None:
             weights = self._pooling_weights(ids, weights)
             embeddings = pooling.pool_axis(embeddings, weights, self.combiner)
         return tf.cast(embeddings, self.compute_dtype)
 
     def _call_ragged(
-        self, inputs: tf.RaggedTensor, weights: Any, training: Any
+        self,
+        inputs: tf.RaggedTensor,
+        weights: Any,
+        training: Any,
+        observed: _Observed,
     ) -> Any:
         ids = to_id_tensor(inputs.flat_values, f"layer '{self.name}'")
         if weights is not None:
             if not isinstance(weights, tf.RaggedTensor):
                 self._refuse_weights(weights, inputs)
             weights = tf.cast(weights.flat_values, tf.float32)
-        embeddings = self._embed(ids, training)
+        embeddings = self._embed(ids, training, observed)
         if self.combiner is None:
             embeddings = tf.cast(embeddings, self.compute_dtype)
             return inputs.with_flat_values(embeddings)
@@ -296,7 +368,11 @@ class DynamicEmbedding(_backend.Layer):
         return _with_innermost(inputs, pooled)
 
     def _call_sparse(
-        self, inputs: tf.SparseTensor, weights: Any, training: Any
+        self,
+        inputs: tf.SparseTensor,
+        weights: Any,
+        training: Any,
+        observed: _Observed,
     ) -> Any:
         if self.combiner is None:
             self._refuse_sparse()
@@ -306,7 +382,7 @@ class DynamicEmbedding(_backend.Layer):
             if not isinstance(weights, tf.SparseTensor):
                 self._refuse_weights(weights, inputs)
             weights = tf.cast(weights.values, tf.float32)
-        embeddings = self._embed(ids, training)
+        embeddings = self._embed(ids, training, observed)
         outer = inputs.dense_shape[:-1]
         # Row-major place of each value's outer indices.
         strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
@@ -323,12 +399,18 @@ class DynamicEmbedding(_backend.Layer):
         pooled.set_shape(inputs.shape[:-1].concatenate(self.output_dim))
         return tf.cast(pooled, self.compute_dtype)
 
-    def _embed(self, ids: tf.Tensor, training: Any) -> tf.Tensor:
+    def _embed(
+        self, ids: tf.Tensor, training: Any, observed: _Observed
+    ) -> tf.Tensor:
         """Returns float32 embeddings, zeros for padding."""
         if not self.mask_zero:
-            return self._embed_all(ids, training)
+            return self._embed_all(ids, training, observed)
         places = tf.where(tf.not_equal(ids, 0))
-        rows = self._embed_all(tf.gather_nd(ids, places), training)
+        observed = {
+            what: None if numbers is None else tf.gather_nd(numbers, places)
+            for what, numbers in observed.items()
+        }
+        rows = self._embed_all(tf.gather_nd(ids, places), training, observed)
         shape = tf.concat(
             [tf.shape(ids, out_type=tf.int64), [self.output_dim]], axis=0
         )
@@ -336,24 +418,28 @@ class DynamicEmbedding(_backend.Layer):
         embeddings.set_shape(ids.shape.concatenate(self.output_dim))
         return embeddings
 
-    def _embed_all(self, ids: tf.Tensor, training: Any) -> tf.Tensor:
+    def _embed_all(
+        self, ids: tf.Tensor, training: Any, observed: _Observed
+    ) -> tf.Tensor:
         if not self.trainable:
             return self._read(ids)
         if tf.is_tensor(training):
             known = tf.get_static_value(training)
             if known is None:
-                return self._embed_if(ids, training)
+                return self._embed_if(ids, training, observed)
             training = known
         if not training:
             return self._read(ids)
-        embeddings, probe = self._train(ids)
+        embeddings, probe = self._train(ids, observed)
         self.add_loss(probe)
         return embeddings
 
-    def _embed_if(self, ids: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
+    def _embed_if(
+        self, ids: tf.Tensor, training: tf.Tensor, observed: _Observed
+    ) -> tf.Tensor:
         embeddings, probe = tf.cond(
             tf.cast(training, tf.bool),
-            lambda: self._train(ids),
+            lambda: self._train(ids, observed),
             lambda: (self._read(ids), tf.zeros([])),
         )
         self.add_loss(probe)
@@ -364,9 +450,11 @@ class DynamicEmbedding(_backend.Layer):
             self.table.handle, ids, dim=self.output_dim, insert_missing=False
         )
 
-    def _train(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _train(
+        self, ids: tf.Tensor, observed: _Observed
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         anchor = tf.convert_to_tensor(self._anchor)
-        result = self.table._training_lookup(ids, anchor)
+        result = self.table._training_lookup(ids, anchor, **observed)
         embeddings, probe = result.embeddings, result.loss_scale_probe
         if self.compute_dtype == "float16":
             embeddings, probe = _check_loss_scale(self.name, embeddings, probe)
@@ -400,7 +488,12 @@ class DynamicEmbedding(_backend.Layer):
         return (*outer, self.output_dim)
 
     def compute_output_spec(
-        self, inputs: Any, weights: Any = None, training: Any = None
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: Any = None,
+        shows: Any = None,
+        clicks: Any = None,
     ) -> Any:
         """What Keras 3 asks instead of `call` for a model's placeholders."""
         check_id_dtype(tf.as_dtype(inputs.dtype), f"layer '{self.name}'")
@@ -440,6 +533,9 @@ class DynamicEmbedding(_backend.Layer):
                 "mask_zero": self.mask_zero,
                 "seed": self._seed,
                 "consistency": self._consistency.get_config(),
+                "admission": self._admission.to_config(),
+                "eviction": _config_of(self._eviction),
+                "statistics": _config_of(self._statistics),
             }
         )
         return config
@@ -508,10 +604,13 @@ class DynamicEmbedding(_backend.Layer):
         )
 
     def _refuse_weights(self, weights: Any, ids: Any) -> NoReturn:
+        self._refuse_kind("weights", weights, ids)
+
+    def _refuse_kind(self, what: str, numbers: Any, ids: Any) -> NoReturn:
         raise ValueError(
-            f"layer '{self.name}': `weights` must be of the kind and shape of "
+            f"layer '{self.name}': `{what}` must be of the kind and shape of "
             f"the ids, a {type(ids).__name__} of shape {ids.shape}, got a "
-            f"{type(weights).__name__} of shape {weights.shape}"
+            f"{type(numbers).__name__} of shape {numbers.shape}"
         )
 
 
@@ -579,6 +678,10 @@ def _file_of(store: Any) -> Any:
         return weakref.ref(store)
     except TypeError:  # A dict, for one; nothing is known of others.
         return None
+
+
+def _config_of(policy: Any) -> dict[str, Any] | None:
+    return None if policy is None else policy.to_config()
 
 
 def _to_bytes(config: Mapping[str, Any]) -> np.ndarray:

@@ -55,6 +55,27 @@ def _where_the_table_is() -> Iterator[None]:
         yield
 
 
+def _observations(
+    shows: tf.Tensor | None,
+    clicks: tf.Tensor | None,
+    global_step: tf.Tensor | None,
+) -> dict[str, tf.Tensor]:
+    """The inputs of these names, as the ops take them."""
+
+    def floats(values: tf.Tensor | None) -> tf.Tensor:
+        if values is None:
+            return tf.constant([], tf.float32)
+        return tf.cast(values, tf.float32)
+
+    if global_step is None:
+        global_step = tf.constant(0, tf.int64)
+    return {
+        "shows": floats(shows),
+        "clicks": floats(clicks),
+        "global_step": tf.cast(global_step, tf.int64),
+    }
+
+
 def table_handle(
     cluster: str, config: str, *, timeout_s: float, shared_name: str
 ) -> tf.Tensor:
@@ -104,8 +125,13 @@ def training_lookup(
     learning_rate: tf.Tensor,
     *,
     dim: int,
+    shows: tf.Tensor | None = None,
+    clicks: tf.Tensor | None = None,
+    global_step: tf.Tensor | None = None,
 ) -> TrainingLookup:
     """Reads embeddings, creates missing rows, and pushes on the way back.
+
+    With an admission policy rows come with the push.
 
     Args:
         table: Resource of the table.
@@ -114,6 +140,12 @@ def training_lookup(
             has no effect; it ties the op into the gradient tape.
         learning_rate: float32 scalar of the push in the backward pass.
         dim: The table's dimension.
+        shows: float32, one number per id: how often it was shown. By default
+            once.
+        clicks: float32, one number per id: how often it was clicked. By
+            default never.
+        global_step: int64 scalar: the step of the training, counted from 1. By
+            default not known.
     """
     with _where_the_table_is():
         outputs = _library.tfswitch_training_lookup(
@@ -121,6 +153,7 @@ def training_lookup(
             ids=ids,
             anchor=anchor,
             learning_rate=learning_rate,
+            **_observations(shows, clicks, global_step),
             dim=dim,
         )
     return TrainingLookup(*outputs)
@@ -134,6 +167,9 @@ def push_unique(
     learning_rate: tf.Tensor,
     loss_scale: tf.Tensor,
     *,
+    shows: tf.Tensor | None = None,
+    clicks: tf.Tensor | None = None,
+    global_step: tf.Tensor | None = None,
     insert_missing: bool = False,
 ) -> tf.Tensor:
     """Sums gradients by `inverse` and applies one step per unique id.
@@ -146,6 +182,9 @@ def push_unique(
         learning_rate: float32 scalar.
         loss_scale: float32 scalar; gradients are divided by it. 0: not known,
             taken as 1.
+        shows: As for `training_lookup`.
+        clicks: As for `training_lookup`.
+        global_step: As for `training_lookup`.
         insert_missing: Whether an id without a row gets one first.
 
     Returns:
@@ -160,6 +199,7 @@ def push_unique(
             gradients=gradients,
             learning_rate=learning_rate,
             loss_scale=loss_scale,
+            **_observations(shows, clicks, global_step),
             insert_missing=insert_missing,
         )
 
@@ -170,6 +210,9 @@ def push(
     gradients: tf.Tensor,
     learning_rate: tf.Tensor,
     *,
+    shows: tf.Tensor | None = None,
+    clicks: tf.Tensor | None = None,
+    global_step: tf.Tensor | None = None,
     insert_missing: bool = True,
 ) -> tf.Tensor:
     """Sums the gradients of repeated ids and applies one step per id.
@@ -179,6 +222,9 @@ def push(
         ids: int32 or int64 of any shape.
         gradients: float32, `ids.shape + [dim]`.
         learning_rate: float32 scalar.
+        shows: As for `training_lookup`.
+        clicks: As for `training_lookup`.
+        global_step: As for `training_lookup`.
         insert_missing: Whether an id without a row gets one first.
 
     Returns:
@@ -190,6 +236,7 @@ def push(
             ids=ids,
             gradients=gradients,
             learning_rate=learning_rate,
+            **_observations(shows, clicks, global_step),
             insert_missing=insert_missing,
         )
 
@@ -233,9 +280,12 @@ def _training_lookup_gradient(op: Any, *gradients: Any) -> list[Any]:
         embeddings_gradient,
         learning_rate=op.inputs[3],
         loss_scale=probe_gradient,
+        shows=op.inputs[4],
+        clicks=op.inputs[5],
+        global_step=op.inputs[6],
     )
     # On the caller's device: strategies reduce gradients by where they are.
-    return [None, None, tf.identity(anchor_gradient), None]
+    return [None, None, tf.identity(anchor_gradient)] + [None] * 4
 
 
 for _name in (

@@ -45,7 +45,8 @@ class OptimizerTest : public ::testing::TestWithParam<SimdLevel> {
     row.resize(kDim + optimizer.slot_floats());
     optimizer.InitSlots(row.data() + kDim);
     for (size_t i = 0; i < kGradients.size(); ++i) {
-      optimizer.Step(row.data(), kGradients[i].data(), kLearningRates[i]);
+      optimizer.Step(row.data(), kGradients[i].data(),
+                     StepInput{kLearningRates[i]});
     }
     return row;
   }
@@ -111,7 +112,7 @@ TEST_P(OptimizerTest, AdamCorrectsBeyondItsTableOfCorrections) {
   for (const float steps : {0.0f, 4094.0f, 4095.0f, 5000.0f, 16777216.0f}) {
     std::vector<float> row = {0.0f, 1.0f, 1.0f, steps};
     const float gradient = 1.0f;
-    optimizer.Step(row.data(), &gradient, 1.0f);
+    optimizer.Step(row.data(), &gradient, StepInput{1.0f});
 
     const double t = static_cast<double>(steps) + 1.0;
     const double correction =
@@ -148,8 +149,8 @@ TEST(OptimizerLevelsTest, ScalarAndAvx2GiveTheSameBits) {
       std::vector<float> gradient(dim);
       for (int step = 0; step < 50; ++step) {
         for (float& g : gradient) g = normal(random);
-        scalar.Step(row.data(), gradient.data(), 0.05f);
-        avx2.Step(other.data(), gradient.data(), 0.05f);
+        scalar.Step(row.data(), gradient.data(), StepInput{0.05f});
+        avx2.Step(other.data(), gradient.data(), StepInput{0.05f});
       }
       ASSERT_EQ(
           std::memcmp(row.data(), other.data(), row.size() * sizeof(float)), 0)
@@ -190,7 +191,7 @@ TEST(OptimizerLayoutTest, AStepTouchesNothingBehindTheRow) {
       const size_t row_floats = dim + optimizer.slot_floats();
       std::vector<float> memory(row_floats + 16, 7.0f);
       const std::vector<float> gradient(dim, 1.0f);
-      optimizer.Step(memory.data(), gradient.data(), 0.1f);
+      optimizer.Step(memory.data(), gradient.data(), StepInput{0.1f});
       for (size_t i = row_floats; i < memory.size(); ++i) {
         ASSERT_EQ(memory[i], 7.0f) << OptimizerName(config) << " dim " << dim;
       }

@@ -126,6 +126,14 @@ class MortalClient final : public ParameterClient {
                                 absl::Span<const Key> keys) override {
     return client_->Erase(table, keys);
   }
+  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override {
+    return client_->Shrink(args);
+  }
+  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+                         float day, absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) override {
+    return client_->ReadUsage(table, keys, day, usage, states);
+  }
   absl::Status Export(
       const std::string& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {

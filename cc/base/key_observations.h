@@ -1,0 +1,74 @@
+// What a push says of its keys besides their gradients.
+
+#ifndef TFSWITCH_CC_BASE_KEY_OBSERVATIONS_H_
+#define TFSWITCH_CC_BASE_KEY_OBSERVATIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+
+namespace tfswitch {
+
+// The day of a call that does not say it: the server's.
+inline constexpr float kServersDay = -1.0f;
+
+// A span is empty, or has one value for each key. For a key that is in a push
+// several times the values are summed.
+struct KeyObservations {
+  absl::Span<const float> counts;  // Occurrences in the batch. Empty: 1 each.
+  absl::Span<const float> shows;   // Empty: as the counts.
+  absl::Span<const float> clicks;  // Empty: 0 each.
+
+  // Those of keys [begin, begin + size).
+  KeyObservations subspan(size_t begin, size_t size) const {
+    const auto part = [&](absl::Span<const float> values) {
+      return values.empty() ? values : values.subspan(begin, size);
+    };
+    return {part(counts), part(shows), part(clicks)};
+  }
+};
+
+// InvalidArgument, naming the table and the key, unless each span is empty or
+// has one finite number >= 0 for each key.
+absl::Status CheckObservations(absl::string_view table,
+                               absl::Span<const Key> keys,
+                               const KeyObservations& observations);
+
+// Observations and the memory that they lie in.
+class OwnedObservations {
+ public:
+  OwnedObservations() = default;
+  // Copies.
+  explicit OwnedObservations(const KeyObservations& observations);
+
+  // The sums by key of `each`, which are those of the keys before they were
+  // made unique. Counts are made, of 1 for each, if there are none and they
+  // are `needed`.
+  OwnedObservations(absl::Span<const int32_t> inverse, size_t num_unique,
+                    const KeyObservations& each, bool counts_needed);
+
+  // Those of the keys at `places`.
+  OwnedObservations(const KeyObservations& all,
+                    absl::Span<const size_t> places);
+
+  // Appends those of `num_keys` more keys; where only one side says something,
+  // the other gets what saying nothing means.
+  void Append(const KeyObservations& more, size_t num_keys);
+
+  KeyObservations view() const { return {counts_, shows_, clicks_}; }
+
+ private:
+  size_t num_keys_ = 0;  // Of Append().
+  std::vector<float> counts_;
+  std::vector<float> shows_;
+  std::vector<float> clicks_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_KEY_OBSERVATIONS_H_

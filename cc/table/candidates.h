@@ -1,0 +1,55 @@
+// The keys of one stripe that have been seen and have no row yet, each with a
+// short record: the index and the store of rows again, but only ever used under
+// the stripe's mutex.
+
+#ifndef TFSWITCH_CC_TABLE_CANDIDATES_H_
+#define TFSWITCH_CC_TABLE_CANDIDATES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "cc/base/hash.h"
+#include "cc/base/memory_region.h"
+#include "cc/table/row_store.h"
+#include "cc/table/stripe_index.h"
+
+namespace tfswitch {
+
+// Thread-compatible: guarded by the mutex of the stripe.
+class Candidates {
+ public:
+  // REQUIRES: called once, before anything else. False if there is no memory.
+  bool Init(MemorySpan index_0, MemorySpan index_1, MemorySpan records,
+            int record_floats);
+
+  // A key's record; null if it is no candidate.
+  float* Find(Key key, uint32_t position) const;
+
+  // The record of a key that is none yet, holding garbage; null if memory is
+  // used up.
+  float* Insert(Key key, uint32_t position);
+
+  // False if it was none.
+  bool Erase(Key key, uint32_t position);
+
+  // Calls visit(key, record) for the candidates with a position in [begin,
+  // end), of about `num_buckets` buckets; returns the end. Nothing may be
+  // inserted or erased meanwhile.
+  uint64_t Visit(uint64_t begin, uint64_t num_buckets,
+                 const std::function<void(Key, const float*)>& visit) const;
+
+  int64_t size() const { return size_; }
+  size_t resident_bytes() const {
+    return index_.resident_bytes() + records_.resident_bytes();
+  }
+
+ private:
+  StripeIndex index_;
+  RowStore records_;
+  int64_t size_ = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_CANDIDATES_H_

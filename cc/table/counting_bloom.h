@@ -1,0 +1,78 @@
+// Counts how often keys have been seen, in less memory than the keys take.
+//
+// A key's count is the least of k cells that its hash names; cells of other keys
+// may have raised them all, so counts are never too low, and too high for about
+// one key in 1 / false_positive_rate. Only the cells that hold the least are
+// raised (Estan and Varghese, 2002), and none beyond the limit, so that no count
+// wraps.
+//
+// The cells of one virtual shard lie together: a checkpoint can be cut between
+// virtual shards, and a server never touches the memory of those of others.
+
+#ifndef TFSWITCH_CC_TABLE_COUNTING_BLOOM_H_
+#define TFSWITCH_CC_TABLE_COUNTING_BLOOM_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/table/table_config.h"
+
+namespace tfswitch {
+
+// Thread-safe. Two threads that add to one cell at the same time may count one
+// of them only if they add to the same key.
+class CountingBloom {
+ public:
+  // How many bytes the cells take.
+  static double SizeBytes(const BloomMinCountAdmission& config,
+                          uint32_t num_virtual_shards);
+
+  // REQUIRES: the config is valid.
+  CountingBloom(const BloomMinCountAdmission& config,
+                uint32_t num_virtual_shards);
+
+  // False if there was no memory. Nothing else may be called then.
+  bool is_allocated() const { return cells_ != nullptr; }
+
+  int num_hashes() const { return num_hashes_; }
+
+  // Counts `count` more occurrences; returns how many there are, at most the
+  // limit, min_count.
+  uint32_t Add(Key key, uint32_t count);
+
+  // The cells of a virtual shard, for checkpoints.
+  size_t bytes_per_virtual_shard() const { return cells_per_block_ * cell_bytes_; }
+  void Save(uint32_t virtual_shard, absl::Span<char> bytes) const;
+  void Load(uint32_t virtual_shard, absl::Span<const char> bytes);
+  // Whether anything has been counted in it.
+  bool IsTouched(uint32_t virtual_shard) const;
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+
+  static size_t CellsPerBlock(const BloomMinCountAdmission& config,
+                              uint32_t num_virtual_shards);
+  static size_t CellBytes(const BloomMinCountAdmission& config);
+
+  template <typename Cell>
+  uint32_t AddTo(Key key, uint32_t count);
+
+  const uint32_t limit_;
+  const uint32_t num_virtual_shards_;
+  const int num_hashes_;
+  const size_t cells_per_block_;
+  const size_t cell_bytes_;  // 1 or 2.
+  // Zero pages until they are touched.
+  const std::unique_ptr<void, Free> cells_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_COUNTING_BLOOM_H_

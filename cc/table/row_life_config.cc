@@ -1,0 +1,178 @@
+#include "cc/table/row_life_config.h"
+
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "cc/base/memory_region.h"
+#include "cc/base/status_macros.h"
+#include "cc/table/counting_bloom.h"
+
+namespace tfswitch {
+namespace {
+
+template <typename T>
+absl::Status FieldError(absl::string_view field, absl::string_view expected,
+                        const T& got) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": expected ", expected, ", got ", got));
+}
+
+absl::Status CheckNonNegative(absl::string_view field, float value) {
+  if (value >= 0.0f && std::isfinite(value)) return absl::OkStatus();
+  return FieldError(field, "a finite number >= 0", value);
+}
+
+absl::Status CheckMinCount(absl::string_view field, uint32_t value,
+                           uint32_t max) {
+  if (value >= 1 && value <= max) return absl::OkStatus();
+  return FieldError(field, absl::StrCat("an integer from 1 to ", max), value);
+}
+
+absl::Status ValidateStatistics(const StatisticsConfig& config) {
+  if (config.kind != StatisticsKind::kShowClick) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(CheckNonNegative(
+      "statistics.show_click.nonclk_coeff", config.nonclk_coeff));
+  TFSWITCH_RETURN_IF_ERROR(CheckNonNegative(
+      "statistics.show_click.click_coeff", config.click_coeff));
+  if (config.show_click_decay_rate > 0.0f &&
+      config.show_click_decay_rate <= 1.0f) {
+    return absl::OkStatus();
+  }
+  return FieldError("statistics.show_click.show_click_decay_rate",
+                    "a number above 0 and not above 1",
+                    config.show_click_decay_rate);
+}
+
+absl::Status ValidateBloom(const BloomMinCountAdmission& config,
+                           uint32_t num_virtual_shards) {
+  TFSWITCH_RETURN_IF_ERROR(CheckMinCount(
+      "admission.bloom_min_count.min_count", config.min_count,
+      std::numeric_limits<uint16_t>::max()));
+  if (config.capacity == 0) {
+    return FieldError("admission.bloom_min_count.capacity",
+                      "a number of ids >= 1", config.capacity);
+  }
+  if (!(config.false_positive_rate > 0.0f) ||
+      config.false_positive_rate >= 1.0f) {
+    return FieldError("admission.bloom_min_count.false_positive_rate",
+                      "a number between 0 and 1", config.false_positive_rate);
+  }
+  const double bytes = CountingBloom::SizeBytes(config, num_virtual_shards);
+  const auto memory = static_cast<double>(PhysicalMemoryBytes());
+  if (bytes <= memory / 2) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "admission.bloom_min_count.capacity: ", config.capacity,
+      " ids with a false_positive_rate of ", config.false_positive_rate,
+      " take ", bytes / 1e9, " GB of cells, and half of this machine's memory ",
+      "is ", memory / 2e9, " GB; lower the capacity or raise the rate"));
+}
+
+absl::Status ValidateAdmission(const AdmissionConfig& config,
+                               const StatisticsConfig& statistics, int dim,
+                               uint32_t num_virtual_shards) {
+  if (const auto* rule = std::get_if<MinCountAdmission>(&config.policy)) {
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckMinCount("admission.min_count.min_count", rule->min_count,
+                      uint32_t{1} << 24));
+  }
+  if (const auto* rule = std::get_if<BloomMinCountAdmission>(&config.policy)) {
+    TFSWITCH_RETURN_IF_ERROR(ValidateBloom(*rule, num_virtual_shards));
+  }
+  if (const auto* rule = std::get_if<ProbabilityAdmission>(&config.policy)) {
+    if (!(rule->probability > 0.0f) || rule->probability > 1.0f) {
+      return FieldError("admission.probability.probability",
+                        "a number above 0 and not above 1", rule->probability);
+    }
+  }
+  if (const auto* rule = std::get_if<ShowClickAdmission>(&config.policy)) {
+    TFSWITCH_RETURN_IF_ERROR(CheckNonNegative(
+        "admission.show_click.embedx_threshold", rule->embedx_threshold));
+    if (statistics.kind != StatisticsKind::kShowClick) {
+      return absl::InvalidArgumentError(
+          "admission.show_click: needs statistics.show_click, where shows and "
+          "clicks are counted");
+    }
+  }
+  if (!std::isfinite(config.not_admitted.constant)) {
+    return FieldError("admission.not_admitted.constant.value",
+                      "a finite number", config.not_admitted.constant);
+  }
+  if (config.not_admitted.kind != NotAdmittedKind::kWeight) {
+    return absl::OkStatus();
+  }
+  if (!config.has_candidates()) {
+    return absl::InvalidArgumentError(
+        "admission.not_admitted.weight: needs admission.min_count or "
+        "admission.show_click, which keep a record of each id that waits");
+  }
+  if (dim < 2) {
+    return FieldError("admission.not_admitted.weight",
+                      "a dim of at least 2: a weight, and what comes later",
+                      dim);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool StatisticsConfig::operator==(const StatisticsConfig& o) const {
+  return kind == o.kind && nonclk_coeff == o.nonclk_coeff &&
+         click_coeff == o.click_coeff &&
+         show_click_decay_rate == o.show_click_decay_rate;
+}
+
+bool EvictionConfig::operator==(const EvictionConfig& o) const {
+  return delete_after_unseen_days == o.delete_after_unseen_days &&
+         delete_threshold == o.delete_threshold &&
+         min_l2_norm == o.min_l2_norm && max_rows == o.max_rows &&
+         order == o.order && every_secs == o.every_secs;
+}
+
+absl::Status ValidateEviction(const EvictionConfig& config,
+                              const StatisticsConfig& statistics) {
+  const bool has_usage = statistics.kind != StatisticsKind::kNone;
+  if (config.delete_after_unseen_days.has_value()) {
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckNonNegative("eviction.ttl.delete_after_unseen_days",
+                         *config.delete_after_unseen_days));
+    if (!has_usage) {
+      return absl::InvalidArgumentError(
+          "eviction.ttl: needs statistics.usage, where it is noted when a row "
+          "was last seen");
+    }
+  }
+  if (config.delete_threshold.has_value()) {
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckNonNegative("eviction.show_click_score.delete_threshold",
+                         *config.delete_threshold));
+    if (statistics.kind != StatisticsKind::kShowClick) {
+      return absl::InvalidArgumentError(
+          "eviction.show_click_score: needs statistics.show_click, where shows "
+          "and clicks are counted");
+    }
+  }
+  if (config.min_l2_norm.has_value()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckNonNegative("eviction.l2_norm.min_l2_norm",
+                                              *config.min_l2_norm));
+  }
+  if (config.max_rows.has_value() && !has_usage) {
+    return absl::InvalidArgumentError(
+        "eviction.max_rows: needs statistics.usage, where it is counted how "
+        "often and when a row was seen");
+  }
+  return CheckNonNegative("eviction.every_secs", config.every_secs);
+}
+
+absl::Status ValidateRowLife(const AdmissionConfig& admission,
+                             const EvictionConfig& eviction,
+                             const StatisticsConfig& statistics, int dim,
+                             uint32_t num_virtual_shards) {
+  TFSWITCH_RETURN_IF_ERROR(ValidateStatistics(statistics));
+  TFSWITCH_RETURN_IF_ERROR(
+      ValidateAdmission(admission, statistics, dim, num_virtual_shards));
+  return ValidateEviction(eviction, statistics);
+}
+
+}  // namespace tfswitch

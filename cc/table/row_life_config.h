@@ -1,0 +1,154 @@
+// How a row comes, what is counted of it, and how it goes: parts of a table's
+// config.
+
+#ifndef TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_
+#define TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+#include "absl/status/status.h"
+
+namespace tfswitch {
+
+// --- Statistics -------------------------------------------------------------
+
+// What each row counts; see table/row_statistics.h.
+enum class StatisticsKind { kNone, kUsage, kShowClick };
+
+// Names and defaults are those of Paddle's CTR accessor.
+struct StatisticsConfig {
+  StatisticsKind kind = StatisticsKind::kNone;
+  // Of kShowClick: score = (show - click) * nonclk_coeff + click * click_coeff.
+  float nonclk_coeff = 0.1f;
+  float click_coeff = 1.0f;
+  // What of show and click is left after a day.
+  float show_click_decay_rate = 0.98f;
+
+  bool operator==(const StatisticsConfig& o) const;
+};
+
+// --- Admission --------------------------------------------------------------
+
+// When an id gets a row. What decides is counted with the pushes, each once,
+// so that a push that is repeated for a lost answer counts once.
+struct AlwaysAdmission {
+  bool operator==(const AlwaysAdmission&) const { return true; }
+};
+// From its min_count-th occurrence on, that one included. Exact.
+struct MinCountAdmission {
+  uint32_t min_count = 1;
+  bool operator==(const MinCountAdmission& o) const {
+    return min_count == o.min_count;
+  }
+};
+// The same with a counting Bloom filter in place of the ids that wait: a fixed
+// size, and about one id in 1 / false_positive_rate admitted early.
+struct BloomMinCountAdmission {
+  uint32_t min_count = 1;
+  uint64_t capacity = 100'000'000;  // How many ids are expected.
+  float false_positive_rate = 0.01f;
+  bool operator==(const BloomMinCountAdmission& o) const {
+    return min_count == o.min_count && capacity == o.capacity &&
+           false_positive_rate == o.false_positive_rate;
+  }
+};
+// Each occurrence is given a row with this probability.
+struct ProbabilityAdmission {
+  float probability = 1.0f;
+  bool operator==(const ProbabilityAdmission& o) const {
+    return probability == o.probability;
+  }
+};
+// Once the score of shows and clicks is at least embedx_threshold.
+struct ShowClickAdmission {
+  float embedx_threshold = 10.0f;
+  bool operator==(const ShowClickAdmission& o) const {
+    return embedx_threshold == o.embedx_threshold;
+  }
+};
+
+using AdmissionPolicy =
+    std::variant<AlwaysAdmission, MinCountAdmission, BloomMinCountAdmission,
+                 ProbabilityAdmission, ShowClickAdmission>;
+
+// What an id without a row reads as.
+enum class NotAdmittedKind {
+  kZeros,
+  kConstant,
+  kShared,  // One row for all, drawn from the initializer; it does not learn.
+  kWeight,  // Its own first element, which learns from the first push on; zeros
+            // behind it.
+};
+struct NotAdmittedValue {
+  NotAdmittedKind kind = NotAdmittedKind::kZeros;
+  float constant = 0.0f;
+
+  bool operator==(const NotAdmittedValue& o) const {
+    return kind == o.kind && constant == o.constant;
+  }
+};
+
+struct AdmissionConfig {
+  AdmissionPolicy policy = AlwaysAdmission{};
+  NotAdmittedValue not_admitted;
+
+  bool is_always() const {
+    return std::holds_alternative<AlwaysAdmission>(policy);
+  }
+  // Whether ids that wait have a record each.
+  bool has_candidates() const {
+    return std::holds_alternative<MinCountAdmission>(policy) ||
+           std::holds_alternative<ShowClickAdmission>(policy);
+  }
+  bool operator==(const AdmissionConfig& o) const {
+    return policy == o.policy && not_admitted == o.not_admitted;
+  }
+};
+
+// --- Eviction ---------------------------------------------------------------
+
+enum class EvictionOrder {
+  kLru,  // Those go first that were pushed to longest ago.
+  kLfu,  // Those with the fewest occurrences.
+};
+
+// Which rows go when a table is shrunk: those to which any of the rules that are
+// set applies.
+struct EvictionConfig {
+  // Not pushed to for more than so many days.
+  std::optional<float> delete_after_unseen_days;
+  // A score of shows and clicks below it.
+  std::optional<float> delete_threshold;
+  // An embedding with a Euclidean norm below it.
+  std::optional<float> min_l2_norm;
+  // Beyond so many rows of the whole table.
+  std::optional<uint64_t> max_rows;
+  EvictionOrder order = EvictionOrder::kLru;
+  // The server does it as often as that; 0: never by itself.
+  float every_secs = 0.0f;
+
+  bool has_rules() const {
+    return delete_after_unseen_days || delete_threshold || min_l2_norm ||
+           max_rows;
+  }
+  bool operator==(const EvictionConfig& o) const;
+};
+
+// --- All three --------------------------------------------------------------
+
+// InvalidArgument naming the field, its value and its range. What a policy
+// needs of the statistics is checked, too.
+absl::Status ValidateRowLife(const AdmissionConfig& admission,
+                             const EvictionConfig& eviction,
+                             const StatisticsConfig& statistics, int dim,
+                             uint32_t num_virtual_shards);
+
+// The rules alone: they need `statistics`.
+absl::Status ValidateEviction(const EvictionConfig& eviction,
+                              const StatisticsConfig& statistics);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_

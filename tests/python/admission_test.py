@@ -1,0 +1,352 @@
+"""When ids get rows, and what they read as until then, on each cluster."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+
+UNKNOWN, CANDIDATE, ROW = 0, 1, 2
+
+
+def make_table(admission, **kwargs):
+    kwargs.setdefault("initializer", tsw.initializers.Constant(1.0))
+    kwargs.setdefault("optimizer", tsw.optimizers.SGD(0.5))
+    return tsw.EmbeddingTable(
+        kwargs.pop("name", "user"),
+        kwargs.pop("dim", 2),
+        admission=admission,
+        **kwargs,
+    )
+
+
+def push(table, ids, gradient=1.0, **kwargs):
+    ids = np.asarray(ids, np.int64)
+    gradients = np.full((*ids.shape, table.dim), gradient, np.float32)
+    return int(table.push(ids, gradients, **kwargs))
+
+
+def states(table, ids):
+    return table.usage(ids)["state"].tolist()
+
+
+def test_an_id_gets_its_row_with_the_push_of_its_min_count_th_occurrence(
+    cluster,
+):
+    table = make_table(tsw.admission.MinCount(3))
+
+    assert push(table, [7, 8]) == 0
+    assert push(table, [7]) == 0
+    assert states(table, [7, 8, 9]) == [CANDIDATE, CANDIDATE, UNKNOWN]
+    assert table.stats()["num_candidates"] == 2
+
+    assert push(table, [7]) == 1
+    # The row is new, and has taken the step of the push that admitted it.
+    np.testing.assert_array_equal(table.lookup([7, 8]), [[0.5, 0.5], [0, 0]])
+    assert states(table, [7, 8]) == [ROW, CANDIDATE]
+    assert table.size() == 1
+    assert table.stats()["num_candidates"] == 1
+
+
+def test_occurrences_in_one_push_all_count_and_their_gradients_are_summed(
+    cluster,
+):
+    table = make_table(tsw.admission.MinCount(3))
+
+    assert push(table, [7, 8, 7, 8, 7]) == 1
+
+    np.testing.assert_array_equal(table.lookup([7]), [[-0.5, -0.5]])
+    assert table.usage([8])["count"].tolist() == [2.0]
+
+
+def test_training_lookups_create_nothing_and_count_nothing(cluster):
+    table = make_table(tsw.admission.MinCount(1))
+
+    np.testing.assert_array_equal(table.lookup_or_create([3]), [[0.0, 0.0]])
+
+    assert table.size() == 0
+    assert states(table, [3]) == [UNKNOWN]
+    assert push(table, [3]) == 1
+
+
+@given(
+    batches=st.lists(
+        st.lists(st.integers(0, 5), min_size=1, max_size=12), max_size=8
+    ),
+    min_count=st.integers(1, 5),
+)
+def test_exact_counts_for_any_split_into_batches(batches, min_count):
+    with running_cluster(0):
+        table = make_table(tsw.admission.MinCount(min_count))
+        seen = dict.fromkeys(range(6), 0)
+        admitted = set()
+        for batch in batches:
+            for i in batch:
+                seen[i] += 1
+            admitted |= {i for i in set(batch) if seen[i] >= min_count}
+            push(table, batch)
+            ids, _ = table.export_rows()
+            assert set(ids.tolist()) == admitted
+
+
+@pytest.mark.parametrize(
+    ("not_admitted", "expected"),
+    [("zeros", [0.0, 0.0]), (0.25, [0.25, 0.25])],
+)
+def test_ids_without_a_row_read_as_configured(cluster, not_admitted, expected):
+    table = make_table(tsw.admission.MinCount(2, not_admitted=not_admitted))
+    push(table, [1])
+
+    for read in (table.lookup, table.lookup_or_create):
+        np.testing.assert_array_equal(read([1, 2, 1]), [expected] * 3)
+    push(table, [1])
+    np.testing.assert_array_equal(table.lookup([1]), [[0.5, 0.5]])
+
+
+def test_the_shared_row_is_one_of_the_initializer_and_the_same_for_all_ids(
+    cluster,
+):
+    table = make_table(
+        tsw.admission.MinCount(2, not_admitted="shared"),
+        initializer=tsw.initializers.RandomUniform(0.5, 1.0),
+        dim=4,
+        seed=3,
+    )
+
+    rows = table.lookup([1, 2, -9]).numpy()
+
+    assert (rows >= 0.5).all() and (rows <= 1.0).all()
+    assert (rows == rows[0]).all()
+    assert len(set(rows[0].tolist())) == 4
+    assert table.size() == 0
+
+
+def test_assigned_ids_need_no_admission(cluster):
+    table = make_table(tsw.admission.MinCount(5))
+    push(table, [1, 2])
+
+    table.assign([1], [[3.0, 4.0]])
+
+    assert states(table, [1, 2]) == [ROW, CANDIDATE]
+    assert table.stats()["num_candidates"] == 1
+    assert push(table, [1, 2]) == 1
+
+
+def test_removed_ids_have_to_be_admitted_anew(cluster):
+    table = make_table(tsw.admission.MinCount(2))
+    push(table, [1, 1, 2])
+
+    assert table.remove([1, 2]) == 1
+
+    assert states(table, [1, 2]) == [UNKNOWN, UNKNOWN]
+    assert push(table, [1, 2]) == 0
+
+
+def test_a_show_click_score_admits(cluster):
+    table = make_table(tsw.admission.ShowClick(2.0))
+    assert table.statistics == tsw.statistics.ShowClick()
+
+    push(table, [1, 2], shows=[10, 10], clicks=[0, 1])  # 1.0 and 1.9
+    assert states(table, [1, 2]) == [CANDIDATE, CANDIDATE]
+    push(table, [1, 2], shows=[1, 1])  # 1.1 and 2.0
+    assert states(table, [1, 2]) == [CANDIDATE, ROW]
+
+    usage = table.usage([2])
+    assert usage["show"].tolist() == [11.0]
+    assert usage["click"].tolist() == [1.0]
+    np.testing.assert_allclose(usage["score"], [2.0], rtol=1e-6)
+
+
+def test_the_score_of_waiting_ids_decays_by_day(cluster):
+    table = make_table(
+        tsw.admission.ShowClick(1.0),
+        statistics=tsw.statistics.ShowClick(show_click_decay_rate=0.5),
+    )
+    cluster.day = 10
+    push(table, [1], shows=[8])  # 0.8
+    cluster.day = 12
+    push(table, [1], shows=[7])  # 0.2 + 0.7
+    assert states(table, [1]) == [CANDIDATE]
+    np.testing.assert_allclose(table.usage([1])["score"], [0.9], rtol=1e-6)
+    push(table, [1], shows=[1])
+    assert states(table, [1]) == [ROW]
+
+
+@pytest.mark.parametrize("min_count", [3, 300])
+def test_a_bloom_filter_counts_never_too_low_and_seldom_too_high(
+    cluster, min_count
+):
+    table = make_table(
+        tsw.admission.BloomMinCount(
+            min_count, capacity=20_000, false_positive_rate=0.01
+        )
+    )
+    often = np.arange(1000)
+    once = np.arange(10**6, 10**6 + 19_000)
+    push(table, once)
+    push(table, np.repeat(often, min_count - 1))
+    early = table.size()
+    push(table, np.concatenate([often, once]))
+
+    ids, _ = table.export_rows()
+    assert set(often.tolist()) <= set(ids.tolist())
+    # One in a hundred, and as much again.
+    assert table.size() - 1000 <= 0.02 * 19_000
+    assert early <= 0.02 * 20_000
+
+
+def test_a_bloom_filter_takes_counts_that_do_not_fit_a_cell(cluster):
+    table = make_table(tsw.admission.BloomMinCount(200, capacity=1000))
+
+    push(table, [5] * 199)
+    assert table.size() == 0
+    # 8-bit cells would wrap at 256.
+    push(table, [5] * 4000)
+    assert table.size() == 1
+    table.remove([5])
+    push(table, [5])
+    assert table.size() == 1
+
+
+def test_probability_admits_its_share_of_occurrences(cluster):
+    table = make_table(tsw.admission.Probability(0.25))
+    ids = np.arange(20_000)
+
+    push(table, ids)
+    first = table.size()
+    push(table, np.repeat(ids, 2))
+
+    # Five standard deviations of a binomial.
+    assert abs(first - 5000) < 5 * (20_000 * 0.25 * 0.75) ** 0.5
+    expected = 20_000 * (1 - 0.75**3)
+    assert abs(table.size() - expected) < 5 * (expected * 0.75**3) ** 0.5
+
+
+def test_probability_is_drawn_alike_with_the_same_seed():
+    sizes = []
+    for _ in range(2):
+        with running_cluster(0):
+            table = make_table(tsw.admission.Probability(0.5), seed=4)
+            push(table, np.arange(100))
+            sizes.append(sorted(table.export_rows()[0].tolist()))
+    assert sizes[0] == sizes[1]
+    assert 20 < len(sizes[0]) < 80
+
+
+def test_the_layer_admits_in_the_backward_pass(cluster):
+    layer = tsw.keras.DynamicEmbedding(
+        2,
+        embeddings_initializer="zeros",
+        optimizer=tsw.optimizers.SGD(1.0),
+        admission=tsw.admission.MinCount(3),
+    )
+    ids = tf.constant([[4, 4], [5, 4]])
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids, training=True))
+    tape.gradient(loss, layer.trainable_weights)
+
+    np.testing.assert_array_equal(
+        layer(ids), [[[-3, -3], [-3, -3]], [[0, 0], [-3, -3]]]
+    )
+    assert layer.table.size() == 1
+
+
+def test_admission_state_is_part_of_a_checkpoint(
+    make_cluster, tmp_path, num_servers=3
+):
+    path = str(tmp_path / "checkpoint")
+    policies = {
+        "exact": tsw.admission.MinCount(3),
+        "bloom": tsw.admission.BloomMinCount(3, capacity=1000),
+        "score": tsw.admission.ShowClick(0.25),
+    }
+    saving = make_cluster(num_servers)
+    for name, admission in policies.items():
+        table = make_table(admission, name=name)
+        push(table, np.arange(100))
+        push(table, np.arange(200))
+    saving.save(path)
+    for servers in (0, 1, 2):
+        loading = make_cluster(servers)
+        for name, admission in policies.items():
+            make_table(admission, name=name, cluster=loading)
+        loading.restore(path)
+        for name, admission in policies.items():
+            table = make_table(admission, name=name, cluster=loading)
+            assert table.size() == 0
+            push(table, np.arange(200))
+            ids, _ = table.export_rows()
+            assert sorted(ids.tolist()) == list(range(100)), (name, servers)
+
+
+def test_rows_stay_admitted_when_a_higher_threshold_restores_them(
+    cluster, tmp_path
+):
+    table = make_table(tsw.admission.MinCount(2), name="t")
+    push(table, [1, 1, 2])
+    cluster.save(str(tmp_path), ["t"])
+    cluster._native.drop_table("t")
+    table = make_table(tsw.admission.MinCount(5), name="t")
+
+    cluster.restore(str(tmp_path), ["t"])
+
+    # Counts under another policy begin anew.
+    assert states(table, [1, 2]) == [ROW, UNKNOWN]
+    assert push(table, [1, 2]) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "knob"),
+    [
+        (lambda: tsw.admission.MinCount(0), "min_count"),
+        (lambda: tsw.admission.MinCount(2.5), "min_count"),
+        (lambda: tsw.admission.MinCount(2**24 + 1), "min_count"),
+        (lambda: tsw.admission.BloomMinCount(70_000), "min_count"),
+        (lambda: tsw.admission.BloomMinCount(2, capacity=0), "capacity"),
+        (
+            lambda: tsw.admission.BloomMinCount(2, false_positive_rate=1.0),
+            "false_positive_rate",
+        ),
+        (
+            lambda: tsw.admission.BloomMinCount(2, not_admitted="weight"),
+            "not_admitted",
+        ),
+        (lambda: tsw.admission.Probability(0.0), "probability"),
+        (lambda: tsw.admission.Probability(1.5), "probability"),
+        (lambda: tsw.admission.ShowClick(-1.0), "embedx_threshold"),
+        (lambda: tsw.admission.ShowClick(float("nan")), "embedx_threshold"),
+        (
+            lambda: tsw.admission.MinCount(2, not_admitted="ones"),
+            "not_admitted",
+        ),
+        (
+            lambda: tsw.admission.MinCount(2, not_admitted=float("inf")),
+            "not_admitted",
+        ),
+    ],
+)
+def test_impossible_knobs_are_named(make, knob):
+    with pytest.raises(ValueError, match=f"`{knob}` must be"):
+        make()
+
+
+def test_a_bloom_filter_too_large_for_the_memory_is_refused(cluster):
+    with pytest.raises(ValueError, match=r"bloom_min_count.capacity.* GB"):
+        make_table(tsw.admission.BloomMinCount(2, capacity=10**13))
+    assert cluster.tables() == []
+
+
+def test_something_else_than_a_policy_is_refused(embedded):
+    with pytest.raises(ValueError, match="`admission` must be one of"):
+        make_table("min_count")
+
+
+def test_a_table_with_another_policy_is_another_table(cluster):
+    make_table(tsw.admission.MinCount(2))
+
+    with pytest.raises(ValueError, match="admission"):
+        make_table(tsw.admission.MinCount(3))

@@ -1,0 +1,361 @@
+"""Which rows go when a table is shrunk, on each cluster."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+
+
+def make_table(eviction=None, **kwargs):
+    kwargs.setdefault("initializer", "zeros")
+    kwargs.setdefault("optimizer", tsw.optimizers.SGD(1.0))
+    return tsw.EmbeddingTable(
+        kwargs.pop("name", "user"),
+        kwargs.pop("dim", 2),
+        eviction=eviction,
+        **kwargs,
+    )
+
+
+def push(table, ids, gradient=0.0, **kwargs):
+    ids = np.asarray(ids, np.int64)
+    gradients = np.full((*ids.shape, table.dim), gradient, np.float32)
+    return int(table.push(ids, gradients, **kwargs))
+
+
+def ids_of(table):
+    return sorted(table.export_rows()[0].tolist())
+
+
+def test_rows_that_are_not_seen_for_longer_go(cluster):
+    table = make_table(tsw.eviction.Ttl(3))
+    for day in range(6):
+        cluster.day = day
+        push(table, [day, 100])
+
+    report = table.shrink()
+
+    assert ids_of(table) == [2, 3, 4, 5, 100]
+    assert report["evicted_rows"] == 2
+    assert report["by"] == {
+        "ttl": 2,
+        "show_click_score": 0,
+        "l2_norm": 0,
+        "max_rows": 0,
+    }
+    assert report["remaining_rows"] == 5
+    assert report["evicted_bytes"] == 2 * table.stats()["row_stride_bytes"]
+
+
+def test_lookups_do_not_keep_rows(cluster):
+    table = make_table(tsw.eviction.Ttl(3))
+    cluster.day = 0
+    push(table, [1])
+    cluster.day = 10
+    table.lookup_or_create([1])
+    table.lookup([1])
+
+    assert table.shrink()["evicted_rows"] == 1
+
+
+def test_a_dry_run_counts_and_touches_nothing(cluster):
+    table = make_table(
+        tsw.eviction.AnyOf([tsw.eviction.Ttl(3), tsw.eviction.MaxRows(15)]),
+        admission=tsw.admission.MinCount(2),
+        statistics=tsw.statistics.Usage(),
+    )
+    cluster.day = 0
+    push(table, np.repeat(np.arange(10), 2))
+    push(table, np.arange(50, 55))
+    cluster.day = 5
+    push(table, np.repeat(np.arange(20, 40), 2))
+    before = table.usage(np.arange(60))
+
+    dry = table.shrink(dry_run=True)
+
+    assert ids_of(table) == [*range(10), *range(20, 40)]
+    after = table.usage(np.arange(60))
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name], values)
+    assert dry["by"]["ttl"] == 10
+    # Each server keeps its share, rounded up.
+    assert 2 <= dry["by"]["max_rows"] <= 5 + 4
+    assert dry["evicted_candidates"] == 5
+    assert table.shrink() == dry
+    assert table.size() == dry["remaining_rows"]
+    assert table.stats()["num_candidates"] == 0
+
+
+@pytest.mark.parametrize(
+    ("show", "click", "last_day"),
+    # When Paddle's defaults delete a row: the feel of the reference, by hand.
+    [(1, 1, 11), (10, 0, 11), (9, 0, 5), (8, 0, 0), (100, 10, 156)],
+)
+def test_a_row_goes_on_the_day_that_its_score_falls_below(
+    embedded, show, click, last_day
+):
+    table = make_table(tsw.eviction.ShowClickScore(0.8))
+    embedded.day = 0
+    push(table, [1], shows=[show], clicks=[click])
+
+    embedded.day = last_day
+    assert table.shrink()["evicted_rows"] == 0
+    embedded.day = last_day + 1
+    report = table.shrink()
+    assert report["by"]["show_click_score"] == 1
+    assert table.size() == 0
+
+
+def test_rows_of_small_norm_go(cluster):
+    table = make_table(tsw.eviction.L2Norm(0.5))
+    table.assign(
+        [1, 2, 3, 4], [[0.3, 0.3], [0.3, 0.41], [0.0, -0.6], [0.0, 0.0]]
+    )
+
+    assert table.shrink()["by"]["l2_norm"] == 2
+    assert ids_of(table) == [2, 3]
+
+
+@pytest.mark.parametrize("order", ["lru", "lfu"])
+def test_the_most_recent_or_frequent_rows_stay(embedded, order):
+    table = make_table(tsw.eviction.MaxRows(30, order=order))
+    for i in range(100):
+        embedded.day = i
+        # The later, the more seldom.
+        push(table, np.repeat([i], 100 - i))
+
+    assert table.shrink()["by"]["max_rows"] == 70
+
+    expected = range(70, 100) if order == "lru" else range(30)
+    assert ids_of(table) == list(expected)
+    assert table.shrink()["evicted_rows"] == 0
+
+
+def test_of_equals_as_many_stay_as_may(embedded):
+    table = make_table(tsw.eviction.MaxRows(30))
+    embedded.day = 1
+    push(table, np.arange(100))
+
+    assert table.shrink()["remaining_rows"] == 30
+    assert table.size() == 30
+
+
+def test_max_rows_is_shared_among_servers(make_cluster):
+    cluster = make_cluster(3)
+    table = make_table(tsw.eviction.MaxRows(3000))
+    cluster.day = 1
+    push(table, np.arange(30_000))
+
+    report = table.shrink()
+
+    assert 3000 <= table.size() <= 3003
+    assert report["remaining_rows"] == table.size()
+
+
+def test_each_row_counts_for_the_first_rule_that_applies(cluster):
+    table = make_table(
+        tsw.eviction.AnyOf(
+            [
+                tsw.eviction.L2Norm(1.0),
+                tsw.eviction.Ttl(3),
+                tsw.eviction.ShowClickScore(0.5),
+            ]
+        )
+    )
+    cluster.day = 0
+    push(table, [1, 2], shows=[100, 0])
+    cluster.day = 10
+    push(table, [3, 4], shows=[0, 100])
+    push(table, [5], gradient=5.0, shows=[100])
+
+    assert table.shrink()["by"] == {
+        "ttl": 2,
+        "show_click_score": 1,
+        "l2_norm": 1,
+        "max_rows": 0,
+    }
+    assert ids_of(table) == [5]
+
+
+def test_a_policy_may_come_with_the_call(cluster):
+    table = make_table(statistics=tsw.statistics.Usage())
+    cluster.day = 0
+    push(table, [1])
+    cluster.day = 5
+
+    with pytest.raises(RuntimeError, match="has no eviction rules"):
+        table.shrink()
+    with pytest.raises(RuntimeError, match="needs statistics.show_click"):
+        table.shrink(tsw.eviction.ShowClickScore())
+    assert table.size() == 1
+    assert table.shrink(tsw.eviction.Ttl(4))["evicted_rows"] == 1
+
+
+def test_an_evicted_id_starts_anew(cluster):
+    table = make_table(
+        tsw.eviction.Ttl(1), optimizer=tsw.optimizers.Adagrad(0.5)
+    )
+    cluster.day = 0
+    push(table, [1, 2], gradient=1.0)
+    first = table.lookup([1]).numpy()
+    push(table, [1, 2], gradient=1.0)
+    cluster.day = 5
+    table.shrink()
+    push(table, [1], gradient=1.0)
+
+    np.testing.assert_array_equal(table.lookup([1]), first)
+    assert table.usage([1])["count"].tolist() == [1]
+
+
+@given(
+    rows=st.dictionaries(
+        st.integers(-(2**63), 2**63 - 1), st.integers(0, 9), max_size=40
+    ),
+    unseen_days=st.integers(0, 9),
+    max_rows=st.integers(0, 40),
+)
+def test_survivors_are_those_of_a_model(rows, unseen_days, max_rows):
+    with running_cluster(0) as cluster:
+        table = make_table(
+            tsw.eviction.AnyOf(
+                [
+                    tsw.eviction.Ttl(unseen_days),
+                    tsw.eviction.MaxRows(max_rows),
+                ]
+            )
+        )
+        for key, day in rows.items():
+            cluster.day = day
+            push(table, [key])
+        cluster.day = 9
+        report = table.shrink()
+
+        young = {k: d for k, d in rows.items() if 9 - d <= unseen_days}
+        days = sorted(young.values(), reverse=True)[:max_rows]
+        ids = ids_of(table)
+        assert sorted((rows[i] for i in ids), reverse=True) == days
+        assert set(ids) <= set(young)
+        assert report["by"]["ttl"] == len(rows) - len(young)
+        assert report["by"]["max_rows"] == len(young) - len(days)
+        # What is left is found, also after rows have moved.
+        assert table.usage(ids or [0])["count"].sum() == len(ids)
+
+
+def test_memory_of_evicted_rows_is_given_back_and_used_again(embedded):
+    table = make_table(
+        tsw.eviction.Ttl(1), dim=64, statistics=tsw.statistics.Usage()
+    )
+    ids = np.arange(300_000)
+    embedded.day = 0
+    push(table, ids)
+    kept = ids[::10]
+    embedded.day = 3
+    push(table, kept, gradient=-1.0)
+    full = table.stats()
+
+    table.shrink()
+
+    after = table.stats()
+    resident = after["row_bytes"] + after["reserved_bytes"]
+    assert resident < 0.35 * (full["row_bytes"] + full["reserved_bytes"])
+    # Rows have moved, and are whole.
+    values = table.lookup(kept).numpy()
+    np.testing.assert_array_equal(values, np.ones((len(kept), 64)))
+    push(table, ids)
+    again = table.stats()
+    assert again["num_rows"] == 300_000
+    assert (
+        again["row_bytes"] + again["reserved_bytes"]
+        <= 1.1 * (full["row_bytes"] + full["reserved_bytes"])
+    )
+    np.testing.assert_array_equal(table.lookup(kept), values)
+
+
+def test_evicting_while_training_goes_on_is_safe(cluster):
+    table = make_table(
+        tsw.eviction.MaxRows(2000), statistics=tsw.statistics.Usage()
+    )
+    ends = threading.Event()
+    errors = []
+
+    def train(worker):
+        random = np.random.default_rng(worker)
+        try:
+            while not ends.is_set():
+                ids = random.integers(0, 20_000, 500)
+                rows = table.lookup_or_create(ids).numpy()
+                # Every push adds -1 to a whole row: it is never torn.
+                assert (rows[:, 0] == rows[:, 1]).all()
+                push(table, ids, gradient=1.0)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    evicted = rounds = 0
+    while not errors and (rounds < 20 or evicted < 5000):
+        evicted += table.shrink()["evicted_rows"]
+        rounds += 1
+    ends.set()
+    for thread in threads:
+        thread.join()
+
+    assert not errors
+    table.shrink()
+    assert table.size() <= 2003
+    assert table.size() == len(ids_of(table))
+
+
+def test_the_server_shrinks_by_itself(cluster):
+    table = make_table(tsw.eviction.Ttl(0.5, every_secs=0.05))
+    cluster.day = 0
+    push(table, [1])
+    cluster.day = 1
+    push(table, [2])
+
+    deadline = time.monotonic() + 60
+    # Each server goes by the last day that it has heard.
+    while ids_of(table) != [2] and time.monotonic() < deadline:
+        push(table, np.full(1, 2))
+        if cluster.num_shards > 1:
+            push(table, np.arange(100, 200))
+            table.remove(np.arange(100, 200))
+        time.sleep(0.01)
+
+    assert ids_of(table) == [2]
+
+
+@pytest.mark.parametrize(
+    ("make", "knob"),
+    [
+        (lambda: tsw.eviction.Ttl(-1), "delete_after_unseen_days"),
+        (lambda: tsw.eviction.ShowClickScore(-0.5), "delete_threshold"),
+        (lambda: tsw.eviction.L2Norm(float("inf")), "min_l2_norm"),
+        (lambda: tsw.eviction.MaxRows(-1), "max_rows"),
+        (lambda: tsw.eviction.MaxRows(1.5), "max_rows"),
+        (lambda: tsw.eviction.MaxRows(1, order="fifo"), "order"),
+        (lambda: tsw.eviction.Ttl(1, every_secs=-1), "every_secs"),
+        (lambda: tsw.eviction.AnyOf([]), "policies"),
+        (
+            lambda: tsw.eviction.AnyOf(
+                [tsw.eviction.Ttl(1), tsw.eviction.Ttl(2)]
+            ),
+            "policies",
+        ),
+    ],
+)
+def test_impossible_knobs_are_named(make, knob):
+    with pytest.raises(ValueError, match=f"`{knob}` must be"):
+        make()
+
+
+def test_every_secs_inside_any_of_is_refused():
+    with pytest.raises(ValueError, match="`every_secs` belongs to AnyOf"):
+        tsw.eviction.AnyOf([tsw.eviction.Ttl(1, every_secs=5)])

@@ -1,0 +1,236 @@
+"""When an id gets a row.
+
+Without a policy an id has a row from its first training lookup on. With one it
+gets its row from the push that the policy is content with, and that push takes
+its step: the gradient that brings an id in is not lost. Until then the id reads
+as `not_admitted`, in training and outside of it.
+
+Occurrences are counted where the table is, once per push, also when a push is
+sent again because its answer was lost. Under consistency `bsp` those of all
+workers of a round count together.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from tfswitch._policy import Policy, Registry
+
+# Counts are float32.
+_MAX_COUNT = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class _Admission(Policy):
+    # What an id without a row reads as.
+    not_admitted: str | float = dataclasses.field(
+        default="zeros", kw_only=True
+    )
+
+    def _check_not_admitted(self, names: tuple[str, ...]) -> None:
+        value = self.not_admitted
+        if isinstance(value, str) and value in names:
+            return
+        if (
+            isinstance(value, (str, bool))
+            or not isinstance(value, (int, float, np.integer, np.floating))
+            or not math.isfinite(value)
+        ):
+            choices = ", ".join(f'"{name}"' for name in names)
+            raise ValueError(
+                f"`not_admitted` must be {choices} or a finite number. "
+                f"Received: not_admitted={value!r}"
+            )
+        object.__setattr__(self, "not_admitted", float(value))
+
+    def _with_not_admitted(self, policy: dict[str, Any]) -> dict[str, Any]:
+        value = self.not_admitted
+        if isinstance(value, str):
+            return {**policy, "not_admitted": {value: {}}}
+        return {**policy, "not_admitted": {"constant": {"value": value}}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Always(_Admission):
+    """Every id, from its first training lookup on: the default."""
+
+    def __post_init__(self) -> None:
+        self._check_not_admitted(("zeros", "shared"))
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `admission` field of a table config."""
+        return self._with_not_admitted({"always": {}})
+
+
+@dataclasses.dataclass(frozen=True)
+class MinCount(_Admission):
+    """Ids from their `min_count`-th occurrence on, that one included.
+
+    Exact: each id that waits has a record of 16 to 32 bytes beside its place in
+    an index. `EmbeddingTable.shrink` evicts these by the same rules as rows.
+    (DeepRec's `CounterFilter`.)
+
+    Args:
+        min_count: 1 to 2^24.
+        not_admitted: What an id without a row reads as: "zeros", a number,
+            "shared" (one row for all, drawn once from the initializer; it does
+            not learn), or "weight": its own first element, which learns from
+            the first push on, and zeros behind it. That needs an optimizer for
+            the first element by itself:
+            `tfswitch.optimizers.Segments([(1, a), (None, b)])`.
+
+    Example:
+
+    >>> table = tsw.EmbeddingTable(
+    ...     "word", 2, optimizer=tsw.optimizers.SGD(1.0),
+    ...     initializer="zeros", admission=tsw.admission.MinCount(3))
+    >>> table.push([7, 7], [[1.0, 1.0], [1.0, 1.0]]); table.size()
+    0
+    >>> table.push([7], [[1.0, 1.0]]); table.lookup([7]).numpy()
+    array([[-1., -1.]], dtype=float32)
+    """
+
+    min_count: int
+
+    def __post_init__(self) -> None:
+        self._check_integer("min_count", 1, _MAX_COUNT)
+        self._check_not_admitted(("zeros", "shared", "weight"))
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `admission` field of a table config."""
+        return self._with_not_admitted(
+            {"min_count": {"min_count": self.min_count}}
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class BloomMinCount(_Admission):
+    """`MinCount` in a fixed size, for about one id in a hundred not exact.
+
+    A counting Bloom filter of `m = n |ln p| / (ln 2)^2` cells and
+    `k = ceil(|log2 p|)` hashes, for n = `capacity` ids and p =
+    `false_positive_rate`, stands in place of the ids that wait. A count is never
+    too low; while at most `capacity` ids have been counted, about p of them are
+    admitted too early. Cells have one byte, or two if `min_count` is above 255,
+    and stop at `min_count`. They are not evicted: an id whose row has gone comes
+    back with its next push. (Fan et al., 2000; only the least cells are raised:
+    Estan and Varghese, 2002.)
+
+    The cells of 100 million ids take 958 MB, spread over the servers.
+
+    Args:
+        min_count: 1 to 65535.
+        capacity: How many ids are expected.
+        false_positive_rate: Between 0 and 1.
+        not_admitted: What an id without a row reads as: "zeros", a number, or
+            "shared": one row for all, drawn once from the initializer; it does
+            not learn.
+    """
+
+    min_count: int
+    capacity: int = 100_000_000
+    false_positive_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        self._check_integer("min_count", 1, 2**16 - 1)
+        self._check_integer("capacity", 1, 2**48)
+        self._check_number(
+            "false_positive_rate", lambda v: 0.0 < v < 1.0, "between 0 and 1"
+        )
+        self._check_not_admitted(("zeros", "shared"))
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `admission` field of a table config."""
+        return self._with_not_admitted(
+            {
+                "bloom_min_count": {
+                    "min_count": self.min_count,
+                    "capacity": self.capacity,
+                    "false_positive_rate": self.false_positive_rate,
+                }
+            }
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Probability(_Admission):
+    """Each occurrence gives its id a row with a probability of `probability`.
+
+    After c occurrences an id has one with 1 - (1 - p)^c. (PERSIA's
+    `admit_probability`.) What is drawn depends on the seed, the id and the
+    order of pushes at its server.
+
+    Args:
+        probability: Above 0, at most 1.
+        not_admitted: As for `BloomMinCount`.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        self._check_number(
+            "probability", lambda v: 0.0 < v <= 1.0, "above 0 and at most 1"
+        )
+        self._check_not_admitted(("zeros", "shared"))
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `admission` field of a table config."""
+        return self._with_not_admitted(
+            {"probability": {"probability": self.probability}}
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ShowClick(_Admission):
+    """Ids whose score of shows and clicks has come to `embedx_threshold`.
+
+    The score is that of `tfswitch.statistics.ShowClick`, decayed by day; the
+    table counts it unless `statistics` says otherwise. With
+    `not_admitted="weight"` this is the two-stage growth of Paddle's CTR
+    accessor: a weight first, the whole embedding once the score is high enough.
+
+    Args:
+        embedx_threshold: At least 0.
+        not_admitted: As for `MinCount`.
+
+    Example:
+
+    >>> admission = tsw.admission.ShowClick(10, not_admitted="weight")
+    """
+
+    embedx_threshold: float = 10.0
+
+    def __post_init__(self) -> None:
+        self._check_number("embedx_threshold", lambda v: v >= 0.0, "at least 0")
+        self._check_not_admitted(("zeros", "shared", "weight"))
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `admission` field of a table config."""
+        return self._with_not_admitted(
+            {"show_click": {"embedx_threshold": self.embedx_threshold}}
+        )
+
+
+_registry = Registry(
+    "admission",
+    "tfswitch.admission",
+    {
+        cls.__name__: cls
+        for cls in (Always, MinCount, BloomMinCount, Probability, ShowClick)
+    },
+)
+
+
+def get(identifier: Any) -> Any:
+    """Returns the policy that a user means.
+
+    Args:
+        identifier: An object of this module, what `to_config` returned, or None
+            for `Always()`.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    return _registry.get(identifier) or Always()

@@ -1,0 +1,209 @@
+"""Which rows go when a table is shrunk.
+
+`EmbeddingTable.shrink` evicts the rows to which the table's policy applies; a
+policy with `every_secs` has the server do it by itself as well. A row is seen
+when it is made and when it is pushed to; lookups do not count. Ids that wait
+for admission go by the same ages and scores.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfswitch._policy import Policy, Registry
+
+_MAX_SECS = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class _Eviction(Policy):
+    # How often the server shrinks the table by itself; 0: never.
+    every_secs: float = dataclasses.field(default=0.0, kw_only=True)
+
+    def _check_every_secs(self) -> None:
+        self._check_number(
+            "every_secs",
+            lambda v: v == 0.0 or 0.001 <= v <= _MAX_SECS,
+            "0, or from 0.001 to 1e9 seconds",
+        )
+
+    def _rules(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `eviction` field of a table config."""
+        rules = self._rules()
+        if self.every_secs:
+            rules["every_secs"] = self.every_secs
+        return rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Ttl(_Eviction):
+    """Rows that have not been seen for more than so many days.
+
+    Args:
+        delete_after_unseen_days: At least 0; fractions count, to three minutes.
+        every_secs: How often the server evicts by itself; 0: only `shrink`.
+    """
+
+    delete_after_unseen_days: float = 30.0
+
+    def __post_init__(self) -> None:
+        self._check_every_secs()
+        self._check_number(
+            "delete_after_unseen_days", lambda v: v >= 0.0, "at least 0"
+        )
+
+    def _rules(self) -> dict[str, Any]:
+        days = self.delete_after_unseen_days
+        return {"ttl": {"delete_after_unseen_days": days}}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShowClickScore(_Eviction):
+    """Rows whose score of shows and clicks, as of today, is below a threshold.
+
+    The score is that of `tfswitch.statistics.ShowClick`. `AnyOf` with `Ttl` is
+    the daily shrink of Paddle's CTR accessor.
+
+    Args:
+        delete_threshold: At least 0.
+        every_secs: As for `Ttl`.
+    """
+
+    delete_threshold: float = 0.8
+
+    def __post_init__(self) -> None:
+        self._check_every_secs()
+        self._check_number("delete_threshold", lambda v: v >= 0.0, "at least 0")
+
+    def _rules(self) -> dict[str, Any]:
+        threshold = self.delete_threshold
+        return {"show_click_score": {"delete_threshold": threshold}}
+
+
+@dataclasses.dataclass(frozen=True)
+class L2Norm(_Eviction):
+    """Rows whose embedding has a Euclidean norm below `min_l2_norm`.
+
+    Args:
+        min_l2_norm: At least 0.
+        every_secs: As for `Ttl`.
+    """
+
+    min_l2_norm: float
+
+    def __post_init__(self) -> None:
+        self._check_every_secs()
+        self._check_number("min_l2_norm", lambda v: v >= 0.0, "at least 0")
+
+    def _rules(self) -> dict[str, Any]:
+        return {"l2_norm": {"min_l2_norm": self.min_l2_norm}}
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxRows(_Eviction):
+    """Rows beyond `max_rows`.
+
+    Each server keeps its share of them. Among equals chance decides.
+
+    Args:
+        max_rows: At least 0.
+        order: Which go first: "lru", those seen longest ago, or "lfu", those
+            with the fewest occurrences.
+        every_secs: As for `Ttl`.
+    """
+
+    max_rows: int
+    order: str = "lru"
+
+    def __post_init__(self) -> None:
+        self._check_every_secs()
+        self._check_integer("max_rows", 0, 2**62)
+        if self.order not in ("lru", "lfu"):
+            raise ValueError(
+                f'`order` must be "lru" or "lfu". Received: order={self.order!r}'
+            )
+
+    def _rules(self) -> dict[str, Any]:
+        return {
+            "max_rows": {"max_rows": self.max_rows, "order": self.order.upper()}
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyOf(_Eviction):
+    """Rows to which at least one of several policies applies.
+
+    `MaxRows` counts the rows that the others leave.
+
+    Args:
+        policies: At most one of each kind, without `every_secs`.
+        every_secs: As for `Ttl`.
+
+    Example:
+
+    >>> eviction = tsw.eviction.AnyOf(
+    ...     [tsw.eviction.ShowClickScore(0.8), tsw.eviction.Ttl(30)],
+    ...     every_secs=86400)
+    """
+
+    policies: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        self._check_every_secs()
+        if isinstance(self.policies, (str, Mapping)) or not self.policies:
+            raise ValueError(
+                "`policies` must be a list of policies. "
+                f"Received: policies={self.policies!r}"
+            )
+        policies = tuple(get(policy) for policy in self.policies)
+        object.__setattr__(self, "policies", policies)
+        kinds = [type(policy).__name__ for policy in policies]
+        if len(set(kinds)) < len(kinds) or "AnyOf" in kinds:
+            raise ValueError(
+                "`policies` must be of different kinds, and none an AnyOf. "
+                f"Received: {kinds}"
+            )
+        if any(policy is None or policy.every_secs for policy in policies):
+            raise ValueError(
+                "`every_secs` belongs to AnyOf, not to one of its policies. "
+                f"Received: policies={self.policies!r}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {
+            "policies": [policy.to_config() for policy in self.policies],
+            "every_secs": self.every_secs,
+        }
+
+    def _rules(self) -> dict[str, Any]:
+        rules: dict[str, Any] = {}
+        for policy in self.policies:
+            rules.update(policy._rules())
+        return rules
+
+
+_registry = Registry(
+    "eviction",
+    "tfswitch.eviction",
+    {
+        cls.__name__: cls
+        for cls in (Ttl, ShowClickScore, L2Norm, MaxRows, AnyOf)
+    },
+)
+
+
+def get(identifier: Any) -> Any:
+    """Returns the policy that a user means.
+
+    Args:
+        identifier: An object of this module, what `to_config` returned, or None
+            for none.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    return _registry.get(identifier)

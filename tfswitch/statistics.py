@@ -1,0 +1,86 @@
+"""What a table counts of the use of its rows.
+
+Counts come with pushes. They lie behind the row's optimizer state, go into
+checkpoints with it, and decide about admission and eviction.
+"""
+
+import dataclasses
+from typing import Any
+
+from tfswitch._policy import Policy, Registry
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage(Policy):
+    """How often a row was pushed to, and when last: 8 bytes a row.
+
+    `count` is the number of occurrences of the id in batches, exact up to 2^24;
+    `last_seen_day` is in days since 1970, to three minutes.
+    """
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `statistics` field of a table config."""
+        return {"usage": {}}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShowClick(Policy):
+    """`Usage`, and how often an id was shown and clicked: 20 bytes a row.
+
+        score = (show - click) * nonclk_coeff + click * click_coeff
+
+    With each day that passes show and click are multiplied by
+    `show_click_decay_rate`: not by a pass over the table, but when the row is
+    touched or looked at next, which gives the same numbers. `delta_score` sums
+    the scores of pushes and does not decay. Rules and defaults are those of
+    Paddle's CTR accessor (`the_one_ps.proto`, `ctr_accessor.cc`).
+
+    Args:
+        nonclk_coeff: What a show without a click is worth, at least 0.
+        click_coeff: What a click is worth, at least 0.
+        show_click_decay_rate: What is left after a day; above 0, at most 1.
+
+    Example:
+
+    >>> table = tsw.EmbeddingTable("ad", 8, statistics=tsw.statistics.ShowClick())
+    >>> table.push([3], [[0.0] * 8], shows=[10], clicks=[1])
+    >>> table.usage([3])["score"]
+    array([1.9], dtype=float32)
+    """
+
+    nonclk_coeff: float = 0.1
+    click_coeff: float = 1.0
+    show_click_decay_rate: float = 0.98
+
+    def __post_init__(self) -> None:
+        self._check_number("nonclk_coeff", lambda v: v >= 0.0, "at least 0")
+        self._check_number("click_coeff", lambda v: v >= 0.0, "at least 0")
+        self._check_number(
+            "show_click_decay_rate",
+            lambda v: 0.0 < v <= 1.0,
+            "above 0 and at most 1",
+        )
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `statistics` field of a table config."""
+        return {"show_click": self.get_config()}
+
+
+_registry = Registry(
+    "statistics",
+    "tfswitch.statistics",
+    {cls.__name__: cls for cls in (Usage, ShowClick)},
+)
+
+
+def get(identifier: Any) -> Usage | ShowClick | None:
+    """Returns the statistics that a user means.
+
+    Args:
+        identifier: An object of this module, what `to_config` returned, or None
+            for none.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    return _registry.get(identifier)
