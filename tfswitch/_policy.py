@@ -92,4 +92,3 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(
         value, (int, float, np.integer, np.floating)
     )
-

@@ -25,9 +25,7 @@ _MAX_COUNT = 2**24
 @dataclasses.dataclass(frozen=True)
 class _Admission(Policy):
     # What an id without a row reads as.
-    not_admitted: str | float = dataclasses.field(
-        default="zeros", kw_only=True
-    )
+    not_admitted: str | float = dataclasses.field(default="zeros", kw_only=True)
 
     def _check_not_admitted(self, names: tuple[str, ...]) -> None:
         value = self.not_admitted
@@ -111,12 +109,12 @@ class BloomMinCount(_Admission):
 
     A counting Bloom filter of `m = n |ln p| / (ln 2)^2` cells and
     `k = ceil(|log2 p|)` hashes, for n = `capacity` ids and p =
-    `false_positive_rate`, stands in place of the ids that wait. A count is never
-    too low; while at most `capacity` ids have been counted, about p of them are
-    admitted too early. Cells have one byte, or two if `min_count` is above 255,
-    and stop at `min_count`. They are not evicted: an id whose row has gone comes
-    back with its next push. (Fan et al., 2000; only the least cells are raised:
-    Estan and Varghese, 2002.)
+    `false_positive_rate`, stands in place of the ids that wait. A count is
+    never too low; while at most `capacity` ids have been counted, about p of
+    them are admitted too early. Cells have one byte, or two if `min_count` is
+    above 255, and stop at `min_count`. They are not evicted: an id whose row
+    has gone comes back with its next push. (Fan et al., 2000; only the least
+    cells are raised: Estan and Varghese, 2002.)
 
     The cells of 100 million ids take 958 MB, spread over the servers.
 

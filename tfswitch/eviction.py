@@ -123,7 +123,8 @@ class MaxRows(_Eviction):
         self._check_integer("max_rows", 0, 2**62)
         if self.order not in ("lru", "lfu"):
             raise ValueError(
-                f'`order` must be "lru" or "lfu". Received: order={self.order!r}'
+                '`order` must be "lru" or "lfu". '
+                f"Received: order={self.order!r}"
             )
 
     def _rules(self) -> dict[str, Any]:

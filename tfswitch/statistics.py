@@ -42,7 +42,8 @@ class ShowClick(Policy):
 
     Example:
 
-    >>> table = tsw.EmbeddingTable("ad", 8, statistics=tsw.statistics.ShowClick())
+    >>> table = tsw.EmbeddingTable(
+    ...     "ad", 8, statistics=tsw.statistics.ShowClick())
     >>> table.push([3], [[0.0] * 8], shows=[10], clicks=[1])
     >>> table.usage([3])["score"]
     array([1.9], dtype=float32)

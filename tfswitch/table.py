@@ -401,8 +401,8 @@ class EmbeddingTable:
 
         Raises:
             ValueError: If shapes do not fit, a gradient is NaN or Inf, or shows
-                or clicks are negative: the message names the id. From inside a graph:
-                `tf.errors.InvalidArgumentError`.
+                or clicks are negative: the message names the id. From inside a
+                graph: `tf.errors.InvalidArgumentError`.
             ConnectionError, TimeoutError: If a server does not answer.
         """
         ids = to_id_tensor(ids, self._owner)
@@ -504,7 +504,7 @@ class EmbeddingTable:
         """
         keys = self._to_keys(ids)
         values, states = self._native.read_usage(keys.reshape(-1))
-        usage = {"state": states.reshape(keys.shape)}
+        usage: dict[str, np.ndarray] = {"state": states.reshape(keys.shape)}
         names = ["count", "last_seen_day"]
         if isinstance(self._statistics, statistics_lib.ShowClick):
             names += ["show", "click", "delta_score"]

@@ -29,17 +29,16 @@ absl::Status CheckObservations(absl::string_view table,
                          absl::Span<const float> values) -> absl::Status {
     if (values.empty()) return absl::OkStatus();
     if (values.size() != keys.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("table '", table, "': expected one of ", what,
-                       " for each of ", keys.size(), " ids, got ",
-                       values.size()));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "table '", table, "': expected one of ", what, " for each of ",
+          keys.size(), " ids, got ", values.size()));
     }
     for (size_t i = 0; i < values.size(); ++i) {
       if (values[i] >= 0.0f && std::isfinite(values[i])) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "table '", table, "': ", what, " of id ", keys[i],
-          " must be a finite number >= 0, got ", values[i],
-          "; nothing was applied"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", table, "': ", what, " of id ", keys[i],
+                       " must be a finite number >= 0, got ", values[i],
+                       "; nothing was applied"));
     }
     return absl::OkStatus();
   };

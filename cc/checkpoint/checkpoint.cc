@@ -264,9 +264,9 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   }
 
   // Writes one file of `num_rows` rows and adds it to those of the table.
-  const auto write = [&](FileKind kind, int64_t num_rows,
-                         const std::vector<TensorToWrite>& tensors)
-      -> absl::Status {
+  const auto write =
+      [&](FileKind kind, int64_t num_rows,
+          const std::vector<TensorToWrite>& tensors) -> absl::Status {
     RowFile file;
     file.kind = kind;
     file.num_rows = num_rows;
@@ -277,8 +277,7 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
         data_->shard_index, saved.config.num_virtual_shards, data_->num_shards);
     file.virtual_shards_end =
         FirstVirtualShardOf(data_->shard_index + 1,
-                            saved.config.num_virtual_shards,
-                            data_->num_shards);
+                            saved.config.num_virtual_shards, data_->num_shards);
     TFSWITCH_ASSIGN_OR_RETURN(
         const WrittenFile written,
         WriteSafetensors(absl::StrCat(data_->path, "/", file.name), tensors,
@@ -350,13 +349,13 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
     std::vector<char> cells;
     const auto flush_bloom = [&]() -> absl::Status {
       const auto num_shards = static_cast<int64_t>(shards.size());
-      TFSWITCH_RETURN_IF_ERROR(write(
-          FileKind::kBloom, num_shards,
-          {{"virtual_shards", "I64", {num_shards}, BytesOf(shards)},
-           {"cells",
-            "U8",
-            {num_shards, static_cast<int64_t>(width)},
-            BytesOf(cells)}}));
+      TFSWITCH_RETURN_IF_ERROR(
+          write(FileKind::kBloom, num_shards,
+                {{"virtual_shards", "I64", {num_shards}, BytesOf(shards)},
+                 {"cells",
+                  "U8",
+                  {num_shards, static_cast<int64_t>(width)},
+                  BytesOf(cells)}}));
       shards.clear();
       cells.clear();
       return absl::OkStatus();
@@ -638,18 +637,17 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
       FirstVirtualShardOf(shard_index, num_virtual, num_shards);
   const uint32_t last =
       FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards);
-  const bool takes_candidates =
-      table.candidate_floats() > 0 &&
-      saved.config.statistics == config.statistics &&
-      saved.config.admission == config.admission;
+  const bool takes_candidates = table.candidate_floats() > 0 &&
+                                saved.config.statistics == config.statistics &&
+                                saved.config.admission == config.admission;
   const bool takes_bloom = table.bloom() != nullptr && same_cut &&
                            saved.config.admission == config.admission;
   const SlotConverter converter(saved, table, DayOfWallClock());
   // Rows last: what has one is no candidate.
   std::vector<RowFile> files = saved.files;
-  std::stable_partition(
-      files.begin(), files.end(),
-      [](const RowFile& file) { return file.kind != FileKind::kRows; });
+  std::stable_partition(files.begin(), files.end(), [](const RowFile& file) {
+    return file.kind != FileKind::kRows;
+  });
   for (const RowFile& row_file : files) {
     if (same_cut && (row_file.virtual_shards_begin >= last ||
                      row_file.virtual_shards_end <= first)) {

@@ -8,8 +8,8 @@
 //
 // A table with an admission policy has files of another kind beside them, for
 // the keys that wait: "candidates" (keys, and records as float32 [keys,
-// candidate_floats]) or "bloom" (virtual_shards as int64 [n], and cells as uint8
-// [n, bytes]).
+// candidate_floats]) or "bloom" (virtual_shards as int64 [n], and cells as
+// uint8 [n, bytes]).
 //
 // A file exists for readers once the manifest names it, and the manifest
 // replaces its predecessor in one atomic rename: a save that ends half-way

@@ -62,8 +62,8 @@ struct PushArgs {
   PushId id;
   StepTag step;  // For a bsp table.
   KeyObservations observations;
-  int64_t global_step = 0;  // Of the training; 0: not known.
-  float day = kServersDay;  // When it happens, in days since 1970.
+  int64_t global_step = 0;               // Of the training; 0: not known.
+  float day = kServersDay;               // When it happens, in days since 1970.
   const LentThreads* threads = nullptr;  // As for a pull.
 };
 

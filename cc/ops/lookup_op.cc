@@ -185,8 +185,8 @@ class TrainingLookupOp : public AsyncOpKernel {
     // Here, where the mistake was made, and not in the backward pass.
     Tfswitch_PushOptions unused_options = {};
     OP_REQUIRES_OK_ASYNC(
-        context, ObservationInputs(context, *table, 4, num_ids, &unused_options),
-        done);
+        context,
+        ObservationInputs(context, *table, 4, num_ids, &unused_options), done);
     OP_REQUIRES_ASYNC(
         context, num_ids <= std::numeric_limits<int32_t>::max(),
         absl::InvalidArgumentError(absl::StrCat(

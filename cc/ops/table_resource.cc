@@ -230,9 +230,10 @@ absl::Status ObservationInputs(OpKernelContext* context,
     if (input.NumElements() == 0) return absl::OkStatus();
     if (input.NumElements() != num_ids) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "table '", table.name(), "': `", name, "` must be empty or have one "
-          "number for each of ", num_ids, " ids. Received: shape ",
-          input.shape().DebugString()));
+          "table '", table.name(), "': `", name,
+          "` must be empty or have one "
+          "number for each of ",
+          num_ids, " ids. Received: shape ", input.shape().DebugString()));
     }
     *values = input.flat<float>().data();
     return absl::OkStatus();

@@ -472,7 +472,8 @@ void AlignedBuffer::Free() {
 }
 
 void DecodeScratch::Trim() {
-  for (AlignedBuffer* buffer : {&keys, &values, &slots, &counts, &shows, &clicks}) {
+  for (AlignedBuffer* buffer :
+       {&keys, &values, &slots, &counts, &shows, &clicks}) {
     if (buffer->capacity() > kKeptScratchBytes) buffer->Free();
   }
 }

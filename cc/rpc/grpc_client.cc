@@ -288,8 +288,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
       part.keys = args.keys.subspan(begin, keys_per_part);
       part.gradients =
           args.gradients.subspan(begin * width, part.keys.size() * width);
-      part.observations =
-          args.observations.subspan(begin, part.keys.size());
+      part.observations = args.observations.subspan(begin, part.keys.size());
     }
     absl::StatusOr<grpc::ByteBuffer> request = EncodePush(part);
     if (!request.ok()) return Done(std::move(request).status());

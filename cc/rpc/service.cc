@@ -142,10 +142,9 @@ grpc::Status Service::Shrink(grpc::ServerContext* context,
   if (!table.ok()) return ToGrpcStatus(table.status());
   std::optional<EvictionConfig> rules;
   if (request->has_rules()) rules = FromProto(request->rules());
-  const absl::StatusOr<ShrinkReport> report =
-      shard_->Shrink(**table, rules,
-                     request->has_day() ? request->day() : kServersDay,
-                     request->dry_run());
+  const absl::StatusOr<ShrinkReport> report = shard_->Shrink(
+      **table, rules, request->has_day() ? request->day() : kServersDay,
+      request->dry_run());
   if (!report.ok()) return ToGrpcStatus(report.status());
   *response = ToProto(*report);
   return grpc::Status::OK;

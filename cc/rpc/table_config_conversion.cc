@@ -325,8 +325,8 @@ v1::EvictionConfig ToProto(const EvictionConfig& config) {
   }
   if (config.max_rows.has_value()) {
     proto.mutable_max_rows()->set_max_rows(*config.max_rows);
-    proto.mutable_max_rows()->set_order(
-        config.order == EvictionOrder::kLfu ? v1::EvictionConfig::MaxRows::LFU
+    proto.mutable_max_rows()->set_order(config.order == EvictionOrder::kLfu
+                                            ? v1::EvictionConfig::MaxRows::LFU
                                             : v1::EvictionConfig::MaxRows::LRU);
   }
   proto.set_every_secs(config.every_secs);
@@ -342,10 +342,9 @@ EvictionConfig FromProto(const v1::EvictionConfig& proto) {
             : 30.0f;
   }
   if (proto.has_show_click_score()) {
-    config.delete_threshold =
-        proto.show_click_score().has_delete_threshold()
-            ? proto.show_click_score().delete_threshold()
-            : 0.8f;
+    config.delete_threshold = proto.show_click_score().has_delete_threshold()
+                                  ? proto.show_click_score().delete_threshold()
+                                  : 0.8f;
   }
   if (proto.has_l2_norm()) config.min_l2_norm = proto.l2_norm().min_l2_norm();
   if (proto.has_max_rows()) {

@@ -58,9 +58,10 @@ absl::Status FromProto(const v1::ReadUsageResponse& proto,
   }
   for (int i = 0; i < size; ++i) {
     const v1::ReadUsageResponse::State state = proto.states(i);
-    states[i] = state == v1::ReadUsageResponse::ROW         ? KeyState::kRow
-                : state == v1::ReadUsageResponse::CANDIDATE ? KeyState::kCandidate
-                                                            : KeyState::kUnknown;
+    states[i] = state == v1::ReadUsageResponse::ROW ? KeyState::kRow
+                : state == v1::ReadUsageResponse::CANDIDATE
+                    ? KeyState::kCandidate
+                    : KeyState::kUnknown;
     usage[i] = {proto.counts(i), proto.last_seen_days(i), proto.shows(i),
                 proto.clicks(i), proto.delta_scores(i)};
   }

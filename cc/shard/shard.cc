@@ -210,8 +210,8 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
         "': learning_rate must be finite and not negative. Received: ",
         push.learning_rate));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckObservations(table.config().name, push.keys,
-                                             push.observations));
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckObservations(table.config().name, push.keys, push.observations));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
 
   GradientBatch batch;
@@ -283,8 +283,7 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
           num_keys, " keys until its round closes"));
     }
   } else {
-    const absl::StatusOr<int64_t> updated =
-        Apply(table, batch, push.threads);
+    const absl::StatusOr<int64_t> updated = Apply(table, batch, push.threads);
     applied = updated.status();
     result.updated_rows = updated.value_or(0);
   }
@@ -444,12 +443,11 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
   }
   if (own_rules.max_rows.has_value()) {
     const uint32_t num_virtual = config.num_virtual_shards;
-    const uint64_t owned = FirstVirtualShardOf(options_.shard_index + 1,
-                                               num_virtual,
-                                               options_.num_shards) -
-                           FirstVirtualShardOf(options_.shard_index,
-                                               num_virtual,
-                                               options_.num_shards);
+    const uint64_t owned =
+        FirstVirtualShardOf(options_.shard_index + 1, num_virtual,
+                            options_.num_shards) -
+        FirstVirtualShardOf(options_.shard_index, num_virtual,
+                            options_.num_shards);
     own_rules.max_rows = static_cast<uint64_t>(
         std::ceil(static_cast<double>(*own_rules.max_rows) *
                   static_cast<double>(owned) / num_virtual));

@@ -42,9 +42,9 @@ struct ShardPush {
   bool keys_are_unique = false;  // False: repeated keys are summed here.
   uint64_t client_id = 0;        // 0: not protected against repetition.
   uint64_t sequence = 0;
-  StepTag step;                          // Of a bsp table; no group: none.
+  StepTag step;  // Of a bsp table; no group: none.
   KeyObservations observations;
-  int64_t global_step = 0;               // 0: not known.
+  int64_t global_step = 0;  // 0: not known.
   float day = kServersDay;
   const LentThreads* threads = nullptr;  // Lent for the call.
 };

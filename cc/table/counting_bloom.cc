@@ -24,12 +24,11 @@ size_t CountingBloom::CellsPerBlock(const BloomMinCountAdmission& config,
                                     uint32_t num_virtual_shards) {
   // n |ln p| / (ln 2)^2 cells for n keys.
   const double ln2 = std::log(2.0);
-  const double cells =
-      std::ceil(static_cast<double>(config.capacity) *
-                -std::log(static_cast<double>(config.false_positive_rate)) /
-                (ln2 * ln2));
-  return std::max(kMinCellsPerBlock, static_cast<size_t>(std::ceil(
-                                         cells / num_virtual_shards)));
+  const double cells = std::ceil(
+      static_cast<double>(config.capacity) *
+      -std::log(static_cast<double>(config.false_positive_rate)) / (ln2 * ln2));
+  return std::max(kMinCellsPerBlock,
+                  static_cast<size_t>(std::ceil(cells / num_virtual_shards)));
 }
 
 size_t CountingBloom::CellBytes(const BloomMinCountAdmission& config) {
@@ -72,17 +71,17 @@ uint32_t CountingBloom::AddTo(Key key, uint32_t count) {
   auto position = static_cast<uint32_t>(hash);
   for (int i = 0; i < num_hashes_; ++i, position += step) {
     cells[i] = block + ((position * uint64_t{cells_per_block_}) >> 32);
-    least = std::min<uint32_t>(least,
-                               __atomic_load_n(cells[i], __ATOMIC_RELAXED));
+    least =
+        std::min<uint32_t>(least, __atomic_load_n(cells[i], __ATOMIC_RELAXED));
   }
   const auto raised = static_cast<uint32_t>(
       std::min<uint64_t>(limit_, uint64_t{least} + count));
   for (int i = 0; i < num_hashes_; ++i) {
     Cell now = __atomic_load_n(cells[i], __ATOMIC_RELAXED);
-    while (now < raised && !__atomic_compare_exchange_n(
-                               cells[i], &now, static_cast<Cell>(raised),
-                               /*weak=*/true, __ATOMIC_RELAXED,
-                               __ATOMIC_RELAXED)) {
+    while (now < raised &&
+           !__atomic_compare_exchange_n(
+               cells[i], &now, static_cast<Cell>(raised),
+               /*weak=*/true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
   }
   return raised;
@@ -96,8 +95,7 @@ void CountingBloom::Save(uint32_t virtual_shard, absl::Span<char> bytes) const {
   }
 }
 
-void CountingBloom::Load(uint32_t virtual_shard,
-                         absl::Span<const char> bytes) {
+void CountingBloom::Load(uint32_t virtual_shard, absl::Span<const char> bytes) {
   std::memcpy(static_cast<char*>(cells_.get()) +
                   virtual_shard * bytes_per_virtual_shard(),
               bytes.data(), bytes.size());
@@ -106,9 +104,8 @@ void CountingBloom::Load(uint32_t virtual_shard,
 bool CountingBloom::IsTouched(uint32_t virtual_shard) const {
   const char* const block = static_cast<const char*>(cells_.get()) +
                             virtual_shard * bytes_per_virtual_shard();
-  return std::any_of(block, block + bytes_per_virtual_shard(), [](char cell) {
-    return cell != 0;
-  });
+  return std::any_of(block, block + bytes_per_virtual_shard(),
+                     [](char cell) { return cell != 0; });
 }
 
 }  // namespace tfswitch

@@ -1,10 +1,10 @@
 // Counts how often keys have been seen, in less memory than the keys take.
 //
-// A key's count is the least of k cells that its hash names; cells of other keys
-// may have raised them all, so counts are never too low, and too high for about
-// one key in 1 / false_positive_rate. Only the cells that hold the least are
-// raised (Estan and Varghese, 2002), and none beyond the limit, so that no count
-// wraps.
+// A key's count is the least of k cells that its hash names; cells of other
+// keys may have raised them all, so counts are never too low, and too high for
+// about one key in 1 / false_positive_rate. Only the cells that hold the least
+// are raised (Estan and Varghese, 2002), and none beyond the limit, so that no
+// count wraps.
 //
 // The cells of one virtual shard lie together: a checkpoint can be cut between
 // virtual shards, and a server never touches the memory of those of others.
@@ -46,7 +46,9 @@ class CountingBloom {
   uint32_t Add(Key key, uint32_t count);
 
   // The cells of a virtual shard, for checkpoints.
-  size_t bytes_per_virtual_shard() const { return cells_per_block_ * cell_bytes_; }
+  size_t bytes_per_virtual_shard() const {
+    return cells_per_block_ * cell_bytes_;
+  }
   void Save(uint32_t virtual_shard, absl::Span<char> bytes) const;
   void Load(uint32_t virtual_shard, absl::Span<const char> bytes);
   // Whether anything has been counted in it.

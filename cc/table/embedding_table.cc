@@ -90,9 +90,8 @@ int WeightSlotFloats(const TableConfig& config) {
 
 // In [0, 1), by a hash of the arguments.
 float Draw(uint64_t seed, Key key, uint64_t number) {
-  const uint64_t mixed =
-      HashKey(static_cast<Key>(seed ^ HashKey(static_cast<Key>(
-                                          HashKey(key) + number))));
+  const uint64_t mixed = HashKey(static_cast<Key>(
+      seed ^ HashKey(static_cast<Key>(HashKey(key) + number))));
   return static_cast<float>(mixed >> 40) * 0x1p-24f;
 }
 
@@ -270,7 +269,7 @@ class EmbeddingTable::Impl {
   std::optional<Optimizer> weight_optimizer_;  // Constant after construction.
   // | statistics | weight | its slots |
   const int candidate_floats_;
-  std::vector<float> missing_row_;          // Constant after construction.
+  std::vector<float> missing_row_;           // Constant after construction.
   MemoryReservation candidate_reservation_;  // Constant after Create().
   // Of the last call that said it.
   std::atomic<float> last_day_{kServersDay};
@@ -281,7 +280,8 @@ class EmbeddingTable::Impl {
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
-  PatientSink(const Impl* table, IndexView* views) : table_(table), views_(views) {}
+  PatientSink(const Impl* table, IndexView* views)
+      : table_(table), views_(views) {}
 
   // What Step() has to do; it must live on.
   void SetSteps(const StepBatch* steps) { steps_ = steps; }
@@ -407,9 +407,9 @@ EmbeddingTable::Impl::Create(const TableConfig& config) {
     if (!impl->bloom->is_allocated()) return impl->OutOfMemory();
   }
   if (config.admission.has_candidates()) {
-    auto candidates = MemoryReservation::Create(
-        kNumStripes * (memory / kCandidateShare),
-        kNumStripes * 6 * kMinSpanBytes);
+    auto candidates =
+        MemoryReservation::Create(kNumStripes * (memory / kCandidateShare),
+                                  kNumStripes * 6 * kMinSpanBytes);
     if (!candidates.ok()) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "table '", config.name, "': ", candidates.status().message()));
@@ -421,8 +421,8 @@ EmbeddingTable::Impl::Create(const TableConfig& config) {
 }
 
 bool EmbeddingTable::Impl::InitCandidates() {
-  const size_t stripe_bytes = RoundDownTo(
-      candidate_reservation_.size() / kNumStripes, kHugePageBytes);
+  const size_t stripe_bytes =
+      RoundDownTo(candidate_reservation_.size() / kNumStripes, kHugePageBytes);
   // Records are not much longer than their place in the index.
   const size_t index_bytes = RoundDownTo(stripe_bytes / 4, kHugePageBytes);
   for (int s = 0; s < kNumStripes; ++s) {
@@ -613,15 +613,13 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
   const absl::Status status =
       ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
         const uint32_t position = PositionOfHash(HashKey(block[i]));
-        const float* const record =
-            stripe->candidates.Find(block[i], position);
+        const float* const record = stripe->candidates.Find(block[i], position);
         if (record != nullptr) {
           embeddings[i * dim] = record[candidate_statistics_.num_floats()];
           return absl::OkStatus();
         }
         // It may have been admitted since.
-        const StripeIndex::Entry entry =
-            stripe->index.Find(block[i], position);
+        const StripeIndex::Entry entry = stripe->index.Find(block[i], position);
         if (entry.bucket != nullptr) {
           CopyLocked(stripe, entry, embeddings + i * dim, dim);
         }
@@ -692,8 +690,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     if (num_missing == 0 || !(batch.insert_missing || admits)) continue;
     const StripeGroups groups(block.data(), num_missing, missing);
     TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
-        block.data(), groups,
-        [&](Stripe* stripe, uint32_t i) -> absl::Status {
+        block.data(), groups, [&](Stripe* stripe, uint32_t i) -> absl::Status {
           const Key key = block[i];
           const uint32_t position = PositionOfHash(HashKey(key));
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
@@ -737,10 +734,9 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
       return false;
     }
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      InsertLocked(stripe, key, position, [&](float* row) {
-        batch.StepAndObserve(config.dim, row, i);
-      }));
+  TFSWITCH_RETURN_IF_ERROR(InsertLocked(stripe, key, position, [&](float* row) {
+    batch.StepAndObserve(config.dim, row, i);
+  }));
   return true;
 }
 
@@ -781,18 +777,17 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     }
     return false;
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      InsertLocked(stripe, key, position, [&](float* row) {
-        if (has_weights()) {
-          // The weight goes on where it is; its slots are the row's first.
-          row[0] = record[weight_at];
-          std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
-                      row + config.dim);
-        }
-        std::copy_n(record, statistics.num_floats(), row + statistics_at());
-        // The gradient that brought the key in is not lost.
-        optimizer.Step(row, gradient, input);
-      }));
+  TFSWITCH_RETURN_IF_ERROR(InsertLocked(stripe, key, position, [&](float* row) {
+    if (has_weights()) {
+      // The weight goes on where it is; its slots are the row's first.
+      row[0] = record[weight_at];
+      std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
+                  row + config.dim);
+    }
+    std::copy_n(record, statistics.num_floats(), row + statistics_at());
+    // The gradient that brought the key in is not lost.
+    optimizer.Step(row, gradient, input);
+  }));
   stripe->candidates.Erase(key, position);
   return true;
 }
@@ -833,8 +828,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
   return num_assigned;
 }
 
-void EmbeddingTable::Impl::EraseLocked(Stripe* stripe,
-                                       StripeIndex::Entry entry,
+void EmbeddingTable::Impl::EraseLocked(Stripe* stripe, StripeIndex::Entry entry,
                                        uint32_t position) {
   const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
   stripe->index.Erase(entry, position);
@@ -1008,9 +1002,8 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
       return false;
     });
   }
-  Surplus surplus(std::move(order),
-                  rules.max_rows.value_or(
-                      std::numeric_limits<uint64_t>::max()));
+  Surplus surplus(std::move(order), rules.max_rows.value_or(
+                                        std::numeric_limits<uint64_t>::max()));
   SiftRows([&](Key, const float* row) {
     int64_t* rule = rule_for_row(row);
     if (rule == nullptr && rules.max_rows.has_value() &&
@@ -1025,8 +1018,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     ++report.evicted_rows;
     return !dry_run;
   });
-  report.evicted_bytes =
-      report.evicted_rows * static_cast<int64_t>(stride_);
+  report.evicted_bytes = report.evicted_rows * static_cast<int64_t>(stride_);
   // They are not rows, and counted apart.
   const ShrinkReport rows_only = report;
   int64_t num_candidates = 0;
@@ -1292,9 +1284,8 @@ absl::Status EmbeddingTable::FindOrInsert(absl::Span<const Key> keys,
 
 absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
     const GradientBatch& batch) {
-  TFSWITCH_RETURN_IF_ERROR(
-      impl_->CheckFloats("gradients", batch.keys.size(), "dim", dim(),
-                         batch.gradients.size()));
+  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats(
+      "gradients", batch.keys.size(), "dim", dim(), batch.gradients.size()));
   return impl_->ApplyGradients(batch);
 }
 

@@ -38,8 +38,8 @@ struct TableStats {
   int64_t row_bytes = 0;       // Rows in use: num_rows x row stride.
   int64_t reserved_bytes = 0;  // Touched ahead of use, and freed rows.
   int64_t row_stride_bytes = 0;
-  int64_t inserted_rows = 0;  // Since creation.
-  int64_t erased_rows = 0;    // Since creation.
+  int64_t inserted_rows = 0;    // Since creation.
+  int64_t erased_rows = 0;      // Since creation.
   int64_t num_candidates = 0;   // Ids that wait for admission.
   int64_t admission_bytes = 0;  // What knows of them.
 };
@@ -166,8 +166,8 @@ class EmbeddingTable {
   int64_t Erase(absl::Span<const Key> keys);
 
   // Removes the rows, and the candidates, to which one of `rules` applies on
-  // `day`, and gives their memory back; with `dry_run` it only counts them. Other
-  // calls go on meanwhile. max_rows is taken as the limit of this table.
+  // `day`, and gives their memory back; with `dry_run` it only counts them.
+  // Other calls go on meanwhile. max_rows is taken as the limit of this table.
   // FailedPrecondition if the config has not the statistics that a rule needs.
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
                                       bool dry_run);
@@ -203,7 +203,7 @@ class EmbeddingTable {
 
   const TableConfig& config() const;
   int dim() const;
-  int slot_floats() const;       // Optimizer state and statistics.
+  int slot_floats() const;        // Optimizer state and statistics.
   int statistics_floats() const;  // The last ones of these.
   int candidate_floats() const;   // Of a candidate's record; 0: there are none.
 

@@ -34,8 +34,8 @@ absl::Status ValidateStatistics(const StatisticsConfig& config) {
   if (config.kind != StatisticsKind::kShowClick) return absl::OkStatus();
   TFSWITCH_RETURN_IF_ERROR(CheckNonNegative(
       "statistics.show_click.nonclk_coeff", config.nonclk_coeff));
-  TFSWITCH_RETURN_IF_ERROR(CheckNonNegative(
-      "statistics.show_click.click_coeff", config.click_coeff));
+  TFSWITCH_RETURN_IF_ERROR(CheckNonNegative("statistics.show_click.click_coeff",
+                                            config.click_coeff));
   if (config.show_click_decay_rate > 0.0f &&
       config.show_click_decay_rate <= 1.0f) {
     return absl::OkStatus();
@@ -47,9 +47,9 @@ absl::Status ValidateStatistics(const StatisticsConfig& config) {
 
 absl::Status ValidateBloom(const BloomMinCountAdmission& config,
                            uint32_t num_virtual_shards) {
-  TFSWITCH_RETURN_IF_ERROR(CheckMinCount(
-      "admission.bloom_min_count.min_count", config.min_count,
-      std::numeric_limits<uint16_t>::max()));
+  TFSWITCH_RETURN_IF_ERROR(CheckMinCount("admission.bloom_min_count.min_count",
+                                         config.min_count,
+                                         std::numeric_limits<uint16_t>::max()));
   if (config.capacity == 0) {
     return FieldError("admission.bloom_min_count.capacity",
                       "a number of ids >= 1", config.capacity);
@@ -73,9 +73,8 @@ absl::Status ValidateAdmission(const AdmissionConfig& config,
                                const StatisticsConfig& statistics, int dim,
                                uint32_t num_virtual_shards) {
   if (const auto* rule = std::get_if<MinCountAdmission>(&config.policy)) {
-    TFSWITCH_RETURN_IF_ERROR(
-        CheckMinCount("admission.min_count.min_count", rule->min_count,
-                      uint32_t{1} << 24));
+    TFSWITCH_RETURN_IF_ERROR(CheckMinCount("admission.min_count.min_count",
+                                           rule->min_count, uint32_t{1} << 24));
   }
   if (const auto* rule = std::get_if<BloomMinCountAdmission>(&config.policy)) {
     TFSWITCH_RETURN_IF_ERROR(ValidateBloom(*rule, num_virtual_shards));
@@ -154,8 +153,8 @@ absl::Status ValidateEviction(const EvictionConfig& config,
     }
   }
   if (config.min_l2_norm.has_value()) {
-    TFSWITCH_RETURN_IF_ERROR(CheckNonNegative("eviction.l2_norm.min_l2_norm",
-                                              *config.min_l2_norm));
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckNonNegative("eviction.l2_norm.min_l2_norm", *config.min_l2_norm));
   }
   if (config.max_rows.has_value() && !has_usage) {
     return absl::InvalidArgumentError(

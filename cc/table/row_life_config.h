@@ -114,8 +114,8 @@ enum class EvictionOrder {
   kLfu,  // Those with the fewest occurrences.
 };
 
-// Which rows go when a table is shrunk: those to which any of the rules that are
-// set applies.
+// Which rows go when a table is shrunk: those to which any of the rules that
+// are set applies.
 struct EvictionConfig {
   // Not pushed to for more than so many days.
   std::optional<float> delete_after_unseen_days;

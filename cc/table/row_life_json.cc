@@ -129,8 +129,8 @@ absl::Status FromJson(const Json& json, AdmissionConfig* config) {
     config->policy = policy;
     return field_reader.Finish();
   };
-  TFSWITCH_RETURN_IF_ERROR(
-      read("always", AlwaysAdmission{}, [](ObjectReader*, AlwaysAdmission*) {}));
+  TFSWITCH_RETURN_IF_ERROR(read("always", AlwaysAdmission{},
+                                [](ObjectReader*, AlwaysAdmission*) {}));
   TFSWITCH_RETURN_IF_ERROR(read("min_count", MinCountAdmission{},
                                 [](ObjectReader* r, MinCountAdmission* p) {
                                   r->Read("min_count", &p->min_count);
@@ -146,11 +146,11 @@ absl::Status FromJson(const Json& json, AdmissionConfig* config) {
                                 [](ObjectReader* r, ProbabilityAdmission* p) {
                                   r->Read("probability", &p->probability);
                                 }));
-  TFSWITCH_RETURN_IF_ERROR(
-      read("show_click", ShowClickAdmission{},
-           [](ObjectReader* r, ShowClickAdmission* p) {
-             r->Read("embedx_threshold", &p->embedx_threshold);
-           }));
+  TFSWITCH_RETURN_IF_ERROR(read("show_click", ShowClickAdmission{},
+                                [](ObjectReader* r, ShowClickAdmission* p) {
+                                  r->Read("embedx_threshold",
+                                          &p->embedx_threshold);
+                                }));
   if (num_policies > 1) {
     reader.Fail("", "one policy", json);
   }

@@ -17,8 +17,7 @@ void RowStatistics::Init(float day, float* statistics) const {
 }
 
 void RowStatistics::Decay(float day, float* statistics) const {
-  const float days =
-      std::floor(day) - std::floor(statistics[kLastSeenDay]);
+  const float days = std::floor(day) - std::floor(statistics[kLastSeenDay]);
   const float rest = std::pow(config_.show_click_decay_rate, days);
   statistics[kShow] *= rest;
   statistics[kClick] *= rest;

@@ -76,7 +76,8 @@ bool RowStore::AllocateBelow(uint64_t limit, uint32_t* row) {
 bool RowStore::ReleaseTail() {
   const uint64_t end = next_row_;
   size_t num_last = 0;
-  while (num_last < free_rows_.size() && free_rows_[num_last] + 1 == next_row_ &&
+  while (num_last < free_rows_.size() &&
+         free_rows_[num_last] + 1 == next_row_ &&
          (end - next_row_) * stride_ < kReleaseStepBytes) {
     ++num_last;
     --next_row_;
@@ -87,9 +88,10 @@ bool RowStore::ReleaseTail() {
   // What was to be touched ahead is not wanted any more.
   PageKeeper::Get().Cancel(span_);
   const size_t begin = RoundUpTo(next_row_ * stride_, kHugePageBytes);
-  const size_t touched = std::max(touch_end_, RoundUpTo(end * stride_,
-                                                        kHugePageBytes));
-  if (begin < touched) span_.Release(begin, std::min(touched, span_.capacity()));
+  const size_t touched =
+      std::max(touch_end_, RoundUpTo(end * stride_, kHugePageBytes));
+  if (begin < touched)
+    span_.Release(begin, std::min(touched, span_.capacity()));
   touch_end_ = std::max(begin, kHugePageBytes);
   return true;
 }

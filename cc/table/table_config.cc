@@ -341,8 +341,8 @@ absl::Status TableConfig::Validate() const {
                       absl::StrCat("at most ", kMaxLayoutSize, " characters"),
                       absl::StrCat(layout.size()));
   }
-  const absl::Status life = ValidateRowLife(admission, eviction, statistics,
-                                            dim, num_virtual_shards);
+  const absl::Status life =
+      ValidateRowLife(admission, eviction, statistics, dim, num_virtual_shards);
   if (life.ok()) return life;
   return absl::InvalidArgumentError(
       absl::StrCat("table '", name, "': ", life.message()));

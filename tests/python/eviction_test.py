@@ -191,7 +191,7 @@ def test_a_policy_may_come_with_the_call(cluster):
 
     with pytest.raises(RuntimeError, match="has no eviction rules"):
         table.shrink()
-    with pytest.raises(RuntimeError, match="needs statistics.show_click"):
+    with pytest.raises(RuntimeError, match=r"needs statistics\.show_click"):
         table.shrink(tsw.eviction.ShowClickScore())
     assert table.size() == 1
     assert table.shrink(tsw.eviction.Ttl(4))["evicted_rows"] == 1
@@ -270,9 +270,8 @@ def test_memory_of_evicted_rows_is_given_back_and_used_again(embedded):
     push(table, ids)
     again = table.stats()
     assert again["num_rows"] == 300_000
-    assert (
-        again["row_bytes"] + again["reserved_bytes"]
-        <= 1.1 * (full["row_bytes"] + full["reserved_bytes"])
+    assert again["row_bytes"] + again["reserved_bytes"] <= 1.1 * (
+        full["row_bytes"] + full["reserved_bytes"]
     )
     np.testing.assert_array_equal(table.lookup(kept), values)
 

@@ -307,7 +307,9 @@ def test_impossible_knobs_are_named(make, knob):
 
 
 def test_policies_that_need_shows_refuse_statistics_without(embedded):
-    with pytest.raises(ValueError, match=r"needs tfswitch.statistics.ShowClick"):
+    with pytest.raises(
+        ValueError, match=r"needs tfswitch.statistics.ShowClick"
+    ):
         make_table(
             statistics=tsw.statistics.Usage(),
             eviction=tsw.eviction.ShowClickScore(),

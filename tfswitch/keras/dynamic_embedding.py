@@ -15,7 +15,6 @@ from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
-from tfswitch import statistics as statistics_lib
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import _backend, batch_size, pooling
 from tfswitch.ops import embedding_ops
@@ -26,7 +25,6 @@ from tfswitch.table import (
     check_seed,
     find_statistics,
 )
-
 
 # "shows" and "clicks" of each id, or None.
 _Observed = dict[str, Any]

@@ -64,6 +64,12 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
     std::string bytes(PullRequestBytes(pull), '\0');
     WritePullRequest(pull, bytes.data());
     EXPECT_EQ(bytes, proto.SerializeAsString());
+    pull.day = 3.0f;
+    proto.set_day(3.0f);
+    bytes.assign(PullRequestBytes(pull), '\0');
+    WritePullRequest(pull, bytes.data());
+    EXPECT_EQ(bytes, proto.SerializeAsString());
+    pull.day = kServersDay;
   }
 
   PushArgs push;
@@ -110,6 +116,21 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
     EXPECT_EQ(bytes, push_proto.SerializeAsString());
     EXPECT_EQ(in_parts(), bytes);
   }
+  push.observations = {floats, absl::MakeConstSpan(floats).first(1),
+                       absl::MakeConstSpan(floats).last(2)};
+  push.global_step = int64_t{1} << 40;
+  push_proto.mutable_counts()->Add(floats.begin(), floats.end());
+  push_proto.add_shows(floats[0]);
+  push_proto.mutable_clicks()->Add(floats.end() - 2, floats.end());
+  push_proto.set_global_step(push.global_step);
+  for (const float day : {0.0f, 20779.5f}) {
+    push.day = day;
+    push_proto.set_day(day);
+    bytes.assign(PushRequestBytes(push), '\0');
+    WritePushRequest(push, bytes.data());
+    EXPECT_EQ(bytes, push_proto.SerializeAsString());
+    EXPECT_EQ(in_parts(), bytes);
+  }
 
   AssignArgs assign;
   assign.table = std::string(200, 'x');
@@ -126,6 +147,8 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
   EXPECT_EQ(bytes, assign_proto.SerializeAsString());
   assign.only_missing = true;
   assign_proto.set_only_missing(true);
+  assign.day = 0.0f;
+  assign_proto.set_day(0.0f);
   bytes.assign(AssignRequestBytes(assign), '\0');
   WriteAssignRequest(assign, bytes.data());
   EXPECT_EQ(bytes, assign_proto.SerializeAsString());

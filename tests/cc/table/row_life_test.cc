@@ -1,0 +1,209 @@
+// Admission, statistics and eviction of one table, with threads. What users see
+// of them is tested in tests/python.
+
+#include <atomic>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/cc/table/table_testing.h"
+
+namespace tfswitch {
+namespace {
+
+TableConfig ConfigWith(AdmissionPolicy policy, int dim = 4) {
+  TableConfig config = MakeConfig(dim, SgdConfig{}, ConstantInitializer{1.0f});
+  config.admission.policy = policy;
+  config.statistics.kind = StatisticsKind::kShowClick;
+  return config;
+}
+
+int64_t Push(EmbeddingTable* table, const std::vector<Key>& keys, float day,
+             const std::vector<float>& counts = {}, float gradient = -1.0f) {
+  const std::vector<float> gradients(keys.size() * table->dim(), gradient);
+  GradientBatch batch;
+  batch.keys = keys;
+  batch.gradients = gradients;
+  batch.observations.counts = counts;
+  batch.learning_rate = 1.0f;
+  batch.day = day;
+  batch.insert_missing = true;
+  const auto updated = table->ApplyGradients(batch);
+  EXPECT_TRUE(updated.ok()) << updated.status();
+  return updated.value_or(-1);
+}
+
+std::set<Key> KeysOf(const EmbeddingTable& table) {
+  std::set<Key> keys;
+  EXPECT_TRUE(table
+                  .ForEachRow(1000,
+                              [&](const RowChunk& chunk) {
+                                keys.insert(chunk.keys.begin(),
+                                            chunk.keys.end());
+                                return absl::OkStatus();
+                              })
+                  .ok());
+  return keys;
+}
+
+TEST(RowLifeTest, ThreadsCountTheOccurrencesOfCandidatesTogether) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 5;
+  const auto table =
+      MakeTable(ConfigWith(MinCountAdmission{kThreads * kRounds}));
+  const std::vector<Key> keys = KeyRange(-500, 20'000 / kSlowdown);
+  std::atomic<int64_t> updated{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kRounds; ++i)
+        updated += Push(table.get(), keys, 1.0f);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  // Each key had its row from the last of its pushes, which stepped it.
+  EXPECT_EQ(updated, static_cast<int64_t>(keys.size()));
+  EXPECT_EQ(table->size(), static_cast<int64_t>(keys.size()));
+  EXPECT_EQ(table->stats().num_candidates, 0);
+  for (const float value : FindAll(*table, keys)) ASSERT_EQ(value, 2.0f);
+}
+
+TEST(RowLifeTest, AMillionCandidatesAreKeptAndFound) {
+  const int64_t count = 1'000'000 / (10 * kSlowdown);
+  const auto table = MakeTable(ConfigWith(MinCountAdmission{2}));
+  const std::vector<Key> keys = KeyRange(0, count);
+  EXPECT_EQ(Push(table.get(), keys, 1.0f), 0);
+  EXPECT_EQ(table->stats().num_candidates, count);
+  std::set<Key> seen;
+  ASSERT_TRUE(table
+                  ->ForEachCandidate(
+                      1000,
+                      [&](const CandidateChunk& chunk) {
+                        seen.insert(chunk.keys.begin(), chunk.keys.end());
+                        EXPECT_EQ(chunk.records.size(), 5 * chunk.keys.size());
+                        EXPECT_EQ(chunk.records[0], 1.0f);
+                        return absl::OkStatus();
+                      })
+                  .ok());
+  EXPECT_EQ(static_cast<int64_t>(seen.size()), count);
+  EXPECT_EQ(Push(table.get(), keys, 1.0f), count);
+  EXPECT_EQ(table->stats().num_candidates, 0);
+}
+
+TEST(RowLifeTest, ScalarAndVectorKernelsCountAlike) {
+  for (const int dim : {1, 3, 8, 16, 17}) {
+    const auto table = MakeTable(ConfigWith(AlwaysAdmission{}, dim));
+    const std::vector<Key> keys = KeyRange(0, 3000);
+    std::vector<float> counts;
+    for (const Key key : keys) counts.push_back(static_cast<float>(key % 7));
+    Push(table.get(), keys, 3.0f, counts);
+    Push(table.get(), keys, 3.0f, counts);
+    std::vector<UsageOfRow> usage(keys.size());
+    std::vector<KeyState> states(keys.size());
+    table->ReadUsage(keys, 4.0f, absl::MakeSpan(usage), absl::MakeSpan(states));
+    for (size_t i = 0; i < keys.size(); ++i) {
+      ASSERT_EQ(states[i], KeyState::kRow);
+      ASSERT_EQ(usage[i].count, 2 * counts[i]);
+      // Shows that are not given are the counts; a day has passed.
+      ASSERT_FLOAT_EQ(usage[i].show, 0.98f * 2 * counts[i]);
+      ASSERT_EQ(usage[i].last_seen_day, 3.0f);
+    }
+    for (const float value : FindAll(*table, keys)) ASSERT_EQ(value, 3.0f);
+  }
+}
+
+TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
+  constexpr int kDim = 24;
+  TableConfig config = MakeConfig(kDim, SgdConfig{}, ConstantInitializer{0.0f});
+  config.statistics.kind = StatisticsKind::kUsage;
+  const auto table = MakeTable(config);
+  const int64_t num_staying = 2'000 / kSlowdown;
+  const std::vector<Key> staying = KeyRange(0, num_staying);
+  // Spread over the table, so that they have to move.
+  const int64_t num_going = 100'000 / kSlowdown;
+  EvictionConfig rules;
+  rules.delete_after_unseen_days = 1.0f;
+
+  std::atomic<bool> ends{false};
+  std::atomic<int64_t> steps{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<float> out(staying.size() * kDim);
+      while (!ends) {
+        if (t == 0) {
+          // The day of their last push, whatever the other threads do.
+          EXPECT_EQ(Push(table.get(), staying, 1000.0f),
+                    static_cast<int64_t>(staying.size()));
+          ++steps;
+          continue;
+        }
+        ASSERT_TRUE(table->Find(staying, absl::MakeSpan(out)).ok());
+        for (size_t i = 0; i < staying.size(); ++i) {
+          for (int d = 1; d < kDim; ++d) {
+            ASSERT_EQ(out[i * kDim + d], out[i * kDim]);
+          }
+        }
+      }
+    });
+  }
+  for (int round = 0; round < 10; ++round) {
+    Push(table.get(), KeyRange(1'000'000 + round, num_going), 1.0f);
+    const auto report = table->Shrink(rules, 1000.0f, /*dry_run=*/false);
+    ASSERT_TRUE(report.ok());
+    EXPECT_GE(report->by_ttl, num_going);
+  }
+  ends = true;
+  for (std::thread& thread : threads) thread.join();
+  const auto last = table->Shrink(rules, 1000.0f, /*dry_run=*/false);
+  EXPECT_EQ(KeysOf(*table).size(), staying.size());
+  for (const float value : FindAll(*table, staying)) {
+    ASSERT_EQ(value, static_cast<float>(steps.load()));
+  }
+}
+
+TEST(RowLifeTest, ShrunkTablesAgreeWithAModel) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  TableConfig config = MakeConfig(8, SgdConfig{}, ConstantInitializer{0.0f});
+  config.statistics.kind = StatisticsKind::kUsage;
+  const auto table = MakeTable(config);
+  struct Row {
+    float value = 0.0f;
+    float day = 0.0f;
+  };
+  std::map<Key, Row> model;
+  for (int round = 0; round < 60; ++round) {
+    const auto day = static_cast<float>(round);
+    const auto first = static_cast<Key>(random() % 60'000);
+    const std::vector<Key> keys = KeyRange(first, 1 + random() % 20'000);
+    Push(table.get(), keys, day);
+    for (const Key key : keys) {
+      model[key].value += 1.0f;
+      model[key].day = day;
+    }
+    if (round % 5 != 4) continue;
+    EvictionConfig rules;
+    rules.delete_after_unseen_days = static_cast<float>(random() % 8);
+    const auto report = table->Shrink(rules, day, /*dry_run=*/false);
+    ASSERT_TRUE(report.ok());
+    const size_t before = model.size();
+    for (auto it = model.begin(); it != model.end();) {
+      const bool goes = day - it->second.day > *rules.delete_after_unseen_days;
+      it = goes ? model.erase(it) : std::next(it);
+    }
+    ASSERT_EQ(report->by_ttl, static_cast<int64_t>(before - model.size()));
+    ASSERT_EQ(table->size(), static_cast<int64_t>(model.size()));
+    for (const auto& [key, row] : model) {
+      ASSERT_EQ(FindAll(*table, {key})[0], row.value) << key;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfswitch
