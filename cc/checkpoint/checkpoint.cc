@@ -15,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
+#include "cc/optimizer/optimizer.h"
 #include "nlohmann/json.hpp"
 
 namespace tfswitch::checkpoint {
@@ -464,7 +465,7 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
   const TableConfig& config = table.config();
   if (saved.config.dim != config.dim ||
       saved.slot_floats != table.slot_floats() ||
-      saved.config.optimizer.index() != config.optimizer.index()) {
+      !HaveEqualState(saved.config.optimizer, config.optimizer, config.dim)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "table '", config.name, "' in checkpoint '", path, "' has dim ",
         saved.config.dim, " and ", saved.slot_floats, " floats of ",

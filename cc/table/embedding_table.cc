@@ -175,7 +175,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
           const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
           if (is_ours) {
             RacyModifyFloats(row, table_->row_floats_, [&](float* floats) {
-              table_->optimizer.Step(floats, gradient, learning_rate_);
+              table_->optimizer.Step(floats, gradient, {learning_rate_});
             });
           }
           UnlockBucket(bucket, meta);
@@ -453,7 +453,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
           const Key key = block[i];
           const uint32_t position = PositionOfHash(HashKey(key));
           const auto step = [&](float* row) {
-            optimizer.Step(row, from + i * dim, learning_rate);
+            optimizer.Step(row, from + i * dim, {learning_rate});
           };
           ++num_updated;
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
