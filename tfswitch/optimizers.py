@@ -378,7 +378,7 @@ class RowwiseAdagrad(Adagrad):
 
     Source: FBGEMM's and TorchRec's `EXACT_ROWWISE_ADAGRAD` (Mudigere et al.,
     arXiv 2104.05158). There `a` starts at 0 and epsilon, 1e-8, is added to the
-    root; here both are as in `Adagrad`, to which this is equal if D is 1.
+    root; here both are as in `Adagrad`, to which this is equal, up to rounding, if D is 1.
 
     Args:
         learning_rate: See the module's description.
@@ -1155,7 +1155,6 @@ _KERAS = (
 # What Keras's optimizers can be told that a table does not do, with the value
 # that turns it off.
 _UNSUPPORTED: dict[str, Any] = {
-    "ema_overwrite_frequency": None,
     "global_clipnorm": None,
     "gradient_accumulation_steps": None,
     "loss_scale_factor": None,

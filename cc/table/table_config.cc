@@ -323,7 +323,7 @@ absl::Status SegmentsFromJson(const Json& json,
     }
     TFSWITCH_RETURN_IF_ERROR(reader.Finish());
     segment.dim = static_cast<int>(dim);
-    segments->push_back(std::move(segment));
+    segments->push_back(segment);
   }
   return absl::OkStatus();
 }

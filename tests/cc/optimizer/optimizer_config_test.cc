@@ -92,8 +92,9 @@ TEST(OptimizerConfigTest, AdamWHasOneWeightDecay) {
 }
 
 TEST(OptimizerConfigTest, SegmentsMustFillTheRow) {
-  const auto segments = [](std::vector<int> dims) {
+  const auto segments = [](const std::vector<int>& dims) {
     std::vector<SegmentConfig> result;
+    result.reserve(dims.size());
     for (const int dim : dims) result.push_back({dim, 1.0f, SgdConfig{}, {}});
     return OptimizerConfig(result);
   };
