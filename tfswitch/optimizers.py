@@ -378,7 +378,8 @@ class RowwiseAdagrad(Adagrad):
 
     Source: FBGEMM's and TorchRec's `EXACT_ROWWISE_ADAGRAD` (Mudigere et al.,
     arXiv 2104.05158). There `a` starts at 0 and epsilon, 1e-8, is added to the
-    root; here both are as in `Adagrad`, to which this is equal, up to rounding, if D is 1.
+    root; here both are as in `Adagrad`, to which this is equal, up to rounding,
+    if D is 1.
 
     Args:
         learning_rate: See the module's description.

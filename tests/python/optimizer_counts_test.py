@@ -5,12 +5,20 @@ The client counts how often an id is in a push; `table.push` takes shows, and
 the NumPy side.
 """
 
+import inspect
+
 import numpy as np
 import pytest
 
 import tfswitch as tsw
 from tests.python import optimizer_references as references
 from tfswitch import optimizers
+
+# Delete this mark when pushes carry counts, shows and steps.
+pytestmark = pytest.mark.skipif(
+    "shows" not in inspect.signature(tsw.EmbeddingTable.push).parameters,
+    reason="pushes carry no counts, shows and steps yet",
+)
 
 TOLERANCE = {"rtol": 5e-6, "atol": 5e-7}
 
