@@ -431,7 +431,7 @@ void MeasureBatches(EmbeddingTable* table) {
                           2 * embedding_bytes);
                }
                optimizer.Step(row_at(positions[i]), gradients.data() + i * dim,
-                              0.01f);
+                              {0.01f});
              }
            });
          }},
@@ -451,7 +451,7 @@ void MeasureBatches(EmbeddingTable* table) {
            in_batches(steps, [&](size_t begin, size_t n) {
              for (size_t i = 0; i < n; ++i) {
                const auto it = boost_map.find(steps.keys[begin + i]);
-               optimizer.Step(it->second, gradients.data() + i * dim, 0.01f);
+               optimizer.Step(it->second, gradients.data() + i * dim, {0.01f});
              }
            });
          }});

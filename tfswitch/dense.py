@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfswitch import optimizers as optimizers_lib
 from tfswitch.cluster import Cluster
 from tfswitch.ops import embedding_ops
 from tfswitch.table import EmbeddingTable, _python_errors
@@ -36,7 +37,8 @@ class DenseTable:
         name: Name of the table, 1 to 256 characters.
         shapes: Shape of each array by name. The order counts.
         optimizer: As for `tfswitch.EmbeddingTable`. A push updates all values,
-            so all of them are what Keras's optimizer would make of them.
+            so all of them are what Keras's optimizer would make of them. It
+            must be elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
         consistency: As for `tfswitch.EmbeddingTable`.
         cluster: By default that of `tfswitch.connect`.
 
@@ -84,6 +86,8 @@ class DenseTable:
             f"{urllib.parse.quote(key)}:{'x'.join(map(str, shape)) or 'scalar'}"
             for key, shape in self._shapes.items()
         )
+        optimizer = optimizers_lib.get(optimizer)
+        optimizer.check_elementwise("a dense table")
         self._table = EmbeddingTable._create_dense(
             name,
             self._block,

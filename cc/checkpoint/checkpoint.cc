@@ -15,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
+#include "cc/optimizer/optimizer.h"
 #include "nlohmann/json.hpp"
 
 namespace tfswitch::checkpoint {
@@ -623,7 +624,7 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
   const int saved_state_floats =
       saved.slot_floats - RowStatistics(saved.config.statistics).num_floats();
   if (saved.config.dim != config.dim || saved_state_floats != state_floats ||
-      saved.config.optimizer.index() != config.optimizer.index()) {
+      !HaveEqualState(saved.config.optimizer, config.optimizer, config.dim)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "table '", config.name, "' in checkpoint '", path, "' has dim ",
         saved.config.dim, " and ", saved_state_floats, " floats of ",

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <utility>
 
 #include "cc/optimizer/step_kernels.h"
 
@@ -13,16 +15,6 @@ namespace {
 // Rows see few steps; a longer history costs two pow() a step.
 constexpr int kNumCorrections = 4096;
 
-StepKind KindOf(const OptimizerConfig& config) {
-  if (const auto* sgd = std::get_if<SgdConfig>(&config)) {
-    if (sgd->momentum == 0.0f) return StepKind::kSgd;
-    return sgd->nesterov ? StepKind::kNesterov : StepKind::kMomentum;
-  }
-  if (std::holds_alternative<AdagradConfig>(config)) return StepKind::kAdagrad;
-  if (std::holds_alternative<AdamConfig>(config)) return StepKind::kAdam;
-  return StepKind::kAdamW;
-}
-
 // 1 - beta, as Keras has it: there beta is a Python float, 0.999 and not the
 // float32 next to it, which would make 1 - beta wrong in the fifth digit.
 float OneMinus(float beta) {
@@ -31,6 +23,169 @@ float OneMinus(float beta) {
   double exact = strtod(decimal, nullptr);
   if (static_cast<float>(exact) != beta) exact = static_cast<double>(beta);
   return static_cast<float>(1.0 - exact);
+}
+
+// What a rule comes to.
+struct Plan {
+  StepKind kind = StepKind::kSgd;
+  // The slots: so many vectors of the segment's size, then so many floats.
+  // Rules with the same text have slots of the same meaning.
+  const char* state = "";
+  int num_vectors = 0;
+  int num_floats = 0;
+  // What the first vector starts with, or the first float if there is none.
+  float initial_slot = 0.0f;
+  OptimizerParams params{};
+};
+
+Plan PlanOfAdam(StepKind kind, const AdamConfig& config) {
+  Plan plan{kind, "adam", 2, 1};
+  plan.params.beta_1 = config.beta_1;
+  plan.params.beta_2 = config.beta_2;
+  plan.params.epsilon = config.epsilon;
+  plan.params.one_minus_beta_1 = OneMinus(config.beta_1);
+  plan.params.one_minus_beta_2 = OneMinus(config.beta_2);
+  plan.params.num_corrections = kNumCorrections;
+  return plan;
+}
+
+template <typename Config>
+Plan PlanOfFtrl(StepKind root, StepKind power, const Config& config) {
+  Plan plan{config.learning_rate_power == -0.5f ? root : power, "ftrl", 2};
+  plan.initial_slot = config.initial_accumulator_value;
+  plan.params.power = -config.learning_rate_power;
+  plan.params.l1 = config.l1_regularization_strength;
+  plan.params.l2 = config.l2_regularization_strength;
+  plan.params.l2_shrinkage = config.l2_shrinkage_regularization_strength;
+  plan.params.beta = config.beta;
+  return plan;
+}
+
+Plan PlanOf(const SgdConfig& config) {
+  if (config.momentum == 0.0f) return {};
+  Plan plan{config.nesterov ? StepKind::kNesterov : StepKind::kMomentum,
+            "momentum", 1};
+  plan.params.momentum = config.momentum;
+  return plan;
+}
+
+Plan PlanOf(const AdagradConfig& config) {
+  Plan plan{StepKind::kAdagrad, "adagrad", 1};
+  plan.initial_slot = config.initial_accumulator_value;
+  plan.params.epsilon = config.epsilon;
+  return plan;
+}
+
+Plan PlanOf(const RowwiseAdagradConfig& config) {
+  Plan plan{StepKind::kRowwiseAdagrad, "rowwise_adagrad", 0, 1};
+  plan.initial_slot = config.initial_accumulator_value;
+  plan.params.epsilon = config.epsilon;
+  return plan;
+}
+
+Plan PlanOf(const AdagradDecayConfig& config) {
+  Plan plan{StepKind::kAdagradDecay, "adagrad_decay", 1, 1};
+  plan.initial_slot = config.initial_accumulator_value;
+  plan.params.initial_value = config.initial_accumulator_value;
+  plan.params.decay_step = config.decay_step;
+  plan.params.decay_rate = config.decay_rate;
+  plan.params.compat = config.compat;
+  return plan;
+}
+
+Plan PlanOf(const AdamConfig& config) {
+  return PlanOfAdam(StepKind::kAdam, config);
+}
+
+Plan PlanOf(const AdamWConfig& config) {
+  Plan plan = PlanOfAdam(StepKind::kAdamW,
+                         {config.beta_1, config.beta_2, config.epsilon});
+  plan.params.weight_decay = config.weight_decay;
+  return plan;
+}
+
+Plan PlanOf(const AmsGradConfig& config) {
+  Plan plan = PlanOfAdam(StepKind::kAmsGrad,
+                         {config.beta_1, config.beta_2, config.epsilon});
+  plan.state = "amsgrad";
+  plan.num_vectors = 3;
+  return plan;
+}
+
+Plan PlanOf(const RmspropConfig& config) {
+  Plan plan;
+  if (config.momentum == 0.0f) {
+    plan = config.centered
+               ? Plan{StepKind::kRmspropCentered, "rmsprop_centered", 2}
+               : Plan{StepKind::kRmsprop, "rmsprop", 1};
+  } else {
+    plan = config.centered
+               ? Plan{StepKind::kRmspropCenteredMomentum,
+                      "rmsprop_centered_momentum", 3}
+               : Plan{StepKind::kRmspropMomentum, "rmsprop_momentum", 2};
+  }
+  plan.params.rho = config.rho;
+  plan.params.one_minus_rho = OneMinus(config.rho);
+  plan.params.momentum = config.momentum;
+  plan.params.epsilon = config.epsilon;
+  return plan;
+}
+
+Plan PlanOf(const AdadeltaConfig& config) {
+  Plan plan{StepKind::kAdadelta, "adadelta", 2};
+  plan.params.rho = config.rho;
+  plan.params.one_minus_rho = OneMinus(config.rho);
+  plan.params.epsilon = config.epsilon;
+  return plan;
+}
+
+Plan PlanOf(const FtrlConfig& config) {
+  return PlanOfFtrl(StepKind::kFtrl, StepKind::kFtrlPower, config);
+}
+
+Plan PlanOf(const GroupFtrlConfig& config) {
+  return PlanOfFtrl(StepKind::kGroupFtrl, StepKind::kGroupFtrlPower, config);
+}
+
+Plan PlanOf(const PaddleAdagradConfig& config) {
+  Plan plan{StepKind::kPaddleAdagrad, "paddle_adagrad", 0, 1};
+  plan.params.initial_value = config.initial_g2sum;
+  plan.params.show_scale = config.show_scale;
+  return plan;
+}
+
+Plan PlanOf(const PaddleStdAdagradConfig& config) {
+  Plan plan{StepKind::kPaddleStdAdagrad, "paddle_std_adagrad", 1};
+  plan.params.initial_value = config.initial_g2sum;
+  plan.params.show_scale = config.show_scale;
+  return plan;
+}
+
+Plan PlanOf(const PaddleSharedAdamConfig& config) {
+  Plan plan = PlanOfAdam(StepKind::kPaddleSharedAdam,
+                         {config.beta_1, config.beta_2, config.epsilon});
+  plan.state = "paddle_shared_adam";
+  plan.num_vectors = 0;
+  plan.num_floats = 3;
+  return plan;
+}
+
+Plan PlanOf(const LionConfig& config) {
+  Plan plan{StepKind::kLion, "lion", 1};
+  plan.params.beta_1 = config.beta_1;
+  plan.params.beta_2 = config.beta_2;
+  // Keras subtracts these in float32, unlike Adam's.
+  plan.params.one_minus_beta_1 = 1.0f - config.beta_1;
+  plan.params.one_minus_beta_2 = 1.0f - config.beta_2;
+  return plan;
+}
+
+Plan PlanOf(const RuleConfig& rule) {
+  return std::visit([](const auto& config) { return PlanOf(config); }, rule);
+}
+
+int SlotFloatsOf(const Plan& plan, int dim) {
+  return plan.num_vectors * dim + plan.num_floats;
 }
 
 }  // namespace
@@ -45,55 +200,89 @@ float AdamCorrection(const OptimizerParams& params, float steps) {
 }
 
 int SlotFloats(const OptimizerConfig& config, int dim) {
-  switch (KindOf(config)) {
-    case StepKind::kSgd:
-      return 0;
-    case StepKind::kMomentum:
-    case StepKind::kNesterov:
-    case StepKind::kAdagrad:
-      return dim;
-    case StepKind::kAdam:
-    case StepKind::kAdamW:
-      return 2 * dim + 1;
+  const std::vector<int> dims = SegmentDims(config, dim);
+  int slot_floats = 0;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    slot_floats += SlotFloatsOf(PlanOf(config.segments[i].rule), dims[i]);
   }
-  return 0;
+  return slot_floats;
+}
+
+bool HaveEqualState(const OptimizerConfig& a, const OptimizerConfig& b,
+                    int dim) {
+  if (a.segments.size() != b.segments.size() ||
+      SegmentDims(a, dim) != SegmentDims(b, dim)) {
+    return false;
+  }
+  for (size_t i = 0; i < a.segments.size(); ++i) {
+    if (std::string(PlanOf(a.segments[i].rule).state) !=
+        PlanOf(b.segments[i].rule).state) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
-    : slot_floats_(SlotFloats(config, dim)) {
-  params_.dim = dim;
-  if (const auto* sgd = std::get_if<SgdConfig>(&config)) {
-    params_.momentum = sgd->momentum;
-  } else if (const auto* adagrad = std::get_if<AdagradConfig>(&config)) {
-    params_.epsilon = adagrad->epsilon;
-    initial_slot_ = adagrad->initial_accumulator_value;
-  } else {
-    AdamConfig adam;
-    if (const auto* adamw = std::get_if<AdamWConfig>(&config)) {
-      adam = {adamw->beta_1, adamw->beta_2, adamw->epsilon};
-      params_.weight_decay = adamw->weight_decay;
-    } else {
-      adam = std::get<AdamConfig>(config);
+    : dim_(dim) {
+  const auto find = [level](StepKind kind, int size) {
+    return level == SimdLevel::kAvx2 ? avx2::FindStepKernel(kind, size)
+                                     : scalar::FindStepKernel(kind, size);
+  };
+  const std::vector<int> dims = SegmentDims(config, dim);
+  int begin = 0;
+  segments_.reserve(dims.size());  // Params point into them.
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const SegmentConfig& from = config.segments[i];
+    Plan plan = PlanOf(from.rule);
+    SegmentStep& segment = segments_.emplace_back();
+    segment.begin = begin;
+    segment.slots_begin = slot_floats_;
+    segment.learning_rate_scale = from.learning_rate_scale;
+    segment.num_initial = plan.num_vectors > 0 ? dims[i] : plan.num_floats;
+    segment.initial_slot = plan.initial_slot;
+    begin += dims[i];
+    slot_floats_ += SlotFloatsOf(plan, dims[i]);
+
+    OptimizerParams& params = segment.params;
+    params = plan.params;
+    params.dim = dims[i];
+    if (params.num_corrections > 0) {
+      segment.corrections.resize(params.num_corrections);
+      for (int t = 1; t < params.num_corrections; ++t) {
+        segment.corrections[t] = AdamCorrection(params, static_cast<float>(t));
+      }
+      params.corrections = segment.corrections.data();
     }
-    params_.beta_1 = adam.beta_1;
-    params_.beta_2 = adam.beta_2;
-    params_.epsilon = adam.epsilon;
-    params_.one_minus_beta_1 = OneMinus(adam.beta_1);
-    params_.one_minus_beta_2 = OneMinus(adam.beta_2);
-    corrections_.resize(kNumCorrections);
-    for (int t = 1; t < kNumCorrections; ++t) {
-      corrections_[t] = AdamCorrection(params_, static_cast<float>(t));
-    }
-    params_.corrections = corrections_.data();
-    params_.num_corrections = kNumCorrections;
+    params.options = from.options;
+    params.cowclip_floor =
+        std::sqrt(static_cast<float>(dims[i])) * from.options.cowclip_zeta;
+    params.rule = find(plan.kind, dims[i]);
+    StepOptions off;
+    off.cowclip_zeta = from.options.cowclip_zeta;  // Without r it is nothing.
+    segment.step = from.options == off ? params.rule
+                                       : find(StepKind::kWithOptions, dims[i]);
+
+    reads_counts_ |= from.options.cowclip_r != 0.0f;
+    reads_shows_ |= params.show_scale;
+    reads_steps_ |= plan.kind == StepKind::kAdagradDecay;
   }
-  const StepKind kind = KindOf(config);
-  step_ = level == SimdLevel::kAvx2 ? avx2::FindStepKernel(kind, dim)
-                                    : scalar::FindStepKernel(kind, dim);
+  if (segments_.size() == 1 && segments_[0].learning_rate_scale == 1.0f) {
+    params_ = segments_[0].params;
+    step_ = segments_[0].step;
+    return;
+  }
+  params_.segments = segments_.data();
+  params_.num_segments = static_cast<int>(segments_.size());
+  step_ = find(StepKind::kSegments, dim);
 }
 
 void Optimizer::InitSlots(float* slots) const {
-  std::fill_n(slots, slot_floats_, initial_slot_);
+  std::fill_n(slots, slot_floats_, 0.0f);
+  for (const SegmentStep& segment : segments_) {
+    std::fill_n(slots + segment.slots_begin, segment.num_initial,
+                segment.initial_slot);
+  }
 }
 
 }  // namespace tfswitch

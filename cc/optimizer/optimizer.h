@@ -1,14 +1,42 @@
 // One optimizer step on one row, in place.
 //
-//   row = | embedding: dim floats | slots: slot_floats() |
+//   row = | embedding: dim floats | slots of segment 0 | of segment 1 | ...
 //
-//   sgd       no slots, or velocity[dim] with momentum
-//   adagrad   accumulator[dim]
-//   adam, adamw   m[dim], v[dim], steps[1]
+// With w the weights of a segment, g their gradient, D how many they are and
+// lr the learning rate, and vectors meant where a name has no brackets:
 //
-// The formulas are those of Keras 3, operation by operation in float32. Adam
-// counts the steps of each row, where Keras counts those of the variable: a row
-// that is seldom in a batch is corrected for its own history.
+//   rule               slots, and what they start with
+//   sgd                none, or velocity[D] 0 with momentum
+//   adagrad            a[D] initial
+//   rowwise_adagrad    a[1] initial
+//   adagrad_decay      a[D] initial, periods[1] 0
+//   adam, adamw        m[D] 0, v[D] 0, t[1] 0
+//   amsgrad            m[D] 0, v[D] 0, v_hat[D] 0, t[1] 0
+//   rmsprop            v[D] 0, with momentum p[D] 0, centered also q[D] 0
+//   adadelta           a[D] 0, d[D] 0
+//   ftrl, group_ftrl   n[D] initial, z[D] 0
+//   paddle_adagrad     G[1] 0
+//   paddle_std_adagrad G[D] 0
+//   paddle_shared_adam m[1] 0, v[1] 0, t[1] 0
+//   lion               m[D] 0
+//
+// docs/optimizers.md has the formulas. They are those of Keras 3 where Keras
+// has the rule, operation by operation in float32. Adam counts the steps of
+// each row, where Keras counts those of the variable: a row that is seldom in a
+// batch is corrected for its own history.
+//
+// Order of a step with options:
+//
+//   1. g = g + l2 w
+//   2. CowClip (arXiv 2204.06240): T = cowclip_r count max(|w|, sqrt(D) zeta),
+//      g = g min(1, T / |g|)
+//   3. each coordinate of g into [-clip_value, clip_value]
+//   4. g = g min(1, clip_norm / |g|)
+//   5. w = w - w weight_decay lr
+//   6. the rule
+//   7. each coordinate of w into [min_weight, max_weight]
+//
+// 1 and 5 happen to the rows of a push only ("lazily").
 
 #ifndef TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 #define TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
@@ -21,42 +49,86 @@
 
 namespace tfswitch {
 
-// What a kernel reads besides the row and the gradient.
+// What a push says of one row besides its gradient.
+struct StepInput {
+  float learning_rate = 0.0f;
+  // How often the key was in the batch, for CowClip.
+  float count = 1.0f;
+  // How often it was shown, for Paddle's rules; 0 and less count as 1.
+  float shows = 1.0f;
+  // Which step of the training it is, from 1, for adagrad_decay; 0: not known.
+  int64_t global_step = 0;
+};
+
+struct SegmentStep;
+
+// What a kernel reads besides the row, the gradient and the input.
 struct OptimizerParams {
+  using Kernel = void (*)(const OptimizerParams&, float* row, float* slots,
+                          const float* gradient, const StepInput& input);
+
   int dim = 0;
-  float momentum = 0.0f;  // sgd
-  float epsilon = 0.0f;   // adagrad, adam, adamw
-  float beta_1 = 0.0f;    // adam, adamw
+  float momentum = 0.0f;  // sgd, rmsprop
+  float epsilon = 0.0f;
+  float beta_1 = 0.0f;  // Adam's relatives, lion
   float beta_2 = 0.0f;
   float one_minus_beta_1 = 0.0f;
   float one_minus_beta_2 = 0.0f;
-  float weight_decay = 0.0f;  // adamw
+  float rho = 0.0f;  // rmsprop, adadelta
+  float one_minus_rho = 0.0f;
+  float weight_decay = 0.0f;   // adamw
+  float initial_value = 0.0f;  // adagrad_decay, Paddle's Adagrads
+  uint32_t decay_step = 1;     // adagrad_decay
+  float decay_rate = 1.0f;
+  bool compat = false;
+  bool show_scale = false;  // Paddle's Adagrads
+  float power = 0.5f;       // ftrl, group_ftrl: -learning_rate_power
+  float l1 = 0.0f;
+  float l2 = 0.0f;
+  float l2_shrinkage = 0.0f;
+  float beta = 0.0f;
   // Adam's sqrt(1 - beta_2^t) / (1 - beta_1^t) for t < num_corrections.
   const float* corrections = nullptr;
   int num_corrections = 0;
+  // For the kernel that applies options around the one of the rule.
+  StepOptions options;
+  float cowclip_floor = 0.0f;  // sqrt(dim) zeta
+  Kernel rule = nullptr;
+  // For the kernel that steps one segment after the other.
+  const SegmentStep* segments = nullptr;
+  int num_segments = 0;
 };
 
-// What comes with a gradient.
-struct StepInput {
-  float learning_rate = 0.0f;
-  float count = 1.0f;       // Occurrences of the key in the batch.
-  float shows = 1.0f;       // What Paddle's rules scale by.
-  int64_t global_step = 0;  // Of the training; 0: not known.
+struct SegmentStep {
+  OptimizerParams params;
+  OptimizerParams::Kernel step = nullptr;
+  int begin = 0;        // Of the segment in embedding and gradient.
+  int slots_begin = 0;  // Of its slots among all slots.
+  float learning_rate_scale = 1.0f;
+  // What slots start with: 0 but for the first `num_initial`.
+  int num_initial = 0;
+  float initial_slot = 0.0f;
+  std::vector<float> corrections;
 };
 
 // Immutable after construction, so thread-safe; two threads must not step the
 // same row at the same time.
 class Optimizer {
  public:
-  // REQUIRES: ValidateOptimizerConfig(config) is OK and dim > 0.
+  // REQUIRES: ValidateOptimizerConfig(config, dim) is OK and dim > 0.
   Optimizer(const OptimizerConfig& config, int dim,
             SimdLevel level = ActiveSimdLevel());
 
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  int dim() const { return params_.dim; }
+  int dim() const { return dim_; }
   int slot_floats() const { return slot_floats_; }
+
+  // Which parts of StepInput, besides the learning rate, make a difference.
+  bool reads_counts() const { return reads_counts_; }
+  bool reads_shows() const { return reads_shows_; }
+  bool reads_steps() const { return reads_steps_; }
 
   // Writes what the slots of a new row start with.
   void InitSlots(float* slots) const;
@@ -65,22 +137,28 @@ class Optimizer {
   // it is also called from files compiled for AVX2.)
   [[gnu::always_inline]] void Step(float* row, const float* gradient,
                                    const StepInput& input) const {
-    step_(params_, row, gradient, input.learning_rate);
+    step_(params_, row, row + dim_, gradient, input);
   }
 
  private:
-  using StepFunction = void (*)(const OptimizerParams&, float* row,
-                                const float* gradient, float learning_rate);
-
-  OptimizerParams params_;
+  const int dim_;
   int slot_floats_ = 0;
-  float initial_slot_ = 0.0f;
-  std::vector<float> corrections_;
-  StepFunction step_ = nullptr;
+  bool reads_counts_ = false;
+  bool reads_shows_ = false;
+  bool reads_steps_ = false;
+  std::vector<SegmentStep> segments_;
+  // What Step() calls: the only segment's, or the one that calls all of them.
+  OptimizerParams params_;
+  OptimizerParams::Kernel step_ = nullptr;
 };
 
 // The number of slot floats of a row, without building an Optimizer.
 int SlotFloats(const OptimizerConfig& config, int dim);
+
+// Whether the slots of both are of the same number and meaning, so that rows of
+// one are rows of the other. Knobs and options may differ.
+bool HaveEqualState(const OptimizerConfig& a, const OptimizerConfig& b,
+                    int dim);
 
 }  // namespace tfswitch
 

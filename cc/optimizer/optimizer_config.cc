@@ -1,63 +1,138 @@
 #include "cc/optimizer/optimizer_config.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
 namespace {
 
-absl::Status FieldError(absl::string_view field, absl::string_view range,
-                        float value) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("optimizer ", field, ": expected ", range, ", got ", value));
+// `prefix` is "" or "segments[1]."; `field` is "adam.beta_1".
+absl::Status FieldError(absl::string_view prefix, absl::string_view field,
+                        absl::string_view expected, absl::string_view got) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "optimizer ", prefix, field, ": expected ", expected, ", got ", got));
 }
 
-// For coefficients of moving averages: 1 would never forget and divide by 0.
-absl::Status CheckDecay(absl::string_view field, float value) {
-  if (value >= 0.0f && value < 1.0f) return absl::OkStatus();
-  return FieldError(field, "a number in [0, 1)", value);
+bool IsIn(double value, const FieldRange& range) {
+  // All comparisons with NaN are false.
+  const bool from = range.excludes_min ? value > range.min : value >= range.min;
+  const bool to = range.excludes_max ? value < range.max : value <= range.max;
+  return from && to;
 }
 
-absl::Status CheckNonNegative(absl::string_view field, float value) {
-  if (value >= 0.0f && std::isfinite(value)) return absl::OkStatus();
-  return FieldError(field, "a finite number >= 0", value);
+template <typename Struct>
+absl::Status ValidateFields(absl::string_view prefix, absl::string_view name,
+                            const Struct& config) {
+  absl::Status status;
+  ForEachField(config, [&](const char* field, const auto& value,
+                           const FieldRange& range) {
+    if (!status.ok() || IsIn(static_cast<double>(value), range)) return;
+    status = FieldError(prefix, absl::StrCat(name, ".", field), range.text,
+                        absl::StrCat(value));
+  });
+  return status;
+}
+
+absl::Status ValidateSegment(absl::string_view prefix,
+                             const SegmentConfig& segment) {
+  TFSWITCH_RETURN_IF_ERROR(std::visit(
+      [&](const auto& rule) {
+        return ValidateFields(prefix, rule.kName, rule);
+      },
+      segment.rule));
+  const StepOptions& options = segment.options;
+  TFSWITCH_RETURN_IF_ERROR(ValidateFields(prefix, "options", options));
+  if (options.min_weight > options.max_weight) {
+    return FieldError(prefix, "options.min_weight",
+                      absl::StrCat("at most max_weight, ", options.max_weight),
+                      absl::StrCat(options.min_weight));
+  }
+  if (options.weight_decay != 0.0f &&
+      std::holds_alternative<AdamWConfig>(segment.rule)) {
+    return FieldError(prefix, "options.weight_decay",
+                      "0 beside adamw, which has its own weight_decay",
+                      absl::StrCat(options.weight_decay));
+  }
+  if (IsIn(static_cast<double>(segment.learning_rate_scale),
+           ranges::kNonNegative)) {
+    return absl::OkStatus();
+  }
+  return FieldError(prefix, "learning_rate_scale", ranges::kNonNegative.text,
+                    absl::StrCat(segment.learning_rate_scale));
 }
 
 }  // namespace
 
-std::string OptimizerName(const OptimizerConfig& config) {
-  if (std::holds_alternative<SgdConfig>(config)) return "sgd";
-  if (std::holds_alternative<AdagradConfig>(config)) return "adagrad";
-  if (std::holds_alternative<AdamConfig>(config)) return "adam";
-  return "adamw";
+std::string RuleName(const RuleConfig& rule) {
+  return std::visit([](const auto& r) { return std::string(r.kName); }, rule);
 }
 
-absl::Status ValidateOptimizerConfig(const OptimizerConfig& config) {
-  if (const auto* sgd = std::get_if<SgdConfig>(&config)) {
-    // Keras takes 1 as well.
-    if (sgd->momentum >= 0.0f && sgd->momentum <= 1.0f) return absl::OkStatus();
-    return FieldError("sgd.momentum", "a number in [0, 1]", sgd->momentum);
+std::string OptimizerName(const OptimizerConfig& config) {
+  if (config.IsSimple()) return RuleName(config.segments[0].rule);
+  return absl::StrCat(
+      "segments(",
+      absl::StrJoin(config.segments, ", ",
+                    [](std::string* out, const SegmentConfig& segment) {
+                      absl::StrAppend(out, RuleName(segment.rule));
+                    }),
+      ")");
+}
+
+absl::Status ValidateOptimizerConfig(const OptimizerConfig& config, int dim) {
+  if (config.segments.empty()) {
+    return absl::InvalidArgumentError(
+        "optimizer: expected one rule, or a list of segments with one rule "
+        "each, got neither or both");
   }
-  if (const auto* adagrad = std::get_if<AdagradConfig>(&config)) {
-    TFSWITCH_RETURN_IF_ERROR(
-        CheckNonNegative("adagrad.initial_accumulator_value",
-                         adagrad->initial_accumulator_value));
-    return CheckNonNegative("adagrad.epsilon", adagrad->epsilon);
+  int left = dim;
+  for (size_t i = 0; i < config.segments.size(); ++i) {
+    const SegmentConfig& segment = config.segments[i];
+    const std::string prefix =
+        config.IsSimple() ? "" : absl::StrCat("segments[", i, "].");
+    TFSWITCH_RETURN_IF_ERROR(ValidateSegment(prefix, segment));
+    const bool is_last = i + 1 == config.segments.size();
+    const bool fits = segment.dim == 0 ? is_last && left > 0
+                                       : segment.dim > 0 && segment.dim <= left;
+    if (!fits) {
+      return FieldError(prefix, "dim",
+                        absl::StrCat("an integer from ", is_last ? 0 : 1,
+                                     " to what is left of the row, ", left),
+                        absl::StrCat(segment.dim));
+    }
+    left -= segment.dim == 0 ? left : segment.dim;
   }
-  if (const auto* adam = std::get_if<AdamConfig>(&config)) {
-    TFSWITCH_RETURN_IF_ERROR(CheckDecay("adam.beta_1", adam->beta_1));
-    TFSWITCH_RETURN_IF_ERROR(CheckDecay("adam.beta_2", adam->beta_2));
-    return CheckNonNegative("adam.epsilon", adam->epsilon);
+  if (left == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("optimizer segments: expected dims that sum to ", dim,
+                   ", got ", dim - left));
+}
+
+bool ReadsCounts(const OptimizerConfig& config) {
+  return std::any_of(
+      config.segments.begin(), config.segments.end(),
+      [](const SegmentConfig& segment) {
+        if (segment.options.cowclip_r != 0.0f) return true;
+        if (const auto* rule =
+                std::get_if<PaddleAdagradConfig>(&segment.rule)) {
+          return rule->show_scale;
+        }
+        const auto* rule = std::get_if<PaddleStdAdagradConfig>(&segment.rule);
+        return rule != nullptr && rule->show_scale;
+      });
+}
+
+std::vector<int> SegmentDims(const OptimizerConfig& config, int dim) {
+  std::vector<int> dims;
+  int left = dim;
+  for (const SegmentConfig& segment : config.segments) {
+    dims.push_back(segment.dim == 0 ? left : segment.dim);
+    left -= dims.back();
   }
-  const auto& adamw = std::get<AdamWConfig>(config);
-  TFSWITCH_RETURN_IF_ERROR(
-      CheckNonNegative("adamw.weight_decay", adamw.weight_decay));
-  TFSWITCH_RETURN_IF_ERROR(CheckDecay("adamw.beta_1", adamw.beta_1));
-  TFSWITCH_RETURN_IF_ERROR(CheckDecay("adamw.beta_2", adamw.beta_2));
-  return CheckNonNegative("adamw.epsilon", adamw.epsilon);
+  return dims;
 }
 
 }  // namespace tfswitch

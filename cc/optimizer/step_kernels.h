@@ -8,10 +8,35 @@
 
 namespace tfswitch {
 
-enum class StepKind { kSgd, kMomentum, kNesterov, kAdagrad, kAdam, kAdamW };
+enum class StepKind {
+  kSgd,
+  kMomentum,
+  kNesterov,
+  kAdagrad,
+  kRowwiseAdagrad,
+  kAdagradDecay,
+  kAdam,
+  kAdamW,
+  kAmsGrad,
+  kRmsprop,
+  kRmspropMomentum,
+  kRmspropCentered,
+  kRmspropCenteredMomentum,
+  kAdadelta,
+  kFtrl,       // Of learning_rate_power -0.5.
+  kFtrlPower,  // Of any.
+  kGroupFtrl,
+  kGroupFtrlPower,
+  kPaddleAdagrad,
+  kPaddleStdAdagrad,
+  kPaddleSharedAdam,
+  kLion,
+  // Not rules: options around params.rule, and params.segments in turn.
+  kWithOptions,
+  kSegments,
+};
 
-using StepKernel = void (*)(const OptimizerParams&, float* row,
-                            const float* gradient, float learning_rate);
+using StepKernel = OptimizerParams::Kernel;
 
 // sqrt(1 - beta_2^t) / (1 - beta_1^t), in double and then rounded.
 float AdamCorrection(const OptimizerParams& params, float steps);

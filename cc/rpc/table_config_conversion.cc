@@ -1,8 +1,14 @@
 #include "cc/rpc/table_config_conversion.h"
 
 #include <algorithm>
+#include <cassert>
 #include <limits>
+#include <type_traits>
 #include <variant>
+#include <vector>
+
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
 
 namespace tfswitch {
 namespace {
@@ -14,33 +20,92 @@ int ClampToInt(uint32_t value) {
       value, static_cast<uint32_t>(std::numeric_limits<int>::max())));
 }
 
-struct OptimizerWriter {
-  v1::OptimizerConfig* to;
+// The structs of an optimizer and their messages have fields of equal names.
+const google::protobuf::FieldDescriptor* FindField(
+    const google::protobuf::Message& message, const char* name) {
+  const auto* field = message.GetDescriptor()->FindFieldByName(name);
+  assert(field != nullptr);
+  return field;
+}
 
-  void operator()(const SgdConfig& config) const {
-    v1::OptimizerConfig::Sgd* sgd = to->mutable_sgd();
-    sgd->set_momentum(config.momentum);
-    sgd->set_nesterov(config.nesterov);
+void SetField(google::protobuf::Message* to, const char* name, float value) {
+  to->GetReflection()->SetFloat(to, FindField(*to, name), value);
+}
+void SetField(google::protobuf::Message* to, const char* name, bool value) {
+  to->GetReflection()->SetBool(to, FindField(*to, name), value);
+}
+void SetField(google::protobuf::Message* to, const char* name, uint32_t value) {
+  to->GetReflection()->SetUInt32(to, FindField(*to, name), value);
+}
+
+// Leaves the value as it is if the field is unset.
+template <typename Value>
+void GetField(const google::protobuf::Message& from, const char* name,
+              Value* value) {
+  const google::protobuf::Reflection* reflection = from.GetReflection();
+  const google::protobuf::FieldDescriptor* field = FindField(from, name);
+  if (!reflection->HasField(from, field)) return;
+  if constexpr (std::is_same_v<Value, float>) {
+    *value = reflection->GetFloat(from, field);
+  } else if constexpr (std::is_same_v<Value, bool>) {
+    *value = reflection->GetBool(from, field);
+  } else {
+    *value = reflection->GetUInt32(from, field);
   }
-  void operator()(const AdagradConfig& config) const {
-    v1::OptimizerConfig::Adagrad* adagrad = to->mutable_adagrad();
-    adagrad->set_initial_accumulator_value(config.initial_accumulator_value);
-    adagrad->set_epsilon(config.epsilon);
+}
+
+template <typename Struct>
+void WriteFields(const Struct& config, google::protobuf::Message* to) {
+  ForEachField(config, [to](const char* name, const auto& value,
+                            const FieldRange&) { SetField(to, name, value); });
+}
+
+template <typename Struct>
+void ReadFields(const google::protobuf::Message& from, Struct* config) {
+  ForEachField(*config,
+               [&from](const char* name, auto& value, const FieldRange&) {
+                 GetField(from, name, &value);
+               });
+}
+
+void WriteRule(const RuleConfig& rule, const StepOptions& options,
+               v1::OptimizerConfig* to) {
+  std::visit(
+      [to](const auto& config) {
+        WriteFields(config, to->GetReflection()->MutableMessage(
+                                to, FindField(*to, config.kName)));
+      },
+      rule);
+  if (!(options == StepOptions())) WriteFields(options, to->mutable_options());
+}
+
+// A kind that this version does not know reads as the default.
+SegmentConfig ReadRule(const v1::OptimizerConfig& from) {
+  SegmentConfig segment;
+  ForEachRule([&](auto rule) {
+    const auto* field = FindField(from, rule.kName);
+    if (!from.GetReflection()->HasField(from, field)) return;
+    ReadFields(from.GetReflection()->GetMessage(from, field), &rule);
+    segment.rule = rule;
+  });
+  ReadFields(from.options(), &segment.options);
+  return segment;
+}
+
+v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
+  v1::OptimizerConfig proto;
+  if (config.IsSimple()) {
+    WriteRule(config.segments[0].rule, config.segments[0].options, &proto);
+    return proto;
   }
-  void operator()(const AdamConfig& config) const {
-    v1::OptimizerConfig::Adam* adam = to->mutable_adam();
-    adam->set_beta_1(config.beta_1);
-    adam->set_beta_2(config.beta_2);
-    adam->set_epsilon(config.epsilon);
+  for (const SegmentConfig& segment : config.segments) {
+    v1::OptimizerConfig::Segment* to = proto.add_segments();
+    to->set_dim(static_cast<uint32_t>(std::max(segment.dim, 0)));
+    to->set_learning_rate_scale(segment.learning_rate_scale);
+    WriteRule(segment.rule, segment.options, to->mutable_optimizer());
   }
-  void operator()(const AdamWConfig& config) const {
-    v1::OptimizerConfig::AdamW* adamw = to->mutable_adamw();
-    adamw->set_weight_decay(config.weight_decay);
-    adamw->set_beta_1(config.beta_1);
-    adamw->set_beta_2(config.beta_2);
-    adamw->set_epsilon(config.epsilon);
-  }
-};
+  return proto;
+}
 
 struct InitializerWriter {
   v1::InitializerConfig* to;
@@ -66,39 +131,25 @@ struct InitializerWriter {
 };
 
 OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
-  switch (proto.kind_case()) {
-    case v1::OptimizerConfig::kAdagrad: {
-      AdagradConfig config;
-      const v1::OptimizerConfig::Adagrad& from = proto.adagrad();
-      if (from.has_initial_accumulator_value()) {
-        config.initial_accumulator_value = from.initial_accumulator_value();
-      }
-      if (from.has_epsilon()) config.epsilon = from.epsilon();
-      return config;
+  OptimizerConfig config;
+  config.segments = {ReadRule(proto)};
+  if (proto.segments().empty()) return config;
+  config.segments.clear();
+  const bool is_whole =
+      proto.kind_case() != v1::OptimizerConfig::KIND_NOT_SET ||
+      proto.has_options();
+  for (const v1::OptimizerConfig::Segment& segment : proto.segments()) {
+    // Without segments the config is one that Validate() refuses.
+    if (is_whole || !segment.optimizer().segments().empty())
+      return OptimizerConfig(std::vector<SegmentConfig>{});
+    config.segments.push_back(ReadRule(segment.optimizer()));
+    config.segments.back().dim = ClampToInt(segment.dim());
+    if (segment.has_learning_rate_scale()) {
+      config.segments.back().learning_rate_scale =
+          segment.learning_rate_scale();
     }
-    case v1::OptimizerConfig::kAdam: {
-      AdamConfig config;
-      const v1::OptimizerConfig::Adam& from = proto.adam();
-      if (from.has_beta_1()) config.beta_1 = from.beta_1();
-      if (from.has_beta_2()) config.beta_2 = from.beta_2();
-      if (from.has_epsilon()) config.epsilon = from.epsilon();
-      return config;
-    }
-    case v1::OptimizerConfig::kAdamw: {
-      AdamWConfig config;
-      const v1::OptimizerConfig::AdamW& from = proto.adamw();
-      if (from.has_weight_decay()) config.weight_decay = from.weight_decay();
-      if (from.has_beta_1()) config.beta_1 = from.beta_1();
-      if (from.has_beta_2()) config.beta_2 = from.beta_2();
-      if (from.has_epsilon()) config.epsilon = from.epsilon();
-      return config;
-    }
-    case v1::OptimizerConfig::kSgd:
-      return SgdConfig{proto.sgd().momentum(), proto.sgd().nesterov()};
-    case v1::OptimizerConfig::KIND_NOT_SET:
-      break;
   }
-  return SgdConfig{};
+  return config;
 }
 
 InitializerConfig FromProto(const v1::InitializerConfig& proto) {
@@ -362,7 +413,7 @@ v1::TableConfig ToProto(const TableConfig& config) {
   proto.set_name(config.name);
   // A negative dim would wrap to a huge one; 0 is refused with a clear text.
   proto.set_dim(static_cast<uint32_t>(std::max(config.dim, 0)));
-  std::visit(OptimizerWriter{proto.mutable_optimizer()}, config.optimizer);
+  *proto.mutable_optimizer() = ToProto(config.optimizer);
   std::visit(InitializerWriter{proto.mutable_initializer()},
              config.initializer);
   proto.set_seed(config.seed);

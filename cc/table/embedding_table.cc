@@ -80,9 +80,9 @@ StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
   return config;
 }
 
-// How the weight of a candidate learns.
+// How the weight of a candidate learns: as the first segment of a row.
 OptimizerConfig WeightConfig(const TableConfig& config) {
-  return config.optimizer;
+  return OptimizerConfig({config.optimizer.segments[0]});
 }
 int WeightSlotFloats(const TableConfig& config) {
   return SlotFloats(WeightConfig(config), 1);

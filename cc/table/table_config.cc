@@ -1,5 +1,6 @@
 #include "cc/table/table_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -34,28 +35,52 @@ absl::Status FieldError(const std::string& table, absl::string_view field,
                    ": expected ", expected, ", got ", got));
 }
 
+OrderedJson FieldToJson(float value) { return ShortestDouble(value); }
+OrderedJson FieldToJson(bool value) { return value; }
+OrderedJson FieldToJson(uint32_t value) { return value; }
+
+// The rule, with all its fields, and the options that are on.
+OrderedJson RuleToJson(const RuleConfig& rule, const StepOptions& options) {
+  OrderedJson json;
+  std::visit(
+      [&json](const auto& config) {
+        OrderedJson fields = OrderedJson::object();
+        ForEachField(config, [&](const char* name, const auto& value,
+                                 const FieldRange&) {
+          fields[name] = FieldToJson(value);
+        });
+        json[config.kName] = std::move(fields);
+      },
+      rule);
+  OrderedJson changed = OrderedJson::object();
+  std::apply(
+      [&](const auto&... field) {
+        const auto add = [&](const auto& f) {
+          if (options.*f.member != StepOptions().*f.member) {
+            changed[f.name] = FieldToJson(options.*f.member);
+          }
+        };
+        (add(field), ...);
+      },
+      StepOptions::Fields());
+  if (!changed.empty()) json["options"] = std::move(changed);
+  return json;
+}
+
 OrderedJson OptimizerToJson(const OptimizerConfig& config) {
-  OrderedJson fields = OrderedJson::object();
-  if (const auto* sgd = std::get_if<SgdConfig>(&config)) {
-    fields["momentum"] = ShortestDouble(sgd->momentum);
-    fields["nesterov"] = sgd->nesterov;
-  } else if (const auto* adagrad = std::get_if<AdagradConfig>(&config)) {
-    fields["initial_accumulator_value"] =
-        ShortestDouble(adagrad->initial_accumulator_value);
-    fields["epsilon"] = ShortestDouble(adagrad->epsilon);
-  } else if (const auto* adam = std::get_if<AdamConfig>(&config)) {
-    fields["beta_1"] = ShortestDouble(adam->beta_1);
-    fields["beta_2"] = ShortestDouble(adam->beta_2);
-    fields["epsilon"] = ShortestDouble(adam->epsilon);
-  } else {
-    const auto& adamw = std::get<AdamWConfig>(config);
-    fields["weight_decay"] = ShortestDouble(adamw.weight_decay);
-    fields["beta_1"] = ShortestDouble(adamw.beta_1);
-    fields["beta_2"] = ShortestDouble(adamw.beta_2);
-    fields["epsilon"] = ShortestDouble(adamw.epsilon);
+  if (config.IsSimple()) {
+    return RuleToJson(config.segments[0].rule, config.segments[0].options);
+  }
+  OrderedJson segments = OrderedJson::array();
+  for (const SegmentConfig& segment : config.segments) {
+    OrderedJson json;
+    json["dim"] = segment.dim;
+    json["learning_rate_scale"] = ShortestDouble(segment.learning_rate_scale);
+    json["optimizer"] = RuleToJson(segment.rule, segment.options);
+    segments.push_back(std::move(json));
   }
   OrderedJson json;
-  json[OptimizerName(config)] = std::move(fields);
+  json["segments"] = std::move(segments);
   return json;
 }
 
@@ -96,46 +121,88 @@ OrderedJson ConsistencyToJson(const ConsistencyConfig& config) {
   return json;
 }
 
+// All fields of a struct of optimizer_config.h.
+template <typename Struct>
+void ReadFields(ObjectReader* reader, Struct* config) {
+  ForEachField(*config,
+               [reader](const char* name, auto& value, const FieldRange&) {
+                 reader->Read(name, &value);
+               });
+}
+
+// Reads a rule and its options into those of `segment`; `others` are fields of
+// the same object that something else reads.
+absl::Status RuleFromJson(const Json& json, const std::string& path,
+                          const std::vector<const char*>& others,
+                          SegmentConfig* segment) {
+  ObjectReader kinds(json, path);
+  for (const char* other : others) kinds.Find(other);
+  std::vector<std::string> found;
+  absl::Status status;
+  ForEachRule([&](auto rule) {
+    const Json* fields = kinds.Find(rule.kName);
+    if (fields == nullptr || !status.ok()) return;
+    found.push_back(rule.kName);
+    ObjectReader reader(*fields, absl::StrCat(path, ".", rule.kName));
+    ReadFields(&reader, &rule);
+    status = reader.Finish();
+    segment->rule = rule;
+  });
+  TFSWITCH_RETURN_IF_ERROR(status);
+  if (const Json* fields = kinds.Find("options")) {
+    ObjectReader reader(*fields, absl::StrCat(path, ".options"));
+    ReadFields(&reader, &segment->options);
+    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+  }
+  TFSWITCH_RETURN_IF_ERROR(kinds.Finish());
+  if (found.size() <= 1) return absl::OkStatus();
+  std::sort(found.begin(), found.end());
+  return absl::InvalidArgumentError(
+      absl::StrCat("table config: '", path, "': expected one kind, got ",
+                   found.size(), ": ", absl::StrJoin(found, ", ")));
+}
+
+absl::Status SegmentsFromJson(const Json& json,
+                              std::vector<SegmentConfig>* segments) {
+  if (!json.is_array() || json.empty()) {
+    return absl::InvalidArgumentError(
+        "table config: 'optimizer.segments': expected an array of at least one "
+        "object");
+  }
+  for (size_t i = 0; i < json.size(); ++i) {
+    const std::string path = absl::StrCat("optimizer.segments[", i, "]");
+    SegmentConfig segment;
+    uint64_t dim = 0;
+    ObjectReader reader(json[i], path);
+    reader.Read("dim", std::numeric_limits<int32_t>::max(), &dim);
+    reader.Read("learning_rate_scale", &segment.learning_rate_scale);
+    if (const Json* rule = reader.Find("optimizer")) {
+      TFSWITCH_RETURN_IF_ERROR(
+          RuleFromJson(*rule, path + ".optimizer", {}, &segment));
+    }
+    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+    segment.dim = static_cast<int>(dim);
+    segments->push_back(segment);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status OptimizerFromJson(const Json& json, OptimizerConfig* config) {
-  TFSWITCH_RETURN_IF_ERROR(CheckOneKind(json, "optimizer"));
-  ObjectReader kinds(json, "optimizer");
-  if (const Json* fields = kinds.Find("sgd")) {
-    ObjectReader reader(*fields, "optimizer.sgd");
-    SgdConfig sgd;
-    reader.Read("momentum", &sgd.momentum);
-    reader.Read("nesterov", &sgd.nesterov);
-    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-    *config = sgd;
+  OptimizerConfig result;
+  TFSWITCH_RETURN_IF_ERROR(
+      RuleFromJson(json, "optimizer", {"segments"}, &result.segments[0]));
+  if (json.contains("segments")) {
+    if (json.size() > 1) {
+      return absl::InvalidArgumentError(
+          "table config: 'optimizer.segments': expected nothing beside it; "
+          "each segment has its rule and options");
+    }
+    result.segments.clear();
+    TFSWITCH_RETURN_IF_ERROR(
+        SegmentsFromJson(json["segments"], &result.segments));
   }
-  if (const Json* fields = kinds.Find("adagrad")) {
-    ObjectReader reader(*fields, "optimizer.adagrad");
-    AdagradConfig adagrad;
-    reader.Read("initial_accumulator_value",
-                &adagrad.initial_accumulator_value);
-    reader.Read("epsilon", &adagrad.epsilon);
-    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-    *config = adagrad;
-  }
-  if (const Json* fields = kinds.Find("adam")) {
-    ObjectReader reader(*fields, "optimizer.adam");
-    AdamConfig adam;
-    reader.Read("beta_1", &adam.beta_1);
-    reader.Read("beta_2", &adam.beta_2);
-    reader.Read("epsilon", &adam.epsilon);
-    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-    *config = adam;
-  }
-  if (const Json* fields = kinds.Find("adamw")) {
-    ObjectReader reader(*fields, "optimizer.adamw");
-    AdamWConfig adamw;
-    reader.Read("weight_decay", &adamw.weight_decay);
-    reader.Read("beta_1", &adamw.beta_1);
-    reader.Read("beta_2", &adamw.beta_2);
-    reader.Read("epsilon", &adamw.epsilon);
-    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-    *config = adamw;
-  }
-  return kinds.Finish();
+  *config = std::move(result);
+  return absl::OkStatus();
 }
 
 absl::Status ConsistencyFromJson(const Json& json, ConsistencyConfig* config) {
@@ -291,7 +358,8 @@ bool TableConfig::operator==(const TableConfig& o) const {
 }
 
 bool TableConfig::NeedsCounts() const {
-  return statistics.kind != StatisticsKind::kNone || !admission.is_always();
+  return statistics.kind != StatisticsKind::kNone || !admission.is_always() ||
+         ReadsCounts(optimizer);
 }
 
 std::string ConsistencyConfig::ToString() const {
@@ -323,7 +391,7 @@ absl::Status TableConfig::Validate() const {
         name, "dim", absl::StrCat("an integer from ", kMinDim, " to ", kMaxDim),
         absl::StrCat(dim));
   }
-  const absl::Status optimizer_status = ValidateOptimizerConfig(optimizer);
+  const absl::Status optimizer_status = ValidateOptimizerConfig(optimizer, dim);
   if (!optimizer_status.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("table '", name, "': ", optimizer_status.message()));
@@ -340,6 +408,15 @@ absl::Status TableConfig::Validate() const {
     return FieldError(name, "layout",
                       absl::StrCat("at most ", kMaxLayoutSize, " characters"),
                       absl::StrCat(layout.size()));
+  }
+  if (admission.not_admitted.kind == NotAdmittedKind::kWeight &&
+      (optimizer.segments.size() < 2 || optimizer.segments[0].dim != 1)) {
+    return FieldError(
+        name, "admission.not_admitted.weight",
+        "an optimizer with a first segment of dim 1, as "
+        "tfswitch.optimizers.Segments([(1, a), (None, b)])",
+        absl::StrCat(optimizer.segments.size(), " segments, the first of dim ",
+                     optimizer.segments[0].dim));
   }
   const absl::Status life =
       ValidateRowLife(admission, eviction, statistics, dim, num_virtual_shards);

@@ -16,7 +16,7 @@
 namespace tfswitch {
 
 inline constexpr int kMinDim = 1;
-inline constexpr int kMaxDim = 4096;
+inline constexpr int kMaxDim = kMaxSegmentDim;
 
 // The first value of a row. Each depends on (seed, key) alone.
 struct ConstantInitializer {  // Also "zeros" and "ones".

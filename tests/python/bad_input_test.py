@@ -154,7 +154,7 @@ def test_a_table_with_another_config_names_the_difference(
         ({"seed": 2**64}, "Received: seed=18446744073709551616"),
         ({"cluster": "local://"}, "tfswitch.connect"),
         ({"initializer": "he_normal"}, "he_normal"),
-        ({"optimizer": "lion"}, "lion"),
+        ({"optimizer": "nadam"}, "nadam"),
     ],
 )
 def test_bad_arguments_are_named(embedded, arguments, message):

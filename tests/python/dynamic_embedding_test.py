@@ -1120,7 +1120,7 @@ def test_count_params_is_rows_times_dim_and_the_anchor(capsys):
         ({"combiner": "max"}, "Received: combiner='max'"),
         ({"table": 3}, "Received: table=3"),
         ({"seed": -1}, "Received: seed=-1"),
-        ({"optimizer": "rmsprop"}, "Received: 'rmsprop'"),
+        ({"optimizer": "nadam"}, "Received: 'nadam'"),
         ({"embeddings_initializer": "he"}, "Received: 'he'"),
     ],
 )

@@ -211,19 +211,11 @@ def test_config_round_trip_keeps_every_argument(optimizer):
         ),
         (lambda: optimizers.Adam(beta_1=1.0), "Received: beta_1=1.0"),
         (lambda: optimizers.Adam(beta_2=-0.1), "Received: beta_2=-0.1"),
-        (lambda: optimizers.get("rmsprop"), "Received: 'rmsprop'"),
-        (lambda: optimizers.get(keras.optimizers.RMSprop()), "optimizer"),
+        (lambda: optimizers.get("nadam"), "Received: 'nadam'"),
+        (lambda: optimizers.get(keras.optimizers.Nadam()), "optimizer"),
         (
-            lambda: optimizers.get(keras.optimizers.SGD(weight_decay=0.1)),
-            "weight_decay=0.1",
-        ),
-        (
-            lambda: optimizers.get(keras.optimizers.Adam(clipnorm=1.0)),
-            "clipnorm=1.0",
-        ),
-        (
-            lambda: optimizers.get(keras.optimizers.Adam(amsgrad=True)),
-            "amsgrad=True",
+            lambda: optimizers.get(keras.optimizers.Adam(global_clipnorm=1.0)),
+            "global_clipnorm=1.0",
         ),
         (
             lambda: optimizers.get(keras.optimizers.Adam(use_ema=True)),

@@ -47,9 +47,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
     needs the gradient of all workers under `bsp` and is refused there.
 
     Args:
-        optimizer: A name ("sgd", "momentum", "adagrad", "adam", "adamw"), an
-            object of `tfswitch.optimizers`, or a Keras SGD, Adagrad, Adam or
-            AdamW.
+        optimizer: A name ("sgd", "adagrad", "adam", ...), an elementwise
+            object of `tfswitch.optimizers`, or a Keras optimizer of the same
+            name as one. The options of the former are applied on the servers,
+            the clipping of the latter on the worker.
         consistency: A `tfswitch.train.Consistency`, "asp" or "bsp"; None means
             `asp`.
         table: Name of the dense table. Models that share servers need
@@ -91,6 +92,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
     ) -> None:
         _backend.check_backend()
         server_optimizer, clips = _split(optimizer)
+        server_optimizer.check_elementwise("ParameterServerOptimizer")
         consistency = consistency_lib.get(consistency)
         if consistency.kind == "bsp" and clips:
             raise ValueError(
@@ -371,7 +373,12 @@ class ParameterServerOptimizer(_backend.Optimizer):
             arguments["learning_rate"] = _backend.deserialize(
                 arguments["learning_rate"]
             )
-        config["optimizer"] = {**optimizer, "config": {**arguments, **clips}}
+        # Apart from those of the servers' optimizer.
+        config["optimizer"] = {
+            **optimizer,
+            "config": arguments,
+            "worker_clips": clips,
+        }
         made = cls(**config)
         made._servers.waits_for_step = True
         return made
@@ -418,10 +425,14 @@ def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
     ):
         if isinstance(optimizer, Mapping):
             config = dict(optimizer.get("config", {}))
+            # A Keras config has them among the others.
+            found = optimizer.get("worker_clips")
+            if found is None:
+                found = {clip: config.pop(clip, None) for clip in _CLIPS}
             clips = {
                 clip: value
-                for clip in _CLIPS
-                if (value := config.pop(clip, None)) is not None
+                for clip, value in found.items()
+                if value is not None
             }
             return optimizers_lib.get({**optimizer, "config": config}), clips
         return optimizers_lib.get(optimizer), {}

@@ -209,5 +209,29 @@ TEST_F(CheckpointTest, RowsThatDoNotFitTheTableAreRefused) {
               testing::AllOf(HasSubstr("adagrad"), HasSubstr("adam")));
 }
 
+TEST_F(CheckpointTest, OptimizersOfEqualStateMayDifferInTheirKnobs) {
+  TableConfig config;
+  config.name = "user";
+  config.dim = 4;
+  const auto load = [&](const OptimizerConfig& from,
+                        const OptimizerConfig& to) {
+    config.optimizer = from;
+    Save(*EmbeddingTable::Create(config).value(), OptimizerName(from));
+    const auto manifest = ReadManifest(path_);
+    EXPECT_TRUE(manifest.ok()) << manifest.status();
+    config.optimizer = to;
+    auto table = EmbeddingTable::Create(config).value();
+    return LoadTable(path_, manifest->tables.at("user"), 0, 1, *table);
+  };
+  StepOptions options;
+  options.l2 = 0.5f;
+
+  EXPECT_TRUE(load(AdagradConfig{}, {AdagradConfig{0.5f, 0.0f}, options}).ok());
+  EXPECT_TRUE(load(AdamConfig{}, AdamWConfig{}).ok());
+  // As many floats, which mean something else.
+  EXPECT_EQ(load(RowwiseAdagradConfig{}, PaddleAdagradConfig{}).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
 }  // namespace
 }  // namespace tfswitch::checkpoint

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/cc/table/odd_optimizers.h"
 
 namespace tfswitch {
 namespace {
@@ -36,6 +37,44 @@ TEST(TableConfigConversionTest, EveryConfigComesBackEqual) {
       EXPECT_EQ(back, config) << DescribeDifference(config, back);
     }
   }
+}
+
+TEST(TableConfigConversionTest, EveryOptimizerComesBackEqual) {
+  for (const OptimizerConfig& optimizer : OddOptimizers()) {
+    TableConfig config = Base();
+    config.optimizer = optimizer;
+    const TableConfig back = FromProto(ToProto(config));
+    EXPECT_EQ(back, config) << DescribeDifference(config, back);
+  }
+}
+
+TEST(TableConfigConversionTest, UnsetOptimizersHaveTheDefaultsOfTheStructs) {
+  ForEachRule([](const auto& rule) {
+    v1::TableConfig proto = ToProto(Base());
+    proto.clear_optimizer();
+    const auto* field =
+        proto.optimizer().GetDescriptor()->FindFieldByName(rule.kName);
+    ASSERT_NE(field, nullptr) << rule.kName;
+    v1::OptimizerConfig* optimizer = proto.mutable_optimizer();
+    optimizer->GetReflection()->MutableMessage(optimizer, field);
+    EXPECT_EQ(FromProto(proto).optimizer, OptimizerConfig(rule)) << rule.kName;
+  });
+}
+
+TEST(TableConfigConversionTest, SegmentsAndARuleTogetherAreRefused) {
+  v1::TableConfig proto = ToProto(Base());
+  proto.mutable_optimizer()->add_segments();
+  EXPECT_FALSE(FromProto(proto).Validate().ok());
+  proto.mutable_optimizer()->clear_sgd();
+  EXPECT_TRUE(FromProto(proto).Validate().ok());
+  proto.mutable_optimizer()->mutable_options();
+  EXPECT_FALSE(FromProto(proto).Validate().ok());
+  proto.mutable_optimizer()->clear_options();
+  proto.mutable_optimizer()
+      ->mutable_segments(0)
+      ->mutable_optimizer()
+      ->add_segments();
+  EXPECT_FALSE(FromProto(proto).Validate().ok());
 }
 
 TEST(TableConfigConversionTest, ConsistencyAndLayoutComeBackEqual) {

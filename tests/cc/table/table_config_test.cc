@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/table/odd_optimizers.h"
 
 namespace tfswitch {
 namespace {
@@ -165,6 +166,67 @@ TEST(TableConfigTest, RoundTripKeepsEveryField) {
           << TableConfigToJson(config);
     }
   }
+}
+
+TEST(TableConfigTest, RoundTripKeepsEveryOptimizer) {
+  for (const OptimizerConfig& optimizer : OddOptimizers()) {
+    TableConfig config = ValidConfig();
+    config.optimizer = optimizer;
+    EXPECT_TRUE(config.Validate().ok()) << config.Validate();
+    EXPECT_EQ(Parse(TableConfigToJson(config)), config)
+        << TableConfigToJson(config);
+  }
+}
+
+TEST(TableConfigTest, OptionsAndSegmentsHaveTheFormOfTheProto) {
+  TableConfig config = ValidConfig();
+  StepOptions options;
+  options.l2 = 0.5f;
+  options.min_weight = -1.0f;
+  config.optimizer = {AdagradConfig{}, options};
+  EXPECT_THAT(TableConfigToJson(config),
+              HasSubstr(R"("optimizer":{"adagrad":{)"
+                        R"("initial_accumulator_value":0.1,"epsilon":1e-07},)"
+                        R"("options":{"l2":0.5,"min_weight":-1.0}})"));
+
+  config.optimizer = OptimizerConfig(std::vector<SegmentConfig>{
+      {1, 0.5f, SgdConfig{}, options}, {0, 1.0f, LionConfig{}, {}}});
+  EXPECT_THAT(
+      TableConfigToJson(config),
+      HasSubstr(R"("optimizer":{"segments":[{"dim":1,)"
+                R"("learning_rate_scale":0.5,"optimizer":{"sgd":{)"
+                R"("momentum":0.0,"nesterov":false},)"
+                R"("options":{"l2":0.5,"min_weight":-1.0}}},)"
+                R"({"dim":0,"learning_rate_scale":1.0,)"
+                R"("optimizer":{"lion":{"beta_1":0.9,"beta_2":0.99}}}]})"));
+  const std::string head = R"({"name":"user","dim":16,"optimizer":)";
+  config.optimizer = OptimizerConfig(std::vector<SegmentConfig>{
+      {4, 1.0f, SgdConfig{}, {}}, {0, 1.0f, AdamConfig{}, {}}});
+  EXPECT_EQ(Parse(head + R"({"segments":[{"dim":4},
+                                         {"optimizer":{"adam":{}}}]}})"),
+            config);
+}
+
+TEST(TableConfigTest, JsonErrorsNameTheFieldOfOptionsAndSegments) {
+  const auto error = [](const std::string& optimizer) {
+    return ParseError(absl::StrCat(R"({"optimizer":)", optimizer, "}"));
+  };
+  EXPECT_THAT(error(R"({"adam":{},"options":{"l3":1}})"),
+              HasSubstr("'optimizer.options.l3'"));
+  EXPECT_THAT(error(R"({"options":{"l2":"1"}})"),
+              HasSubstr("'optimizer.options.l2'"));
+  EXPECT_THAT(error(R"({"adagrad_decay":{"decay_step":-1}})"),
+              HasSubstr("'optimizer.adagrad_decay.decay_step'"));
+  EXPECT_THAT(error(R"({"segments":[]})"), HasSubstr("'optimizer.segments'"));
+  EXPECT_THAT(error(R"({"segments":{}})"), HasSubstr("'optimizer.segments'"));
+  EXPECT_THAT(error(R"({"adam":{},"segments":[{"dim":1}]})"),
+              HasSubstr("nothing beside it"));
+  EXPECT_THAT(error(R"({"segments":[{"dim":1},{"dims":1}]})"),
+              HasSubstr("'optimizer.segments[1].dims'"));
+  EXPECT_THAT(error(R"({"segments":[{"optimizer":{"lion":{"beta":1}}}]})"),
+              HasSubstr("'optimizer.segments[0].optimizer.lion.beta'"));
+  EXPECT_THAT(error(R"({"segments":[{"optimizer":{"segments":[{}]}}]})"),
+              HasSubstr("'optimizer.segments[0].optimizer.segments'"));
 }
 
 TEST(TableConfigTest, FloatsRoundTripExactly) {
