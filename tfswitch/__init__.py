@@ -4,7 +4,16 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 `tf.saved_model.load` and `keras.models.load_model` find them.
 """
 
-from tfswitch import _native, data, initializers, keras, ops, optimizers, train
+from tfswitch import (
+    _native,
+    data,
+    ids,
+    initializers,
+    keras,
+    ops,
+    optimizers,
+    train,
+)
 from tfswitch.cluster import Cluster, connect
 from tfswitch.dense import DenseTable
 from tfswitch.server import Server
@@ -20,6 +29,7 @@ __all__ = [
     "__version__",
     "connect",
     "data",
+    "ids",
     "initializers",
     "keras",
     "ops",

@@ -190,6 +190,7 @@ def test_criteo_stream_reads_real_lines() -> None:
     "document",
     [
         "docs/distributed.md",
+        "docs/ids.md",
         "docs/keras.md",
         "docs/sync_training.md",
         "docs/tables.md",
