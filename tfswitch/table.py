@@ -351,13 +351,14 @@ class EmbeddingTable:
         gradient flows back: see `tfswitch.keras.DynamicEmbedding` for training.
 
         Args:
-            ids: Integers of any shape.
+            ids: Integers of any shape, or strings: here as in all methods they
+                are hashed by `tfswitch.ids.hash_strings`.
 
         Returns:
             float32 tensor of shape `ids.shape + [dim]`.
 
         Raises:
-            ValueError: If `ids` are not integers.
+            ValueError: If `ids` are neither integers nor strings.
             ConnectionError, TimeoutError: If a server does not answer. From
                 inside a graph: `tf.errors.UnavailableError` and
                 `tf.errors.DeadlineExceededError`.

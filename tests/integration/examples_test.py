@@ -141,6 +141,25 @@ def test_movielens_trains_on_keras_embedding_alone() -> None:
     assert number(r"AUC with keras.layers.Embedding: (\S+)", output) > 0.4
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--loss=softmax", "--sampler=unigram"],
+        ["--loss=nce", "--sampler=log_uniform"],
+    ],
+)
+def test_next_item_beats_popularity(options: list[str]) -> None:
+    output = run(
+        EXAMPLES / "next_item_movielens.py",
+        "--epochs=3",
+        *options,
+    )
+
+    popularity = number(r"popularity: .* MRR (\S+)", output)
+    assert popularity > 0.01
+    assert number(r"sampled \w+: .* MRR (\S+)", output) > popularity
+
+
 def test_criteo_stream_learns_from_generated_lines(tmp_path: Path) -> None:
     plain = tmp_path / "day_0"
     plain.write_text(criteo_lines(3000, seed=1))
@@ -190,7 +209,9 @@ def test_criteo_stream_reads_real_lines() -> None:
     "document",
     [
         "docs/distributed.md",
+        "docs/ids.md",
         "docs/keras.md",
+        "docs/sampled_losses.md",
         "docs/sync_training.md",
         "docs/tables.md",
     ],

@@ -1,4 +1,4 @@
-"""Runs the tests of the Keras layer with tf_keras, in another process."""
+"""Runs the tests of the Keras layers with tf_keras, in another process."""
 
 import pytest
 
@@ -11,4 +11,15 @@ def test_the_layer_with_tf_keras():
     pytest.importorskip("tf_keras")
     support.run_pytest(
         "tests/python/dynamic_embedding_test.py", TF_USE_LEGACY_KERAS="1"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_layers_of_sampled_losses_with_tf_keras():
+    pytest.importorskip("tf_keras")
+    support.run_pytest(
+        "tests/python/sampled_losses_test.py",
+        "-k=layer or model or score",
+        TF_USE_LEGACY_KERAS="1",
     )

@@ -372,6 +372,8 @@ class Model(tf.Module):
     def __call__(self, ids):
         table = ops.tfswitch_table_handle(
             cluster=address, config=config, shared_name="t")
+        if where == "strings":
+            ids = ops.tfswitch_hash_strings(tf.strings.as_string(ids), salt=1)
         return {"embeddings": ops.tfswitch_lookup(
             table, ids, dim=4, insert_missing=True)}
 
@@ -396,7 +398,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("where", ["embedded", "remote"])
+@pytest.mark.parametrize("where", ["embedded", "strings", "remote"])
 def test_cpp_server_linked_to_tensorflow_answers_as_python_does(
     where: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The Keras layer, optimizer and callback, for Keras 3 and for tf_keras.
+"""The Keras layers, optimizer and callback, for Keras 3 and for tf_keras.
 
 With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 `tf.keras` is, they are those of tf_keras; else those of Keras 3.
@@ -6,6 +6,13 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
+from tfswitch.keras.sampled_losses import NCE, SampledSoftmax
 from tfswitch.keras.sync_epochs import SyncEpochs
 
-__all__ = ["DynamicEmbedding", "ParameterServerOptimizer", "SyncEpochs"]
+__all__ = [
+    "NCE",
+    "DynamicEmbedding",
+    "ParameterServerOptimizer",
+    "SampledSoftmax",
+    "SyncEpochs",
+]

@@ -16,7 +16,7 @@ from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch.cluster import Cluster, default_cluster
-from tfswitch.keras import _backend, batch_size, pooling
+from tfswitch.keras import _backend, batch_size, pooling, string_ids
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.ids import check_id_dtype, to_id_tensor
 from tfswitch.table import (
@@ -115,7 +115,9 @@ class DynamicEmbedding(_backend.Layer):
 
     Call arguments:
         inputs: Integers of any rank, `(batch_size, ...)`: a dense tensor, a
-            `tf.RaggedTensor`, or a `tf.SparseTensor` (with a combiner).
+            `tf.RaggedTensor`, or a `tf.SparseTensor` (with a combiner). Or
+            strings, which are hashed (`tfswitch.ids.hash_strings`); with
+            `mask_zero` the empty string is padding.
         weights: Factor of each id, of the shape and kind of `inputs`. Only
             with a combiner. "mean" divides by their sum, "sqrtn" by the root of
             the sum of their squares.
@@ -133,8 +135,9 @@ class DynamicEmbedding(_backend.Layer):
         zeros.
 
     Raises:
-        ValueError: If an argument is out of range; if ids are not integers; on
-            the first call, if the table exists with other settings.
+        ValueError: If an argument is out of range; if ids are neither integers
+            nor strings; on the first call, if the table exists with other
+            settings.
         tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
             if a server does not answer.
     """
@@ -284,6 +287,7 @@ class DynamicEmbedding(_backend.Layer):
                 'combiner="sum", "mean" or "sqrtn" to the layer.'
             )
         batch_size.record(inputs, training if self.trainable else False)
+        inputs = string_ids.to_integers(inputs, padding=self.mask_zero)
         observed = {
             "shows": self._values_of("shows", shows, inputs),
             "clicks": self._values_of("clicks", clicks, inputs),
@@ -476,7 +480,7 @@ class DynamicEmbedding(_backend.Layer):
             or getattr(inputs, "ragged", False)
         ):
             return None
-        return _backend.not_equal(inputs, 0)
+        return _backend.not_equal(inputs, string_ids.padding_of(inputs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         outer = tuple(input_shape)

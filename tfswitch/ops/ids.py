@@ -5,30 +5,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfswitch.ops.string_ops import hash_strings
+
 
 def check_id_dtype(dtype: tf.DType, owner: str) -> None:
     """Raises ValueError if values of `dtype` cannot be ids of `owner`."""
-    if dtype == tf.string:
+    if not dtype.is_integer and dtype != tf.string:
         raise ValueError(
-            f"{owner}: ids must be integers, got strings. Hash them first, "
-            "for example with tf.strings.to_hash_bucket_fast(ids, 2**62)."
-        )
-    if not dtype.is_integer:
-        raise ValueError(
-            f"{owner}: ids must be integers (int32 or int64), got "
+            f"{owner}: ids must be integers (int32 or int64) or strings, got "
             f"{dtype.name}. Cast them with tf.cast(ids, tf.int64)."
         )
 
 
 def to_id_tensor(ids: Any, owner: str) -> tf.Tensor:
-    """Converts ids to a tensor of int32 or int64.
+    """Converts ids to a tensor of int32 or int64; strings are hashed.
 
     Args:
-        ids: Integer tensor, array, list or number of any shape.
+        ids: Integers or strings: a tensor, array, list or scalar of any shape.
         owner: Who asks, for messages: "table 'user'".
 
     Raises:
-        ValueError: If `ids` are not integers.
+        ValueError: If `ids` are neither integers nor strings.
     """
     if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
         raise ValueError(
@@ -41,24 +38,52 @@ def to_id_tensor(ids: Any, owner: str) -> tf.Tensor:
         ids = to_id_array(ids, owner)
     ids = tf.convert_to_tensor(ids)
     check_id_dtype(ids.dtype, owner)
+    if ids.dtype == tf.string:
+        return hash_strings(ids)
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int64)
     return ids
 
 
 def to_id_array(ids: Any, owner: str) -> np.ndarray:
-    """Converts ids to a NumPy array of integers of their own width.
+    """Converts ids to integers of their own width; strings are hashed.
 
     Raises:
-        ValueError: If `ids` are symbolic or not integers.
+        ValueError: If `ids` are symbolic, or neither integers nor strings.
     """
-    ids = to_array(ids, owner, "ids")
-    if ids.size == 0 and ids.dtype == np.float64:
-        return ids.astype(np.int64)  # An empty list has no dtype of its own.
-    if ids.dtype.kind in "OSU":
-        check_id_dtype(tf.string, owner)
-    check_id_dtype(tf.as_dtype(ids.dtype), owner)
-    return ids
+    if tf.is_tensor(ids) and ids.dtype == tf.string and hasattr(ids, "numpy"):
+        # Not by way of NumPy, which cuts zeros at the end of a scalar.
+        return np.asarray(hash_strings(ids))
+    array = to_array(ids, owner, "ids")
+    if array.size == 0 and array.dtype == np.float64:
+        return array.astype(np.int64)  # An empty list has no dtype.
+    if array.dtype.kind in "OSUT":
+        if array.dtype.kind != "O" and not isinstance(ids, np.ndarray):
+            # NumPy's own strings would lose zeros at their end.
+            array = np.asarray(ids, dtype=object)
+        return np.asarray(hash_strings(to_string_tensor(array, owner)))
+    check_id_dtype(tf.as_dtype(array.dtype), owner)
+    return array
+
+
+def to_string_tensor(array: np.ndarray, owner: str) -> tf.Tensor:
+    """Converts an array of strings, or of Python objects that are strings.
+
+    Raises:
+        ValueError: If an object is not a `str` or `bytes`.
+    """
+    if array.dtype.kind == "T":
+        array = array.astype(object)
+    if array.dtype.kind == "O":
+        for value in array.flat:
+            if not isinstance(value, (str, bytes)):
+                raise ValueError(
+                    f"{owner}: ids must be integers or strings, got an array "
+                    f"of objects with {value!r} (of type "
+                    f"{type(value).__name__}). Replace missing values, and "
+                    "cast numbers to int64."
+                )
+    return tf.convert_to_tensor(array, tf.string)
 
 
 def to_array(value: Any, owner: str, what: str) -> np.ndarray:

@@ -1,0 +1,733 @@
+"""Sampled softmax and NCE on tables, beside TensorFlow's on variables."""
+
+import doctest
+import os
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+import tfswitch as tsw
+from tfswitch.nn import sampled_losses, samplers
+
+if os.environ.get("TF_USE_LEGACY_KERAS"):
+    import tf_keras as keras
+else:
+    import keras
+
+DIM = 3
+NUM_CLASSES = 30
+NUM_SAMPLED = 6
+RATE = 0.5
+
+LOSSES = [
+    (tsw.nn.sampled_softmax_loss, tf.nn.sampled_softmax_loss),
+    (tsw.nn.nce_loss, tf.nn.nce_loss),
+]
+
+# What the table knows as classes 0, 1, 2, ...
+IDS = np.random.default_rng(7).integers(-(2**63), 2**63 - 1, NUM_CLASSES)
+
+
+def run_eagerly(function):
+    return function
+
+
+@pytest.fixture(params=[run_eagerly, tf.function], ids=["eager", "function"])
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(params=LOSSES, ids=["softmax", "nce"])
+def loss_pair(request):
+    return request.param
+
+
+class Case:
+    """The same values in tables and in variables, and a batch."""
+
+    def __init__(self, num_true=1, has_biases=True):
+        rng = np.random.default_rng(num_true)
+        self.weights = tf.Variable(
+            rng.normal(size=(NUM_CLASSES, DIM)), dtype="float32"
+        )
+        self.biases = tf.Variable(rng.normal(size=NUM_CLASSES), dtype="float32")
+        if not has_biases:
+            self.biases.assign(tf.zeros([NUM_CLASSES]))
+        # Repeated labels, within an example too.
+        self.classes = rng.integers(0, 8, (5, num_true))
+        self.labels = IDS[self.classes]
+        self.inputs = tf.Variable(rng.normal(size=(5, DIM)), dtype="float32")
+        self.table = self._table("weights", self.weights.numpy())
+        self.bias_table = (
+            self._table("biases", self.biases.numpy()[:, np.newaxis])
+            if has_biases
+            else None
+        )
+        sampler = tsw.nn.LogUniformSampler(NUM_CLASSES)
+        self.sampled = sampler.sample(self.classes, NUM_SAMPLED, seed=3)
+        self.sampled_ids = self.sampled._replace(
+            sampled_candidates=IDS[self.sampled.sampled_candidates]
+        )
+
+    @staticmethod
+    def _table(name, values):
+        table = tsw.EmbeddingTable(
+            name, values.shape[1], optimizer=tsw.optimizers.SGD(RATE)
+        )
+        table.assign(IDS, values)
+        return table
+
+    def step_of_tables(self, loss, mode, **arguments):
+        @mode
+        def step():
+            with tf.GradientTape() as tape:
+                losses = loss(
+                    weights=self.table,
+                    biases=self.bias_table,
+                    labels=self.labels,
+                    inputs=self.inputs,
+                    num_sampled=NUM_SAMPLED,
+                    sampled_values=self.sampled_ids,
+                    **arguments,
+                )
+                mean = tf.reduce_mean(losses)
+            return losses, tape.gradient(mean, self.inputs)
+
+        return step()
+
+    def step_of_variables(self, loss, **arguments):
+        with tf.GradientTape() as tape:
+            losses = loss(
+                weights=self.weights,
+                biases=self.biases,
+                labels=self.classes,
+                inputs=self.inputs,
+                num_sampled=NUM_SAMPLED,
+                num_classes=NUM_CLASSES,
+                num_true=self.classes.shape[1],
+                sampled_values=tuple(self.sampled),
+                **arguments,
+            )
+            mean = tf.reduce_mean(losses)
+        gradients = tape.gradient(
+            mean, [self.inputs, self.weights, self.biases]
+        )
+        for variable, gradient in zip(
+            (self.weights, self.biases), gradients[1:], strict=True
+        ):
+            dense = tf.convert_to_tensor(gradient)
+            variable.assign_sub(RATE * dense)
+        return losses, gradients[0]
+
+
+@pytest.mark.parametrize("num_true", [1, 3])
+@pytest.mark.parametrize("removes", [True, False])
+def test_loss_gradients_and_rows_are_those_of_tensorflow(
+    cluster, mode, loss_pair, num_true, removes
+):
+    ours, theirs = loss_pair
+    case = Case(num_true)
+
+    losses, gradient = case.step_of_tables(
+        ours, mode, remove_accidental_hits=removes
+    )
+    expected, expected_gradient = case.step_of_variables(
+        theirs, remove_accidental_hits=removes
+    )
+
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        gradient, expected_gradient, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        case.table.lookup(IDS), case.weights, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        case.bias_table.lookup(IDS)[:, 0], case.biases, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_defaults_are_those_of_tensorflow(embedded, loss_pair):
+    ours, theirs = loss_pair
+    case = Case()
+
+    losses, _ = case.step_of_tables(ours, run_eagerly)
+    expected, _ = case.step_of_variables(theirs)
+
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_without_biases_the_loss_is_that_of_zeros(embedded, mode, loss_pair):
+    ours, theirs = loss_pair
+    case = Case(has_biases=False)
+
+    losses, _ = case.step_of_tables(ours, mode)
+    expected, _ = case.step_of_variables(theirs)
+
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        case.table.lookup(IDS), case.weights, rtol=1e-5, atol=1e-6
+    )
+
+
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(st.integers(0, 2**31 - 1), st.integers(1, NUM_CLASSES))
+def test_with_all_classes_sampled_it_is_the_full_softmax(seed, batch_size):
+    rng = np.random.default_rng(seed)
+    classes = rng.integers(0, NUM_CLASSES, batch_size)
+    weights = rng.normal(size=(NUM_CLASSES, DIM)).astype("f")
+    inputs = rng.normal(size=(batch_size, DIM)).astype("f")
+    with tsw.connect("local://full-softmax"):
+        table = tsw.EmbeddingTable("weights", DIM)
+    table.assign(IDS, weights)
+    # All of them, with the same counts, less the label itself.
+    everything = tsw.nn.SampledValues(
+        IDS, tf.ones([batch_size, 1]), tf.ones([NUM_CLASSES])
+    )
+
+    losses = tsw.nn.sampled_softmax_loss(
+        table,
+        None,
+        IDS[classes],
+        inputs,
+        NUM_CLASSES,
+        sampled_values=everything,
+    )
+
+    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        classes, tf.matmul(inputs, weights, transpose_b=True)
+    )
+    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_are_made_and_pushed_for_labels_and_samples_only(cluster, mode):
+    table = tsw.EmbeddingTable(
+        "weights", DIM, initializer="ones", optimizer=tsw.optimizers.SGD(1.0)
+    )
+    labels = IDS[[1, 2, 1]]
+    sampled = tsw.nn.SampledValues(
+        IDS[[2, 5]], tf.fill([3, 1], 0.5), tf.fill([2], 0.5)
+    )
+    inputs = tf.Variable(tf.ones([3, DIM]))
+
+    @mode
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tsw.nn.sampled_softmax_loss(
+                table, None, labels, inputs, 2, sampled_values=sampled
+            )
+        return tape.gradient(loss, inputs)
+
+    step()
+
+    ids, rows = table.export_rows()
+    assert sorted(ids) == sorted(IDS[[1, 2, 5]])
+    assert np.all(rows != 1.0)
+
+
+def test_without_training_nothing_is_made_or_pushed(embedded, mode, loss_pair):
+    case = Case()
+    case.table.remove(IDS[:4])
+    before = case.table.lookup(IDS).numpy()
+
+    losses, _ = case.step_of_tables(loss_pair[0], mode, training=False)
+
+    case.weights.assign(before)
+    expected, _ = case.step_of_variables(loss_pair[1])
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    np.testing.assert_array_equal(case.table.lookup(IDS), before)
+    assert case.table.size() == NUM_CLASSES - 4
+
+
+def test_labels_may_be_a_vector_and_strings(embedded):
+    names = np.array([f"item {i}" for i in range(10)])
+    sampler = tsw.nn.UnigramSampler((names, np.arange(1, 11)))
+    table = tsw.EmbeddingTable("weights", DIM)
+
+    loss = tsw.nn.nce_loss(
+        table, None, names[:4], tf.ones([4, DIM]), 3, sampler
+    )
+
+    assert loss.shape == [4]
+    assert set(table.export_rows()[0]) <= set(tsw.ids.hash_strings(names))
+
+
+def test_gradient_outside_the_function_pushes(embedded):
+    case = Case()
+    before = case.table.lookup(case.labels).numpy()
+    forward = tf.function(
+        lambda x: tsw.nn.nce_loss(
+            case.table,
+            None,
+            case.labels,
+            x,
+            NUM_SAMPLED,
+            sampled_values=case.sampled_ids,
+        )
+    )
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(forward(case.inputs * 2.0))
+    tape.gradient(loss, case.inputs)
+
+    assert np.all(case.table.lookup(case.labels) != before)
+
+
+def test_a_plain_graph_trains(embedded):
+    case = Case()
+    batch = case.inputs.numpy()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        inputs = tf.compat.v1.placeholder(tf.float32, [None, DIM])
+        losses = tsw.nn.sampled_softmax_loss(
+            case.table,
+            None,
+            case.labels,
+            inputs,
+            NUM_SAMPLED,
+            tsw.nn.LogUniformSampler(NUM_CLASSES, ids=IDS),
+        )
+        gradient = tf.gradients(losses, inputs)
+        session.run([losses, gradient], {inputs: batch})
+
+    assert np.any(
+        case.table.lookup(case.labels) != case.weights.numpy()[case.classes]
+    )
+
+
+def test_bfloat16_inputs_give_a_float32_loss(embedded, loss_pair):
+    case = Case()
+    case.inputs = tf.Variable(tf.cast(case.inputs, tf.bfloat16))
+
+    losses, gradient = case.step_of_tables(loss_pair[0], run_eagerly)
+
+    case.inputs = tf.Variable(tf.cast(case.inputs, tf.float32))
+    expected, _ = case.step_of_variables(loss_pair[1])
+    assert losses.dtype == tf.float32 and gradient.dtype == tf.bfloat16
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_a_layer_pushes_though_nothing_before_it_learns(embedded, mode):
+    layer = tsw.keras.DynamicEmbedding(DIM, optimizer=tsw.optimizers.SGD(1.0))
+    layer.build()
+    sampler = tsw.nn.LogUniformSampler(10)
+
+    @mode
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tsw.nn.nce_loss(
+                layer, None, [1], tf.ones([1, DIM]), 3, sampler
+            )
+        return tape.gradient(loss, layer.trainable_variables)
+
+    layer(tf.range(10), training=True)
+    before = layer.table.lookup([1]).numpy()
+    step()
+
+    assert np.all(layer.table.lookup([1]) != before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": "items"}, "`weights` must be an EmbeddingTable"),
+        ({"biases": 3}, "`biases` must be an EmbeddingTable"),
+        (
+            {"inputs": tf.ones([2, 4])},
+            "`weights` must have dim 4.*'w' of dim 3",
+        ),
+        ({"inputs": tf.ones([2, 3, 1])}, r"`inputs` must .*\(2, 3, 1\)"),
+        ({"inputs": tf.ones([2, 3], tf.int32)}, "`inputs` must .*int32"),
+        (
+            {"inputs": tf.ones([2, 3], tf.float16)},
+            "'w' does not know the scale",
+        ),
+        ({"labels": [[[1]]]}, r"`labels` must .*\(1, 1, 1\)"),
+        ({"labels": [1.5, 2.5]}, "ids must be integers"),
+        ({"labels": [1, 50]}, r"not in the vocabulary of 10 .*\[50\]"),
+        ({"labels": [1, -1]}, r"not in the vocabulary of 10 .*\[-1\]"),
+        ({"num_sampled": 0}, "`num_sampled` must be a positive"),
+        ({"num_sampled": 11}, "at most the size of the vocabulary, 10"),
+        ({"sampler": None}, "either `sampler`.* or `sampled_values`"),
+        (
+            {
+                "sampler": None,
+                "sampled_values": ([1, 2], tf.ones([2, 1]), tf.ones([2])),
+            },
+            "num_sampled=3, and sampled ids of shape",
+        ),
+    ],
+)
+def test_loss_refuses_what_does_not_fit(
+    embedded, loss_pair, arguments, message
+):
+    table = tsw.EmbeddingTable("w", DIM)
+    defaults = {
+        "weights": table,
+        "biases": None,
+        "labels": [1, 2],
+        "inputs": tf.ones([2, DIM]),
+        "num_sampled": 3,
+        "sampler": tsw.nn.LogUniformSampler(10),
+    }
+
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        loss_pair[0](**{**defaults, **arguments})
+
+
+def test_a_table_that_would_not_learn_is_an_error(embedded):
+    table = tsw.EmbeddingTable("w", DIM)
+    sampler = tsw.nn.LogUniformSampler(10)
+
+    with (
+        tf.GradientTape(),
+        pytest.raises(ValueError, match=r"'w' would not learn.*tape\.watch"),
+    ):
+        tsw.nn.nce_loss(table, None, [1], tf.ones([1, DIM]), 3, sampler)
+
+
+def test_biases_of_another_dim_are_refused(embedded):
+    table = tsw.EmbeddingTable("w", DIM)
+    sampler = tsw.nn.LogUniformSampler(10)
+
+    with pytest.raises(ValueError, match="`biases` must have dim 1"):
+        tsw.nn.nce_loss(table, table, [1], tf.ones([1, DIM]), 3, sampler)
+
+
+def test_a_layer_of_another_dim_is_refused(embedded):
+    layer = tsw.keras.DynamicEmbedding(DIM + 1)
+    sampler = tsw.nn.LogUniformSampler(10)
+
+    with pytest.raises(ValueError, match=r"`weights` must map .* \(n, 3\)"):
+        tsw.nn.nce_loss(layer, None, [1], tf.ones([1, DIM]), 3, sampler)
+
+
+# --- Samplers -----------------------------------------------------------------
+
+COUNTS = np.arange(1, NUM_CLASSES + 1)
+
+
+def make_samplers(ids):
+    return [
+        tsw.nn.LogUniformSampler(NUM_CLASSES, ids=ids),
+        tsw.nn.UnigramSampler(COUNTS if ids is None else (ids, COUNTS), 0.5),
+    ]
+
+
+@pytest.mark.parametrize("unique", [True, False])
+@pytest.mark.parametrize("kind", [0, 1], ids=["log_uniform", "unigram"])
+def test_sampler_draws_and_counts_as_tensorflow(mode, kind, unique):
+    classes = np.array([[3, 4], [4, 29]])
+    sampler = make_samplers(IDS)[kind]
+
+    ours = mode(
+        lambda: sampler.sample(IDS[classes], 8, unique=unique, seed=5)
+    )()
+    options = {
+        "true_classes": tf.constant(classes),
+        "num_true": 2,
+        "num_sampled": 8,
+        "unique": unique,
+        "range_max": NUM_CLASSES,
+        "seed": 5,
+    }
+    if kind == 0:
+        theirs = tf.random.log_uniform_candidate_sampler(**options)
+    else:
+        theirs = tf.random.fixed_unigram_candidate_sampler(
+            **options, distortion=0.5, unigrams=COUNTS.astype(float).tolist()
+        )
+
+    assert set(ours.sampled_candidates.numpy()) <= set(IDS)
+    if not unique:
+        # With repetition expected counts do not depend on the draw.
+        np.testing.assert_array_equal(ours[1], theirs[1])
+        probability = (
+            np.log((np.arange(NUM_CLASSES) + 2) / (np.arange(NUM_CLASSES) + 1))
+            / np.log(NUM_CLASSES + 1)
+            if kind == 0
+            else np.sqrt(COUNTS) / np.sqrt(COUNTS).sum()
+        )
+        np.testing.assert_allclose(ours[1], 8 * probability[classes], rtol=1e-5)
+        place = {x: i for i, x in enumerate(IDS)}
+        drawn = [place[x] for x in ours.sampled_candidates.numpy()]
+        np.testing.assert_allclose(ours[2], 8 * probability[drawn], rtol=1e-5)
+    else:
+        assert len(set(ours.sampled_candidates.numpy())) == 8
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["log_uniform", "unigram"])
+def test_sampler_without_ids_takes_classes_for_ids(kind):
+    sampler = make_samplers(None)[kind]
+
+    drawn = sampler.sample([[0]], NUM_CLASSES)
+
+    np.testing.assert_array_equal(
+        np.sort(drawn.sampled_candidates), np.arange(NUM_CLASSES)
+    )
+    np.testing.assert_array_equal(sampler.ids, np.arange(NUM_CLASSES))
+
+
+def test_frequent_ids_are_drawn_more_often():
+    log_uniform, unigram = make_samplers(IDS)
+    label = IDS[:1, np.newaxis]
+
+    def share(sampler, which):
+        drawn = sampler.sample(label, 20_000, unique=False, seed=1)
+        return np.mean(np.isin(drawn.sampled_candidates, which))
+
+    # The first two classes: log(3) / log(31); the last two: by their roots.
+    assert abs(share(log_uniform, IDS[:2]) - 0.320) < 0.02
+    expected = np.sqrt([29, 30]).sum() / np.sqrt(COUNTS).sum()
+    assert abs(share(unigram, IDS[-2:]) - expected) < 0.02
+
+
+@hypothesis.given(st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1))
+def test_vocabulary_finds_each_id_and_no_other(ids):
+    listed = list(ids)
+    vocabulary = samplers._Vocabulary(
+        np.array(listed, np.int64), len(listed), "test"
+    )
+    absent = [x for x in (0, -(2**63), 2**63 - 1) if x not in ids]
+
+    classes, is_known = vocabulary.to_classes(
+        tf.constant(listed + absent, tf.int64)
+    )
+
+    np.testing.assert_array_equal(
+        is_known, [True] * len(listed) + [False] * len(absent)
+    )
+    np.testing.assert_array_equal(
+        classes[: len(listed)], np.arange(len(listed))
+    )
+    np.testing.assert_array_equal(
+        vocabulary.to_ids(tf.range(len(listed))), listed
+    )
+
+
+def test_sampler_refuses_unknown_labels_in_a_graph():
+    sampler = tsw.nn.LogUniformSampler(3, ids=[5, 6, 7])
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)vocabulary.*\[8\]"
+    ):
+        tf.function(lambda x: sampler.sample(x, 2))(tf.constant([[5], [8]]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tsw.nn.LogUniformSampler(0), "`range_max` must be a positive"),
+        (lambda: tsw.nn.LogUniformSampler(2, ids=[1]), r"shape \(2,\)"),
+        (lambda: tsw.nn.LogUniformSampler(2, ids=[7, 7]), "Received 7 twice"),
+        (lambda: tsw.nn.LogUniformSampler(1, ids=[0.5]), "must be integers"),
+        (lambda: tsw.nn.UnigramSampler([]), "`counts` must be"),
+        (lambda: tsw.nn.UnigramSampler([1, 0]), "leave it out"),
+        (lambda: tsw.nn.UnigramSampler([1.0, np.nan]), "`counts` must be"),
+        (lambda: tsw.nn.UnigramSampler(([1, 2], [1])), r"shape \(1,\)"),
+        (lambda: tsw.nn.UnigramSampler([1], np.inf), "`distortion` must be"),
+    ],
+)
+def test_sampler_refuses_arguments_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_sampler_refuses_labels_without_an_axis():
+    with pytest.raises(ValueError, match=r"\(batch_size, num_true\)"):
+        tsw.nn.LogUniformSampler(3).sample([1, 2], 1)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["log_uniform", "unigram"])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["classes", "ids"])
+def test_sampler_config_round_trip(kind, ids):
+    sampler = make_samplers(ids)[kind]
+
+    again = samplers.from_config(samplers.to_config(sampler))
+
+    assert type(again) is type(sampler)
+    assert again.get_config() == sampler.get_config()
+    np.testing.assert_array_equal(again.ids, sampler.ids)
+
+
+def test_config_of_another_sampler_is_refused():
+    with pytest.raises(ValueError, match="class_name='Other'"):
+        samplers.from_config({"class_name": "Other", "config": {}})
+
+
+# --- Layers -------------------------------------------------------------------
+
+
+def make_model(layer_class, sampler, dtype="float32", **arguments):
+    """Learns which item follows which; returns model, users and loss."""
+    optimizer = tsw.optimizers.Adam(0.05)
+    last = keras.Input((), dtype="int64")
+    label = keras.Input((), dtype="int64")
+    seen = tsw.keras.DynamicEmbedding(
+        8, name="seen", optimizer=optimizer, dtype=dtype
+    )(last)
+    user = keras.layers.Dense(8, dtype=dtype)(seen)
+    loss = layer_class(
+        tsw.keras.DynamicEmbedding(
+            8, name="next", optimizer=optimizer, dtype=dtype
+        ),
+        sampler,
+        5,
+        biases=tsw.keras.DynamicEmbedding(
+            1, name="popularity", optimizer=optimizer, dtype=dtype
+        ),
+        seed=1,
+        name="loss",
+        dtype=dtype,
+        **arguments,
+    )
+    model = keras.Model([last, label], loss(user, label))
+    model.compile(keras.optimizers.Adam(0.05))
+    return model, keras.Model(last, user), loss
+
+
+@pytest.fixture
+def chain():
+    """Items that follow each other in a circle."""
+    keras.utils.set_random_seed(1)
+    last = np.random.default_rng(1).integers(0, NUM_CLASSES, 2000)
+    return IDS[last], IDS[(last + 1) % NUM_CLASSES]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "mixed_float16", "mixed_bfloat16"]
+)
+@pytest.mark.parametrize(
+    "layer_class", [tsw.keras.SampledSoftmax, tsw.keras.NCE]
+)
+def test_layer_learns_in_fit(embedded, chain, layer_class, dtype):
+    sampler = tsw.nn.UnigramSampler((IDS, np.ones(NUM_CLASSES)))
+    model, users, loss = make_model(layer_class, sampler, dtype)
+
+    history = model.fit(list(chain), epochs=8, batch_size=50, verbose=0)
+    scores = loss.score(users(IDS), IDS)
+
+    best = np.argmax(scores, axis=1)
+    right = np.mean(best == (np.arange(NUM_CLASSES) + 1) % NUM_CLASSES)
+    assert right > 0.9
+    losses = history.history["loss"]
+    assert losses[-1] < losses[0] / 2
+    assert model.evaluate(list(chain), verbose=0) < losses[0] / 2
+
+
+def test_layer_learns_on_servers(make_cluster, chain):
+    make_cluster(2)
+    model, users, loss = make_model(
+        tsw.keras.SampledSoftmax, tsw.nn.LogUniformSampler(NUM_CLASSES, IDS)
+    )
+
+    model.fit(list(chain), epochs=3, batch_size=50, verbose=0)
+    scores = loss.score(users(IDS), IDS)
+
+    best = np.argmax(scores, axis=1)
+    assert np.mean(best == (np.arange(NUM_CLASSES) + 1) % NUM_CLASSES) > 0.7
+
+
+def test_layer_makes_no_rows_in_evaluation(embedded, chain):
+    model, _, loss = make_model(
+        tsw.keras.NCE, tsw.nn.LogUniformSampler(NUM_CLASSES, IDS)
+    )
+
+    value = model.evaluate(list(chain), verbose=0)
+    predictions = model.predict([x[:7] for x in chain], verbose=0)
+
+    assert np.isfinite(value)
+    assert predictions.shape == (7,)
+    assert loss.embedding.table.size() == 0
+
+
+def test_model_is_saved_and_loaded_with_its_rows(embedded, chain, tmp_path):
+    model, users, loss = make_model(
+        tsw.keras.SampledSoftmax,
+        tsw.nn.UnigramSampler((IDS, COUNTS)),
+        remove_accidental_hits=False,
+    )
+    model.fit(list(chain), epochs=1, batch_size=50, verbose=0)
+    model.save(tmp_path / "model.keras")
+
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+
+    again = loaded.get_layer("loss")
+    assert again.get_config()["sampler"] == loss.get_config()["sampler"]
+    assert not again.remove_accidental_hits
+    np.testing.assert_array_equal(
+        again.score(users(IDS), IDS), loss.score(users(IDS), IDS)
+    )
+    loaded.fit(list(chain), epochs=1, batch_size=50, verbose=0)
+
+
+def test_score_of_an_unknown_id_is_zero(embedded):
+    _, _, loss = make_model(
+        tsw.keras.SampledSoftmax, tsw.nn.LogUniformSampler(NUM_CLASSES, IDS)
+    )
+    loss.embedding.table.assign(["known"], np.ones((1, 8)))
+
+    scores = loss.score(tf.ones([2, 8]), ["known", "unknown"])
+
+    np.testing.assert_array_equal(scores, [[8.0, 0.0], [8.0, 0.0]])
+
+
+def test_parameters_of_the_layer_are_its_rows_and_anchors(embedded, chain):
+    model, _, loss = make_model(
+        tsw.keras.SampledSoftmax, tsw.nn.LogUniformSampler(NUM_CLASSES, IDS)
+    )
+    model.fit(list(chain), epochs=1, verbose=0)
+
+    rows = loss.embedding.table.size() + loss.biases.table.size() / 8
+    assert loss.count_params() == rows * 8 + 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embedding": "items"}, "`embedding` must be a DynamicEmbedding"),
+        ({"sampler": "unigram"}, "`sampler` must be one of tfswitch.nn"),
+        ({"num_sampled": 0}, "`num_sampled` must be a positive"),
+    ],
+)
+def test_layer_refuses_arguments_out_of_range(embedded, arguments, message):
+    defaults = {
+        "embedding": tsw.keras.DynamicEmbedding(4),
+        "sampler": tsw.nn.LogUniformSampler(3),
+        "num_sampled": 2,
+    }
+    with pytest.raises(ValueError, match=message):
+        tsw.keras.SampledSoftmax(**{**defaults, **arguments})
+
+
+@pytest.mark.parametrize("options", [{"mask_zero": True}, {"combiner": "sum"}])
+def test_layer_refuses_an_embedding_that_pools_or_masks(embedded, options):
+    with pytest.raises(ValueError, match=r"no combiner and mask_zero=False"):
+        tsw.keras.NCE(
+            tsw.keras.DynamicEmbedding(4, **options),
+            tsw.nn.LogUniformSampler(3),
+            2,
+        )
+
+
+def test_layer_refuses_biases_of_another_dim(embedded):
+    with pytest.raises(ValueError, match="`biases` must have `output_dim` 1"):
+        tsw.keras.NCE(
+            tsw.keras.DynamicEmbedding(4),
+            tsw.nn.LogUniformSampler(3),
+            2,
+            biases=tsw.keras.DynamicEmbedding(4),
+        )
+
+
+@pytest.mark.parametrize("module", [sampled_losses, samplers])
+def test_examples_of_the_docstrings(embedded, module):
+    runner = doctest.DocTestRunner()
+    globs = {"tsw": tsw, "tf": tf}
+    for test in doctest.DocTestFinder().find(module, globs=globs):
+        runner.run(test)
+
+    assert runner.tries > 0
+    assert runner.failures == 0

@@ -1,0 +1,494 @@
+"""Ids from strings, one id space for several features, and collisions.
+
+A table knows only 64-bit integers. `hash_strings` makes them of strings, `pack`
+marks them with the feature that they are of, and `HashCollisions` counts how
+often two inputs got the same id.
+
+NumPy arrays give NumPy arrays; ragged and sparse tensors keep their structure;
+everything else gives tensors.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfswitch.ops import string_ops
+from tfswitch.ops.ids import to_id_array, to_id_tensor, to_string_tensor
+
+_MAX_SALT = 2**63 - 1
+_MAX_SLOT_BITS = 32
+
+# Salt of the fingerprint that tells inputs with the same id apart: the first 64
+# bits of the fraction of pi, which nobody chooses by accident.
+_FINGERPRINT_SALT = 0x243F6A8885A308D3
+
+
+def hash_strings(strings: Any, salt: int = 0) -> Any:
+    """Hashes each string to an int64 id.
+
+    The hash is Fingerprint64 of FarmHash, which is fixed for good: it is the
+    same on every machine, in every version of TensorFlow and tfswitch, and in
+    other programs (`FARM_FINGERPRINT` of BigQuery, `farmhash` packages). The 64
+    bits are read as a signed number. With a salt it is the hash of the salt's 8
+    bytes, the lowest first, followed by the string; then other strings collide.
+    It is no protection against people who choose strings that collide.
+
+    Works in eager mode, in `tf.function` and in `tf.data` maps.
+
+    Example:
+
+    >>> tsw.ids.hash_strings(["apple", "pear"]).numpy()
+    array([ 6447335267136888601, -3559946605451344698])
+
+    Args:
+        strings: Strings of any shape: a dense, ragged or sparse tensor, a NumPy
+            array, a list, a `str` or `bytes`. Their bytes count, `str` as
+            UTF-8: there is no normalisation of case or form.
+        salt: 0 (none) to 2**63 - 1.
+
+    Returns:
+        int64 of the shape and kind of `strings`. Any int64 may occur.
+
+    Raises:
+        ValueError: If `strings` are not strings, or `salt` is out of range.
+
+    Source: Geoff Pike, FarmHash, https://github.com/google/farmhash; as
+    TensorFlow has it for `tf.fingerprint`.
+    """
+    if (
+        isinstance(salt, bool)
+        or not isinstance(salt, (int, np.integer))
+        or not 0 <= salt <= _MAX_SALT
+    ):
+        raise ValueError(
+            "`salt` must be an integer from 0 to 2**63 - 1. "
+            f"Received: salt={salt!r}"
+        )
+    salt = int(salt)
+
+    def hash_array(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind not in "OSUT":
+            _refuse_strings(array.dtype)
+        tensor = to_string_tensor(array, "hash_strings")
+        return string_ops.hash_strings(tensor, salt=salt).numpy()
+
+    def hash_tensor(tensor: Any) -> tf.Tensor:
+        if not tf.is_tensor(tensor):
+            kind = np.asarray(tensor).dtype
+            array = np.asarray(tensor, dtype=object)
+            if array.size and kind.kind not in "OSUT":
+                _refuse_strings(kind)
+            tensor = to_string_tensor(array, "hash_strings")
+        if tensor.dtype != tf.string:
+            _refuse_strings(tensor.dtype.name)
+        return string_ops.hash_strings(tensor, salt=salt)
+
+    return _map_values(strings, hash_tensor, hash_array)
+
+
+def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
+    """Puts the number of a feature into the high bits of its ids.
+
+        | slot: slot_bits | id: 64 - slot_bits |
+
+    So features share one table, and the same number in two features is two ids.
+    Of an id the low 64 - slot_bits bits stay: what is below 2**52, with 12 bits
+    for the slot, comes back from `unpack`. Of strings it is the low bits of
+    their hash, so that collisions within a slot are those of a hash of as many
+    bits: see `HashCollisions`.
+
+    Works in eager mode, in `tf.function` and in `tf.data` maps; NumPy gives the
+    same numbers. In slots from 1 on nothing packs to 0, also not a padding of
+    0: pad after packing.
+
+    Example:
+
+    >>> tsw.ids.pack(3, np.array([7, 8]))
+    array([13510798882111495, 13510798882111496])
+    >>> tsw.ids.unpack(13510798882111495)
+    (3, 7)
+
+    Args:
+        slot: Number of the feature, 0 to 2**slot_bits - 1; or integers that
+            broadcast with dense `ids`, such as one per column.
+        ids: Integers or strings of any shape: a dense, ragged or sparse tensor,
+            a NumPy array, a list or scalar.
+        slot_bits: Bits for the slot, 1 to 32. Part of what the ids mean: with
+            another number all ids of a table are others.
+
+    Returns:
+        int64 of the shape and kind of `ids`. From slot 2**(slot_bits - 1) on
+        they are negative.
+
+    Raises:
+        ValueError: If `slot` or `slot_bits` is out of range, or `ids` are
+            neither integers nor strings.
+        tf.errors.InvalidArgumentError: If a `slot` that only the running graph
+            knows is out of range.
+    """
+    _check_slot_bits(slot_bits)
+    shift = 64 - int(slot_bits)
+    mask = 2**shift - 1
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) and np.ndim(slot):
+        raise ValueError(
+            "`slot` must be a single number for ragged and sparse ids. "
+            f"Received: slot of shape {np.shape(slot)}"
+        )
+    slot = _to_slot(slot, int(slot_bits))
+    if tf.is_tensor(slot) and isinstance(ids, (np.ndarray, np.generic)):
+        ids = to_id_tensor(ids, "pack")
+
+    def pack_array(array: np.ndarray) -> np.ndarray:
+        keys = to_id_array(array, "pack").astype(np.int64)
+        return np.bitwise_or(np.left_shift(slot, shift), keys & mask)
+
+    def pack_tensor(tensor: Any) -> tf.Tensor:
+        keys = tf.cast(to_id_tensor(tensor, "pack"), tf.int64)
+        high = tf.bitwise.left_shift(
+            tf.convert_to_tensor(slot), tf.constant(shift, tf.int64)
+        )
+        low = tf.bitwise.bitwise_and(keys, tf.constant(mask, tf.int64))
+        return tf.bitwise.bitwise_or(high, low)
+
+    return _map_values(ids, pack_tensor, pack_array)
+
+
+def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
+    """Takes apart what `pack` made.
+
+    Args:
+        packed: int64 of any shape, as `pack` takes ids.
+        slot_bits: As it was for `pack`.
+
+    Returns:
+        The slots, and the low bits of the ids, from 0 to
+        2**(64 - slot_bits) - 1: the ids themselves if they were in that range.
+        Both int64 of the shape and kind of `packed`; for a Python integer they
+        are Python integers.
+
+    Raises:
+        ValueError: If `slot_bits` is out of range, or `packed` is not int64.
+    """
+    _check_slot_bits(slot_bits)
+    shift = 64 - int(slot_bits)
+    id_mask, slot_mask = 2**shift - 1, 2 ** int(slot_bits) - 1
+    if isinstance(packed, int) and not isinstance(packed, bool):
+        if not -(2**63) <= packed < 2**63:
+            raise ValueError(
+                f"`packed` must be int64. Received: packed={packed!r}"
+            )
+        return (packed >> shift) & slot_mask, packed & id_mask
+    dtype = getattr(packed, "dtype", np.asarray(packed).dtype)
+    if tf.as_dtype(dtype) != tf.int64:
+        raise ValueError(
+            f"`packed` must be int64. Received: dtype={tf.as_dtype(dtype).name}"
+        )
+
+    def slots_of(tensor: Any) -> tf.Tensor:
+        high = tf.bitwise.right_shift(
+            tf.convert_to_tensor(tensor), tf.constant(shift, tf.int64)
+        )
+        return tf.bitwise.bitwise_and(high, tf.constant(slot_mask, tf.int64))
+
+    def ids_of(tensor: Any) -> tf.Tensor:
+        return tf.bitwise.bitwise_and(
+            tf.convert_to_tensor(tensor), tf.constant(id_mask, tf.int64)
+        )
+
+    return (
+        _map_values(packed, slots_of, lambda x: (x >> shift) & slot_mask),
+        _map_values(packed, ids_of, lambda x: x & id_mask),
+    )
+
+
+class HashCollisions:
+    """Counts inputs that got the id of another input.
+
+    It sees inputs and their ids, in Python or on the way through a `tf.data`
+    pipeline, and keeps 16 bytes of each distinct input: the id, and a second
+    fingerprint of 64 bits that does not depend on the id. Two inputs count as
+    one only if both agree. Of integers the second fingerprint is the number
+    itself, so their count is exact. Thread-safe.
+
+    Example:
+
+    >>> collisions = tsw.ids.HashCollisions(slot_bits=12)
+    >>> names = np.array(["apple", "pear", "apple"])
+    >>> ids = collisions.count(names, tsw.ids.pack(3, names))
+    >>> collisions.stats()["inputs"], collisions.stats()["collisions"]
+    (2, 0)
+
+    and in a pipeline:
+
+    ```python
+    dataset = dataset.map(
+        lambda names: collisions.count(names, tsw.ids.hash_strings(names))
+    )
+    ```
+
+    Args:
+        slot_bits: As for `pack`, if the ids come from there: inputs of two
+            slots cannot collide. 0: the ids are hashes of 64 bits.
+        max_inputs: Counts so many distinct inputs at most, and after that none
+            that are new. 2**24 of them take 256 MiB, and up to three times as
+            much while they are sorted.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(self, *, slot_bits: int = 0, max_inputs: int = 2**24) -> None:
+        if slot_bits != 0:
+            _check_slot_bits(slot_bits)
+        if isinstance(max_inputs, bool) or not (
+            isinstance(max_inputs, (int, np.integer)) and max_inputs >= 1
+        ):
+            raise ValueError(
+                "`max_inputs` must be a positive integer. "
+                f"Received: max_inputs={max_inputs!r}"
+            )
+        self._slot_bits = int(slot_bits)
+        self._max_inputs = int(max_inputs)
+        self._lock = threading.Lock()
+        # Distinct pairs, sorted by id and then by fingerprint.
+        self._ids = np.zeros(0, np.int64)
+        self._fingerprints = np.zeros(0, np.int64)
+        # Pairs that have not been sorted in.
+        self._pending: list[tuple[np.ndarray, np.ndarray]] = []
+        self._num_pending = 0
+        self._is_full = False
+
+    def count(self, inputs: Any, ids: Any) -> Any:
+        """Counts inputs and returns their ids as they are.
+
+        In a graph they are counted when it runs and the result is used, in the
+        process that called this.
+
+        Args:
+            inputs: Strings or integers of any shape and kind, as `pack` takes
+                them.
+            ids: int64 of the same shape and kind.
+
+        Raises:
+            ValueError: If `ids` are not int64 or of another shape than
+                `inputs`.
+        """
+        fingerprints = _fingerprints_of(_values_of(inputs))
+        values = _values_of(ids)
+        if not tf.is_tensor(values):
+            values = np.asarray(values)
+        if tf.as_dtype(values.dtype) != tf.int64:
+            raise ValueError(
+                "`ids` must be int64, as hash_strings and pack make them. "
+                f"Received: dtype={tf.as_dtype(values.dtype).name}"
+            )
+        if not tf.TensorShape(values.shape).is_compatible_with(
+            fingerprints.shape
+        ):
+            raise ValueError(
+                "`ids` must have the shape of `inputs`. Received: ids of shape "
+                f"{values.shape} and inputs of shape {fingerprints.shape}"
+            )
+        if not tf.is_tensor(values) and not tf.is_tensor(fingerprints):
+            self._add(fingerprints, values)
+            return ids
+        values = tf.convert_to_tensor(values)
+        fingerprints = tf.convert_to_tensor(fingerprints)
+        if hasattr(values, "numpy") and hasattr(fingerprints, "numpy"):
+            self._add(fingerprints.numpy(), values.numpy())
+            return ids
+        counted = tf.numpy_function(self._add, [fingerprints, values], tf.int64)
+        with tf.control_dependencies([counted]):
+            return _map_values(ids, tf.identity, tf.identity)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what has been counted.
+
+        Returns:
+            A dict:
+
+            *   inputs: Distinct inputs.
+            *   ids: Distinct ids.
+            *   collisions: inputs - ids, how many inputs have no id of their
+                own.
+            *   expected_collisions: What a random function would have, as a
+                float: with n inputs and m possible ids (2**64, or
+                2**(64 - slot_bits) in each slot, which add up)
+                n - m (1 - (1 - 1/m)^n), which is about n^2 / 2m. Integers that
+                `pack` keeps do not collide, so count them apart.
+            *   is_full: Whether `max_inputs` has been reached.
+        """
+        with self._lock:
+            self._sort_in()
+            num_inputs = len(self._ids)
+            num_ids = int(np.sum(_starts_of_runs(self._ids)))
+            if self._slot_bits:
+                slots = self._ids >> (64 - self._slot_bits)  # Sorted, too.
+                starts = np.flatnonzero(_starts_of_runs(slots))
+                sizes = np.diff(np.append(starts, num_inputs))
+            else:
+                sizes = np.array([num_inputs])
+            return {
+                "inputs": num_inputs,
+                "ids": num_ids,
+                "collisions": num_inputs - num_ids,
+                "expected_collisions": sum(
+                    _expected_collisions(int(n), 2 ** (64 - self._slot_bits))
+                    for n in sizes
+                ),
+                "is_full": self._is_full,
+            }
+
+    def _add(self, fingerprints: np.ndarray, ids: np.ndarray) -> np.int64:
+        if fingerprints.shape != ids.shape:
+            raise ValueError(
+                f"{ids.shape} ids of {fingerprints.shape} inputs: the shapes "
+                "must be the same"
+            )
+        with self._lock:
+            if not self._is_full and ids.size:
+                # Copies: TensorFlow takes the memory back.
+                self._pending.append(
+                    (ids.flatten(), fingerprints.astype(np.int64).flatten())
+                )
+                self._num_pending += ids.size
+                # By a share of what there is, so that n inputs are sorted
+                # log n times and not n times.
+                if self._num_pending >= max(2**16, len(self._ids) // 4):
+                    self._sort_in()
+        return np.int64(ids.size)
+
+    def _sort_in(self) -> None:
+        if not self._pending:
+            return
+        known = len(self._ids)
+        ids = np.concatenate([self._ids, *(pair[0] for pair in self._pending)])
+        fingerprints = np.concatenate(
+            [self._fingerprints, *(pair[1] for pair in self._pending)]
+        )
+        self._pending, self._num_pending = [], 0
+        # Stable, so that of equal pairs the one that is known comes first.
+        order = np.lexsort((fingerprints, ids))
+        ids, fingerprints = ids[order], fingerprints[order]
+        distinct = _starts_of_runs(ids) | _starts_of_runs(fingerprints)
+        excess = int(np.sum(distinct)) - self._max_inputs
+        if excess >= 0:
+            self._is_full = True
+        if excess > 0:
+            new = np.flatnonzero(distinct & (order >= known))
+            # The latest go.
+            latest = new[np.argsort(order[new])[len(new) - excess :]]
+            distinct[latest] = False
+        self._ids, self._fingerprints = ids[distinct], fingerprints[distinct]
+
+
+def _map_values(
+    value: Any,
+    of_tensor: Callable[[Any], tf.Tensor],
+    of_array: Callable[[np.ndarray], np.ndarray],
+) -> Any:
+    """Applies one function to tensors of any kind, another one to arrays."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.with_flat_values(of_tensor(value.flat_values))
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensor(
+            value.indices, of_tensor(value.values), value.dense_shape
+        )
+    if isinstance(value, (np.ndarray, np.generic)):
+        return of_array(np.asarray(value))
+    return of_tensor(value)
+
+
+def _values_of(value: Any) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        return value.flat_values
+    if isinstance(value, tf.SparseTensor):
+        return value.values
+    return value
+
+
+def _fingerprints_of(inputs: Any) -> Any:
+    """64 bits of each input that do not depend on its id."""
+    if not tf.is_tensor(inputs):
+        array = np.asarray(inputs)
+        if array.dtype.kind not in "OSUT":
+            return to_id_array(inputs, "HashCollisions").astype(np.int64)
+        return hash_strings(inputs, salt=_FINGERPRINT_SALT)
+    if inputs.dtype == tf.string:
+        return hash_strings(inputs, salt=_FINGERPRINT_SALT)
+    return tf.cast(to_id_tensor(inputs, "HashCollisions"), tf.int64)
+
+
+def _starts_of_runs(values: np.ndarray) -> np.ndarray:
+    """Marks what differs from the value before it, and the first."""
+    starts = np.ones(len(values), bool)
+    starts[1:] = values[1:] != values[:-1]
+    return starts
+
+
+def _expected_collisions(n: int, m: int) -> float:
+    """n less the expected number of distinct values of n draws from m."""
+    if n < 2:
+        return 0.0
+    if n < m * 1e-4:
+        # The first two terms of the binomial series; the difference of two
+        # large numbers would have no digits left.
+        pairs = n * (n - 1) / (2 * m)
+        return pairs * (1 - (n - 2) / (3 * m))
+    return n + m * math.expm1(n * math.log1p(-1 / m))
+
+
+def _refuse_strings(dtype: Any) -> None:
+    raise ValueError(
+        f"hash_strings: expected strings, got {dtype}. Integers are ids as "
+        "they are; tfswitch.ids.pack takes both."
+    )
+
+
+def _check_slot_bits(slot_bits: Any) -> None:
+    if (
+        isinstance(slot_bits, bool)
+        or not isinstance(slot_bits, (int, np.integer))
+        or not 1 <= slot_bits <= _MAX_SLOT_BITS
+    ):
+        raise ValueError(
+            f"`slot_bits` must be an integer from 1 to {_MAX_SLOT_BITS}. "
+            f"Received: slot_bits={slot_bits!r}"
+        )
+
+
+def _to_slot(slot: Any, slot_bits: int) -> Any:
+    """Slots as int64: an array or, if only a graph knows them, a tensor."""
+    dtype = tf.as_dtype(
+        slot.dtype if tf.is_tensor(slot) else np.asarray(slot).dtype
+    )
+    if not dtype.is_integer:
+        raise ValueError(
+            f"`slot` must be an integer. Received: slot={slot!r} (of type "
+            f"{dtype.name})"
+        )
+    max_slot = 2**slot_bits - 1
+    if tf.is_tensor(slot) and not hasattr(slot, "numpy"):
+        slot = tf.cast(slot, tf.int64)
+        message = f"`slot` must be from 0 to {max_slot}, with {slot_bits} bits"
+        with tf.control_dependencies(
+            [
+                tf.debugging.assert_non_negative(slot, message),
+                tf.debugging.assert_less_equal(
+                    slot, tf.constant(max_slot, tf.int64), message
+                ),
+            ]
+        ):
+            return tf.identity(slot)
+    slots = np.asarray(slot)
+    wrong = slots[(slots < 0) | (slots > max_slot)]
+    if wrong.size:
+        raise ValueError(
+            f"`slot` must be from 0 to {max_slot}, with {slot_bits} bits. "
+            f"Received: slot={wrong.flat[0]}"
+        )
+    return slots.astype(np.int64)

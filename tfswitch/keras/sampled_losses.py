@@ -1,0 +1,220 @@
+"""Sampled losses as layers, for `fit`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfswitch.keras import _backend
+from tfswitch.keras.dynamic_embedding import DynamicEmbedding
+from tfswitch.nn import sampled_losses, samplers
+
+
+class _SampledLoss(_backend.Layer):
+    """What the layers have in common; `_loss` is what sets them apart."""
+
+    _loss: Any
+    built: bool
+
+    def __init__(
+        self,
+        embedding: DynamicEmbedding,
+        sampler: samplers.Sampler,
+        num_sampled: int,
+        *,
+        biases: DynamicEmbedding | None = None,
+        remove_accidental_hits: bool | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check_embedding("embedding", embedding)
+        if biases is not None:
+            _check_embedding("biases", biases)
+            if biases.output_dim != 1:
+                raise ValueError(
+                    "`biases` must have `output_dim` 1. Received: layer "
+                    f"'{biases.name}' with output_dim={biases.output_dim}"
+                )
+        if not isinstance(sampler, samplers.Sampler):
+            raise ValueError(
+                "`sampler` must be one of tfswitch.nn, such as "
+                f"LogUniformSampler. Received: sampler={sampler!r}"
+            )
+        samplers.check_num_sampled(num_sampled, type(self).__name__)
+        # Labels are integers or strings, and no float16.
+        kwargs.setdefault("autocast", False)
+        super().__init__(name=name, **kwargs)
+        self.embedding = embedding
+        self.biases = biases
+        self.sampler = sampler
+        self.num_sampled = int(num_sampled)
+        self.remove_accidental_hits = (
+            type(self)._removes_accidental_hits
+            if remove_accidental_hits is None
+            else bool(remove_accidental_hits)
+        )
+        self.seed = seed
+        self.supports_jit = False
+
+    def build(self, inputs_shape: Any = None, labels_shape: Any = None) -> None:
+        if self.built:
+            return
+        self.embedding.build()
+        if self.biases is not None:
+            self.biases.build()
+        self.built = True
+
+    def call(self, inputs: Any, labels: Any, training: Any = None) -> Any:
+        losses = type(self)._loss(
+            self.embedding,
+            self.biases,
+            labels,
+            tf.cast(inputs, tf.float32),
+            self.num_sampled,
+            self.sampler,
+            remove_accidental_hits=self.remove_accidental_hits,
+            training=training,
+            seed=self.seed,
+            name=type(self).__name__,
+        )
+        self.add_loss(tf.reduce_mean(losses))
+        return losses
+
+    def score(self, inputs: Any, ids: Any) -> tf.Tensor:
+        """Scores candidates in full, without sampling: the logits of the model.
+
+        Nothing is created, and an id without a row scores 0.
+
+        Args:
+            inputs: Floats, `(batch_size, dim)`.
+            ids: Integers or strings, `(num_candidates,)`, the same for all.
+
+        Returns:
+            float32, `(batch_size, num_candidates)`.
+        """
+        rows = self.embedding.table.lookup(ids)
+        scores = tf.matmul(tf.cast(inputs, tf.float32), rows, transpose_b=True)
+        if self.biases is None:
+            return scores
+        return scores + self.biases.table.lookup(ids)[:, 0]
+
+    def compute_output_shape(
+        self, inputs_shape: Any, labels_shape: Any = None
+    ) -> Any:
+        return (inputs_shape[0],)
+
+    def compute_output_spec(
+        self, inputs: Any, labels: Any, training: Any = None
+    ) -> Any:
+        """What Keras 3 asks instead of `call` for a model's placeholders."""
+        return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
+
+    def count_params(self) -> int:
+        """Returns the number of floats in the rows, and of the anchors."""
+        layers = [self.embedding, self.biases]
+        return sum(layer.count_params() for layer in layers if layer)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config.update(
+            {
+                "embedding": _backend.serialize(self.embedding),
+                "sampler": samplers.to_config(self.sampler),
+                "num_sampled": self.num_sampled,
+                "biases": self.biases and _backend.serialize(self.biases),
+                "remove_accidental_hits": self.remove_accidental_hits,
+                "seed": self.seed,
+            }
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "_SampledLoss":
+        config = dict(config)
+        for name in ("embedding", "biases"):
+            if isinstance(config[name], Mapping):
+                config[name] = _backend.deserialize(config[name])
+        config["sampler"] = samplers.from_config(config["sampler"])
+        return cls(**config)
+
+
+@_backend.register_keras_serializable(package="tfswitch")
+class SampledSoftmax(_SampledLoss):
+    """Adds the sampled softmax loss of predicting ids of a dynamic table.
+
+    The last layer of a model whose classes are ids: the next item, the item of
+    a pair of towers. It holds the output embeddings, draws ids with the
+    sampler, and adds the mean of `tfswitch.nn.sampled_softmax_loss` to the
+    model's loss. Only rows of labels and samples are read and pushed. Compile
+    the model with an optimizer and no loss.
+
+    In `evaluate` it is the same estimate, with new samples and no new rows. For
+    predictions, leave the layer out and use `score`.
+
+    Example:
+
+    >>> items = tsw.keras.DynamicEmbedding(8)
+    >>> loss = tsw.keras.SampledSoftmax(
+    ...     items, tsw.nn.LogUniformSampler(100), num_sampled=10)
+    >>> user = keras.Input((8,))
+    >>> label = keras.Input((), dtype="int64")
+    >>> model = keras.Model([user, label], loss(user, label))
+    >>> model.compile("adam")
+
+    Args:
+        embedding: A `DynamicEmbedding` without a combiner, for the rows of the
+            labels. It may be one that the model also uses for its inputs.
+        sampler: A sampler of `tfswitch.nn`, with all labels in its vocabulary.
+        num_sampled: How many ids to draw for each batch.
+        biases: A `DynamicEmbedding` of `output_dim` 1, or None for no biases.
+        remove_accidental_hits: Whether a sampled id that is a label of the
+            example is left out there. None: yes.
+        seed: Of the sampling operation; see `tf.random.set_seed`.
+        name: Name of the layer.
+        **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: Floats, `(batch_size, dim)`, `dim` as of `embedding`.
+        labels: Integers or strings, `(batch_size,)` or `(batch_size,
+            num_true)`.
+        training: Whether to create rows, and to push in the backward pass.
+
+    Output shape:
+        `(batch_size,)`, float32: the loss of each example.
+
+    Raises:
+        ValueError: If an argument is out of range or shapes do not fit.
+        tf.errors.InvalidArgumentError: If a label is not in the vocabulary.
+    """
+
+    _loss = staticmethod(sampled_losses.sampled_softmax_loss)
+    _removes_accidental_hits = True
+
+
+@_backend.register_keras_serializable(package="tfswitch")
+class NCE(_SampledLoss):
+    """Adds the noise-contrastive loss of predicting ids of a dynamic table.
+
+    As `SampledSoftmax`, with `tfswitch.nn.nce_loss`, and
+    `remove_accidental_hits` None means no.
+    """
+
+    _loss = staticmethod(sampled_losses.nce_loss)
+    _removes_accidental_hits = False
+
+
+def _check_embedding(argument: str, layer: Any) -> None:
+    if not isinstance(layer, DynamicEmbedding):
+        raise ValueError(
+            f"`{argument}` must be a DynamicEmbedding. Received: "
+            f"{argument}={layer!r} (of type {type(layer).__name__})"
+        )
+    if layer.combiner is not None or layer.mask_zero:
+        raise ValueError(
+            f"`{argument}` must have no combiner and mask_zero=False: each "
+            "label and sampled id needs its row. To share rows with such a "
+            "layer, pass both the same `table`. Received: layer "
+            f"'{layer.name}' with combiner={layer.combiner!r} and "
+            f"mask_zero={layer.mask_zero}"
+        )

@@ -1,0 +1,18 @@
+"""Losses whose classes are ids of a table, trained on samples of them."""
+
+from tfswitch.nn.sampled_losses import nce_loss, sampled_softmax_loss
+from tfswitch.nn.samplers import (
+    LogUniformSampler,
+    SampledValues,
+    Sampler,
+    UnigramSampler,
+)
+
+__all__ = [
+    "LogUniformSampler",
+    "SampledValues",
+    "Sampler",
+    "UnigramSampler",
+    "nce_loss",
+    "sampled_softmax_loss",
+]

@@ -1,0 +1,304 @@
+"""Sampled softmax and noise-contrastive estimation on a table.
+
+The loss itself is TensorFlow's: `tf.nn.sampled_softmax_loss` and
+`tf.nn.nce_loss` get a matrix of the distinct rows that the batch needs, and the
+places of labels and samples in it. What is here is the way to these rows and
+back, so that only they are read and only they are pushed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# Where TensorFlow's own ops ask whether a tape is watching.
+from tensorflow.python.eager import record
+
+from tfswitch.nn.samplers import Sampler, check_num_sampled
+from tfswitch.ops.ids import to_id_tensor
+from tfswitch.table import EmbeddingTable
+
+
+def sampled_softmax_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    sampler: Sampler | None = None,
+    *,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = True,
+    training: bool = True,
+    seed: int | None = None,
+    name: str = "sampled_softmax_loss",
+) -> tf.Tensor:
+    """Softmax over the labels and a sample of the other ids.
+
+    `tf.nn.sampled_softmax_loss` with a dynamic table in place of the matrix of
+    classes. A training call reads the rows of the labels and of the sampled
+    ids; they are created if they are not there. The backward pass pushes
+    gradients of these rows and of no others. It is an estimate for training;
+    to compare models, score candidates in full.
+
+    A table by itself pushes when the backward pass comes by `inputs`. If
+    nothing before `inputs` learns, then either `tape.watch(inputs)`, or pass a
+    `tfswitch.keras.DynamicEmbedding` as `weights`: it has a weight of its own
+    that ties it into the tape, and knows the scale of a scaled loss as well.
+
+    Example:
+
+    >>> items = tsw.EmbeddingTable("item", 2, initializer="ones")
+    >>> loss = tsw.nn.sampled_softmax_loss(
+    ...     weights=items, biases=None, labels=[[70]],
+    ...     inputs=tf.ones([1, 2]), num_sampled=2,
+    ...     sampler=tsw.nn.LogUniformSampler(3, ids=[70, 50, 60]))
+    >>> loss.shape
+    TensorShape([1])
+
+    Args:
+        weights: An `EmbeddingTable`, or a layer such as `DynamicEmbedding` that
+            maps ids `[n]` to `[n, dim]`.
+        biases: The same with dim 1, or None for no biases.
+        labels: Ids (integers or strings), `[batch_size]` or
+            `[batch_size, num_true]`. With several, each has the target
+            probability 1 / num_true.
+        inputs: Floats, `[batch_size, dim]`.
+        num_sampled: How many ids to draw for the batch.
+        sampler: What draws them, without repetition.
+        sampled_values: Instead of a sampler, what one drew: a `SampledValues`
+            or such a tuple. `num_sampled` must agree.
+        remove_accidental_hits: Whether a sampled id that is a label of the
+            example is left out there.
+        training: Whether to create rows, and to push in the backward pass.
+            False reads an unknown id as zeros.
+        seed: Of the sampling operation; see `tf.random.set_seed`.
+        name: Of the operations.
+
+    Returns:
+        `[batch_size]`: the loss of each example, float64 if `inputs` are, else
+        float32.
+
+    Raises:
+        ValueError: If shapes do not fit; if a label is not in the sampler's
+            vocabulary (from inside a graph `tf.errors.InvalidArgumentError`);
+            if an eager tape is watching, but not `inputs`, and `weights` or
+            `biases` is a table.
+
+    Source: Jean et al., On Using Very Large Target Vocabulary for Neural
+    Machine Translation, 2015, arXiv:1412.2007, section 3; and TensorFlow's
+    "Candidate Sampling Algorithms Reference".
+    """
+    return _sampled_loss(
+        tf.nn.sampled_softmax_loss,
+        weights,
+        biases,
+        labels,
+        inputs,
+        num_sampled,
+        sampler,
+        sampled_values=sampled_values,
+        remove_accidental_hits=remove_accidental_hits,
+        training=training,
+        seed=seed,
+        name=name,
+    )
+
+
+def nce_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    sampler: Sampler | None = None,
+    *,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = False,
+    training: bool = True,
+    seed: int | None = None,
+    name: str = "nce_loss",
+) -> tf.Tensor:
+    """Noise-contrastive estimation: labels against samples, one by one.
+
+    `tf.nn.nce_loss` with a dynamic table in place of the matrix of classes;
+    all else is as in `sampled_softmax_loss`, also the arguments.
+
+    Returns:
+        `[batch_size]`: the sum of the logistic losses of the labels and the
+        samples, for each example; float64 if `inputs` are, else float32.
+
+    Source: Gutmann and Hyvärinen, Noise-contrastive estimation, AISTATS 2010.
+    """
+    return _sampled_loss(
+        tf.nn.nce_loss,
+        weights,
+        biases,
+        labels,
+        inputs,
+        num_sampled,
+        sampler,
+        sampled_values=sampled_values,
+        remove_accidental_hits=remove_accidental_hits,
+        training=training,
+        seed=seed,
+        name=name,
+    )
+
+
+def _sampled_loss(
+    loss: Callable[..., tf.Tensor],
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    sampler: Sampler | None,
+    *,
+    sampled_values: Any,
+    remove_accidental_hits: bool,
+    training: bool,
+    seed: int | None,
+    name: str,
+) -> tf.Tensor:
+    check_num_sampled(num_sampled, name)
+    if (sampler is None) == (sampled_values is None):
+        raise ValueError(
+            f"{name}: pass either `sampler`, such as "
+            "tfswitch.nn.LogUniformSampler, or `sampled_values`. Received: "
+            f"sampler={sampler!r}, sampled_values={sampled_values!r}"
+        )
+    inputs = _checked_inputs(inputs, name)
+    with tf.name_scope(name):
+        labels = _checked_labels(labels, name)
+        if sampler is not None:
+            sampled_values = sampler.sample(
+                labels, num_sampled, unique=True, seed=seed
+            )
+        sampled, true_count, sampled_count = sampled_values
+        sampled = tf.cast(to_id_tensor(sampled, name), tf.int64)
+        if not sampled.shape.is_compatible_with([num_sampled]):
+            raise ValueError(
+                f"{name}: `num_sampled` must be the number of sampled ids. "
+                f"Received: num_sampled={num_sampled}, and sampled ids of "
+                f"shape {sampled.shape}"
+            )
+        flat_labels = tf.reshape(labels, [-1])
+        ids, places = tf.unique(
+            tf.concat([flat_labels, sampled], axis=0), out_idx=tf.int64
+        )
+        num_labels = tf.size(flat_labels)
+        rows = _rows(weights, "weights", ids, inputs, inputs.shape[1], training)
+        if biases is None:
+            bias_rows = tf.zeros([tf.size(ids), 1])
+        else:
+            bias_rows = _rows(biases, "biases", ids, inputs, 1, training)
+        if inputs.dtype.size < 4:
+            # Too few bits for a softmax, and the counts are float32.
+            inputs = tf.cast(inputs, tf.float32)
+        return loss(
+            weights=rows,
+            biases=tf.reshape(bias_rows, [-1]),
+            labels=tf.reshape(places[:num_labels], tf.shape(labels)),
+            inputs=inputs,
+            num_sampled=num_sampled,
+            num_classes=tf.size(ids),  # Only for a sampler of its own.
+            num_true=labels.shape[1],
+            sampled_values=(places[num_labels:], true_count, sampled_count),
+            remove_accidental_hits=remove_accidental_hits,
+        )
+
+
+def _checked_labels(labels: Any, name: str) -> tf.Tensor:
+    """Returns int64 `[batch_size, num_true]`."""
+    labels = tf.cast(to_id_tensor(labels, name), tf.int64)
+    if labels.shape.rank == 1:
+        labels = labels[:, tf.newaxis]
+    if labels.shape.rank != 2 or labels.shape[1] is None:
+        raise ValueError(
+            f"{name}: `labels` must have shape (batch_size,) or (batch_size, "
+            "num_true), with num_true known. Received: labels of shape "
+            f"{labels.shape}"
+        )
+    return labels
+
+
+def _checked_inputs(inputs: Any, name: str) -> tf.Tensor:
+    inputs = tf.convert_to_tensor(inputs)
+    if (
+        not inputs.dtype.is_floating
+        or inputs.shape.rank != 2
+        or inputs.shape[1] is None
+    ):
+        raise ValueError(
+            f"{name}: `inputs` must be floats of shape (batch_size, dim), with "
+            f"dim known. Received: inputs of shape {inputs.shape} and dtype "
+            f"{inputs.dtype.name}"
+        )
+    return inputs
+
+
+def _rows(
+    source: Any,
+    argument: str,
+    ids: tf.Tensor,
+    inputs: tf.Tensor,
+    dim: int,
+    training: bool,
+) -> tf.Tensor:
+    """Reads the rows of distinct ids, `[n, dim]`."""
+    if isinstance(source, EmbeddingTable):
+        if source.dim != dim:
+            raise ValueError(
+                f"`{argument}` must have dim {dim}. Received: table "
+                f"'{source.name}' of dim {source.dim}"
+            )
+        if not training:
+            return source.lookup(ids)
+        anchor = _anchor(source, argument, inputs)
+        return source._training_lookup(ids, anchor).embeddings
+    if not callable(source):
+        raise ValueError(
+            f"`{argument}` must be an EmbeddingTable or a layer such as "
+            f"DynamicEmbedding. Received: {argument}={source!r} (of type "
+            f"{type(source).__name__})"
+        )
+    rows = source(ids, training=training)
+    if not rows.shape.is_compatible_with([None, dim]):
+        raise ValueError(
+            f"`{argument}` must map ids of shape (n,) to (n, {dim}). Received: "
+            f"{argument}={source!r}, which maps them to {rows.shape}"
+        )
+    return rows
+
+
+def _anchor(
+    table: EmbeddingTable, argument: str, inputs: tf.Tensor
+) -> tf.Tensor:
+    """A scalar 0 by which the backward pass to `inputs` comes by the table."""
+    if inputs.dtype == tf.float16:
+        raise ValueError(
+            f"table '{table.name}' does not know the scale of a float16 loss. "
+            f"Pass a tfswitch.keras.DynamicEmbedding as `{argument}`, or cast "
+            "`inputs` to float32."
+        )
+    if (
+        tf.executing_eagerly()
+        and record.could_possibly_record()
+        and not record.should_record_backprop([inputs])
+    ):
+        raise ValueError(
+            f"table '{table.name}' would not learn: the tape watches nothing "
+            "that `inputs` comes from. Call tape.watch(inputs), or pass a "
+            f"tfswitch.keras.DynamicEmbedding as `{argument}`."
+        )
+
+    @tf.custom_gradient
+    def tie(inputs: tf.Tensor) -> Any:
+        def backward(gradient: tf.Tensor) -> tf.Tensor:
+            # A zero, but one that comes after the push.
+            return tf.fill(tf.shape(inputs), tf.cast(gradient, inputs.dtype))
+
+        return tf.zeros([]), backward
+
+    return tie(inputs)
