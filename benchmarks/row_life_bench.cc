@@ -447,7 +447,7 @@ void MeasureChurn() {
     }
     fflush(stdout);
   }
-  const int64_t peak = PeakBytes() - begin_resident;
+  const int64_t peak = std::max(PeakBytes() - begin_resident, most_resident);
   printf("%ld rows evicted, %.1f x the capacity\n", num_evicted,
          static_cast<double>(num_evicted) / static_cast<double>(capacity));
   printf(
