@@ -1,12 +1,10 @@
 #include "cc/table/embedding_table.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -79,6 +77,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
           if (!TryLockBucket(bucket, meta)) return false;
           const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
           if (is_ours) {
+            row = table_->RowAt(key, RacyLoad(&bucket->rows[entry]));
             RacyModifyFloats(row, table_->row_floats_, [&](float* floats) {
               steps_->StepAndObserve(table_->config.dim, floats, i);
             });
@@ -548,7 +547,7 @@ int64_t EmbeddingTable::Impl::size() const {
     size += stripe.inserted_rows.load(std::memory_order_relaxed) -
             stripe.erased_rows.load(std::memory_order_relaxed);
   }
-  return size;
+  return std::max<int64_t>(size, 0);  // The two are not read at once.
 }
 
 TableStats EmbeddingTable::Impl::stats() {
@@ -567,8 +566,7 @@ TableStats EmbeddingTable::Impl::stats() {
     }
   }
   if (bloom != nullptr) {
-    stats.admission_bytes += static_cast<int64_t>(
-        bloom->bytes_per_virtual_shard() * config.num_virtual_shards);
+    stats.admission_bytes += static_cast<int64_t>(bloom->resident_bytes());
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
   stats.row_stride_bytes = static_cast<int64_t>(stride_);
@@ -692,6 +690,8 @@ absl::Status EmbeddingTable::AssignCandidates(absl::Span<const Key> keys,
 }
 
 void EmbeddingTable::NoteDay(float day) { impl_->NoteDay(day); }
+
+float EmbeddingTable::last_day() const { return impl_->last_day(); }
 
 CountingBloom* EmbeddingTable::bloom() const { return impl_->bloom.get(); }
 

@@ -14,10 +14,10 @@ namespace tfswitch {
 namespace {
 
 // In [0, 1), by a hash of the arguments.
-float Draw(uint64_t seed, Key key, uint64_t number) {
+double Draw(uint64_t seed, Key key, uint64_t number) {
   const uint64_t mixed = HashKey(static_cast<Key>(
       seed ^ HashKey(static_cast<Key>(HashKey(key) + number))));
-  return static_cast<float>(mixed >> 40) * 0x1p-24f;
+  return static_cast<double>(mixed >> 11) * 0x1p-53;
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
     const double refused =
         std::pow(1.0 - static_cast<double>(rule->probability),
                  static_cast<double>(count));
-    if (Draw(config.seed, key, stripe->draws++) < static_cast<float>(refused)) {
+    if (Draw(config.seed, key, stripe->draws++) < refused) {
       return false;
     }
   }

@@ -122,6 +122,7 @@ class EmbeddingTable::Impl {
   absl::Status AssignCandidates(absl::Span<const Key> keys,
                                 const float* records);
   void NoteDay(float day);
+  float last_day() const { return last_day_.load(std::memory_order_relaxed); }
   int64_t size() const;
   TableStats stats();
 
@@ -169,6 +170,10 @@ class EmbeddingTable::Impl {
   void ModifyLocked(Stripe* stripe, StripeIndex::Entry entry,
                     const Modify& modify);
 
+  float* RowAt(Key key, uint32_t row) const {
+    return stripes_[StripeOfHash(HashKey(key))].rows.At(row);
+  }
+
   // Copies floats [0, count) of the row; the stripe's mutex is held.
   void CopyLocked(Stripe* stripe, StripeIndex::Entry entry, float* to,
                   size_t count);
@@ -207,8 +212,8 @@ class EmbeddingTable::Impl {
   // Calls visit(key, row) for all rows, with the stripe's mutex held, and
   // erases those for which it returns true.
   void SiftRows(const std::function<bool(Key, const float*)>& visit);
-  // The same for the candidates; returns how many went.
-  int64_t SiftCandidates(const std::function<bool(const float*)>& visit);
+  // The same for the candidates.
+  void SiftCandidates(const std::function<bool(const float*)>& visit);
   // Moves rows of a stripe together and gives memory back.
   void Compact(Stripe* stripe);
 

@@ -48,10 +48,9 @@ void EmbeddingTable::Impl::SiftRows(
   }
 }
 
-int64_t EmbeddingTable::Impl::SiftCandidates(
+void EmbeddingTable::Impl::SiftCandidates(
     const std::function<bool(const float*)>& visit) {
-  if (!config.admission.has_candidates()) return 0;
-  int64_t num_chosen = 0;
+  if (!config.admission.has_candidates()) return;
   std::vector<Key> chosen;
   for (Stripe& stripe : stripes_) {
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
@@ -66,10 +65,8 @@ int64_t EmbeddingTable::Impl::SiftCandidates(
       for (const Key key : chosen) {
         stripe.candidates.Erase(key, PositionOfHash(HashKey(key)));
       }
-      num_chosen += static_cast<int64_t>(chosen.size());
     }
   }
-  return num_chosen;
 }
 
 namespace {
@@ -103,9 +100,12 @@ class Surplus {
   int64_t num_equal_ = 0;
 };
 
-float SquaredNorm(const float* row, int dim) {
-  float sum = 0.0f;
-  for (int i = 0; i < dim; ++i) sum += row[i] * row[i];
+double SquaredNorm(const float* row, int dim) {
+  double sum = 0.0;
+  for (int i = 0; i < dim; ++i) {
+    const auto value = static_cast<double>(row[i]);
+    sum += value * value;
+  }
   return sum;
 }
 
@@ -113,12 +113,14 @@ float SquaredNorm(const float* row, int dim) {
 
 absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     const EvictionConfig& rules, float day, bool dry_run) {
-  if (absl::Status valid = ValidateEviction(rules, config.statistics);
-      !valid.ok()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("table '", config.name, "': ", valid.message()));
+  absl::Status valid = ValidateEviction(rules);
+  if (valid.ok()) valid = CheckCounted(rules, config.statistics);
+  if (!valid.ok()) {
+    return absl::Status(valid.code(), absl::StrCat("table '", config.name,
+                                                   "': ", valid.message()));
   }
-  day = DayOf(day);
+  if (!dry_run) NoteDay(day);
+  if (day < 0.0f) day = Today();
   MutexLock lock(&shrink_mutex_);
   ShrinkReport report;
   // The counter of the first rule that takes it; null if none does.
@@ -138,9 +140,10 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   const auto rule_for_row = [&](const float* row) -> int64_t* {
     int64_t* const rule = rule_for(statistics, row + statistics_at());
     if (rule != nullptr || !rules.min_l2_norm.has_value()) return rule;
-    const float min_square = *rules.min_l2_norm * *rules.min_l2_norm;
-    return SquaredNorm(row, config.dim) < min_square ? &report.by_l2_norm
-                                                     : nullptr;
+    const auto min_norm = static_cast<double>(*rules.min_l2_norm);
+    return SquaredNorm(row, config.dim) < min_norm * min_norm
+               ? &report.by_l2_norm
+               : nullptr;
   };
   const auto order_of = [&](const float* row) {
     const UsageOfRow usage = statistics.Read(row + statistics_at(), day);
@@ -172,18 +175,20 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     return !dry_run;
   });
   report.evicted_bytes = report.evicted_rows * static_cast<int64_t>(stride_);
-  // They are not rows, and counted apart.
-  const ShrinkReport rows_only = report;
   int64_t num_candidates = 0;
   SiftCandidates([&](const float* record) {
     if (rule_for(candidate_statistics_, record) == nullptr) return false;
     ++num_candidates;
     return !dry_run;
   });
-  report = rows_only;
   report.evicted_candidates = num_candidates;
   if (!dry_run) {
-    for (Stripe& stripe : stripes_) Compact(&stripe);
+    for (Stripe& stripe : stripes_) {
+      Compact(&stripe);
+      if (!config.admission.has_candidates()) continue;
+      MutexLock stripe_lock(&stripe.mutex);
+      stripe.candidates.Compact();
+    }
   }
   return report;
 }

@@ -362,11 +362,25 @@ def test_rows_stay_admitted_when_a_higher_threshold_restores_them(
     push(table, [1, 1, 2])
     cluster.save(str(tmp_path), ["t"])
     cluster._native.drop_table("t")
-    table = make_table(tsw.admission.MinCount(5), name="t")
+    table = make_table(tsw.admission.MinCount(3), name="t")
 
     cluster.restore(str(tmp_path), ["t"])
 
-    # Counts under another policy begin anew.
+    # The count goes on, under the new threshold.
+    assert states(table, [1, 2]) == [ROW, CANDIDATE]
+    assert push(table, [1, 2]) == 1
+    assert push(table, [1, 2]) == 2
+
+
+def test_counts_begin_anew_under_another_kind_of_policy(cluster, tmp_path):
+    table = make_table(tsw.admission.MinCount(2), name="t")
+    push(table, [1, 1, 2])
+    cluster.save(str(tmp_path), ["t"])
+    cluster._native.drop_table("t")
+    table = make_table(tsw.admission.BloomMinCount(2, capacity=100), name="t")
+
+    cluster.restore(str(tmp_path), ["t"])
+
     assert states(table, [1, 2]) == [ROW, UNKNOWN]
     assert push(table, [1, 2]) == 1
 
