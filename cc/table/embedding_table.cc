@@ -347,6 +347,9 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   steps.input.global_step = batch.global_step;
   if (statistics.num_floats() > 0) steps.statistics = &statistics;
   steps.statistics_at = statistics_at();
+  // Also of a table that counts nothing: its checkpoint may be restored into
+  // one that does.
+  NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
   retry.SetSteps(&steps);
   int64_t num_updated = 0;

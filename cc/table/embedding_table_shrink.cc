@@ -1,6 +1,7 @@
 // Rows that go, and their memory.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -30,8 +31,16 @@ void EmbeddingTable::Impl::SiftRows(
     const std::function<bool(Key, const float*)>& visit) {
   std::vector<float> row(static_cast<size_t>(row_floats_));
   std::vector<Key> chosen;
-  for (Stripe& stripe : stripes_) {
-    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+  // The stripes take turns, so that whoever waits for one gets it: a thread
+  // that locks a mutex again at once leaves no chance to the others.
+  std::array<uint64_t, kNumStripes> begins = {};
+  for (bool is_more = true; is_more;) {
+    is_more = false;
+    for (int s = 0; s < kNumStripes; ++s) {
+      uint64_t& begin = begins[s];
+      if (begin >= kEndOfPositions) continue;
+      is_more = true;
+      Stripe& stripe = stripes_[s];
       MutexLock lock(&stripe.mutex);
       const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
       chosen.clear();
@@ -199,6 +208,9 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
     MutexLock lock(&stripe->mutex);
     if (!stripe->rows.IsWorthCompacting()) return;
     limit = stripe->rows.SortFreeRows();
+    // Room for rows that come in meanwhile: each takes a low place, and a row
+    // for which none is left keeps the memory before it.
+    limit += limit / 16 + 1024;
   }
   std::vector<StripeIndex::Entry> beyond;
   std::vector<uint32_t> left;

@@ -191,7 +191,7 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
       ValidateAdmission(admission, statistics, dim, num_virtual_shards));
   TFSWITCH_RETURN_IF_ERROR(ValidateEviction(eviction));
   const absl::Status counted = CheckCounted(eviction, statistics);
-  if (counted.ok()) return counted;
+  if (counted.ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(counted.message());
 }
 

@@ -426,7 +426,7 @@ absl::Status TableConfig::Validate() const {
   }
   const absl::Status life =
       ValidateRowLife(admission, eviction, statistics, dim, num_virtual_shards);
-  if (life.ok()) return life;
+  if (life.ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("table '", name, "': ", life.message()));
 }
