@@ -163,8 +163,7 @@ TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
     EXPECT_LT(table->stats().reserved_bytes - before,
               report->evicted_bytes / 2);
     for (int i = 0; i <= round; ++i) {
-      for (const float value :
-           FindAll(*table, KeyRange(-200 * (i + 1), 200))) {
+      for (const float value : FindAll(*table, KeyRange(-200 * (i + 1), 200))) {
         ASSERT_EQ(value, 1.0f);
       }
     }
