@@ -55,6 +55,11 @@ class LocalClient : public ParameterClient {
     return Done(PushNow(args, result));
   }
 
+  std::unique_ptr<PendingCall> StartPushMany(
+      absl::Span<const PushPart> parts) override {
+    return Done(PushManyNow(parts));
+  }
+
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            AssignResult* result) override {
     return Done(AssignNow(args, result));
@@ -133,8 +138,7 @@ class LocalClient : public ParameterClient {
                         args.threads);
   }
 
-  absl::Status PushNow(const PushArgs& args, PushResult* result) {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+  static ShardPush PushOf(const PushArgs& args) {
     ShardPush push;
     push.keys = args.keys;
     push.gradients = args.gradients;
@@ -148,10 +152,30 @@ class LocalClient : public ParameterClient {
     push.global_step = args.global_step;
     push.day = args.day;
     push.threads = args.threads;
+    return push;
+  }
+
+  absl::Status PushNow(const PushArgs& args, PushResult* result) {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
     TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
-                              shard_->Push(*table, push));
+                              shard_->Push(*table, PushOf(args)));
     result->updated_rows = pushed.updated_rows;
     result->duplicate = pushed.duplicate;
+    return absl::OkStatus();
+  }
+
+  absl::Status PushManyNow(absl::Span<const PushPart> parts) {
+    std::vector<TablePush> pushes;
+    pushes.reserve(parts.size());
+    for (const PushPart& part : parts) {
+      TFSWITCH_ASSIGN_OR_RETURN(auto table, shard_->FindTable(part.args.table));
+      pushes.push_back({std::move(table), PushOf(part.args)});
+    }
+    std::vector<ShardPushResult> results(parts.size());
+    TFSWITCH_RETURN_IF_ERROR(shard_->PushMany(pushes, absl::MakeSpan(results)));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      *parts[i].result = {results[i].updated_rows, results[i].duplicate};
+    }
     return absl::OkStatus();
   }
 

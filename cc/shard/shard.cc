@@ -201,6 +201,31 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
 
 absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
                                             const ShardPush& push) {
+  CheckedPush checked;
+  TFSWITCH_RETURN_IF_ERROR(CheckPush(table, push, &checked));
+  return ApplyPush(table, push, checked.batch);
+}
+
+absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
+                             absl::Span<ShardPushResult> results) {
+  std::vector<std::unique_ptr<CheckedPush>> checked;
+  checked.reserve(pushes.size());
+  for (const TablePush& each : pushes) {
+    checked.push_back(std::make_unique<CheckedPush>());
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckPush(*each.table, each.push, checked.back().get()));
+  }
+  for (size_t i = 0; i < pushes.size(); ++i) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        results[i],
+        ApplyPush(*pushes[i].table, pushes[i].push, checked[i]->batch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shard::CheckPush(const EmbeddingTable& table,
+                              const ShardPush& push,
+                              CheckedPush* checked) const {
   const int dim = table.dim();
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "gradient", push.keys.size(), dim,
                                      push.gradients.size()));
@@ -214,7 +239,7 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
       CheckObservations(table.config().name, push.keys, push.observations));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
 
-  GradientBatch batch;
+  GradientBatch& batch = checked->batch;
   batch.keys = push.keys;
   batch.gradients = push.gradients;
   batch.observations = push.observations;
@@ -222,9 +247,8 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
   batch.global_step = push.global_step;
   batch.day = push.day;
   batch.insert_missing = push.insert_missing;
-  std::vector<Key> unique;
-  std::vector<float> sums;
-  OwnedObservations summed;
+  std::vector<Key>& unique = checked->unique;
+  std::vector<float>& sums = checked->sums;
   const size_t num_keys = push.keys.size();
   if (!push.keys_are_unique && num_keys > 1) {
     if (num_keys > size_t{INT32_MAX}) {
@@ -239,11 +263,12 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     if (unique.size() < num_keys) {
       sums.resize(unique.size() * dim);
       SumByInverse(inverse, dim, push.gradients, absl::MakeSpan(sums));
-      summed = OwnedObservations(inverse, unique.size(), push.observations,
-                                 table.config().NeedsCounts());
+      checked->summed =
+          OwnedObservations(inverse, unique.size(), push.observations,
+                            table.config().NeedsCounts());
       batch.keys = unique;
       batch.gradients = sums;
-      batch.observations = summed.view();
+      batch.observations = checked->summed.view();
     }
   }
   TFSWITCH_RETURN_IF_ERROR(
@@ -258,6 +283,14 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
         ", so it is trained by a group of workers, and this push is of none. "
         "Join one first, with tfswitch.train.Worker"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
+                                                 const ShardPush& push,
+                                                 const GradientBatch& batch) {
+  const bool is_staged =
+      table.config().consistency.kind == ConsistencyKind::kBsp;
   ShardPushResult result;
   const bool protected_push = push.client_id != 0;
   if (protected_push && ledger_.Begin(push.client_id, push.sequence) ==
@@ -280,7 +313,7 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     } catch (const std::bad_alloc&) {
       applied = absl::ResourceExhaustedError(absl::StrCat(
           "table '", table.config().name, "': no memory to keep a push of ",
-          num_keys, " keys until its round closes"));
+          push.keys.size(), " keys until its round closes"));
     }
   } else {
     const absl::StatusOr<int64_t> updated = Apply(table, batch, push.threads);
