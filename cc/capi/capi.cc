@@ -449,15 +449,17 @@ absl::Status PullManyParts(absl::Span<const Tfswitch_PullPart> parts,
       [](ParameterClient& client, absl::Span<const PullPart> group) {
         return client.StartPullMany(group);
       }));
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (distinct[i].rows == nullptr) continue;
-    const Tfswitch_PullPart& part = parts[i];
-    const int32_t* const inverse =
-        part.inverse != nullptr ? part.inverse : distinct[i].inverse.data();
-    ScatterRows(absl::MakeConstSpan(inverse, part.num_keys),
-                part.table->config.dim, distinct[i].rows.get(), part.embeddings,
-                threads);
-  }
+  RunRanges(threads, parts.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (distinct[i].rows == nullptr) continue;
+      const Tfswitch_PullPart& part = parts[i];
+      const int32_t* const inverse =
+          part.inverse != nullptr ? part.inverse : distinct[i].inverse.data();
+      ScatterRows(absl::MakeConstSpan(inverse, part.num_keys),
+                  part.table->config.dim, distinct[i].rows.get(),
+                  part.embeddings, threads);
+    }
+  });
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
 #include "cc/client/local_group_client.h"
@@ -53,6 +54,20 @@ class LocalClient : public ParameterClient {
   std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
                                          PushResult* result) override {
     return Done(PushNow(args, result));
+  }
+
+  std::unique_ptr<PendingCall> StartPullMany(
+      absl::Span<const PullPart> parts) override {
+    std::vector<absl::Status> statuses(parts.size());
+    RunRanges(parts.empty() ? nullptr : parts[0].args.threads, parts.size(), 1,
+              [&](size_t begin, size_t end) {
+                for (size_t i = begin; i < end; ++i) {
+                  statuses[i] = PullNow(parts[i].args, parts[i].embeddings);
+                }
+              });
+    absl::Status first;
+    for (const absl::Status& status : statuses) first.Update(status);
+    return Done(std::move(first));
   }
 
   std::unique_ptr<PendingCall> StartPushMany(

@@ -251,35 +251,46 @@ absl::Status DataPlane::AnswerPullMany(Call* call, Queue* queue) {
         "--max_message_bytes"));
   }
   // A slice for each, so that the floats of each are aligned.
-  std::vector<grpc::Slice> slices;
-  slices.reserve(pulls.size());
-  for (size_t i = 0; i < pulls.size(); ++i) {
-    const DecodedPull& pull = pulls[i];
-    tables[i]->NoteDay(pull.day);
-    const size_t num_floats = pull.keys.size() * tables[i]->dim();
-    char inner[kMaxPullResponseHeader];
-    const size_t inner_bytes = WritePullResponseHeader(num_floats, inner);
-    char header[kMaxPartHeader + kMaxPullResponseHeader];
-    size_t header_bytes =
-        WritePartHeader(inner_bytes + num_floats * sizeof(float), header);
-    std::memcpy(header + header_bytes, inner, inner_bytes);
-    header_bytes += inner_bytes;
-    OutgoingMessage message(header_bytes + num_floats * sizeof(float),
-                            header_bytes);
-    if (message.data() == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("table '", pull.table, "': no memory for an answer of ",
-                       num_floats * sizeof(float), " bytes"));
+  std::vector<grpc::Slice> slices(pulls.size());
+  std::vector<absl::Status> statuses(pulls.size());
+  RunRanges(helpers_, pulls.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      statuses[i] = AnswerPart(pulls[i], *tables[i], &slices[i]);
     }
-    std::memcpy(message.data(), header, header_bytes);
-    TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
-        *tables[i], pull.keys, pull.insert_missing,
-        absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
-                       num_floats),
-        helpers_));
-    slices.push_back(std::move(message).ToSlice());
+  });
+  for (absl::Status& status : statuses) {
+    TFSWITCH_RETURN_IF_ERROR(std::move(status));
   }
   call->response = grpc::ByteBuffer(slices.data(), slices.size());
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerPart(const DecodedPull& pull,
+                                   EmbeddingTable& table,
+                                   grpc::Slice* answer) const {
+  table.NoteDay(pull.day);
+  const size_t num_floats = pull.keys.size() * table.dim();
+  char inner[kMaxPullResponseHeader];
+  const size_t inner_bytes = WritePullResponseHeader(num_floats, inner);
+  char header[kMaxPartHeader + kMaxPullResponseHeader];
+  size_t header_bytes =
+      WritePartHeader(inner_bytes + num_floats * sizeof(float), header);
+  std::memcpy(header + header_bytes, inner, inner_bytes);
+  header_bytes += inner_bytes;
+  OutgoingMessage message(header_bytes + num_floats * sizeof(float),
+                          header_bytes);
+  if (message.data() == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("table '", pull.table, "': no memory for an answer of ",
+                     num_floats * sizeof(float), " bytes"));
+  }
+  std::memcpy(message.data(), header, header_bytes);
+  TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
+      table, pull.keys, pull.insert_missing,
+      absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
+                     num_floats),
+      helpers_));
+  *answer = std::move(message).ToSlice();
   return absl::OkStatus();
 }
 

@@ -64,6 +64,9 @@ class DataPlane {
   absl::Status AnswerPushMany(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
   ShardPush PushOf(const DecodedPush& request) const;
+  // One part of the answer to a PullMany, with its header.
+  absl::Status AnswerPart(const DecodedPull& pull, EmbeddingTable& table,
+                          grpc::Slice* answer) const;
 
   // Constant after construction.
   const uint64_t max_message_bytes_;

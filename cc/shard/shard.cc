@@ -208,19 +208,39 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
 
 absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
                              absl::Span<ShardPushResult> results) {
-  std::vector<std::unique_ptr<CheckedPush>> checked;
-  checked.reserve(pushes.size());
-  for (const TablePush& each : pushes) {
-    checked.push_back(std::make_unique<CheckedPush>());
-    TFSWITCH_RETURN_IF_ERROR(
-        CheckPush(*each.table, each.push, checked.back().get()));
-  }
+  if (pushes.empty()) return absl::OkStatus();
+  const LentThreads* const threads = pushes[0].push.threads;
+  std::vector<CheckedPush> checked(pushes.size());
+  std::vector<absl::Status> statuses(pushes.size());
+  const auto first_error = [&] {
+    absl::Status first;
+    for (const absl::Status& status : statuses) first.Update(status);
+    return first;
+  };
+  RunRanges(threads, pushes.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      statuses[i] = CheckPush(*pushes[i].table, pushes[i].push, &checked[i]);
+    }
+  });
+  TFSWITCH_RETURN_IF_ERROR(first_error());
+  std::map<const EmbeddingTable*, std::vector<size_t>> places;
   for (size_t i = 0; i < pushes.size(); ++i) {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        results[i],
-        ApplyPush(*pushes[i].table, pushes[i].push, checked[i]->batch));
+    places[pushes[i].table.get()].push_back(i);
   }
-  return absl::OkStatus();
+  std::vector<const std::vector<size_t>*> by_table;
+  by_table.reserve(places.size());
+  for (const auto& [table, of_table] : places) by_table.push_back(&of_table);
+  RunRanges(threads, by_table.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t t = begin; t < end; ++t) {
+      for (const size_t i : *by_table[t]) {
+        absl::StatusOr<ShardPushResult> result =
+            ApplyPush(*pushes[i].table, pushes[i].push, checked[i].batch);
+        statuses[i] = result.status();
+        if (result.ok()) results[i] = *result;
+      }
+    }
+  });
+  return first_error();
 }
 
 absl::Status Shard::CheckPush(const EmbeddingTable& table,

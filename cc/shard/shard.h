@@ -117,9 +117,9 @@ class Shard {
   absl::StatusOr<ShardPushResult> Push(EmbeddingTable& table,
                                        const ShardPush& push);
 
-  // Several pushes in their order. All are checked before any is applied. An
-  // error of applying one ends it there: those before it have been applied, and
-  // those after it have not. REQUIRES: as many results as pushes.
+  // Several pushes; those to one table in their order. All are checked before
+  // any is applied. An error of applying one leaves the others applied; the
+  // first in their order is given. REQUIRES: as many results as pushes.
   absl::Status PushMany(absl::Span<const TablePush> pushes,
                         absl::Span<ShardPushResult> results);
 

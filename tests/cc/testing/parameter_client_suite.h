@@ -32,6 +32,7 @@
 #include "cc/client/parameter_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/many_calls.h"
 
 namespace tfswitch {
 
@@ -161,63 +162,6 @@ class ParameterClientSuite : public testing::TestWithParam<ClientFactory> {
   }
 
   const std::unique_ptr<ClientUnderTest> under_test_;
-};
-
-// The arguments of several calls, with what they point to.
-class ManyCalls {
- public:
-  void AddPull(const std::string& table, int dim, std::vector<Key> keys,
-               bool insert_missing = false) {
-    Part& part = AddPart(std::move(keys), dim, 0.0f);
-    PullPart pull;
-    pull.args.table = table;
-    pull.args.dim = dim;
-    pull.args.keys = part.keys;
-    pull.args.insert_missing = insert_missing;
-    pull.embeddings = absl::MakeSpan(part.floats);
-    pulls.push_back(std::move(pull));
-  }
-
-  // Every gradient is `gradient`, the learning rate 1.
-  PushArgs& AddPush(const std::string& table, int dim, std::vector<Key> keys,
-                    float gradient, PushId id = {}) {
-    Part& part = AddPart(std::move(keys), dim, gradient);
-    PushPart push;
-    push.args.table = table;
-    push.args.dim = dim;
-    push.args.keys = part.keys;
-    push.args.gradients = part.floats;
-    push.args.learning_rate = 1.0f;
-    push.args.insert_missing = true;
-    push.args.id = id;
-    push.result = &part.result;
-    pushes.push_back(std::move(push));
-    return pushes.back().args;
-  }
-
-  const std::vector<float>& floats(size_t part) const {
-    return parts_[part]->floats;
-  }
-  const PushResult& result(size_t part) const { return parts_[part]->result; }
-
-  std::vector<PullPart> pulls;
-  std::vector<PushPart> pushes;
-
- private:
-  struct Part {
-    std::vector<Key> keys;
-    std::vector<float> floats;
-    PushResult result;
-  };
-
-  Part& AddPart(std::vector<Key> keys, int dim, float value) {
-    parts_.push_back(std::make_unique<Part>());
-    parts_.back()->keys = std::move(keys);
-    parts_.back()->floats.assign(parts_.back()->keys.size() * dim, value);
-    return *parts_.back();
-  }
-
-  std::vector<std::unique_ptr<Part>> parts_;
 };
 
 inline std::vector<Key> ManyKeys(int count, uint64_t seed = 1) {
@@ -601,6 +545,39 @@ TEST_P(ParameterClientSuite, OfRepeatedPushesEachIsAppliedOnce) {
   }
   EXPECT_THAT(Pull("a", 1, keys), testing::Each(9.0f));
   EXPECT_THAT(Pull("b", 1, keys), testing::Each(8.0f));
+}
+
+TEST_P(ParameterClientSuite, PushesOfManyToBspTablesCountWithTheirRound) {
+  for (const char* table : {"a", "b"}) {
+    TableConfig config = Config(table, 2);
+    config.consistency.kind = ConsistencyKind::kBsp;
+    ASSERT_TRUE(client().CreateTable(config).ok());
+    ASSERT_TRUE(
+        Assign(table, 2, {1, 2, 3, 4, 5, 6}, std::vector<float>(12, 10.0f))
+            .ok());
+  }
+  ManyCalls calls;
+  for (const char* table : {"a", "b"}) {
+    calls.AddPush(table, 2, {1, 2, 3, 4, 5, 6}, 4.0f).step = {"g", 0, 1, 0};
+  }
+  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(Pull("a", 2, {1, 2, 3, 4, 5, 6}), testing::Each(10.0f));
+  Round round;
+  round.contributions = {{0, 1, 0, 1.0}};
+  round.total_weight = 1.0;
+  round.group_instance = 1;
+  round.active = {1};
+  round.next_incarnation = 2;
+
+  for (int shard = 0; shard < client().num_shards(); ++shard) {
+    int64_t committed = 0;
+    ASSERT_TRUE(
+        client().StartCommitRound(shard, "g", round, &committed)->Wait().ok());
+  }
+
+  EXPECT_THAT(Pull("a", 2, {1, 2, 3, 4, 5, 6}), testing::Each(6.0f));
+  EXPECT_THAT(Pull("b", 2, {1, 2, 3, 4, 5, 6}), testing::Each(6.0f));
 }
 
 TEST_P(ParameterClientSuite, LongPullsAndPushesOfManyTablesReachEveryRow) {
