@@ -250,11 +250,25 @@ KeyObservations ObservationsOf(const Tfswitch_PushOptions& options,
   return {{}, span(options.shows), span(options.clicks)};
 }
 
+// Before they are summed, where one may hide behind another.
+absl::Status CheckEachObservation(const Tfswitch_Table& table,
+                                  absl::Span<const Key> unique_keys,
+                                  absl::Span<const int32_t> inverse,
+                                  const Tfswitch_PushOptions& options) {
+  const KeyObservations each = ObservationsOf(options, inverse.size());
+  if (each.shows.empty() && each.clicks.empty()) return absl::OkStatus();
+  std::vector<Key> keys;
+  keys.reserve(inverse.size());
+  for (const int32_t place : inverse) {
+    keys.push_back(unique_keys[static_cast<size_t>(place)]);
+  }
+  return CheckObservations(table.config.name, keys, each);
+}
+
 // A push as it goes out: the sums of its gradients, and what they are of.
 struct PreparedPush {
   absl::Span<const float> sums;
-  std::shared_ptr<float[]>
-      buffer;  // Of the sums, if they are not the caller's.
+  std::shared_ptr<float[]> buffer;  // Of sums that are not the caller's.
   OwnedObservations observations;
   bool is_empty = false;
   bool overflowed = false;  // Because the loss was scaled.
@@ -296,6 +310,9 @@ absl::Status PreparePush(const Tfswitch_Table& table,
     }
     prepared->sums = target;
   }
+  if (prepared->overflowed) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckEachObservation(table, unique_keys, inverse, options));
   prepared->observations = OwnedObservations(
       inverse, unique_keys.size(), ObservationsOf(options, inverse.size()),
       table.config.NeedsCounts());
@@ -991,7 +1008,9 @@ int ReplicasConfirmRound(const char* group, uint64_t applier, int64_t number,
 }
 
 void SetDay(Tfswitch_Cluster* cluster, double day) {
-  cluster->cluster->set_day(static_cast<float>(day));
+  // A NaN is no day, either.
+  cluster->cluster->set_day(day >= 0.0 ? static_cast<float>(std::min(day, 1e9))
+                                       : kServersDay);
 }
 
 double Day(const Tfswitch_Cluster* cluster) {

@@ -1,0 +1,414 @@
+"""DeepFM with batches of 1 to 32 times the size, with CowClip and without.
+
+Trains on Frappe (288,609 samples of 10 one-hot fields) with each batch size and
+each rule that carries the settings of the smallest batch over to a larger one,
+s times as large. Embeddings and dense variables learn with Adam; a rule
+multiplies the settings by:
+
+    rule        rate of embeddings   L2 of embeddings   dense rate   clip
+    cowclip     1                    s                  sqrt(s)      CowClip
+    unclipped   1                    s                  sqrt(s)      none
+    sqrt        sqrt(s)              sqrt(s)            sqrt(s)      none
+    linear      s                    1                  s            none
+
+The first two are `tfswitch.optimizers.scale_for_batch`. The dense rate warms up
+over the first epoch with all. With the smallest batch the last three are one
+and the same, and trained once.
+
+After each epoch the AUC of the validation split is taken. Reported is the AUC
+of the test split after the epoch that was best in validation. With a seed, all
+rules start from the same variables and see the samples in the same order. What
+is left of an epoch after the last whole batch is not trained with. Rules take
+turns; medians are given.
+
+    python benchmarks/cowclip_bench.py --plot=cowclip.png
+
+`--data=generated` makes samples up, to see the program run.
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import tfswitch as tsw
+
+RULES = ("cowclip", "unclipped", "sqrt", "linear")
+
+_DATA = flags.DEFINE_string(
+    "data",
+    str(pathlib.Path(__file__).parents[2] / "shared" / "data"),
+    "Folder with frappe_x1r/frappe_x1r.npz, or `generated`.",
+)
+_BATCH_SIZES = flags.DEFINE_list(
+    "batch_sizes",
+    ["256", "512", "1024", "2048", "4096", "8192"],
+    "Samples per step.",
+)
+_BASE_BATCH_SIZE = flags.DEFINE_integer(
+    "base_batch_size", None, "That of the settings below. Default: the least."
+)
+_RULES = flags.DEFINE_list("rules", list(RULES), "Which to train with.")
+_EPOCHS = flags.DEFINE_integer("epochs", 10, "Of each training.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer(
+    "seeds", 3, "Trainings per batch size and rule.", lower_bound=1
+)
+_PLOT = flags.DEFINE_string("plot", None, "File for it; needs matplotlib.")
+_LEARNING_RATE = flags.DEFINE_float("learning_rate", 3e-2, "Of embeddings.")
+_L2 = flags.DEFINE_float("l2", 1e-6, "Of embeddings.")
+_DENSE_LEARNING_RATE = flags.DEFINE_float(
+    "dense_learning_rate", 1e-3, "Of dense variables."
+)
+_R = flags.DEFINE_float("r", 1.0, "Of CowClip.")
+_ZETA = flags.DEFINE_float("zeta", 1e-5, "Of CowClip.")
+_SPLIT = flags.DEFINE_enum(
+    "split", "test", ["test", "valid"], "Whose AUC to report; valid to tune."
+)
+_VERBOSE = flags.DEFINE_bool("verbose", False, "Print each epoch.")
+
+FIELDS = 10
+DIM = 10
+HIDDEN = (100, 100, 100)
+# What the embeddings start with is normal with this deviation.
+INITIAL_STDDEV = 1e-2
+
+COLORS = {
+    "cowclip": "#1f77b4",
+    "unclipped": "#2ca02c",
+    "sqrt": "#ff7f0e",
+    "linear": "#d62728",
+}
+
+Split = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Packed ids `(samples, fields)` and labels `(samples,)`."""
+
+    train: Split
+    valid: Split
+    test: Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a rule makes of the flags for one batch size."""
+
+    embedding: tsw.optimizers.Adam
+    linear: tsw.optimizers.Adam
+    dense: keras.optimizers.Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Of one training."""
+
+    auc: float
+    best_epoch: int
+    epoch_seconds: float
+
+
+# By batch size and rule, one of each seed.
+Results = dict[tuple[int, str], list[Result]]
+
+
+def read_data(folder: str) -> Data:
+    """Reads Frappe, or makes data up."""
+    if folder == "generated":
+        return generate_data()
+    path = pathlib.Path(folder) / "frappe_x1r" / "frappe_x1r.npz"
+    if not path.is_file():
+        sys.exit(f"no {path}; --data names its folder, or `generated`")
+    with np.load(path) as arrays:
+        offsets = arrays["offsets"][:FIELDS]
+        splits = [
+            (
+                tsw.ids.pack(np.arange(FIELDS), arrays[f"{name}_x"] - offsets),
+                arrays[f"{name}_y"].astype(np.float32),
+            )
+            for name in ("train", "valid", "test")
+        ]
+    return Data(*splits)
+
+
+def generate_data() -> Data:
+    """Samples of 10 fields whose labels depend on pairs of hidden vectors."""
+    draw = np.random.default_rng(1)
+    hidden = draw.normal(size=(FIELDS, 50, 4))
+
+    def split(samples: int) -> Split:
+        ids = np.minimum(draw.zipf(1.3, (samples, FIELDS)) - 1, 49)
+        vectors = hidden[np.arange(FIELDS), ids]
+        pairs = (vectors.sum(1) ** 2).sum(1) - (vectors**2).sum((1, 2))
+        labels = pairs + draw.normal(size=samples) > 0.0
+        return tsw.ids.pack(np.arange(FIELDS), ids), labels.astype(np.float32)
+
+    return Data(split(7000), split(2000), split(1000))
+
+
+def area_under_curve(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Exact, with ties as halves."""
+    _, place, counts = np.unique(
+        scores, return_inverse=True, return_counts=True
+    )
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
+    positives = labels > 0.5
+    n = int(positives.sum())
+    below = ranks[positives].sum() - n * (n + 1) / 2.0
+    return float(below / (n * (len(labels) - n)))
+
+
+def base_batch_size() -> int:
+    """The batch size that the flags' settings are for."""
+    return _BASE_BATCH_SIZE.value or min(map(int, _BATCH_SIZES.value))
+
+
+def settings(rule: str, batch_size: int, samples: int) -> Settings:
+    """Returns what a rule makes of the flags."""
+    scaled = tsw.optimizers.scale_for_batch(
+        batch_size,
+        base_batch_size=base_batch_size(),
+        learning_rate=_LEARNING_RATE.value,
+        l2=_L2.value,
+        dense_learning_rate=_DENSE_LEARNING_RATE.value,
+        warmup_steps=samples // batch_size,
+    )
+    clip = None
+    if rule == "cowclip":
+        clip = tsw.optimizers.CowClip(_R.value, _ZETA.value)
+    elif rule == "sqrt":
+        root = math.sqrt(scaled.scale)
+        scaled = dataclasses.replace(
+            scaled,
+            learning_rate=_LEARNING_RATE.value * root,
+            l2=_L2.value * root,
+        )
+    elif rule == "linear":
+        scaled = dataclasses.replace(
+            scaled,
+            learning_rate=_LEARNING_RATE.value * scaled.scale,
+            l2=_L2.value,
+            dense_learning_rate=_DENSE_LEARNING_RATE.value * scaled.scale,
+        )
+    return Settings(
+        embedding=tsw.optimizers.Adam(
+            scaled.learning_rate, l2=scaled.l2, cowclip=clip
+        ),
+        # As in the paper's program, which does not clip the linear weights.
+        linear=tsw.optimizers.Adam(scaled.learning_rate, l2=scaled.l2),
+        dense=keras.optimizers.Adam(scaled.dense_schedule()),
+    )
+
+
+def deepfm(chosen: Settings, seed: int) -> keras.Model:
+    """Maps packed ids `(batch, fields)` to a logit."""
+    ids = keras.Input((FIELDS,), dtype="int64")
+    # The linear weight, then the vector.
+    rows = tsw.keras.DynamicEmbedding(
+        1 + DIM,
+        embeddings_initializer=tsw.initializers.RandomNormal(
+            stddev=INITIAL_STDDEV
+        ),
+        optimizer=tsw.optimizers.Segments(
+            [(1, chosen.linear), (DIM, chosen.embedding)]
+        ),
+        seed=seed,
+    )(ids)
+    linear, vectors = rows[:, :, 0], rows[:, :, 1:]
+    # Sum of the products of all pairs.
+    pairs = (
+        keras.ops.square(keras.ops.sum(vectors, axis=1))
+        - keras.ops.sum(keras.ops.square(vectors), axis=1)
+    ) / 2.0
+    deep = keras.layers.Flatten()(vectors)
+    for units in HIDDEN:
+        deep = keras.layers.Dense(units, "relu")(deep)
+    logits = keras.layers.add(
+        [
+            keras.ops.sum(linear, axis=1, keepdims=True),
+            keras.ops.sum(pairs, axis=1, keepdims=True),
+            keras.layers.Dense(1)(deep),
+        ]
+    )
+    return keras.Model(ids, logits)
+
+
+def train(data: Data, rule: str, batch_size: int, seed: int) -> Result:
+    """Trains a new model, and takes the AUC of its best epoch."""
+    keras.utils.set_random_seed(seed)
+    ids, labels = data.train
+    chosen = settings(rule, batch_size, len(labels))
+    model = deepfm(chosen, seed)
+    loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    ids_spec = tf.TensorSpec((None, FIELDS), tf.int64)
+
+    @tf.function
+    def step(batch: tf.Tensor, truth: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(truth[:, None], model(batch, training=True))
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        chosen.dense.apply(gradients, variables)
+
+    @tf.function(input_signature=[ids_spec])
+    def predict(batch: tf.Tensor) -> tf.Tensor:
+        return model(batch, training=False)[:, 0]
+
+    def auc(split: Split) -> float:
+        parts = [
+            predict(tf.constant(split[0][i : i + 8192])).numpy()
+            for i in range(0, len(split[1]), 8192)
+        ]
+        return area_under_curve(split[1], np.concatenate(parts))
+
+    order = np.random.default_rng(seed)
+    count = len(labels) // batch_size * batch_size
+    seconds, valid, reported = [], [], []
+    for epoch in range(_EPOCHS.value):
+        shuffled = order.permutation(len(labels))[:count]
+        start = time.perf_counter()
+        for i in range(0, count, batch_size):
+            chunk = shuffled[i : i + batch_size]
+            step(tf.constant(ids[chunk]), tf.constant(labels[chunk]))
+        seconds.append(time.perf_counter() - start)
+        valid.append(auc(data.valid))
+        reported.append(
+            valid[-1] if _SPLIT.value == "valid" else auc(data.test)
+        )
+        if _VERBOSE.value:
+            print(
+                f"  epoch {epoch + 1}: valid {valid[-1]:.4f}, "
+                f"{seconds[-1]:.1f} s",
+                flush=True,
+            )
+    best = int(np.argmax(valid))
+    # The first epoch traces the graph.
+    return Result(
+        auc=reported[best],
+        best_epoch=best + 1,
+        epoch_seconds=statistics.median(seconds[1:] or seconds),
+    )
+
+
+def train_all(data: Data) -> Results:
+    """Trains with all batch sizes, rules and seeds, and prints each."""
+    results: Results = {}
+    for seed in range(1, 1 + _SEEDS.value):
+        for size in map(int, _BATCH_SIZES.value):
+            plain = None  # Without a clip; at the base, one for all rules.
+            for rule in _RULES.value:
+                is_same = size == base_batch_size() and rule != "cowclip"
+                if is_same and plain:
+                    result = plain
+                else:
+                    result = train(data, rule, size, seed)
+                    print(
+                        f"seed {seed}, batch {size}, {rule}: "
+                        f"AUC {result.auc:.4f} after epoch "
+                        f"{result.best_epoch}, {result.epoch_seconds:.2f} s "
+                        "per epoch",
+                        flush=True,
+                    )
+                if is_same:
+                    plain = result
+                results.setdefault((size, rule), []).append(result)
+    return results
+
+
+def auc_of(results: list[Result]) -> float:
+    return statistics.median(result.auc for result in results)
+
+
+def seconds_of(results: list[Result]) -> float:
+    return statistics.median(result.epoch_seconds for result in results)
+
+
+def print_table(results: Results, samples: int) -> None:
+    rules = _RULES.value
+    print(
+        "\n"
+        + f"{'':18}{'AUC':{11 * len(rules)}}s per epoch\n"
+        + f"{'batch':>7}{'steps':>11}"
+        + "".join(f"{rule:>11}" for rule in rules * 2)
+    )
+    for size in map(int, _BATCH_SIZES.value):
+        cells = [results[size, rule] for rule in rules]
+        print(
+            f"{size:7}{samples // size:11}"
+            + "".join(f"{auc_of(cell):11.4f}" for cell in cells)
+            + "".join(f"{seconds_of(cell):11.2f}" for cell in cells)
+        )
+    if _SEEDS.value > 1:
+        spread = max(
+            max(r.auc for r in cell) - min(r.auc for r in cell)
+            for cell in results.values()
+        )
+        print(
+            f"medians of {_SEEDS.value} seeds, whose AUC differs by at most "
+            f"{spread:.4f}"
+        )
+
+
+def plot(results: Results, path: str) -> None:
+    from matplotlib import pyplot  # Not needed for anything else.
+
+    sizes = [int(size) for size in _BATCH_SIZES.value]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.4))
+    for rule in _RULES.value:
+        cells = [results[size, rule] for size in sizes]
+        style = {
+            "color": COLORS[rule],
+            "label": rule,
+            "marker": "o",
+            "markersize": 4 if rule == "cowclip" else 7,
+            "fillstyle": "full" if rule == "cowclip" else "none",
+        }
+        left.plot(sizes, [auc_of(cell) for cell in cells], **style)
+        right.plot(sizes, [seconds_of(cell) for cell in cells], **style)
+    left.set_ylabel("AUC")
+    right.set_ylabel("seconds per epoch")
+    right.set_ylim(bottom=0.0)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel("batch size")
+        axes.grid(alpha=0.3)
+    left.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    if unknown := set(_RULES.value) - set(RULES):
+        raise app.UsageError(f"unknown rules: {', '.join(sorted(unknown))}")
+    data = read_data(_DATA.value)
+    counts = [len(split[1]) for split in (data.train, data.valid, data.test)]
+    print(
+        "samples: {} to train with, {} of validation, {} of test".format(
+            *counts
+        )
+    )
+    results = train_all(data)
+    print_table(results, counts[0])
+    if _PLOT.value:
+        plot(results, _PLOT.value)
+
+
+if __name__ == "__main__":
+    app.run(main)
