@@ -8,8 +8,8 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -576,19 +576,28 @@ class EmbeddingTable:
         clicks: tf.Tensor | None = None,
     ) -> embedding_ops.TrainingLookup:
         """Looks up ids with a row for each, and counts one step."""
-        learning_rate = self._learning_rate.read()
-        result = embedding_ops.training_lookup(
-            self.handle,
-            ids,
-            anchor,
-            learning_rate,
+        lookup = self._table_lookup(ids, anchor, shows, clicks)
+        result = embedding_ops.training_lookup(**lookup._asdict())
+        self._learning_rate.advance()
+        return result
+
+    def _table_lookup(
+        self,
+        ids: tf.Tensor,
+        anchor: tf.Tensor,
+        shows: tf.Tensor | None,
+        clicks: tf.Tensor | None,
+    ) -> embedding_ops.TableLookup:
+        return embedding_ops.TableLookup(
+            table=self.handle,
+            ids=ids,
+            anchor=anchor,
+            learning_rate=self._learning_rate.read(),
             dim=self._dim,
             shows=shows,
             clicks=clicks,
             global_step=self._learning_rate.number(),
         )
-        self._learning_rate.advance()
-        return result
 
     def _export_with_slots(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ids, values, slots = self._native.export_rows(True)
@@ -661,6 +670,41 @@ class EmbeddingTable:
                 f"{gradients.dtype.name}"
             )
         return tf.cast(gradients, tf.float32)
+
+
+class TableIds(NamedTuple):
+    """The ids of one table in a training lookup of several.
+
+    Attributes:
+        table: The table.
+        ids: int32 or int64 of any shape.
+        anchor: float32 scalar.
+        shows: float32, one number per id, or None.
+        clicks: float32, one number per id, or None.
+    """
+
+    table: EmbeddingTable
+    ids: tf.Tensor
+    anchor: tf.Tensor
+    shows: tf.Tensor | None = None
+    clicks: tf.Tensor | None = None
+
+
+def training_lookup_many(
+    lookups: Sequence[TableIds],
+) -> embedding_ops.TrainingLookups:
+    """Looks up ids of different tables, and counts one step of each."""
+    result = embedding_ops.training_lookup_many(
+        [
+            each.table._table_lookup(
+                each.ids, each.anchor, each.shows, each.clicks
+            )
+            for each in lookups
+        ]
+    )
+    for each in lookups:
+        each.table._learning_rate.advance()
+    return result
 
 
 def find_statistics(statistics: Any, admission: Any, eviction: Any) -> Any:

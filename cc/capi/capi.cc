@@ -25,8 +25,10 @@
 #include "cc/capi/json_reports.h"
 #include "cc/capi/replicas.h"
 #include "cc/capi/tfswitch.h"
+#include "cc/client/check_args.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/dense_keys.h"
+#include "cc/client/joined_calls.h"
 #include "cc/client/worker_session.h"
 #include "cc/rpc/grpc_server.h"
 #include "cc/shard/shard.h"
@@ -152,9 +154,8 @@ bool RepeatsOften(absl::Span<const Key> keys) {
   return distinct * 10 < kSample * 9;
 }
 
-absl::Status PullDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
-                          bool insert_missing, absl::Span<float> embeddings,
-                          const LentThreads* threads) {
+PullArgs MakePullArgs(const Tfswitch_Table& table, absl::Span<const Key> keys,
+                      bool insert_missing, const LentThreads* threads) {
   PullArgs args;
   args.table = table.config.name;
   args.dim = table.config.dim;
@@ -162,7 +163,14 @@ absl::Status PullDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
   args.insert_missing = insert_missing;
   if (insert_missing) args.day = table.cluster->day();
   args.threads = threads;
-  return table.cluster->client().Pull(args, embeddings);
+  return args;
+}
+
+absl::Status PullDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
+                          bool insert_missing, absl::Span<float> embeddings,
+                          const LentThreads* threads) {
+  return table.cluster->client().Pull(
+      MakePullArgs(table, keys, insert_missing, threads), embeddings);
 }
 
 absl::Status PullUnique(Tfswitch_Table& table, absl::Span<const Key> keys,
@@ -212,38 +220,6 @@ absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
   return worker->CurrentStep();
 }
 
-absl::Status PushDistinct(Tfswitch_Table& table, absl::Span<const Key> keys,
-                          absl::Span<const float> gradients,
-                          std::shared_ptr<const void> gradients_owner,
-                          const KeyObservations& observations,
-                          const Tfswitch_PushOptions& options,
-                          Tfswitch_PushResult* result,
-                          const LentThreads* threads) {
-  PushArgs args;
-  args.table = table.config.name;
-  args.dim = table.config.dim;
-  args.keys = keys;
-  args.gradients = gradients;
-  args.gradients_owner = std::move(gradients_owner);
-  args.learning_rate = options.learning_rate;
-  args.insert_missing = options.insert_missing != 0;
-  args.keys_are_unique = true;
-  args.observations = observations;
-  args.global_step = options.global_step;
-  args.day = table.cluster->day();
-  args.id = table.cluster->NextPushId();
-  args.threads = threads;
-  if (table.config.consistency.kind != ConsistencyKind::kAsp) {
-    TFSWITCH_ASSIGN_OR_RETURN(args.step, StepOf(table));
-  } else if (const auto worker = table.cluster->worker(); worker != nullptr) {
-    worker->NoteAppliedPush();
-  }
-  TFSWITCH_ASSIGN_OR_RETURN(const PushResult pushed,
-                            table.cluster->client().Push(args));
-  result->updated_rows = pushed.updated_rows;
-  return absl::OkStatus();
-}
-
 // What is wrong with an `inverse` that is not one of UniqueKeys::Run. OK if
 // nothing is.
 absl::Status CheckInverse(const Tfswitch_Table& table,
@@ -289,6 +265,87 @@ absl::Status CheckEachObservation(const Tfswitch_Table& table,
   return CheckObservations(table.config.name, keys, each);
 }
 
+// A push as it goes out: the sums of its gradients, and what they are of.
+struct PreparedPush {
+  absl::Span<const float> sums;
+  std::shared_ptr<float[]> buffer;  // Of sums that are not the caller's.
+  OwnedObservations observations;
+  bool is_empty = false;
+  bool overflowed = false;  // Because the loss was scaled.
+};
+
+absl::Status PreparePush(const Tfswitch_Table& table,
+                         absl::Span<const Key> unique_keys,
+                         absl::Span<const int32_t> inverse,
+                         const float* gradients,
+                         const Tfswitch_PushOptions& options,
+                         PreparedPush* prepared) {
+  const bool sums_needed = unique_keys.size() != inverse.size();
+  if (unique_keys.empty() || unique_keys.size() >= inverse.size()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckInverse(table, inverse, unique_keys.size()));
+  }
+  prepared->is_empty = unique_keys.empty();
+  if (prepared->is_empty) return absl::OkStatus();
+  const int dim = table.config.dim;
+  // Below 1 it is no loss scale, but a weight that the loss has been given.
+  const float scale = options.loss_scale < 1.0f ? 1.0f : options.loss_scale;
+  const bool scaled = scale != 1.0f;
+  prepared->sums = absl::MakeConstSpan(gradients, inverse.size() * dim);
+  if (sums_needed || scaled) {
+    const size_t size = unique_keys.size() * dim;
+    prepared->buffer.reset(new float[size]);
+    const absl::Span<float> target(prepared->buffer.get(), size);
+    if (sums_needed) {
+      if (!SumByInverse(inverse, dim, prepared->sums, target)) {
+        return CheckInverse(table, inverse, unique_keys.size());
+      }
+    } else {
+      std::copy(prepared->sums.begin(), prepared->sums.end(), target.begin());
+    }
+    if (scaled) {
+      // Scaling by a NaN or Inf scale shows in the sums as well.
+      Scale(1.0f / scale, target);
+      prepared->overflowed =
+          !std::isfinite(scale) || FindNonFinite(target) >= 0;
+    }
+    prepared->sums = target;
+  }
+  if (prepared->overflowed) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckEachObservation(table, unique_keys, inverse, options));
+  prepared->observations = OwnedObservations(
+      inverse, unique_keys.size(), ObservationsOf(options, inverse.size()),
+      table.config.NeedsCounts());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PushArgs> MakePushArgs(const Tfswitch_Table& table,
+                                      absl::Span<const Key> keys,
+                                      const PreparedPush& prepared,
+                                      const Tfswitch_PushOptions& options,
+                                      const LentThreads* threads) {
+  PushArgs args;
+  args.table = table.config.name;
+  args.dim = table.config.dim;
+  args.keys = keys;
+  args.gradients = prepared.sums;
+  args.gradients_owner = prepared.buffer;
+  args.learning_rate = options.learning_rate;
+  args.insert_missing = options.insert_missing != 0;
+  args.keys_are_unique = true;
+  args.observations = prepared.observations.view();
+  args.global_step = options.global_step;
+  args.day = table.cluster->day();
+  args.id = table.cluster->NextPushId();
+  args.threads = threads;
+  if (table.config.consistency.kind != ConsistencyKind::kAsp) {
+    TFSWITCH_ASSIGN_OR_RETURN(args.step, StepOf(table));
+  } else if (const auto worker = table.cluster->worker(); worker != nullptr) {
+    worker->NoteAppliedPush();
+  }
+  return args;
+}
+
 absl::Status PushUnique(Tfswitch_Table& table,
                         absl::Span<const Key> unique_keys,
                         absl::Span<const int32_t> inverse,
@@ -297,45 +354,18 @@ absl::Status PushUnique(Tfswitch_Table& table,
                         Tfswitch_PushResult* result,
                         const LentThreads* threads) {
   *result = Tfswitch_PushResult{};
-  const bool sums_needed = unique_keys.size() != inverse.size();
-  if (unique_keys.empty() || unique_keys.size() >= inverse.size()) {
-    TFSWITCH_RETURN_IF_ERROR(CheckInverse(table, inverse, unique_keys.size()));
-  }
-  if (unique_keys.empty()) return absl::OkStatus();
-  const int dim = table.config.dim;
-  // Below 1 it is no loss scale, but a weight that the loss has been given.
-  const float scale = options.loss_scale < 1.0f ? 1.0f : options.loss_scale;
-  const bool scaled = scale != 1.0f;
-  absl::Span<const float> sums(gradients, inverse.size() * dim);
-  std::shared_ptr<float[]> buffer;
-  if (sums_needed || scaled) {
-    const size_t size = unique_keys.size() * dim;
-    buffer.reset(new float[size]);
-    const absl::Span<float> target(buffer.get(), size);
-    if (sums_needed) {
-      if (!SumByInverse(inverse, dim, sums, target)) {
-        return CheckInverse(table, inverse, unique_keys.size());
-      }
-    } else {
-      std::copy(sums.begin(), sums.end(), target.begin());
-    }
-    if (scaled) {
-      // Scaling by a NaN or Inf scale shows in the sums as well.
-      Scale(1.0f / scale, target);
-      if (!std::isfinite(scale) || FindNonFinite(target) >= 0) {
-        result->skipped = 1;
-        return absl::OkStatus();
-      }
-    }
-    sums = target;
-  }
+  PreparedPush prepared;
   TFSWITCH_RETURN_IF_ERROR(
-      CheckEachObservation(table, unique_keys, inverse, options));
-  const OwnedObservations observations(inverse, unique_keys.size(),
-                                       ObservationsOf(options, inverse.size()),
-                                       table.config.NeedsCounts());
-  return PushDistinct(table, unique_keys, sums, buffer, observations.view(),
-                      options, result, threads);
+      PreparePush(table, unique_keys, inverse, gradients, options, &prepared));
+  result->skipped = prepared.overflowed ? 1 : 0;
+  if (prepared.is_empty || prepared.overflowed) return absl::OkStatus();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const PushArgs args,
+      MakePushArgs(table, unique_keys, prepared, options, threads));
+  TFSWITCH_ASSIGN_OR_RETURN(const PushResult pushed,
+                            table.cluster->client().Push(args));
+  result->updated_rows = pushed.updated_rows;
+  return absl::OkStatus();
 }
 
 absl::Status PushRepeated(Tfswitch_Table& table, absl::Span<const Key> keys,
@@ -349,6 +379,159 @@ absl::Status PushRepeated(Tfswitch_Table& table, absl::Span<const Key> keys,
                                        absl::MakeSpan(inverse)));
   return PushUnique(table, unique, inverse, gradients, options, result,
                     threads);
+}
+
+// Calls of several clusters, all in flight together. `parts` are grouped by the
+// cluster that `cluster_of` says, and each group is what `start` gets.
+template <typename Part, typename ClusterOf, typename Start>
+absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
+                          Start start) {
+  std::vector<Cluster*> clusters;
+  std::vector<std::vector<Part>> groups;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Cluster* const cluster = cluster_of(i);
+    const size_t place = static_cast<size_t>(
+        std::find(clusters.begin(), clusters.end(), cluster) -
+        clusters.begin());
+    if (place == clusters.size()) {
+      clusters.push_back(cluster);
+      groups.emplace_back();
+    }
+    groups[place].push_back(parts[i]);
+  }
+  std::vector<std::unique_ptr<PendingCall>> calls;
+  calls.reserve(clusters.size());
+  for (size_t i = 0; i < clusters.size(); ++i) {
+    calls.push_back(start(clusters[i]->client(), groups[i]));
+  }
+  return JoinedCalls(std::move(calls)).Wait();
+}
+
+absl::Status PullManyParts(absl::Span<const Tfswitch_PullPart> parts,
+                           bool insert_missing, const LentThreads* threads) {
+  for (const Tfswitch_PullPart& part : parts) {
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*part.table, part.num_keys));
+    if (part.num_unique != nullptr) *part.num_unique = 0;
+  }
+  // What is read of each part, in place if it repeats no key.
+  struct Distinct {
+    std::vector<Key> keys;
+    std::vector<int32_t> inverse;
+    size_t num_unique = 0;
+    std::unique_ptr<float[]> rows;
+  };
+  std::vector<Distinct> distinct(parts.size());
+  RunRanges(threads, parts.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const Tfswitch_PullPart& part = parts[i];
+      const absl::Span<const Key> keys = Keys(part.keys, part.num_keys);
+      Distinct& found = distinct[i];
+      int64_t* unique = part.unique_keys;
+      int32_t* inverse = part.inverse;
+      if (unique == nullptr) {
+        if (!part.table->cluster->is_remote() || !RepeatsOften(keys)) continue;
+        found.keys.resize(keys.size());
+        found.inverse.resize(keys.size());
+        unique = found.keys.data();
+        inverse = found.inverse.data();
+      }
+      found.num_unique =
+          ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique, keys.size()),
+                                 absl::MakeSpan(inverse, keys.size()));
+      if (part.num_unique != nullptr) *part.num_unique = found.num_unique;
+      if (found.num_unique == keys.size()) continue;
+      found.rows.reset(new float[found.num_unique * part.table->config.dim]);
+    }
+  });
+  std::vector<PullPart> pulls;
+  std::vector<Cluster*> clusters;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Tfswitch_PullPart& part = parts[i];
+    if (part.num_keys == 0) continue;
+    const bool in_place = distinct[i].rows == nullptr;
+    const int64_t* const unique = part.unique_keys != nullptr
+                                      ? part.unique_keys
+                                      : distinct[i].keys.data();
+    const absl::Span<const Key> keys =
+        in_place ? Keys(part.keys, part.num_keys)
+                 : Keys(unique, distinct[i].num_unique);
+    float* const rows = in_place ? part.embeddings : distinct[i].rows.get();
+    pulls.push_back(
+        {MakePullArgs(*part.table, keys, insert_missing, threads),
+         absl::MakeSpan(rows, keys.size() * part.table->config.dim)});
+    clusters.push_back(part.table->cluster.get());
+  }
+  TFSWITCH_RETURN_IF_ERROR(CallClusters<PullPart>(
+      pulls, [&](size_t i) { return clusters[i]; },
+      [](ParameterClient& client, absl::Span<const PullPart> group) {
+        return client.StartPullMany(group);
+      }));
+  RunRanges(threads, parts.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (distinct[i].rows == nullptr) continue;
+      const Tfswitch_PullPart& part = parts[i];
+      const int32_t* const inverse =
+          part.inverse != nullptr ? part.inverse : distinct[i].inverse.data();
+      ScatterRows(absl::MakeConstSpan(inverse, part.num_keys),
+                  part.table->config.dim, distinct[i].rows.get(),
+                  part.embeddings, threads);
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status PushManyParts(absl::Span<Tfswitch_PushPart> parts,
+                           const LentThreads* threads) {
+  for (Tfswitch_PushPart& part : parts) {
+    part.result = Tfswitch_PushResult{};
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*part.table, part.num_keys));
+  }
+  std::vector<PreparedPush> prepared(parts.size());
+  std::vector<absl::Status> statuses(parts.size());
+  RunRanges(threads, parts.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const Tfswitch_PushPart& part = parts[i];
+      statuses[i] =
+          PreparePush(*part.table, Keys(part.unique_keys, part.num_unique),
+                      absl::MakeConstSpan(part.inverse, part.num_keys),
+                      part.gradients, part.options, &prepared[i]);
+    }
+  });
+  for (absl::Status& status : statuses) {
+    TFSWITCH_RETURN_IF_ERROR(std::move(status));
+  }
+  const bool overflowed =
+      std::any_of(prepared.begin(), prepared.end(),
+                  [](const PreparedPush& each) { return each.overflowed; });
+  if (overflowed) {
+    for (Tfswitch_PushPart& part : parts) part.result.skipped = 1;
+    return absl::OkStatus();
+  }
+  std::vector<PushPart> pushes;
+  std::vector<size_t> places;  // Of `pushes` in `parts`.
+  std::vector<PushResult> results(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Tfswitch_PushPart& part = parts[i];
+    if (prepared[i].is_empty) continue;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        PushArgs args,
+        MakePushArgs(*part.table, Keys(part.unique_keys, part.num_unique),
+                     prepared[i], part.options, threads));
+    pushes.push_back({std::move(args), &results[i]});
+    places.push_back(i);
+  }
+  // Before the first cluster is called.
+  TFSWITCH_RETURN_IF_ERROR(CheckPushes(pushes));
+  for (PushPart& push : pushes) push.args.is_checked = true;
+  TFSWITCH_RETURN_IF_ERROR(CallClusters<PushPart>(
+      pushes, [&](size_t i) { return parts[places[i]].table->cluster.get(); },
+      [](ParameterClient& client, absl::Span<const PushPart> group) {
+        return client.StartPushMany(group);
+      }));
+  for (const size_t i : places) {
+    parts[i].result.updated_rows = results[i].updated_rows;
+  }
+  return absl::OkStatus();
 }
 
 // --- The functions of the table, in its order ------------------------------
@@ -870,6 +1053,24 @@ int ReadUsage(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
   });
 }
 
+int PullManyC(const Tfswitch_PullPart* parts, size_t num_parts,
+              int32_t insert_missing, const Tfswitch_Threads* threads,
+              char* error) {
+  const ThreadsOfCaller lent(threads);
+  return Guarded(error, [&] {
+    return PullManyParts(absl::MakeConstSpan(parts, num_parts),
+                         insert_missing != 0, &lent);
+  });
+}
+
+int PushUniqueManyC(Tfswitch_PushPart* parts, size_t num_parts,
+                    const Tfswitch_Threads* threads, char* error) {
+  const ThreadsOfCaller lent(threads);
+  return Guarded(error, [&] {
+    return PushManyParts(absl::MakeSpan(parts, num_parts), &lent);
+  });
+}
+
 constexpr Tfswitch_Api kApi = {
     TFSWITCH_API_VERSION,
     Version,
@@ -924,6 +1125,8 @@ constexpr Tfswitch_Api kApi = {
     Day,
     Shrink,
     ReadUsage,
+    PullManyC,
+    PushUniqueManyC,
 };
 
 }  // namespace

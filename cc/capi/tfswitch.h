@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // Grows when a function changes or goes; new ones are added at the end.
-#define TFSWITCH_API_VERSION 6
+#define TFSWITCH_API_VERSION 7
 #define TFSWITCH_ERROR_SIZE 2048
 
 // A worker's item: lost (or finished); its own; the same, and advanced by a
@@ -82,6 +82,30 @@ typedef struct Tfswitch_PushResult {
   int64_t updated_rows;
   int32_t skipped;  // 1 if loss scaling overflowed and nothing was applied.
 } Tfswitch_PushResult;
+
+// One of the reads of pull_many.
+typedef struct Tfswitch_PullPart {
+  Tfswitch_Table* table;
+  const int64_t* keys;
+  size_t num_keys;
+  float* embeddings;  // num_keys x dim.
+  // As for pull_unique; all NULL: as pull.
+  int64_t* unique_keys;
+  int32_t* inverse;
+  size_t* num_unique;
+} Tfswitch_PullPart;
+
+// One of the writes of push_unique_many; the fields are its arguments.
+typedef struct Tfswitch_PushPart {
+  Tfswitch_Table* table;
+  const int64_t* unique_keys;
+  size_t num_unique;
+  const int32_t* inverse;
+  size_t num_keys;
+  const float* gradients;
+  Tfswitch_PushOptions options;
+  Tfswitch_PushResult result;  // Set by the call.
+} Tfswitch_PushPart;
 
 // Where a worker of replicas_* below is.
 typedef struct Tfswitch_ReplicaPlace {
@@ -294,6 +318,19 @@ typedef struct Tfswitch_Api {
   // unknown key, 1 for one that waits for admission, 2 for one with a row.
   int (*read_usage)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                     float* usage, uint8_t* states, char* error);
+
+  // --- Many tables in one call ----------------------------------------------
+  // The reads of all parts, with one message to each server unless they are
+  // long. A table may come more than once.
+  int (*pull_many)(const Tfswitch_PullPart* parts, size_t num_parts,
+                   int32_t insert_missing, const Tfswitch_Threads* threads,
+                   char* error);
+  // The pushes of all parts, likewise. If one must be skipped because scaling
+  // overflowed, so are all. After INVALID_ARGUMENT or NOT_FOUND none has been
+  // applied; after another error some may have been, and the error names what
+  // failed.
+  int (*push_unique_many)(Tfswitch_PushPart* parts, size_t num_parts,
+                          const Tfswitch_Threads* threads, char* error);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

@@ -42,4 +42,12 @@ absl::Status CheckPush(const PushArgs& args) {
   return CheckFinite(args.table, "gradient", args.keys, args.gradients);
 }
 
+absl::Status CheckPushes(absl::Span<const PushPart> parts) {
+  for (const PushPart& part : parts) {
+    if (part.args.is_checked) continue;
+    TFSWITCH_RETURN_IF_ERROR(CheckPush(part.args));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace tfswitch

@@ -27,6 +27,9 @@ absl::Status CheckFinite(const std::string& table, absl::string_view what,
 // Both, the learning rate and the observations.
 absl::Status CheckPush(const PushArgs& args);
 
+// The same for each that is not checked already.
+absl::Status CheckPushes(absl::Span<const PushPart> parts);
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_CLIENT_CHECK_ARGS_H_

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
 #include "cc/client/local_group_client.h"
@@ -53,6 +54,25 @@ class LocalClient : public ParameterClient {
   std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
                                          PushResult* result) override {
     return Done(PushNow(args, result));
+  }
+
+  std::unique_ptr<PendingCall> StartPullMany(
+      absl::Span<const PullPart> parts) override {
+    std::vector<absl::Status> statuses(parts.size());
+    RunRanges(parts.empty() ? nullptr : parts[0].args.threads, parts.size(), 1,
+              [&](size_t begin, size_t end) {
+                for (size_t i = begin; i < end; ++i) {
+                  statuses[i] = PullNow(parts[i].args, parts[i].embeddings);
+                }
+              });
+    absl::Status first;
+    for (const absl::Status& status : statuses) first.Update(status);
+    return Done(std::move(first));
+  }
+
+  std::unique_ptr<PendingCall> StartPushMany(
+      absl::Span<const PushPart> parts) override {
+    return Done(PushManyNow(parts));
   }
 
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
@@ -133,8 +153,7 @@ class LocalClient : public ParameterClient {
                         args.threads);
   }
 
-  absl::Status PushNow(const PushArgs& args, PushResult* result) {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+  static ShardPush PushOf(const PushArgs& args) {
     ShardPush push;
     push.keys = args.keys;
     push.gradients = args.gradients;
@@ -148,10 +167,30 @@ class LocalClient : public ParameterClient {
     push.global_step = args.global_step;
     push.day = args.day;
     push.threads = args.threads;
+    return push;
+  }
+
+  absl::Status PushNow(const PushArgs& args, PushResult* result) {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
     TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
-                              shard_->Push(*table, push));
+                              shard_->Push(*table, PushOf(args)));
     result->updated_rows = pushed.updated_rows;
     result->duplicate = pushed.duplicate;
+    return absl::OkStatus();
+  }
+
+  absl::Status PushManyNow(absl::Span<const PushPart> parts) {
+    std::vector<TablePush> pushes;
+    pushes.reserve(parts.size());
+    for (const PushPart& part : parts) {
+      TFSWITCH_ASSIGN_OR_RETURN(auto table, shard_->FindTable(part.args.table));
+      pushes.push_back({std::move(table), PushOf(part.args)});
+    }
+    std::vector<ShardPushResult> results(parts.size());
+    TFSWITCH_RETURN_IF_ERROR(shard_->PushMany(pushes, absl::MakeSpan(results)));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      *parts[i].result = {results[i].updated_rows, results[i].duplicate};
+    }
     return absl::OkStatus();
   }
 

@@ -78,6 +78,18 @@ struct PushResult {
   }
 };
 
+// One of several pulls: `embeddings` as for StartPull().
+struct PullPart {
+  PullArgs args;
+  absl::Span<float> embeddings;
+};
+
+// One of several pushes; *result is set once the call has ended with OK.
+struct PushPart {
+  PushArgs args;
+  PushResult* result = nullptr;
+};
+
 struct AssignArgs {
   std::string table;
   int dim = 0;
@@ -146,6 +158,20 @@ class ParameterClient {
   // stages the gradients under args.step, until the round is committed.
   virtual std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
                                                  PushResult* result) = 0;
+
+  // Several pulls or pushes, of any tables, with as few messages as there can
+  // be. `parts` may go when the call has been started, but not what its args
+  // and spans point to.
+  //
+  // Pushes are checked before any of them is applied: after InvalidArgument or
+  // NotFound none has been. What shows only when they are applied (a server
+  // that is away, out of memory, a bsp step that is over) may end a call after
+  // some have been applied; those with an id may be repeated. By default each
+  // part is a call of its own.
+  virtual std::unique_ptr<PendingCall> StartPullMany(
+      absl::Span<const PullPart> parts);
+  virtual std::unique_ptr<PendingCall> StartPushMany(
+      absl::Span<const PushPart> parts);
 
   virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                                    AssignResult* result) = 0;

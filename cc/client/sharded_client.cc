@@ -9,6 +9,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
+#include "cc/client/joined_calls.h"
 
 namespace tfswitch {
 namespace {
@@ -52,6 +53,21 @@ std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
                 sizeof(float) * width);
   }
   return rows;
+}
+
+// The push of a part, whose values and observations become what it points to.
+// REQUIRES: CheckPush(args) is OK.
+PushArgs PushOfPart(const PushArgs& args, Part* part) {
+  part->values = GatherRows(part->places, args.dim, args.gradients.data());
+  part->observations = OwnedObservations(args.observations, part->places);
+  PushArgs part_args = args;
+  part_args.keys = part->keys;
+  part_args.gradients =
+      absl::MakeConstSpan(part->values.get(), part->keys.size() * args.dim);
+  part_args.gradients_owner = part->values;
+  part_args.observations = part->observations.view();
+  part_args.is_checked = true;
+  return part_args;
 }
 
 // Waits for all parts, whatever happens, because they refer to our buffers;
@@ -116,6 +132,62 @@ class SplitWrite : public PendingCall {
 
   std::vector<Part> parts_;
   Result* const result_;
+};
+
+// Several pulls, each split over the shards: one call for each shard.
+class SplitPulls : public PendingCall {
+ public:
+  explicit SplitPulls(absl::Span<const PullPart> pulls)
+      : pulls_(pulls.begin(), pulls.end()), parts_(pulls.size()) {}
+
+  absl::Status Wait() override {
+    TFSWITCH_RETURN_IF_ERROR(JoinedCalls(std::move(calls)).Wait());
+    for (size_t i = 0; i < pulls_.size(); ++i) {
+      const size_t dim = static_cast<size_t>(pulls_[i].args.dim);
+      float* const to = pulls_[i].embeddings.data();
+      for (const Part& part : parts_[i]) {
+        for (size_t k = 0; k < part.places.size(); ++k) {
+          std::memcpy(to + part.places[k] * dim, part.values.get() + k * dim,
+                      sizeof(float) * dim);
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<Part>& parts(size_t pull) { return parts_[pull]; }
+
+  std::vector<std::unique_ptr<PendingCall>> calls;
+
+ private:
+  const std::vector<PullPart> pulls_;
+  std::vector<std::vector<Part>> parts_;  // Of each pull, by shard.
+};
+
+// The same for pushes.
+class SplitPushes : public PendingCall {
+ public:
+  explicit SplitPushes(absl::Span<const PushPart> pushes)
+      : parts_(pushes.size()) {
+    for (const PushPart& push : pushes) results_.push_back(push.result);
+  }
+
+  absl::Status Wait() override {
+    TFSWITCH_RETURN_IF_ERROR(JoinedCalls(std::move(calls)).Wait());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      *results_[i] = PushResult();
+      for (const Part& part : parts_[i]) results_[i]->Add(part.push_result);
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<Part>& parts(size_t push) { return parts_[push]; }
+
+  std::vector<std::unique_ptr<PendingCall>> calls;
+
+ private:
+  std::vector<PushResult*> results_;
+  std::vector<std::vector<Part>> parts_;  // Of each push, by shard.
 };
 
 class ShardedClient : public ParameterClient {
@@ -208,18 +280,68 @@ class ShardedClient : public ParameterClient {
     for (size_t i = 0; i < shards_.size(); ++i) {
       Part& part = push->parts()[i];
       if (part.keys.empty()) continue;
-      part.values = GatherRows(part.places, args.dim, args.gradients.data());
-      PushArgs part_args = args;
-      part_args.keys = part.keys;
-      part_args.gradients =
-          absl::MakeConstSpan(part.values.get(), part.keys.size() * args.dim);
-      part_args.gradients_owner = part.values;
-      part.observations = OwnedObservations(args.observations, part.places);
-      part_args.observations = part.observations.view();
-      part_args.is_checked = true;
+      const PushArgs part_args = PushOfPart(args, &part);
       part.call = shards_[i]->StartPush(part_args, &part.push_result);
     }
     return push;
+  }
+
+  std::unique_ptr<PendingCall> StartPullMany(
+      absl::Span<const PullPart> pulls) override {
+    if (shards_.size() == 1) return shards_[0]->StartPullMany(pulls);
+    auto split = std::make_unique<SplitPulls>(pulls);
+    std::vector<std::vector<PullPart>> by_shard(shards_.size());
+    for (size_t i = 0; i < pulls.size(); ++i) {
+      const PullArgs& args = pulls[i].args;
+      if (absl::Status status = CheckSize(args.table, args.keys.size(),
+                                          args.dim, pulls[i].embeddings.size());
+          !status.ok()) {
+        return Done(std::move(status));
+      }
+      absl::StatusOr<uint32_t> num_virtual = NumVirtualShards(args.table);
+      if (!num_virtual.ok()) return Done(num_virtual.status());
+      split->parts(i) = SplitByOwner(args.keys, *num_virtual, shards_.size());
+      for (size_t shard = 0; shard < shards_.size(); ++shard) {
+        Part& part = split->parts(i)[shard];
+        if (part.keys.empty()) continue;
+        const size_t num_floats = part.keys.size() * args.dim;
+        part.values.reset(new float[num_floats]);
+        by_shard[shard].push_back(
+            {args, absl::MakeSpan(part.values.get(), num_floats)});
+        by_shard[shard].back().args.keys = part.keys;
+      }
+    }
+    for (size_t shard = 0; shard < shards_.size(); ++shard) {
+      if (by_shard[shard].empty()) continue;
+      split->calls.push_back(shards_[shard]->StartPullMany(by_shard[shard]));
+    }
+    return split;
+  }
+
+  std::unique_ptr<PendingCall> StartPushMany(
+      absl::Span<const PushPart> pushes) override {
+    if (shards_.size() == 1) return shards_[0]->StartPushMany(pushes);
+    if (absl::Status status = CheckPushes(pushes); !status.ok()) {
+      return Done(std::move(status));
+    }
+    auto split = std::make_unique<SplitPushes>(pushes);
+    std::vector<std::vector<PushPart>> by_shard(shards_.size());
+    for (size_t i = 0; i < pushes.size(); ++i) {
+      const PushArgs& args = pushes[i].args;
+      absl::StatusOr<uint32_t> num_virtual = NumVirtualShards(args.table);
+      if (!num_virtual.ok()) return Done(num_virtual.status());
+      split->parts(i) = SplitByOwner(args.keys, *num_virtual, shards_.size());
+      for (size_t shard = 0; shard < shards_.size(); ++shard) {
+        Part& part = split->parts(i)[shard];
+        if (part.keys.empty()) continue;
+        by_shard[shard].push_back({PushOfPart(args, &part), &part.push_result});
+      }
+    }
+    for (size_t shard = 0; shard < shards_.size(); ++shard) {
+      if (by_shard[shard].empty()) continue;
+      split->calls.push_back(shards_[shard]->StartPushMany(by_shard[shard]));
+    }
+    return split;
   }
 
   int num_shards() const override { return static_cast<int>(shards_.size()); }

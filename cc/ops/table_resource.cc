@@ -137,28 +137,56 @@ absl::Status LookupTable(OpKernelContext* context,
       context, tensorflow::HandleFromInput(context, 0), table);
 }
 
+absl::Status TableList::Lookup(OpKernelContext* context, int num_tables) {
+  tables_.resize(num_tables);
+  for (int i = 0; i < num_tables; ++i) {
+    absl::Status status = tensorflow::LookupResource(
+        context, tensorflow::HandleFromInput(context, i), &tables_[i]);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+bool TableList::IsAnyRemote() const {
+  return std::any_of(tables_.begin(), tables_.end(),
+                     [](const RefCountPtr<TableResource>& table) {
+                       return table->is_remote();
+                     });
+}
+
 void RunAsync(OpKernelContext* context, RefCountPtr<TableResource> table,
               std::function<absl::Status(const TableResource&)> call,
               tensorflow::AsyncOpKernel::DoneCallback done) {
-  static std::atomic<bool> is_one_waiting{false};
   TableResource* resource = table.release();
-  const auto finish = [context, resource,
+  RunAsync(
+      context, resource->is_remote(),
+      [resource, call = std::move(call)] {
+        absl::Status status = call(*resource);
+        // Before done(): whoever waits for the op may close the cluster next.
+        resource->Unref();
+        return status;
+      },
+      std::move(done));
+}
+
+void RunAsync(OpKernelContext* context, bool is_remote,
+              std::function<absl::Status()> call,
+              tensorflow::AsyncOpKernel::DoneCallback done) {
+  static std::atomic<bool> is_one_waiting{false};
+  const auto finish = [context,
                        done = std::move(done)](const absl::Status& status) {
-    // Before done(): whoever waits for the op may close the cluster next.
-    resource->Unref();
     OP_REQUIRES_OK_ASYNC(context, status, done);
     done();
   };
-  if (!resource->is_remote()) {
-    finish(call(*resource));
+  if (!is_remote) {
+    finish(call());
   } else if (!is_one_waiting.exchange(true)) {
-    const absl::Status status = call(*resource);
+    const absl::Status status = call();
     is_one_waiting = false;  // What comes after this op may be the next.
     finish(status);
   } else {
-    BlockingThreads::Get().Schedule([resource, call = std::move(call), finish] {
-      finish(call(*resource));
-    });
+    BlockingThreads::Get().Schedule(
+        [call = std::move(call), finish] { finish(call()); });
   }
 }
 
@@ -223,6 +251,14 @@ absl::Status ScalarInput(OpKernelContext* context, int index, const char* name,
 absl::Status ObservationInputs(OpKernelContext* context,
                                const TableResource& table, int index,
                                int64_t num_ids, Tfswitch_PushOptions* options) {
+  return ObservationInputs(context, table, index, index + 1, index + 2, num_ids,
+                           options);
+}
+
+absl::Status ObservationInputs(OpKernelContext* context,
+                               const TableResource& table, int shows_index,
+                               int clicks_index, int global_step_index,
+                               int64_t num_ids, Tfswitch_PushOptions* options) {
   const auto read = [&](int input_index, const char* name,
                         const float** values) {
     const Tensor& input = context->input(input_index);
@@ -238,10 +274,10 @@ absl::Status ObservationInputs(OpKernelContext* context,
     *values = input.flat<float>().data();
     return absl::OkStatus();
   };
-  absl::Status status = read(index, "shows", &options->shows);
-  if (status.ok()) status = read(index + 1, "clicks", &options->clicks);
+  absl::Status status = read(shows_index, "shows", &options->shows);
+  if (status.ok()) status = read(clicks_index, "clicks", &options->clicks);
   if (!status.ok()) return status;
-  const Tensor& step = context->input(index + 2);
+  const Tensor& step = context->input(global_step_index);
   if (!TensorShapeUtils::IsScalar(step.shape())) {
     return absl::InvalidArgumentError(
         absl::StrCat("`global_step` must be a scalar. Received: shape ",

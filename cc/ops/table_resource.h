@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -64,6 +65,8 @@ class TableResource : public tensorflow::ResourceBase {
                           const Tfswitch_PushOptions& options,
                           Tfswitch_PushResult* result,
                           const Tfswitch_Threads& threads) const;
+  // For the parts of pull_many and push_unique_many, while this lives.
+  Tfswitch_Table* get() const { return table_; }
   absl::Status Size(int64_t* num_rows) const;
   absl::Status EndStep(double weight, int64_t* round) const;
 
@@ -86,6 +89,23 @@ class TableResource : public tensorflow::ResourceBase {
 absl::Status LookupTable(tensorflow::OpKernelContext* context,
                          tensorflow::core::RefCountPtr<TableResource>* table);
 
+// The tables of an op of many.
+//
+// Not thread-safe.
+class TableList {
+ public:
+  // Those behind inputs 0 to `num_tables` - 1; errors as of LookupTable.
+  absl::Status Lookup(tensorflow::OpKernelContext* context, int num_tables);
+  void Clear() { tables_.clear(); }
+
+  size_t size() const { return tables_.size(); }
+  const TableResource& operator[](size_t i) const { return *tables_[i]; }
+  bool IsAnyRemote() const;
+
+ private:
+  std::vector<tensorflow::core::RefCountPtr<TableResource>> tables_;
+};
+
 // Calls `call` on the table, sets its status, and ends the op with `done`.
 //
 // A call on an embedded table runs at once, like other kernels, and may use the
@@ -96,6 +116,11 @@ absl::Status LookupTable(tensorflow::OpKernelContext* context,
 void RunAsync(tensorflow::OpKernelContext* context,
               tensorflow::core::RefCountPtr<TableResource> table,
               std::function<absl::Status(const TableResource&)> call,
+              tensorflow::AsyncOpKernel::DoneCallback done);
+
+// The same for calls of many tables. `call` lets go of them before it returns.
+void RunAsync(tensorflow::OpKernelContext* context, bool is_remote,
+              std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
 // The same for a call that waits for other workers: never on TensorFlow's
@@ -124,6 +149,12 @@ absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
 // input and the shape that came. The options point into the inputs.
 absl::Status ObservationInputs(tensorflow::OpKernelContext* context,
                                const TableResource& table, int index,
+                               int64_t num_ids, Tfswitch_PushOptions* options);
+
+// The same of inputs that do not follow each other.
+absl::Status ObservationInputs(tensorflow::OpKernelContext* context,
+                               const TableResource& table, int shows_index,
+                               int clicks_index, int global_step_index,
                                int64_t num_ids, Tfswitch_PushOptions* options);
 
 }  // namespace tfswitch

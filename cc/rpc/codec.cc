@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kKeptScratchBytes = size_t{64} << 20;
+constexpr size_t kKeptParts = 4096;
 // Protobuf's own limit, so that both refuse the same messages.
 constexpr int kMaxGroupDepth = 100;
 
@@ -45,6 +46,8 @@ constexpr char kBadUtf8[] = "a name is not UTF-8";
 constexpr char kBadTag[] = "a tag that no field can have";
 constexpr char kBadGroup[] = "a group that does not end or is nested too deep";
 constexpr char kNoMemory[] = "no memory for an array";
+constexpr char kBadPart[] = "a part that is malformed itself";
+constexpr char kTooManyParts[] = "more parts than a message may have";
 
 // Reads bytes over the ends of pieces.
 class PieceReader {
@@ -91,6 +94,18 @@ class PieceReader {
     const char* borrowed = at_;
     Advance(size);
     return borrowed;
+  }
+
+  // Appends the pieces of the next `size` bytes, and goes behind them.
+  //
+  // REQUIRES: remaining() >= size.
+  void Take(uint64_t size, std::vector<absl::string_view>* pieces) {
+    while (size > 0) {
+      const size_t part = std::min<uint64_t>(size, end_ - at_);
+      pieces->emplace_back(at_, part);
+      size -= part;
+      Advance(part);
+    }
   }
 
  private:
@@ -312,14 +327,14 @@ class ArrayField {
 // if it does not know the tag; otherwise it has read the field, or set `bad`.
 template <typename ReadField>
 absl::Status ReadMessage(const char* name, MessagePieces pieces,
-                         ReadField read_field) {
+                         int max_group_depth, ReadField read_field) {
   PieceReader reader(pieces);
   while (reader.remaining() > 0) {
     const uint64_t start = reader.offset();
     uint32_t tag = 0;
     Complaint bad = ReadTag(&reader, &tag);
     if (bad == kFine && !read_field(tag, &reader, &bad)) {
-      bad = SkipField(&reader, tag, kMaxGroupDepth);
+      bad = SkipField(&reader, tag, max_group_depth);
     }
     if (bad == kFine) continue;
     const std::string text =
@@ -329,6 +344,181 @@ absl::Status ReadMessage(const char* name, MessagePieces pieces,
                             : absl::InvalidArgumentError(text);
   }
   return absl::OkStatus();
+}
+
+absl::Status ReadPullRequest(int max_group_depth, MessagePieces pieces,
+                             DecodeScratch* scratch, DecodedPull* request) {
+  *request = DecodedPull();
+  ArrayField<Key> keys(&scratch->keys);
+  absl::Status status =
+      ReadMessage("PullRequest", pieces, max_group_depth,
+                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                    switch (tag) {
+                      case Tag(1, kBytes):
+                        *bad = ReadName(reader, &request->table);
+                        return true;
+                      case Tag(3, kVarint):
+                        *bad = ReadBool(reader, &request->insert_missing);
+                        return true;
+                      case Tag(4, kFixed32):
+                        *bad = ReadFixed(reader, &request->day);
+                        return true;
+                      default:
+                        return keys.Accept(2, tag, reader, bad);
+                    }
+                  });
+  request->keys = keys.span();
+  return status;
+}
+
+absl::Status ReadPushRequest(int max_group_depth, MessagePieces pieces,
+                             DecodeScratch* scratch, DecodedPush* request) {
+  *request = DecodedPush();
+  ArrayField<Key> keys(&scratch->keys);
+  ArrayField<float> gradients(&scratch->values);
+  ArrayField<float> counts(&scratch->counts);
+  ArrayField<float> shows(&scratch->shows);
+  ArrayField<float> clicks(&scratch->clicks);
+  uint64_t number = 0;
+  absl::Status status = ReadMessage(
+      "PushRequest", pieces, max_group_depth,
+      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+        switch (tag) {
+          case Tag(1, kBytes):
+            *bad = ReadName(reader, &request->table);
+            return true;
+          case Tag(4, kFixed32):
+            *bad = ReadFixed(reader, &request->learning_rate);
+            return true;
+          case Tag(5, kVarint):
+            *bad = ReadBool(reader, &request->insert_missing);
+            return true;
+          case Tag(6, kVarint):
+            *bad = ReadBool(reader, &request->keys_are_unique);
+            return true;
+          case Tag(7, kVarint):
+            *bad = ReadVarint(reader, 10, &request->client_id);
+            return true;
+          case Tag(8, kVarint):
+            *bad = ReadVarint(reader, 10, &request->sequence);
+            return true;
+          case Tag(9, kBytes):
+            *bad = ReadName(reader, &request->step.group);
+            return true;
+          case Tag(10, kVarint):
+            *bad = ReadVarint(reader, 10, &number);
+            request->step.worker = static_cast<uint32_t>(number);
+            return true;
+          case Tag(11, kVarint):
+            *bad = ReadVarint(reader, 10, &request->step.incarnation);
+            return true;
+          case Tag(12, kVarint):
+            *bad = ReadVarint(reader, 10, &number);
+            request->step.clock = static_cast<int64_t>(number);
+            return true;
+          case Tag(16, kVarint):
+            *bad = ReadVarint(reader, 10, &number);
+            request->global_step = static_cast<int64_t>(number);
+            return true;
+          case Tag(17, kFixed32):
+            *bad = ReadFixed(reader, &request->day);
+            return true;
+          default:
+            return keys.Accept(2, tag, reader, bad) ||
+                   gradients.Accept(3, tag, reader, bad) ||
+                   counts.Accept(13, tag, reader, bad) ||
+                   shows.Accept(14, tag, reader, bad) ||
+                   clicks.Accept(15, tag, reader, bad);
+        }
+      });
+  request->keys = keys.span();
+  request->gradients = gradients.span();
+  request->observations = {counts.span(), shows.span(), clicks.span()};
+  return status;
+}
+
+absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
+                              absl::Span<float> embeddings,
+                              uint64_t* num_floats) {
+  uint64_t count = 0;
+  absl::Status status = ReadMessage(
+      "PullResponse", pieces, max_group_depth,
+      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+        uint64_t length = sizeof(float);
+        if (tag == Tag(1, kBytes)) {
+          *bad = ReadLength(reader, &length);
+          if (*bad == kFine && length % sizeof(float) != 0) *bad = kBadArray;
+        } else if (tag == Tag(1, kFixed32)) {
+          if (reader->remaining() < length) *bad = kCutShort;
+        } else {
+          return false;
+        }
+        if (*bad != kFine) return true;
+        const uint64_t room =
+            count < embeddings.size() ? embeddings.size() - count : 0;
+        const uint64_t wanted = std::min(length, room * sizeof(float));
+        if (wanted > 0) reader->Read(embeddings.data() + count, wanted);
+        reader->Skip(length - wanted);
+        count += length / sizeof(float);
+        return true;
+      });
+  *num_floats = count;
+  return status;
+}
+
+absl::Status ReadPushResponse(int max_group_depth, MessagePieces pieces,
+                              PushResult* result) {
+  *result = PushResult();
+  return ReadMessage("PushResponse", pieces, max_group_depth,
+                     [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                       uint64_t number = 0;
+                       switch (tag) {
+                         case Tag(1, kVarint):
+                           *bad = ReadVarint(reader, 10, &number);
+                           result->updated_rows = static_cast<int64_t>(number);
+                           return true;
+                         case Tag(2, kVarint):
+                           *bad = ReadBool(reader, &result->duplicate);
+                           return true;
+                         default:
+                           return false;
+                       }
+                     });
+}
+
+// Reads a message of many; `read_part(i, pieces)` reads its i-th part, which
+// may nest one group less deep.
+template <typename ReadPart>
+absl::Status ReadParts(const char* name, MessagePieces pieces,
+                       ReadPart read_part) {
+  size_t num_parts = 0;
+  std::vector<absl::string_view> part_pieces;
+  absl::Status part_status;
+  absl::Status status =
+      ReadMessage(name, pieces, kMaxGroupDepth,
+                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                    if (tag != Tag(1, kBytes)) return false;
+                    uint64_t length = 0;
+                    *bad = ReadLength(reader, &length);
+                    if (*bad != kFine) return true;
+                    if (num_parts == kMaxPartsPerMessage) {
+                      *bad = kTooManyParts;
+                      return true;
+                    }
+                    part_pieces.clear();
+                    reader->Take(length, &part_pieces);
+                    part_status = read_part(num_parts, part_pieces);
+                    if (part_status.ok()) {
+                      ++num_parts;
+                    } else {
+                      *bad = kBadPart;
+                    }
+                    return true;
+                  });
+  if (part_status.ok()) return status;
+  return absl::Status(
+      part_status.code(),
+      absl::StrCat(name, ": part ", num_parts, ": ", part_status.message()));
 }
 
 size_t VarintBytes(uint64_t value) {
@@ -471,6 +661,24 @@ void AlignedBuffer::Free() {
   capacity_ = 0;
 }
 
+DecodeScratch& PartScratch::at(size_t part) {
+  while (parts_.size() <= part) parts_.emplace_back();
+  return parts_[part];
+}
+
+void PartScratch::Trim() {
+  size_t capacity = 0;
+  for (const DecodeScratch& part : parts_) capacity += part.capacity();
+  if (capacity > kKeptScratchBytes || parts_.size() > kKeptParts) {
+    parts_.clear();
+  }
+}
+
+size_t DecodeScratch::capacity() const {
+  return keys.capacity() + values.capacity() + slots.capacity() +
+         counts.capacity() + shows.capacity() + clicks.capacity();
+}
+
 void DecodeScratch::Trim() {
   for (AlignedBuffer* buffer :
        {&keys, &values, &slots, &counts, &shows, &clicks}) {
@@ -480,93 +688,12 @@ void DecodeScratch::Trim() {
 
 absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
                              DecodedPull* request) {
-  *request = DecodedPull();
-  ArrayField<Key> keys(&scratch->keys);
-  absl::Status status =
-      ReadMessage("PullRequest", pieces,
-                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-                    switch (tag) {
-                      case Tag(1, kBytes):
-                        *bad = ReadName(reader, &request->table);
-                        return true;
-                      case Tag(3, kVarint):
-                        *bad = ReadBool(reader, &request->insert_missing);
-                        return true;
-                      case Tag(4, kFixed32):
-                        *bad = ReadFixed(reader, &request->day);
-                        return true;
-                      default:
-                        return keys.Accept(2, tag, reader, bad);
-                    }
-                  });
-  request->keys = keys.span();
-  return status;
+  return ReadPullRequest(kMaxGroupDepth, pieces, scratch, request);
 }
 
 absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
                              DecodedPush* request) {
-  *request = DecodedPush();
-  ArrayField<Key> keys(&scratch->keys);
-  ArrayField<float> gradients(&scratch->values);
-  ArrayField<float> counts(&scratch->counts);
-  ArrayField<float> shows(&scratch->shows);
-  ArrayField<float> clicks(&scratch->clicks);
-  uint64_t number = 0;
-  absl::Status status = ReadMessage(
-      "PushRequest", pieces,
-      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-        switch (tag) {
-          case Tag(1, kBytes):
-            *bad = ReadName(reader, &request->table);
-            return true;
-          case Tag(4, kFixed32):
-            *bad = ReadFixed(reader, &request->learning_rate);
-            return true;
-          case Tag(5, kVarint):
-            *bad = ReadBool(reader, &request->insert_missing);
-            return true;
-          case Tag(6, kVarint):
-            *bad = ReadBool(reader, &request->keys_are_unique);
-            return true;
-          case Tag(7, kVarint):
-            *bad = ReadVarint(reader, 10, &request->client_id);
-            return true;
-          case Tag(8, kVarint):
-            *bad = ReadVarint(reader, 10, &request->sequence);
-            return true;
-          case Tag(9, kBytes):
-            *bad = ReadName(reader, &request->step.group);
-            return true;
-          case Tag(10, kVarint):
-            *bad = ReadVarint(reader, 10, &number);
-            request->step.worker = static_cast<uint32_t>(number);
-            return true;
-          case Tag(11, kVarint):
-            *bad = ReadVarint(reader, 10, &request->step.incarnation);
-            return true;
-          case Tag(12, kVarint):
-            *bad = ReadVarint(reader, 10, &number);
-            request->step.clock = static_cast<int64_t>(number);
-            return true;
-          case Tag(16, kVarint):
-            *bad = ReadVarint(reader, 10, &number);
-            request->global_step = static_cast<int64_t>(number);
-            return true;
-          case Tag(17, kFixed32):
-            *bad = ReadFixed(reader, &request->day);
-            return true;
-          default:
-            return keys.Accept(2, tag, reader, bad) ||
-                   gradients.Accept(3, tag, reader, bad) ||
-                   counts.Accept(13, tag, reader, bad) ||
-                   shows.Accept(14, tag, reader, bad) ||
-                   clicks.Accept(15, tag, reader, bad);
-        }
-      });
-  request->keys = keys.span();
-  request->gradients = gradients.span();
-  request->observations = {counts.span(), shows.span(), clicks.span()};
-  return status;
+  return ReadPushRequest(kMaxGroupDepth, pieces, scratch, request);
 }
 
 absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
@@ -576,7 +703,7 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
   ArrayField<float> values(&scratch->values);
   ArrayField<float> slots(&scratch->slots);
   absl::Status status =
-      ReadMessage("AssignRequest", pieces,
+      ReadMessage("AssignRequest", pieces, kMaxGroupDepth,
                   [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
                     switch (tag) {
                       case Tag(1, kBytes):
@@ -603,54 +730,16 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
 absl::Status ReadPullResponse(MessagePieces pieces,
                               absl::Span<float> embeddings,
                               uint64_t* num_floats) {
-  uint64_t count = 0;
-  absl::Status status = ReadMessage(
-      "PullResponse", pieces,
-      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-        uint64_t length = sizeof(float);
-        if (tag == Tag(1, kBytes)) {
-          *bad = ReadLength(reader, &length);
-          if (*bad == kFine && length % sizeof(float) != 0) *bad = kBadArray;
-        } else if (tag == Tag(1, kFixed32)) {
-          if (reader->remaining() < length) *bad = kCutShort;
-        } else {
-          return false;
-        }
-        if (*bad != kFine) return true;
-        const uint64_t room =
-            count < embeddings.size() ? embeddings.size() - count : 0;
-        const uint64_t wanted = std::min(length, room * sizeof(float));
-        if (wanted > 0) reader->Read(embeddings.data() + count, wanted);
-        reader->Skip(length - wanted);
-        count += length / sizeof(float);
-        return true;
-      });
-  *num_floats = count;
-  return status;
+  return ReadPullResponse(kMaxGroupDepth, pieces, embeddings, num_floats);
 }
 
 absl::Status ReadPushResponse(MessagePieces pieces, PushResult* result) {
-  *result = PushResult();
-  return ReadMessage("PushResponse", pieces,
-                     [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-                       uint64_t number = 0;
-                       switch (tag) {
-                         case Tag(1, kVarint):
-                           *bad = ReadVarint(reader, 10, &number);
-                           result->updated_rows = static_cast<int64_t>(number);
-                           return true;
-                         case Tag(2, kVarint):
-                           *bad = ReadBool(reader, &result->duplicate);
-                           return true;
-                         default:
-                           return false;
-                       }
-                     });
+  return ReadPushResponse(kMaxGroupDepth, pieces, result);
 }
 
 absl::Status ReadAssignResponse(MessagePieces pieces, AssignResult* result) {
   *result = AssignResult();
-  return ReadMessage("AssignResponse", pieces,
+  return ReadMessage("AssignResponse", pieces, kMaxGroupDepth,
                      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
                        if (tag != Tag(1, kVarint)) return false;
                        uint64_t number = 0;
@@ -658,6 +747,51 @@ absl::Status ReadAssignResponse(MessagePieces pieces, AssignResult* result) {
                        result->assigned_rows = static_cast<int64_t>(number);
                        return true;
                      });
+}
+
+absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
+                                 std::vector<DecodedPull>* requests) {
+  requests->clear();
+  return ReadParts("PullManyRequest", pieces,
+                   [&](size_t i, MessagePieces part) {
+                     requests->emplace_back();
+                     return ReadPullRequest(kMaxGroupDepth - 1, part,
+                                            &scratch->at(i), &requests->back());
+                   });
+}
+
+absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
+                                 std::vector<DecodedPush>* requests) {
+  requests->clear();
+  return ReadParts("PushManyRequest", pieces,
+                   [&](size_t i, MessagePieces part) {
+                     requests->emplace_back();
+                     return ReadPushRequest(kMaxGroupDepth - 1, part,
+                                            &scratch->at(i), &requests->back());
+                   });
+}
+
+absl::Status ReadPullManyResponse(
+    MessagePieces pieces, absl::Span<const absl::Span<float>> embeddings,
+    std::vector<uint64_t>* num_floats) {
+  num_floats->clear();
+  return ReadParts(
+      "PullManyResponse", pieces, [&](size_t i, MessagePieces part) {
+        num_floats->push_back(0);
+        return ReadPullResponse(
+            kMaxGroupDepth - 1, part,
+            i < embeddings.size() ? embeddings[i] : absl::Span<float>(),
+            &num_floats->back());
+      });
+}
+
+absl::Status ReadPushManyResponse(MessagePieces pieces,
+                                  std::vector<PushResult>* results) {
+  results->clear();
+  return ReadParts("PushManyResponse", pieces, [&](size_t, MessagePieces part) {
+    results->emplace_back();
+    return ReadPushResponse(kMaxGroupDepth - 1, part, &results->back());
+  });
 }
 
 uint64_t PullRequestBytes(const PullArgs& args) {
@@ -697,13 +831,16 @@ void WriteAssignRequest(const AssignArgs& args, char* to) {
 
 size_t WritePullResponseHeader(uint64_t num_floats, char* to) {
   if (num_floats == 0) return 0;
+  return WritePartHeader(num_floats * sizeof(float), to);
+}
+
+size_t WritePartHeader(uint64_t part_bytes, char* to) {
   size_t size = 0;
   to[size++] = static_cast<char>(Tag(1, kBytes));
-  uint64_t length = num_floats * sizeof(float);
-  for (; length >= 0x80; length >>= 7) {
-    to[size++] = static_cast<char>(length | 0x80);
+  for (; part_bytes >= 0x80; part_bytes >>= 7) {
+    to[size++] = static_cast<char>(part_bytes | 0x80);
   }
-  to[size++] = static_cast<char>(length);
+  to[size++] = static_cast<char>(part_bytes);
   return size;
 }
 

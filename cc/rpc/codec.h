@@ -1,4 +1,5 @@
-// The messages of Pull, Push and Assign, read and written without protobuf.
+// The messages of Pull, Push and Assign, and of PullMany and PushMany, read and
+// written without protobuf.
 //
 // A step moves megabytes of keys and floats, and protobuf would copy each of
 // them into a message and out again. Here arrays go from the network's memory
@@ -8,6 +9,9 @@
 //
 //   | 0x0a len table | 0x12 len keys (8 B each) | 0x1a len floats (4 B each)
 //   |..
+//
+// A message of many is these one after the other, each behind 0x0a and its
+// length.
 //
 // The readers accept exactly what protobuf's own parser accepts: fields in any
 // order, packed or not, in several chunks, among unknown fields. Malformed
@@ -20,7 +24,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -67,8 +73,23 @@ struct DecodeScratch {
   AlignedBuffer shows;
   AlignedBuffer clicks;
 
+  size_t capacity() const;
   // Gives memory back that an unusually large message has left behind.
   void Trim();
+};
+
+// One for each part of a message of many, whose parts are all read before the
+// first is used.
+//
+// Not thread-safe.
+class PartScratch {
+ public:
+  // The same object until Trim().
+  DecodeScratch& at(size_t part);
+  void Trim();
+
+ private:
+  std::deque<DecodeScratch> parts_;
 };
 
 // Requests as read. Spans point into the pieces or the scratch and are valid as
@@ -112,6 +133,23 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
 absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                DecodedAssign* request);
 
+// A message of more parts than this is refused: each costs memory, also if it
+// has no bytes.
+inline constexpr size_t kMaxPartsPerMessage = 65536;
+
+// Messages of many. The errors also say which of the requests it is.
+absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
+                                 std::vector<DecodedPull>* requests);
+absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
+                                 std::vector<DecodedPush>* requests);
+// The i-th response as ReadPullResponse() does, for embeddings[i]; those beyond
+// are only counted. *num_floats has one element for each response.
+absl::Status ReadPullManyResponse(
+    MessagePieces pieces, absl::Span<const absl::Span<float>> embeddings,
+    std::vector<uint64_t>* num_floats);
+absl::Status ReadPushManyResponse(MessagePieces pieces,
+                                  std::vector<PushResult>* results);
+
 // Copies the response's floats to the front of `embeddings`. *num_floats is how
 // many the message has; those beyond `embeddings` are dropped.
 absl::Status ReadPullResponse(MessagePieces pieces,
@@ -141,6 +179,13 @@ void WriteAssignRequest(const AssignArgs& args, char* to);
 // REQUIRES: `to` has room for kMaxPullResponseHeader bytes.
 inline constexpr size_t kMaxPullResponseHeader = 11;
 size_t WritePullResponseHeader(uint64_t num_floats, char* to);
+
+// What stands before each request or response in a message of many. Returns how
+// many bytes were written.
+//
+// REQUIRES: `to` has room for kMaxPartHeader bytes.
+inline constexpr size_t kMaxPartHeader = 11;
+size_t WritePartHeader(uint64_t part_bytes, char* to);
 
 std::string EncodePushResponse(const PushResult& result);
 std::string EncodeAssignResponse(const AssignResult& result);

@@ -18,7 +18,7 @@
 namespace tfswitch {
 namespace {
 
-enum class Method { kPull, kPush, kAssign };
+enum class Method { kPull, kPush, kPullMany, kPushMany, kAssign };
 
 }  // namespace
 
@@ -49,6 +49,9 @@ struct DataPlane::Queue {
   DecodedPull pull;
   DecodedPush push;
   DecodedAssign assign;
+  PartScratch part_scratch;
+  std::vector<DecodedPull> pulls;
+  std::vector<DecodedPush> pushes;
 
   // gRPC does not allow to ask for a call on a queue that is shut down.
   Mutex mutex;
@@ -72,6 +75,14 @@ struct DataPlane::Queue {
       case Method::kPush:
         service->RequestPush(&*call->context, &call->request, &*call->writer,
                              queue, queue, call);
+        break;
+      case Method::kPullMany:
+        service->RequestPullMany(&*call->context, &call->request,
+                                 &*call->writer, queue, queue, call);
+        break;
+      case Method::kPushMany:
+        service->RequestPushMany(&*call->context, &call->request,
+                                 &*call->writer, queue, queue, call);
         break;
       case Method::kAssign:
         service->RequestAssign(&*call->context, &call->request, &*call->writer,
@@ -100,7 +111,8 @@ DataPlane::~DataPlane() = default;
 
 void DataPlane::Start() {
   for (const std::unique_ptr<Queue>& queue : queues_) {
-    for (Method method : {Method::kPull, Method::kPush, Method::kAssign}) {
+    for (Method method : {Method::kPull, Method::kPush, Method::kPullMany,
+                          Method::kPushMany, Method::kAssign}) {
       for (int i = 0; i < kCallsPerQueue; ++i) {
         queue->calls.push_back(std::make_unique<Call>(method));
         queue->AskForCall(service_, queue->calls.back().get());
@@ -157,6 +169,7 @@ void DataPlane::Run(Queue* queue) {
       call->writer->FinishWithError(ToGrpcStatus(status), call);
     }
     queue->scratch.Trim();
+    queue->part_scratch.Trim();
   }
 }
 
@@ -172,6 +185,10 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
       return AnswerPull(call, queue);
     case Method::kPush:
       return AnswerPush(call, queue);
+    case Method::kPullMany:
+      return AnswerPullMany(call, queue);
+    case Method::kPushMany:
+      return AnswerPushMany(call, queue);
     case Method::kAssign:
       return AnswerAssign(call, queue);
   }
@@ -212,12 +229,72 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   return absl::OkStatus();
 }
 
-absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
-  DecodedPush& request = queue->push;
+absl::Status DataPlane::AnswerPullMany(Call* call, Queue* queue) {
   TFSWITCH_RETURN_IF_ERROR(
-      ReadPushRequest(queue->pieces, &queue->scratch, &request));
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(request.table));
+      ReadPullManyRequest(queue->pieces, &queue->part_scratch, &queue->pulls));
+  const std::vector<DecodedPull>& pulls = queue->pulls;
+  std::vector<std::shared_ptr<EmbeddingTable>> tables;
+  tables.reserve(pulls.size());
+  uint64_t size = 0;
+  for (const DecodedPull& pull : pulls) {
+    TFSWITCH_ASSIGN_OR_RETURN(auto table, shard_->FindTable(pull.table));
+    size += kMaxPartHeader + kMaxPullResponseHeader +
+            pull.keys.size() * table->dim() * sizeof(float);
+    tables.push_back(std::move(table));
+  }
+  if (size > max_message_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the answer to pulls from ", pulls.size(), " tables, the first '",
+        pulls[0].table, "', is a message of ", size,
+        " bytes, over the limit of ", max_message_bytes_,
+        "; pull fewer keys per call or start the server with a larger "
+        "--max_message_bytes"));
+  }
+  // A slice for each, so that the floats of each are aligned.
+  std::vector<grpc::Slice> slices(pulls.size());
+  std::vector<absl::Status> statuses(pulls.size());
+  RunRanges(helpers_, pulls.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      statuses[i] = AnswerPart(pulls[i], *tables[i], &slices[i]);
+    }
+  });
+  for (absl::Status& status : statuses) {
+    TFSWITCH_RETURN_IF_ERROR(std::move(status));
+  }
+  call->response = grpc::ByteBuffer(slices.data(), slices.size());
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerPart(const DecodedPull& pull,
+                                   EmbeddingTable& table,
+                                   grpc::Slice* answer) const {
+  TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
+  const size_t num_floats = pull.keys.size() * table.dim();
+  char inner[kMaxPullResponseHeader];
+  const size_t inner_bytes = WritePullResponseHeader(num_floats, inner);
+  char header[kMaxPartHeader + kMaxPullResponseHeader];
+  size_t header_bytes =
+      WritePartHeader(inner_bytes + num_floats * sizeof(float), header);
+  std::memcpy(header + header_bytes, inner, inner_bytes);
+  header_bytes += inner_bytes;
+  OutgoingMessage message(header_bytes + num_floats * sizeof(float),
+                          header_bytes);
+  if (message.data() == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("table '", pull.table, "': no memory for an answer of ",
+                     num_floats * sizeof(float), " bytes"));
+  }
+  std::memcpy(message.data(), header, header_bytes);
+  TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
+      table, pull.keys, pull.insert_missing,
+      absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
+                     num_floats),
+      helpers_));
+  *answer = std::move(message).ToSlice();
+  return absl::OkStatus();
+}
+
+ShardPush DataPlane::PushOf(const DecodedPush& request) const {
   ShardPush push;
   push.keys = request.keys;
   push.gradients = request.gradients;
@@ -231,10 +308,42 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   push.global_step = request.global_step;
   push.day = request.day;
   push.threads = helpers_;
+  return push;
+}
+
+absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
+  DecodedPush& request = queue->push;
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadPushRequest(queue->pieces, &queue->scratch, &request));
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(request.table));
   TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
-                            shard_->Push(*table, push));
+                            shard_->Push(*table, PushOf(request)));
   call->response = ToByteBuffer(
       EncodePushResponse(PushResult{pushed.updated_rows, pushed.duplicate}));
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerPushMany(Call* call, Queue* queue) {
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadPushManyRequest(queue->pieces, &queue->part_scratch, &queue->pushes));
+  std::vector<TablePush> pushes;
+  pushes.reserve(queue->pushes.size());
+  for (const DecodedPush& request : queue->pushes) {
+    TFSWITCH_ASSIGN_OR_RETURN(auto table, shard_->FindTable(request.table));
+    pushes.push_back({std::move(table), PushOf(request)});
+  }
+  std::vector<ShardPushResult> results(pushes.size());
+  TFSWITCH_RETURN_IF_ERROR(shard_->PushMany(pushes, absl::MakeSpan(results)));
+  std::string response;
+  for (const ShardPushResult& pushed : results) {
+    const std::string part =
+        EncodePushResponse(PushResult{pushed.updated_rows, pushed.duplicate});
+    char header[kMaxPartHeader];
+    response.append(header, WritePartHeader(part.size(), header));
+    response.append(part);
+  }
+  call->response = ToByteBuffer(response);
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// Answers Pull, Push and Assign: the calls that move rows.
+// Answers Pull, Push, PullMany, PushMany and Assign: the calls that move rows.
 
 #ifndef TFSWITCH_CC_RPC_DATA_PLANE_H_
 #define TFSWITCH_CC_RPC_DATA_PLANE_H_
@@ -60,7 +60,13 @@ class DataPlane {
   absl::Status Answer(Call* call, Queue* queue);
   absl::Status AnswerPull(Call* call, Queue* queue);
   absl::Status AnswerPush(Call* call, Queue* queue);
+  absl::Status AnswerPullMany(Call* call, Queue* queue);
+  absl::Status AnswerPushMany(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
+  ShardPush PushOf(const DecodedPush& request) const;
+  // One part of the answer to a PullMany, with its header.
+  absl::Status AnswerPart(const DecodedPull& pull, EmbeddingTable& table,
+                          grpc::Slice* answer) const;
 
   // Constant after construction.
   const uint64_t max_message_bytes_;

@@ -10,6 +10,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
+#include "cc/client/joined_calls.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
@@ -30,23 +31,24 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-// A Pull, Push or Assign in flight.
+// A call that moves rows of some tables, in flight.
 class RowCall final : public PendingCall {
  public:
   using ReadResponse = std::function<absl::Status(MessagePieces)>;
 
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
-          const char* method, const std::string& table,
+          const char* method, std::vector<std::string> tables,
           const grpc::ByteBuffer& request, ReadResponse read_response)
       : connection_(connection),
-        table_(table),
+        tables_(std::move(tables)),
         read_response_(std::move(read_response)),
         call_(connection, kind, method, request) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
     absl::Status status = call_.Wait(&response);
-    if (absl::IsNotFound(status) && connection_->CreateAgain(table_)) {
+    // A server looks for all tables before it does anything.
+    if (absl::IsNotFound(status) && CreateAgain()) {
       call_.Restart();
       status = call_.Wait(&response);
     }
@@ -57,49 +59,47 @@ class RowCall final : public PendingCall {
   }
 
  private:
+  bool CreateAgain() {
+    return std::all_of(tables_.begin(), tables_.end(),
+                       [this](const std::string& table) {
+                         return connection_->CreateAgain(table);
+                       });
+  }
+
   const std::shared_ptr<Connection> connection_;
-  const std::string table_;
+  const std::vector<std::string> tables_;
   const ReadResponse read_response_;
   UnaryCall call_;
 };
 
-// The parts of a long call, all in flight together.
-class PartCalls final : public PendingCall {
+// Messages of pushes in flight, and what each piece of them has done.
+class PushMessages final : public PendingCall {
  public:
-  explicit PartCalls(std::vector<std::unique_ptr<PendingCall>> parts)
-      : parts_(std::move(parts)) {}
+  // `sums[i]` gets the sum of the pieces whose `owners` are i.
+  PushMessages(std::vector<size_t> owners, std::vector<PushResult*> sums)
+      : owners_(std::move(owners)),
+        sums_(std::move(sums)),
+        results_(new PushResult[owners_.size()]) {}
 
   absl::Status Wait() override {
-    absl::Status first;
-    for (const auto& part : parts_) first.Update(part->Wait());
-    return first;
-  }
-
- private:
-  const std::vector<std::unique_ptr<PendingCall>> parts_;
-};
-
-// The parts of a push, and where they say what they have done.
-class PartPushes final : public PendingCall {
- public:
-  PartPushes(std::vector<std::unique_ptr<PendingCall>> parts,
-             std::unique_ptr<PushResult[]> results, PushResult* sum)
-      : num_parts_(parts.size()),
-        results_(std::move(results)),
-        calls_(std::move(parts)),
-        sum_(sum) {}
-
-  absl::Status Wait() override {
-    TFSWITCH_RETURN_IF_ERROR(calls_.Wait());
-    for (size_t i = 0; i < num_parts_; ++i) sum_->Add(results_[i]);
+    TFSWITCH_RETURN_IF_ERROR(JoinedCalls(std::move(calls)).Wait());
+    for (PushResult* sum : sums_) *sum = PushResult();
+    for (size_t i = 0; i < owners_.size(); ++i) {
+      sums_[owners_[i]]->Add(results_[i]);
+    }
     return absl::OkStatus();
   }
 
+  PushResult* result(size_t piece) { return &results_[piece]; }
+
  private:
-  const size_t num_parts_;
-  const std::unique_ptr<PushResult[]> results_;  // Outlives the calls.
-  PartCalls calls_;
-  PushResult* const sum_;
+  const std::vector<size_t> owners_;
+  const std::vector<PushResult*> sums_;
+  const std::unique_ptr<PushResult[]> results_;
+
+ public:
+  // Last: calls that nobody has waited for write no results once they are gone.
+  std::vector<std::unique_ptr<PendingCall>> calls;
 };
 
 // How many keys each part of a call has. While one part is on its way, the
@@ -110,6 +110,46 @@ size_t KeysPerPart(size_t num_keys, int dim) {
       num_keys * row_bytes / kMinPartBytes, 1, kMaxPartsPerCall);
   return (num_keys + num_parts - 1) / num_parts;
 }
+
+// What is sent to the server of one table: a part of a call, or a piece of a
+// long one.
+struct PieceSize {
+  size_t row_bytes;
+  bool is_cut;
+};
+
+// Pieces [begin, end).
+struct MessageOfPieces {
+  size_t begin;
+  size_t end;
+};
+
+// Which pieces go in one message: those of a long part each by itself, others
+// together until the message is as long as a part of a long call.
+std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces) {
+  size_t total = 0;
+  for (const PieceSize& piece : pieces) total += piece.row_bytes;
+  const size_t wanted = std::max(kMinPartBytes, total / kMaxPartsPerCall);
+  std::vector<MessageOfPieces> messages;
+  size_t begin = 0;
+  size_t packed = 0;
+  const auto close = [&](size_t end) {
+    if (begin < end) messages.push_back({begin, end});
+    begin = end;
+    packed = 0;
+  };
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].is_cut) close(i);
+    packed += pieces[i].row_bytes;
+    if (pieces[i].is_cut || packed >= wanted) close(i + 1);
+  }
+  close(pieces.size());
+  return messages;
+}
+
+// Gradients shorter than this are copied into the message: a slice of their
+// own costs more.
+constexpr size_t kMinSharedBytes = 16 << 10;
 
 // To the server each part of a push is a push of its own.
 PushId IdOfPart(const PushId& id, size_t part) {
@@ -132,6 +172,10 @@ class GrpcClient final : public ParameterClient {
                                          absl::Span<float> embeddings) override;
   std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
                                          PushResult* result) override;
+  std::unique_ptr<PendingCall> StartPullMany(
+      absl::Span<const PullPart> parts) override;
+  std::unique_ptr<PendingCall> StartPushMany(
+      absl::Span<const PushPart> parts) override;
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            AssignResult* result) override;
   std::unique_ptr<PendingCall> StartCommitRound(int shard,
@@ -160,7 +204,11 @@ class GrpcClient final : public ParameterClient {
  private:
   std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
                                                absl::Span<float> embeddings);
+  std::unique_ptr<PendingCall> StartPullMessage(
+      absl::Span<const PullPart> pulls);
   absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args) const;
+  absl::StatusOr<grpc::ByteBuffer> EncodePushes(
+      absl::Span<const PushArgs> pushes) const;
 
   const std::shared_ptr<Connection> connection_;
   const std::unique_ptr<GroupClient> groups_;
@@ -214,24 +262,94 @@ absl::StatusOr<std::vector<TableInfo>> GrpcClient::ListTables(
 
 std::unique_ptr<PendingCall> GrpcClient::StartPull(
     const PullArgs& args, absl::Span<float> embeddings) {
-  if (absl::Status status =
-          CheckSize(args.table, args.keys.size(), args.dim, embeddings.size());
-      !status.ok()) {
-    return Done(std::move(status));
+  return StartPullMany({{args, embeddings}});
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartPullMany(
+    absl::Span<const PullPart> parts) {
+  std::vector<PullPart> pieces;
+  std::vector<PieceSize> sizes;
+  for (const PullPart& part : parts) {
+    const PullArgs& args = part.args;
+    if (absl::Status status = CheckSize(args.table, args.keys.size(), args.dim,
+                                        part.embeddings.size());
+        !status.ok()) {
+      return Done(std::move(status));
+    }
+    const size_t width = static_cast<size_t>(args.dim);
+    const size_t keys_per_piece = KeysPerPart(args.keys.size(), args.dim);
+    size_t begin = 0;
+    do {
+      PullPart piece = part;
+      piece.args.keys = args.keys.subspan(begin, keys_per_piece);
+      piece.embeddings = part.embeddings.subspan(
+          begin * width, piece.args.keys.size() * width);
+      sizes.push_back({piece.embeddings.size() * sizeof(float),
+                       keys_per_piece < args.keys.size()});
+      pieces.push_back(std::move(piece));
+      begin += keys_per_piece;
+    } while (begin < args.keys.size());
   }
-  const size_t width = static_cast<size_t>(args.dim);
-  const size_t keys_per_part = KeysPerPart(args.keys.size(), args.dim);
-  if (keys_per_part == args.keys.size()) {
-    return StartPullOfPart(args, embeddings);
+  std::vector<std::unique_ptr<PendingCall>> calls;
+  for (const MessageOfPieces& message : PackPieces(sizes)) {
+    calls.push_back(StartPullMessage(absl::MakeConstSpan(pieces).subspan(
+        message.begin, message.end - message.begin)));
   }
-  std::vector<std::unique_ptr<PendingCall>> parts;
-  for (size_t i = 0; i < args.keys.size(); i += keys_per_part) {
-    PullArgs part = args;
-    part.keys = args.keys.subspan(i, keys_per_part);
-    parts.push_back(StartPullOfPart(
-        part, embeddings.subspan(i * width, part.keys.size() * width)));
+  if (calls.size() == 1) return std::move(calls[0]);
+  return std::make_unique<JoinedCalls>(std::move(calls));
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
+    absl::Span<const PullPart> pulls) {
+  if (pulls.empty()) return Done(absl::OkStatus());
+  if (pulls.size() == 1) {
+    return StartPullOfPart(pulls[0].args, pulls[0].embeddings);
   }
-  return std::make_unique<PartCalls>(std::move(parts));
+  std::vector<uint64_t> lengths;
+  std::vector<std::string> tables;
+  std::vector<absl::Span<float>> embeddings;
+  uint64_t bytes = 0;
+  uint64_t answer_bytes = 0;
+  char header[kMaxPartHeader];
+  for (const PullPart& pull : pulls) {
+    lengths.push_back(PullRequestBytes(pull.args));
+    bytes += WritePartHeader(lengths.back(), header) + lengths.back();
+    answer_bytes += kMaxPartHeader + kMaxPullResponseHeader +
+                    pull.embeddings.size() * sizeof(float);
+    tables.push_back(pull.args.table);
+    embeddings.push_back(pull.embeddings);
+  }
+  absl::Status fits = connection_->CheckSize(
+      std::max(bytes, answer_bytes),
+      absl::StrCat("a pull from ", pulls.size(), " tables, the first '",
+                   tables[0], "',"));
+  if (!fits.ok()) return Done(std::move(fits));
+  OutgoingMessage message(bytes);
+  if (message.data() == nullptr) return Done(NoMemory(bytes));
+  char* to = message.data();
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    to += WritePartHeader(lengths[i], to);
+    WritePullRequest(pulls[i].args, to);
+    to += lengths[i];
+  }
+  auto read = [connection = connection_.get(), tables,
+               embeddings](MessagePieces pieces) -> absl::Status {
+    std::vector<uint64_t> received;
+    TFSWITCH_RETURN_IF_ERROR(
+        connection->Blame(ReadPullManyResponse(pieces, embeddings, &received)));
+    received.resize(std::max(received.size(), embeddings.size()));
+    for (size_t i = 0; i < embeddings.size(); ++i) {
+      if (received[i] == embeddings[i].size()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", tables[i], "': expected ",
+                       embeddings[i].size(), " floats, the server sent ",
+                       received[i], "; is the table's dim another one?"));
+    }
+    return absl::OkStatus();
+  };
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kIdempotent, "PullMany", std::move(tables),
+      std::move(message).ToByteBuffer(), std::move(read));
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartPullOfPart(
@@ -248,7 +366,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullOfPart(
   if (message.data() == nullptr) return Done(NoMemory(bytes));
   WritePullRequest(args, message.data());
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "Pull", args.table,
+      connection_, CallKind::kIdempotent, "Pull", std::vector{args.table},
       std::move(message).ToByteBuffer(),
       [connection = connection_.get(), table = args.table, dim = args.dim,
        num_keys = args.keys.size(),
@@ -266,55 +384,131 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullOfPart(
 
 std::unique_ptr<PendingCall> GrpcClient::StartPush(const PushArgs& args,
                                                    PushResult* result) {
-  const size_t width = static_cast<size_t>(args.dim);
-  // The gradients of one key must meet on the server, to be summed, and those
-  // of one step, where a round is applied.
-  const size_t keys_per_part = args.keys_are_unique && args.step.group.empty()
-                                   ? KeysPerPart(args.keys.size(), args.dim)
-                                   : args.keys.size();
-  const bool is_split = keys_per_part < args.keys.size();
-  if (is_split && !args.is_checked) {
-    if (absl::Status status = CheckPush(args); !status.ok()) {
-      return Done(std::move(status));
+  return StartPushMany({{args, result}});
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
+    absl::Span<const PushPart> parts) {
+  std::vector<PushArgs> pieces;
+  std::vector<PieceSize> sizes;
+  std::vector<size_t> owners;
+  std::vector<PushResult*> sums;
+  for (const PushPart& part : parts) {
+    const PushArgs& args = part.args;
+    const size_t width = static_cast<size_t>(args.dim);
+    // The gradients of one key must meet on the server, to be summed, and those
+    // of one step, where a round is applied.
+    const size_t keys_per_piece =
+        args.keys_are_unique && args.step.group.empty()
+            ? KeysPerPart(args.keys.size(), args.dim)
+            : args.keys.size();
+    const bool is_split = keys_per_piece < args.keys.size();
+    if ((is_split || parts.size() > 1) && !args.is_checked) {
+      if (absl::Status status = CheckPush(args); !status.ok()) {
+        return Done(std::move(status));
+      }
     }
+    size_t begin = 0;
+    size_t num_pieces = 0;
+    do {
+      PushArgs piece = args;
+      piece.id = IdOfPart(args.id, num_pieces++);
+      if (is_split) {
+        piece.keys = args.keys.subspan(begin, keys_per_piece);
+        piece.gradients =
+            args.gradients.subspan(begin * width, piece.keys.size() * width);
+        piece.observations =
+            args.observations.subspan(begin, piece.keys.size());
+      }
+      sizes.push_back({piece.gradients.size() * sizeof(float), is_split});
+      pieces.push_back(std::move(piece));
+      owners.push_back(sums.size());
+      begin += keys_per_piece;
+    } while (begin < args.keys.size());
+    sums.push_back(part.result);
   }
-  // All parts must be there before the first one goes.
+  if (pieces.empty()) return Done(absl::OkStatus());
+  const std::vector<MessageOfPieces> messages = PackPieces(sizes);
+  // All messages must be there before the first one goes.
   std::vector<grpc::ByteBuffer> requests;
-  size_t begin = 0;
-  do {
-    PushArgs part = args;
-    part.id = IdOfPart(args.id, requests.size());
-    if (is_split) {
-      part.keys = args.keys.subspan(begin, keys_per_part);
-      part.gradients =
-          args.gradients.subspan(begin * width, part.keys.size() * width);
-      part.observations = args.observations.subspan(begin, part.keys.size());
-    }
-    absl::StatusOr<grpc::ByteBuffer> request = EncodePush(part);
+  for (const MessageOfPieces& message : messages) {
+    absl::StatusOr<grpc::ByteBuffer> request =
+        EncodePushes(absl::MakeConstSpan(pieces).subspan(
+            message.begin, message.end - message.begin));
     if (!request.ok()) return Done(std::move(request).status());
     requests.push_back(*std::move(request));
-    begin += keys_per_part;
-  } while (begin < args.keys.size());
-
-  const auto start = [&](const grpc::ByteBuffer& request, PushResult* to) {
-    return std::make_unique<RowCall>(
-        connection_,
-        args.id.client_id == 0 ? CallKind::kOnce : CallKind::kIdempotent,
-        "Push", args.table, request,
-        [connection = connection_.get(), to](MessagePieces pieces) {
-          return connection->Blame(ReadPushResponse(pieces, to));
-        });
-  };
-  if (!is_split) return start(requests[0], result);
-  *result = PushResult();
-  std::unique_ptr<PushResult[]> results(new PushResult[requests.size()]);
-  std::vector<std::unique_ptr<PendingCall>> calls;
-  calls.reserve(requests.size());
-  for (const grpc::ByteBuffer& request : requests) {
-    calls.push_back(start(request, &results[calls.size()]));
   }
-  return std::make_unique<PartPushes>(std::move(calls), std::move(results),
-                                      result);
+  auto all = std::make_unique<PushMessages>(std::move(owners), std::move(sums));
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const size_t num_pushes = messages[i].end - messages[i].begin;
+    PushResult* const results = all->result(messages[i].begin);
+    CallKind kind = CallKind::kIdempotent;
+    std::vector<std::string> tables;
+    for (size_t k = messages[i].begin; k < messages[i].end; ++k) {
+      if (pieces[k].id.client_id == 0) kind = CallKind::kOnce;
+      tables.push_back(pieces[k].table);
+    }
+    const bool is_one = num_pushes == 1;
+    all->calls.push_back(std::make_unique<RowCall>(
+        connection_, kind, is_one ? "Push" : "PushMany", std::move(tables),
+        requests[i],
+        [connection = connection_.get(), is_one, num_pushes,
+         results](MessagePieces pieces) -> absl::Status {
+          if (is_one) {
+            return connection->Blame(ReadPushResponse(pieces, results));
+          }
+          std::vector<PushResult> received;
+          TFSWITCH_RETURN_IF_ERROR(
+              connection->Blame(ReadPushManyResponse(pieces, &received)));
+          if (received.size() != num_pushes) {
+            return connection->Blame(absl::InvalidArgumentError(
+                absl::StrCat("PushManyResponse: ", received.size(),
+                             " results of ", num_pushes, " pushes")));
+          }
+          std::copy(received.begin(), received.end(), results);
+          return absl::OkStatus();
+        }));
+  }
+  return all;
+}
+
+absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePushes(
+    absl::Span<const PushArgs> pushes) const {
+  if (pushes.size() == 1) return EncodePush(pushes[0]);
+  std::vector<uint64_t> lengths;
+  uint64_t total = 0;
+  char header[kMaxPartHeader];
+  for (const PushArgs& push : pushes) {
+    lengths.push_back(PushRequestBytes(push));
+    total += WritePartHeader(lengths.back(), header) + lengths.back();
+  }
+  TFSWITCH_RETURN_IF_ERROR(connection_->CheckSize(
+      total, absl::StrCat("a push to ", pushes.size(), " tables, the first '",
+                          pushes[0].table, "',")));
+  std::vector<grpc::Slice> slices;
+  for (size_t i = 0; i < pushes.size(); ++i) {
+    const PushArgs& push = pushes[i];
+    const size_t gradient_bytes = push.gradients.size() * sizeof(float);
+    const bool is_shared =
+        push.gradients_owner != nullptr && gradient_bytes >= kMinSharedBytes;
+    const size_t header_bytes = WritePartHeader(lengths[i], header);
+    const uint64_t copied =
+        header_bytes + (is_shared ? PushRequestHeadBytes(push) : lengths[i]);
+    OutgoingMessage message(copied);
+    if (message.data() == nullptr) return NoMemory(copied);
+    WritePartHeader(lengths[i], message.data());
+    if (is_shared) {
+      WritePushRequestHead(push, message.data() + header_bytes);
+    } else {
+      WritePushRequest(push, message.data() + header_bytes);
+    }
+    slices.push_back(std::move(message).ToSlice());
+    if (!is_shared) continue;
+    slices.push_back(ShareBytes(push.gradients.data(), gradient_bytes,
+                                push.gradients_owner));
+    slices.emplace_back(PushRequestTail(push));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePush(
@@ -352,7 +546,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args,
   if (message.data() == nullptr) return Done(NoMemory(bytes));
   WriteAssignRequest(args, message.data());
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "Assign", args.table,
+      connection_, CallKind::kIdempotent, "Assign", std::vector{args.table},
       std::move(message).ToByteBuffer(),
       [connection = connection_.get(), result](MessagePieces pieces) {
         return connection->Blame(ReadAssignResponse(pieces, result));
@@ -369,8 +563,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
   request.SerializeWithCachedSizesToArray(
       reinterpret_cast<uint8_t*>(message.data()));
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "CommitRound", /*table=*/"",
-      std::move(message).ToByteBuffer(),
+      connection_, CallKind::kIdempotent, "CommitRound",
+      std::vector<std::string>{""}, std::move(message).ToByteBuffer(),
       [connection = connection_.get(),
        committed](MessagePieces pieces) -> absl::Status {
         std::string bytes;

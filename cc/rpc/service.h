@@ -24,12 +24,17 @@ struct ServiceIdentity {
   uint64_t max_message_bytes = 0;
 };
 
-// Control methods are ordinary synchronous ones. Pull, Push and Assign are raw:
-// DataPlane asks for them as bytes on its own completion queues.
-class Service final : public v1::ParameterServer::WithRawMethod_Pull<
-                          v1::ParameterServer::WithRawMethod_Push<
-                              v1::ParameterServer::WithRawMethod_Assign<
-                                  v1::ParameterServer::Service>>> {
+// The methods that move rows are raw: DataPlane asks for them as bytes on its
+// own completion queues.
+using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
+    v1::ParameterServer::WithRawMethod_Push<
+        v1::ParameterServer::WithRawMethod_PullMany<
+            v1::ParameterServer::WithRawMethod_PushMany<
+                v1::ParameterServer::WithRawMethod_Assign<
+                    v1::ParameterServer::Service>>>>>;
+
+// Control methods are ordinary synchronous ones.
+class Service final : public ServiceWithRawMethods {
  public:
   // `helpers` work on a round together with the thread that commits it. `gate`
   // and `helpers` must outlive the service.

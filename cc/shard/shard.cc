@@ -229,6 +229,51 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
 
 absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
                                             const ShardPush& push) {
+  CheckedPush checked;
+  TFSWITCH_RETURN_IF_ERROR(CheckPush(table, push, &checked));
+  return ApplyPush(table, push, checked.batch);
+}
+
+absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
+                             absl::Span<ShardPushResult> results) {
+  if (pushes.empty()) return absl::OkStatus();
+  const LentThreads* const threads = pushes[0].push.threads;
+  std::vector<CheckedPush> checked(pushes.size());
+  std::vector<absl::Status> statuses(pushes.size());
+  const auto first_error = [&] {
+    absl::Status first;
+    for (const absl::Status& status : statuses) first.Update(status);
+    return first;
+  };
+  RunRanges(threads, pushes.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      statuses[i] = CheckPush(*pushes[i].table, pushes[i].push, &checked[i]);
+    }
+  });
+  TFSWITCH_RETURN_IF_ERROR(first_error());
+  std::map<const EmbeddingTable*, std::vector<size_t>> places;
+  for (size_t i = 0; i < pushes.size(); ++i) {
+    places[pushes[i].table.get()].push_back(i);
+  }
+  std::vector<const std::vector<size_t>*> by_table;
+  by_table.reserve(places.size());
+  for (const auto& [table, of_table] : places) by_table.push_back(&of_table);
+  RunRanges(threads, by_table.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t t = begin; t < end; ++t) {
+      for (const size_t i : *by_table[t]) {
+        absl::StatusOr<ShardPushResult> result =
+            ApplyPush(*pushes[i].table, pushes[i].push, checked[i].batch);
+        statuses[i] = result.status();
+        if (result.ok()) results[i] = *result;
+      }
+    }
+  });
+  return first_error();
+}
+
+absl::Status Shard::CheckPush(const EmbeddingTable& table,
+                              const ShardPush& push,
+                              CheckedPush* checked) const {
   const int dim = table.dim();
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "gradient", push.keys.size(), dim,
                                      push.gradients.size()));
@@ -243,7 +288,7 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
       CheckObservations(table.config().name, push.keys, push.observations));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
 
-  GradientBatch batch;
+  GradientBatch& batch = checked->batch;
   batch.keys = push.keys;
   batch.gradients = push.gradients;
   batch.observations = push.observations;
@@ -251,9 +296,8 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
   batch.global_step = push.global_step;
   batch.day = push.day;
   batch.insert_missing = push.insert_missing;
-  std::vector<Key> unique;
-  std::vector<float> sums;
-  OwnedObservations summed;
+  std::vector<Key>& unique = checked->unique;
+  std::vector<float>& sums = checked->sums;
   const size_t num_keys = push.keys.size();
   if (!push.keys_are_unique && num_keys > 1) {
     if (num_keys > size_t{INT32_MAX}) {
@@ -268,11 +312,12 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     if (unique.size() < num_keys) {
       sums.resize(unique.size() * dim);
       SumByInverse(inverse, dim, push.gradients, absl::MakeSpan(sums));
-      summed = OwnedObservations(inverse, unique.size(), push.observations,
-                                 table.config().NeedsCounts());
+      checked->summed =
+          OwnedObservations(inverse, unique.size(), push.observations,
+                            table.config().NeedsCounts());
       batch.keys = unique;
       batch.gradients = sums;
-      batch.observations = summed.view();
+      batch.observations = checked->summed.view();
       TFSWITCH_RETURN_IF_ERROR(CheckObservations(
           table.config().name, batch.keys, batch.observations));
     }
@@ -289,6 +334,14 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
         ", so it is trained by a group of workers, and this push is of none. "
         "Join one first, with tfswitch.train.Worker"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
+                                                 const ShardPush& push,
+                                                 const GradientBatch& batch) {
+  const bool is_staged =
+      table.config().consistency.kind == ConsistencyKind::kBsp;
   ShardPushResult result;
   const bool protected_push = push.client_id != 0;
   if (protected_push && ledger_.Begin(push.client_id, push.sequence) ==
@@ -315,8 +368,8 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     }
   } catch (const std::bad_alloc&) {
     applied = absl::ResourceExhaustedError(absl::StrCat(
-        "table '", table.config().name, "': no memory for a push of ", num_keys,
-        " keys", is_staged ? " until its round closes" : ""));
+        "table '", table.config().name, "': no memory for a push of ",
+        push.keys.size(), " keys", is_staged ? " until its round closes" : ""));
   }
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cc/base/key_observations.h"
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
 #include "cc/shard/push_ledger.h"
@@ -52,6 +53,12 @@ struct ShardPush {
 struct ShardPushResult {
   int64_t updated_rows = 0;
   bool duplicate = false;
+};
+
+// One of several pushes.
+struct TablePush {
+  std::shared_ptr<EmbeddingTable> table;
+  ShardPush push;
 };
 
 // The tables of one shard. Everything that a client may get wrong is checked
@@ -113,6 +120,12 @@ class Shard {
   // has been applied.
   absl::StatusOr<ShardPushResult> Push(EmbeddingTable& table,
                                        const ShardPush& push);
+
+  // Several pushes; those to one table in their order. All are checked before
+  // any is applied. An error of applying one leaves the others applied; the
+  // first in their order is given. REQUIRES: as many results as pushes.
+  absl::Status PushMany(absl::Span<const TablePush> pushes,
+                        absl::Span<ShardPushResult> results);
 
   // Applies what is staged of a closed round; see RoundStage::Commit.
   absl::StatusOr<int64_t> CommitRound(const std::string& group,
@@ -190,6 +203,21 @@ class Shard {
   absl::Status CheckAdmissionMemory(const TableConfig& config) const;
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
+  // A push that has been checked, and the sums of what it repeats.
+  struct CheckedPush {
+    GradientBatch batch;
+    std::vector<Key> unique;
+    std::vector<float> sums;
+    OwnedObservations summed;
+  };
+
+  // All that can be wrong with a push by itself. `checked` points into itself
+  // and must not move.
+  absl::Status CheckPush(const EmbeddingTable& table, const ShardPush& push,
+                         CheckedPush* checked) const;
+  absl::StatusOr<ShardPushResult> ApplyPush(EmbeddingTable& table,
+                                            const ShardPush& push,
+                                            const GradientBatch& batch);
   absl::StatusOr<int64_t> Apply(EmbeddingTable& table,
                                 const GradientBatch& batch,
                                 const LentThreads* threads) const;

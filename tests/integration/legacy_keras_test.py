@@ -16,6 +16,15 @@ def test_the_layer_with_tf_keras():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_the_layer_of_many_features_with_tf_keras():
+    pytest.importorskip("tf_keras")
+    support.run_pytest(
+        "tests/python/dynamic_embeddings_test.py", TF_USE_LEGACY_KERAS="1"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_layers_of_sampled_losses_with_tf_keras():
     pytest.importorskip("tf_keras")
     support.run_pytest(

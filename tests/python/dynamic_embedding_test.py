@@ -994,6 +994,19 @@ def test_an_empty_table_is_saved_and_loaded(tmp_path):
     assert other_layer.table.size() == 0
 
 
+def test_rows_without_optimizer_state_are_saved_and_loaded(tmp_path):
+    model, layer = make_model(make_layer(dim=4, name="emb"))  # SGD.
+    other, other_layer = make_model(make_layer(dim=4, name="emb"))
+    layer.table.assign([1, 2], [[1.0] * 4, [2.0] * 4])
+
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+
+    np.testing.assert_array_equal(
+        other_layer.table.lookup([1, 2, 3]), [[1.0] * 4, [2.0] * 4, [0.0] * 4]
+    )
+
+
 def test_weights_of_another_optimizer_load_without_its_state(tmp_path):
     ids, labels = make_data(64)
     model, layer = adam_model(name="emb")

@@ -5,6 +5,7 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 """
 
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
+from tfswitch.keras.dynamic_embeddings import DynamicEmbeddings
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.keras.sampled_losses import NCE, SampledSoftmax
 from tfswitch.keras.sync_epochs import SyncEpochs
@@ -12,6 +13,7 @@ from tfswitch.keras.sync_epochs import SyncEpochs
 __all__ = [
     "NCE",
     "DynamicEmbedding",
+    "DynamicEmbeddings",
     "ParameterServerOptimizer",
     "SampledSoftmax",
     "SyncEpochs",

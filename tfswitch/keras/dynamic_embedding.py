@@ -5,8 +5,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,13 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch.cluster import Cluster, default_cluster
-from tfswitch.keras import _backend, batch_size, pooling, string_ids
+from tfswitch.keras import (
+    _backend,
+    batch_size,
+    loss_scale,
+    pooling,
+    string_ids,
+)
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.ids import check_id_dtype, to_id_tensor
 from tfswitch.table import (
@@ -28,8 +34,32 @@ from tfswitch.table import (
     find_statistics,
 )
 
-# "shows" and "clicks" of each id, or None.
-_Observed = dict[str, Any]
+# Makes a layer's output of the float32 embeddings of its ids.
+_Finish = Callable[[tf.Tensor], Any]
+
+
+class TableLookup(NamedTuple):
+    """What a layer asks its table for, and what it makes of the answer.
+
+    Attributes:
+        ids: int32 or int64 of any shape.
+        shows: float32 of each id, or None.
+        clicks: float32 of each id, or None.
+        finish: Takes float32, `ids.shape + [output_dim]`.
+    """
+
+    ids: tf.Tensor
+    shows: tf.Tensor | None
+    clicks: tf.Tensor | None
+    finish: _Finish
+
+
+def is_training(training: Any) -> bool | tf.Tensor:
+    """`training` as a bool, or as a tensor if it is not known yet."""
+    if not tf.is_tensor(training):
+        return bool(training)
+    known = tf.get_static_value(training)
+    return tf.cast(training, tf.bool) if known is None else bool(known)
 
 
 @_backend.register_keras_serializable(package="tfswitch")
@@ -283,22 +313,30 @@ class DynamicEmbedding(_backend.Layer):
         shows: Any = None,
         clicks: Any = None,
     ) -> Any:
+        batch_size.record(inputs, training if self.trainable else False)
+        lookup = self._prepare(inputs, weights, shows, clicks)
+        return lookup.finish(self._look_up(lookup, training))
+
+    def _prepare(
+        self, inputs: Any, weights: Any, shows: Any, clicks: Any
+    ) -> TableLookup:
+        """Does everything that comes before the lookup."""
         if weights is not None and self.combiner is None:
             raise ValueError(
                 f"layer '{self.name}': `weights` need a combiner. Pass "
                 'combiner="sum", "mean" or "sqrtn" to the layer.'
             )
-        batch_size.record(inputs, training if self.trainable else False)
         inputs = string_ids.to_integers(inputs, padding=self.mask_zero)
-        observed = {
-            "shows": self._values_of("shows", shows, inputs),
-            "clicks": self._values_of("clicks", clicks, inputs),
-        }
+        shows = self._values_of("shows", shows, inputs)
+        clicks = self._values_of("clicks", clicks, inputs)
         if isinstance(inputs, tf.SparseTensor):
-            return self._call_sparse(inputs, weights, training, observed)
-        if isinstance(inputs, tf.RaggedTensor):
-            return self._call_ragged(inputs, weights, training, observed)
-        return self._call_dense(inputs, weights, training, observed)
+            ids, finish = self._prepare_sparse(inputs, weights)
+        elif isinstance(inputs, tf.RaggedTensor):
+            ids, finish = self._prepare_ragged(inputs, weights)
+        else:
+            ids, finish = self._prepare_dense(inputs, weights)
+        lookup = TableLookup(ids, shows, clicks, finish)
+        return self._without_padding(lookup) if self.mask_zero else lookup
 
     def _values_of(self, what: str, numbers: Any, ids: Any) -> Any:
         """The numbers of each id, as a float32 tensor of the ids' values."""
@@ -342,9 +380,9 @@ class DynamicEmbedding(_backend.Layer):
         with tf.control_dependencies([c for c in checks if c is not None]):
             return tf.cast(tf.identity(numbers), tf.float32)
 
-    def _call_dense(
-        self, inputs: Any, weights: Any, training: Any, observed: _Observed
-    ) -> Any:
+    def _prepare_dense(
+        self, inputs: Any, weights: Any
+    ) -> tuple[tf.Tensor, _Finish]:
         ids = to_id_tensor(inputs, f"layer '{self.name}'")
         self._check_rank(ids.shape.rank)
         if weights is not None:
@@ -353,57 +391,59 @@ class DynamicEmbedding(_backend.Layer):
             weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
             if not weights.shape.is_compatible_with(ids.shape):
                 self._refuse_weights(weights, ids)
-        embeddings = self._embed(ids, training, observed)
-        if self.combiner is not None:
-            weights = self._pooling_weights(ids, weights)
-            embeddings = pooling.pool_axis(embeddings, weights, self.combiner)
-        return tf.cast(embeddings, self.compute_dtype)
 
-    def _call_ragged(
-        self,
-        inputs: tf.RaggedTensor,
-        weights: Any,
-        training: Any,
-        observed: _Observed,
-    ) -> Any:
+        def finish(embeddings: tf.Tensor) -> tf.Tensor:
+            if self.combiner is not None:
+                embeddings = pooling.pool_axis(
+                    embeddings,
+                    self._pooling_weights(ids, weights),
+                    self.combiner,
+                )
+            return tf.cast(embeddings, self.compute_dtype)
+
+        return ids, finish
+
+    def _prepare_ragged(
+        self, inputs: tf.RaggedTensor, weights: Any
+    ) -> tuple[tf.Tensor, _Finish]:
         ids = to_id_tensor(inputs.flat_values, f"layer '{self.name}'")
         if weights is not None:
             if not isinstance(weights, tf.RaggedTensor):
                 self._refuse_weights(weights, inputs)
             weights = tf.cast(weights.flat_values, tf.float32)
-        embeddings = self._embed(ids, training, observed)
-        if self.combiner is None:
-            embeddings = tf.cast(embeddings, self.compute_dtype)
-            return inputs.with_flat_values(embeddings)
-        weights = self._pooling_weights(ids, weights)
-        if ids.shape.rank > 1:  # The last axis is a uniform one.
-            pooled = pooling.pool_axis(embeddings, weights, self.combiner)
-            pooled = tf.cast(pooled, self.compute_dtype)
-            return inputs.with_flat_values(pooled)
-        innermost = inputs
-        while innermost.ragged_rank > 1:
-            innermost = innermost.values
-        pooled = pooling.pool_segments(
-            embeddings,
-            innermost.value_rowids(),
-            innermost.nrows(),
-            weights,
-            self.combiner,
-        )
-        pooled = tf.cast(pooled, self.compute_dtype)
-        if innermost is inputs:
-            pooled.set_shape([inputs.shape[0], self.output_dim])
-            return pooled
-        return _with_innermost(inputs, pooled)
 
-    def _call_sparse(
-        self,
-        inputs: tf.SparseTensor,
-        weights: Any,
-        training: Any,
-        observed: _Observed,
-    ) -> Any:
-        if self.combiner is None:
+        def finish(embeddings: tf.Tensor) -> Any:
+            if self.combiner is None:
+                embeddings = tf.cast(embeddings, self.compute_dtype)
+                return inputs.with_flat_values(embeddings)
+            factors = self._pooling_weights(ids, weights)
+            if ids.shape.rank > 1:  # The last axis is a uniform one.
+                pooled = pooling.pool_axis(embeddings, factors, self.combiner)
+                pooled = tf.cast(pooled, self.compute_dtype)
+                return inputs.with_flat_values(pooled)
+            innermost = inputs
+            while innermost.ragged_rank > 1:
+                innermost = innermost.values
+            pooled = pooling.pool_segments(
+                embeddings,
+                innermost.value_rowids(),
+                innermost.nrows(),
+                factors,
+                self.combiner,
+            )
+            pooled = tf.cast(pooled, self.compute_dtype)
+            if innermost is inputs:
+                pooled.set_shape([inputs.shape[0], self.output_dim])
+                return pooled
+            return _with_innermost(inputs, pooled)
+
+        return ids, finish
+
+    def _prepare_sparse(
+        self, inputs: tf.SparseTensor, weights: Any
+    ) -> tuple[tf.Tensor, _Finish]:
+        combiner = self.combiner
+        if combiner is None:
             self._refuse_sparse()
         ids = to_id_tensor(inputs.values, f"layer '{self.name}'")
         self._check_rank(inputs.shape.rank)
@@ -411,66 +451,64 @@ class DynamicEmbedding(_backend.Layer):
             if not isinstance(weights, tf.SparseTensor):
                 self._refuse_weights(weights, inputs)
             weights = tf.cast(weights.values, tf.float32)
-        embeddings = self._embed(ids, training, observed)
-        outer = inputs.dense_shape[:-1]
-        # Row-major place of each value's outer indices.
-        strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
-        segment_ids = tf.reduce_sum(inputs.indices[:, :-1] * strides, axis=1)
-        pooled = pooling.pool_segments(
-            embeddings,
-            segment_ids,
-            tf.reduce_prod(outer),
-            self._pooling_weights(ids, weights),
-            self.combiner,
-        )
-        dim = tf.constant([self.output_dim], tf.int64)
-        pooled = tf.reshape(pooled, tf.concat([outer, dim], axis=0))
-        pooled.set_shape(inputs.shape[:-1].concatenate(self.output_dim))
-        return tf.cast(pooled, self.compute_dtype)
 
-    def _embed(
-        self, ids: tf.Tensor, training: Any, observed: _Observed
-    ) -> tf.Tensor:
-        """Returns float32 embeddings, zeros for padding."""
-        if not self.mask_zero:
-            return self._embed_all(ids, training, observed)
+        def finish(embeddings: tf.Tensor) -> tf.Tensor:
+            outer = inputs.dense_shape[:-1]
+            # Row-major place of each value's outer indices.
+            strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
+            segment_ids = tf.reduce_sum(
+                inputs.indices[:, :-1] * strides, axis=1
+            )
+            pooled = pooling.pool_segments(
+                embeddings,
+                segment_ids,
+                tf.reduce_prod(outer),
+                self._pooling_weights(ids, weights),
+                combiner,
+            )
+            dim = tf.constant([self.output_dim], tf.int64)
+            pooled = tf.reshape(pooled, tf.concat([outer, dim], axis=0))
+            pooled.set_shape(inputs.shape[:-1].concatenate(self.output_dim))
+            return tf.cast(pooled, self.compute_dtype)
+
+        return ids, finish
+
+    def _without_padding(self, lookup: TableLookup) -> TableLookup:
+        """Leaves out the ids that are 0, whose embeddings are zeros."""
+        ids = lookup.ids
         places = tf.where(tf.not_equal(ids, 0))
-        observed = {
-            what: None if numbers is None else tf.gather_nd(numbers, places)
-            for what, numbers in observed.items()
-        }
-        rows = self._embed_all(tf.gather_nd(ids, places), training, observed)
-        shape = tf.concat(
-            [tf.shape(ids, out_type=tf.int64), [self.output_dim]], axis=0
-        )
-        embeddings = tf.scatter_nd(places, rows, shape)
-        embeddings.set_shape(ids.shape.concatenate(self.output_dim))
-        return embeddings
 
-    def _embed_all(
-        self, ids: tf.Tensor, training: Any, observed: _Observed
-    ) -> tf.Tensor:
-        if not self.trainable:
-            return self._read(ids)
-        if tf.is_tensor(training):
-            known = tf.get_static_value(training)
-            if known is None:
-                return self._embed_if(ids, training, observed)
-            training = known
-        if not training:
-            return self._read(ids)
-        embeddings, probe = self._train(ids, observed)
-        self.add_loss(probe)
-        return embeddings
+        def of_places(numbers: Any) -> Any:
+            return None if numbers is None else tf.gather_nd(numbers, places)
 
-    def _embed_if(
-        self, ids: tf.Tensor, training: tf.Tensor, observed: _Observed
-    ) -> tf.Tensor:
-        embeddings, probe = tf.cond(
-            tf.cast(training, tf.bool),
-            lambda: self._train(ids, observed),
-            lambda: (self._read(ids), tf.zeros([])),
+        def finish(rows: tf.Tensor) -> Any:
+            shape = tf.concat(
+                [tf.shape(ids, out_type=tf.int64), [self.output_dim]], axis=0
+            )
+            embeddings = tf.scatter_nd(places, rows, shape)
+            embeddings.set_shape(ids.shape.concatenate(self.output_dim))
+            return lookup.finish(embeddings)
+
+        return TableLookup(
+            of_places(ids),
+            of_places(lookup.shows),
+            of_places(lookup.clicks),
+            finish,
         )
+
+    def _look_up(self, lookup: TableLookup, training: Any) -> tf.Tensor:
+        """Returns the float32 embedding of each id."""
+        training = is_training(training) if self.trainable else False
+        if training is False:
+            return self._read(lookup.ids)
+        if training is True:
+            embeddings, probe = self._train(lookup)
+        else:
+            embeddings, probe = tf.cond(
+                training,
+                lambda: self._train(lookup),
+                lambda: (self._read(lookup.ids), tf.zeros([])),
+            )
         self.add_loss(probe)
         return embeddings
 
@@ -479,17 +517,19 @@ class DynamicEmbedding(_backend.Layer):
             self.table.handle, ids, dim=self.output_dim, insert_missing=False
         )
 
-    def _train(
-        self, ids: tf.Tensor, observed: _Observed
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        anchor = tf.convert_to_tensor(self._anchor)
-        result = self.table._training_lookup(ids, anchor, **observed)
+    def _train(self, lookup: TableLookup) -> tuple[tf.Tensor, tf.Tensor]:
+        result = self.table._training_lookup(
+            lookup.ids,
+            tf.convert_to_tensor(self._anchor),
+            shows=lookup.shows,
+            clicks=lookup.clicks,
+        )
         embeddings, probe = result.embeddings, result.loss_scale_probe
         if self.compute_dtype == "float16":
-            embeddings, probe = _check_loss_scale(self.name, embeddings, probe)
-        # Keras divides what `add_loss` got by the number of replicas.
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        return embeddings, probe * float(replicas)
+            (embeddings,), probe = loss_scale.check(
+                self.name, [embeddings], probe
+            )
+        return embeddings, loss_scale.as_loss(probe)
 
     def _pooling_weights(
         self, ids: tf.Tensor, weights: tf.Tensor | None
@@ -682,37 +722,6 @@ def _with_innermost(ragged: tf.RaggedTensor, values: Any) -> tf.RaggedTensor:
     if ragged.ragged_rank == 1:
         return values
     return ragged.with_values(_with_innermost(ragged.values, values))
-
-
-def _check_loss_scale(
-    name: str, embeddings: tf.Tensor, probe: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Refuses a backward pass that float16 would make wrong.
-
-    Losses of float16 models are scaled, and without the probe the push would
-    take the scale for a part of the gradient.
-    """
-
-    @tf.custom_gradient
-    def identity(embeddings: tf.Tensor, probe: tf.Tensor) -> Any:
-        def backward(
-            embeddings_gradient: tf.Tensor, probe_gradient: tf.Tensor
-        ) -> Any:
-            check = tf.debugging.Assert(
-                tf.not_equal(probe_gradient, 0.0),
-                [
-                    f"layer '{name}': the loss does not hold the layer's own, "
-                    "so the loss scale of float16 training is unknown. Add "
-                    "sum(model.losses) to the loss before it is scaled."
-                ],
-            )
-            dependencies = [] if check is None else [check]
-            with tf.control_dependencies(dependencies):
-                return tf.identity(embeddings_gradient), probe_gradient
-
-        return (tf.identity(embeddings), tf.identity(probe)), backward
-
-    return identity(embeddings, probe)
 
 
 # Which layer stored the rows of a table, and in which file.

@@ -1,23 +1,31 @@
 """TensorFlow ops on embedding tables. Importing this registers them."""
 
 from tfswitch.ops.embedding_ops import (
+    TableLookup,
     TrainingLookup,
+    TrainingLookups,
     end_step,
     lookup,
+    lookup_many,
     push,
     push_unique,
     size,
     table_handle,
     training_lookup,
+    training_lookup_many,
 )
 
 __all__ = [
+    "TableLookup",
     "TrainingLookup",
+    "TrainingLookups",
     "end_step",
     "lookup",
+    "lookup_many",
     "push",
     "push_unique",
     "size",
     "table_handle",
     "training_lookup",
+    "training_lookup_many",
 ]

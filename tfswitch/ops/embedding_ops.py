@@ -1,11 +1,11 @@
-"""The ops as Python functions, and the gradient of the training lookup.
+"""The ops as Python functions, and the gradients of the training lookups.
 
 Each runs where its table's resource lives, whatever device the caller is on:
 under `tf.distribute` every replica works on the one table of its process.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -159,6 +159,103 @@ def training_lookup(
     return TrainingLookup(*outputs)
 
 
+class TrainingLookups(NamedTuple):
+    """What a training lookup in many tables answers.
+
+    Attributes:
+        embeddings: For each table float32, `ids.shape + [dim]`.
+        loss_scale_probe: float32 scalar, 0, for all tables; as of
+            `TrainingLookup`.
+        unique_ids: For each table int64, `[num_unique]`.
+        inverses: For each table int32, `[num_ids]`.
+    """
+
+    embeddings: list[tf.Tensor]
+    loss_scale_probe: tf.Tensor
+    unique_ids: list[tf.Tensor]
+    inverses: list[tf.Tensor]
+
+
+class TableLookup(NamedTuple):
+    """One of the lookups of `training_lookup_many`; as for `training_lookup`.
+
+    Attributes:
+        table: Resource of the table.
+        ids: int32 or int64 of any shape.
+        anchor: float32 scalar.
+        learning_rate: float32 scalar.
+        dim: The table's dimension.
+        shows: float32, one number per id, or None.
+        clicks: float32, one number per id, or None.
+        global_step: int64 scalar, or None.
+    """
+
+    table: tf.Tensor
+    ids: tf.Tensor
+    anchor: tf.Tensor
+    learning_rate: tf.Tensor
+    dim: int
+    shows: tf.Tensor | None = None
+    clicks: tf.Tensor | None = None
+    global_step: tf.Tensor | None = None
+
+
+def lookup_many(
+    tables: Sequence[tf.Tensor],
+    ids: Sequence[tf.Tensor],
+    *,
+    dims: Sequence[int],
+    insert_missing: bool,
+) -> list[tf.Tensor]:
+    """Does `lookup` for several tables in one op.
+
+    Args:
+        tables: Resources of the tables; one may come more than once.
+        ids: For each table int32 or int64 of any shape.
+        dims: For each table its dimension.
+        insert_missing: As for `lookup`.
+
+    Returns:
+        For each table float32, `ids.shape + [dim]`.
+    """
+    with _where_the_table_is():
+        return _library.tfswitch_lookup_many(
+            tables=list(tables),
+            ids=[tf.cast(each, tf.int64) for each in ids],
+            dims=list(dims),
+            insert_missing=insert_missing,
+        )
+
+
+def training_lookup_many(lookups: Sequence[TableLookup]) -> TrainingLookups:
+    """Does `training_lookup` for several tables in one op.
+
+    So does its gradient: in the backward pass all tables are pushed to, those
+    with zeros whose embeddings have no gradient. If one push cannot be made,
+    for a gradient with NaN or Inf, none is.
+
+    Args:
+        lookups: At least one. A table may come more than once; then it takes a
+            step for each.
+    """
+    observations = [
+        _observations(each.shows, each.clicks, each.global_step)
+        for each in lookups
+    ]
+    with _where_the_table_is():
+        outputs = _library.tfswitch_training_lookup_many(
+            tables=[each.table for each in lookups],
+            ids=[tf.cast(each.ids, tf.int64) for each in lookups],
+            anchors=[each.anchor for each in lookups],
+            learning_rates=[each.learning_rate for each in lookups],
+            shows=[each["shows"] for each in observations],
+            clicks=[each["clicks"] for each in observations],
+            global_steps=[each["global_step"] for each in observations],
+            dims=[each.dim for each in lookups],
+        )
+    return TrainingLookups(*outputs)
+
+
 def push_unique(
     table: tf.Tensor,
     unique_ids: tf.Tensor,
@@ -288,10 +385,46 @@ def _training_lookup_gradient(op: Any, *gradients: Any) -> list[Any]:
     return [None, None, tf.identity(anchor_gradient)] + [None] * 4
 
 
+@tf.RegisterGradient("Tfswitch>TrainingLookupMany")
+def _training_lookup_many_gradient(op: Any, *gradients: Any) -> list[Any]:
+    n = len(op.inputs) // 7
+    tables, _, _, learning_rates, shows, clicks, global_steps = (
+        list(op.inputs[i : i + n]) for i in range(0, 7 * n, n)
+    )
+    probe_gradient = gradients[n]
+    if probe_gradient is None:
+        probe_gradient = tf.zeros([])
+    with _where_the_table_is():
+        anchor_gradients = _library.tfswitch_push_unique_many(
+            tables=tables,
+            unique_ids=list(op.outputs[n + 1 : 2 * n + 1]),
+            inverses=list(op.outputs[2 * n + 1 :]),
+            gradients=[
+                # A gather behind the lookup answers with IndexedSlices.
+                tf.zeros_like(embeddings)
+                if gradient is None
+                else tf.convert_to_tensor(gradient)
+                for embeddings, gradient in zip(
+                    op.outputs[:n], gradients[:n], strict=True
+                )
+            ],
+            learning_rates=learning_rates,
+            loss_scale=probe_gradient,
+            shows=shows,
+            clicks=clicks,
+            global_steps=global_steps,
+        )
+    # On the caller's device: strategies reduce gradients by where they are.
+    anchor_gradients = [tf.identity(each) for each in anchor_gradients]
+    return [None] * (2 * n) + anchor_gradients + [None] * (4 * n)
+
+
 for _name in (
     "TableHandle",
     "Lookup",
+    "LookupMany",
     "PushUnique",
+    "PushUniqueMany",
     "Push",
     "EndStep",
     "Size",

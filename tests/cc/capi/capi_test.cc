@@ -137,6 +137,64 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
   EXPECT_THAT(error_, HasSubstr("id 1"));
 }
 
+TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
+  OpenTable();
+  Tfswitch_Table* other = nullptr;
+  ASSERT_EQ(
+      api_->open_table(cluster_,
+                       R"({"name": "u", "dim": 1, "optimizer": {"sgd": {}}})",
+                       &other, error_),
+      0)
+      << error_;
+  const std::vector<int64_t> keys = {5, 6, 5};
+  std::vector<float> rows(6);
+  std::vector<float> other_rows(3);
+  std::vector<float> plain(2, -9.0f);
+  std::vector<int64_t> unique(6);
+  std::vector<int32_t> inverse(6);
+  size_t num_unique[2] = {};
+  const Tfswitch_PullPart pulls[] = {
+      {table_, keys.data(), 3, rows.data(), &unique[0], &inverse[0],
+       &num_unique[0]},
+      {other, keys.data(), 3, other_rows.data(), &unique[3], &inverse[3],
+       &num_unique[1]},
+      {table_, keys.data(), 1, plain.data(), nullptr, nullptr, nullptr},
+      {table_, keys.data(), 0, nullptr, nullptr, nullptr, nullptr}};
+
+  ASSERT_EQ(api_->pull_many(pulls, 4, 1, nullptr, error_), 0) << error_;
+
+  EXPECT_THAT(num_unique, Each(2u));
+  EXPECT_THAT(unique, ElementsAre(5, 6, 0, 5, 6, 0));
+  EXPECT_THAT(inverse, ElementsAre(0, 1, 0, 0, 1, 0));
+  EXPECT_THAT(Pull({5, 6, 5}), testing::ElementsAreArray(rows));
+  EXPECT_EQ(plain[1], rows[1]);
+
+  std::vector<float> gradients(6, 8.0f);
+  const Tfswitch_PushOptions options = {1.0f, 0, 8.0f};
+  Tfswitch_PushPart pushes[] = {
+      {table_, &unique[0], 2, &inverse[0], 3, gradients.data(), options, {}},
+      {other, &unique[3], 2, &inverse[3], 3, gradients.data(), options, {}}};
+  ASSERT_EQ(api_->push_unique_many(pushes, 2, nullptr, error_), 0) << error_;
+  EXPECT_EQ(pushes[0].result.updated_rows, 2);
+  EXPECT_EQ(pushes[1].result.skipped, 0);
+  const std::vector<float> stepped = {rows[0] - 2, rows[1] - 2, rows[2] - 1,
+                                      rows[3] - 1};
+  EXPECT_THAT(Pull({5, 6}), testing::ElementsAreArray(stepped));
+
+  // One that overflows has all skipped; one that is wrong has none applied.
+  std::vector<float> overflow(3, std::numeric_limits<float>::infinity());
+  pushes[1].gradients = overflow.data();
+  ASSERT_EQ(api_->push_unique_many(pushes, 2, nullptr, error_), 0) << error_;
+  EXPECT_EQ(pushes[0].result.skipped, 1);
+  EXPECT_EQ(pushes[1].result.skipped, 1);
+  pushes[0].options.loss_scale = pushes[1].options.loss_scale = 1.0f;
+  EXPECT_NE(api_->push_unique_many(pushes, 2, nullptr, error_), 0);
+  EXPECT_THAT(error_, testing::AllOf(HasSubstr("'u'"), HasSubstr("id 5")));
+  EXPECT_THAT(Pull({5, 6}), testing::ElementsAreArray(stepped));
+  EXPECT_EQ(api_->pull_many(nullptr, 0, 1, nullptr, error_), 0);
+  api_->close_table(other);
+}
+
 TEST_P(CapiTest, AWeightBelowOneIsNoLossScale) {
   OpenTable();
   const std::vector<int64_t> keys = {1};

@@ -34,6 +34,25 @@ std::string Disagree(const char* message, bool accepted_by_protobuf,
                       ", the codec says ", ours.ToString());
 }
 
+bool SameValues(const DecodedPull& ours, const v1::PullRequest& theirs) {
+  return ours.table == theirs.table() && SameBits(ours.keys, theirs.keys()) &&
+         ours.insert_missing == theirs.insert_missing();
+}
+
+bool SameValues(const DecodedPush& ours, const v1::PushRequest& theirs) {
+  return ours.table == theirs.table() && SameBits(ours.keys, theirs.keys()) &&
+         SameBits(ours.gradients, theirs.gradients()) &&
+         SameBits(ours.learning_rate, theirs.learning_rate()) &&
+         ours.insert_missing == theirs.insert_missing() &&
+         ours.keys_are_unique == theirs.keys_are_unique() &&
+         ours.client_id == theirs.client_id() &&
+         ours.sequence == theirs.sequence() &&
+         ours.step.group == theirs.group() &&
+         ours.step.worker == theirs.worker() &&
+         ours.step.incarnation == theirs.incarnation() &&
+         ours.step.clock == theirs.clock();
+}
+
 std::string ComparePull(absl::string_view bytes, MessagePieces pieces) {
   v1::PullRequest theirs;
   const bool accepted = Parse(bytes, &theirs);
@@ -42,10 +61,7 @@ std::string ComparePull(absl::string_view bytes, MessagePieces pieces) {
   const absl::Status status = ReadPullRequest(pieces, &scratch, &ours);
   if (accepted != status.ok()) return Disagree("PullRequest", accepted, status);
   if (!accepted) return "";
-  const bool same = ours.table == theirs.table() &&
-                    SameBits(ours.keys, theirs.keys()) &&
-                    ours.insert_missing == theirs.insert_missing();
-  return same ? "" : "PullRequest: values differ";
+  return SameValues(ours, theirs) ? "" : "PullRequest: values differ";
 }
 
 std::string ComparePush(absl::string_view bytes, MessagePieces pieces) {
@@ -56,18 +72,78 @@ std::string ComparePush(absl::string_view bytes, MessagePieces pieces) {
   const absl::Status status = ReadPushRequest(pieces, &scratch, &ours);
   if (accepted != status.ok()) return Disagree("PushRequest", accepted, status);
   if (!accepted) return "";
-  const bool same =
-      ours.table == theirs.table() && SameBits(ours.keys, theirs.keys()) &&
-      SameBits(ours.gradients, theirs.gradients()) &&
-      SameBits(ours.learning_rate, theirs.learning_rate()) &&
-      ours.insert_missing == theirs.insert_missing() &&
-      ours.keys_are_unique == theirs.keys_are_unique() &&
-      ours.client_id == theirs.client_id() &&
-      ours.sequence == theirs.sequence() && ours.step.group == theirs.group() &&
-      ours.step.worker == theirs.worker() &&
-      ours.step.incarnation == theirs.incarnation() &&
-      ours.step.clock == theirs.clock();
-  return same ? "" : "PushRequest: values differ";
+  return SameValues(ours, theirs) ? "" : "PushRequest: values differ";
+}
+
+template <typename Proto, typename Decoded, typename Read>
+std::string CompareMany(const char* message, absl::string_view bytes,
+                        MessagePieces pieces, Read read) {
+  Proto theirs;
+  const bool accepted = Parse(bytes, &theirs);
+  PartScratch scratch;
+  std::vector<Decoded> ours;
+  const absl::Status status = read(pieces, &scratch, &ours);
+  if (accepted != status.ok()) return Disagree(message, accepted, status);
+  if (!accepted) return "";
+  bool same = ours.size() == static_cast<size_t>(theirs.requests_size());
+  for (size_t i = 0; same && i < ours.size(); ++i) {
+    same = SameValues(ours[i], theirs.requests(static_cast<int>(i)));
+  }
+  return same ? "" : absl::StrCat(message, ": values differ");
+}
+
+std::string ComparePullMany(absl::string_view bytes, MessagePieces pieces) {
+  return CompareMany<v1::PullManyRequest, DecodedPull>(
+      "PullManyRequest", bytes, pieces, ReadPullManyRequest);
+}
+
+std::string ComparePushMany(absl::string_view bytes, MessagePieces pieces) {
+  return CompareMany<v1::PushManyRequest, DecodedPush>(
+      "PushManyRequest", bytes, pieces, ReadPushManyRequest);
+}
+
+std::string ComparePullManyResponse(absl::string_view bytes,
+                                    MessagePieces pieces) {
+  v1::PullManyResponse theirs;
+  const bool accepted = Parse(bytes, &theirs);
+  // Room for two responses: those beyond must be counted only.
+  std::vector<std::vector<float>> floats(2, std::vector<float>(8, 0.0f));
+  const absl::Span<float> rooms[] = {absl::MakeSpan(floats[0]),
+                                     absl::MakeSpan(floats[1])};
+  std::vector<uint64_t> counts;
+  const absl::Status status = ReadPullManyResponse(pieces, rooms, &counts);
+  if (accepted != status.ok()) {
+    return Disagree("PullManyResponse", accepted, status);
+  }
+  if (!accepted) return "";
+  bool same = counts.size() == static_cast<size_t>(theirs.responses_size());
+  for (size_t i = 0; same && i < counts.size(); ++i) {
+    const auto& values = theirs.responses(static_cast<int>(i)).values();
+    same = counts[i] == static_cast<uint64_t>(values.size());
+    const size_t kept = i < 2 ? std::min<size_t>(8, counts[i]) : 0;
+    same = same && (kept == 0 || std::memcmp(floats[i].data(), values.data(),
+                                             kept * sizeof(float)) == 0);
+  }
+  return same ? "" : "PullManyResponse: values differ";
+}
+
+std::string ComparePushManyResponse(absl::string_view bytes,
+                                    MessagePieces pieces) {
+  v1::PushManyResponse theirs;
+  const bool accepted = Parse(bytes, &theirs);
+  std::vector<PushResult> ours;
+  const absl::Status status = ReadPushManyResponse(pieces, &ours);
+  if (accepted != status.ok()) {
+    return Disagree("PushManyResponse", accepted, status);
+  }
+  if (!accepted) return "";
+  bool same = ours.size() == static_cast<size_t>(theirs.responses_size());
+  for (size_t i = 0; same && i < ours.size(); ++i) {
+    const v1::PushResponse& response = theirs.responses(static_cast<int>(i));
+    same = ours[i].updated_rows == response.updated_rows() &&
+           ours[i].duplicate == response.duplicate();
+  }
+  return same ? "" : "PushManyResponse: values differ";
 }
 
 std::string CompareAssign(absl::string_view bytes, MessagePieces pieces) {
@@ -161,7 +237,8 @@ std::string CompareWithProtobuf(absl::string_view bytes, uint32_t cut_seed) {
   const CutMessage message(bytes, cut_seed);
   for (auto compare :
        {ComparePull, ComparePush, CompareAssign, ComparePullResponse,
-        ComparePushResponse, CompareAssignResponse}) {
+        ComparePushResponse, CompareAssignResponse, ComparePullMany,
+        ComparePushMany, ComparePullManyResponse, ComparePushManyResponse}) {
     std::string difference = compare(bytes, message.pieces());
     if (!difference.empty()) return difference;
   }
@@ -223,6 +300,28 @@ std::vector<std::string> SeedMessages() {
   v1::AssignResponse assign_response;
   assign_response.set_assigned_rows(int64_t{1} << 40);
   messages.push_back(assign_response.SerializeAsString());
+
+  v1::PullManyRequest pulls;
+  *pulls.add_requests() = pull;
+  pulls.add_requests();
+  pulls.add_requests()->set_table("item");
+  messages.push_back(pulls.SerializeAsString());
+
+  v1::PushManyRequest pushes;
+  *pushes.add_requests() = push;
+  *pushes.add_requests() = staged_push;
+  messages.push_back(pushes.SerializeAsString());
+
+  v1::PullManyResponse pulled;
+  *pulled.add_responses() = pull_response;
+  pulled.add_responses();
+  pulled.add_responses()->add_values(2.0f);
+  messages.push_back(pulled.SerializeAsString());
+
+  v1::PushManyResponse pushed;
+  *pushed.add_responses() = push_response;
+  pushed.add_responses();
+  messages.push_back(pushed.SerializeAsString());
 
   // One number at a time, in two chunks, between unknown fields and groups.
   const std::string key("\x11\x01\x00\x00\x00\x00\x00\x00\x80", 9);

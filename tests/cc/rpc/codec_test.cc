@@ -195,6 +195,65 @@ TEST(CodecTest, ResponsesAreByteForByteThoseOfProtobuf) {
   }
 }
 
+TEST(CodecTest, MessagesOfManyAreByteForByteThoseOfProtobuf) {
+  v1::PullManyRequest proto;
+  std::string bytes;
+  for (const char* table : {"", "user", "item"}) {
+    PullArgs pull;
+    pull.table = table;
+    if (*table != 0) pull.keys = kKeys;
+    const uint64_t length = PullRequestBytes(pull);
+    char header[kMaxPartHeader];
+    bytes.append(header, WritePartHeader(length, header));
+    std::string part(length, '\0');
+    WritePullRequest(pull, part.data());
+    bytes += part;
+    v1::PullRequest* request = proto.add_requests();
+    request->set_table(table);
+    request->mutable_keys()->Add(pull.keys.begin(), pull.keys.end());
+  }
+  EXPECT_EQ(bytes, proto.SerializeAsString());
+
+  PartScratch scratch;
+  std::vector<DecodedPull> read;
+  const CutMessage message(bytes, 7);
+  ASSERT_TRUE(ReadPullManyRequest(message.pieces(), &scratch, &read).ok());
+  ASSERT_EQ(read.size(), 3u);
+  EXPECT_EQ(read[0].table, "");
+  EXPECT_EQ(read[1].table, "user");
+  EXPECT_THAT(read[1].keys, testing::ElementsAreArray(kKeys));
+  EXPECT_THAT(read[2].keys, testing::ElementsAreArray(kKeys));
+}
+
+TEST(CodecTest, MalformedPartIsNamedWithItsPlace) {
+  const std::string good = Bytes({0x0a, 3, 0x0a, 1, 'a'});
+  const std::string bytes = good + Bytes({0x0a, 2, 0x12, 7});
+  const absl::string_view piece = bytes;
+  PartScratch scratch;
+  std::vector<DecodedPush> pushes;
+
+  const absl::Status status =
+      ReadPushManyRequest({&piece, 1}, &scratch, &pushes);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("PushManyRequest: part 1: PushRequest: malformed field "
+                        "at byte 0 of 2"));
+}
+
+TEST(CodecTest, AMessageOfTooManyPartsIsRefused) {
+  std::string bytes;
+  for (size_t i = 0; i < kMaxPartsPerMessage; ++i) bytes += Bytes({0x0a, 0});
+  const auto read = [&] {
+    const absl::string_view piece = bytes;
+    std::vector<PushResult> results;
+    return ReadPushManyResponse({&piece, 1}, &results);
+  };
+  EXPECT_TRUE(read().ok());
+  bytes += Bytes({0x0a, 0});
+  EXPECT_THAT(std::string(read().message()), HasSubstr("more parts"));
+}
+
 TEST(CodecTest, LongResponseHeaderFitsItsRoom) {
   char header[kMaxPullResponseHeader];
   EXPECT_LE(

@@ -32,6 +32,7 @@
 #include "cc/client/parameter_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/many_calls.h"
 
 namespace tfswitch {
 
@@ -451,6 +452,166 @@ TEST_P(ParameterClientSuite, ARefusedPushMayBeTriedAgainUnderItsId) {
   EXPECT_FALSE(Push("t", 1, {1}, {1.0f}, 1.0f, true, {7, 1})->duplicate);
 
   EXPECT_THAT(Pull("t", 1, {1}), testing::ElementsAre(9.0f));
+}
+
+TEST_P(ParameterClientSuite, PullsOfManyTablesAreThoseOfEach) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 2)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 3)).ok());
+  for (const bool insert : {true, false}) {
+    ManyCalls calls;
+    calls.AddPull("a", 2, ManyKeys(300), insert);
+    calls.AddPull("b", 3, ManyKeys(200, 2), insert);
+    calls.AddPull("a", 2, {}, insert);
+    calls.AddPull("a", 2, {7, 8, 7}, insert);
+
+    const absl::Status status = client().StartPullMany(calls.pulls)->Wait();
+
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(calls.floats(0), Pull("a", 2, ManyKeys(300)));
+    EXPECT_EQ(calls.floats(1), Pull("b", 3, ManyKeys(200, 2)));
+    EXPECT_EQ(calls.floats(3), Pull("a", 2, {7, 8, 7}));
+    EXPECT_EQ(Size("a"), 302);
+    EXPECT_EQ(Size("b"), 200);
+  }
+  EXPECT_TRUE(client().StartPullMany({})->Wait().ok());
+}
+
+TEST_P(ParameterClientSuite, PushesToManyTablesAreEachApplied) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 2)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 3)).ok());
+  const std::vector<Key> keys = ManyKeys(300);
+  ASSERT_TRUE(Assign("a", 2, keys, std::vector<float>(600, 10.0f)).ok());
+  ASSERT_TRUE(Assign("b", 3, keys, std::vector<float>(900, 10.0f)).ok());
+  ManyCalls calls;
+  calls.AddPush("a", 2, keys, 1.0f);
+  calls.AddPush("b", 3, keys, 2.0f);
+  calls.AddPush("a", 2, {}, 2.0f);
+  calls.AddPush("a", 2, {keys[0], keys[1], keys[0]}, 3.0f);
+
+  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(calls.result(0).updated_rows, 300);
+  EXPECT_EQ(calls.result(1).updated_rows, 300);
+  EXPECT_EQ(calls.result(2).updated_rows, 0);
+  EXPECT_EQ(calls.result(3).updated_rows, 2);
+  EXPECT_THAT(Pull("a", 2, {keys[0], keys[1], keys[2]}),
+              testing::ElementsAre(3.0f, 3.0f, 6.0f, 6.0f, 9.0f, 9.0f));
+  EXPECT_THAT(Pull("b", 3, keys), testing::Each(8.0f));
+  EXPECT_TRUE(client().StartPushMany({})->Wait().ok());
+}
+
+TEST_P(ParameterClientSuite, OneBadPushOfManyAppliesNone) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 1)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 1)).ok());
+  const std::vector<Key> keys = ManyKeys(40);
+  ASSERT_TRUE(Assign("a", 1, keys, std::vector<float>(40, 10.0f)).ok());
+  const std::vector<std::pair<std::string, float>> bad = {
+      {"b", std::nanf("")},
+      {"missing", 1.0f},
+  };
+  for (const auto& [table, gradient] : bad) {
+    ManyCalls calls;
+    calls.AddPush("a", 1, keys, 1.0f, {9, 1});
+    calls.AddPush(table, 1, keys, gradient, {9, 2});
+
+    const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+
+    EXPECT_EQ(status.code(), table == "b" ? absl::StatusCode::kInvalidArgument
+                                          : absl::StatusCode::kNotFound);
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr(absl::StrCat("'", table, "'")));
+    EXPECT_THAT(Pull("a", 1, keys), testing::Each(10.0f));
+  }
+}
+
+TEST_P(ParameterClientSuite, OfRepeatedPushesEachIsAppliedOnce) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 1)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 1)).ok());
+  const std::vector<Key> keys = ManyKeys(40);
+  ASSERT_TRUE(Assign("a", 1, keys, std::vector<float>(40, 10.0f)).ok());
+  ASSERT_TRUE(Assign("b", 1, keys, std::vector<float>(40, 10.0f)).ok());
+  for (const bool again : {false, true}) {
+    ManyCalls calls;
+    calls.AddPush("a", 1, keys, 1.0f, {42, 1});
+    calls.AddPush("b", 1, keys, 1.0f, {42, 2});
+    if (again) calls.AddPush("b", 1, keys, 1.0f, {42, 3});
+
+    ASSERT_TRUE(client().StartPushMany(calls.pushes)->Wait().ok());
+
+    EXPECT_EQ(calls.result(0).duplicate, again);
+    EXPECT_EQ(calls.result(1).duplicate, again);
+    if (again) EXPECT_FALSE(calls.result(2).duplicate);
+  }
+  EXPECT_THAT(Pull("a", 1, keys), testing::Each(9.0f));
+  EXPECT_THAT(Pull("b", 1, keys), testing::Each(8.0f));
+}
+
+TEST_P(ParameterClientSuite, PushesOfManyToBspTablesCountWithTheirRound) {
+  for (const char* table : {"a", "b"}) {
+    TableConfig config = Config(table, 2);
+    config.consistency.kind = ConsistencyKind::kBsp;
+    ASSERT_TRUE(client().CreateTable(config).ok());
+    ASSERT_TRUE(
+        Assign(table, 2, {1, 2, 3, 4, 5, 6}, std::vector<float>(12, 10.0f))
+            .ok());
+  }
+  ManyCalls calls;
+  for (const char* table : {"a", "b"}) {
+    calls.AddPush(table, 2, {1, 2, 3, 4, 5, 6}, 4.0f).step = {"g", 0, 1, 0};
+  }
+  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(Pull("a", 2, {1, 2, 3, 4, 5, 6}), testing::Each(10.0f));
+  Round round;
+  round.contributions = {{0, 1, 0, 1.0}};
+  round.total_weight = 1.0;
+  round.group_instance = 1;
+  round.active = {1};
+  round.next_incarnation = 2;
+
+  for (int shard = 0; shard < client().num_shards(); ++shard) {
+    int64_t committed = 0;
+    ASSERT_TRUE(
+        client().StartCommitRound(shard, "g", round, &committed)->Wait().ok());
+  }
+
+  EXPECT_THAT(Pull("a", 2, {1, 2, 3, 4, 5, 6}), testing::Each(6.0f));
+  EXPECT_THAT(Pull("b", 2, {1, 2, 3, 4, 5, 6}), testing::Each(6.0f));
+}
+
+TEST_P(ParameterClientSuite, LongPullsAndPushesOfManyTablesReachEveryRow) {
+  constexpr int kDim = 64;
+  ASSERT_TRUE(client().CreateTable(Config("a", kDim)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", kDim)).ok());
+  // 1 MB, 5 MB, and many of 60 KB.
+  const std::vector<std::pair<std::string, int>> sizes = {
+      {"a", 4000}, {"b", 20000}, {"a", 250}, {"b", 250}, {"a", 4000}};
+  ManyCalls calls;
+  uint64_t seed = 0;
+  for (const auto& [table, count] : sizes) {
+    calls.AddPull(table, kDim, ManyKeys(count, ++seed), true);
+  }
+  ASSERT_TRUE(client().StartPullMany(calls.pulls)->Wait().ok());
+  ManyCalls pushes;
+  seed = 0;
+  for (const auto& [table, count] : sizes) {
+    ++seed;
+    pushes.AddPush(table, kDim, ManyKeys(count, seed), 1.0f, {3, seed})
+        .keys_are_unique = true;
+  }
+
+  ASSERT_TRUE(client().StartPushMany(pushes.pushes)->Wait().ok());
+
+  seed = 0;
+  for (const auto& [table, count] : sizes) {
+    EXPECT_EQ(pushes.result(seed).updated_rows, count);
+    const std::vector<float>& before = calls.floats(seed++);
+    const std::vector<float> after = Pull(table, kDim, ManyKeys(count, seed));
+    for (size_t i = 0; i < after.size(); ++i) {
+      ASSERT_EQ(after[i], before[i] - 1.0f) << table << ", element " << i;
+    }
+  }
 }
 
 TEST_P(ParameterClientSuite, ManyThreadsLoseNoStep) {

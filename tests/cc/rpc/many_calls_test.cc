@@ -1,0 +1,323 @@
+// PullMany and PushMany: how many messages go out, and what happens to them on
+// the way.
+
+#include "tests/cc/testing/many_calls.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/rpc/tcp_proxy.h"
+#include "tfswitch/v1/parameter_server.grpc.pb.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr int kDim = 16;
+
+// Counts the calls that reach it; its rows are zeros.
+class CountingServer final : public v1::ParameterServer::Service {
+ public:
+  CountingServer(uint32_t shard_index, uint32_t num_shards)
+      : shard_index_(shard_index), num_shards_(num_shards) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
+                             &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  ~CountingServer() override { server_->Shutdown(); }
+
+  std::unique_ptr<ParameterClient> Connect() const {
+    GrpcClientOptions options;
+    options.address = address_;
+    options.shard_index = shard_index_;
+    options.num_shards = num_shards_;
+    auto client = NewGrpcClient(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return std::move(client).value();
+  }
+
+  grpc::Status Handshake(grpc::ServerContext*, const v1::HandshakeRequest*,
+                         v1::HandshakeResponse* response) override {
+    response->set_protocol_version(1);
+    response->set_shard_index(shard_index_);
+    response->set_num_shards(num_shards_);
+    response->set_max_message_bytes(1 << 30);
+    return grpc::Status::OK;
+  }
+  grpc::Status CreateTable(grpc::ServerContext*, const v1::CreateTableRequest*,
+                           v1::CreateTableResponse*) override {
+    return grpc::Status::OK;
+  }
+  grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request,
+                    v1::PullResponse* response) override {
+    ++pulls;
+    Answer(*request, response);
+    return grpc::Status::OK;
+  }
+  grpc::Status Push(grpc::ServerContext*, const v1::PushRequest* request,
+                    v1::PushResponse* response) override {
+    ++pushes;
+    response->set_updated_rows(request->keys_size());
+    return grpc::Status::OK;
+  }
+  grpc::Status PullMany(grpc::ServerContext*,
+                        const v1::PullManyRequest* request,
+                        v1::PullManyResponse* response) override {
+    ++many_pulls;
+    for (const v1::PullRequest& each : request->requests()) {
+      Answer(each, response->add_responses());
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status PushMany(grpc::ServerContext*,
+                        const v1::PushManyRequest* request,
+                        v1::PushManyResponse* response) override {
+    ++many_pushes;
+    for (const v1::PushRequest& each : request->requests()) {
+      response->add_responses()->set_updated_rows(each.keys_size());
+    }
+    return grpc::Status::OK;
+  }
+
+  std::atomic<int> pulls{0};
+  std::atomic<int> pushes{0};
+  std::atomic<int> many_pulls{0};
+  std::atomic<int> many_pushes{0};
+
+ private:
+  static void Answer(const v1::PullRequest& request,
+                     v1::PullResponse* response) {
+    response->mutable_values()->Resize(request.keys_size() * kDim, 0.0f);
+  }
+
+  const uint32_t shard_index_;
+  const uint32_t num_shards_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+class Cluster {
+ public:
+  explicit Cluster(uint32_t num_servers) {
+    std::vector<std::unique_ptr<ParameterClient>> clients;
+    for (uint32_t i = 0; i < num_servers; ++i) {
+      servers.push_back(std::make_unique<CountingServer>(i, num_servers));
+      clients.push_back(servers.back()->Connect());
+    }
+    client = NewShardedClient(std::move(clients));
+  }
+
+  std::vector<std::unique_ptr<CountingServer>> servers;
+  std::unique_ptr<ParameterClient> client;
+};
+
+// One step of `num_tables` features with `num_keys` keys each.
+ManyCalls MakeStep(ParameterClient& client, int num_tables, int num_keys) {
+  ManyCalls calls;
+  for (int i = 0; i < num_tables; ++i) {
+    const std::string table = absl::StrCat("t", i);
+    EXPECT_TRUE(client.CreateTable(SmallTable(table, kDim)).ok());
+    calls.AddPull(table, kDim, RandomKeys(num_keys, i), true);
+  }
+  for (int i = 0; i < num_tables; ++i) {
+    calls
+        .AddPush(absl::StrCat("t", i), kDim, RandomKeys(num_keys, i), 1.0f,
+                 {1, static_cast<uint64_t>(i + 1)})
+        .keys_are_unique = true;
+  }
+  return calls;
+}
+
+TEST(ManyCallsTest, AStepOfManyFeaturesIsOnePullAndOnePushPerServer) {
+  for (const uint32_t num_servers : {1u, 3u}) {
+    Cluster cluster(num_servers);
+    ManyCalls step = MakeStep(*cluster.client, 26, 300);
+
+    ASSERT_TRUE(cluster.client->StartPullMany(step.pulls)->Wait().ok());
+    ASSERT_TRUE(cluster.client->StartPushMany(step.pushes)->Wait().ok());
+
+    for (const auto& server : cluster.servers) {
+      EXPECT_EQ(server->many_pulls, 1);
+      EXPECT_EQ(server->many_pushes, 1);
+      EXPECT_EQ(server->pulls, 0);
+      EXPECT_EQ(server->pushes, 0);
+    }
+    for (int i = 0; i < 26; ++i) {
+      EXPECT_THAT(step.floats(i), Each(0.0f));
+      EXPECT_EQ(step.result(26 + i).updated_rows, 300);
+    }
+  }
+}
+
+TEST(ManyCallsTest, OneFeatureIsAPlainPullAndPush) {
+  Cluster cluster(1);
+  ManyCalls step = MakeStep(*cluster.client, 1, 300);
+
+  ASSERT_TRUE(cluster.client->StartPullMany(step.pulls)->Wait().ok());
+  ASSERT_TRUE(cluster.client->StartPushMany(step.pushes)->Wait().ok());
+
+  EXPECT_EQ(cluster.servers[0]->pulls, 1);
+  EXPECT_EQ(cluster.servers[0]->pushes, 1);
+  EXPECT_EQ(cluster.servers[0]->many_pulls, 0);
+  EXPECT_EQ(cluster.servers[0]->many_pushes, 0);
+}
+
+TEST(ManyCallsTest, LongStepsGoInAFewMessages) {
+  Cluster cluster(1);
+  // 26 x 128 KB: 3.3 MB in messages of at least 1.25 MB, but for the last.
+  ManyCalls step = MakeStep(*cluster.client, 26, 2048);
+
+  ASSERT_TRUE(cluster.client->StartPullMany(step.pulls)->Wait().ok());
+  ASSERT_TRUE(cluster.client->StartPushMany(step.pushes)->Wait().ok());
+
+  EXPECT_EQ(cluster.servers[0]->many_pulls, 3);
+  EXPECT_EQ(cluster.servers[0]->many_pushes, 3);
+  EXPECT_EQ(cluster.servers[0]->pulls, 0);
+  EXPECT_EQ(cluster.servers[0]->pushes, 0);
+  for (int i = 0; i < 26; ++i) {
+    EXPECT_EQ(step.result(26 + i).updated_rows, 2048);
+  }
+}
+
+TEST(ManyCallsTest, TablesAreFoundAgainAfterARestart) {
+  auto server = StartServer();
+  GrpcServerOptions options;
+  options.address = server->address();
+  auto client = Connect(options.address).value();
+  ManyCalls step = MakeStep(*client, 3, 10);
+
+  server.reset();
+  server = StartServer(options);
+  absl::Status status = client->StartPushMany(step.pushes)->Wait();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(step.result(5).updated_rows, 10);
+
+  server.reset();
+  server = StartServer(options);
+  status = client->StartPullMany(step.pulls)->Wait();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(step.floats(2), Each(1.0f));  // Their first value.
+}
+
+TEST(ManyCallsTest, PushesWhoseAnswerIsLostAreEachAppliedOnce) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  auto direct = Connect(server->address()).value();
+  ManyCalls calls;
+  for (const char* table : {"a", "b"}) {
+    TableConfig config = SmallTable(table, 1);
+    config.optimizer = SgdConfig{};
+    ASSERT_TRUE(client->CreateTable(config).ok());
+    calls.AddPush(table, 1, {1, 2}, 1.0f,
+                  {77, table[0] == 'a' ? uint64_t{1} : uint64_t{2}});
+  }
+  proxy.HoldAnswers(true);
+
+  std::thread pushing([&] {
+    const absl::Status status = client->StartPushMany(calls.pushes)->Wait();
+    ASSERT_TRUE(status.ok()) << status;
+  });
+  while (direct->ListTables("b")->at(0).stats.num_rows < 2) {
+  }
+  proxy.CutConnections();
+  proxy.HoldAnswers(false);
+  pushing.join();
+
+  EXPECT_TRUE(calls.result(0).duplicate);
+  EXPECT_TRUE(calls.result(1).duplicate);
+  EXPECT_THAT(*PullRows(*direct, "a", 1, {1, 2}), Each(0.0f));
+  EXPECT_THAT(*PullRows(*direct, "b", 1, {1, 2}), Each(0.0f));
+}
+
+TEST(ManyCallsTest, AMessageOverTheLimitIsNotSentAndNamesATable) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 4096;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  ManyCalls step = MakeStep(*client, 3, 40);
+
+  for (const absl::Status& status :
+       {client->StartPullMany(step.pulls)->Wait(),
+        client->StartPushMany(step.pushes)->Wait()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("3 tables, the first 't0'"),
+                      HasSubstr("--max_message_bytes")));
+  }
+  EXPECT_EQ(client->ListTables("t0")->at(0).stats.num_rows, 0);
+}
+
+TEST(ManyCallsTest, ADimOfAnotherTableIsRefusedAndNamed) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("a", 2)).ok());
+  ASSERT_TRUE(client->CreateTable(SmallTable("b", 3)).ok());
+  ManyCalls calls;
+  calls.AddPull("a", 2, {1, 2});
+  calls.AddPull("b", 2, {1, 2});
+
+  const absl::Status status = client->StartPullMany(calls.pulls)->Wait();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("'b'"), HasSubstr("expected 4"), HasSubstr("sent 6")));
+}
+
+TEST(ManyCallsTest, APushThatCannotBeAppliedLeavesTheOthersAppliedOnce) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  for (const char* table : {"a", "bsp", "z"}) {
+    TableConfig config = SmallTable(table, 1);
+    config.optimizer = SgdConfig{};
+    if (table == std::string("bsp")) {
+      config.consistency.kind = ConsistencyKind::kBsp;
+    }
+    ASSERT_TRUE(client->CreateTable(config).ok());
+    ASSERT_TRUE(PullRows(*client, table, 1, {1}, true).ok());
+  }
+  // The round of clock 0 is over.
+  Round round;
+  round.contributions = {{0, 1, 0, 1.0}};
+  round.total_weight = 1.0;
+  round.group_instance = 1;
+  round.active = {1};
+  round.next_incarnation = 2;
+  int64_t committed = 0;
+  ASSERT_TRUE(client->StartCommitRound(0, "g", round, &committed)->Wait().ok());
+  const auto push = [&] {
+    ManyCalls calls;
+    calls.AddPush("a", 1, {1}, 0.5f, {6, 1});
+    calls.AddPush("bsp", 1, {1}, 0.5f, {6, 2}).step = {"g", 0, 1, 0};
+    calls.AddPush("z", 1, {1}, 0.5f, {6, 3});
+    return client->StartPushMany(calls.pushes)->Wait();
+  };
+
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status status = push();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(*PullRows(*client, "a", 1, {1}), Each(0.5f));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("'bsp'"));
+    EXPECT_THAT(*PullRows(*client, "z", 1, {1}), Each(0.5f));
+  }
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,701 @@
+"""DynamicEmbeddings, for the Keras that TF_USE_LEGACY_KERAS chooses.
+
+tests/integration/legacy_keras_test.py runs this file with tf_keras.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tfswitch.keras._backend import IS_LEGACY, keras
+
+DynamicEmbedding = tsw.keras.DynamicEmbedding
+DynamicEmbeddings = tsw.keras.DynamicEmbeddings
+SGD = tsw.optimizers.SGD
+
+only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    keras.utils.set_random_seed(3)
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+    keras.backend.clear_session()
+
+
+# What each feature of the model below is.
+FEATURES = {
+    "user": {"output_dim": 4, "optimizer": "adam", "mask_zero": True},
+    "item": {
+        "output_dim": 3,
+        "optimizer": tsw.optimizers.Adagrad(0.5),
+        "combiner": "sqrtn",
+        "embeddings_initializer": "normal",
+    },
+    "words": {
+        "output_dim": 2,
+        "optimizer": SGD(0.5),
+        "combiner": "mean",
+        "admission": tsw.admission.MinCount(3),
+        "seed": 7,
+    },
+}
+
+
+def make_data(count=64, seed=0):
+    draw = np.random.default_rng(seed)
+    features = {
+        "user": draw.integers(0, 20, (count, 3)) * 10**12,
+        "item": draw.integers(0, 30, (count, 4)),
+        "words": draw.integers(0, 10, (count, 2)).astype(str).astype(object),
+    }
+    labels = (features["item"][:, :1] % 2).astype(np.float32)
+    return features, labels
+
+
+def make_inputs():
+    return {
+        "user": keras.Input((3,), dtype="int64", name="user"),
+        "item": keras.Input((4,), dtype="int64", name="item"),
+        "words": keras.Input((2,), dtype="string", name="words"),
+    }
+
+
+def make_head(inputs, outputs, **options):
+    parts = [keras.layers.Flatten()(outputs["user"])]
+    parts += [outputs["item"], outputs["words"]]
+    x = keras.layers.Concatenate()(parts)
+    output = keras.layers.Dense(1, activation="sigmoid", dtype="float32")(x)
+    model = keras.Model(inputs, output)
+    model.compile(**{"optimizer": "adam", "loss": "mse"} | options)
+    return model
+
+
+def make_model(**options):
+    layer = DynamicEmbeddings(FEATURES, name="many")
+    inputs = make_inputs()
+    return make_head(inputs, layer(inputs), **options), layer
+
+
+def make_separate(**options):
+    layers = {
+        name: DynamicEmbedding(name=f"one_{name}", **arguments)
+        for name, arguments in FEATURES.items()
+    }
+    inputs = make_inputs()
+    outputs = {name: layer(inputs[name]) for name, layer in layers.items()}
+    return make_head(inputs, outputs, **options), layers
+
+
+def as_dataset(features, labels, batch=16):
+    features = {k: tf.constant(v.tolist()) for k, v in features.items()}
+    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(batch)
+
+
+def rows_of(table):
+    ids, values = table.export_rows()
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def assert_same_rows(one, other):
+    a, b = rows_of(one), rows_of(other)
+    assert sorted(a) == sorted(b)
+    for key, row in a.items():
+        np.testing.assert_allclose(row, b[key], rtol=1e-5, atol=1e-6)
+
+
+def make_small(**kwargs):
+    """Two features whose rows begin with ones; a step takes the gradient."""
+    common = {"optimizer": SGD(1.0), "embeddings_initializer": "ones"}
+    return DynamicEmbeddings(
+        {
+            "a": {"output_dim": 2, **common},
+            "b": {"output_dim": 3, "combiner": "sum", **common},
+        },
+        name="small",
+        **kwargs,
+    )
+
+
+def train_step(layer, inputs, loss_fn=None, **kwargs):
+    def total(outputs):
+        return tf.add_n(
+            [tf.reduce_sum(tf.cast(x, tf.float32)) for x in outputs.values()]
+        )
+
+    with tf.GradientTape() as tape:
+        outputs = layer(inputs, training=True, **kwargs)
+        loss = (loss_fn or total)(outputs)
+    tape.gradient(loss, layer.trainable_variables)
+    return outputs
+
+
+A, B = tf.constant([1, 2, 1]), tf.constant([[5, 5], [6, 7]])
+
+# --- The same as layers of their own ------------------------------------------
+
+
+def test_it_trains_as_separate_layers_do(cluster):
+    features, labels = make_data()
+
+    def train(make):
+        keras.utils.set_random_seed(1)
+        model, layer = make()
+        for _ in range(2):
+            model.fit(as_dataset(features, labels), shuffle=False, verbose=0)
+        return model, layer
+
+    model, layer = train(make_model)
+    expected_model, layers = train(make_separate)
+
+    for name, expected in layers.items():
+        assert_same_rows(layer.features[name].table, expected.table)
+    # Admission: words need three occurrences, so some ids have no row yet.
+    assert layer.features["words"].table.size() > 0
+    assert layer.features["user"].table.size() == 19  # 0 is padding.
+    data = as_dataset(features, labels)
+    np.testing.assert_allclose(
+        model.predict(data, verbose=0),
+        expected_model.predict(data, verbose=0),
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_train_on_batch_pushes_once_per_feature(cluster, run_eagerly):
+    model, layer = make_model(run_eagerly=run_eagerly)
+    features, labels = next(iter(as_dataset(*make_data())))
+
+    model.train_on_batch(features, labels)
+    model.test_on_batch(features, labels)
+
+    for each in layer.features.values():
+        assert each.table.iterations == 1
+
+
+def test_a_custom_loop_in_a_function_trains(cluster):
+    layer = make_small()
+    step = tf.function(lambda: train_step(layer, {"a": A, "b": B}))
+
+    step()
+
+    np.testing.assert_array_equal(
+        layer.features["a"].table.lookup([1, 2]), [[-1.0, -1.0], [0.0, 0.0]]
+    )
+    np.testing.assert_array_equal(
+        layer.features["b"].table.lookup([5, 6]), [[-1.0] * 3, [0.0] * 3]
+    )
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_ragged_and_sparse_ids_weights_and_observations(cluster, kind):
+    def make(**names):
+        return {
+            name: {
+                "output_dim": 2,
+                "combiner": "mean",
+                "embeddings_initializer": "ones",
+                "optimizer": SGD(1.0),
+                "statistics": tsw.statistics.ShowClick(),
+                "table": table,
+            }
+            for name, table in names.items()
+        }
+
+    layer = DynamicEmbeddings(make(x="x", y="y"))
+    alone = {
+        name: DynamicEmbedding(**arguments)
+        for name, arguments in make(x="x1", y="y1").items()
+    }
+
+    def of(rows, dtype):
+        values = tf.ragged.constant(rows, dtype)
+        return values.to_sparse() if kind == "sparse" else values
+
+    ids = {
+        "x": of([[1, 2], [], [3]], tf.int64),
+        "y": of([["u"], ["v", "u"], ["w"]], tf.string),
+    }
+    weights = {"x": of([[1.0, 3.0], [], [2.0]], tf.float32)}
+    shows = {"y": of([[2.0], [1.0, 4.0], [1.0]], tf.float32)}
+    clicks = {"y": of([[1.0], [0.0, 1.0], [0.0]], tf.float32)}
+
+    outputs = train_step(
+        layer, ids, weights=weights, shows=shows, clicks=clicks
+    )
+
+    for name, one in alone.items():
+        more = {
+            what: given[name]
+            for what, given in (
+                ("weights", weights),
+                ("shows", shows),
+                ("clicks", clicks),
+            )
+            if name in given
+        }
+        with tf.GradientTape() as tape:
+            expected = one(ids[name], training=True, **more)
+            loss = tf.reduce_sum(expected)
+        tape.gradient(loss, one.trainable_variables)
+        np.testing.assert_array_equal(outputs[name], expected)
+        table = layer.features[name].table
+        assert rows_of(table) == rows_of(one.table)
+        every = one.table.export_rows()[0]
+        usage, expected_usage = table.usage(every), one.table.usage(every)
+        for what in ("count", "show", "click"):
+            np.testing.assert_array_equal(usage[what], expected_usage[what])
+
+
+# --- Training, evaluation, frozen ---------------------------------------------
+
+
+def test_evaluation_reads_and_makes_no_rows(cluster):
+    layer = make_small()
+    layer.features["a"].table.assign([1], [[5.0, 6.0]])
+
+    outputs = layer({"a": A, "b": B})
+
+    np.testing.assert_array_equal(outputs["a"][0], [5.0, 6.0])
+    np.testing.assert_array_equal(outputs["b"], np.zeros((2, 3)))
+    assert layer.features["b"].table.size() == 0
+    assert layer.losses == []
+
+
+def test_training_may_be_a_tensor(cluster):
+    layer = make_small()
+    layer.build()
+
+    @tf.function
+    def step(training):
+        with tf.GradientTape() as tape:
+            outputs = layer({"a": A, "b": B}, training=training)
+            loss = tf.reduce_sum(outputs["a"]) + tf.reduce_sum(outputs["b"])
+        return tape.gradient(loss, layer.trainable_variables)
+
+    step(tf.constant(False))
+    assert layer.features["a"].table.size() == 0
+    step(tf.constant(True))
+    np.testing.assert_array_equal(
+        layer.features["a"].table.lookup([2]), [[0.0, 0.0]]
+    )
+
+
+def test_a_frozen_feature_is_read_beside_those_that_train(cluster):
+    layer = make_small()
+    layer.features["b"].trainable = False
+    layer.features["b"].table.assign([5], [[2.0] * 3])
+
+    outputs = train_step(layer, {"a": A, "b": B})
+
+    np.testing.assert_array_equal(outputs["b"], [[4.0] * 3, [0.0] * 3])
+    assert layer.features["a"].table.size() == 2
+    assert rows_of(layer.features["b"].table) == {5: [2.0] * 3}
+
+
+def test_a_frozen_layer_neither_creates_nor_changes_rows(cluster):
+    layer = make_small(trainable=False)
+
+    train_step(layer, {"a": A, "b": B})
+
+    assert layer.trainable_weights == []
+    assert layer.features["a"].table.size() == 0
+
+
+def test_empty_batches(cluster):
+    layer = make_small()
+    empty = {"a": tf.zeros([0], tf.int64), "b": tf.zeros([0, 2], tf.int64)}
+
+    outputs = train_step(layer, empty)
+
+    assert outputs["a"].shape == (0, 2) and outputs["b"].shape == (0, 3)
+    outputs = train_step(layer, {"a": A, "b": tf.zeros([2, 0], tf.int64)})
+    np.testing.assert_array_equal(outputs["b"], np.zeros((2, 3)))
+    assert layer.features["a"].table.size() == 2
+    assert layer.features["b"].table.size() == 0
+
+
+def test_masks_of_features_reach_later_layers(cluster):
+    layer = DynamicEmbeddings(
+        {"a": {"output_dim": 2, "mask_zero": True}, "b": {"output_dim": 2}}
+    )
+    inputs = {
+        name: keras.Input((3,), dtype="int64", name=name) for name in "ab"
+    }
+    outputs = layer(inputs)
+    pooled = keras.layers.GlobalAveragePooling1D()(outputs["a"])
+    model = keras.Model(inputs, [pooled, outputs["b"]])
+    layer.features["a"].table.assign([1, 2], [[1.0] * 2, [2.0] * 2])
+    ids = tf.constant([[1, 2, 0]])
+
+    np.testing.assert_allclose(model({"a": ids, "b": ids})[0], [[1.5, 1.5]])
+
+
+# --- Shared tables ------------------------------------------------------------
+
+
+def shared_features(table):
+    return {
+        "seen": {"output_dim": 2, "combiner": "sum", "table": table},
+        "next": {"output_dim": 2, "table": table},
+        "other": {"output_dim": 3},
+    }
+
+
+def test_features_of_one_table_take_one_step_per_id(cluster):
+    table = tsw.EmbeddingTable(
+        "item", 2, initializer="ones", optimizer=tsw.optimizers.Adagrad(1.0)
+    )
+    together = tsw.EmbeddingTable(
+        "item1", 2, initializer="ones", optimizer=tsw.optimizers.Adagrad(1.0)
+    )
+    layer = DynamicEmbeddings(shared_features(table))
+    alone = DynamicEmbedding(2, table=together)
+    inputs = {
+        "seen": tf.constant([[1, 2], [3, 1]]),
+        "next": tf.constant([1, 4], tf.int32),
+        "other": tf.constant([1]),
+    }
+
+    for _ in range(3):
+        outputs = train_step(layer, inputs)
+        with tf.GradientTape() as tape:
+            rows = alone(tf.constant([1, 2, 3, 1, 1, 4]), training=True)
+            loss = tf.reduce_sum(rows)
+        tape.gradient(loss, alone.trainable_variables)
+        np.testing.assert_allclose(
+            outputs["seen"], [rows[0] + rows[1], rows[2] + rows[3]], rtol=1e-6
+        )
+        np.testing.assert_array_equal(outputs["next"], rows[4:])
+
+    assert table.iterations == 3
+    assert_same_rows(table, together)
+
+
+def test_features_of_one_table_name_share_its_step_count(cluster):
+    layer = DynamicEmbeddings(shared_features("item"))
+    layer.build()
+
+    seen, following = layer.features["seen"], layer.features["next"]
+    assert seen.table is following.table
+    assert layer.features["other"].table is not seen.table
+
+
+def test_shows_of_a_shared_table_are_those_of_each_feature(cluster):
+    features = {
+        name: {
+            "output_dim": 2,
+            "table": "item",
+            "statistics": tsw.statistics.ShowClick(),
+        }
+        for name in ("seen", "next")
+    }
+    layer = DynamicEmbeddings(features)
+    inputs = {"seen": tf.constant([1, 2]), "next": tf.constant([1])}
+
+    train_step(layer, inputs, shows={"seen": tf.constant([3.0, 4.0])})
+
+    usage = layer.features["seen"].table.usage([1, 2])
+    np.testing.assert_array_equal(usage["show"], [4.0, 4.0])
+
+
+def test_another_learning_rate_for_a_shared_table_is_refused(cluster):
+    layer = DynamicEmbeddings(
+        {
+            "a": {"output_dim": 2, "table": "t", "optimizer": SGD(1.0)},
+            "b": {"output_dim": 2, "table": "t", "optimizer": SGD(0.5)},
+        }
+    )
+
+    with pytest.raises(ValueError, match=r"'a' and 'b' share table 't'"):
+        layer.build()
+
+
+# --- What belongs together ----------------------------------------------------
+
+
+def test_a_bad_gradient_of_one_feature_reaches_no_table(cluster):
+    layer = make_small()
+    train_step(layer, {"a": A, "b": B})
+    before = [rows_of(each.table) for each in layer.features.values()]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"small_b.*NaN"):
+        train_step(
+            layer,
+            {"a": A, "b": B},
+            lambda x: tf.reduce_sum(x["a"]) + tf.reduce_sum(x["b"]) * np.nan,
+        )
+
+    assert before == [rows_of(each.table) for each in layer.features.values()]
+
+
+def test_an_unused_feature_is_pushed_zeros(cluster):
+    layer = make_small()
+
+    train_step(layer, {"a": A, "b": B}, lambda x: tf.reduce_sum(x["a"]))
+
+    np.testing.assert_array_equal(
+        layer.features["a"].table.lookup([2]), [[0.0, 0.0]]
+    )
+    np.testing.assert_array_equal(
+        layer.features["b"].table.lookup([5]), [[1.0] * 3]
+    )
+
+
+def test_a_table_that_is_gone_is_named_and_nothing_is_pushed(cluster):
+    layer = make_small(cluster=cluster)
+    inputs = {"a": A, "b": B}
+    train_step(layer, inputs)
+    before = rows_of(layer.features["a"].table)
+
+    with tf.GradientTape() as tape:
+        outputs = layer(inputs, training=True)
+        loss = tf.reduce_sum(outputs["a"]) + tf.reduce_sum(outputs["b"])
+    cluster._native.drop_table(layer.features["b"].table.name)
+
+    with pytest.raises(tf.errors.NotFoundError, match="small_b"):
+        tape.gradient(loss, layer.trainable_variables)
+    with pytest.raises(tf.errors.NotFoundError, match="small_b"):
+        layer(inputs)
+    assert rows_of(layer.features["a"].table) == before
+
+
+# --- Mixed precision ----------------------------------------------------------
+
+
+def test_the_loss_scale_is_taken_out_of_all_pushes(embedded):
+    layer = make_small(dtype="mixed_float16")
+    assert layer.features["a"].compute_dtype == "float16"
+
+    with tf.GradientTape() as tape:
+        outputs = layer({"a": A, "b": B}, training=True)
+        loss = tf.reduce_sum(tf.cast(outputs["a"], tf.float32))
+        loss += tf.reduce_sum(tf.cast(outputs["b"], tf.float32))
+        loss = (loss + sum(layer.losses)) * 256.0
+    tape.gradient(loss, layer.trainable_variables)
+
+    assert outputs["a"].dtype == tf.float16
+    np.testing.assert_array_equal(
+        layer.features["a"].table.lookup([2]), [[0.0, 0.0]]
+    )
+    np.testing.assert_array_equal(
+        layer.features["b"].table.lookup([6]), [[0.0] * 3]
+    )
+
+
+def test_a_float16_loop_without_the_layers_losses_is_refused(embedded):
+    layer = make_small(dtype="mixed_float16")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"model\.losses"):
+        train_step(layer, {"a": A, "b": B})
+
+    np.testing.assert_array_equal(
+        layer.features["a"].table.lookup([2]), [[1.0, 1.0]]
+    )
+
+
+def test_an_overflow_in_one_feature_skips_the_push_of_all(cluster):
+    layer = make_small()
+    inputs = {"a": A, "b": B}
+    train_step(layer, inputs)
+    before = [rows_of(each.table) for each in layer.features.values()]
+
+    with tf.GradientTape() as tape:
+        outputs = layer(inputs, training=True)
+        loss = tf.reduce_sum(outputs["a"])
+        loss += tf.reduce_sum(outputs["b"]) * np.inf + sum(layer.losses)
+        loss *= 1024.0
+    gradients = tape.gradient(loss, layer.trainable_variables)
+
+    assert len(gradients) == 2
+    assert not np.any(np.isfinite(gradients))
+    assert before == [rows_of(each.table) for each in layer.features.values()]
+
+
+def test_fit_with_loss_scaling_trains_as_without(embedded):
+    features, labels = make_data()
+
+    def train(scaled):
+        keras.utils.set_random_seed(1)
+        optimizer = keras.optimizers.SGD(0.1)
+        if scaled:
+            optimizer = keras.mixed_precision.LossScaleOptimizer(
+                optimizer, initial_scale=1024.0
+            )
+        model, layer = make_model(optimizer=optimizer)
+        model.fit(as_dataset(features, labels), shuffle=False, verbose=0)
+        return layer
+
+    one, other = train(False), train(True)
+
+    for name in FEATURES:
+        assert_same_rows(one.features[name].table, other.features[name].table)
+
+
+# --- Configs and saving -------------------------------------------------------
+
+
+def test_config_round_trip_keeps_the_features(embedded):
+    _, layer = make_model()
+
+    again = DynamicEmbeddings.from_config(layer.get_config())
+
+    assert list(again.features) == list(FEATURES)
+    for name, each in layer.features.items():
+        other = again.features[name]
+        assert other.table.name != each.table.name
+        assert other.get_config() == each.get_config()
+    assert again.supports_masking
+
+
+def test_save_and_load_model_bring_rows_and_their_state_back(
+    embedded, tmp_path
+):
+    model, layer = make_model()
+    data = as_dataset(*make_data())
+    model.fit(data, verbose=0)
+
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+
+    again = loaded.get_layer("many")
+    for name, each in layer.features.items():
+        assert rows_of(again.features[name].table) == rows_of(each.table)
+    np.testing.assert_allclose(
+        loaded.predict(data, verbose=0), model.predict(data, verbose=0)
+    )
+    model.fit(data, verbose=0, shuffle=False)
+    loaded.fit(data, verbose=0, shuffle=False)
+    for name, each in layer.features.items():
+        assert_same_rows(again.features[name].table, each.table)
+
+
+def test_weights_go_to_the_features_of_their_names(embedded, tmp_path):
+    def make(names):
+        layer = DynamicEmbeddings({name: {"output_dim": 2} for name in names})
+        inputs = {
+            name: keras.Input((1,), dtype="int64", name=name.replace("/", "_"))
+            for name in names
+        }
+        return keras.Model(inputs, layer(inputs)), layer
+
+    model, layer = make(["b", "a", "c/d"])
+    for i, each in enumerate(layer.features.values()):
+        each.table.assign([i], [[float(i)] * 2])
+    other_model, other = make(["c/d", "a", "b"])
+
+    model.save_weights(tmp_path / "m.weights.h5")
+    other_model.load_weights(tmp_path / "m.weights.h5")
+
+    for name, each in layer.features.items():
+        assert rows_of(other.features[name].table) == rows_of(each.table)
+
+
+def test_rows_on_servers_stay_there_and_are_found_by_name(tmp_path):
+    data = as_dataset(*make_data())
+    with running_cluster(2):
+        model, layer = make_model()
+        model.fit(data, verbose=0)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+
+        again = loaded.get_layer("many").features["item"]
+        assert again.table.name == "many_item"
+        assert rows_of(again.table) == rows_of(layer.features["item"].table)
+
+
+def test_private_tables_go_with_the_layer(embedded):
+    layer = make_small()
+    train_step(layer, {"a": A, "b": B})
+    assert embedded.tables() == ["small_a", "small_b"]
+
+    del layer
+    gc.collect()
+
+    assert embedded.tables() == []
+
+
+def test_count_params_sums_the_features(embedded, capsys):
+    model, layer = make_model()
+    layer.features["user"].table.lookup_or_create([1, 2, 3])
+
+    assert layer.count_params() == 3 * 4 + 3
+    model.summary()
+    assert "many" in capsys.readouterr().out
+
+
+def test_layers_may_be_given_instead_of_arguments(cluster):
+    one = DynamicEmbedding(2, name="mine", embeddings_initializer="ones")
+    layer = DynamicEmbeddings({"a": one, "b": {"output_dim": 1}})
+
+    train_step(layer, {"a": A, "b": A})
+
+    assert layer.features["a"] is one
+    assert one.table.size() == 2
+
+
+# --- Bad input ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({}, "at least one name"),
+        ([], "at least one name"),
+        ({"": {"output_dim": 2}}, "not empty"),
+        ({3: {"output_dim": 2}}, "Received: 3"),
+        ({"a": 3}, "feature 'a'.*Received: 3"),
+        ({"a": {"output_dim": 0}}, "feature 'a'.*output_dim=0"),
+        ({"a": {"output_dim": 2, "combiner": "max"}}, "feature 'a'.*'max'"),
+    ],
+)
+def test_bad_features_are_named(embedded, features, message):
+    with pytest.raises(ValueError, match=message):
+        DynamicEmbeddings(features)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"output_dim": 2, "dims": 3}])
+def test_bad_arguments_of_a_feature_name_it(embedded, arguments):
+    with pytest.raises((TypeError, ValueError), match="feature 'a'"):
+        DynamicEmbeddings({"a": arguments})
+
+
+def test_one_layer_for_two_features_is_refused(embedded):
+    layer = DynamicEmbedding(2, name="mine")
+
+    with pytest.raises(ValueError, match=r"'a' and 'b' are the same.*'mine'"):
+        DynamicEmbeddings({"a": layer, "b": layer})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more", "message"),
+    [
+        ({"a": A}, {}, "no ids of feature 'b'"),
+        ({"a": A, "b": B, "c": A}, {}, "no feature 'c'"),
+        (A, {}, "must be a dict"),
+        ({"a": A, "b": B}, {"weights": {"x": B}}, "no feature 'x'"),
+        ({"a": A, "b": B}, {"shows": A}, "`shows` must be a dict"),
+        (
+            {"a": A, "b": B},
+            {"weights": {"a": tf.ones([3])}},
+            "small_a.*need a combiner",
+        ),
+        ({"a": tf.ones([3]), "b": B}, {}, "small_a.*float32"),
+    ],
+)
+def test_bad_inputs_are_named(embedded, inputs, more, message):
+    layer = make_small()
+
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        layer(inputs, **more)
+
+
+@only_keras3
+def test_missing_placeholders_are_refused_while_building_a_model(embedded):
+    with pytest.raises(ValueError, match="no ids of feature 'b'"):
+        make_small()({"a": keras.Input((3,), dtype="int64")})

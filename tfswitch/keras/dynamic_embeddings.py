@@ -1,0 +1,429 @@
+"""The embedding layer of many features, looked up together."""
+
+import types
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfswitch.cluster import Cluster
+from tfswitch.keras import _backend, batch_size, loss_scale
+from tfswitch.keras.dynamic_embedding import (
+    DynamicEmbedding,
+    TableLookup,
+    is_training,
+)
+from tfswitch.ops import embedding_ops
+from tfswitch.table import EmbeddingTable, TableIds, training_lookup_many
+
+
+@_backend.register_keras_serializable(package="tfswitch")
+class DynamicEmbeddings(_backend.Layer):
+    """Maps the ids of many features to vectors, in one lookup.
+
+    Each feature is a `DynamicEmbedding` with its own dimension, combiner,
+    optimizer, admission and so on, and gives the same output as that layer
+    would by itself. What differs is the way there: all features are looked up
+    by one op, which sends each server one message, and pushed by one op in the
+    backward pass, likewise. On servers that is the larger part of a step of
+    small batches. (Long batches go in several messages; see
+    docs/wire_protocol.md.)
+
+    It follows that the features belong together:
+
+    *   Features that share a table are made unique together, and an id takes
+        one step per batch, with the sum of its gradients, as rows of a shared
+        `keras.layers.Embedding` do. Layers of their own would take a step
+        each.
+    *   The backward pass pushes for all features, for those that the loss does
+        not use with gradients of zero.
+    *   If one push cannot be made (a gradient is NaN, a loss scale
+        overflowed), none is.
+
+    Everything else is as for `DynamicEmbedding`: training and inference, loss
+    scaling (one loss of 0 for all features), saving.
+
+    Example:
+
+    >>> layer = tsw.keras.DynamicEmbeddings({
+    ...     "user": {"output_dim": 8, "optimizer": "adam"},
+    ...     "genres": {"output_dim": 4, "combiner": "mean"},
+    ... })
+    >>> outputs = layer({
+    ...     "user": tf.constant([7, 9]),
+    ...     "genres": tf.ragged.constant([[3, 5, 8], []], dtype=tf.int64),
+    ... })
+    >>> {name: tuple(x.shape) for name, x in outputs.items()}
+    {'user': (2, 8), 'genres': (2, 4)}
+
+    Args:
+        features: From the name of each feature to its `DynamicEmbedding`, or
+            to a dict of its arguments. A layer that is made of a dict is named
+            by this layer and the feature, such as "embeddings_user", and so is
+            its table on servers. Features share a table if they are given the
+            same `table`.
+        name: Name of the layer.
+        cluster: Where the tables of features given as dicts live; by default
+            that of `tfswitch.connect`.
+        **kwargs: Passed to `keras.layers.Layer`. `dtype` is also that of
+            features given as dicts.
+
+    Call arguments:
+        inputs: A dict with the ids of every feature: dense, ragged or sparse,
+            integers or strings, as its layer takes them.
+        weights: A dict of the features that have weights, or None.
+        training: Whether to create rows, and to push in the backward pass. A
+            feature whose layer is not trainable is only read.
+        shows: A dict of the features that have them, or None.
+        clicks: Likewise.
+
+    Output shape:
+        A dict with the output of each feature's layer.
+
+    Raises:
+        ValueError: If `features` is empty, holds something else, or holds one
+            layer twice; from calls, if ids of a feature are missing or of one
+            that there is not; what `DynamicEmbedding` raises.
+        tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
+            if a server does not answer. Other servers may have been pushed to.
+    """
+
+    built: bool
+
+    def __init__(
+        self,
+        features: Mapping[str, DynamicEmbedding | Mapping[str, Any]],
+        *,
+        name: str | None = None,
+        cluster: Cluster | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _backend.check_backend()
+        _check_features(features)
+        # Float ids must reach `call` as they are, to be named in its message.
+        kwargs.setdefault("autocast", False)
+        super().__init__(name=name, **kwargs)
+        self.supports_jit = False
+        self._feature_names = tuple(features)
+        defaults: dict[str, Any] = {"cluster": cluster}
+        if kwargs.get("dtype") is not None:
+            defaults["dtype"] = kwargs["dtype"]
+        for feature, given in features.items():
+            # An attribute each: Keras saves by the names of attributes, and
+            # what is in a dict by its place.
+            setattr(
+                self, _attribute(feature), self._make(feature, given, defaults)
+            )
+        if not self.trainable:
+            for layer in self.features.values():
+                layer.trainable = False
+        self.supports_masking = any(
+            layer.supports_masking for layer in self.features.values()
+        )
+
+    def _make(self, feature: str, given: Any, defaults: dict[str, Any]) -> Any:
+        if isinstance(given, DynamicEmbedding):
+            return given
+        name = f"{self.name}_{feature}".replace("/", "_")
+        try:
+            return DynamicEmbedding(**{"name": name, **defaults, **given})
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"feature {feature!r}: {error}") from error
+
+    @property
+    def features(self) -> Mapping[str, DynamicEmbedding]:
+        """The layer of each feature."""
+        return types.MappingProxyType(
+            {
+                name: getattr(self, _attribute(name))
+                for name in self._feature_names
+            }
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
+        owners: dict[tuple[str, str], tuple[str, EmbeddingTable]] = {}
+        for feature, layer in self.features.items():
+            table = layer.table
+            owner, shared = owners.setdefault(
+                (table.cluster.address, table.name), (feature, table)
+            )
+            if not _learn_alike(table, shared):
+                raise ValueError(
+                    f"layer '{self.name}': features {owner!r} and {feature!r} "
+                    f"share table '{table.name}' and have different learning "
+                    "rates. Give both the same optimizer, or one "
+                    "EmbeddingTable as `table`."
+                )
+            # Counts the steps of all features that share it.
+            layer._table = shared
+            layer.build()
+        self.built = True
+
+    def call(
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: Any = None,
+        shows: Any = None,
+        clicks: Any = None,
+    ) -> dict[str, Any]:
+        self._check_names("inputs", inputs, all_needed=True)
+        extras = {"weights": weights, "shows": shows, "clicks": clicks}
+        for what, given in extras.items():
+            if given is not None:
+                self._check_names(what, given, all_needed=False)
+        features = self.features
+        trained = [
+            name
+            for name, layer in features.items()
+            if layer.trainable and self.trainable
+        ]
+        first = inputs[trained[0] if trained else self._feature_names[0]]
+        batch_size.record(first, training if trained else False)
+        lookups = {
+            name: layer._prepare(
+                inputs[name],
+                **{
+                    what: (given or {}).get(name)
+                    for what, given in extras.items()
+                },
+            )
+            for name, layer in features.items()
+        }
+        embeddings = self._look_up(lookups, trained, training)
+        return {
+            name: lookup.finish(embeddings[name])
+            for name, lookup in lookups.items()
+        }
+
+    def _look_up(
+        self, lookups: dict[str, TableLookup], trained: list[str], training: Any
+    ) -> dict[str, tf.Tensor]:
+        """Returns the float32 embeddings of each feature's ids."""
+        training = is_training(training) if trained else False
+        if training is False:
+            return self._read(lookups)
+        read = self._read({n: lookups[n] for n in lookups if n not in trained})
+        to_train = {name: lookups[name] for name in trained}
+        if training is True:
+            embeddings, probe = self._train(to_train)
+        else:
+            embeddings, probe = tf.cond(
+                training,
+                lambda: self._train(to_train),
+                lambda: (self._read(to_train), tf.zeros([])),
+            )
+        self.add_loss(probe)
+        return embeddings | read
+
+    def _read(self, lookups: dict[str, TableLookup]) -> dict[str, tf.Tensor]:
+        if not lookups:
+            return {}
+        layers = [self.features[name] for name in lookups]
+        embeddings = embedding_ops.lookup_many(
+            [layer.table.handle for layer in layers],
+            [lookup.ids for lookup in lookups.values()],
+            dims=[layer.output_dim for layer in layers],
+            insert_missing=False,
+        )
+        return dict(zip(lookups, embeddings, strict=True))
+
+    def _train(
+        self, lookups: dict[str, TableLookup]
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        features = self.features
+        by_table: dict[EmbeddingTable, list[str]] = {}
+        for name in lookups:
+            by_table.setdefault(features[name].table, []).append(name)
+        result = training_lookup_many(
+            [
+                TableIds(
+                    table,
+                    *_joined(
+                        [lookups[name] for name in names],
+                        [features[name]._anchor for name in names],
+                    ),
+                )
+                for table, names in by_table.items()
+            ]
+        )
+        rows, probe = result.embeddings, result.loss_scale_probe
+        if any(features[name].compute_dtype == "float16" for name in lookups):
+            rows, probe = loss_scale.check(self.name, rows, probe)
+        embeddings: dict[str, tf.Tensor] = {}
+        for names, together in zip(by_table.values(), rows, strict=True):
+            parts = _apart(together, [lookups[name].ids for name in names])
+            embeddings.update(zip(names, parts, strict=True))
+        # In the order of the other branch, where there is one.
+        embeddings = {name: embeddings[name] for name in lookups}
+        return embeddings, loss_scale.as_loss(probe)
+
+    def _check_names(self, what: str, given: Any, *, all_needed: bool) -> None:
+        names = list(self._feature_names)
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"layer '{self.name}': `{what}` must be a dict of the features "
+                f"{names}. Received: {type(given).__name__}"
+            )
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise ValueError(
+                f"layer '{self.name}': there is no feature {unknown[0]!r}; it "
+                f"has {names}. Leave others out of `{what}`. Received: "
+                f"{sorted(map(str, given))}"
+            )
+        missing = [name for name in names if name not in given]
+        if missing and all_needed:
+            raise ValueError(
+                f"layer '{self.name}': `{what}` has no ids of feature "
+                f"{missing[0]!r}. Received: {sorted(map(str, given))}, "
+                f"expected {names}"
+            )
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return {
+            name: layer.compute_mask(inputs[name])
+            for name, layer in self.features.items()
+        }
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return {
+            name: layer.compute_output_shape(input_shape[name])
+            for name, layer in self.features.items()
+        }
+
+    def compute_output_spec(
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: Any = None,
+        shows: Any = None,
+        clicks: Any = None,
+    ) -> Any:
+        """What Keras 3 asks instead of `call` for a model's placeholders."""
+        self._check_names("inputs", inputs, all_needed=True)
+        return {
+            name: layer.compute_output_spec(inputs[name])
+            for name, layer in self.features.items()
+        }
+
+    def count_params(self) -> int:
+        """Returns the sum of what the features' layers count."""
+        if not self.built:
+            return super().count_params()
+        return sum(layer.count_params() for layer in self.features.values())
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config["features"] = {
+            name: _backend.serialize(layer)
+            for name, layer in self.features.items()
+        }
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbeddings":
+        config = dict(config)
+        config["features"] = {
+            name: _backend.deserialize(layer)
+            for name, layer in config["features"].items()
+        }
+        return super().from_config(config)
+
+
+def _check_features(features: Any) -> None:
+    if not isinstance(features, Mapping) or not features:
+        raise ValueError(
+            "`features` must be a dict from at least one name to a "
+            "DynamicEmbedding or its arguments. Received: "
+            f"features={features!r}"
+        )
+    seen: dict[int, str] = {}
+    for name, given in features.items():
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                "names of features must be strings that are not empty. "
+                f"Received: {name!r}"
+            )
+        if not isinstance(given, (DynamicEmbedding, Mapping)):
+            raise ValueError(
+                f"feature {name!r} must be a DynamicEmbedding or a dict of its "
+                f"arguments. Received: {given!r} (of type "
+                f"{type(given).__name__})"
+            )
+        if isinstance(given, DynamicEmbedding):
+            other = seen.setdefault(id(given), name)
+            if other != name:
+                raise ValueError(
+                    f"features {other!r} and {name!r} are the same layer "
+                    f"'{given.name}'. Make two layers with the same `table`."
+                )
+
+
+def _attribute(feature: str) -> str:
+    """The attribute that has a feature's layer, also its name in files."""
+    return "feature_" + urllib.parse.quote(feature, safe="")
+
+
+def _learn_alike(one: EmbeddingTable, other: EmbeddingTable) -> bool:
+    """Whether two objects of one table have the same learning rate."""
+    a, b = one.optimizer.learning_rate, other.optimizer.learning_rate
+    if one is other or a is b or a == b:
+        return True
+    # Schedules that were loaded, or made of one config.
+    return (
+        type(a) is type(b)
+        and hasattr(a, "get_config")
+        and a.get_config() == b.get_config()
+    )
+
+
+def _joined(
+    lookups: Sequence[TableLookup], anchors: Sequence[Any]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
+    """Ids, anchor, shows and clicks of lookups in one table, as one."""
+    if len(lookups) == 1:
+        (lookup,) = lookups
+        anchor = tf.convert_to_tensor(anchors[0])
+        return lookup.ids, anchor, lookup.shows, lookup.clicks
+
+    def concat(values: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.concat([tf.reshape(each, [-1]) for each in values], axis=0)
+
+    def observations(what: str, if_none: float) -> tf.Tensor | None:
+        given = [getattr(lookup, what) for lookup in lookups]
+        if all(each is None for each in given):
+            return None
+        return concat(
+            [
+                tf.fill(tf.shape(lookup.ids), if_none) if each is None else each
+                for lookup, each in zip(lookups, given, strict=True)
+            ]
+        )
+
+    return (
+        concat([tf.cast(lookup.ids, tf.int64) for lookup in lookups]),
+        tf.add_n([tf.convert_to_tensor(anchor) for anchor in anchors]),
+        observations("shows", 1.0),
+        observations("clicks", 0.0),
+    )
+
+
+def _apart(rows: tf.Tensor, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The rows of each of the ids that `_joined` put together."""
+    if len(ids) == 1:
+        return [rows]
+    dim = rows.shape[-1]
+    parts = tf.split(
+        rows, tf.stack([tf.size(each) for each in ids]), num=len(ids)
+    )
+    result = []
+    for part, each in zip(parts, ids, strict=True):
+        shape = tf.concat([tf.shape(each), [dim]], axis=0)
+        part = tf.reshape(part, shape)
+        part.set_shape(each.shape.concatenate(dim))
+        result.append(part)
+    return result
