@@ -210,7 +210,11 @@ class DenseTable:
         self._table._native.assign(self._keys, self._to_blocks_array(values))
 
     def push(
-        self, gradients: Sequence[Any], *, learning_rate: Any = None
+        self,
+        gradients: Sequence[Any],
+        *,
+        learning_rate: Any = None,
+        global_step: Any = None,
     ) -> tf.Tensor:
         """Applies one optimizer step to all values.
 
@@ -220,6 +224,8 @@ class DenseTable:
         Args:
             gradients: One tensor per shape, or None for zeros.
             learning_rate: Scalar; by default that of the optimizer.
+            global_step: int64 scalar: the number of the step, from 1, for
+                optimizers that go by it; by default this object counts.
 
         Returns:
             int64 scalar tensor: the number of blocks that took a step, 0 with
@@ -239,10 +245,12 @@ class DenseTable:
                     rates.read() if learning_rate is None else learning_rate,
                     tf.float32,
                 ),
+                global_step=(
+                    rates.number() if global_step is None else global_step
+                ),
                 insert_missing=False,
             )
-            if learning_rate is None:
-                rates.advance()
+            rates.advance()
         return pushed
 
     def pull(self) -> list[tf.Tensor]:

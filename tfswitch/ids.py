@@ -73,8 +73,10 @@ def hash_strings(strings: Any, salt: int = 0) -> Any:
     def hash_array(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind not in "OSUT":
             _refuse_strings(array.dtype)
-        tensor = to_string_tensor(array, "hash_strings")
-        return string_ops.hash_strings(tensor, salt=salt).numpy()
+        # NumPy in, NumPy out: also while a graph is being made.
+        with tf.init_scope():
+            tensor = to_string_tensor(array, "hash_strings")
+            return string_ops.hash_strings(tensor, salt=salt).numpy()
 
     def hash_tensor(tensor: Any) -> tf.Tensor:
         if not tf.is_tensor(tensor):
@@ -182,7 +184,9 @@ def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
                 f"`packed` must be int64. Received: packed={packed!r}"
             )
         return (packed >> shift) & slot_mask, packed & id_mask
-    dtype = getattr(packed, "dtype", np.asarray(packed).dtype)
+    dtype = (
+        packed.dtype if hasattr(packed, "dtype") else np.asarray(packed).dtype
+    )
     if tf.as_dtype(dtype) != tf.int64:
         raise ValueError(
             f"`packed` must be int64. Received: dtype={tf.as_dtype(dtype).name}"

@@ -782,7 +782,8 @@ class PaddleAdagrad(_Rule):
     ```
 
     `G` starts at 0, and the step is by the `G` of before it. `shows` come with
-    the push, `table.push(ids, gradients, shows=...)`; without them they are 1.
+    the push, `table.push(ids, gradients, shows=...)`; without them
+    they are how often the id is in the push.
 
     Source: PaddlePaddle's `SparseAdaGradSGDRule`, `sparse_sgd_rule.cc`. There a
     push of 0 shows divides by 0.
@@ -1156,11 +1157,37 @@ _KERAS = (
 # What Keras's optimizers can be told that a table does not do, with the value
 # that turns it off.
 _UNSUPPORTED: dict[str, Any] = {
+    "decay": 0.0,
     "global_clipnorm": None,
     "gradient_accumulation_steps": None,
     "loss_scale_factor": None,
     "use_ema": False,
 }
+
+
+def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether optimizers keep the same state, so that one goes on for another.
+
+    Args:
+        a: What `to_table_config` returned for one of them, maybe long ago.
+        b: The same for the other.
+
+    Returns:
+        True if rules and segments are the same; other numbers do not matter,
+        as long as the state is as long, which is for the caller to see.
+    """
+    return _rules_of(a) == _rules_of(b)
+
+
+def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
+    if "segments" in config:
+        return [
+            (segment["dim"], _rules_of(segment["optimizer"])[0][1])
+            for segment in config["segments"]
+        ]
+    (rule,) = (name for name in config if name != "options")
+    # AdamW has the state of Adam.
+    return [(0, "adam" if rule == "adamw" else rule)]
 
 
 def check_learning_rate(value: Any) -> float:
@@ -1268,7 +1295,10 @@ def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
     for name in ("clipnorm", "clipvalue"):
         if not config.get(name):
             config.pop(name, None)
-    if config.get("weight_decay", None) in (None, False):
+    decay = config.get("weight_decay")
+    if (
+        decay is None or decay is False
+    ):  # 0.0 is not: AdamW has another default.
         config.pop("weight_decay", None)
     names = {field.name for field in dataclasses.fields(cls)}
     return cls.from_config({k: v for k, v in config.items() if k in names})

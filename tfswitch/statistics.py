@@ -85,3 +85,10 @@ def get(identifier: Any) -> Usage | ShowClick | None:
         ValueError: If it is something else.
     """
     return _registry.get(identifier)
+
+
+def width(statistics: Usage | ShowClick | None) -> int:
+    """Returns how many floats of a row they take: its last slots."""
+    if statistics is None:
+        return 0
+    return 5 if isinstance(statistics, ShowClick) else 2

@@ -64,7 +64,7 @@ class EmbeddingTable:
         dtype: "float32", the only one so far.
         initializer: First value of a row: a name such as "uniform", an object
             of `tfswitch.initializers`, or the Keras one of that kind.
-        optimizer: A name ("sgd", "momentum", "adagrad", "adam"), an object of
+        optimizer: A name such as "adagrad" or "adam", an object of
             `tfswitch.optimizers`, or the Keras one of that kind. None means
             `tfswitch.optimizers.Adagrad()`, whose learning rate is 0.001.
         admission: When an id gets a row: an object of `tfswitch.admission`.
@@ -451,7 +451,7 @@ class EmbeddingTable:
         return self._native.erase(self._to_keys(ids).reshape(-1))
 
     def shrink(
-        self, policy: Any = None, *, dry_run: bool = False
+        self, dry_run: bool = False, *, policy: Any = None
     ) -> dict[str, Any]:
         """Evicts rows, and gives their memory back.
 
@@ -459,8 +459,8 @@ class EmbeddingTable:
         the same ages and scores.
 
         Args:
-            policy: An object of `tfswitch.eviction`; by default the table's.
             dry_run: Whether only to count what would go.
+            policy: An object of `tfswitch.eviction`; by default the table's.
 
         Returns:
             `{"evicted_rows": n, "evicted_bytes": n, "by": {"ttl": n,
@@ -477,9 +477,15 @@ class EmbeddingTable:
 
         Example:
 
-        >>> table.shrink(tsw.eviction.Ttl(7), dry_run=True)["evicted_rows"]
+        >>> week = tsw.eviction.Ttl(7)
+        >>> table.shrink(dry_run=True, policy=week)["evicted_rows"]
         1204
         """
+        if not isinstance(dry_run, (bool, np.bool_)):
+            raise ValueError(
+                "`dry_run` must be a bool; pass a policy as `policy`. "
+                f"Received: dry_run={dry_run!r}"
+            )
         policy = eviction_lib.get(policy)
         rules = None
         if policy is not None:
@@ -622,7 +628,7 @@ class EmbeddingTable:
                 f"{self._owner}: expected `{what}` of shape {expected} "
                 f"(ids.shape + [{width}]), got {values.shape}"
             )
-        rows = values.astype(np.float32, copy=False).reshape(-1, width)
+        rows = values.astype(np.float32, copy=False).reshape(keys.size, width)
         return np.ascontiguousarray(rows)
 
     def _to_observations(

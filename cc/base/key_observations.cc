@@ -7,6 +7,8 @@
 namespace tfswitch {
 namespace {
 
+constexpr float kMaxDay = 4194304.0f;  // 2^22
+
 std::vector<float> CopyOf(absl::Span<const float> values) {
   return {values.begin(), values.end()};
 }
@@ -21,6 +23,15 @@ std::vector<float> Gather(absl::Span<const float> values,
 }
 
 }  // namespace
+
+absl::Status CheckDay(absl::string_view table, float day) {
+  if ((day >= 0.0f && day <= kMaxDay) || day == kServersDay) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("table '", table, "': day must be a number from 0 to ",
+                   kMaxDay, ". Received: ", day));
+}
 
 absl::Status CheckObservations(absl::string_view table,
                                absl::Span<const Key> keys,

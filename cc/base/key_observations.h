@@ -17,6 +17,10 @@ namespace tfswitch {
 // The day of a call that does not say it: the server's.
 inline constexpr float kServersDay = -1.0f;
 
+// InvalidArgument, naming the table, unless it is a number of days since 1970
+// that float32 tells apart, or kServersDay.
+absl::Status CheckDay(absl::string_view table, float day);
+
 // A span is empty, or has one value for each key. For a key that is in a push
 // several times the values are summed.
 struct KeyObservations {

@@ -96,7 +96,8 @@ template <typename Modify>
 TFSWITCH_ALWAYS_INLINE void RacyModifyFloats(float* floats, size_t count,
                                              const Modify& modify) {
 #if TFSWITCH_THREAD_SANITIZER
-  float scratch[16 * 1024];  // The longest row: 3 * 4096 + 1 floats.
+  // The longest row: an embedding, three slots as long, 8 floats more.
+  float scratch[4 * 4096 + 64];
   RacyLoadFloats(scratch, floats, count);
   modify(scratch);
   RacyStoreFloats(floats, scratch, count);

@@ -274,6 +274,21 @@ KeyObservations ObservationsOf(const Tfswitch_PushOptions& options,
   return {{}, span(options.shows), span(options.clicks)};
 }
 
+// Before they are summed, where one may hide behind another.
+absl::Status CheckEachObservation(const Tfswitch_Table& table,
+                                  absl::Span<const Key> unique_keys,
+                                  absl::Span<const int32_t> inverse,
+                                  const Tfswitch_PushOptions& options) {
+  const KeyObservations each = ObservationsOf(options, inverse.size());
+  if (each.shows.empty() && each.clicks.empty()) return absl::OkStatus();
+  std::vector<Key> keys;
+  keys.reserve(inverse.size());
+  for (const int32_t place : inverse) {
+    keys.push_back(unique_keys[static_cast<size_t>(place)]);
+  }
+  return CheckObservations(table.config.name, keys, each);
+}
+
 absl::Status PushUnique(Tfswitch_Table& table,
                         absl::Span<const Key> unique_keys,
                         absl::Span<const int32_t> inverse,
@@ -314,6 +329,8 @@ absl::Status PushUnique(Tfswitch_Table& table,
     }
     sums = target;
   }
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckEachObservation(table, unique_keys, inverse, options));
   const OwnedObservations observations(inverse, unique_keys.size(),
                                        ObservationsOf(options, inverse.size()),
                                        table.config.NeedsCounts());
@@ -808,7 +825,9 @@ int ReplicasConfirmRound(const char* group, uint64_t applier, int64_t number,
 }
 
 void SetDay(Tfswitch_Cluster* cluster, double day) {
-  cluster->cluster->set_day(static_cast<float>(day));
+  // A NaN is no day, either.
+  cluster->cluster->set_day(day >= 0.0 ? static_cast<float>(std::min(day, 1e9))
+                                       : kServersDay);
 }
 
 double Day(const Tfswitch_Cluster* cluster) {

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <system_error>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -86,6 +87,7 @@ Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
                   {"slot_floats", table.slot_floats},
                   {"num_rows", num_rows},
                   {"files", std::move(files)}};
+    if (table.last_day >= 0.0f) json[name]["last_day"] = table.last_day;
   }
   return json;
 }
@@ -174,6 +176,13 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
       return Damaged(what, absl::StrCat("config of table '", name,
                                         "': ", status.message()));
     }
+    if (const auto day = entry.find("last_day"); day != entry.end()) {
+      if (!day->is_number() ||
+          !CheckDay(name, static_cast<float>(day->get<double>())).ok()) {
+        return Damaged(what, absl::StrCat("last_day of table '", name, "'"));
+      }
+      table.last_day = static_cast<float>(day->get<double>());
+    }
     for (const Json& file : entry["files"]) {
       TFSWITCH_ASSIGN_OR_RETURN(RowFile row_file, FileFromJson(file, what));
       table.files.push_back(std::move(row_file));
@@ -253,6 +262,7 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   SavedTable saved;
   saved.config = table.config();
   saved.slot_floats = table.slot_floats();
+  saved.last_day = table.last_day();
   const int dim = table.dim();
   const int slot_floats = table.slot_floats();
   const std::string folder = FolderName(saved.config.name);
@@ -446,6 +456,7 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
             absl::StrCat(what, ": table '", name, "' differs between shards: ",
                          DescribeDifference(it->second.config, table.config)));
       }
+      it->second.last_day = std::max(it->second.last_day, table.last_day);
       it->second.files.insert(it->second.files.end(), table.files.begin(),
                               table.files.end());
     }
@@ -638,12 +649,22 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
       FirstVirtualShardOf(shard_index, num_virtual, num_shards);
   const uint32_t last =
       FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards);
-  const bool takes_candidates = table.candidate_floats() > 0 &&
-                                saved.config.statistics == config.statistics &&
-                                saved.config.admission == config.admission;
+  // Counts go on under another threshold.
+  const bool takes_candidates =
+      table.candidate_floats() > 0 && saved.config.admission.has_candidates() &&
+      saved.config.statistics.kind == config.statistics.kind &&
+      (saved.config.admission.not_admitted.kind == NotAdmittedKind::kWeight) ==
+          (config.admission.not_admitted.kind == NotAdmittedKind::kWeight);
+  const auto* saved_bloom =
+      std::get_if<BloomMinCountAdmission>(&saved.config.admission.policy);
   const bool takes_bloom = table.bloom() != nullptr && same_cut &&
-                           saved.config.admission == config.admission;
-  const SlotConverter converter(saved, table, DayOfWallClock());
+                           saved_bloom != nullptr &&
+                           table.bloom()->HasCellsOf(*saved_bloom);
+  // What is counted and decided from now on goes by the saved days.
+  table.NoteDay(saved.last_day);
+  const SlotConverter converter(
+      saved, table,
+      table.last_day() >= 0.0f ? table.last_day() : DayOfWallClock());
   // Rows last: what has one is no candidate.
   std::vector<RowFile> files = saved.files;
   std::stable_partition(files.begin(), files.end(), [](const RowFile& file) {

@@ -55,6 +55,7 @@ struct RowFile {
 struct SavedTable {
   TableConfig config;
   int slot_floats = 0;
+  float last_day = kServersDay;  // See EmbeddingTable::last_day.
   std::vector<RowFile> files;
 };
 
@@ -108,8 +109,8 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path);
 // Reads into `table` the saved rows that shard `shard_index` of `num_shards`
 // owns, whatever the number of shards that saved them. Verifies every file it
 // reads. FailedPrecondition if dim or optimizer state differ. Statistics that
-// were not saved begin anew; so do the counts of admission where the policy is
-// another one, or a Bloom filter has another size.
+// were not saved begin anew; so do the counts of admission where statistics or
+// the kind of policy are others, or a Bloom filter has another size.
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
                        EmbeddingTable& table);

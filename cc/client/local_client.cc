@@ -128,7 +128,7 @@ class LocalClient : public ParameterClient {
  private:
   absl::Status PullNow(const PullArgs& args, absl::Span<float> embeddings) {
     TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
-    table->NoteDay(args.day);
+    TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
     return shard_->Pull(*table, args.keys, args.insert_missing, embeddings,
                         args.threads);
   }
@@ -157,7 +157,7 @@ class LocalClient : public ParameterClient {
 
   absl::Status AssignNow(const AssignArgs& args, AssignResult* result) {
     TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
-    table->NoteDay(args.day);
+    TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
     TFSWITCH_ASSIGN_OR_RETURN(result->assigned_rows,
                               shard_->Assign(*table, args.keys, args.embeddings,
                                              args.slots, args.only_missing));

@@ -184,7 +184,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
       ReadPullRequest(queue->pieces, &queue->scratch, &pull));
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             shard_->FindTable(pull.table));
-  table->NoteDay(pull.day);
+  TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, pull.day));
   const size_t num_floats = pull.keys.size() * table->dim();
   char header[kMaxPullResponseHeader];
   const size_t header_bytes = WritePullResponseHeader(num_floats, header);
@@ -244,7 +244,7 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             shard_->FindTable(assign.table));
-  table->NoteDay(assign.day);
+  TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, assign.day));
   AssignResult result;
   TFSWITCH_ASSIGN_OR_RETURN(result.assigned_rows,
                             shard_->Assign(*table, assign.keys, assign.values,

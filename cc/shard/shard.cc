@@ -5,6 +5,7 @@
 #include <cmath>
 #include <new>
 #include <utility>
+#include <variant>
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/functional/function_ref.h"
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
+#include "cc/base/memory_region.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/sync/work_queue_json.h"
@@ -81,6 +83,25 @@ absl::Status ShardOptions::Validate() const {
 
 Shard::Shard(const ShardOptions& options) : options_(options) {}
 
+absl::Status Shard::CheckAdmissionMemory(const TableConfig& config) const {
+  const auto* bloom =
+      std::get_if<BloomMinCountAdmission>(&config.admission.policy);
+  if (bloom == nullptr) return absl::OkStatus();
+  const double bytes =
+      CountingBloom::SizeBytes(*bloom, config.num_virtual_shards) /
+      options_.num_shards;
+  const double limit = static_cast<double>(PhysicalMemoryBytes()) / 2;
+  if (bytes <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "table '", config.name, "': admission.bloom_min_count.capacity: ",
+      bloom->capacity, " ids with a false_positive_rate of ",
+      bloom->false_positive_rate, " take ", bytes / 1e9,
+      " GB of cells on each server, and half of this machine's memory is ",
+      limit / 1e9,
+      " GB; lower the capacity, raise the rate, or use more "
+      "servers"));
+}
+
 absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
   TFSWITCH_RETURN_IF_ERROR(config.Validate());
   if (options_.num_shards > config.num_virtual_shards) {
@@ -89,6 +110,7 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
         config.num_virtual_shards, ") must be at least the number of servers (",
         options_.num_shards, ")"));
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckAdmissionMemory(config));
   MutexLock lock(&mutex_);
   const auto it = tables_.find(config.name);
   if (it != tables_.end()) {
@@ -168,6 +190,12 @@ absl::Status Shard::CheckOwnership(const EmbeddingTable& table,
   return absl::OkStatus();
 }
 
+absl::Status Shard::NoteDay(EmbeddingTable& table, float day) {
+  TFSWITCH_RETURN_IF_ERROR(CheckDay(table.config().name, day));
+  table.NoteDay(day);
+  return absl::OkStatus();
+}
+
 absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                          bool insert_missing, absl::Span<float> embeddings,
                          const LentThreads* threads) const {
@@ -210,6 +238,7 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
         "': learning_rate must be finite and not negative. Received: ",
         push.learning_rate));
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckDay(table.config().name, push.day));
   TFSWITCH_RETURN_IF_ERROR(
       CheckObservations(table.config().name, push.keys, push.observations));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
@@ -244,6 +273,8 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
       batch.keys = unique;
       batch.gradients = sums;
       batch.observations = summed.view();
+      TFSWITCH_RETURN_IF_ERROR(CheckObservations(
+          table.config().name, batch.keys, batch.observations));
     }
   }
   TFSWITCH_RETURN_IF_ERROR(
@@ -266,9 +297,9 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
     return result;
   }
   absl::Status applied;
-  if (is_staged) {
-    // The ledger must hear of it in any case.
-    try {
+  // The ledger must hear of it in any case.
+  try {
+    if (is_staged) {
       applied = stage_.Add(push.step, table.config().name,
                            {{batch.keys.begin(), batch.keys.end()},
                             {batch.gradients.begin(), batch.gradients.end()},
@@ -277,15 +308,15 @@ absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
                             OwnedObservations(batch.observations),
                             batch.global_step,
                             batch.day});
-    } catch (const std::bad_alloc&) {
-      applied = absl::ResourceExhaustedError(absl::StrCat(
-          "table '", table.config().name, "': no memory to keep a push of ",
-          num_keys, " keys until its round closes"));
+    } else {
+      const absl::StatusOr<int64_t> updated = Apply(table, batch, push.threads);
+      applied = updated.status();
+      result.updated_rows = updated.value_or(0);
     }
-  } else {
-    const absl::StatusOr<int64_t> updated = Apply(table, batch, push.threads);
-    applied = updated.status();
-    result.updated_rows = updated.value_or(0);
+  } catch (const std::bad_alloc&) {
+    applied = absl::ResourceExhaustedError(absl::StrCat(
+        "table '", table.config().name, "': no memory for a push of ", num_keys,
+        " keys", is_staged ? " until its round closes" : ""));
   }
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.
@@ -357,7 +388,9 @@ absl::Status Shard::ApplyRound(const std::string& name,
   std::vector<Key> keys;
   std::vector<float> sums;
   OwnedObservations summed;
-  const bool needs_counts = table->config().NeedsCounts();
+  // The blocks of a dense table are in every push: there is nothing to count.
+  const bool needs_counts =
+      table->config().NeedsCounts() && table->config().layout.empty();
   if (have_same_keys && !needs_counts) {  // Always so for a dense table.
     keys = first.keys;
     sums.assign(keys.size() * dim, 0.0f);
@@ -399,6 +432,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
   batch.keys = keys;
   batch.gradients = sums;
   batch.observations = summed.view();
+  TFSWITCH_RETURN_IF_ERROR(CheckObservations(name, keys, batch.observations));
   // Workers that follow one schedule have one learning rate; where they have
   // not, that of the first counts.
   batch.learning_rate = first.learning_rate;
@@ -434,6 +468,12 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
     EmbeddingTable& table, const std::optional<EvictionConfig>& rules,
     float day, bool dry_run) const {
   const TableConfig& config = table.config();
+  TFSWITCH_RETURN_IF_ERROR(CheckDay(config.name, day));
+  if (!config.layout.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("dense table '", config.name,
+                     "' holds a model's variables; nothing of it is evicted"));
+  }
   EvictionConfig own_rules = rules.value_or(config.eviction);
   if (!own_rules.has_rules()) {
     return absl::FailedPreconditionError(
@@ -448,9 +488,11 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
                             options_.num_shards) -
         FirstVirtualShardOf(options_.shard_index, num_virtual,
                             options_.num_shards);
+    // Rounded up; in 128 bits, as the product may not fit 64.
     own_rules.max_rows = static_cast<uint64_t>(
-        std::ceil(static_cast<double>(*own_rules.max_rows) *
-                  static_cast<double>(owned) / num_virtual));
+        (static_cast<unsigned __int128>(*own_rules.max_rows) * owned +
+         num_virtual - 1) /
+        num_virtual);
   }
   return table.Shrink(own_rules, day, dry_run);
 }
@@ -458,11 +500,17 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
 void Shard::ShrinkOnTime(const std::string& name) const {
   const auto table = FindTable(name);
   if (!table.ok()) return;  // Dropped at this moment.
-  const absl::StatusOr<ShrinkReport> report =
-      Shrink(**table, std::nullopt, kServersDay, /*dry_run=*/false);
-  // Its rules were checked when the table was made.
-  if (!report.ok()) {
-    ABSL_RAW_LOG(ERROR, "%s", std::string(report.status().message()).c_str());
+  absl::Status status;
+  try {
+    status =
+        Shrink(**table, std::nullopt, kServersDay, /*dry_run=*/false).status();
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError(
+        absl::StrCat("table '", name, "': no memory to shrink it"));
+  }
+  // Nobody waits for an answer; the next time may go better.
+  if (!status.ok()) {
+    ABSL_RAW_LOG(ERROR, "%s", std::string(status.message()).c_str());
   }
 }
 
@@ -470,6 +518,7 @@ absl::Status Shard::ReadUsage(const EmbeddingTable& table,
                               absl::Span<const Key> keys, float day,
                               absl::Span<UsageOfRow> usage,
                               absl::Span<KeyState> states) const {
+  TFSWITCH_RETURN_IF_ERROR(CheckDay(table.config().name, day));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
   table.ReadUsage(keys, day, usage, states);
   return absl::OkStatus();
@@ -558,6 +607,9 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
     }
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
+    if (const auto present = FindTable(name); present.ok()) {
+      table->NoteDay((*present)->last_day());
+    }
     TFSWITCH_RETURN_IF_ERROR(
         checkpoint::LoadTable(path, saved->second, options_.shard_index,
                               options_.num_shards, *table));

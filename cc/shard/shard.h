@@ -93,6 +93,10 @@ class Shard {
   // In order of name.
   std::vector<std::shared_ptr<EmbeddingTable>> Tables() const;
 
+  // The day of what comes next for the table, see EmbeddingTable::NoteDay.
+  // InvalidArgument if it is none.
+  static absl::Status NoteDay(EmbeddingTable& table, float day);
+
   // InvalidArgument if a key belongs to another shard or `embeddings` has not
   // keys.size() x dim floats. `threads` may be null.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
@@ -182,6 +186,8 @@ class Shard {
     bool is_whole = false;  // Of all tables that the checkpoint has.
   };
 
+  // InvalidArgument if what admission needs does not fit this machine.
+  absl::Status CheckAdmissionMemory(const TableConfig& config) const;
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
   absl::StatusOr<int64_t> Apply(EmbeddingTable& table,

@@ -1,8 +1,9 @@
 #include "cc/shard/shrink_timer.h"
 
-#include <algorithm>
+#include <system_error>
 #include <utility>
 
+#include "absl/base/internal/raw_logging.h"
 #include "absl/time/clock.h"
 
 namespace tfswitch {
@@ -25,7 +26,15 @@ void ShrinkTimer::Set(const std::string& table, absl::Duration every) {
     return;
   }
   entries_[table] = {every, absl::Now() + every};
-  if (!thread_.joinable()) thread_ = std::thread(&ShrinkTimer::Run, this);
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread(&ShrinkTimer::Run, this);
+    } catch (const std::system_error& error) {
+      // The table is there all the same, and can be shrunk by a call.
+      ABSL_RAW_LOG(ERROR, "table '%s' is not shrunk on time: %s", table.c_str(),
+                   error.what());
+    }
+  }
   changed_.NotifyAll();
 }
 

@@ -1,5 +1,8 @@
 #include "cc/table/candidates.h"
 
+#include <cstring>
+#include <vector>
+
 #include "cc/base/racy_memory.h"
 
 namespace tfswitch {
@@ -11,6 +14,7 @@ constexpr uint64_t kFirstBuckets = 16;
 
 bool Candidates::Init(MemorySpan index_0, MemorySpan index_1,
                       MemorySpan records, int record_floats) {
+  record_floats_ = static_cast<size_t>(record_floats);
   records_.Init(records, RowStride(record_floats));
   return index_.Init(index_0, index_1, kFirstBuckets, records_.data());
 }
@@ -35,10 +39,35 @@ float* Candidates::Insert(Key key, uint32_t position) {
 bool Candidates::Erase(Key key, uint32_t position) {
   const StripeIndex::Entry entry = index_.Find(key, position);
   if (entry.bucket == nullptr) return false;
-  records_.Free(RacyLoad(&entry.bucket->rows[entry.at]));
+  const uint32_t record = RacyLoad(&entry.bucket->rows[entry.at]);
   index_.Erase(entry, position);
+  records_.Free(record);
   --size_;
   return true;
+}
+
+void Candidates::Compact() {
+  if (!records_.IsWorthCompacting()) return;
+  const uint64_t limit = records_.SortFreeRows();
+  std::vector<uint32_t> left;
+  index_.VisitBuckets(0, uint64_t{1} << 32, [&](Bucket* bucket) {
+    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
+    for (int i = 0; i < used; ++i) {
+      const uint32_t record = RacyLoad(&bucket->rows[i]);
+      uint32_t free_record;
+      if (record < limit || !records_.AllocateBelow(limit, &free_record)) {
+        continue;
+      }
+      std::memcpy(records_.At(free_record), records_.At(record),
+                  record_floats_ * sizeof(float));
+      RacyStore(&bucket->rows[i], free_record);
+      left.push_back(record);
+    }
+  });
+  for (const uint32_t record : left) records_.Free(record);
+  records_.SortFreeRows();
+  while (records_.ReleaseTail()) {
+  }
 }
 
 uint64_t Candidates::Visit(

@@ -39,6 +39,9 @@ class Candidates {
   uint64_t Visit(uint64_t begin, uint64_t num_buckets,
                  const std::function<void(Key, const float*)>& visit) const;
 
+  // Moves records together and gives memory back, if it pays.
+  void Compact();
+
   int64_t size() const { return size_; }
   size_t resident_bytes() const {
     return index_.resident_bytes() + records_.resident_bytes();
@@ -47,6 +50,7 @@ class Candidates {
  private:
   StripeIndex index_;
   RowStore records_;
+  size_t record_floats_ = 0;
   int64_t size_ = 0;
 };
 

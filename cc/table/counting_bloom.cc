@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMaxHashes = 64;
 // Below it, one virtual shard by chance has far more keys than another.
-constexpr size_t kMinCellsPerBlock = 64;
+constexpr double kMinCellsPerBlock = 64;
 
 // The 64-bit finaliser of MurmurHash3 with another start, so that cells do not
 // depend on what chose the virtual shard.
@@ -20,15 +20,14 @@ uint64_t HashForCells(Key key) {
 
 }  // namespace
 
-size_t CountingBloom::CellsPerBlock(const BloomMinCountAdmission& config,
-                                    uint32_t num_virtual_shards) {
+double CountingBloom::CellsPerVirtualShard(const BloomMinCountAdmission& config,
+                                           uint32_t num_virtual_shards) {
   // n |ln p| / (ln 2)^2 cells for n keys.
   const double ln2 = std::log(2.0);
   const double cells = std::ceil(
       static_cast<double>(config.capacity) *
       -std::log(static_cast<double>(config.false_positive_rate)) / (ln2 * ln2));
-  return std::max(kMinCellsPerBlock,
-                  static_cast<size_t>(std::ceil(cells / num_virtual_shards)));
+  return std::max(kMinCellsPerBlock, std::ceil(cells / num_virtual_shards));
 }
 
 size_t CountingBloom::CellBytes(const BloomMinCountAdmission& config) {
@@ -37,21 +36,44 @@ size_t CountingBloom::CellBytes(const BloomMinCountAdmission& config) {
 
 double CountingBloom::SizeBytes(const BloomMinCountAdmission& config,
                                 uint32_t num_virtual_shards) {
-  return static_cast<double>(CellsPerBlock(config, num_virtual_shards)) *
-         num_virtual_shards * static_cast<double>(CellBytes(config));
+  return CellsPerVirtualShard(config, num_virtual_shards) * num_virtual_shards *
+         static_cast<double>(CellBytes(config));
 }
+
+namespace {
+
+int NumHashes(const BloomMinCountAdmission& config) {
+  return std::clamp(static_cast<int>(std::ceil(-std::log2(
+                        static_cast<double>(config.false_positive_rate)))),
+                    1, kMaxHashes);
+}
+
+}  // namespace
 
 CountingBloom::CountingBloom(const BloomMinCountAdmission& config,
                              uint32_t num_virtual_shards)
     : limit_(config.min_count),
       num_virtual_shards_(num_virtual_shards),
-      num_hashes_(std::clamp(
-          static_cast<int>(std::ceil(
-              -std::log2(static_cast<double>(config.false_positive_rate)))),
-          1, kMaxHashes)),
-      cells_per_block_(CellsPerBlock(config, num_virtual_shards)),
+      num_hashes_(NumHashes(config)),
+      cells_per_block_(static_cast<size_t>(
+          CellsPerVirtualShard(config, num_virtual_shards))),
       cell_bytes_(CellBytes(config)),
-      cells_(std::calloc(cells_per_block_ * num_virtual_shards, cell_bytes_)) {}
+      cells_(std::calloc(cells_per_block_ * num_virtual_shards, cell_bytes_)),
+      touched_(new std::atomic<bool>[num_virtual_shards]()) {}
+
+bool CountingBloom::HasCellsOf(const BloomMinCountAdmission& config) const {
+  return NumHashes(config) == num_hashes_ && CellBytes(config) == cell_bytes_ &&
+         CellsPerVirtualShard(config, num_virtual_shards_) ==
+             static_cast<double>(cells_per_block_);
+}
+
+size_t CountingBloom::resident_bytes() const {
+  size_t num_touched = 0;
+  for (uint32_t shard = 0; shard < num_virtual_shards_; ++shard) {
+    num_touched += IsTouched(shard) ? 1 : 0;
+  }
+  return num_touched * bytes_per_virtual_shard();
+}
 
 uint32_t CountingBloom::Add(Key key, uint32_t count) {
   return cell_bytes_ == 1 ? AddTo<uint8_t>(key, count)
@@ -60,9 +82,12 @@ uint32_t CountingBloom::Add(Key key, uint32_t count) {
 
 template <typename Cell>
 uint32_t CountingBloom::AddTo(Key key, uint32_t count) {
+  const uint32_t shard = VirtualShardOf(key, num_virtual_shards_);
+  if (!IsTouched(shard)) {
+    touched_[shard].store(true, std::memory_order_relaxed);
+  }
   Cell* const block =
-      static_cast<Cell*>(cells_.get()) +
-      VirtualShardOf(key, num_virtual_shards_) * cells_per_block_;
+      static_cast<Cell*>(cells_.get()) + shard * cells_per_block_;
   // Double hashing (Kirsch and Mitzenmacher, 2006), with an odd step.
   const uint64_t hash = HashForCells(key);
   const auto step = static_cast<uint32_t>(hash >> 32) | 1u;
@@ -87,11 +112,22 @@ uint32_t CountingBloom::AddTo(Key key, uint32_t count) {
   return raised;
 }
 
+template <typename Cell>
+void CountingBloom::SaveCells(uint32_t virtual_shard, char* bytes) const {
+  const Cell* const block =
+      static_cast<const Cell*>(cells_.get()) + virtual_shard * cells_per_block_;
+  for (size_t i = 0; i < cells_per_block_; ++i) {
+    // Cells may be raised meanwhile.
+    const Cell cell = __atomic_load_n(block + i, __ATOMIC_RELAXED);
+    std::memcpy(bytes + i * sizeof(Cell), &cell, sizeof(Cell));
+  }
+}
+
 void CountingBloom::Save(uint32_t virtual_shard, absl::Span<char> bytes) const {
-  const char* const block = static_cast<const char*>(cells_.get()) +
-                            virtual_shard * bytes_per_virtual_shard();
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = __atomic_load_n(block + i, __ATOMIC_RELAXED);
+  if (cell_bytes_ == 1) {
+    SaveCells<uint8_t>(virtual_shard, bytes.data());
+  } else {
+    SaveCells<uint16_t>(virtual_shard, bytes.data());
   }
 }
 
@@ -99,13 +135,7 @@ void CountingBloom::Load(uint32_t virtual_shard, absl::Span<const char> bytes) {
   std::memcpy(static_cast<char*>(cells_.get()) +
                   virtual_shard * bytes_per_virtual_shard(),
               bytes.data(), bytes.size());
-}
-
-bool CountingBloom::IsTouched(uint32_t virtual_shard) const {
-  const char* const block = static_cast<const char*>(cells_.get()) +
-                            virtual_shard * bytes_per_virtual_shard();
-  return std::any_of(block, block + bytes_per_virtual_shard(),
-                     [](char cell) { return cell != 0; });
+  touched_[virtual_shard].store(true, std::memory_order_relaxed);
 }
 
 }  // namespace tfswitch

@@ -28,7 +28,10 @@ namespace tfswitch {
 // of them only if they add to the same key.
 class CountingBloom {
  public:
-  // How many bytes the cells take.
+  // How many cells a virtual shard has, and how many bytes all take. (As
+  // double: what is asked for may be beyond all integers.)
+  static double CellsPerVirtualShard(const BloomMinCountAdmission& config,
+                                     uint32_t num_virtual_shards);
   static double SizeBytes(const BloomMinCountAdmission& config,
                           uint32_t num_virtual_shards);
 
@@ -41,30 +44,38 @@ class CountingBloom {
 
   int num_hashes() const { return num_hashes_; }
 
+  // Whether a filter of that config has the same cells, whatever its limit.
+  bool HasCellsOf(const BloomMinCountAdmission& config) const;
+
   // Counts `count` more occurrences; returns how many there are, at most the
   // limit, min_count.
   uint32_t Add(Key key, uint32_t count);
 
-  // The cells of a virtual shard, for checkpoints.
+  // The cells of a virtual shard, for checkpoints. Load() must be over before
+  // anything else is called.
   size_t bytes_per_virtual_shard() const {
     return cells_per_block_ * cell_bytes_;
   }
   void Save(uint32_t virtual_shard, absl::Span<char> bytes) const;
   void Load(uint32_t virtual_shard, absl::Span<const char> bytes);
   // Whether anything has been counted in it.
-  bool IsTouched(uint32_t virtual_shard) const;
+  bool IsTouched(uint32_t virtual_shard) const {
+    return touched_[virtual_shard].load(std::memory_order_relaxed);
+  }
+  // Of the virtual shards that are touched.
+  size_t resident_bytes() const;
 
  private:
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
 
-  static size_t CellsPerBlock(const BloomMinCountAdmission& config,
-                              uint32_t num_virtual_shards);
   static size_t CellBytes(const BloomMinCountAdmission& config);
 
   template <typename Cell>
   uint32_t AddTo(Key key, uint32_t count);
+  template <typename Cell>
+  void SaveCells(uint32_t virtual_shard, char* bytes) const;
 
   const uint32_t limit_;
   const uint32_t num_virtual_shards_;
@@ -73,6 +84,7 @@ class CountingBloom {
   const size_t cell_bytes_;  // 1 or 2.
   // Zero pages until they are touched.
   const std::unique_ptr<void, Free> cells_;
+  const std::unique_ptr<std::atomic<bool>[]> touched_;  // By virtual shard.
 };
 
 }  // namespace tfswitch

@@ -1,12 +1,10 @@
 #include "cc/table/embedding_table.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -19,11 +17,7 @@
 #include "cc/base/spin_wait.h"
 #include "cc/base/status_macros.h"
 #include "cc/optimizer/optimizer.h"
-#include "cc/table/batch_kernels.h"
-#include "cc/table/candidates.h"
-#include "cc/table/initializer.h"
-#include "cc/table/row_store.h"
-#include "cc/table/stripe_index.h"
+#include "cc/table/embedding_table_impl.h"
 
 namespace tfswitch {
 namespace {
@@ -35,42 +29,12 @@ constexpr size_t kRowShare = 8;
 constexpr size_t kIndexShare = 32;
 constexpr size_t kMinSpanBytes = 2 * kHugePageBytes;
 
-// How far ahead of the key in work buckets and rows are prefetched while a
-// stripe is locked.
-constexpr uint32_t kLockedDistance = 12;
-
 // Address space for the candidates of a table, beside that.
 constexpr size_t kCandidateShare = 8;
-
-// Buckets per step of ForEachRow, that is the longest that a stripe is locked.
-constexpr uint64_t kMaxBucketsPerVisit = 1024;
-
-// Positions in a stripe are below it.
-constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
 
 // The key from which the initializer draws the row that all keys without one
 // share. Any would do.
 constexpr Key kSharedRow = 0x5477697463685f30;
-
-struct Stripe {
-  Mutex mutex;
-  // The mutex guards what these call thread-compatible; readers go by the rules
-  // of bucket.h instead, hence no GUARDED_BY.
-  StripeIndex index;
-  RowStore rows;
-  // Written under the mutex, read by anyone.
-  std::atomic<int64_t> inserted_rows{0};
-  std::atomic<int64_t> erased_rows{0};
-  // Unused, and without memory, where the admission policy has none.
-  Candidates candidates;
-  // Numbers what is drawn for admission by probability. Under the mutex.
-  uint64_t draws = 0;
-
-  void CountErased() {
-    erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
-                      std::memory_order_relaxed);
-  }
-};
 
 // What candidates are counted by: at least the policies need it.
 StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
@@ -88,195 +52,7 @@ int WeightSlotFloats(const TableConfig& config) {
   return SlotFloats(WeightConfig(config), 1);
 }
 
-// In [0, 1), by a hash of the arguments.
-float Draw(uint64_t seed, Key key, uint64_t number) {
-  const uint64_t mixed = HashKey(static_cast<Key>(
-      seed ^ HashKey(static_cast<Key>(HashKey(key) + number))));
-  return static_cast<float>(mixed >> 40) * 0x1p-24f;
-}
-
-// The positions of a block of keys, grouped by stripe; within a stripe in the
-// order of the batch.
-class StripeGroups {
- public:
-  // Takes the positions in `chosen`, or all of them if it is null.
-  StripeGroups(const Key* keys, uint32_t num_keys, const uint16_t* chosen) {
-    uint32_t counts[kNumStripes] = {};
-    for (uint32_t i = 0; i < num_keys; ++i) {
-      ++counts[StripeOfHash(HashKey(keys[chosen ? chosen[i] : i]))];
-    }
-    begins_[0] = 0;
-    uint32_t ends[kNumStripes];
-    for (int s = 0; s < kNumStripes; ++s) {
-      ends[s] = begins_[s];
-      begins_[s + 1] = begins_[s] + counts[s];
-    }
-    for (uint32_t i = 0; i < num_keys; ++i) {
-      const uint32_t position = chosen ? chosen[i] : i;
-      positions_[ends[StripeOfHash(HashKey(keys[position]))]++] =
-          static_cast<uint16_t>(position);
-    }
-  }
-
-  absl::Span<const uint16_t> operator[](int stripe) const {
-    return {positions_ + begins_[stripe],
-            begins_[stripe + 1] - begins_[stripe]};
-  }
-
- private:
-  uint32_t begins_[kNumStripes + 1];
-  uint16_t positions_[kMaxKernelKeys];
-};
-
 }  // namespace
-
-class EmbeddingTable::Impl {
- public:
-  static absl::StatusOr<std::unique_ptr<Impl>> Create(
-      const TableConfig& config);
-
-  absl::StatusOr<int64_t> Find(absl::Span<const Key> keys, float* embeddings);
-  absl::Status FindOrInsert(absl::Span<const Key> keys, float* embeddings);
-  absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch);
-  // `slots` may be null: slots stay, or start with their initial values.
-  absl::StatusOr<int64_t> Assign(absl::Span<const Key> keys,
-                                 const float* embeddings, const float* slots,
-                                 bool only_missing);
-  int64_t Erase(absl::Span<const Key> keys);
-  absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
-                                      bool dry_run);
-  void ReadUsage(absl::Span<const Key> keys, float day,
-                 absl::Span<UsageOfRow> usage, absl::Span<KeyState> states);
-  absl::Status ForEachRow(
-      int64_t max_rows,
-      const std::function<absl::Status(const RowChunk&)>& visit);
-  absl::Status ForEachCandidate(
-      int64_t max_keys,
-      const std::function<absl::Status(const CandidateChunk&)>& visit);
-  absl::Status AssignCandidates(absl::Span<const Key> keys,
-                                const float* records);
-  void NoteDay(float day);
-  int64_t size() const;
-  TableStats stats();
-
-  // InvalidArgument unless `got` floats are num_keys x width.
-  absl::Status CheckFloats(const char* what, size_t num_keys,
-                           const char* width_name, int width, size_t got) const;
-
-  int slot_floats() const { return row_floats_ - config.dim; }
-  int candidate_floats() const {
-    return config.admission.has_candidates() ? candidate_floats_ : 0;
-  }
-
-  const TableConfig config;
-  const Optimizer optimizer;
-  const RowStatistics statistics;
-  std::unique_ptr<CountingBloom> bloom;  // Constant after Create().
-
- private:
-  // Reads and steps single keys for the kernels, waiting where they did not.
-  class PatientSink;
-
-  Impl(const TableConfig& table_config, MemoryReservation reservation);
-
-  bool Init();
-  bool InitCandidates();
-  KernelBatch MakeBatch(absl::Span<const Key> block, IndexView* views,
-                        PatientSink* retry, uint16_t* missing) const;
-
-  // Calls work(stripe, position) under the stripe's mutex for each position of
-  // the groups, prefetching ahead; `work` returns a Status.
-  template <typename Work>
-  absl::Status ForEachLocked(const Key* keys, const StripeGroups& groups,
-                             const Work& work);
-
-  // Gives an absent key a row which fill(floats) has completed: the initial
-  // embedding and slots are already there. The stripe's mutex is held.
-  template <typename Fill>
-  absl::Status InsertLocked(Stripe* stripe, Key key, uint32_t position,
-                            const Fill& fill);
-
-  // Calls modify(floats) on the row of an entry with its bucket locked. The
-  // stripe's mutex is held, so that the entry stays.
-  template <typename Modify>
-  void ModifyLocked(Stripe* stripe, StripeIndex::Entry entry,
-                    const Modify& modify);
-
-  // Copies floats [0, count) of the row; the stripe's mutex is held.
-  void CopyLocked(Stripe* stripe, StripeIndex::Entry entry, float* to,
-                  size_t count);
-
-  // Forgets what is noted of a key without a row; the stripe's mutex is held.
-  void ForgetLocked(Stripe* stripe, Key key, uint32_t position) {
-    if (config.admission.has_candidates()) {
-      stripe->candidates.Erase(key, position);
-    }
-  }
-
-  // Removes the row of an entry; the stripe's mutex is held.
-  void EraseLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t position);
-
-  // Notes what gradient i of a push says of its key, which has no row, and
-  // gives it one if the admission policy says so, with its step. Returns
-  // whether it has. The stripe's mutex is held.
-  absl::StatusOr<bool> AdmitLocked(Stripe* stripe, Key key, uint32_t position,
-                                   const StepBatch& batch, uint32_t i);
-  // The same where the policy keeps a record of the key.
-  absl::StatusOr<bool> AdmitCandidateLocked(Stripe* stripe, Key key,
-                                            uint32_t position,
-                                            const StepBatch& batch, uint32_t i);
-  // Whether a candidate is one no longer.
-  bool IsAdmitted(const float* record, float day) const;
-
-  // What keys without a row read as.
-  void FillMissing(absl::Span<const Key> block, const uint16_t* missing,
-                   uint32_t num_missing, float* embeddings);
-
-  // Calls visit(key, entry) for the entries of a range of positions; the
-  // stripe's mutex is held. Nothing may be inserted or erased meanwhile.
-  static void VisitEntries(
-      const Stripe& stripe, uint64_t begin, uint64_t end,
-      const std::function<void(Key, StripeIndex::Entry)>& visit);
-  // Calls visit(key, row) for all rows, with the stripe's mutex held, and
-  // erases those for which it returns true.
-  void SiftRows(const std::function<bool(Key, const float*)>& visit);
-  // The same for the candidates; returns how many went.
-  int64_t SiftCandidates(const std::function<bool(const float*)>& visit);
-  // Moves rows of a stripe together and gives memory back.
-  void Compact(Stripe* stripe);
-
-  bool has_weights() const {
-    return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
-  }
-  // Floats of a row before its statistics.
-  int statistics_at() const { return config.dim + optimizer.slot_floats(); }
-
-  // What a call's day is: the server's if it says none.
-  float DayOf(float day);
-  float Today() const;
-
-  absl::Status OutOfMemory() const;
-
-  const Initializer initializer_;
-  const int row_floats_;
-  const size_t stride_;
-  const BatchKernels kernels_;
-  // Before the stripes, which use it until they are destroyed.
-  const MemoryReservation reservation_;
-  const RowStatistics candidate_statistics_;
-  // A candidate's weight, where not_admitted has one: it learns as the first
-  // segment of the row.
-  std::optional<Optimizer> weight_optimizer_;  // Constant after construction.
-  // | statistics | weight | its slots |
-  const int candidate_floats_;
-  std::vector<float> missing_row_;           // Constant after construction.
-  MemoryReservation candidate_reservation_;  // Constant after Create().
-  // Of the last call that said it.
-  std::atomic<float> last_day_{kServersDay};
-  // One shrink at a time.
-  Mutex shrink_mutex_;
-  std::array<Stripe, kNumStripes> stripes_;
-};
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
@@ -301,6 +77,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
           if (!TryLockBucket(bucket, meta)) return false;
           const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
           if (is_ours) {
+            row = table_->RowAt(key, RacyLoad(&bucket->rows[entry]));
             RacyModifyFloats(row, table_->row_floats_, [&](float* floats) {
               steps_->StepAndObserve(table_->config.dim, floats, i);
             });
@@ -420,27 +197,6 @@ EmbeddingTable::Impl::Create(const TableConfig& config) {
   return impl;
 }
 
-bool EmbeddingTable::Impl::InitCandidates() {
-  const size_t stripe_bytes =
-      RoundDownTo(candidate_reservation_.size() / kNumStripes, kHugePageBytes);
-  // Records are not much longer than their place in the index.
-  const size_t index_bytes = RoundDownTo(stripe_bytes / 4, kHugePageBytes);
-  for (int s = 0; s < kNumStripes; ++s) {
-    const size_t at = s * stripe_bytes;
-    Stripe& stripe = stripes_[s];
-    MutexLock lock(&stripe.mutex);
-    if (!stripe.candidates.Init(
-            candidate_reservation_.Span(at, index_bytes),
-            candidate_reservation_.Span(at + index_bytes, index_bytes),
-            candidate_reservation_.Span(at + 2 * index_bytes,
-                                        stripe_bytes - 2 * index_bytes),
-            candidate_floats_)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 float EmbeddingTable::Impl::Today() const {
   const float day = last_day_.load(std::memory_order_relaxed);
   return day >= 0.0f ? day : DayOfWallClock();
@@ -515,60 +271,6 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
   return batch;
 }
 
-template <typename Work>
-absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
-                                                 const StripeGroups& groups,
-                                                 const Work& work) {
-  for (int s = 0; s < kNumStripes; ++s) {
-    const absl::Span<const uint16_t> group = groups[s];
-    if (group.empty()) continue;
-    Stripe& stripe = stripes_[s];
-    MutexLock lock(&stripe.mutex);
-    for (size_t i = 0; i < group.size(); ++i) {
-      if (i + kLockedDistance < group.size()) {
-        __builtin_prefetch(stripe.index.Home(
-            PositionOfHash(HashKey(keys[group[i + kLockedDistance]]))));
-      }
-      TFSWITCH_RETURN_IF_ERROR(work(&stripe, uint32_t{group[i]}));
-    }
-  }
-  return absl::OkStatus();
-}
-
-template <typename Fill>
-absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
-                                                uint32_t position,
-                                                const Fill& fill) {
-  uint32_t row;
-  if (!stripe->rows.Allocate(&row)) return OutOfMemory();
-  RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* floats) {
-    initializer_.Fill(key, floats);
-    optimizer.InitSlots(floats + config.dim);
-    if (statistics.num_floats() > 0) {
-      statistics.Init(Today(), floats + statistics_at());
-    }
-    fill(floats);
-  });
-  if (!stripe->index.Insert(key, position, row)) {
-    stripe->rows.Free(row);
-    return OutOfMemory();
-  }
-  stripe->inserted_rows.store(
-      stripe->inserted_rows.load(std::memory_order_relaxed) + 1,
-      std::memory_order_relaxed);
-  return absl::OkStatus();
-}
-
-template <typename Modify>
-void EmbeddingTable::Impl::ModifyLocked(Stripe* stripe,
-                                        StripeIndex::Entry entry,
-                                        const Modify& modify) {
-  const uint32_t meta = LockBucket(entry.bucket);
-  const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
-  RacyModifyFloats(stripe->rows.At(row), row_floats_, modify);
-  UnlockBucket(entry.bucket, meta);
-}
-
 void EmbeddingTable::Impl::CopyLocked(Stripe* stripe, StripeIndex::Entry entry,
                                       float* to, size_t count) {
   const float* const row =
@@ -600,34 +302,6 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
   return num_found;
 }
 
-void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
-                                       const uint16_t* missing,
-                                       uint32_t num_missing,
-                                       float* embeddings) {
-  const size_t dim = missing_row_.size();
-  for (uint32_t i = 0; i < num_missing; ++i) {
-    std::copy_n(missing_row_.data(), dim, embeddings + missing[i] * dim);
-  }
-  if (num_missing == 0 || !has_weights()) return;
-  const StripeGroups groups(block.data(), num_missing, missing);
-  const absl::Status status =
-      ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-        const uint32_t position = PositionOfHash(HashKey(block[i]));
-        const float* const record = stripe->candidates.Find(block[i], position);
-        if (record != nullptr) {
-          embeddings[i * dim] = record[candidate_statistics_.num_floats()];
-          return absl::OkStatus();
-        }
-        // It may have been admitted since.
-        const StripeIndex::Entry entry = stripe->index.Find(block[i], position);
-        if (entry.bucket != nullptr) {
-          CopyLocked(stripe, entry, embeddings + i * dim, dim);
-        }
-        return absl::OkStatus();
-      });
-  status.IgnoreError();  // The work above cannot fail.
-}
-
 absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
                                                 float* embeddings) {
   if (!config.admission.is_always()) return Find(keys, embeddings).status();
@@ -652,9 +326,9 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
             CopyLocked(stripe, entry, to + i * dim, dim);
             return absl::OkStatus();
           }
-          return InsertLocked(stripe, key, position, [&](const float* row) {
-            std::copy_n(row, dim, to + i * dim);
-          });
+          return InsertLocked(
+              stripe, key, position, Today(),
+              [&](const float* row) { std::copy_n(row, dim, to + i * dim); });
         }));
   }
   return absl::OkStatus();
@@ -673,6 +347,9 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   steps.input.global_step = batch.global_step;
   if (statistics.num_floats() > 0) steps.statistics = &statistics;
   steps.statistics_at = statistics_at();
+  // Also of a table that counts nothing: its checkpoint may be restored into
+  // one that does.
+  NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
   retry.SetSteps(&steps);
   int64_t num_updated = 0;
@@ -711,87 +388,6 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   return num_updated;
 }
 
-absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
-                                                       uint32_t position,
-                                                       const StepBatch& batch,
-                                                       uint32_t i) {
-  if (config.admission.has_candidates()) {
-    return AdmitCandidateLocked(stripe, key, position, batch, i);
-  }
-  const float count = batch.InputOf(i).count;
-  if (const auto* rule =
-          std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
-    const auto occurrences = static_cast<uint32_t>(
-        std::min(count, static_cast<float>(rule->min_count)));
-    if (bloom->Add(key, occurrences) < rule->min_count) return false;
-  }
-  if (const auto* rule =
-          std::get_if<ProbabilityAdmission>(&config.admission.policy)) {
-    const double refused =
-        std::pow(1.0 - static_cast<double>(rule->probability),
-                 static_cast<double>(count));
-    if (Draw(config.seed, key, stripe->draws++) < static_cast<float>(refused)) {
-      return false;
-    }
-  }
-  TFSWITCH_RETURN_IF_ERROR(InsertLocked(stripe, key, position, [&](float* row) {
-    batch.StepAndObserve(config.dim, row, i);
-  }));
-  return true;
-}
-
-bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
-  const UsageOfRow usage = candidate_statistics_.Read(record, day);
-  if (const auto* rule =
-          std::get_if<MinCountAdmission>(&config.admission.policy)) {
-    return usage.count >= static_cast<float>(rule->min_count);
-  }
-  return candidate_statistics_.Score(usage.show, usage.click) >=
-         std::get<ShowClickAdmission>(config.admission.policy).embedx_threshold;
-}
-
-absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
-    Stripe* stripe, Key key, uint32_t position, const StepBatch& batch,
-    uint32_t i) {
-  const int weight_at = candidate_statistics_.num_floats();
-  float* record = stripe->candidates.Find(key, position);
-  if (record == nullptr) {
-    record = stripe->candidates.Insert(key, position);
-    if (record == nullptr) return OutOfMemory();
-    candidate_statistics_.Init(batch.day, record);
-    if (has_weights()) {
-      std::vector<float> row(static_cast<size_t>(config.dim));
-      initializer_.Fill(key, row.data());
-      record[weight_at] = row[0];
-      weight_optimizer_->InitSlots(record + weight_at + 1);
-    }
-  }
-  const StepInput input = batch.InputOf(i);
-  candidate_statistics_.Observe(input.count, input.shows, batch.ClicksOf(i),
-                                batch.day, record);
-  const float* const gradient =
-      batch.gradients + static_cast<size_t>(i) * config.dim;
-  if (!IsAdmitted(record, batch.day)) {
-    if (has_weights()) {
-      weight_optimizer_->Step(record + weight_at, gradient, input);
-    }
-    return false;
-  }
-  TFSWITCH_RETURN_IF_ERROR(InsertLocked(stripe, key, position, [&](float* row) {
-    if (has_weights()) {
-      // The weight goes on where it is; its slots are the row's first.
-      row[0] = record[weight_at];
-      std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
-                  row + config.dim);
-    }
-    std::copy_n(record, statistics.num_floats(), row + statistics_at());
-    // The gradient that brought the key in is not lost.
-    optimizer.Step(row, gradient, input);
-  }));
-  stripe->candidates.Erase(key, position);
-  return true;
-}
-
 absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
                                                      const float* embeddings,
                                                      const float* slots,
@@ -822,7 +418,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
             return absl::OkStatus();
           }
           ForgetLocked(stripe, key, position);
-          return InsertLocked(stripe, key, position, set);
+          return InsertLocked(stripe, key, position, Today(), set);
         }));
   }
   return num_assigned;
@@ -860,227 +456,6 @@ int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
   return num_erased;
 }
 
-void EmbeddingTable::Impl::VisitEntries(
-    const Stripe& stripe, uint64_t begin, uint64_t end,
-    const std::function<void(Key, StripeIndex::Entry)>& visit) {
-  stripe.index.VisitBuckets(begin, end, [&](Bucket* bucket) {
-    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
-    for (int i = 0; i < used; ++i) {
-      const Key key = RacyLoad(&bucket->keys[i]);
-      const uint32_t position = PositionOfHash(HashKey(key));
-      if (position >= begin && position < end) visit(key, {bucket, i});
-    }
-  });
-}
-
-void EmbeddingTable::Impl::SiftRows(
-    const std::function<bool(Key, const float*)>& visit) {
-  std::vector<float> row(static_cast<size_t>(row_floats_));
-  std::vector<Key> chosen;
-  for (Stripe& stripe : stripes_) {
-    for (uint64_t begin = 0; begin < kEndOfPositions;) {
-      MutexLock lock(&stripe.mutex);
-      const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
-      chosen.clear();
-      VisitEntries(stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
-        CopyLocked(&stripe, entry, row.data(), row.size());
-        if (visit(key, row.data())) chosen.push_back(key);
-      });
-      for (const Key key : chosen) {
-        const uint32_t position = PositionOfHash(HashKey(key));
-        EraseLocked(&stripe, stripe.index.Find(key, position), position);
-      }
-      begin = end;
-    }
-  }
-}
-
-int64_t EmbeddingTable::Impl::SiftCandidates(
-    const std::function<bool(const float*)>& visit) {
-  if (!config.admission.has_candidates()) return 0;
-  int64_t num_chosen = 0;
-  std::vector<Key> chosen;
-  for (Stripe& stripe : stripes_) {
-    for (uint64_t begin = 0; begin < kEndOfPositions;) {
-      MutexLock lock(&stripe.mutex);
-      chosen.clear();
-      begin = stripe.candidates.Visit(begin, kMaxBucketsPerVisit,
-                                      [&](Key key, const float* record) {
-                                        if (visit(record)) {
-                                          chosen.push_back(key);
-                                        }
-                                      });
-      for (const Key key : chosen) {
-        stripe.candidates.Erase(key, PositionOfHash(HashKey(key)));
-      }
-      num_chosen += static_cast<int64_t>(chosen.size());
-    }
-  }
-  return num_chosen;
-}
-
-namespace {
-
-// Which of the rows that no other rule takes go beyond a limit: those that come
-// first in the order, by a value that grows along it.
-class Surplus {
- public:
-  // Of `values`, all but `limit` go.
-  Surplus(std::vector<float> values, uint64_t limit) {
-    if (values.size() <= limit) return;
-    const size_t surplus = values.size() - static_cast<size_t>(limit);
-    std::nth_element(values.begin(),
-                     values.begin() + static_cast<std::ptrdiff_t>(surplus - 1),
-                     values.end());
-    last_ = values[surplus - 1];
-    num_equal_ = static_cast<int64_t>(surplus) -
-                 std::count_if(values.begin(), values.end(),
-                               [this](float value) { return value < last_; });
-  }
-
-  // Whether a row with this value goes. Of those with the last value that does,
-  // only as many say yes as there are to go.
-  bool Takes(float value) {
-    if (value < last_) return true;
-    return value == last_ && num_equal_-- > 0;
-  }
-
- private:
-  float last_ = -std::numeric_limits<float>::infinity();
-  int64_t num_equal_ = 0;
-};
-
-float SquaredNorm(const float* row, int dim) {
-  float sum = 0.0f;
-  for (int i = 0; i < dim; ++i) sum += row[i] * row[i];
-  return sum;
-}
-
-}  // namespace
-
-absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
-    const EvictionConfig& rules, float day, bool dry_run) {
-  if (absl::Status valid = ValidateEviction(rules, config.statistics);
-      !valid.ok()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("table '", config.name, "': ", valid.message()));
-  }
-  day = DayOf(day);
-  MutexLock lock(&shrink_mutex_);
-  ShrinkReport report;
-  // The counter of the first rule that takes it; null if none does.
-  const auto rule_for = [&](const RowStatistics& counted,
-                            const float* row_statistics) -> int64_t* {
-    const UsageOfRow usage = counted.Read(row_statistics, day);
-    if (rules.delete_after_unseen_days.has_value() &&
-        day - usage.last_seen_day > *rules.delete_after_unseen_days) {
-      return &report.by_ttl;
-    }
-    if (rules.delete_threshold.has_value() &&
-        counted.Score(usage.show, usage.click) < *rules.delete_threshold) {
-      return &report.by_show_click_score;
-    }
-    return nullptr;
-  };
-  const auto rule_for_row = [&](const float* row) -> int64_t* {
-    int64_t* const rule = rule_for(statistics, row + statistics_at());
-    if (rule != nullptr || !rules.min_l2_norm.has_value()) return rule;
-    const float min_square = *rules.min_l2_norm * *rules.min_l2_norm;
-    return SquaredNorm(row, config.dim) < min_square ? &report.by_l2_norm
-                                                     : nullptr;
-  };
-  const auto order_of = [&](const float* row) {
-    const UsageOfRow usage = statistics.Read(row + statistics_at(), day);
-    return rules.order == EvictionOrder::kLfu ? usage.count
-                                              : usage.last_seen_day;
-  };
-  std::vector<float> order;
-  if (rules.max_rows.has_value()) {
-    order.reserve(static_cast<size_t>(size()));
-    SiftRows([&](Key, const float* row) {
-      if (rule_for_row(row) == nullptr) order.push_back(order_of(row));
-      return false;
-    });
-  }
-  Surplus surplus(std::move(order), rules.max_rows.value_or(
-                                        std::numeric_limits<uint64_t>::max()));
-  SiftRows([&](Key, const float* row) {
-    int64_t* rule = rule_for_row(row);
-    if (rule == nullptr && rules.max_rows.has_value() &&
-        surplus.Takes(order_of(row))) {
-      rule = &report.by_max_rows;
-    }
-    if (rule == nullptr) {
-      ++report.remaining_rows;
-      return false;
-    }
-    ++*rule;
-    ++report.evicted_rows;
-    return !dry_run;
-  });
-  report.evicted_bytes = report.evicted_rows * static_cast<int64_t>(stride_);
-  // They are not rows, and counted apart.
-  const ShrinkReport rows_only = report;
-  int64_t num_candidates = 0;
-  SiftCandidates([&](const float* record) {
-    if (rule_for(candidate_statistics_, record) == nullptr) return false;
-    ++num_candidates;
-    return !dry_run;
-  });
-  report = rows_only;
-  report.evicted_candidates = num_candidates;
-  if (!dry_run) {
-    for (Stripe& stripe : stripes_) Compact(&stripe);
-  }
-  return report;
-}
-
-void EmbeddingTable::Impl::Compact(Stripe* stripe) {
-  uint64_t limit = 0;
-  {
-    MutexLock lock(&stripe->mutex);
-    if (!stripe->rows.IsWorthCompacting()) return;
-    limit = stripe->rows.SortFreeRows();
-  }
-  std::vector<StripeIndex::Entry> beyond;
-  std::vector<uint32_t> left;
-  std::vector<float> floats(static_cast<size_t>(row_floats_));
-  for (uint64_t begin = 0; begin < kEndOfPositions;) {
-    MutexLock lock(&stripe->mutex);
-    const uint64_t end = stripe->index.RangeEnd(begin, kMaxBucketsPerVisit);
-    beyond.clear();
-    VisitEntries(*stripe, begin, end, [&](Key, StripeIndex::Entry entry) {
-      if (RacyLoad(&entry.bucket->rows[entry.at]) >= limit) {
-        beyond.push_back(entry);
-      }
-    });
-    for (const StripeIndex::Entry& entry : beyond) {
-      uint32_t row;
-      if (!stripe->rows.AllocateBelow(limit, &row)) break;
-      // Whoever reads or steps the row in its old place goes by the bucket.
-      const uint32_t meta = LockBucket(entry.bucket);
-      const uint32_t old_row = RacyLoad(&entry.bucket->rows[entry.at]);
-      RacyLoadFloats(floats.data(), stripe->rows.At(old_row), floats.size());
-      RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* to) {
-        std::copy(floats.begin(), floats.end(), to);
-      });
-      RacyStore(&entry.bucket->rows[entry.at], row);
-      UnlockBucket(entry.bucket, meta);
-      left.push_back(old_row);
-    }
-    begin = end;
-  }
-  {
-    MutexLock lock(&stripe->mutex);
-    for (const uint32_t row : left) stripe->rows.Free(row);
-    stripe->rows.SortFreeRows();
-  }
-  for (bool is_more = true; is_more;) {
-    MutexLock lock(&stripe->mutex);
-    is_more = stripe->rows.ReleaseTail();
-  }
-}
-
 void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
                                      absl::Span<UsageOfRow> usage,
                                      absl::Span<KeyState> states) {
@@ -1115,59 +490,6 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
         });
     status.IgnoreError();  // The work above cannot fail.
   }
-}
-
-absl::Status EmbeddingTable::Impl::ForEachCandidate(
-    int64_t max_keys,
-    const std::function<absl::Status(const CandidateChunk&)>& visit) {
-  if (!config.admission.has_candidates()) return absl::OkStatus();
-  const size_t width = static_cast<size_t>(candidate_floats_);
-  const uint64_t buckets_per_visit = std::clamp<uint64_t>(
-      static_cast<uint64_t>(max_keys) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
-  std::vector<Key> keys;
-  std::vector<float> records;
-  for (Stripe& stripe : stripes_) {
-    for (uint64_t begin = 0; begin < kEndOfPositions;) {
-      keys.clear();
-      records.clear();
-      {
-        MutexLock lock(&stripe.mutex);
-        begin = stripe.candidates.Visit(
-            begin, buckets_per_visit, [&](Key key, const float* record) {
-              keys.push_back(key);
-              records.insert(records.end(), record, record + width);
-            });
-      }
-      if (keys.empty()) continue;
-      TFSWITCH_RETURN_IF_ERROR(visit({keys, records}));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
-                                                    const float* records) {
-  const size_t width = static_cast<size_t>(candidate_floats_);
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
-                              nullptr);
-    TFSWITCH_RETURN_IF_ERROR(
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const uint32_t position = PositionOfHash(HashKey(block[i]));
-          if (stripe->index.Find(block[i], position).bucket != nullptr) {
-            return absl::OkStatus();
-          }
-          float* record = stripe->candidates.Find(block[i], position);
-          if (record == nullptr) {
-            record = stripe->candidates.Insert(block[i], position);
-          }
-          if (record == nullptr) return OutOfMemory();
-          std::copy_n(records + (begin + i) * width, width, record);
-          return absl::OkStatus();
-        }));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status EmbeddingTable::Impl::ForEachRow(
@@ -1228,7 +550,7 @@ int64_t EmbeddingTable::Impl::size() const {
     size += stripe.inserted_rows.load(std::memory_order_relaxed) -
             stripe.erased_rows.load(std::memory_order_relaxed);
   }
-  return size;
+  return std::max<int64_t>(size, 0);  // The two are not read at once.
 }
 
 TableStats EmbeddingTable::Impl::stats() {
@@ -1247,8 +569,7 @@ TableStats EmbeddingTable::Impl::stats() {
     }
   }
   if (bloom != nullptr) {
-    stats.admission_bytes += static_cast<int64_t>(
-        bloom->bytes_per_virtual_shard() * config.num_virtual_shards);
+    stats.admission_bytes += static_cast<int64_t>(bloom->resident_bytes());
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
   stats.row_stride_bytes = static_cast<int64_t>(stride_);
@@ -1372,6 +693,8 @@ absl::Status EmbeddingTable::AssignCandidates(absl::Span<const Key> keys,
 }
 
 void EmbeddingTable::NoteDay(float day) { impl_->NoteDay(day); }
+
+float EmbeddingTable::last_day() const { return impl_->last_day(); }
 
 CountingBloom* EmbeddingTable::bloom() const { return impl_->bloom.get(); }
 

@@ -8,8 +8,9 @@
 //
 // Reads take no lock: they copy a row and check that the version of its bucket
 // did not change (table/bucket.h). An update locks the one bucket. The index
-// grows a few buckets with each insert (table/stripe_index.h), and rows never
-// move (table/row_store.h). Batches run through a prefetching pipeline
+// grows a few buckets with each insert (table/stripe_index.h), and rows only
+// move, with their bucket locked, when a shrink gives memory back
+// (table/row_store.h). Batches run through a prefetching pipeline
 // (table/batch_kernels.h).
 
 #ifndef TFSWITCH_CC_TABLE_EMBEDDING_TABLE_H_
@@ -130,6 +131,8 @@ class EmbeddingTable {
 
   // Calls that do not say their day happen on this one; no effect below 0.
   void NoteDay(float day);
+  // The last that was noted; kServersDay if none was.
+  float last_day() const;
 
   // Applies one optimizer step with gradients[i * dim, (i + 1) * dim) to the
   // row of keys[i]. A key without a row is skipped, or, with `insert_missing`,

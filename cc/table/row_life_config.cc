@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "cc/base/memory_region.h"
 #include "cc/base/status_macros.h"
 #include "cc/table/counting_bloom.h"
 
@@ -59,14 +58,18 @@ absl::Status ValidateBloom(const BloomMinCountAdmission& config,
     return FieldError("admission.bloom_min_count.false_positive_rate",
                       "a number between 0 and 1", config.false_positive_rate);
   }
-  const double bytes = CountingBloom::SizeBytes(config, num_virtual_shards);
-  const auto memory = static_cast<double>(PhysicalMemoryBytes());
-  if (bytes <= memory / 2) return absl::OkStatus();
+  // Cells are found with 32 bits of a hash.
+  const double cells =
+      CountingBloom::CellsPerVirtualShard(config, num_virtual_shards);
+  if (cells <= 0x1p32) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "admission.bloom_min_count.capacity: ", config.capacity,
       " ids with a false_positive_rate of ", config.false_positive_rate,
-      " take ", bytes / 1e9, " GB of cells, and half of this machine's memory ",
-      "is ", memory / 2e9, " GB; lower the capacity or raise the rate"));
+      " take ", cells, " cells in each of ", num_virtual_shards,
+      " virtual shards, about ",
+      CountingBloom::SizeBytes(config, num_virtual_shards) / 1e9,
+      " GB in all, and at most 2^32 are possible; lower the capacity or raise "
+      "the rate"));
 }
 
 absl::Status ValidateAdmission(const AdmissionConfig& config,
@@ -129,39 +132,54 @@ bool EvictionConfig::operator==(const EvictionConfig& o) const {
          order == o.order && every_secs == o.every_secs;
 }
 
-absl::Status ValidateEviction(const EvictionConfig& config,
-                              const StatisticsConfig& statistics) {
-  const bool has_usage = statistics.kind != StatisticsKind::kNone;
+absl::Status ValidateEviction(const EvictionConfig& config) {
   if (config.delete_after_unseen_days.has_value()) {
     TFSWITCH_RETURN_IF_ERROR(
         CheckNonNegative("eviction.ttl.delete_after_unseen_days",
                          *config.delete_after_unseen_days));
-    if (!has_usage) {
-      return absl::InvalidArgumentError(
-          "eviction.ttl: needs statistics.usage, where it is noted when a row "
-          "was last seen");
-    }
   }
   if (config.delete_threshold.has_value()) {
     TFSWITCH_RETURN_IF_ERROR(
         CheckNonNegative("eviction.show_click_score.delete_threshold",
                          *config.delete_threshold));
-    if (statistics.kind != StatisticsKind::kShowClick) {
-      return absl::InvalidArgumentError(
-          "eviction.show_click_score: needs statistics.show_click, where shows "
-          "and clicks are counted");
-    }
   }
   if (config.min_l2_norm.has_value()) {
     TFSWITCH_RETURN_IF_ERROR(
         CheckNonNegative("eviction.l2_norm.min_l2_norm", *config.min_l2_norm));
   }
+  constexpr uint64_t kMaxRows = std::numeric_limits<int64_t>::max();
+  if (config.max_rows.value_or(0) > kMaxRows) {
+    return FieldError("eviction.max_rows.max_rows",
+                      absl::StrCat("an integer from 0 to ", kMaxRows),
+                      *config.max_rows);
+  }
+  if (config.every_secs != 0.0f && !config.has_rules()) {
+    return FieldError("eviction.every_secs", "a rule beside it, or 0",
+                      config.every_secs);
+  }
+  return CheckNonNegative("eviction.every_secs", config.every_secs);
+}
+
+absl::Status CheckCounted(const EvictionConfig& config,
+                          const StatisticsConfig& statistics) {
+  const bool has_usage = statistics.kind != StatisticsKind::kNone;
+  if (config.delete_after_unseen_days.has_value() && !has_usage) {
+    return absl::FailedPreconditionError(
+        "eviction.ttl: needs statistics.usage, where it is noted when a row "
+        "was last seen");
+  }
+  if (config.delete_threshold.has_value() &&
+      statistics.kind != StatisticsKind::kShowClick) {
+    return absl::FailedPreconditionError(
+        "eviction.show_click_score: needs statistics.show_click, where shows "
+        "and clicks are counted");
+  }
   if (config.max_rows.has_value() && !has_usage) {
-    return absl::InvalidArgumentError(
+    return absl::FailedPreconditionError(
         "eviction.max_rows: needs statistics.usage, where it is counted how "
         "often and when a row was seen");
   }
-  return CheckNonNegative("eviction.every_secs", config.every_secs);
+  return absl::OkStatus();
 }
 
 absl::Status ValidateRowLife(const AdmissionConfig& admission,
@@ -171,7 +189,10 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
   TFSWITCH_RETURN_IF_ERROR(ValidateStatistics(statistics));
   TFSWITCH_RETURN_IF_ERROR(
       ValidateAdmission(admission, statistics, dim, num_virtual_shards));
-  return ValidateEviction(eviction, statistics);
+  TFSWITCH_RETURN_IF_ERROR(ValidateEviction(eviction));
+  const absl::Status counted = CheckCounted(eviction, statistics);
+  if (counted.ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(counted.message());
 }
 
 }  // namespace tfswitch

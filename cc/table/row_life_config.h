@@ -145,9 +145,12 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
                              const StatisticsConfig& statistics, int dim,
                              uint32_t num_virtual_shards);
 
-// The rules alone: they need `statistics`.
-absl::Status ValidateEviction(const EvictionConfig& eviction,
-                              const StatisticsConfig& statistics);
+// The rules alone.
+absl::Status ValidateEviction(const EvictionConfig& eviction);
+
+// FailedPrecondition unless `statistics` count what the rules go by.
+absl::Status CheckCounted(const EvictionConfig& eviction,
+                          const StatisticsConfig& statistics);
 
 }  // namespace tfswitch
 

@@ -59,7 +59,7 @@ class RowStatistics {
                                       float day, float* statistics) const {
     statistics[kCount] += count;
     if (config_.kind == StatisticsKind::kShowClick) {
-      if (static_cast<int>(day) > static_cast<int>(statistics[kLastSeenDay])) {
+      if (std::floor(day) > std::floor(statistics[kLastSeenDay])) {
         Decay(day, statistics);
       }
       statistics[kShow] += shows;

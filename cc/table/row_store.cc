@@ -34,7 +34,7 @@ void RowStore::Init(MemorySpan span, size_t stride) {
 RowStore::~RowStore() { PageKeeper::Get().Cancel(span_); }
 
 bool RowStore::Allocate(uint32_t* row) {
-  if (!free_rows_.empty()) {
+  if (free_rows_.size() > num_released_) {
     *row = free_rows_.back();
     free_rows_.pop_back();
     return true;
@@ -67,7 +67,9 @@ uint64_t RowStore::SortFreeRows() {
 }
 
 bool RowStore::AllocateBelow(uint64_t limit, uint32_t* row) {
-  if (free_rows_.empty() || free_rows_.back() >= limit) return false;
+  if (free_rows_.size() == num_released_ || free_rows_.back() >= limit) {
+    return false;
+  }
   *row = free_rows_.back();
   free_rows_.pop_back();
   return true;
@@ -75,16 +77,20 @@ bool RowStore::AllocateBelow(uint64_t limit, uint32_t* row) {
 
 bool RowStore::ReleaseTail() {
   const uint64_t end = next_row_;
-  size_t num_last = 0;
-  while (num_last < free_rows_.size() &&
-         free_rows_[num_last] + 1 == next_row_ &&
+  while (num_released_ < free_rows_.size() &&
+         free_rows_[num_released_] + 1 == next_row_ &&
          (end - next_row_) * stride_ < kReleaseStepBytes) {
-    ++num_last;
+    ++num_released_;
     --next_row_;
   }
-  free_rows_.erase(free_rows_.begin(),
-                   free_rows_.begin() + static_cast<std::ptrdiff_t>(num_last));
-  if (num_last == 0) return false;
+  if (end == next_row_) {
+    free_rows_.erase(
+        free_rows_.begin(),
+        free_rows_.begin() + static_cast<std::ptrdiff_t>(num_released_));
+    num_released_ = 0;
+    free_rows_.shrink_to_fit();
+    return false;
+  }
   // What was to be touched ahead is not wanted any more.
   PageKeeper::Get().Cancel(span_);
   const size_t begin = RoundUpTo(next_row_ * stride_, kHugePageBytes);

@@ -62,6 +62,9 @@ class RowStore {
   uint64_t next_row_ = 0;
   size_t touch_end_ = 0;
   std::vector<uint32_t> free_rows_;
+  // Of free_rows_, the first ones, which are gone while ReleaseTail() returns
+  // true.
+  size_t num_released_ = 0;
 };
 
 }  // namespace tfswitch

@@ -409,6 +409,12 @@ absl::Status TableConfig::Validate() const {
                       absl::StrCat("at most ", kMaxLayoutSize, " characters"),
                       absl::StrCat(layout.size()));
   }
+  if (!layout.empty() &&
+      !(admission == AdmissionConfig() && eviction == EvictionConfig() &&
+        statistics == StatisticsConfig())) {
+    return FieldError(name, "admission, eviction and statistics", "none",
+                      "some, for a dense table, whose rows all stay");
+  }
   if (admission.not_admitted.kind == NotAdmittedKind::kWeight &&
       (optimizer.segments.size() < 2 || optimizer.segments[0].dim != 1)) {
     return FieldError(
@@ -420,7 +426,7 @@ absl::Status TableConfig::Validate() const {
   }
   const absl::Status life =
       ValidateRowLife(admission, eviction, statistics, dim, num_virtual_shards);
-  if (life.ok()) return life;
+  if (life.ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("table '", name, "': ", life.message()));
 }

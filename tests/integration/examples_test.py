@@ -205,12 +205,35 @@ def test_criteo_stream_reads_real_lines() -> None:
     assert number(r"; (\d+) rows", output) > 40_000
 
 
+def test_stream_of_days_keeps_fewer_rows_where_it_is_told_to() -> None:
+    output = run(EXAMPLES / "stream_days.py", "--max_ratings=6000")
+
+    end = r"{}: AUC (0\.\d+) .* (\d+) rows and"
+    scores, rows = {}, {}
+    for arm in ("keep", "count", "two_stage"):
+        found = re.search(end.format(arm), output)
+        assert found, output
+        scores[arm], rows[arm] = float(found[1]), int(found[2])
+    # All ids, of which the others keep less than a half.
+    assert rows["keep"] == number(r"days, (\d+) ids", output)
+    assert rows["count"] < rows["keep"] / 2
+    assert rows["two_stage"] < rows["keep"] / 2
+    assert min(scores.values()) > 0.58
+    assert max(scores.values()) - min(scores.values()) < 0.02
+
+
+def test_stream_of_days_refuses_an_arm_that_it_does_not_know() -> None:
+    with pytest.raises(AssertionError, match="keep, count or two_stage"):
+        run(EXAMPLES / "stream_days.py", "--arms=keep,lose")
+
+
 @pytest.mark.parametrize(
     "document",
     [
         "docs/distributed.md",
         "docs/ids.md",
         "docs/keras.md",
+        "docs/row_life.md",
         "docs/sampled_losses.md",
         "docs/sync_training.md",
         "docs/tables.md",

@@ -124,6 +124,78 @@ def test_the_shared_row_is_one_of_the_initializer_and_the_same_for_all_ids(
     assert table.size() == 0
 
 
+def two_stage(**kwargs):
+    return make_table(
+        tsw.admission.ShowClick(1.0, not_admitted="weight"),
+        optimizer=tsw.optimizers.Segments(
+            [
+                (1, tsw.optimizers.Adam(0.25)),
+                (None, tsw.optimizers.Adagrad(0.5)),
+            ]
+        ),
+        dim=3,
+        **kwargs,
+    )
+
+
+def test_two_stage_rows_learn_a_weight_first(cluster):
+    table = two_stage()
+    # The same optimizers, with a row from the start.
+    whole = tsw.EmbeddingTable(
+        "whole",
+        3,
+        initializer=tsw.initializers.Constant(1.0),
+        optimizer=table.optimizer,
+    )
+    gradients = [[1.0, 2.0, 3.0], [-0.5, 1.0, 1.0], [2.0, -1.0, 4.0]]
+    for i, gradient in enumerate(gradients):
+        admitted = int(table.push([7], [gradient], shows=[5]))
+        assert admitted == (1 if i > 0 else 0)
+        if i < 1:
+            gradient = [gradient[0], 0.0, 0.0]
+        whole.push([7], [gradient])
+        expected = whole.lookup([7]).numpy()
+        if i < 1:
+            expected[0, 1:] = 0.0
+        np.testing.assert_array_equal(table.lookup([7]), expected)
+        np.testing.assert_array_equal(table.lookup_or_create([7]), expected)
+
+    assert table.size() == 1
+    assert table.usage([7])["show"].tolist() == [15.0]
+    np.testing.assert_array_equal(table.lookup([8]), [[0.0, 0.0, 0.0]])
+
+
+def test_the_first_embedding_gradient_of_a_two_stage_row_counts(cluster):
+    # Paddle initialises the embedding with this push and drops its gradient.
+    table = two_stage()
+
+    table.push([7], [[0.0, 2.0, 0.0]], shows=[10])
+
+    row = table.lookup([7]).numpy()[0]
+    step = 0.5 * 2.0 / np.sqrt(0.1 + 4.0)
+    np.testing.assert_allclose(row, [1.0, 1.0 - step, 1.0], rtol=1e-6)
+
+
+def test_weights_of_two_stage_rows_are_in_checkpoints(cluster, tmp_path):
+    table = two_stage(name="t")
+    table.push([1, 2], np.ones((2, 3), np.float32), shows=[5, 10])
+    rows = table.lookup([1, 2]).numpy()
+    cluster.save(str(tmp_path), ["t"])
+    table.push([1, 2], np.ones((2, 3), np.float32), shows=[5, 5])
+    later = table.lookup([1, 2]).numpy()
+
+    cluster.restore(str(tmp_path), ["t"])
+    np.testing.assert_array_equal(table.lookup([1, 2]), rows)
+    table.push([1, 2], np.ones((2, 3), np.float32), shows=[5, 5])
+    np.testing.assert_array_equal(table.lookup([1, 2]), later)
+
+
+def test_a_weight_needs_an_optimizer_of_its_own(cluster):
+    with pytest.raises(ValueError, match=r"Segments\(\[\(1, a\), \(None, b\)"):
+        make_table(tsw.admission.MinCount(2, not_admitted="weight"))
+    assert cluster.tables() == []
+
+
 def test_assigned_ids_need_no_admission(cluster):
     table = make_table(tsw.admission.MinCount(5))
     push(table, [1, 2])
@@ -290,11 +362,25 @@ def test_rows_stay_admitted_when_a_higher_threshold_restores_them(
     push(table, [1, 1, 2])
     cluster.save(str(tmp_path), ["t"])
     cluster._native.drop_table("t")
-    table = make_table(tsw.admission.MinCount(5), name="t")
+    table = make_table(tsw.admission.MinCount(3), name="t")
 
     cluster.restore(str(tmp_path), ["t"])
 
-    # Counts under another policy begin anew.
+    # The count goes on, under the new threshold.
+    assert states(table, [1, 2]) == [ROW, CANDIDATE]
+    assert push(table, [1, 2]) == 1
+    assert push(table, [1, 2]) == 2
+
+
+def test_counts_begin_anew_under_another_kind_of_policy(cluster, tmp_path):
+    table = make_table(tsw.admission.MinCount(2), name="t")
+    push(table, [1, 1, 2])
+    cluster.save(str(tmp_path), ["t"])
+    cluster._native.drop_table("t")
+    table = make_table(tsw.admission.BloomMinCount(2, capacity=100), name="t")
+
+    cluster.restore(str(tmp_path), ["t"])
+
     assert states(table, [1, 2]) == [ROW, UNKNOWN]
     assert push(table, [1, 2]) == 1
 

@@ -1227,3 +1227,57 @@ def test_training_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(ids, labels, verbose=0)
+
+
+def test_weights_of_tables_without_slots_load(embedded, tmp_path):
+    def build():
+        return keras.Sequential(
+            [
+                keras.Input((2,), dtype="int64"),
+                tsw.keras.DynamicEmbedding(3, optimizer="sgd"),
+            ]
+        )
+
+    model, other = build(), build()
+    model.layers[0].table.assign([1, 2], np.ones((2, 3)))
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+
+    np.testing.assert_array_equal(other(np.array([[1, 2]])), np.ones((1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("statistics", "clipvalue"),
+    [(None, 5.0), (tsw.statistics.ShowClick(), None)],
+)
+def test_other_options_and_statistics_keep_the_state_of_loaded_rows(
+    embedded, tmp_path, statistics, clipvalue
+):
+    def build(statistics, clipvalue):
+        return keras.Sequential(
+            [
+                keras.Input((2,), dtype="int64"),
+                tsw.keras.DynamicEmbedding(
+                    3,
+                    optimizer=tsw.optimizers.Adam(0.1, clipvalue=clipvalue),
+                    statistics=statistics,
+                ),
+            ]
+        )
+
+    model = build(tsw.statistics.Usage(), None)
+    other = build(statistics, clipvalue)
+    tables = [m.layers[0].table for m in (model, other)]
+    tables[0].push([1, 2, 1], np.ones((3, 3)))
+    model.save_weights(tmp_path / "model.weights.h5")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        other.load_weights(tmp_path / "model.weights.h5")
+    for table in tables:
+        table.push([1, 2], np.full((2, 3), 0.5))
+
+    np.testing.assert_array_equal(
+        tables[0].lookup([1, 2]), tables[1].lookup([1, 2])
+    )
+    if statistics is not None:
+        assert tables[1].usage([1, 2])["count"].tolist() == [3, 2]

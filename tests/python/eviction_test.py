@@ -192,9 +192,50 @@ def test_a_policy_may_come_with_the_call(cluster):
     with pytest.raises(RuntimeError, match="has no eviction rules"):
         table.shrink()
     with pytest.raises(RuntimeError, match=r"needs statistics\.show_click"):
-        table.shrink(tsw.eviction.ShowClickScore())
+        table.shrink(policy=tsw.eviction.ShowClickScore())
     assert table.size() == 1
-    assert table.shrink(tsw.eviction.Ttl(4))["evicted_rows"] == 1
+    with pytest.raises(ValueError, match="`dry_run` must be a bool"):
+        table.shrink(tsw.eviction.Ttl(4))
+    assert table.shrink(policy=tsw.eviction.Ttl(4))["evicted_rows"] == 1
+
+
+def test_a_dry_run_of_another_day_does_not_change_the_day(cluster):
+    table = make_table(tsw.eviction.Ttl(3))
+    cluster.day = 1
+    push(table, [1])
+    cluster.day = 100
+    assert table.shrink(dry_run=True)["evicted_rows"] == 1
+    cluster.day = None
+
+    # Nobody says a day: it is still the first.
+    assert table.shrink(dry_run=True)["evicted_rows"] == 0
+    push(table, [2])
+    assert table.usage([2])["last_seen_day"].tolist() == [1]
+
+
+def test_restored_tables_go_on_with_their_day(make_cluster, tmp_path):
+    saving = make_cluster(2)
+    table = make_table(tsw.eviction.Ttl(3))
+    saving.day = 5
+    push(table, np.arange(20))
+    saving.save(str(tmp_path))
+    for servers in (0, 3):
+        loading = make_cluster(servers)
+        table = make_table(tsw.eviction.Ttl(3, every_secs=3600))
+        loading.restore(str(tmp_path))
+        # Days since 1970 would be far beyond.
+        assert table.shrink()["evicted_rows"] == 0
+        assert table.size() == 20
+
+
+def test_dense_tables_have_no_rows_to_evict(cluster):
+    dense = tsw.DenseTable("dense", {"kernel": (3, 4)})
+    dense.initialize([np.zeros((3, 4), np.float32)])
+
+    with pytest.raises(RuntimeError, match="nothing of it is evicted"):
+        dense._table.shrink(policy=tsw.eviction.L2Norm(1.0))
+
+    np.testing.assert_array_equal(dense.pull()[0], np.zeros((3, 4)))
 
 
 def test_an_evicted_id_starts_anew(cluster):

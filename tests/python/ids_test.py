@@ -667,3 +667,25 @@ def test_examples_of_the_docstrings():
 
     assert runner.tries >= 6
     assert runner.failures == 0
+
+
+def test_strings_that_are_known_hash_while_a_graph_is_made(embedded):
+    table = tsw.EmbeddingTable("t", 2, initializer="ones")
+    words = np.array(["Oslo", "Rome"])
+    table.lookup_or_create(["Oslo"])
+
+    @tf.function
+    def in_graph(packed):
+        return (
+            tsw.ids.hash_strings(words),
+            tsw.ids.pack(1, ["Oslo"]),
+            tsw.ids.unpack(packed),
+            table.lookup(["Oslo"]),
+        )
+
+    packed = tsw.ids.pack(3, np.array([5], np.int64))
+    hashed, one, (slots, low), rows = in_graph(tf.constant(packed))
+    np.testing.assert_array_equal(hashed, tsw.ids.hash_strings(words))
+    np.testing.assert_array_equal(one, tsw.ids.pack(1, ["Oslo"]))
+    np.testing.assert_array_equal((slots, low), ([3], [5]))
+    np.testing.assert_array_equal(rows, [[1.0, 1.0]])

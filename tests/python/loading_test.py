@@ -80,7 +80,9 @@ STEPS = {
                 cluster=address, config=config, shared_name=address)
             read = ops.tfswitch_lookup(handle, ids, dim=4)
             np.testing.assert_array_equal(read, rows)
-            ops.tfswitch_push(handle, ids, tf.ones([10, 4]), 0.5)
+            ops.tfswitch_push(
+                handle, ids, tf.ones([10, 4]), 0.5, [], [], 0
+            )
             np.testing.assert_allclose(
                 table.pull(ids, False), rows - 0.5, atol=1e-6)
             assert table.size() == int(ops.tfswitch_size(handle)) == 10

@@ -10,6 +10,11 @@ import pytest
 
 import tfswitch as tsw
 from tests.python import optimizer_references as references
+from tests.python.worker_threads import (
+    in_threads,
+    join_workers,
+    running_clients,
+)
 from tfswitch import optimizers
 
 TOLERANCE = {"rtol": 5e-6, "atol": 5e-7}
@@ -137,3 +142,81 @@ def test_adagrad_decays_with_the_tables_iterations(cluster, compat):
         [references.Step(0.1, global_step=step) for step in steps],
     )
     np.testing.assert_allclose(table.lookup(ids), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_counts_and_shows_of_all_workers_of_a_round_are_summed(num_workers):
+    pushes = [
+        ([1], [[100.0, 0.0]]),
+        ([1, 1, 2], [[100.0, 0.0]] * 3),
+        ([2, 1], [[100.0, 0.0]] * 2),
+    ]
+    if num_workers == 1:
+        pushes = [
+            (
+                np.concatenate([ids for ids, _ in pushes]),
+                np.concatenate([gradients for _, gradients in pushes]) / 3,
+            )
+        ]
+    with running_clients(0) as client:
+        workers = join_workers(client, num_workers, consistency="bsp")
+        tables = [
+            tsw.EmbeddingTable(
+                "t",
+                2,
+                initializer="zeros",
+                # Of a row of zeros the threshold is the count.
+                optimizer=optimizers.SGD(
+                    1.0, cowclip=optimizers.CowClip(1.0, 0.5**0.5)
+                ),
+                statistics=tsw.statistics.ShowClick(),
+                consistency="bsp",
+                cluster=client(i),
+            )
+            for i in range(num_workers)
+        ]
+        for table, (ids, gradients) in zip(tables, pushes, strict=True):
+            table.push(ids, gradients, clicks=np.full(len(ids), 0.5))
+        in_threads(*(worker.end_step for worker in workers))
+
+        np.testing.assert_allclose(
+            tables[0].lookup([1, 2]), [[-4.0, 0.0], [-2.0, 0.0]], rtol=1e-6
+        )
+        usage = tables[0].usage([1, 2])
+        assert usage["count"].tolist() == [4, 2]
+        assert usage["show"].tolist() == [4, 2]
+        assert usage["click"].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_shows_of_dense_tables_do_not_depend_on_the_workers(num_workers):
+    with running_clients(0) as client:
+        workers = join_workers(client, num_workers, consistency="bsp")
+        tables = [
+            tsw.DenseTable(
+                "t",
+                {"kernel": (2,)},
+                optimizer=optimizers.PaddleStdAdagrad(1.0),
+                consistency="bsp",
+                cluster=client(i),
+            )
+            for i in range(num_workers)
+        ]
+        tables[0].initialize([np.zeros(2, np.float32)])
+        for table in tables:
+            table.push([np.array([1.0, 2.0], np.float32)])
+        in_threads(*(worker.end_step for worker in workers))
+
+        np.testing.assert_allclose(tables[0].pull()[0], [-1.0, -2.0])
+
+
+def test_adagrad_decays_in_dense_tables(cluster):
+    rule = optimizers.AdagradDecay(0.1, decay_step=2, decay_rate=0.5)
+    dense = tsw.DenseTable("d", {"kernel": (2,)}, optimizer=rule)
+    dense.initialize([np.zeros(2, np.float32)])
+    table = tsw.EmbeddingTable("t", 2, initializer="zeros", optimizer=rule)
+    for _ in range(5):
+        dense.push([np.array([3.0, 10.0], np.float32)])
+        table.push([1], [[3.0, 10.0]])
+
+    np.testing.assert_array_equal(dense.pull()[0], table.lookup([1])[0])

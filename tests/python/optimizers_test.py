@@ -231,3 +231,12 @@ def test_bad_arguments_are_named(make, message):
 def test_optimizers_are_immutable():
     with pytest.raises(AttributeError):
         optimizers.SGD().momentum = 0.5
+
+
+def test_a_weight_decay_of_zero_comes_back_as_zero():
+    import keras
+
+    zero = optimizers.AdamW(0.1, 0.0)
+    assert optimizers.get(zero.to_config()) == zero
+    from_keras = optimizers.get(keras.optimizers.AdamW(0.1, weight_decay=0.0))
+    assert from_keras.weight_decay == 0.0

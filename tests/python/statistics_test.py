@@ -321,3 +321,29 @@ def test_a_day_that_is_none_is_refused(embedded, day):
     with pytest.raises(ValueError, match="`day` must be"):
         embedded.day = day
     assert embedded.day is None
+
+
+@pytest.mark.parametrize("mask_zero", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_shows_of_another_structure_are_refused(embedded, kind, mask_zero):
+    layer = tsw.keras.DynamicEmbedding(
+        2,
+        combiner="sum",
+        mask_zero=mask_zero,
+        statistics=tsw.statistics.ShowClick(),
+    )
+    ids = tf.ragged.constant([[1], [2, 3]])
+    shows = tf.ragged.constant([[10.0, 20.0], [30.0]])
+    if kind == "sparse":
+        ids, shows = ids.to_sparse(), shows.to_sparse()
+    if kind == "dense":
+        ids, shows = tf.constant([[1, 2]]), tf.constant([[1.0, 2.0, 3.0]])
+
+    @tf.function(reduce_retracing=True)
+    def train(ids, shows):
+        return layer(ids, training=True, shows=shows)
+
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match="shows"
+    ):
+        train(ids, shows)

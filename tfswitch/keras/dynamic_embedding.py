@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
+from tfswitch import statistics as statistics_lib
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import _backend, batch_size, pooling, string_ids
 from tfswitch.ops import embedding_ops
@@ -125,9 +127,9 @@ class DynamicEmbedding(_backend.Layer):
         shows: How often each id was shown, numbers of the shape and kind of
             `inputs`. By default once. They go with the push, so only a
             training call uses them.
-        clicks: How often each was clicked, likewise. By default never. Data
-            that have a label for each example have
-            `clicks=tf.broadcast_to(labels, tf.shape(ids))`.
+        clicks: How often each was clicked, likewise. By default never. Where
+            each example has one label, of shape `(batch_size, 1)`, that is
+            `labels * tf.ones_like(ids)` of the labels' dtype.
 
     Output shape:
         Input shape plus a last axis of `output_dim`; with a combiner that axis
@@ -305,15 +307,40 @@ class DynamicEmbedding(_backend.Layer):
         for kind in (tf.RaggedTensor, tf.SparseTensor):
             if isinstance(numbers, kind) != isinstance(ids, kind):
                 self._refuse_kind(what, numbers, ids)
-        if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        message = (
+            f"layer '{self.name}': `{what}` must have the shape of the ids"
+        )
+        if isinstance(ids, tf.RaggedTensor):
+            if numbers.ragged_rank != ids.ragged_rank:
+                self._refuse_kind(what, numbers, ids)
+            checks = [
+                tf.debugging.assert_equal(
+                    tf.cast(a, tf.int64), tf.cast(b, tf.int64), message
+                )
+                for a, b in zip(
+                    numbers.nested_row_splits,
+                    ids.nested_row_splits,
+                    strict=True,
+                )
+            ]
+            numbers = numbers.flat_values
+        elif isinstance(ids, tf.SparseTensor):
+            checks = [
+                tf.debugging.assert_equal(numbers.indices, ids.indices, message)
+            ]
+            numbers = numbers.values
+        else:
             numbers = tf.convert_to_tensor(numbers)
             if not numbers.shape.is_compatible_with(ids.shape):
                 self._refuse_kind(what, numbers, ids)
-        if isinstance(numbers, tf.RaggedTensor):
-            numbers = numbers.flat_values
-        elif isinstance(numbers, tf.SparseTensor):
-            numbers = numbers.values
-        return tf.cast(numbers, tf.float32)
+            checks = [
+                tf.debugging.assert_equal(
+                    tf.shape(numbers), tf.shape(ids), message
+                )
+            ]
+        # In eager mode they have been made.
+        with tf.control_dependencies([c for c in checks if c is not None]):
+            return tf.cast(tf.identity(numbers), tf.float32)
 
     def _call_dense(
         self, inputs: Any, weights: Any, training: Any, observed: _Observed
@@ -566,6 +593,7 @@ class DynamicEmbedding(_backend.Layer):
         store["values"] = values
         store["slots"] = slots
         store["optimizer"] = _to_bytes(self._optimizer.to_table_config())
+        store["statistics"] = _to_bytes(_config_of(self._statistics) or {})
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` stored, replacing all rows."""
@@ -578,19 +606,52 @@ class DynamicEmbedding(_backend.Layer):
         self._anchor.assign(np.asarray(store["0"]))
         if "ids" not in names:
             return  # On servers, or with the layer that shares the table.
-        slots: np.ndarray | None = np.asarray(store["slots"])
-        saved = bytes(np.asarray(store["optimizer"]))
-        if saved != bytes(_to_bytes(self._optimizer.to_table_config())):
+        state, usage = self._split_slots(
+            np.asarray(store["slots"]),
+            bytes(np.asarray(store["statistics"]))
+            if "statistics" in names
+            else b"{}",
+        )
+        saved = json.loads(bytes(np.asarray(store["optimizer"])))
+        width = self.table._native.slot_floats - statistics_lib.width(
+            self._statistics
+        )
+        slots: np.ndarray | None = None
+        if state.shape[1] == width and optimizers_lib.have_equal_state(
+            saved, self._optimizer.to_table_config()
+        ):
+            slots = np.concatenate([state, self._fit_usage(usage)], axis=1)
+        else:
             warnings.warn(
                 f"layer '{self.name}': the rows were saved with the optimizer "
-                f"{saved.decode()}, which is not the layer's; its state starts "
+                f"{saved}, whose state is not that of the layer's; it starts "
                 "anew.",
                 stacklevel=2,
             )
-            slots = None
         self.table._replace_rows(
             np.asarray(store["ids"]), np.asarray(store["values"]), slots
         )
+
+    def _split_slots(
+        self, slots: np.ndarray, statistics: bytes
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The optimizer's part of saved slots, and the statistics'."""
+        config = json.loads(statistics)
+        saved = statistics_lib.get(config) if config else None
+        place = slots.shape[1] - statistics_lib.width(saved)
+        return slots[:, :place], slots[:, place:]
+
+    def _fit_usage(self, usage: np.ndarray) -> np.ndarray:
+        """Saved statistics as those of this layer's table."""
+        width = statistics_lib.width(self._statistics)
+        fitted = np.zeros((len(usage), width), np.float32)
+        common = min(width, usage.shape[1])
+        fitted[:, :common] = usage[:, :common]
+        if width and not common:
+            # Rows that do not say it count as seen now.
+            day = self.table.cluster.day
+            fitted[:, 1] = time.time() / 86400 if day is None else day
+        return fitted
 
     def _check_rank(self, rank: int | None) -> None:
         if self.combiner is not None and rank == 0:

@@ -300,7 +300,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
         gradients = self._clip(gradients)
         table = self.table
         rate = tf.convert_to_tensor(_backend.present_learning_rate(self))
-        pushed.append(table.push(gradients, learning_rate=rate))
+        step = tf.cast(tf.convert_to_tensor(self.iterations), tf.int64) + 1
+        pushed.append(
+            table.push(gradients, learning_rate=rate, global_step=step)
+        )
         with tf.control_dependencies([tf.convert_to_tensor(p) for p in pushed]):
             weight = tf.identity(self._weight(has_layers))
             with tf.control_dependencies([weight]):

@@ -61,7 +61,9 @@ def to_id_array(ids: Any, owner: str) -> np.ndarray:
         if array.dtype.kind != "O" and not isinstance(ids, np.ndarray):
             # NumPy's own strings would lose zeros at their end.
             array = np.asarray(ids, dtype=object)
-        return np.asarray(hash_strings(to_string_tensor(array, owner)))
+        # What is hashed is known now, also while a graph is being made.
+        with tf.init_scope():
+            return np.asarray(hash_strings(to_string_tensor(array, owner)))
     check_id_dtype(tf.as_dtype(array.dtype), owner)
     return array
 

@@ -117,14 +117,13 @@ TEST(RowLifeTest, ScalarAndVectorKernelsCountAlike) {
 }
 
 TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
-  constexpr int kDim = 24;
+  // Long rows, so that enough memory is free for rows to be moved.
+  constexpr int kDim = 1024;
   TableConfig config = MakeConfig(kDim, SgdConfig{}, ConstantInitializer{0.0f});
   config.statistics.kind = StatisticsKind::kUsage;
   const auto table = MakeTable(config);
-  const int64_t num_staying = 2'000 / kSlowdown;
-  const std::vector<Key> staying = KeyRange(0, num_staying);
-  // Spread over the table, so that they have to move.
-  const int64_t num_going = 100'000 / kSlowdown;
+  const std::vector<Key> staying = KeyRange(0, 200);
+  const int64_t num_going = 20'000;
   EvictionConfig rules;
   rules.delete_after_unseen_days = 1.0f;
 
@@ -151,16 +150,30 @@ TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
       }
     });
   }
-  for (int round = 0; round < 10; ++round) {
-    Push(table.get(), KeyRange(1'000'000 + round, num_going), 1.0f);
+  for (int round = 0; round < 5; ++round) {
+    Push(table.get(), KeyRange(1'000'000 + round, num_going / 2), 1.0f);
+    // These come to lie behind rows that go, and have to move.
+    Push(table.get(), KeyRange(-200 * (round + 1), 200), 1000.0f);
+    Push(table.get(), KeyRange(2'000'000 + round, num_going / 2), 1.0f);
+    const int64_t before = table->stats().reserved_bytes;
     const auto report = table->Shrink(rules, 1000.0f, /*dry_run=*/false);
     ASSERT_TRUE(report.ok());
     EXPECT_GE(report->by_ttl, num_going);
+    // Not merely put on the free list.
+    EXPECT_LT(table->stats().reserved_bytes - before,
+              report->evicted_bytes / 2);
+    for (int i = 0; i <= round; ++i) {
+      for (const float value :
+           FindAll(*table, KeyRange(-200 * (i + 1), 200))) {
+        ASSERT_EQ(value, 1.0f);
+      }
+    }
   }
   ends = true;
   for (std::thread& thread : threads) thread.join();
   const auto last = table->Shrink(rules, 1000.0f, /*dry_run=*/false);
-  EXPECT_EQ(KeysOf(*table).size(), staying.size());
+  ASSERT_TRUE(last.ok());
+  EXPECT_EQ(KeysOf(*table).size(), staying.size() + 1000);
   for (const float value : FindAll(*table, staying)) {
     ASSERT_EQ(value, static_cast<float>(steps.load()));
   }

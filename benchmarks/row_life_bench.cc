@@ -1,0 +1,530 @@
+// What admission, statistics and eviction cost, and whether memory comes back.
+//
+//   row_life_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--capacity=C]
+//                  [--only=speed|churn]
+//
+// Speed: tables that hold the same N keys, one without a policy and one for
+// each policy, take turns batch by batch. CPU time of the thread in ns per key,
+// medians, and the median of the ratio to the table without a policy in the
+// same repetition. Keys are zipf 1.05, scattered. Rows have an Adagrad slot.
+//
+// Churn: windows of C / 4 new keys go into a table that is shrunk to C rows
+// after each, until 10 C have gone through; meanwhile another thread pushes.
+// What is resident is compared with a table that holds C and a quarter. At the
+// end the table is shrunk to a tenth.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/bench_support.h"
+#include "cc/base/cpu_features.h"
+#include "cc/base/page_keeper.h"
+#include "cc/table/embedding_table.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr int64_t kQueries = 1000000;  // Per repetition and variant.
+constexpr double kZipfExponent = 1.05;
+constexpr double kMegabyte = 1e6;
+// One key in so many of the mixed pushes is new.
+constexpr int64_t kNewEvery = 10;
+
+int64_t num_keys = 5000000;
+int dim = 16;
+int reps = 9;
+int64_t batch_size = 50000;
+int64_t capacity = 2000000;
+
+double CpuSeconds() { return Seconds(CLOCK_THREAD_CPUTIME_ID); }
+
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total = 0;
+  int64_t resident = 0;
+  statm >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// The most that was resident since ForgetPeak().
+int64_t PeakBytes() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int64_t kilobytes = 0;
+  while (status >> word) {
+    if (word == "VmHWM:") status >> kilobytes;
+  }
+  return kilobytes * 1024;
+}
+void ForgetPeak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+// The i-th key: scrambled, so that neighbours in time are none in value.
+Key KeyAt(int64_t i) {
+  return static_cast<Key>(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL);
+}
+
+TableConfig MakeConfig() {
+  TableConfig config;
+  config.name = "bench";
+  config.dim = dim;
+  config.optimizer = AdagradConfig{};
+  return config;
+}
+
+std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
+  auto table = EmbeddingTable::Create(config);
+  Check(table.status());
+  return std::move(table).value();
+}
+
+// --- Speed ------------------------------------------------------------------
+
+struct Variant {
+  std::string name;
+  std::unique_ptr<EmbeddingTable> table;
+};
+
+std::vector<Variant> MakeVariants() {
+  std::vector<Variant> variants;
+  const auto add = [&](const char* name, const AdmissionPolicy& admission,
+                       StatisticsKind statistics) {
+    TableConfig config = MakeConfig();
+    config.admission.policy = admission;
+    config.statistics.kind = statistics;
+    variants.push_back({name, MakeTable(config)});
+  };
+  MinCountAdmission min_count;
+  min_count.min_count = 2;
+  BloomMinCountAdmission bloom;
+  bloom.min_count = 2;
+  bloom.capacity = static_cast<uint64_t>(2 * num_keys);
+  ProbabilityAdmission probability;
+  probability.probability = 0.5f;
+  ShowClickAdmission show_click;
+  show_click.embedx_threshold = 0.2f;  // Two shows.
+  add("plain", AlwaysAdmission{}, StatisticsKind::kNone);
+  // Against itself: what of the ratios is chance.
+  add("plain again", AlwaysAdmission{}, StatisticsKind::kNone);
+  add("usage", AlwaysAdmission{}, StatisticsKind::kUsage);
+  add("show_click", AlwaysAdmission{}, StatisticsKind::kShowClick);
+  add("MinCount", min_count, StatisticsKind::kNone);
+  add("BloomMinCount", bloom, StatisticsKind::kNone);
+  add("Probability", probability, StatisticsKind::kNone);
+  add("ShowClick", show_click, StatisticsKind::kShowClick);
+  // A weight first, then the row: two segments.
+  TableConfig weight = MakeConfig();
+  weight.optimizer = OptimizerConfig(
+      {{1, 1.0f, AdagradConfig{}, {}}, {0, 1.0f, AdagradConfig{}, {}}});
+  weight.admission.policy = show_click;
+  weight.admission.not_admitted.kind = NotAdmittedKind::kWeight;
+  weight.statistics.kind = StatisticsKind::kShowClick;
+  variants.push_back({"ShowClick, weight", MakeTable(weight)});
+  return variants;
+}
+
+void Fill(EmbeddingTable* table, int64_t begin, int64_t end) {
+  const int64_t block = 50000;
+  std::vector<float> values(static_cast<size_t>(block * dim), 0.1f);
+  std::vector<Key> keys;
+  for (int64_t at = begin; at < end; at += block) {
+    const int64_t n = std::min(block, end - at);
+    keys.clear();
+    for (int64_t i = 0; i < n; ++i) keys.push_back(KeyAt(at + i));
+    Check(table->Assign(
+        keys, absl::MakeConstSpan(values).first(static_cast<size_t>(n * dim))));
+  }
+}
+
+// Positions in [0, num_keys).
+class ZipfPositions {
+ public:
+  ZipfPositions() : cumulative_(static_cast<size_t>(num_keys)) {
+    double sum = 0.0;
+    for (int64_t r = 0; r < num_keys; ++r) {
+      sum += std::pow(static_cast<double>(r + 1), -kZipfExponent);
+      cumulative_[static_cast<size_t>(r)] = sum;
+    }
+  }
+
+  int64_t Next() {
+    const double u = std::uniform_real_distribution<double>(
+        0.0, cumulative_.back())(random_);
+    const auto rank = static_cast<uint64_t>(
+        std::lower_bound(cumulative_.begin(), cumulative_.end(), u) -
+        cumulative_.begin());
+    return static_cast<int64_t>(rank * 0x9e3779b97f4a7c15ULL %
+                                static_cast<uint64_t>(num_keys));
+  }
+
+ private:
+  std::vector<double> cumulative_;
+  std::mt19937_64 random_{12345};
+};
+
+using Batches = std::vector<std::vector<Key>>;
+
+Batches MakeBatches(ZipfPositions* source, bool is_unique) {
+  Batches batches;
+  for (int64_t begin = 0; begin < kQueries; begin += batch_size) {
+    std::unordered_set<int64_t> seen;
+    std::vector<Key> keys;
+    while (static_cast<int64_t>(keys.size()) < batch_size) {
+      const int64_t position = source->Next();
+      if (is_unique && !seen.insert(position).second) continue;
+      keys.push_back(KeyAt(position));
+    }
+    batches.push_back(std::move(keys));
+  }
+  return batches;
+}
+
+// Every kNewEvery-th key becomes one that no table has seen; each of these
+// comes twice, in one batch and in the next.
+void PutNewKeys(Batches* batches, int64_t* next_new) {
+  int64_t last_begin = 0;
+  for (size_t b = 0; b < batches->size(); ++b) {
+    if (b % 2 == 0) last_begin = *next_new;
+    int64_t at = last_begin;
+    std::vector<Key>& keys = (*batches)[b];
+    for (size_t i = 0; i < keys.size(); i += kNewEvery) keys[i] = KeyAt(at++);
+    *next_new = at;
+  }
+}
+
+using Work = std::function<void(EmbeddingTable*, const std::vector<Key>&)>;
+
+// The variants take turns batch by batch, each beginning as often as the
+// others. Ratios are to the first one. `prepare` is called before each
+// repetition.
+void Race(const char* title, std::vector<Variant>* variants, Batches* batches,
+          const std::function<void()>& prepare, const Work& work) {
+  const size_t num_variants = variants->size();
+  std::vector<std::vector<double>> ns(num_variants);
+  size_t first = 0;
+  for (int rep = -1; rep < reps; ++rep) {  // One to warm up.
+    prepare();
+    std::vector<double> seconds(num_variants);
+    for (const std::vector<Key>& keys : *batches) {
+      ++first;
+      for (size_t i = 0; i < num_variants; ++i) {
+        const size_t v = (first + i) % num_variants;
+        const double begin = CpuSeconds();
+        work((*variants)[v].table.get(), keys);
+        seconds[v] += CpuSeconds() - begin;
+      }
+    }
+    if (rep < 0) continue;
+    for (size_t v = 0; v < num_variants; ++v) {
+      ns[v].push_back(seconds[v] * 1e9 /
+                      static_cast<double>(
+                          static_cast<int64_t>(batches->size()) * batch_size));
+    }
+  }
+  printf("\n%s, ns per key (x plain, least to most):\n", title);
+  for (size_t v = 0; v < variants->size(); ++v) {
+    std::vector<double> ratios;
+    for (int rep = 0; rep < reps; ++rep) {
+      ratios.push_back(ns[v][rep] / ns[0][rep]);
+    }
+    const auto [least, most] =
+        std::minmax_element(ratios.begin(), ratios.end());
+    printf("  %-18s %6.1f  %.2f (%.2f to %.2f)\n", (*variants)[v].name.c_str(),
+           Median(ns[v]), Median(ratios), *least, *most);
+  }
+  fflush(stdout);
+}
+
+void MeasureSpeed() {
+  std::vector<Variant> variants = MakeVariants();
+  for (Variant& variant : variants) Fill(variant.table.get(), 0, num_keys);
+  PageKeeper::Get().WaitUntilIdle();
+  printf("row stride, bytes:");
+  for (const Variant& variant : variants) {
+    printf("  %s %ld", variant.name.c_str(),
+           variant.table->stats().row_stride_bytes);
+  }
+  printf("\n");
+  ZipfPositions source;
+  std::vector<float> out(static_cast<size_t>(batch_size * dim));
+  const std::vector<float> gradients(out.size(), 0.01f);
+  const auto nothing = [] {};
+  const auto find = [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+    Check(table->Find(keys, absl::MakeSpan(out)).status());
+  };
+  int64_t next_new = num_keys;
+
+  Batches reads = MakeBatches(&source, /*is_unique=*/false);
+  Race("lookup, known keys", &variants, &reads, nothing, find);
+  Race("training lookup, known keys", &variants, &reads, nothing,
+       [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+         Check(table->FindOrInsert(keys, absl::MakeSpan(out)));
+       });
+  // Unknown ones that stay so.
+  PutNewKeys(&reads, &next_new);
+  Race("lookup, a tenth of the keys unknown", &variants, &reads, nothing, find);
+
+  Batches pushes = MakeBatches(&source, /*is_unique=*/true);
+  const auto push = [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+    GradientBatch batch;
+    batch.keys = keys;
+    batch.gradients = gradients;
+    batch.learning_rate = 0.01f;
+    batch.insert_missing = true;
+    Check(table->ApplyGradients(batch).status());
+  };
+  Race("push, known keys", &variants, &pushes, nothing, push);
+  Race(
+      "push, a tenth of the keys new, each coming twice", &variants, &pushes,
+      [&] { PutNewKeys(&pushes, &next_new); }, push);
+  printf("\nafter it, MB of what waits for admission:\n");
+  for (const Variant& variant : variants) {
+    const TableStats stats = variant.table->stats();
+    if (stats.admission_bytes == 0) continue;
+    printf("  %-18s %.1f, %ld ids wait\n", variant.name.c_str(),
+           static_cast<double>(stats.admission_bytes) / kMegabyte,
+           stats.num_candidates);
+  }
+}
+
+// --- Churn ------------------------------------------------------------------
+
+// A thread that pushes 64 keys at a time: 63 to rows that stay, and a new one,
+// which waits for the mutex of its stripe.
+class Pusher {
+ public:
+  Pusher(EmbeddingTable* table, const std::atomic<float>* day)
+      : table_(table), day_(day), thread_([this] { Run(); }) {}
+  ~Pusher() {
+    is_ending_.store(true);
+    thread_.join();
+  }
+
+  // The longest push since the last call, in ms.
+  double TakeLongest() { return longest_.exchange(0.0) * 1e3; }
+  int64_t num_pushes() const { return num_pushes_.load(); }
+
+ private:
+  void Run() {
+    const int64_t num_hot = std::max<int64_t>(capacity / 20, 64);
+    std::vector<Key> keys(64);
+    const std::vector<float> gradients(keys.size() * static_cast<size_t>(dim),
+                                       0.01f);
+    GradientBatch batch;
+    batch.keys = keys;
+    batch.gradients = gradients;
+    batch.learning_rate = 0.01f;
+    batch.insert_missing = true;
+    int64_t next = 0;
+    for (int64_t next_new = num_hot; !is_ending_.load(); ++next_new) {
+      for (Key& key : keys) key = KeyAt(-1 - (next++ % num_hot));
+      keys.back() = KeyAt(-1 - next_new);
+      // Seen later than the keys of the window, so that they stay.
+      batch.day = day_->load() + 0.5f;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      const double begin = WallSeconds();
+      Check(table_->ApplyGradients(batch).status());
+      const double taken = WallSeconds() - begin;
+      num_pushes_.fetch_add(1);
+      double longest = longest_.load();
+      while (taken > longest &&
+             !longest_.compare_exchange_weak(longest, taken)) {
+      }
+    }
+  }
+
+  EmbeddingTable* const table_;
+  const std::atomic<float>* const day_;
+  std::atomic<bool> is_ending_{false};
+  std::atomic<double> longest_{0.0};  // Seconds.
+  std::atomic<int64_t> num_pushes_{0};
+  std::thread thread_;
+};
+
+int64_t BytesOf(const EmbeddingTable& table) {
+  const TableStats stats = table.stats();
+  return stats.index_bytes + stats.row_bytes + stats.reserved_bytes;
+}
+
+void Push(EmbeddingTable* table, int64_t begin, int64_t end, float day) {
+  const int64_t block = 10000;
+  const std::vector<float> gradients(static_cast<size_t>(block * dim), 0.01f);
+  std::vector<Key> keys;
+  for (int64_t at = begin; at < end; at += block) {
+    const int64_t n = std::min(block, end - at);
+    keys.clear();
+    for (int64_t i = 0; i < n; ++i) keys.push_back(KeyAt(at + i));
+    GradientBatch batch;
+    batch.keys = keys;
+    batch.gradients =
+        absl::MakeConstSpan(gradients).first(static_cast<size_t>(n * dim));
+    batch.learning_rate = 0.01f;
+    batch.insert_missing = true;
+    batch.day = day;
+    Check(table->ApplyGradients(batch).status());
+  }
+}
+
+void MeasureChurn() {
+  TableConfig config = MakeConfig();
+  config.statistics.kind = StatisticsKind::kUsage;
+  const int64_t window = capacity / 4;
+  const auto megabytes = [](int64_t bytes) {
+    return static_cast<double>(bytes) / kMegabyte;
+  };
+  // What one table takes that has never been shrunk, just before its shrink.
+  const int64_t before = ResidentBytes();
+  auto full = MakeTable(config);
+  Push(full.get(), 0, capacity + window, 0.0f);
+  PageKeeper::Get().WaitUntilIdle();
+  const int64_t full_resident = ResidentBytes() - before;
+  const int64_t full_bytes = BytesOf(*full);
+  full.reset();
+  PageKeeper::Get().WaitUntilIdle();
+
+  const int64_t begin_resident = ResidentBytes();
+  ForgetPeak();
+  auto table = MakeTable(config);
+  std::atomic<float> day{0.0f};
+  EvictionConfig rules;
+  rules.max_rows = static_cast<uint64_t>(capacity);
+  printf(
+      "\n%ld rows, stride %ld; windows of %ld new keys. Never shrunk, with "
+      "%ld rows: the table says %.1f MB, resident are %.1f\n",
+      capacity, table->stats().row_stride_bytes, window, capacity + window,
+      megabytes(full_bytes), megabytes(full_resident));
+  printf(
+      "window  rows before, after  table MB before, after  resident MB "
+      "before, after  shrink ms  longest push ms: inserting, shrinking\n");
+  int64_t most_resident = 0;
+  int64_t num_evicted = 0;
+  std::vector<double> shrink_ms;
+  std::vector<double> shrink_cpu_ms;
+  std::vector<double> pauses_inserting;
+  std::vector<double> pauses_shrinking;
+  Pusher pusher(table.get(), &day);
+  const int64_t num_windows = 10 * capacity / window;
+  for (int64_t w = 0; w < num_windows + capacity / window; ++w) {
+    day.store(static_cast<float>(w));
+    Push(table.get(), w * window, (w + 1) * window, day.load());
+    const int64_t rows_before = table->size();
+    const int64_t bytes_before = BytesOf(*table);
+    const int64_t resident_before = ResidentBytes() - begin_resident;
+    pauses_inserting.push_back(pusher.TakeLongest());
+    const double begin = WallSeconds();
+    const double begin_cpu = CpuSeconds();
+    const auto report = table->Shrink(rules, day.load(), /*dry_run=*/false);
+    Check(report.status());
+    shrink_ms.push_back((WallSeconds() - begin) * 1e3);
+    shrink_cpu_ms.push_back((CpuSeconds() - begin_cpu) * 1e3);
+    pauses_shrinking.push_back(pusher.TakeLongest());
+    num_evicted += report->evicted_rows;
+    const int64_t resident = ResidentBytes() - begin_resident;
+    most_resident = std::max({most_resident, resident, resident_before});
+    if (w % 4 == 3) {
+      printf(
+          "%6ld  %10ld %10ld  %10.1f %10.1f  %10.1f %10.1f  %8.1f  %10.2f "
+          "%10.2f\n",
+          w + 1, rows_before, table->size(), megabytes(bytes_before),
+          megabytes(BytesOf(*table)), megabytes(resident_before),
+          megabytes(resident), shrink_ms.back(), pauses_inserting.back(),
+          pauses_shrinking.back());
+    }
+    fflush(stdout);
+  }
+  const int64_t peak = std::max(PeakBytes() - begin_resident, most_resident);
+  printf("%ld rows evicted, %.1f x the capacity\n", num_evicted,
+         static_cast<double>(num_evicted) / static_cast<double>(capacity));
+  printf(
+      "most resident, between calls %.1f MB, %.2f x one never shrunk; at "
+      "any moment %.1f, %.2f x\n",
+      megabytes(most_resident),
+      static_cast<double>(most_resident) / static_cast<double>(full_resident),
+      megabytes(peak),
+      static_cast<double>(peak) / static_cast<double>(full_resident));
+  const auto print_pauses = [](const char* what,
+                               const std::vector<double>& pauses) {
+    printf(
+        "longest push of 64 keys while %s, ms: median of the windows %.2f, "
+        "worst %.2f\n",
+        what, Median(pauses), *std::max_element(pauses.begin(), pauses.end()));
+  };
+  print_pauses("keys go in", pauses_inserting);
+  print_pauses("the table shrinks", pauses_shrinking);
+  printf("a shrink takes %.1f ms, %.1f of CPU (medians)\n", Median(shrink_ms),
+         Median(shrink_cpu_ms));
+
+  pusher.TakeLongest();
+  rules.max_rows = static_cast<uint64_t>(capacity / 10);
+  const int64_t bytes_before = BytesOf(*table);
+  const int64_t resident_before = ResidentBytes() - begin_resident;
+  const double begin = WallSeconds();
+  Check(table->Shrink(rules, day.load(), /*dry_run=*/false).status());
+  const double taken_ms = (WallSeconds() - begin) * 1e3;
+  const TableStats stats = table->stats();
+  printf(
+      "to a tenth, %ld rows, in %.1f ms, longest push %.2f: table %.1f to "
+      "%.1f MB (index %.1f), resident %.1f to %.1f\n",
+      table->size(), taken_ms, pusher.TakeLongest(), megabytes(bytes_before),
+      megabytes(BytesOf(*table)), megabytes(stats.index_bytes),
+      megabytes(resident_before), megabytes(ResidentBytes() - begin_resident));
+}
+
+int Main(int argc, char** argv) {
+  bool with_speed = true;
+  bool with_churn = true;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const size_t equals = arg.find('=');
+    const std::string name = arg.substr(0, equals);
+    const int64_t value =
+        equals == std::string::npos ? 0 : atoll(arg.c_str() + equals + 1);
+    if (value > 0 && name == "--keys") {
+      num_keys = value;
+    } else if (value > 0 && name == "--dim") {
+      dim = static_cast<int>(value);
+    } else if (value > 0 && name == "--reps") {
+      reps = static_cast<int>(value);
+    } else if (value > 0 && name == "--batch") {
+      batch_size = value;
+    } else if (value > 0 && name == "--capacity") {
+      capacity = value;
+    } else if (arg == "--only=speed") {
+      with_churn = false;
+    } else if (arg == "--only=churn") {
+      with_speed = false;
+    } else {
+      fprintf(stderr,
+              "usage: row_life_bench [--keys=N] [--dim=D] [--reps=R] "
+              "[--batch=B] [--capacity=C] [--only=speed|churn]; got '%s'\n",
+              argv[i]);
+      return 2;
+    }
+  }
+  const std::string level(SimdLevelName(ActiveSimdLevel()));
+  printf("keys %ld, dim %d, batch %ld, reps %d, capacity %ld, %s\n", num_keys,
+         dim, batch_size, reps, capacity, level.c_str());
+  if (with_churn) MeasureChurn();
+  if (with_speed) MeasureSpeed();
+  return 0;
+}
+
+}  // namespace
+}  // namespace tfswitch
+
+int main(int argc, char** argv) { return tfswitch::Main(argc, argv); }

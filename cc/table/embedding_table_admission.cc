@@ -1,0 +1,209 @@
+// Keys that have no row yet.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <variant>
+#include <vector>
+
+#include "cc/base/hash.h"
+#include "cc/table/embedding_table_impl.h"
+
+namespace tfswitch {
+namespace {
+
+// In [0, 1), by a hash of the arguments.
+double Draw(uint64_t seed, Key key, uint64_t number) {
+  const uint64_t mixed = HashKey(static_cast<Key>(
+      seed ^ HashKey(static_cast<Key>(HashKey(key) + number))));
+  return static_cast<double>(mixed >> 11) * 0x1p-53;
+}
+
+}  // namespace
+
+bool EmbeddingTable::Impl::InitCandidates() {
+  const size_t stripe_bytes =
+      RoundDownTo(candidate_reservation_.size() / kNumStripes, kHugePageBytes);
+  // Records are not much longer than their place in the index.
+  const size_t index_bytes = RoundDownTo(stripe_bytes / 4, kHugePageBytes);
+  for (int s = 0; s < kNumStripes; ++s) {
+    const size_t at = s * stripe_bytes;
+    Stripe& stripe = stripes_[s];
+    MutexLock lock(&stripe.mutex);
+    if (!stripe.candidates.Init(
+            candidate_reservation_.Span(at, index_bytes),
+            candidate_reservation_.Span(at + index_bytes, index_bytes),
+            candidate_reservation_.Span(at + 2 * index_bytes,
+                                        stripe_bytes - 2 * index_bytes),
+            candidate_floats_)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
+                                       const uint16_t* missing,
+                                       uint32_t num_missing,
+                                       float* embeddings) {
+  const size_t dim = missing_row_.size();
+  for (uint32_t i = 0; i < num_missing; ++i) {
+    std::copy_n(missing_row_.data(), dim, embeddings + missing[i] * dim);
+  }
+  if (num_missing == 0 || !has_weights()) return;
+  const StripeGroups groups(block.data(), num_missing, missing);
+  const absl::Status status =
+      ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
+        const uint32_t position = PositionOfHash(HashKey(block[i]));
+        const float* const record = stripe->candidates.Find(block[i], position);
+        if (record != nullptr) {
+          embeddings[i * dim] = record[candidate_statistics_.num_floats()];
+          return absl::OkStatus();
+        }
+        // It may have been admitted since.
+        const StripeIndex::Entry entry = stripe->index.Find(block[i], position);
+        if (entry.bucket != nullptr) {
+          CopyLocked(stripe, entry, embeddings + i * dim, dim);
+        }
+        return absl::OkStatus();
+      });
+  status.IgnoreError();  // The work above cannot fail.
+}
+
+absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
+                                                       uint32_t position,
+                                                       const StepBatch& batch,
+                                                       uint32_t i) {
+  if (config.admission.has_candidates()) {
+    return AdmitCandidateLocked(stripe, key, position, batch, i);
+  }
+  const float count = batch.InputOf(i).count;
+  if (const auto* rule =
+          std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
+    const auto occurrences = static_cast<uint32_t>(
+        std::min(count, static_cast<float>(rule->min_count)));
+    if (bloom->Add(key, occurrences) < rule->min_count) return false;
+  }
+  if (const auto* rule =
+          std::get_if<ProbabilityAdmission>(&config.admission.policy)) {
+    const double refused =
+        std::pow(1.0 - static_cast<double>(rule->probability),
+                 static_cast<double>(count));
+    if (Draw(config.seed, key, stripe->draws++) < refused) {
+      return false;
+    }
+  }
+  TFSWITCH_RETURN_IF_ERROR(InsertLocked(
+      stripe, key, position, batch.day,
+      [&](float* row) { batch.StepAndObserve(config.dim, row, i); }));
+  return true;
+}
+
+bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
+  const UsageOfRow usage = candidate_statistics_.Read(record, day);
+  if (const auto* rule =
+          std::get_if<MinCountAdmission>(&config.admission.policy)) {
+    return usage.count >= static_cast<float>(rule->min_count);
+  }
+  return candidate_statistics_.Score(usage.show, usage.click) >=
+         std::get<ShowClickAdmission>(config.admission.policy).embedx_threshold;
+}
+
+absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
+    Stripe* stripe, Key key, uint32_t position, const StepBatch& batch,
+    uint32_t i) {
+  const int weight_at = candidate_statistics_.num_floats();
+  float* record = stripe->candidates.Find(key, position);
+  if (record == nullptr) {
+    record = stripe->candidates.Insert(key, position);
+    if (record == nullptr) return OutOfMemory();
+    candidate_statistics_.Init(batch.day, record);
+    if (has_weights()) {
+      std::vector<float> row(static_cast<size_t>(config.dim));
+      initializer_.Fill(key, row.data());
+      record[weight_at] = row[0];
+      weight_optimizer_->InitSlots(record + weight_at + 1);
+    }
+  }
+  const StepInput input = batch.InputOf(i);
+  candidate_statistics_.Observe(input.count, input.shows, batch.ClicksOf(i),
+                                batch.day, record);
+  const float* const gradient =
+      batch.gradients + static_cast<size_t>(i) * config.dim;
+  if (!IsAdmitted(record, batch.day)) {
+    if (has_weights()) {
+      weight_optimizer_->Step(record + weight_at, gradient, input);
+    }
+    return false;
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      InsertLocked(stripe, key, position, batch.day, [&](float* row) {
+        if (has_weights()) {
+          // The weight goes on where it is; its slots are the row's first.
+          row[0] = record[weight_at];
+          std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
+                      row + config.dim);
+        }
+        std::copy_n(record, statistics.num_floats(), row + statistics_at());
+        // The gradient that brought the key in is not lost.
+        optimizer.Step(row, gradient, input);
+      }));
+  stripe->candidates.Erase(key, position);
+  return true;
+}
+
+absl::Status EmbeddingTable::Impl::ForEachCandidate(
+    int64_t max_keys,
+    const std::function<absl::Status(const CandidateChunk&)>& visit) {
+  if (!config.admission.has_candidates()) return absl::OkStatus();
+  const size_t width = static_cast<size_t>(candidate_floats_);
+  const uint64_t buckets_per_visit = std::clamp<uint64_t>(
+      static_cast<uint64_t>(max_keys) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
+  std::vector<Key> keys;
+  std::vector<float> records;
+  for (Stripe& stripe : stripes_) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      keys.clear();
+      records.clear();
+      {
+        MutexLock lock(&stripe.mutex);
+        begin = stripe.candidates.Visit(
+            begin, buckets_per_visit, [&](Key key, const float* record) {
+              keys.push_back(key);
+              records.insert(records.end(), record, record + width);
+            });
+      }
+      if (keys.empty()) continue;
+      TFSWITCH_RETURN_IF_ERROR(visit({keys, records}));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
+                                                    const float* records) {
+  const size_t width = static_cast<size_t>(candidate_floats_);
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
+                              nullptr);
+    TFSWITCH_RETURN_IF_ERROR(
+        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
+          const uint32_t position = PositionOfHash(HashKey(block[i]));
+          if (stripe->index.Find(block[i], position).bucket != nullptr) {
+            return absl::OkStatus();
+          }
+          float* record = stripe->candidates.Find(block[i], position);
+          if (record == nullptr) {
+            record = stripe->candidates.Insert(block[i], position);
+          }
+          if (record == nullptr) return OutOfMemory();
+          std::copy_n(records + (begin + i) * width, width, record);
+          return absl::OkStatus();
+        }));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch

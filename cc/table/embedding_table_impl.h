@@ -1,0 +1,309 @@
+// What EmbeddingTable consists of, for the files that implement it:
+//
+//   embedding_table.cc             reading, stepping and setting rows
+//   embedding_table_admission.cc   keys that have no row yet
+//   embedding_table_shrink.cc      rows that go, and their memory
+
+#ifndef TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_
+#define TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cc/base/memory_region.h"
+#include "cc/base/mutex.h"
+#include "cc/base/racy_memory.h"
+#include "cc/base/status_macros.h"
+#include "cc/optimizer/optimizer.h"
+#include "cc/table/batch_kernels.h"
+#include "cc/table/candidates.h"
+#include "cc/table/embedding_table.h"
+#include "cc/table/initializer.h"
+#include "cc/table/row_store.h"
+#include "cc/table/stripe_index.h"
+
+namespace tfswitch {
+
+// How far ahead of the key in work buckets and rows are prefetched while a
+// stripe is locked.
+inline constexpr uint32_t kLockedDistance = 12;
+
+// Buckets per step of ForEachRow, that is the longest that a stripe is locked.
+inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
+
+// Positions in a stripe are below it.
+inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
+
+struct Stripe {
+  Mutex mutex;
+  // The mutex guards what these call thread-compatible; readers go by the rules
+  // of bucket.h instead, hence no GUARDED_BY.
+  StripeIndex index;
+  RowStore rows;
+  // Written under the mutex, read by anyone.
+  std::atomic<int64_t> inserted_rows{0};
+  std::atomic<int64_t> erased_rows{0};
+  // Unused, and without memory, where the admission policy has none.
+  Candidates candidates;
+  // Numbers what is drawn for admission by probability. Under the mutex.
+  uint64_t draws = 0;
+
+  void CountErased() {
+    erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
+                      std::memory_order_relaxed);
+  }
+};
+
+// The positions of a block of keys, grouped by stripe; within a stripe in the
+// order of the batch.
+class StripeGroups {
+ public:
+  // Takes the positions in `chosen`, or all of them if it is null.
+  StripeGroups(const Key* keys, uint32_t num_keys, const uint16_t* chosen) {
+    uint32_t counts[kNumStripes] = {};
+    for (uint32_t i = 0; i < num_keys; ++i) {
+      ++counts[StripeOfHash(HashKey(keys[chosen ? chosen[i] : i]))];
+    }
+    begins_[0] = 0;
+    uint32_t ends[kNumStripes];
+    for (int s = 0; s < kNumStripes; ++s) {
+      ends[s] = begins_[s];
+      begins_[s + 1] = begins_[s] + counts[s];
+    }
+    for (uint32_t i = 0; i < num_keys; ++i) {
+      const uint32_t position = chosen ? chosen[i] : i;
+      positions_[ends[StripeOfHash(HashKey(keys[position]))]++] =
+          static_cast<uint16_t>(position);
+    }
+  }
+
+  absl::Span<const uint16_t> operator[](int stripe) const {
+    return {positions_ + begins_[stripe],
+            begins_[stripe + 1] - begins_[stripe]};
+  }
+
+ private:
+  uint32_t begins_[kNumStripes + 1];
+  uint16_t positions_[kMaxKernelKeys];
+};
+
+class EmbeddingTable::Impl {
+ public:
+  static absl::StatusOr<std::unique_ptr<Impl>> Create(
+      const TableConfig& config);
+
+  absl::StatusOr<int64_t> Find(absl::Span<const Key> keys, float* embeddings);
+  absl::Status FindOrInsert(absl::Span<const Key> keys, float* embeddings);
+  absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch);
+  // `slots` may be null: slots stay, or start with their initial values.
+  absl::StatusOr<int64_t> Assign(absl::Span<const Key> keys,
+                                 const float* embeddings, const float* slots,
+                                 bool only_missing);
+  int64_t Erase(absl::Span<const Key> keys);
+  absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
+                                      bool dry_run);
+  void ReadUsage(absl::Span<const Key> keys, float day,
+                 absl::Span<UsageOfRow> usage, absl::Span<KeyState> states);
+  absl::Status ForEachRow(
+      int64_t max_rows,
+      const std::function<absl::Status(const RowChunk&)>& visit);
+  absl::Status ForEachCandidate(
+      int64_t max_keys,
+      const std::function<absl::Status(const CandidateChunk&)>& visit);
+  absl::Status AssignCandidates(absl::Span<const Key> keys,
+                                const float* records);
+  void NoteDay(float day);
+  float last_day() const { return last_day_.load(std::memory_order_relaxed); }
+  int64_t size() const;
+  TableStats stats();
+
+  // InvalidArgument unless `got` floats are num_keys x width.
+  absl::Status CheckFloats(const char* what, size_t num_keys,
+                           const char* width_name, int width, size_t got) const;
+
+  int slot_floats() const { return row_floats_ - config.dim; }
+  int candidate_floats() const {
+    return config.admission.has_candidates() ? candidate_floats_ : 0;
+  }
+
+  const TableConfig config;
+  const Optimizer optimizer;
+  const RowStatistics statistics;
+  std::unique_ptr<CountingBloom> bloom;  // Constant after Create().
+
+ private:
+  // Reads and steps single keys for the kernels, waiting where they did not.
+  class PatientSink;
+
+  Impl(const TableConfig& table_config, MemoryReservation reservation);
+
+  bool Init();
+  bool InitCandidates();
+  KernelBatch MakeBatch(absl::Span<const Key> block, IndexView* views,
+                        PatientSink* retry, uint16_t* missing) const;
+
+  // Calls work(stripe, position) under the stripe's mutex for each position of
+  // the groups, prefetching ahead; `work` returns a Status.
+  template <typename Work>
+  absl::Status ForEachLocked(const Key* keys, const StripeGroups& groups,
+                             const Work& work);
+
+  // Gives an absent key a row, seen on `day`, which fill(floats) has completed:
+  // the initial embedding and slots are already there. The stripe's mutex is
+  // held.
+  template <typename Fill>
+  absl::Status InsertLocked(Stripe* stripe, Key key, uint32_t position,
+                            float day, const Fill& fill);
+
+  // Calls modify(floats) on the row of an entry with its bucket locked. The
+  // stripe's mutex is held, so that the entry stays.
+  template <typename Modify>
+  void ModifyLocked(Stripe* stripe, StripeIndex::Entry entry,
+                    const Modify& modify);
+
+  float* RowAt(Key key, uint32_t row) const {
+    return stripes_[StripeOfHash(HashKey(key))].rows.At(row);
+  }
+
+  // Copies floats [0, count) of the row; the stripe's mutex is held.
+  void CopyLocked(Stripe* stripe, StripeIndex::Entry entry, float* to,
+                  size_t count);
+
+  // Forgets what is noted of a key without a row; the stripe's mutex is held.
+  void ForgetLocked(Stripe* stripe, Key key, uint32_t position) {
+    if (config.admission.has_candidates()) {
+      stripe->candidates.Erase(key, position);
+    }
+  }
+
+  // Removes the row of an entry; the stripe's mutex is held.
+  void EraseLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t position);
+
+  // Notes what gradient i of a push says of its key, which has no row, and
+  // gives it one if the admission policy says so, with its step. Returns
+  // whether it has. The stripe's mutex is held.
+  absl::StatusOr<bool> AdmitLocked(Stripe* stripe, Key key, uint32_t position,
+                                   const StepBatch& batch, uint32_t i);
+  // The same where the policy keeps a record of the key.
+  absl::StatusOr<bool> AdmitCandidateLocked(Stripe* stripe, Key key,
+                                            uint32_t position,
+                                            const StepBatch& batch, uint32_t i);
+  // Whether a candidate is one no longer.
+  bool IsAdmitted(const float* record, float day) const;
+
+  // What keys without a row read as.
+  void FillMissing(absl::Span<const Key> block, const uint16_t* missing,
+                   uint32_t num_missing, float* embeddings);
+
+  // Calls visit(key, entry) for the entries of a range of positions; the
+  // stripe's mutex is held. Nothing may be inserted or erased meanwhile.
+  static void VisitEntries(
+      const Stripe& stripe, uint64_t begin, uint64_t end,
+      const std::function<void(Key, StripeIndex::Entry)>& visit);
+  // Calls visit(key, row) for all rows, with the stripe's mutex held, and
+  // erases those for which it returns true.
+  void SiftRows(const std::function<bool(Key, const float*)>& visit);
+  // The same for the candidates.
+  void SiftCandidates(const std::function<bool(const float*)>& visit);
+  // Moves rows of a stripe together and gives memory back.
+  void Compact(Stripe* stripe);
+
+  bool has_weights() const {
+    return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
+  }
+  // Floats of a row before its statistics.
+  int statistics_at() const { return config.dim + optimizer.slot_floats(); }
+
+  // What a call's day is: the server's if it says none.
+  float DayOf(float day);
+  float Today() const;
+
+  absl::Status OutOfMemory() const;
+
+  const Initializer initializer_;
+  const int row_floats_;
+  const size_t stride_;
+  const BatchKernels kernels_;
+  // Before the stripes, which use it until they are destroyed.
+  const MemoryReservation reservation_;
+  const RowStatistics candidate_statistics_;
+  // A candidate's weight, where not_admitted has one: it learns as the first
+  // segment of the row.
+  std::optional<Optimizer> weight_optimizer_;  // Constant after construction.
+  // | statistics | weight | its slots |
+  const int candidate_floats_;
+  std::vector<float> missing_row_;           // Constant after construction.
+  MemoryReservation candidate_reservation_;  // Constant after Create().
+  // Of the last call that said it.
+  std::atomic<float> last_day_{kServersDay};
+  // One shrink at a time.
+  Mutex shrink_mutex_;
+  std::array<Stripe, kNumStripes> stripes_;
+};
+
+template <typename Work>
+absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
+                                                 const StripeGroups& groups,
+                                                 const Work& work) {
+  for (int s = 0; s < kNumStripes; ++s) {
+    const absl::Span<const uint16_t> group = groups[s];
+    if (group.empty()) continue;
+    Stripe& stripe = stripes_[s];
+    MutexLock lock(&stripe.mutex);
+    for (size_t i = 0; i < group.size(); ++i) {
+      if (i + kLockedDistance < group.size()) {
+        __builtin_prefetch(stripe.index.Home(
+            PositionOfHash(HashKey(keys[group[i + kLockedDistance]]))));
+      }
+      TFSWITCH_RETURN_IF_ERROR(work(&stripe, uint32_t{group[i]}));
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename Fill>
+absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
+                                                uint32_t position, float day,
+                                                const Fill& fill) {
+  uint32_t row;
+  if (!stripe->rows.Allocate(&row)) return OutOfMemory();
+  RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* floats) {
+    initializer_.Fill(key, floats);
+    optimizer.InitSlots(floats + config.dim);
+    if (statistics.num_floats() > 0) {
+      statistics.Init(day, floats + statistics_at());
+    }
+    fill(floats);
+  });
+  if (!stripe->index.Insert(key, position, row)) {
+    stripe->rows.Free(row);
+    return OutOfMemory();
+  }
+  stripe->inserted_rows.store(
+      stripe->inserted_rows.load(std::memory_order_relaxed) + 1,
+      std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+template <typename Modify>
+void EmbeddingTable::Impl::ModifyLocked(Stripe* stripe,
+                                        StripeIndex::Entry entry,
+                                        const Modify& modify) {
+  const uint32_t meta = LockBucket(entry.bucket);
+  const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
+  RacyModifyFloats(stripe->rows.At(row), row_floats_, modify);
+  UnlockBucket(entry.bucket, meta);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_

@@ -1,0 +1,254 @@
+// Rows that go, and their memory.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/table/embedding_table_impl.h"
+
+namespace tfswitch {
+
+void EmbeddingTable::Impl::VisitEntries(
+    const Stripe& stripe, uint64_t begin, uint64_t end,
+    const std::function<void(Key, StripeIndex::Entry)>& visit) {
+  stripe.index.VisitBuckets(begin, end, [&](Bucket* bucket) {
+    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
+    for (int i = 0; i < used; ++i) {
+      const Key key = RacyLoad(&bucket->keys[i]);
+      const uint32_t position = PositionOfHash(HashKey(key));
+      if (position >= begin && position < end) visit(key, {bucket, i});
+    }
+  });
+}
+
+void EmbeddingTable::Impl::SiftRows(
+    const std::function<bool(Key, const float*)>& visit) {
+  std::vector<float> row(static_cast<size_t>(row_floats_));
+  std::vector<Key> chosen;
+  // The stripes take turns, so that whoever waits for one gets it: a thread
+  // that locks a mutex again at once leaves no chance to the others.
+  std::array<uint64_t, kNumStripes> begins = {};
+  for (bool is_more = true; is_more;) {
+    is_more = false;
+    for (int s = 0; s < kNumStripes; ++s) {
+      uint64_t& begin = begins[s];
+      if (begin >= kEndOfPositions) continue;
+      is_more = true;
+      Stripe& stripe = stripes_[s];
+      MutexLock lock(&stripe.mutex);
+      const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
+      chosen.clear();
+      VisitEntries(stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
+        CopyLocked(&stripe, entry, row.data(), row.size());
+        if (visit(key, row.data())) chosen.push_back(key);
+      });
+      for (const Key key : chosen) {
+        const uint32_t position = PositionOfHash(HashKey(key));
+        EraseLocked(&stripe, stripe.index.Find(key, position), position);
+      }
+      begin = end;
+    }
+  }
+}
+
+void EmbeddingTable::Impl::SiftCandidates(
+    const std::function<bool(const float*)>& visit) {
+  if (!config.admission.has_candidates()) return;
+  std::vector<Key> chosen;
+  for (Stripe& stripe : stripes_) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      MutexLock lock(&stripe.mutex);
+      chosen.clear();
+      begin = stripe.candidates.Visit(begin, kMaxBucketsPerVisit,
+                                      [&](Key key, const float* record) {
+                                        if (visit(record)) {
+                                          chosen.push_back(key);
+                                        }
+                                      });
+      for (const Key key : chosen) {
+        stripe.candidates.Erase(key, PositionOfHash(HashKey(key)));
+      }
+    }
+  }
+}
+
+namespace {
+
+// Which of the rows that no other rule takes go beyond a limit: those that come
+// first in the order, by a value that grows along it.
+class Surplus {
+ public:
+  // Of `values`, all but `limit` go.
+  Surplus(std::vector<float> values, uint64_t limit) {
+    if (values.size() <= limit) return;
+    const size_t surplus = values.size() - static_cast<size_t>(limit);
+    std::nth_element(values.begin(),
+                     values.begin() + static_cast<std::ptrdiff_t>(surplus - 1),
+                     values.end());
+    last_ = values[surplus - 1];
+    num_equal_ = static_cast<int64_t>(surplus) -
+                 std::count_if(values.begin(), values.end(),
+                               [this](float value) { return value < last_; });
+  }
+
+  // Whether a row with this value goes. Of those with the last value that does,
+  // only as many say yes as there are to go.
+  bool Takes(float value) {
+    if (value < last_) return true;
+    return value == last_ && num_equal_-- > 0;
+  }
+
+ private:
+  float last_ = -std::numeric_limits<float>::infinity();
+  int64_t num_equal_ = 0;
+};
+
+double SquaredNorm(const float* row, int dim) {
+  double sum = 0.0;
+  for (int i = 0; i < dim; ++i) {
+    const auto value = static_cast<double>(row[i]);
+    sum += value * value;
+  }
+  return sum;
+}
+
+}  // namespace
+
+absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
+    const EvictionConfig& rules, float day, bool dry_run) {
+  absl::Status valid = ValidateEviction(rules);
+  if (valid.ok()) valid = CheckCounted(rules, config.statistics);
+  if (!valid.ok()) {
+    return absl::Status(valid.code(), absl::StrCat("table '", config.name,
+                                                   "': ", valid.message()));
+  }
+  if (!dry_run) NoteDay(day);
+  if (day < 0.0f) day = Today();
+  MutexLock lock(&shrink_mutex_);
+  ShrinkReport report;
+  // The counter of the first rule that takes it; null if none does.
+  const auto rule_for = [&](const RowStatistics& counted,
+                            const float* row_statistics) -> int64_t* {
+    const UsageOfRow usage = counted.Read(row_statistics, day);
+    if (rules.delete_after_unseen_days.has_value() &&
+        day - usage.last_seen_day > *rules.delete_after_unseen_days) {
+      return &report.by_ttl;
+    }
+    if (rules.delete_threshold.has_value() &&
+        counted.Score(usage.show, usage.click) < *rules.delete_threshold) {
+      return &report.by_show_click_score;
+    }
+    return nullptr;
+  };
+  const auto rule_for_row = [&](const float* row) -> int64_t* {
+    int64_t* const rule = rule_for(statistics, row + statistics_at());
+    if (rule != nullptr || !rules.min_l2_norm.has_value()) return rule;
+    const auto min_norm = static_cast<double>(*rules.min_l2_norm);
+    return SquaredNorm(row, config.dim) < min_norm * min_norm
+               ? &report.by_l2_norm
+               : nullptr;
+  };
+  const auto order_of = [&](const float* row) {
+    const UsageOfRow usage = statistics.Read(row + statistics_at(), day);
+    return rules.order == EvictionOrder::kLfu ? usage.count
+                                              : usage.last_seen_day;
+  };
+  std::vector<float> order;
+  if (rules.max_rows.has_value()) {
+    order.reserve(static_cast<size_t>(size()));
+    SiftRows([&](Key, const float* row) {
+      if (rule_for_row(row) == nullptr) order.push_back(order_of(row));
+      return false;
+    });
+  }
+  Surplus surplus(std::move(order), rules.max_rows.value_or(
+                                        std::numeric_limits<uint64_t>::max()));
+  SiftRows([&](Key, const float* row) {
+    int64_t* rule = rule_for_row(row);
+    if (rule == nullptr && rules.max_rows.has_value() &&
+        surplus.Takes(order_of(row))) {
+      rule = &report.by_max_rows;
+    }
+    if (rule == nullptr) {
+      ++report.remaining_rows;
+      return false;
+    }
+    ++*rule;
+    ++report.evicted_rows;
+    return !dry_run;
+  });
+  report.evicted_bytes = report.evicted_rows * static_cast<int64_t>(stride_);
+  int64_t num_candidates = 0;
+  SiftCandidates([&](const float* record) {
+    if (rule_for(candidate_statistics_, record) == nullptr) return false;
+    ++num_candidates;
+    return !dry_run;
+  });
+  report.evicted_candidates = num_candidates;
+  if (!dry_run) {
+    for (Stripe& stripe : stripes_) {
+      Compact(&stripe);
+      if (!config.admission.has_candidates()) continue;
+      MutexLock stripe_lock(&stripe.mutex);
+      stripe.candidates.Compact();
+    }
+  }
+  return report;
+}
+
+void EmbeddingTable::Impl::Compact(Stripe* stripe) {
+  uint64_t limit = 0;
+  {
+    MutexLock lock(&stripe->mutex);
+    if (!stripe->rows.IsWorthCompacting()) return;
+    limit = stripe->rows.SortFreeRows();
+    // Room for rows that come in meanwhile: each takes a low place, and a row
+    // for which none is left keeps the memory before it.
+    limit += limit / 16 + 1024;
+  }
+  std::vector<StripeIndex::Entry> beyond;
+  std::vector<uint32_t> left;
+  std::vector<float> floats(static_cast<size_t>(row_floats_));
+  for (uint64_t begin = 0; begin < kEndOfPositions;) {
+    MutexLock lock(&stripe->mutex);
+    const uint64_t end = stripe->index.RangeEnd(begin, kMaxBucketsPerVisit);
+    beyond.clear();
+    VisitEntries(*stripe, begin, end, [&](Key, StripeIndex::Entry entry) {
+      if (RacyLoad(&entry.bucket->rows[entry.at]) >= limit) {
+        beyond.push_back(entry);
+      }
+    });
+    for (const StripeIndex::Entry& entry : beyond) {
+      uint32_t row;
+      if (!stripe->rows.AllocateBelow(limit, &row)) break;
+      // Whoever reads or steps the row in its old place goes by the bucket.
+      const uint32_t meta = LockBucket(entry.bucket);
+      const uint32_t old_row = RacyLoad(&entry.bucket->rows[entry.at]);
+      RacyLoadFloats(floats.data(), stripe->rows.At(old_row), floats.size());
+      RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* to) {
+        std::copy(floats.begin(), floats.end(), to);
+      });
+      RacyStore(&entry.bucket->rows[entry.at], row);
+      UnlockBucket(entry.bucket, meta);
+      left.push_back(old_row);
+    }
+    begin = end;
+  }
+  {
+    MutexLock lock(&stripe->mutex);
+    for (const uint32_t row : left) stripe->rows.Free(row);
+    stripe->rows.SortFreeRows();
+  }
+  for (bool is_more = true; is_more;) {
+    MutexLock lock(&stripe->mutex);
+    is_more = stripe->rows.ReleaseTail();
+  }
+}
+
+}  // namespace tfswitch
