@@ -57,7 +57,7 @@ def test_cowclip_bench_learns_with_each_rule_from_generated_samples() -> None:
     assert base[1] == base[2] == base[3]  # Without a clip, nothing scales.
     assert min(larger) > 0.5
     assert len(set(larger[1:])) == 3
-    assert all(seconds > 0.0 for row in rows for seconds in row[6:])
+    assert [len(row) for row in rows] == [14, 14]  # Seconds, CPU seconds.
 
 
 def test_cowclip_bench_clips_more_the_smaller_r_is() -> None:
@@ -88,7 +88,7 @@ def test_cowclip_bench_reads_frappe_where_it_is() -> None:
         "--rules=cowclip",
     )
 
-    (batch, steps, auc, _), *_ = rows
+    (batch, steps, auc, *_), *_ = rows
     assert (batch, steps) == (4096, 49)
     assert auc > 0.9
 

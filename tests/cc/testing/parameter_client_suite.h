@@ -541,7 +541,9 @@ TEST_P(ParameterClientSuite, OfRepeatedPushesEachIsAppliedOnce) {
 
     EXPECT_EQ(calls.result(0).duplicate, again);
     EXPECT_EQ(calls.result(1).duplicate, again);
-    if (again) EXPECT_FALSE(calls.result(2).duplicate);
+    if (again) {
+      EXPECT_FALSE(calls.result(2).duplicate);
+    }
   }
   EXPECT_THAT(Pull("a", 1, keys), testing::Each(9.0f));
   EXPECT_THAT(Pull("b", 1, keys), testing::Each(8.0f));
