@@ -407,8 +407,16 @@ absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
   return JoinedCalls(std::move(calls)).Wait();
 }
 
+absl::Status CheckNumParts(size_t num_parts) {
+  if (num_parts <= TFSWITCH_MAX_PARTS) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("at most ", TFSWITCH_MAX_PARTS, " tables in one call, got ",
+                   num_parts, "; split them over several calls"));
+}
+
 absl::Status PullManyParts(absl::Span<const Tfswitch_PullPart> parts,
                            bool insert_missing, const LentThreads* threads) {
+  TFSWITCH_RETURN_IF_ERROR(CheckNumParts(parts.size()));
   for (const Tfswitch_PullPart& part : parts) {
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*part.table, part.num_keys));
     if (part.num_unique != nullptr) *part.num_unique = 0;
@@ -482,6 +490,7 @@ absl::Status PullManyParts(absl::Span<const Tfswitch_PullPart> parts,
 
 absl::Status PushManyParts(absl::Span<Tfswitch_PushPart> parts,
                            const LentThreads* threads) {
+  TFSWITCH_RETURN_IF_ERROR(CheckNumParts(parts.size()));
   for (Tfswitch_PushPart& part : parts) {
     part.result = Tfswitch_PushResult{};
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*part.table, part.num_keys));

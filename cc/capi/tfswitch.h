@@ -26,6 +26,8 @@ extern "C" {
 // Grows when a function changes or goes; new ones are added at the end.
 #define TFSWITCH_API_VERSION 7
 #define TFSWITCH_ERROR_SIZE 2048
+// Tables of one call of pull_many or push_unique_many.
+#define TFSWITCH_MAX_PARTS 256
 
 // A worker's item: lost (or finished); its own; the same, and advanced by a
 // step that has not ended.
@@ -320,15 +322,15 @@ typedef struct Tfswitch_Api {
                     float* usage, uint8_t* states, char* error);
 
   // --- Many tables in one call ----------------------------------------------
-  // The reads of all parts, with one message to each server unless they are
-  // long. A table may come more than once.
+  // The reads of all parts, at most TFSWITCH_MAX_PARTS, with one message to
+  // each server unless they are long. A table may come more than once.
   int (*pull_many)(const Tfswitch_PullPart* parts, size_t num_parts,
                    int32_t insert_missing, const Tfswitch_Threads* threads,
                    char* error);
   // The pushes of all parts, likewise. If one must be skipped because scaling
-  // overflowed, so are all. After INVALID_ARGUMENT or NOT_FOUND none has been
-  // applied; after another error some may have been, and the error names what
-  // failed.
+  // overflowed, so are all. Shapes, numbers and rates are checked first: if one
+  // is wrong none has been applied. After an error of a server (a table that is
+  // not there, no memory, no answer) others may have been; it names the table.
   int (*push_unique_many)(Tfswitch_PushPart* parts, size_t num_parts,
                           const Tfswitch_Threads* threads, char* error);
 } Tfswitch_Api;

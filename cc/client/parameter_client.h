@@ -163,11 +163,11 @@ class ParameterClient {
   // be. `parts` may go when the call has been started, but not what its args
   // and spans point to.
   //
-  // Pushes are checked before any of them is applied: after InvalidArgument or
-  // NotFound none has been. What shows only when they are applied (a server
-  // that is away, out of memory, a bsp step that is over) may end a call after
-  // some have been applied; those with an id may be repeated. By default each
-  // part is a call of its own.
+  // Shapes, numbers and rates of pushes are checked before any of them goes.
+  // What only a server knows (no such table, out of memory, a bsp step that is
+  // over) and a server that is away may end a call after some have been
+  // applied; those with an id may be repeated. By default each part is a call
+  // of its own.
   virtual std::unique_ptr<PendingCall> StartPullMany(
       absl::Span<const PullPart> parts);
   virtual std::unique_ptr<PendingCall> StartPushMany(

@@ -62,8 +62,9 @@ REGISTER_OP("Tfswitch>PushUniqueMany")
 The way back of `Tfswitch>TrainingLookupMany`: `Tfswitch>PushUnique` for N
 tables at once, with one message to each server unless the batches are long.
 
-A gradient with NaN or Inf, or a table that is not there, fails the op and
-nothing is applied to any table.
+A gradient with NaN or Inf fails the op and nothing is applied to any table.
+After an error of a server, such as a table that is not there, others may have
+taken their step. At most 256 tables.
 
 tables: The tables.
 unique_ids: From the lookup.

@@ -337,7 +337,10 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
     std::vector<uint64_t> received;
     TFSWITCH_RETURN_IF_ERROR(
         connection->Blame(ReadPullManyResponse(pieces, embeddings, &received)));
-    received.resize(std::max(received.size(), embeddings.size()));
+    if (received.size() != embeddings.size()) {
+      return connection->Blame(absl::InvalidArgumentError(absl::StrCat(
+          "expected ", embeddings.size(), " answers, got ", received.size())));
+    }
     for (size_t i = 0; i < embeddings.size(); ++i) {
       if (received[i] == embeddings[i].size()) continue;
       return absl::InvalidArgumentError(

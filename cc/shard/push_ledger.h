@@ -26,8 +26,10 @@ namespace tfswitch {
 // Thread-safe.
 class PushLedger {
  public:
-  // A client that sends its pushes in parts gives each of them eight.
-  static constexpr uint64_t kWindow = 8 * 1024;
+  // A client that sends its pushes in parts gives each of them eight. It must
+  // have fewer than 8,192 under way at once: a step of many tables is that many
+  // pushes, and the last may be applied first.
+  static constexpr uint64_t kWindow = 8 * 8192;
   static constexpr size_t kMaxClients = 4096;
 
   enum class Verdict { kApply, kDuplicate };

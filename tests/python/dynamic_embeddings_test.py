@@ -699,3 +699,10 @@ def test_bad_inputs_are_named(embedded, inputs, more, message):
 def test_missing_placeholders_are_refused_while_building_a_model(embedded):
     with pytest.raises(ValueError, match="no ids of feature 'b'"):
         make_small()({"a": keras.Input((3,), dtype="int64")})
+
+
+def test_more_features_than_one_op_takes_are_refused(embedded):
+    with pytest.raises(ValueError, match=r"257 entries.*at most 256"):
+        tsw.keras.DynamicEmbeddings(
+            {f"f{i}": {"output_dim": 2} for i in range(257)}
+        )

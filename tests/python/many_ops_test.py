@@ -323,3 +323,41 @@ def test_a_server_that_is_away_is_named():
 
         with pytest.raises(tf.errors.UnavailableError, match=address):
             ops.training_lookup_many([lookup_of(table, [1], anchor)] * 2)
+
+
+def test_each_of_very_many_pushes_counts_in_any_order_of_tables(cluster):
+    tables = [make_table(f"t{i}", 1, initializer="zeros") for i in range(256)]
+    for table in tables:
+        table.lookup_or_create([1])
+    tables.reverse()
+    ones = {
+        "tables": [t.handle for t in tables],
+        "unique_ids": [[1]] * 256,
+        "inverses": [[0]] * 256,
+        "gradients": [[[1.0]]] * 256,
+        "learning_rates": [1.0] * 256,
+        "loss_scale": 0.0,
+        "shows": [[]] * 256,
+        "clicks": [[]] * 256,
+        "global_steps": [0] * 256,
+    }
+    for _ in range(6):
+        library.tfswitch_push_unique_many(**ones)
+
+    for table in tables:
+        assert table.lookup([1]).numpy().tolist() == [[-6.0]]
+
+
+def test_more_tables_than_a_call_takes_are_refused(embedded):
+    table = make_table("t", 1)
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="at most 256 tables"
+    ):
+        ops.lookup_many(
+            [table.handle] * 257,
+            [tf.constant([1])] * 257,
+            dims=[1] * 257,
+            insert_missing=True,
+        )
+    assert table.size() == 0

@@ -17,6 +17,9 @@ from tfswitch.keras.dynamic_embedding import (
 from tfswitch.ops import embedding_ops
 from tfswitch.table import EmbeddingTable, TableIds, training_lookup_many
 
+# Tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
+_MAX_FEATURES = 256
+
 
 @_backend.register_keras_serializable(package="tfswitch")
 class DynamicEmbeddings(_backend.Layer):
@@ -82,9 +85,10 @@ class DynamicEmbeddings(_backend.Layer):
         A dict with the output of each feature's layer.
 
     Raises:
-        ValueError: If `features` is empty, holds something else, or holds one
-            layer twice; from calls, if ids of a feature are missing or of one
-            that there is not; what `DynamicEmbedding` raises.
+        ValueError: If `features` is empty, has more than 256 entries, holds
+            something else, or holds one layer twice; from calls, if ids of a
+            feature are missing or of one that there is not; what
+            `DynamicEmbedding` raises.
         tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
             if a server does not answer. Other servers may have been pushed to.
     """
@@ -341,6 +345,11 @@ def _check_features(features: Any) -> None:
             "DynamicEmbedding or its arguments. Received: "
             f"features={features!r}"
         )
+    if len(features) > _MAX_FEATURES:
+        raise ValueError(
+            f"`features` has {len(features)} entries, and one layer takes at "
+            f"most {_MAX_FEATURES}. Split them over several layers."
+        )
     seen: dict[int, str] = {}
     for name, given in features.items():
         if not isinstance(name, str) or not name:
@@ -371,8 +380,10 @@ def _attribute(feature: str) -> str:
 def _learn_alike(one: EmbeddingTable, other: EmbeddingTable) -> bool:
     """Whether two objects of one table have the same learning rate."""
     a, b = one.optimizer.learning_rate, other.optimizer.learning_rate
-    if one is other or a is b or a == b:
+    if one is other or a is b:
         return True
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b
     # Schedules that were loaded, or made of one config.
     return (
         type(a) is type(b)

@@ -234,7 +234,9 @@ TEST(ManyCallsTest, PushesWhoseAnswerIsLostAreEachAppliedOnce) {
     const absl::Status status = client->StartPushMany(calls.pushes)->Wait();
     ASSERT_TRUE(status.ok()) << status;
   });
-  while (direct->ListTables("b")->at(0).stats.num_rows < 2) {
+  for (const char* table : {"a", "b"}) {
+    while (direct->ListTables(table)->at(0).stats.num_rows < 2) {
+    }
   }
   proxy.CutConnections();
   proxy.HoldAnswers(false);

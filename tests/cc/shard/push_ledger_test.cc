@@ -48,6 +48,15 @@ TEST(PushLedgerTest, WhatFellOutOfTheWindowCountsAsApplied) {
   Apply(ledger, 1, far - PushLedger::kWindow + 1);
 }
 
+TEST(PushLedgerTest, ThousandsOfPushesOfAStepMayEndInAnyOrder) {
+  PushLedger ledger;
+  // Each has eight sequences, of which the first is used.
+  for (uint64_t push = 8191; push > 0; --push) Apply(ledger, 1, 8 * push);
+  for (uint64_t push = 8191; push > 0; --push) {
+    EXPECT_EQ(ledger.Begin(1, 8 * push), Verdict::kDuplicate);
+  }
+}
+
 TEST(PushLedgerTest, AFailedPushMayBeTriedAgain) {
   PushLedger ledger;
   ASSERT_EQ(ledger.Begin(1, 1), Verdict::kApply);
