@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cc/base/page_keeper.h"
+#include "cc/base/racy_memory.h"
 
 namespace tfswitch {
 namespace {
@@ -12,8 +13,13 @@ namespace {
 constexpr size_t kCacheLineBytes = 64;
 constexpr size_t kSmallStrideBytes = 16;
 
-// Less than this is not worth the way.
+// Less than this is not worth the way. ThreadSanitizer keeps hundreds of bytes
+// for each float that threads share, so there a small table must do.
+#if TFSWITCH_THREAD_SANITIZER
+constexpr size_t kMinReleaseBytes = size_t{64} << 10;
+#else
 constexpr size_t kMinReleaseBytes = 2 * kHugePageBytes;
+#endif
 constexpr size_t kReleaseStepBytes = 8 * kHugePageBytes;
 
 }  // namespace

@@ -117,8 +117,9 @@ TEST(RowLifeTest, ScalarAndVectorKernelsCountAlike) {
 }
 
 TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
-  // Long rows, so that enough memory is free for rows to be moved.
-  constexpr int kDim = 1024;
+  // Long rows, so that enough memory is free for rows to be moved; see
+  // kMinReleaseBytes of cc/table/row_store.cc.
+  constexpr int kDim = kSlowdown == 1 ? 1024 : 64;
   TableConfig config = MakeConfig(kDim, SgdConfig{}, ConstantInitializer{0.0f});
   config.statistics.kind = StatisticsKind::kUsage;
   const auto table = MakeTable(config);
@@ -159,9 +160,11 @@ TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
     const auto report = table->Shrink(rules, 1000.0f, /*dry_run=*/false);
     ASSERT_TRUE(report.ok());
     EXPECT_GE(report->by_ttl, num_going);
-    // Not merely put on the free list.
-    EXPECT_LT(table->stats().reserved_bytes - before,
-              report->evicted_bytes / 2);
+    // Not merely put on the free list. (A huge page of each stripe stays.)
+    if (kSlowdown == 1) {
+      EXPECT_LT(table->stats().reserved_bytes - before,
+                report->evicted_bytes / 2);
+    }
     for (int i = 0; i <= round; ++i) {
       for (const float value : FindAll(*table, KeyRange(-200 * (i + 1), 200))) {
         ASSERT_EQ(value, 1.0f);
