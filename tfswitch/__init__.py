@@ -20,6 +20,7 @@ from tfswitch import (
 )
 from tfswitch.cluster import Cluster, connect
 from tfswitch.dense import DenseTable
+from tfswitch.row_type import RowType
 from tfswitch.server import Server
 from tfswitch.table import EmbeddingTable
 
@@ -29,6 +30,7 @@ __all__ = [
     "Cluster",
     "DenseTable",
     "EmbeddingTable",
+    "RowType",
     "Server",
     "__version__",
     "admission",

@@ -20,6 +20,7 @@ from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
+from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch._learning_rate import LearningRate
 from tfswitch.cluster import Cluster, default_cluster
@@ -61,7 +62,7 @@ class EmbeddingTable:
     Args:
         name: 1 to 256 characters.
         dim: Length of a row, 1 to 4096.
-        dtype: "float32", the only one so far.
+        dtype: Of lookups and gradients: "float32", the only one.
         initializer: First value of a row: a name such as "uniform", an object
             of `tfswitch.initializers`, or the Keras one of that kind.
         optimizer: A name such as "adagrad" or "adam", an object of
@@ -73,6 +74,9 @@ class EmbeddingTable:
         statistics: What is counted of each row: an object of
             `tfswitch.statistics`. None means what `admission` and `eviction`
             need.
+        row_type: How rows are kept in memory: a `tfswitch.RowType`, or
+            "float16" or "bfloat16" for such embeddings with a float32 optimizer
+            state. None means float32.
         seed: Decides, with the id, the first value of each row.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`. With
@@ -109,6 +113,7 @@ class EmbeddingTable:
         admission: Any = None,
         eviction: Any = None,
         statistics: Any = None,
+        row_type: Any = None,
         seed: int = 0,
         consistency: Any = None,
         cluster: Cluster | None = None,
@@ -121,7 +126,8 @@ class EmbeddingTable:
         check_dim("dim", dim)
         if dtype not in ("float32", tf.float32):
             raise ValueError(
-                f'`dtype` must be "float32". Received: dtype={dtype!r}'
+                '`dtype` must be "float32"; what is kept in memory is '
+                f"`row_type`. Received: dtype={dtype!r}"
             )
         check_seed(seed)
         if cluster is not None and not isinstance(cluster, Cluster):
@@ -137,6 +143,7 @@ class EmbeddingTable:
         self._statistics = find_statistics(
             statistics, self._admission, self._eviction
         )
+        self._row_type = row_type_lib.get(row_type)
         self._name = name
         self._dim = int(dim)
         self._seed = int(seed)
@@ -157,6 +164,8 @@ class EmbeddingTable:
             config["eviction"] = self._eviction.to_table_config()
         if self._statistics is not None:
             config["statistics"] = self._statistics.to_table_config()
+        if self._row_type != row_type_lib.RowType():
+            config["row_type"] = self._row_type.to_table_config()
         self._config = json.dumps(config, sort_keys=True)
         self._native = self._cluster._native.open_table(self._config)
         self._learning_rate = LearningRate(self._optimizer.learning_rate)
@@ -241,6 +250,11 @@ class EmbeddingTable:
     def statistics(self) -> Any:
         """What is counted of each row, or None."""
         return self._statistics
+
+    @property
+    def row_type(self) -> row_type_lib.RowType:
+        """How rows are kept in memory."""
+        return self._row_type
 
     @property
     def consistency(self) -> consistency_lib.Consistency:

@@ -199,12 +199,20 @@ float AdamCorrection(const OptimizerParams& params, float steps) {
   return static_cast<float>(std::sqrt(1.0 - power_2) / (1.0 - power_1));
 }
 
-int SlotFloats(const OptimizerConfig& config, int dim) {
+std::vector<SlotRun> SlotRuns(const OptimizerConfig& config, int dim) {
   const std::vector<int> dims = SegmentDims(config, dim);
-  int slot_floats = 0;
+  std::vector<SlotRun> runs;
   for (size_t i = 0; i < dims.size(); ++i) {
-    slot_floats += SlotFloatsOf(PlanOf(config.segments[i].rule), dims[i]);
+    const Plan plan = PlanOf(config.segments[i].rule);
+    runs.push_back({plan.num_vectors * dims[i], true});
+    runs.push_back({plan.num_floats, false});
   }
+  return runs;
+}
+
+int SlotFloats(const OptimizerConfig& config, int dim) {
+  int slot_floats = 0;
+  for (const SlotRun& run : SlotRuns(config, dim)) slot_floats += run.count;
   return slot_floats;
 }
 

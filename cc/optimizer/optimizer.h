@@ -155,6 +155,16 @@ class Optimizer {
 // The number of slot floats of a row, without building an Optimizer.
 int SlotFloats(const OptimizerConfig& config, int dim);
 
+// Slots that follow each other in a row.
+struct SlotRun {
+  int count = 0;
+  // One for each coordinate of the embedding; else what a row has one of.
+  bool is_per_coordinate = false;
+};
+
+// All slots of a row, in order.
+std::vector<SlotRun> SlotRuns(const OptimizerConfig& config, int dim);
+
 // Whether the slots of both are of the same number and meaning, so that rows of
 // one are rows of the other. Knobs and options may differ.
 bool HaveEqualState(const OptimizerConfig& a, const OptimizerConfig& b,

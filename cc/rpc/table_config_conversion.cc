@@ -359,6 +359,31 @@ AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
   return config;
 }
 
+// The values of both enums are in one order. One that is not known here becomes
+// one that Validate() refuses.
+template <typename Enum>
+Enum FromProtoEnum(int value) {
+  constexpr int kUnknown = 255;
+  return static_cast<Enum>(value < 0 || value > kUnknown ? kUnknown : value);
+}
+
+v1::RowTypeConfig ToProto(const RowTypeConfig& config) {
+  using Proto = v1::RowTypeConfig;
+  Proto proto;
+  proto.set_embeddings(static_cast<Proto::FloatType>(config.embeddings));
+  proto.set_slots(static_cast<Proto::FloatType>(config.slots));
+  proto.set_rounding(static_cast<Proto::Rounding>(config.rounding));
+  return proto;
+}
+
+RowTypeConfig FromProto(const v1::RowTypeConfig& proto) {
+  RowTypeConfig config;
+  config.embeddings = FromProtoEnum<FloatType>(proto.embeddings());
+  config.slots = FromProtoEnum<FloatType>(proto.slots());
+  config.rounding = FromProtoEnum<Rounding>(proto.rounding());
+  return config;
+}
+
 }  // namespace
 
 v1::EvictionConfig ToProto(const EvictionConfig& config) {
@@ -423,6 +448,7 @@ v1::TableConfig ToProto(const TableConfig& config) {
   *proto.mutable_statistics() = ToProto(config.statistics);
   *proto.mutable_admission() = ToProto(config.admission);
   *proto.mutable_eviction() = ToProto(config.eviction);
+  *proto.mutable_row_type() = ToProto(config.row_type);
   return proto;
 }
 
@@ -441,6 +467,7 @@ TableConfig FromProto(const v1::TableConfig& proto) {
   config.statistics = FromProto(proto.statistics());
   config.admission = FromProto(proto.admission());
   config.eviction = FromProto(proto.eviction());
+  config.row_type = FromProto(proto.row_type());
   return config;
 }
 

@@ -18,6 +18,7 @@
 #include "cc/base/cpu_features.h"
 #include "cc/base/key_observations.h"
 #include "cc/optimizer/optimizer.h"
+#include "cc/table/row_codec.h"
 #include "cc/table/row_statistics.h"
 #include "cc/table/stripe_index.h"
 
@@ -45,7 +46,8 @@ struct KernelBatch {
   const Key* keys = nullptr;
   uint32_t num_keys = 0;  // At most kMaxKernelKeys.
   int dim = 0;
-  size_t row_bytes = 0;  // Embedding and slots.
+  const RowCodec* codec = nullptr;
+  float* scratch = nullptr;  // Of a row's floats, for rows that are not plain.
   size_t stride = 0;
   const IndexView* views = nullptr;  // One per stripe.
   // Counts how often `retry` has put newer views in their places.
@@ -65,6 +67,7 @@ struct StepBatch {
   int statistics_at = 0;                      // Floats before them.
   KeyObservations observations;
   float day = 0.0f;
+  RowRounding rounding;  // With a seed for the batch.
 
   bool has_observations() const {
     return statistics != nullptr || !observations.counts.empty() ||
@@ -97,6 +100,11 @@ struct StepBatch {
     return own;
   }
 
+  [[gnu::always_inline]] RowRounding RoundingOf(Key key) const {
+    return {rounding.is_stochastic,
+            rounding.seed ^ static_cast<uint32_t>(HashKey(key))};
+  }
+
   [[gnu::always_inline]] float ClicksOf(uint32_t i) const {
     return observations.clicks.data() != nullptr ? observations.clicks.data()[i]
                                                  : 0.0f;
@@ -105,19 +113,19 @@ struct StepBatch {
 
 // All return the number of missing keys.
 struct BatchKernels {
-  // Copies the embedding of keys[i] to embeddings + i * dim. Those of missing
+  // Writes the embedding of keys[i] to embeddings + i * dim. Those of missing
   // keys are left as they are.
-  uint32_t (*read)(const KernelBatch&, float* embeddings);
+  uint32_t (*read)(const KernelBatch&, float* embeddings) = nullptr;
   // Step() and StepAndObserve() for the row of each key.
-  uint32_t (*step)(const KernelBatch&, const StepBatch&);
-  uint32_t (*step_and_observe)(const KernelBatch&, const StepBatch&);
+  uint32_t (*step)(const KernelBatch&, const StepBatch&) = nullptr;
+  uint32_t (*step_and_observe)(const KernelBatch&, const StepBatch&) = nullptr;
 };
 
 namespace scalar {
-BatchKernels FindBatchKernels(int dim);
+BatchKernels FindBatchKernels(int dim, const RowCodec& codec);
 }
 namespace avx2 {
-BatchKernels FindBatchKernels(int dim);
+BatchKernels FindBatchKernels(int dim, const RowCodec& codec);
 }
 
 }  // namespace tfswitch

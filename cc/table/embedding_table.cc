@@ -66,7 +66,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
 
   bool Read(Key key, float* embedding) override {
     return Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
-      RacyLoadFloats(embedding, row, static_cast<size_t>(table_->config.dim));
+      table_->RacyLoadEmbedding(row, embedding);
       return IsUnchanged(bucket, meta);
     });
   }
@@ -78,7 +78,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
           const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
           if (is_ours) {
             row = table_->RowAt(key, RacyLoad(&bucket->rows[entry]));
-            RacyModifyFloats(row, table_->row_floats_, [&](float* floats) {
+            table_->ModifyRow(row, steps_->RoundingOf(key), [&](float* floats) {
               steps_->StepAndObserve(table_->config.dim, floats, i);
             });
           }
@@ -137,13 +137,12 @@ EmbeddingTable::Impl::Impl(const TableConfig& table_config,
     : config(table_config),
       optimizer(config.optimizer, config.dim),
       statistics(config.statistics),
+      codec(config),
       initializer_(config.initializer, config.seed, config.dim),
-      row_floats_(config.dim + optimizer.slot_floats() +
-                  statistics.num_floats()),
-      stride_(RowStride(row_floats_)),
+      stride_(RowStride(codec.num_words())),
       kernels_(ActiveSimdLevel() == SimdLevel::kAvx2
-                   ? avx2::FindBatchKernels(config.dim)
-                   : scalar::FindBatchKernels(config.dim)),
+                   ? avx2::FindBatchKernels(config.dim, codec)
+                   : scalar::FindBatchKernels(config.dim, codec)),
       reservation_(std::move(reservation)),
       candidate_statistics_(StatisticsOfCandidates(config.statistics)),
       candidate_floats_(candidate_statistics_.num_floats() +
@@ -262,7 +261,7 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
   batch.keys = block.data();
   batch.num_keys = static_cast<uint32_t>(block.size());
   batch.dim = config.dim;
-  batch.row_bytes = static_cast<size_t>(row_floats_) * sizeof(float);
+  batch.codec = &codec;
   batch.stride = stride_;
   batch.views = views;
   batch.retry = retry;
@@ -271,17 +270,39 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
   return batch;
 }
 
-void EmbeddingTable::Impl::CopyLocked(Stripe* stripe, StripeIndex::Entry entry,
-                                      float* to, size_t count) {
-  const float* const row =
-      stripe->rows.At(RacyLoad(&entry.bucket->rows[entry.at]));
-  SpinWait wait;
-  for (;; wait.Pause()) {
-    const uint32_t meta = LoadMeta(entry.bucket);
-    if ((meta & kMetaLocked) != 0) continue;
-    RacyLoadFloats(to, row, count);
-    if (IsUnchanged(entry.bucket, meta)) return;
+void EmbeddingTable::Impl::RacyLoadEmbedding(const float* words,
+                                             float* embedding) const {
+  const auto num_words = static_cast<size_t>(codec.embedding_words());
+  if (codec.embedding_type() == FloatType::kFloat32) {
+    RacyLoadFloats(embedding, words, num_words);
+    return;
   }
+  RowBuffer copy(num_words);
+  RacyLoadFloats(copy.data(), words, num_words);
+  codec.DecodeEmbedding(copy.data(), embedding);
+}
+
+void EmbeddingTable::Impl::CopyEmbeddingLocked(Stripe* stripe,
+                                               StripeIndex::Entry entry,
+                                               float* embedding) {
+  LoadLocked(stripe, entry,
+             [&](const float* words) { RacyLoadEmbedding(words, embedding); });
+}
+
+void EmbeddingTable::Impl::CopyRowLocked(Stripe* stripe,
+                                         StripeIndex::Entry entry, float* row) {
+  const auto num_words = static_cast<size_t>(codec.num_words());
+  if (codec.is_plain()) {
+    LoadLocked(stripe, entry, [&](const float* words) {
+      RacyLoadFloats(row, words, num_words);
+    });
+    return;
+  }
+  RowBuffer copy(num_words);
+  LoadLocked(stripe, entry, [&](const float* words) {
+    RacyLoadFloats(copy.data(), words, num_words);
+  });
+  codec.Decode(copy.data(), row);
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
@@ -323,15 +344,27 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
           // Another thread, or the same key earlier in the batch.
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr) {
-            CopyLocked(stripe, entry, to + i * dim, dim);
+            CopyEmbeddingLocked(stripe, entry, to + i * dim);
             return absl::OkStatus();
           }
           return InsertLocked(
-              stripe, key, position, Today(),
+              stripe, key, position, Today(), RowRounding(),
               [&](const float* row) { std::copy_n(row, dim, to + i * dim); });
         }));
   }
   return absl::OkStatus();
+}
+
+RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch) {
+  if (config.row_type.rounding == Rounding::kNearest) return {};
+  // Numbered steps are rounded the same way whatever threads they run on.
+  const uint64_t number =
+      batch.global_step > 0
+          ? static_cast<uint64_t>(batch.global_step)
+          : num_pushes_.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t seed = HashKey(
+      static_cast<Key>(HashKey(static_cast<Key>(config.seed)) + number));
+  return {true, static_cast<uint32_t>(seed >> 32)};
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
@@ -351,6 +384,11 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   // one that does.
   NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
+  std::vector<float> scratch;
+  if (!codec.is_plain()) {
+    scratch.resize(static_cast<size_t>(codec.num_floats()));
+    steps.rounding = RoundingOf(batch);
+  }
   retry.SetSteps(&steps);
   int64_t num_updated = 0;
   for (size_t begin = 0; begin < batch.keys.size(); begin += kMaxKernelKeys) {
@@ -358,7 +396,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
         batch.keys.subspan(begin, kMaxKernelKeys);
     steps.gradients = batch.gradients.data() + begin * dim;
     steps.observations = batch.observations.subspan(begin, block.size());
-    const KernelBatch kernel_batch = MakeBatch(block, views, &retry, missing);
+    KernelBatch kernel_batch = MakeBatch(block, views, &retry, missing);
+    kernel_batch.scratch = scratch.data();
     const uint32_t num_missing =
         steps.has_observations()
             ? kernels_.step_and_observe(kernel_batch, steps)
@@ -373,7 +412,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr) {
             ++num_updated;
-            ModifyLocked(stripe, entry, [&](float* row) {
+            ModifyLocked(stripe, entry, steps.RoundingOf(key), [&](float* row) {
               steps.StepAndObserve(config.dim, row, i);
             });
             return absl::OkStatus();
@@ -414,11 +453,12 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
           if (entry.bucket != nullptr && only_missing) return absl::OkStatus();
           ++num_assigned;
           if (entry.bucket != nullptr) {
-            ModifyLocked(stripe, entry, set);
+            ModifyLocked(stripe, entry, RowRounding(), set);
             return absl::OkStatus();
           }
           ForgetLocked(stripe, key, position);
-          return InsertLocked(stripe, key, position, Today(), set);
+          return InsertLocked(stripe, key, position, Today(), RowRounding(),
+                              set);
         }));
   }
   return num_assigned;
@@ -460,7 +500,7 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
                                      absl::Span<UsageOfRow> usage,
                                      absl::Span<KeyState> states) {
   if (day < 0.0f) day = Today();
-  std::vector<float> row(static_cast<size_t>(row_floats_));
+  std::vector<float> row(static_cast<size_t>(codec.num_floats()));
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
@@ -475,7 +515,7 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
           to = UsageOfRow();
           state = KeyState::kUnknown;
           if (entry.bucket != nullptr) {
-            CopyLocked(stripe, entry, row.data(), row.size());
+            CopyRowLocked(stripe, entry, row.data());
             to = statistics.Read(row.data() + statistics_at(), day);
             state = KeyState::kRow;
           } else if (config.admission.has_candidates()) {
@@ -504,7 +544,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
       static_cast<uint64_t>(max_rows) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
-  std::vector<float> row(row_floats_);
+  std::vector<float> row(static_cast<size_t>(codec.num_floats()));
   std::vector<Key> keys;
   std::vector<float> embeddings;
   std::vector<float> slots;
@@ -521,7 +561,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         const uint64_t end = stripe.index.RangeEnd(begin, buckets_per_visit);
         VisitEntries(stripe, begin, end,
                      [&](Key key, StripeIndex::Entry entry) {
-                       CopyLocked(&stripe, entry, row.data(), row.size());
+                       CopyRowLocked(&stripe, entry, row.data());
                        keys.push_back(key);
                        embeddings.insert(embeddings.end(), row.begin(),
                                          row.begin() + dim);

@@ -1,4 +1,4 @@
-// The table: int64 keys to rows of float32, read and updated in batches by many
+// The table: int64 keys to rows of floats, read and updated in batches by many
 // threads.
 //
 //   key --hash--> stripe (16) --> bucket (64 B) --> row (fixed address)
@@ -94,9 +94,12 @@ struct RowChunk {
 
 // Maps keys to rows. A row is one embedding followed by its slots: the state of
 // the optimizer and, where the config asks for them, statistics of its use
-// (row_statistics.h). All float32 and contiguous:
+// (row_statistics.h). All contiguous:
 //
 //   | embedding: dim floats | slots: slot_floats |
+//
+// Calls have float32; config().row_type may have parts of a row kept in 16 bits
+// (row_codec.h).
 //
 // With an admission policy a key gets its row from a push, when the policy says
 // so; until then the table notes what it needs to decide (candidates, or the

@@ -64,7 +64,7 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
         // It may have been admitted since.
         const StripeIndex::Entry entry = stripe->index.Find(block[i], position);
         if (entry.bucket != nullptr) {
-          CopyLocked(stripe, entry, embeddings + i * dim, dim);
+          CopyEmbeddingLocked(stripe, entry, embeddings + i * dim);
         }
         return absl::OkStatus();
       });
@@ -95,7 +95,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
     }
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      stripe, key, position, batch.day,
+      stripe, key, position, batch.day, batch.RoundingOf(key),
       [&](float* row) { batch.StepAndObserve(config.dim, row, i); }));
   return true;
 }
@@ -137,8 +137,8 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     }
     return false;
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      InsertLocked(stripe, key, position, batch.day, [&](float* row) {
+  TFSWITCH_RETURN_IF_ERROR(InsertLocked(
+      stripe, key, position, batch.day, batch.RoundingOf(key), [&](float* row) {
         if (has_weights()) {
           // The weight goes on where it is; its slots are the row's first.
           row[0] = record[weight_at];

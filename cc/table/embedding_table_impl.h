@@ -16,18 +16,21 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/racy_memory.h"
+#include "cc/base/spin_wait.h"
 #include "cc/base/status_macros.h"
 #include "cc/optimizer/optimizer.h"
 #include "cc/table/batch_kernels.h"
 #include "cc/table/candidates.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/initializer.h"
+#include "cc/table/row_codec.h"
 #include "cc/table/row_store.h"
 #include "cc/table/stripe_index.h"
 
@@ -39,6 +42,9 @@ inline constexpr uint32_t kLockedDistance = 12;
 
 // Buckets per step of ForEachRow, that is the longest that a stripe is locked.
 inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
+
+// For a row of one table, on the stack if it is not long.
+using RowBuffer = absl::InlinedVector<float, 256>;
 
 // Positions in a stripe are below it.
 inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
@@ -130,7 +136,7 @@ class EmbeddingTable::Impl {
   absl::Status CheckFloats(const char* what, size_t num_keys,
                            const char* width_name, int width, size_t got) const;
 
-  int slot_floats() const { return row_floats_ - config.dim; }
+  int slot_floats() const { return codec.num_floats() - config.dim; }
   int candidate_floats() const {
     return config.admission.has_candidates() ? candidate_floats_ : 0;
   }
@@ -138,6 +144,7 @@ class EmbeddingTable::Impl {
   const TableConfig config;
   const Optimizer optimizer;
   const RowStatistics statistics;
+  const RowCodec codec;
   std::unique_ptr<CountingBloom> bloom;  // Constant after Create().
 
  private:
@@ -162,21 +169,33 @@ class EmbeddingTable::Impl {
   // held.
   template <typename Fill>
   absl::Status InsertLocked(Stripe* stripe, Key key, uint32_t position,
-                            float day, const Fill& fill);
+                            float day, const RowRounding& rounding,
+                            const Fill& fill);
 
   // Calls modify(floats) on the row of an entry with its bucket locked. The
   // stripe's mutex is held, so that the entry stays.
   template <typename Modify>
   void ModifyLocked(Stripe* stripe, StripeIndex::Entry entry,
-                    const Modify& modify);
+                    const RowRounding& rounding, const Modify& modify);
+
+  // Calls modify(floats) for a row that nobody else is writing.
+  template <typename Modify>
+  void ModifyRow(float* words, const RowRounding& rounding,
+                 const Modify& modify) const;
 
   float* RowAt(Key key, uint32_t row) const {
     return stripes_[StripeOfHash(HashKey(key))].rows.At(row);
   }
 
-  // Copies floats [0, count) of the row; the stripe's mutex is held.
-  void CopyLocked(Stripe* stripe, StripeIndex::Entry entry, float* to,
-                  size_t count);
+  // Calls load(words) until it has seen them whole; the stripe's mutex is held.
+  template <typename Load>
+  void LoadLocked(Stripe* stripe, StripeIndex::Entry entry, const Load& load);
+  // Copies the floats of the row, or those of its embedding.
+  void CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, float* row);
+  void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
+                           float* embedding);
+  // Another thread may be writing the row.
+  void RacyLoadEmbedding(const float* words, float* embedding) const;
 
   // Forgets what is noted of a key without a row; the stripe's mutex is held.
   void ForgetLocked(Stripe* stripe, Key key, uint32_t position) {
@@ -223,6 +242,9 @@ class EmbeddingTable::Impl {
   // Floats of a row before its statistics.
   int statistics_at() const { return config.dim + optimizer.slot_floats(); }
 
+  // How a push is rounded.
+  RowRounding RoundingOf(const GradientBatch& batch);
+
   // What a call's day is: the server's if it says none.
   float DayOf(float day);
   float Today() const;
@@ -230,7 +252,6 @@ class EmbeddingTable::Impl {
   absl::Status OutOfMemory() const;
 
   const Initializer initializer_;
-  const int row_floats_;
   const size_t stride_;
   const BatchKernels kernels_;
   // Before the stripes, which use it until they are destroyed.
@@ -245,6 +266,8 @@ class EmbeddingTable::Impl {
   MemoryReservation candidate_reservation_;  // Constant after Create().
   // Of the last call that said it.
   std::atomic<float> last_day_{kServersDay};
+  // Numbers pushes that do not say their step, for rounding by chance.
+  std::atomic<uint64_t> num_pushes_{0};
   // One shrink at a time.
   Mutex shrink_mutex_;
   std::array<Stripe, kNumStripes> stripes_;
@@ -273,17 +296,34 @@ absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
 template <typename Fill>
 absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
                                                 uint32_t position, float day,
+                                                const RowRounding& rounding,
                                                 const Fill& fill) {
   uint32_t row;
   if (!stripe->rows.Allocate(&row)) return OutOfMemory();
-  RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* floats) {
+  float* const words = stripe->rows.At(row);
+  const auto init = [&](float* floats) {
     initializer_.Fill(key, floats);
     optimizer.InitSlots(floats + config.dim);
     if (statistics.num_floats() > 0) {
       statistics.Init(day, floats + statistics_at());
     }
-    fill(floats);
-  });
+  };
+  if (codec.is_plain()) {
+    RacyModifyFloats(words, codec.num_words(), [&](float* floats) {
+      init(floats);
+      fill(floats);
+    });
+  } else {
+    // A step goes on from the row as a lookup before it would have left it.
+    RowBuffer floats(codec.num_floats());
+    init(floats.data());
+    RacyModifyFloats(words, codec.num_words(), [&](float* to) {
+      codec.Encode(floats.data(), RowRounding(), to);
+      codec.Decode(to, floats.data());
+      fill(floats.data());
+      codec.Encode(floats.data(), rounding, to);
+    });
+  }
   if (!stripe->index.Insert(key, position, row)) {
     stripe->rows.Free(row);
     return OutOfMemory();
@@ -297,11 +337,41 @@ absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
 template <typename Modify>
 void EmbeddingTable::Impl::ModifyLocked(Stripe* stripe,
                                         StripeIndex::Entry entry,
+                                        const RowRounding& rounding,
                                         const Modify& modify) {
   const uint32_t meta = LockBucket(entry.bucket);
   const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
-  RacyModifyFloats(stripe->rows.At(row), row_floats_, modify);
+  ModifyRow(stripe->rows.At(row), rounding, modify);
   UnlockBucket(entry.bucket, meta);
+}
+
+template <typename Modify>
+void EmbeddingTable::Impl::ModifyRow(float* words, const RowRounding& rounding,
+                                     const Modify& modify) const {
+  if (codec.is_plain()) {
+    RacyModifyFloats(words, codec.num_words(), modify);
+    return;
+  }
+  RacyModifyFloats(words, codec.num_words(), [&](float* packed) {
+    RowBuffer floats(codec.num_floats());
+    codec.Decode(packed, floats.data());
+    modify(floats.data());
+    codec.Encode(floats.data(), rounding, packed);
+  });
+}
+
+template <typename Load>
+void EmbeddingTable::Impl::LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
+                                      const Load& load) {
+  const float* const words =
+      stripe->rows.At(RacyLoad(&entry.bucket->rows[entry.at]));
+  SpinWait wait;
+  for (;; wait.Pause()) {
+    const uint32_t meta = LoadMeta(entry.bucket);
+    if ((meta & kMetaLocked) != 0) continue;
+    load(words);
+    if (IsUnchanged(entry.bucket, meta)) return;
+  }
 }
 
 }  // namespace tfswitch

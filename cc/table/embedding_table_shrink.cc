@@ -29,7 +29,7 @@ void EmbeddingTable::Impl::VisitEntries(
 
 void EmbeddingTable::Impl::SiftRows(
     const std::function<bool(Key, const float*)>& visit) {
-  std::vector<float> row(static_cast<size_t>(row_floats_));
+  std::vector<float> row(static_cast<size_t>(codec.num_floats()));
   std::vector<Key> chosen;
   // The stripes take turns, so that whoever waits for one gets it: a thread
   // that locks a mutex again at once leaves no chance to the others.
@@ -45,7 +45,7 @@ void EmbeddingTable::Impl::SiftRows(
       const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
       chosen.clear();
       VisitEntries(stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
-        CopyLocked(&stripe, entry, row.data(), row.size());
+        CopyRowLocked(&stripe, entry, row.data());
         if (visit(key, row.data())) chosen.push_back(key);
       });
       for (const Key key : chosen) {
@@ -214,7 +214,7 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   }
   std::vector<StripeIndex::Entry> beyond;
   std::vector<uint32_t> left;
-  std::vector<float> floats(static_cast<size_t>(row_floats_));
+  std::vector<float> words(static_cast<size_t>(codec.num_words()));
   for (uint64_t begin = 0; begin < kEndOfPositions;) {
     MutexLock lock(&stripe->mutex);
     const uint64_t end = stripe->index.RangeEnd(begin, kMaxBucketsPerVisit);
@@ -230,9 +230,9 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
       // Whoever reads or steps the row in its old place goes by the bucket.
       const uint32_t meta = LockBucket(entry.bucket);
       const uint32_t old_row = RacyLoad(&entry.bucket->rows[entry.at]);
-      RacyLoadFloats(floats.data(), stripe->rows.At(old_row), floats.size());
-      RacyModifyFloats(stripe->rows.At(row), row_floats_, [&](float* to) {
-        std::copy(floats.begin(), floats.end(), to);
+      RacyLoadFloats(words.data(), stripe->rows.At(old_row), words.size());
+      RacyModifyFloats(stripe->rows.At(row), words.size(), [&](float* to) {
+        std::copy(words.begin(), words.end(), to);
       });
       RacyStore(&entry.bucket->rows[entry.at], row);
       UnlockBucket(entry.bucket, meta);

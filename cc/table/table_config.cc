@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -119,6 +120,61 @@ OrderedJson ConsistencyToJson(const ConsistencyConfig& config) {
       break;
   }
   return json;
+}
+
+// As the enums of the proto.
+const char* NameOf(FloatType type) {
+  switch (type) {
+    case FloatType::kFloat32:
+      return "FLOAT32";
+    case FloatType::kFloat16:
+      return "FLOAT16";
+    case FloatType::kBfloat16:
+      return "BFLOAT16";
+  }
+  return "";
+}
+const char* NameOf(Rounding rounding) {
+  switch (rounding) {
+    case Rounding::kStochastic:
+      return "STOCHASTIC";
+    case Rounding::kNearest:
+      return "NEAREST";
+  }
+  return "";
+}
+
+OrderedJson RowTypeToJson(const RowTypeConfig& config) {
+  OrderedJson json;
+  json["embeddings"] = NameOf(config.embeddings);
+  json["slots"] = NameOf(config.slots);
+  json["rounding"] = NameOf(config.rounding);
+  return json;
+}
+
+absl::Status RowTypeFromJson(const Json& json, RowTypeConfig* config) {
+  ObjectReader reader(json, "row_type");
+  const auto read = [&reader](const char* field, const auto& values,
+                              const char* expected, auto* to) {
+    std::string name = NameOf(*to);
+    reader.Read(field, &name);
+    for (const auto value : values) {
+      if (name == NameOf(value)) {
+        *to = value;
+        return;
+      }
+    }
+    reader.Fail(field, expected, name);
+  };
+  constexpr FloatType kTypes[] = {FloatType::kFloat32, FloatType::kFloat16,
+                                  FloatType::kBfloat16};
+  constexpr char kTypeNames[] = R"("FLOAT32", "FLOAT16" or "BFLOAT16")";
+  constexpr Rounding kRoundings[] = {Rounding::kStochastic, Rounding::kNearest};
+  read("embeddings", kTypes, kTypeNames, &config->embeddings);
+  read("slots", kTypes, kTypeNames, &config->slots);
+  read("rounding", kRoundings, R"("STOCHASTIC" or "NEAREST")",
+       &config->rounding);
+  return reader.Finish();
 }
 
 // All fields of a struct of optimizer_config.h.
@@ -354,7 +410,7 @@ bool TableConfig::operator==(const TableConfig& o) const {
          num_virtual_shards == o.num_virtual_shards &&
          consistency == o.consistency && layout == o.layout &&
          statistics == o.statistics && admission == o.admission &&
-         eviction == o.eviction;
+         eviction == o.eviction && row_type == o.row_type;
 }
 
 bool TableConfig::NeedsCounts() const {
@@ -372,6 +428,12 @@ std::string ConsistencyConfig::ToString() const {
       return reduction == Reduction::kMean ? "bsp(mean)" : "bsp(sum)";
   }
   return "";
+}
+
+std::string RowTypeConfig::ToString() const {
+  return absl::AsciiStrToLower(absl::StrCat(NameOf(embeddings), " embeddings, ",
+                                            NameOf(slots), " slots, ",
+                                            NameOf(rounding), " rounding"));
 }
 
 absl::Status TableConfig::Validate() const {
@@ -414,6 +476,18 @@ absl::Status TableConfig::Validate() const {
         statistics == StatisticsConfig())) {
     return FieldError(name, "admission, eviction and statistics", "none",
                       "some, for a dense table, whose rows all stay");
+  }
+  // Of a client that knows more than this server.
+  for (const char* known : {NameOf(row_type.embeddings), NameOf(row_type.slots),
+                            NameOf(row_type.rounding)}) {
+    if (*known == '\0') {
+      return FieldError(name, "row_type", "values that this version has",
+                        row_type.ToString());
+    }
+  }
+  if (!layout.empty() && !(row_type == RowTypeConfig())) {
+    return FieldError(name, "row_type", "float32, for a dense table",
+                      row_type.ToString());
   }
   if (admission.not_admitted.kind == NotAdmittedKind::kWeight &&
       (optimizer.segments.size() < 2 || optimizer.segments[0].dim != 1)) {
@@ -459,6 +533,7 @@ std::string DescribeDifference(const TableConfig& existing,
           ToJson(asked.admission).dump());
   compare("eviction", ToJson(existing.eviction).dump(),
           ToJson(asked.eviction).dump());
+  compare("row_type", existing.row_type.ToString(), asked.row_type.ToString());
   const size_t from = FirstDifference(existing.layout, asked.layout);
   compare("layout", Excerpt(existing.layout, from),
           Excerpt(asked.layout, from));
@@ -485,6 +560,9 @@ std::string TableConfigToJson(const TableConfig& config) {
   }
   if (!(config.eviction == EvictionConfig())) {
     json["eviction"] = ToJson(config.eviction);
+  }
+  if (!(config.row_type == RowTypeConfig())) {
+    json["row_type"] = RowTypeToJson(config.row_type);
   }
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
@@ -520,6 +598,9 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
   }
   if (const Json* eviction = reader.Find("eviction")) {
     TFSWITCH_RETURN_IF_ERROR(FromJson(*eviction, &result.eviction));
+  }
+  if (const Json* row_type = reader.Find("row_type")) {
+    TFSWITCH_RETURN_IF_ERROR(RowTypeFromJson(*row_type, &result.row_type));
   }
   TFSWITCH_RETURN_IF_ERROR(reader.Finish());
   result.dim = static_cast<int>(dim);

@@ -80,6 +80,30 @@ struct ConsistencyConfig {
   std::string ToString() const;
 };
 
+// How a row is kept in memory; see row_codec.h.
+enum class FloatType : uint8_t { kFloat32, kFloat16, kBfloat16 };
+enum class Rounding : uint8_t {
+  // Up or down by chance, so that the expected value is exact: steps that are
+  // smaller than half of the last bit add up nevertheless.
+  kStochastic,
+  kNearest,  // Ties to even.
+};
+struct RowTypeConfig {
+  FloatType embeddings = FloatType::kFloat32;
+  FloatType slots = FloatType::kFloat32;  // Those with a float per coordinate.
+  // What a step does with 16-bit values. New and assigned ones are rounded to
+  // nearest.
+  Rounding rounding = Rounding::kStochastic;
+
+  bool operator==(const RowTypeConfig& o) const {
+    return embeddings == o.embeddings && slots == o.slots &&
+           rounding == o.rounding;
+  }
+
+  // "bfloat16 embeddings, float32 slots, stochastic rounding"
+  std::string ToString() const;
+};
+
 struct TableConfig {
   std::string name;  // 1 to 256 characters, no control characters.
   int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
@@ -94,6 +118,7 @@ struct TableConfig {
   StatisticsConfig statistics;
   AdmissionConfig admission;
   EvictionConfig eviction;
+  RowTypeConfig row_type;
 
   // Whether something goes by how often a key is in a push, or by its shows.
   bool NeedsCounts() const;

@@ -16,6 +16,7 @@ from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
+from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import (
@@ -137,6 +138,10 @@ class DynamicEmbedding(_backend.Layer):
         eviction: What `table.shrink` evicts: an object of `tfswitch.eviction`.
         statistics: What is counted of each row: an object of
             `tfswitch.statistics`. None means what the policies need.
+        row_type: How rows are kept in memory: a `tfswitch.RowType`, or
+            "float16" or "bfloat16" for such embeddings with a float32 optimizer
+            state. None means float32. (`dtype`, as with all layers, is what the
+            layer computes in.)
         seed: Decides, with the id, the first value of each row.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
@@ -189,6 +194,7 @@ class DynamicEmbedding(_backend.Layer):
         admission: Any = None,
         eviction: Any = None,
         statistics: Any = None,
+        row_type: Any = None,
         seed: int = 0,
         consistency: Any = None,
         cluster: Cluster | None = None,
@@ -228,6 +234,7 @@ class DynamicEmbedding(_backend.Layer):
                 admission=(admission, None),
                 eviction=(eviction, None),
                 statistics=(statistics, None),
+                row_type=(row_type, None),
                 cluster=(cluster, None),
             )
             return
@@ -241,6 +248,7 @@ class DynamicEmbedding(_backend.Layer):
         self._statistics = find_statistics(
             statistics, self._admission, self._eviction
         )
+        self._row_type = row_type_lib.get(row_type)
 
     def _adopt(
         self, table: EmbeddingTable, **arguments: tuple[Any, Any]
@@ -268,6 +276,7 @@ class DynamicEmbedding(_backend.Layer):
         self._admission = table.admission
         self._eviction = table.eviction
         self._statistics = table.statistics
+        self._row_type = table.row_type
 
     @property
     def table(self) -> EmbeddingTable:
@@ -287,6 +296,7 @@ class DynamicEmbedding(_backend.Layer):
             "admission": self._admission,
             "eviction": self._eviction,
             "statistics": self._statistics,
+            "row_type": self._row_type,
             "cluster": cluster,
         }
         if self._table_name is not None:
@@ -605,6 +615,7 @@ class DynamicEmbedding(_backend.Layer):
                 "admission": self._admission.to_config(),
                 "eviction": _config_of(self._eviction),
                 "statistics": _config_of(self._statistics),
+                "row_type": self._row_type.get_config(),
             }
         )
         return config

@@ -93,6 +93,31 @@ TEST(TableConfigConversionTest, ConsistencyAndLayoutComeBackEqual) {
   }
 }
 
+TEST(TableConfigConversionTest, RowTypesComeBackEqual) {
+  constexpr FloatType kTypes[] = {FloatType::kFloat32, FloatType::kFloat16,
+                                  FloatType::kBfloat16};
+  for (const FloatType embeddings : kTypes) {
+    for (const FloatType slots : kTypes) {
+      for (const Rounding rounding :
+           {Rounding::kStochastic, Rounding::kNearest}) {
+        TableConfig config = Base();
+        config.row_type = {embeddings, slots, rounding};
+        const TableConfig back = FromProto(ToProto(config));
+        EXPECT_EQ(back, config) << DescribeDifference(config, back);
+      }
+    }
+  }
+}
+
+TEST(TableConfigConversionTest, RowTypesOfALaterVersionAreRefusedByValidate) {
+  v1::TableConfig proto = ToProto(Base());
+  proto.mutable_row_type()->set_slots(
+      static_cast<v1::RowTypeConfig::FloatType>(77));
+  const absl::Status status = FromProto(proto).Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("row_type"), std::string::npos) << status;
+}
+
 TEST(TableConfigConversionTest, UnsetFieldsHaveTheDefaultsOfTheStructs) {
   v1::TableConfig proto;
   proto.set_name("user");

@@ -229,6 +229,40 @@ TEST(TableConfigTest, JsonErrorsNameTheFieldOfOptionsAndSegments) {
               HasSubstr("'optimizer.segments[0].optimizer.segments'"));
 }
 
+TEST(TableConfigTest, RowTypesReadAsDocumentedAndSurviveTheRoundTrip) {
+  TableConfig config;
+  ASSERT_TRUE(TableConfigFromJson(R"({"name": "a", "dim": 2, "row_type":
+                  {"embeddings": "BFLOAT16", "slots": "FLOAT16",
+                   "rounding": "NEAREST"}})",
+                                  &config)
+                  .ok());
+  EXPECT_EQ(config.row_type,
+            (RowTypeConfig{FloatType::kBfloat16, FloatType::kFloat16,
+                           Rounding::kNearest}));
+  EXPECT_EQ(config.row_type.ToString(),
+            "bfloat16 embeddings, float16 slots, nearest rounding");
+  TableConfig back;
+  ASSERT_TRUE(TableConfigFromJson(TableConfigToJson(config), &back).ok());
+  EXPECT_EQ(back, config) << DescribeDifference(config, back);
+
+  const absl::Status status = TableConfigFromJson(
+      R"({"name": "a", "dim": 2, "row_type": {"slots": "INT8"}})", &config);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("row_type.slots"), HasSubstr("BFLOAT16"),
+                    HasSubstr("INT8")));
+}
+
+TEST(TableConfigTest, DenseTablesHaveFloat32Rows) {
+  TableConfig config;
+  config.name = "a";
+  config.dim = 2;
+  config.row_type.slots = FloatType::kFloat16;
+  EXPECT_TRUE(config.Validate().ok());
+  config.layout = "w:2";
+  EXPECT_THAT(std::string(config.Validate().message()),
+              AllOf(HasSubstr("row_type"), HasSubstr("dense table")));
+}
+
 TEST(TableConfigTest, FloatsRoundTripExactly) {
   for (uint32_t i = 0; i < 20000; ++i) {
     const uint32_t bits = i * 107374u + 13u;  // Spread over positive floats.

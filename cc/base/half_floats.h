@@ -1,0 +1,94 @@
+// IEEE binary16 ("float16") and bfloat16, by integer arithmetic without
+// branches: loops over these vectorise for any instruction set and give the
+// same bits on all.
+//
+// A finite number that is too large becomes the largest finite one; infinities
+// and NaN stay what they are.
+
+#ifndef TFSWITCH_CC_BASE_HALF_FLOATS_H_
+#define TFSWITCH_CC_BASE_HALF_FLOATS_H_
+
+#include <cstdint>
+
+#include "cc/base/racy_memory.h"
+
+namespace tfswitch {
+
+TFSWITCH_ALWAYS_INLINE uint32_t BitsOfFloat(float value) {
+  return __builtin_bit_cast(uint32_t, value);
+}
+TFSWITCH_ALWAYS_INLINE float FloatOfBits(uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+
+// `yes` or `no`, without a branch in any case. What is compared is below 2^31:
+// vectors compare signed numbers only.
+TFSWITCH_ALWAYS_INLINE uint32_t IfLess(uint32_t a, uint32_t b, uint32_t yes,
+                                       uint32_t no) {
+  const uint32_t mask = 0 - static_cast<uint32_t>(static_cast<int32_t>(a) <
+                                                  static_cast<int32_t>(b));
+  return (yes & mask) | (no & ~mask);
+}
+
+inline constexpr uint32_t kFloatInfinity = 0x7f800000;
+
+TFSWITCH_ALWAYS_INLINE float FloatOfBfloat16(uint16_t half) {
+  return FloatOfBits(uint32_t{half} << 16);
+}
+
+TFSWITCH_ALWAYS_INLINE float FloatOfFloat16(uint16_t half) {
+  const uint32_t sign = (uint32_t{half} & 0x8000) << 16;
+  const uint32_t magnitude = uint32_t{half} & 0x7fff;
+  // The exponent is 112 = 127 - 15 more; that of infinity and NaN twice.
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t special = normal + (112u << 23);
+  const uint32_t small = BitsOfFloat(
+      static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  const uint32_t bits = IfLess(magnitude, 0x400, small,
+                               IfLess(magnitude, 0x7c00, normal, special));
+  return FloatOfBits(sign | bits);
+}
+
+// To nearest, ties to even; or, if kIsStochastic, up with the probability that
+// makes the expected value exact: `noise` is 32 random bits.
+template <bool kIsStochastic>
+TFSWITCH_ALWAYS_INLINE uint16_t Bfloat16OfFloat(float value, uint32_t noise) {
+  const uint32_t bits = BitsOfFloat(value);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t up =
+      kIsStochastic ? noise & 0xffff : 0x7fff + ((magnitude >> 16) & 1);
+  const uint32_t rounded = (magnitude + up) >> 16;
+  const uint32_t finite = IfLess(rounded, 0x7f80, rounded, 0x7f7f);
+  const uint32_t special = IfLess(kFloatInfinity, magnitude, 0x7fc0, 0x7f80);
+  return static_cast<uint16_t>(
+      sign | IfLess(magnitude, kFloatInfinity, finite, special));
+}
+
+template <bool kIsStochastic>
+TFSWITCH_ALWAYS_INLINE uint16_t Float16OfFloat(float value, uint32_t noise) {
+  const uint32_t bits = BitsOfFloat(value);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t up =
+      kIsStochastic ? noise & 0x1fff : 0xfff + ((magnitude >> 13) & 1);
+  const uint32_t normal = ((magnitude + up) >> 13) - (112u << 10);
+  // Below 2^-14 steps are 2^-24; a float from 2^23 on has no fraction left.
+  constexpr uint32_t kSmall = 0x38800000;
+  const float steps =
+      FloatOfBits(IfLess(magnitude, kSmall, magnitude, 0)) * 0x1p24f;
+  const uint32_t small =
+      kIsStochastic ? static_cast<uint32_t>(static_cast<int32_t>(
+                          steps + static_cast<float>(static_cast<int32_t>(up)) *
+                                      0x1p-13f))
+                    : BitsOfFloat(steps + 0x1p23f) - 0x4b000000;
+  const uint32_t rounded = IfLess(magnitude, kSmall, small, normal);
+  const uint32_t finite = IfLess(rounded, 0x7c00, rounded, 0x7bff);
+  const uint32_t special = IfLess(kFloatInfinity, magnitude, 0x7e00, 0x7c00);
+  return static_cast<uint16_t>(
+      sign | IfLess(magnitude, kFloatInfinity, finite, special));
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_HALF_FLOATS_H_

@@ -1,0 +1,39 @@
+#include "cc/table/row_codec.h"
+
+#include "cc/optimizer/optimizer.h"
+#include "cc/table/row_statistics.h"
+
+namespace tfswitch {
+
+RowCodec::RowCodec(const TableConfig& config) {
+  Add(config.row_type.embeddings, config.dim);
+  embedding_words_ = num_words_;
+  for (const SlotRun& run : SlotRuns(config.optimizer, config.dim)) {
+    Add(run.is_per_coordinate ? config.row_type.slots : FloatType::kFloat32,
+        run.count);
+  }
+  Add(FloatType::kFloat32, RowStatistics(config.statistics).num_floats());
+  is_plain_ = true;
+  for (const Part& part : storage_) {
+    is_plain_ &= part.type == FloatType::kFloat32;
+  }
+  parts_ = storage_.data();
+  num_parts_ = static_cast<int>(storage_.size());
+}
+
+void RowCodec::Add(FloatType type, int count) {
+  if (count == 0) return;
+  const bool is_half = type != FloatType::kFloat32;
+  // The embedding, the first part, stays by itself.
+  Part* const last = storage_.size() > 1 ? &storage_.back() : nullptr;
+  if (last != nullptr && last->type == type &&
+      (!is_half || last->count % 2 == 0)) {
+    last->count += count;
+  } else {
+    storage_.push_back({type, num_floats_, count, num_words_});
+  }
+  num_floats_ += count;
+  num_words_ += is_half ? (count + 1) / 2 : count;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,188 @@
+// How the floats of a row lie in memory, and the way there and back.
+//
+// Whoever works with a row sees floats; a table may keep parts of them in 16
+// bits:
+//
+//   floats   | embedding | slots: one per coordinate, one per row | statistics
+//   | words    | embedding | slots: one per coordinate, one per row |
+//   statistics |
+//              type of     type of slots             float32        float32
+//              embeddings
+//
+// A word is 4 bytes; a part with an odd number of 16-bit values ends with two
+// bytes that are not used. What a row has one of, such as Adam's count of
+// steps, is float32 in any case: it costs little, and 16 bits would stop
+// counting at 2048.
+
+#ifndef TFSWITCH_CC_TABLE_ROW_CODEC_H_
+#define TFSWITCH_CC_TABLE_ROW_CODEC_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/base/half_floats.h"
+#include "cc/base/hash.h"
+#include "cc/base/racy_memory.h"
+#include "cc/table/table_config.h"
+
+namespace tfswitch {
+
+// How a step rounds what it stores: to nearest, or by chance.
+struct RowRounding {
+  bool is_stochastic = false;
+  uint32_t seed = 0;  // Of all that is drawn for one row.
+};
+
+// Immutable, so thread-safe.
+class RowCodec {
+ public:
+  // REQUIRES: config.Validate() is OK.
+  explicit RowCodec(const TableConfig& config);
+  RowCodec(const RowCodec&) = delete;
+  RowCodec& operator=(const RowCodec&) = delete;
+
+  // Whether words and floats are the same.
+  bool is_plain() const { return is_plain_; }
+  int num_floats() const { return num_floats_; }
+  int num_words() const { return num_words_; }
+  FloatType embedding_type() const { return parts_[0].type; }
+  // The first words, which have the embedding.
+  int embedding_words() const { return embedding_words_; }
+
+  // The embedding alone, of kDim floats, or of the config's dim if that is 0.
+  template <FloatType kType, int kDim>
+  TFSWITCH_ALWAYS_INLINE void DecodeEmbedding(const float* words,
+                                              float* floats) const {
+    DecodeFloats<kType>(words, kDim != 0 ? kDim : parts_[0].count, floats);
+  }
+
+  TFSWITCH_ALWAYS_INLINE void DecodeEmbedding(const float* words,
+                                              float* floats) const {
+    DecodePart(parts_[0], words, floats);
+  }
+
+  TFSWITCH_ALWAYS_INLINE void Decode(const float* words, float* floats) const {
+    for (int i = 0; i < num_parts_; ++i) DecodePart(parts_[i], words, floats);
+  }
+
+  TFSWITCH_ALWAYS_INLINE void Encode(const float* floats,
+                                     const RowRounding& rounding,
+                                     float* words) const {
+    for (int i = 0; i < num_parts_; ++i) {
+      const Part& part = parts_[i];
+      const float* const from = floats + part.begin;
+      float* const to = words + part.word;
+      // What is drawn goes by the place in the row.
+      const uint32_t seed =
+          rounding.seed + static_cast<uint32_t>(part.begin) * kSeedStep;
+      switch (part.type) {
+        case FloatType::kFloat32:
+          __builtin_memcpy(to, from,
+                           static_cast<size_t>(part.count) * sizeof(float));
+          break;
+        case FloatType::kFloat16:
+          if (rounding.is_stochastic) {
+            EncodeHalves<FloatType::kFloat16, true>(from, part.count, seed, to);
+          } else {
+            EncodeHalves<FloatType::kFloat16, false>(from, part.count, 0, to);
+          }
+          break;
+        case FloatType::kBfloat16:
+          if (rounding.is_stochastic) {
+            EncodeHalves<FloatType::kBfloat16, true>(from, part.count, seed,
+                                                     to);
+          } else {
+            EncodeHalves<FloatType::kBfloat16, false>(from, part.count, 0, to);
+          }
+          break;
+      }
+    }
+  }
+
+ private:
+  struct Part {
+    FloatType type = FloatType::kFloat32;
+    int begin = 0;  // Among the floats.
+    int count = 0;
+    int word = 0;  // Where it begins among the words.
+  };
+
+  static constexpr uint32_t kSeedStep = 0x9e3779b9;
+
+  void Add(FloatType type, int count);
+
+  template <FloatType kType>
+  TFSWITCH_ALWAYS_INLINE static void DecodeFloats(const float* __restrict words,
+                                                  int count,
+                                                  float* __restrict floats) {
+    if (kType == FloatType::kFloat32) {
+      __builtin_memcpy(floats, words,
+                       static_cast<size_t>(count) * sizeof(float));
+      return;
+    }
+    const char* const halves = reinterpret_cast<const char*>(words);
+    for (int i = 0; i < count; ++i) {
+      uint16_t half;
+      __builtin_memcpy(&half, halves + 2 * static_cast<size_t>(i), 2);
+      floats[i] = kType == FloatType::kFloat16 ? FloatOfFloat16(half)
+                                               : FloatOfBfloat16(half);
+    }
+  }
+
+  TFSWITCH_ALWAYS_INLINE static void DecodePart(const Part& part,
+                                                const float* words,
+                                                float* floats) {
+    const float* const from = words + part.word;
+    float* const to = floats + part.begin;
+    switch (part.type) {
+      case FloatType::kFloat32:
+        DecodeFloats<FloatType::kFloat32>(from, part.count, to);
+        break;
+      case FloatType::kFloat16:
+        DecodeFloats<FloatType::kFloat16>(from, part.count, to);
+        break;
+      case FloatType::kBfloat16:
+        DecodeFloats<FloatType::kBfloat16>(from, part.count, to);
+        break;
+    }
+  }
+
+  template <FloatType kType, bool kIsStochastic>
+  TFSWITCH_ALWAYS_INLINE static void EncodeHalves(
+      const float* __restrict floats, int count, uint32_t seed,
+      float* __restrict words) {
+    char* const halves = reinterpret_cast<char*>(words);
+    for (int i = 0; i < count; ++i) {
+      const uint32_t noise =
+          kIsStochastic ? Mix(seed + static_cast<uint32_t>(i) * kSeedStep) : 0;
+      const uint16_t half =
+          kType == FloatType::kFloat16
+              ? Float16OfFloat<kIsStochastic>(floats[i], noise)
+              : Bfloat16OfFloat<kIsStochastic>(floats[i], noise);
+      __builtin_memcpy(halves + 2 * static_cast<size_t>(i), &half, 2);
+    }
+  }
+
+  // Chris Wellons's "lowbias32": vectors multiply 32 bits, not 64.
+  TFSWITCH_ALWAYS_INLINE static uint32_t Mix(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x7feb352d;
+    x ^= x >> 15;
+    x *= 0x846ca68b;
+    x ^= x >> 16;
+    return x;
+  }
+
+  std::vector<Part> storage_;
+  const Part* parts_ = nullptr;  // Those of storage_, for the inlined code.
+  int num_parts_ = 0;
+  bool is_plain_ = false;
+  int num_floats_ = 0;
+  int num_words_ = 0;
+  int embedding_words_ = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_ROW_CODEC_H_

@@ -1,0 +1,180 @@
+"""Rows in 16 bits, on each cluster."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+
+TYPES = ["float16", "bfloat16"]
+
+
+def rounded(values, dtype):
+    return tf.cast(tf.cast(values, dtype), tf.float32).numpy()
+
+
+def make_table(row_type, **kwargs):
+    kwargs.setdefault("optimizer", tsw.optimizers.Adagrad(0.5))
+    return tsw.EmbeddingTable("word", 5, row_type=row_type, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rows_are_those_of_float32_rounded_to_nearest(cluster, dtype):
+    table = make_table(dtype)
+    full = tsw.EmbeddingTable("full", 5)
+    ids = np.arange(-50, 50)
+
+    first = table.lookup_or_create(ids).numpy()
+    np.testing.assert_array_equal(
+        first, rounded(full.lookup_or_create(ids), dtype)
+    )
+    values = np.random.default_rng(1).normal(size=(100, 5)).astype(np.float32)
+    table.assign(ids, values)
+    np.testing.assert_array_equal(table.lookup(ids), rounded(values, dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("slots", ["float32", "bfloat16"])
+def test_training_follows_float32_within_the_last_bits(cluster, dtype, slots):
+    table = make_table(tsw.RowType(dtype, slots=slots))
+    full = tsw.EmbeddingTable("full", 5, optimizer=tsw.optimizers.Adagrad(0.5))
+    random = np.random.default_rng(2)
+    ids = np.arange(200)
+    for _ in range(30):
+        gradients = random.normal(size=(200, 5)).astype(np.float32)
+        table.push(ids, gradients)
+        full.push(ids, gradients)
+
+    difference = np.abs(table.lookup(ids).numpy() - full.lookup(ids).numpy())
+    bits = 11 if dtype == "float16" else 8
+    # Thirty roundings of weights below 4, and accumulators of 8 bits.
+    tolerance = 4 * 2.0**-bits + (0.04 if slots == "bfloat16" else 0)
+    assert 0 < difference.mean() < tolerance
+    assert abs(
+        (table.lookup(ids).numpy() - full.lookup(ids).numpy()).mean()
+    ) < (tolerance / 4)
+
+
+def test_a_checkpoint_brings_the_same_rows_back_and_other_types_take_them(
+    make_cluster, tmp_path
+):
+    cluster = make_cluster(2)
+    row_type = tsw.RowType("bfloat16", slots="float16")
+    table = make_table(row_type, cluster=cluster)
+    ids = np.arange(300)
+    table.push(ids, np.full((300, 5), 0.3, np.float32))
+    before = table.lookup(ids).numpy()
+    cluster.save(tmp_path / "saved")
+
+    other = make_cluster(3)
+    same = make_table(row_type, cluster=other)
+    other.restore(tmp_path / "saved")
+    np.testing.assert_array_equal(same.lookup(ids), before)
+
+    third = make_cluster(1)
+    full = make_table(None, cluster=third)
+    third.restore(tmp_path / "saved")
+    np.testing.assert_array_equal(full.lookup(ids), before)
+
+
+def test_stats_show_the_memory_of_a_row(cluster):
+    def stride(name, row_type):
+        table = tsw.EmbeddingTable(
+            name, 16, row_type=row_type, optimizer="adagrad"
+        )
+        return table.stats()["row_stride_bytes"]
+
+    assert stride("full", None) == 128
+    assert stride("half", "bfloat16") == 96
+    assert stride("halves", tsw.RowType("float16", slots="bfloat16")) == 64
+
+
+def test_a_table_of_another_row_type_is_refused(cluster):
+    make_table("bfloat16")
+    with pytest.raises(
+        ValueError,
+        match=r"row_type .bfloat16 embeddings, float32 slots, stochastic "
+        r"rounding here, float16 embeddings",
+    ):
+        make_table("float16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embeddings": "float64"}, "`embeddings` must be one of .*'float64'"),
+        ({"slots": "int8"}, "`slots` must be one of .*'int8'"),
+        ({"rounding": "up"}, "`rounding` must be one of .*'up'"),
+    ],
+)
+def test_impossible_row_types_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.RowType(**arguments)
+
+
+def test_what_is_no_row_type_is_refused():
+    with pytest.raises(ValueError, match=r"`row_type` must be .*int8"):
+        make_table("int8")
+    with pytest.raises(
+        ValueError, match="what is kept in memory is `row_type`"
+    ):
+        tsw.EmbeddingTable("word", 5, dtype="bfloat16")
+
+
+def test_a_layer_trains_saves_and_loads_16_bit_rows(embedded, tmp_path):
+    layer = tsw.keras.DynamicEmbedding(
+        8,
+        row_type=tsw.RowType("bfloat16", slots="bfloat16"),
+        optimizer=tsw.optimizers.Adagrad(0.1),
+        combiner="sum",
+        name="word",
+    )
+    model = keras.Sequential(
+        [keras.Input((2,), dtype="int64"), layer, keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    ids = np.arange(64).reshape(32, 2)
+    model.fit(ids, np.ones((32, 1)), epochs=2, verbose=0)
+    assert layer.table.row_type.slots == "bfloat16"
+    assert layer.table.stats()["row_stride_bytes"] == 32
+    model.save(tmp_path / "model.keras")
+
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+
+    assert loaded.layers[0].table.row_type == layer.table.row_type
+    np.testing.assert_array_equal(
+        loaded.predict(ids, verbose=0), model.predict(ids, verbose=0)
+    )
+
+
+def test_a_layer_of_another_table_cannot_have_a_row_type(embedded):
+    table = make_table("float16")
+    with pytest.raises(ValueError, match="`row_type` belongs to table 'word'"):
+        tsw.keras.DynamicEmbedding(5, table=table, row_type="bfloat16")
+    assert (
+        tsw.keras.DynamicEmbedding(5, table=table).get_config()["row_type"][
+            "embeddings"
+        ]
+        == "float16"
+    )
+
+
+def test_admitted_and_evicted_rows_may_have_16_bits(cluster):
+    table = make_table(
+        "bfloat16",
+        admission=tsw.admission.MinCount(2),
+        eviction=tsw.eviction.MaxRows(10),
+    )
+    ids = np.arange(20)
+    gradients = np.ones((20, 5), np.float32)
+    table.push(ids, gradients)
+    assert table.size() == 0
+    table.push(ids, gradients)
+    assert table.size() == 20
+    evicted = table.shrink()["evicted_rows"]
+    assert evicted >= 8  # Each server has its share of the limit.
+    assert table.size() == 20 - evicted
+    assert np.count_nonzero(table.lookup(ids).numpy().any(axis=1)) == (
+        20 - evicted
+    )
