@@ -13,26 +13,22 @@
 // What is resident is compared with a table that holds C and a quarter. At the
 // end the table is shrunk to a tenth.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "benchmarks/bench_support.h"
+#include "benchmarks/table_race.h"
 #include "cc/base/cpu_features.h"
 #include "cc/base/page_keeper.h"
 #include "cc/table/embedding_table.h"
@@ -40,27 +36,11 @@
 namespace tfswitch {
 namespace {
 
-constexpr int64_t kQueries = 1000000;  // Per repetition and variant.
-constexpr double kZipfExponent = 1.05;
 constexpr double kMegabyte = 1e6;
 // One key in so many of the mixed pushes is new.
 constexpr int64_t kNewEvery = 10;
 
-int64_t num_keys = 5000000;
-int dim = 16;
-int reps = 9;
-int64_t batch_size = 50000;
 int64_t capacity = 2000000;
-
-double CpuSeconds() { return Seconds(CLOCK_THREAD_CPUTIME_ID); }
-
-int64_t ResidentBytes() {
-  std::ifstream statm("/proc/self/statm");
-  int64_t total = 0;
-  int64_t resident = 0;
-  statm >> total >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
 
 // The most that was resident since ForgetPeak().
 int64_t PeakBytes() {
@@ -74,31 +54,7 @@ int64_t PeakBytes() {
 }
 void ForgetPeak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-// The i-th key: scrambled, so that neighbours in time are none in value.
-Key KeyAt(int64_t i) {
-  return static_cast<Key>(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL);
-}
-
-TableConfig MakeConfig() {
-  TableConfig config;
-  config.name = "bench";
-  config.dim = dim;
-  config.optimizer = AdagradConfig{};
-  return config;
-}
-
-std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
-  auto table = EmbeddingTable::Create(config);
-  Check(table.status());
-  return std::move(table).value();
-}
-
 // --- Speed ------------------------------------------------------------------
-
-struct Variant {
-  std::string name;
-  std::unique_ptr<EmbeddingTable> table;
-};
 
 std::vector<Variant> MakeVariants() {
   std::vector<Variant> variants;
@@ -138,62 +94,6 @@ std::vector<Variant> MakeVariants() {
   return variants;
 }
 
-void Fill(EmbeddingTable* table, int64_t begin, int64_t end) {
-  const int64_t block = 50000;
-  std::vector<float> values(static_cast<size_t>(block * dim), 0.1f);
-  std::vector<Key> keys;
-  for (int64_t at = begin; at < end; at += block) {
-    const int64_t n = std::min(block, end - at);
-    keys.clear();
-    for (int64_t i = 0; i < n; ++i) keys.push_back(KeyAt(at + i));
-    Check(table->Assign(
-        keys, absl::MakeConstSpan(values).first(static_cast<size_t>(n * dim))));
-  }
-}
-
-// Positions in [0, num_keys).
-class ZipfPositions {
- public:
-  ZipfPositions() : cumulative_(static_cast<size_t>(num_keys)) {
-    double sum = 0.0;
-    for (int64_t r = 0; r < num_keys; ++r) {
-      sum += std::pow(static_cast<double>(r + 1), -kZipfExponent);
-      cumulative_[static_cast<size_t>(r)] = sum;
-    }
-  }
-
-  int64_t Next() {
-    const double u = std::uniform_real_distribution<double>(
-        0.0, cumulative_.back())(random_);
-    const auto rank = static_cast<uint64_t>(
-        std::lower_bound(cumulative_.begin(), cumulative_.end(), u) -
-        cumulative_.begin());
-    return static_cast<int64_t>(rank * 0x9e3779b97f4a7c15ULL %
-                                static_cast<uint64_t>(num_keys));
-  }
-
- private:
-  std::vector<double> cumulative_;
-  std::mt19937_64 random_{12345};
-};
-
-using Batches = std::vector<std::vector<Key>>;
-
-Batches MakeBatches(ZipfPositions* source, bool is_unique) {
-  Batches batches;
-  for (int64_t begin = 0; begin < kQueries; begin += batch_size) {
-    std::unordered_set<int64_t> seen;
-    std::vector<Key> keys;
-    while (static_cast<int64_t>(keys.size()) < batch_size) {
-      const int64_t position = source->Next();
-      if (is_unique && !seen.insert(position).second) continue;
-      keys.push_back(KeyAt(position));
-    }
-    batches.push_back(std::move(keys));
-  }
-  return batches;
-}
-
 // Every kNewEvery-th key becomes one that no table has seen; each of these
 // comes twice, in one batch and in the next.
 void PutNewKeys(Batches* batches, int64_t* next_new) {
@@ -207,47 +107,23 @@ void PutNewKeys(Batches* batches, int64_t* next_new) {
   }
 }
 
-using Work = std::function<void(EmbeddingTable*, const std::vector<Key>&)>;
-
-// The variants take turns batch by batch, each beginning as often as the
-// others. Ratios are to the first one. `prepare` is called before each
-// repetition.
-void Race(const char* title, std::vector<Variant>* variants, Batches* batches,
-          const std::function<void()>& prepare, const Work& work) {
-  const size_t num_variants = variants->size();
-  std::vector<std::vector<double>> ns(num_variants);
-  size_t first = 0;
-  for (int rep = -1; rep < reps; ++rep) {  // One to warm up.
-    prepare();
-    std::vector<double> seconds(num_variants);
-    for (const std::vector<Key>& keys : *batches) {
-      ++first;
-      for (size_t i = 0; i < num_variants; ++i) {
-        const size_t v = (first + i) % num_variants;
-        const double begin = CpuSeconds();
-        work((*variants)[v].table.get(), keys);
-        seconds[v] += CpuSeconds() - begin;
-      }
-    }
-    if (rep < 0) continue;
-    for (size_t v = 0; v < num_variants; ++v) {
-      ns[v].push_back(seconds[v] * 1e9 /
-                      static_cast<double>(
-                          static_cast<int64_t>(batches->size()) * batch_size));
-    }
+void Push(EmbeddingTable* table, int64_t begin, int64_t end, float day) {
+  const int64_t block = 10000;
+  const std::vector<float> gradients(static_cast<size_t>(block * dim), 0.01f);
+  std::vector<Key> keys;
+  for (int64_t at = begin; at < end; at += block) {
+    const int64_t n = std::min(block, end - at);
+    keys.clear();
+    for (int64_t i = 0; i < n; ++i) keys.push_back(KeyAt(at + i));
+    GradientBatch batch;
+    batch.keys = keys;
+    batch.gradients =
+        absl::MakeConstSpan(gradients).first(static_cast<size_t>(n * dim));
+    batch.learning_rate = 0.01f;
+    batch.insert_missing = true;
+    batch.day = day;
+    Check(table->ApplyGradients(batch).status());
   }
-  printf("\n%s, ns per key (x plain, least to most):\n", title);
-  for (size_t v = 0; v < variants->size(); ++v) {
-    std::vector<double> ratios;
-    for (int rep = 0; rep < reps; ++rep) {
-      ratios.push_back(ns[v][rep] / ns[0][rep]);
-    }
-    const auto [least, most] =
-        std::minmax_element(ratios.begin(), ratios.end());
-    printf("  %-18s %6.1f  %.2f (%.2f to %.2f)\n", (*variants)[v].name.c_str(),
-           Median(ns[v]), Median(ratios), *least, *most);
-  }
-  fflush(stdout);
 }
 
 void MeasureSpeed() {
@@ -270,14 +146,21 @@ void MeasureSpeed() {
   int64_t next_new = num_keys;
 
   Batches reads = MakeBatches(&source, /*is_unique=*/false);
-  Race("lookup, known keys", &variants, &reads, nothing, find);
-  Race("training lookup, known keys", &variants, &reads, nothing,
-       [&](EmbeddingTable* table, const std::vector<Key>& keys) {
-         Check(table->FindOrInsert(keys, absl::MakeSpan(out)));
-       });
-  // Unknown ones that stay so.
+  RaceTables("lookup, known keys", &variants, &reads, nothing, find);
+  RaceTables("training lookup, known keys", &variants, &reads, nothing,
+             [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+               Check(table->FindOrInsert(keys, absl::MakeSpan(out)));
+             });
+  // A million keys wait for admission; half of the unknown ones are of these.
+  const int64_t num_waiting = kQueries;
+  for (Variant& variant : variants) {
+    if (!variant.table->config().admission.has_candidates()) continue;
+    Push(variant.table.get(), next_new, next_new + num_waiting, 0.0f);
+  }
+  next_new += num_waiting - kQueries / kNewEvery / 4;
   PutNewKeys(&reads, &next_new);
-  Race("lookup, a tenth of the keys unknown", &variants, &reads, nothing, find);
+  RaceTables("lookup, a tenth of the keys unknown", &variants, &reads, nothing,
+             find);
 
   Batches pushes = MakeBatches(&source, /*is_unique=*/true);
   const auto push = [&](EmbeddingTable* table, const std::vector<Key>& keys) {
@@ -288,8 +171,8 @@ void MeasureSpeed() {
     batch.insert_missing = true;
     Check(table->ApplyGradients(batch).status());
   };
-  Race("push, known keys", &variants, &pushes, nothing, push);
-  Race(
+  RaceTables("push, known keys", &variants, &pushes, nothing, push);
+  RaceTables(
       "push, a tenth of the keys new, each coming twice", &variants, &pushes,
       [&] { PutNewKeys(&pushes, &next_new); }, push);
   printf("\nafter it, MB of what waits for admission:\n");
@@ -359,25 +242,6 @@ class Pusher {
 int64_t BytesOf(const EmbeddingTable& table) {
   const TableStats stats = table.stats();
   return stats.index_bytes + stats.row_bytes + stats.reserved_bytes;
-}
-
-void Push(EmbeddingTable* table, int64_t begin, int64_t end, float day) {
-  const int64_t block = 10000;
-  const std::vector<float> gradients(static_cast<size_t>(block * dim), 0.01f);
-  std::vector<Key> keys;
-  for (int64_t at = begin; at < end; at += block) {
-    const int64_t n = std::min(block, end - at);
-    keys.clear();
-    for (int64_t i = 0; i < n; ++i) keys.push_back(KeyAt(at + i));
-    GradientBatch batch;
-    batch.keys = keys;
-    batch.gradients =
-        absl::MakeConstSpan(gradients).first(static_cast<size_t>(n * dim));
-    batch.learning_rate = 0.01f;
-    batch.insert_missing = true;
-    batch.day = day;
-    Check(table->ApplyGradients(batch).status());
-  }
 }
 
 void MeasureChurn() {

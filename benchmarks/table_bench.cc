@@ -16,24 +16,23 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "benchmarks/bench_support.h"
+#include "benchmarks/table_race.h"
 #include "cc/base/cpu_features.h"
 #include "cc/base/page_keeper.h"
 #include "cc/optimizer/optimizer.h"
@@ -50,29 +49,7 @@
 namespace tfswitch {
 namespace {
 
-constexpr int64_t kQueries = 1000000;  // Per repetition and variant.
 constexpr int kPrefetchDistance = 24;
-constexpr double kZipfExponent = 1.05;
-
-int64_t num_keys = 10000000;
-int dim = 16;
-int reps = 7;
-int64_t batch_size = 50000;
-
-double CpuSeconds() { return Seconds(CLOCK_THREAD_CPUTIME_ID); }
-
-int64_t ResidentBytes() {
-  std::ifstream statm("/proc/self/statm");
-  int64_t total = 0;
-  int64_t resident = 0;
-  statm >> total >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
-
-// The i-th key: scrambled, so that neighbours in time are none in value.
-Key KeyAt(int64_t i) {
-  return static_cast<Key>(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL);
-}
 
 // Memory on huge pages.
 class HugeArray {
@@ -92,16 +69,6 @@ class HugeArray {
   const size_t bytes_;
   char* data_;
 };
-
-std::unique_ptr<EmbeddingTable> MakeTable() {
-  TableConfig config;
-  config.name = "bench";
-  config.dim = dim;
-  config.optimizer = AdagradConfig{};
-  auto table = EmbeddingTable::Create(config);
-  Check(table.status());
-  return std::move(table).value();
-}
 
 // Involuntary context switches of this thread so far.
 int64_t NumPreemptions() {
@@ -140,7 +107,7 @@ void MeasurePausesOfTheMachine(double seconds) {
 // insert during which nobody else got the core is given, too.
 void MeasureSingleInserts() {
   const double begin = WallSeconds();
-  auto table = MakeTable();
+  auto table = MakeTable(MakeConfig());
   std::vector<float> out(dim);
   std::vector<float> wall_us(num_keys);
   float worst_cpu_us = 0.0f;
@@ -182,7 +149,7 @@ std::unique_ptr<EmbeddingTable> MeasureGrowth() {
   std::vector<float> out(batch_size * dim);
   std::fill(out.begin(), out.end(), 1.0f);
   const int64_t before = ResidentBytes();
-  auto table = MakeTable();
+  auto table = MakeTable(MakeConfig());
   double worst_index = 0.0;
   double worst_wall = 0.0;
   double worst_cpu = 0.0;
@@ -233,32 +200,20 @@ std::unique_ptr<EmbeddingTable> MeasureGrowth() {
 // Positions in [0, num_keys), uniform or zipf.
 class PositionSource {
  public:
-  explicit PositionSource(bool is_zipf) : is_zipf_(is_zipf) {
-    if (!is_zipf) return;
-    cumulative_.resize(num_keys);
-    double sum = 0.0;
-    for (int64_t r = 0; r < num_keys; ++r) {
-      sum += std::pow(static_cast<double>(r + 1), -kZipfExponent);
-      cumulative_[r] = sum;
-    }
+  explicit PositionSource(bool is_zipf) {
+    if (is_zipf) zipf_.emplace();
   }
 
   uint32_t Next() {
-    if (!is_zipf_) {
-      return static_cast<uint32_t>(random_() % static_cast<uint64_t>(num_keys));
-    }
-    const double u = std::uniform_real_distribution<double>(
-        0.0, cumulative_.back())(random_);
-    const auto rank = static_cast<uint64_t>(
-        std::lower_bound(cumulative_.begin(), cumulative_.end(), u) -
-        cumulative_.begin());
-    return static_cast<uint32_t>(rank * 0x9e3779b97f4a7c15ULL %
-                                 static_cast<uint64_t>(num_keys));
+    const int64_t position =
+        zipf_.has_value()
+            ? zipf_->Next()
+            : static_cast<int64_t>(random_() % static_cast<uint64_t>(num_keys));
+    return static_cast<uint32_t>(position);
   }
 
  private:
-  const bool is_zipf_;
-  std::vector<double> cumulative_;
+  std::optional<ZipfPositions> zipf_;
   std::mt19937_64 random_{12345};
 };
 
@@ -465,6 +420,8 @@ void MeasureBatches(EmbeddingTable* table) {
 }
 
 int Main(int argc, char** argv) {
+  num_keys = 10000000;
+  reps = 7;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const size_t equals = arg.find('=');

@@ -135,9 +135,16 @@ class Optimizer {
 
   // One step. Both levels of SIMD give the same bits. (Inlined in any case, as
   // it is also called from files compiled for AVX2.)
+  [[gnu::always_inline]] void Step(float* embedding, float* slots,
+                                   const float* gradient,
+                                   const StepInput& input) const {
+    step_(params_, embedding, slots, gradient, input);
+  }
+
+  // The same, of a row as above.
   [[gnu::always_inline]] void Step(float* row, const float* gradient,
                                    const StepInput& input) const {
-    step_(params_, row, row + dim_, gradient, input);
+    Step(row, row + dim_, gradient, input);
   }
 
  private:

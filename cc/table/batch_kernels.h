@@ -48,6 +48,9 @@ struct KernelBatch {
   int dim = 0;
   const RowCodec* codec = nullptr;
   float* scratch = nullptr;  // Of a row's floats, for rows that are not plain.
+  // One per stripe. A row's are at [stripe] + row * statistics_stride.
+  char* const* statistics = nullptr;
+  size_t statistics_stride = 0;
   size_t stride = 0;
   const IndexView* views = nullptr;  // One per stripe.
   // Counts how often `retry` has put newer views in their places.
@@ -64,7 +67,6 @@ struct StepBatch {
   StepInput input;                   // With the count of a key that has none.
   // What is below counts only where has_observations().
   const RowStatistics* statistics = nullptr;  // Null: rows have none.
-  int statistics_at = 0;                      // Floats before them.
   KeyObservations observations;
   float day = 0.0f;
   RowRounding rounding;  // With a seed for the batch.
@@ -75,18 +77,20 @@ struct StepBatch {
   }
 
   // One step of `row`, with gradient i.
-  [[gnu::always_inline]] void Step(int dim, float* row, uint32_t i) const {
-    optimizer->Step(row, gradients + static_cast<size_t>(i) * dim, input);
+  [[gnu::always_inline]] void Step(int dim, const RowFloats& row,
+                                   uint32_t i) const {
+    optimizer->Step(row.embedding, row.slots,
+                    gradients + static_cast<size_t>(i) * dim, input);
   }
 
   // The same, with the observations of key i.
-  [[gnu::always_inline]] void StepAndObserve(int dim, float* row,
+  [[gnu::always_inline]] void StepAndObserve(int dim, const RowFloats& row,
                                              uint32_t i) const {
     const StepInput own = InputOf(i);
-    optimizer->Step(row, gradients + static_cast<size_t>(i) * dim, own);
+    optimizer->Step(row.embedding, row.slots,
+                    gradients + static_cast<size_t>(i) * dim, own);
     if (statistics == nullptr) return;
-    statistics->Observe(own.count, own.shows, ClicksOf(i), day,
-                        row + statistics_at);
+    statistics->Observe(own.count, own.shows, ClicksOf(i), day, row.statistics);
   }
 
   [[gnu::always_inline]] StepInput InputOf(uint32_t i) const {

@@ -25,6 +25,17 @@ float* Candidates::Find(Key key, uint32_t position) const {
   return records_.At(RacyLoad(&entry.bucket->rows[entry.at]));
 }
 
+void Candidates::FindMany(const Key* keys, const uint32_t* positions,
+                          size_t count, const float** records) const {
+  for (size_t i = 0; i < count; ++i) {
+    __builtin_prefetch(index_.Home(positions[i]));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    records[i] = Find(keys[i], positions[i]);
+    if (records[i] != nullptr) __builtin_prefetch(records[i]);
+  }
+}
+
 float* Candidates::Insert(Key key, uint32_t position) {
   uint32_t record;
   if (!records_.Allocate(&record)) return nullptr;

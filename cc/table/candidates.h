@@ -25,6 +25,9 @@ class Candidates {
 
   // A key's record; null if it is no candidate.
   float* Find(Key key, uint32_t position) const;
+  // The same for several at once, whose cache misses overlap.
+  void FindMany(const Key* keys, const uint32_t* positions, size_t count,
+                const float** records) const;
 
   // The record of a key that is none yet, holding garbage; null if memory is
   // used up.

@@ -72,19 +72,20 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   }
 
   bool Step(Key key, uint32_t i) override {
-    return Retry(
-        key, [&](Bucket* bucket, uint32_t meta, int entry, float* row) {
-          if (!TryLockBucket(bucket, meta)) return false;
-          const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
-          if (is_ours) {
-            row = table_->RowAt(key, RacyLoad(&bucket->rows[entry]));
-            table_->ModifyRow(row, steps_->RoundingOf(key), [&](float* floats) {
+    return Retry(key, [&](Bucket* bucket, uint32_t meta, int entry, float*) {
+      if (!TryLockBucket(bucket, meta)) return false;
+      const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
+      if (is_ours) {
+        const Stripe& stripe = table_->stripes_[StripeOfHash(HashKey(key))];
+        table_->ModifyRow(
+            table_->PlaceOf(stripe, RacyLoad(&bucket->rows[entry])),
+            steps_->RoundingOf(key), [&](const RowFloats& floats) {
               steps_->StepAndObserve(table_->config.dim, floats, i);
             });
-          }
-          UnlockBucket(bucket, meta);
-          return is_ours;
-        });
+      }
+      UnlockBucket(bucket, meta);
+      return is_ours;
+    });
   }
 
  private:
@@ -140,6 +141,8 @@ EmbeddingTable::Impl::Impl(const TableConfig& table_config,
       codec(config),
       initializer_(config.initializer, config.seed, config.dim),
       stride_(RowStride(codec.num_words())),
+      statistics_stride_(static_cast<size_t>(statistics.num_floats()) *
+                         sizeof(float)),
       kernels_(ActiveSimdLevel() == SimdLevel::kAvx2
                    ? avx2::FindBatchKernels(config.dim, codec)
                    : scalar::FindBatchKernels(config.dim, codec)),
@@ -215,12 +218,24 @@ bool EmbeddingTable::Impl::Init() {
   const size_t stripe_bytes =
       RoundDownTo(reservation_.size() / kNumStripes, kHugePageBytes);
   const size_t index_bytes = RoundDownTo(stripe_bytes / 6, kHugePageBytes);
+  // As many rows as embeddings and slots.
+  const size_t statistics_bytes =
+      RoundUpTo((stripe_bytes - 2 * index_bytes) * statistics_stride_ /
+                    (stride_ + statistics_stride_),
+                kHugePageBytes);
   for (int s = 0; s < kNumStripes; ++s) {
     const size_t at = s * stripe_bytes;
     const size_t rows_at = at + 2 * index_bytes;
     Stripe& stripe = stripes_[s];
-    stripe.rows.Init(reservation_.Span(rows_at, stripe_bytes - 2 * index_bytes),
-                     stride_);
+    const size_t row_bytes = stripe_bytes - 2 * index_bytes - statistics_bytes;
+    stripe.rows.Init(reservation_.Span(rows_at, row_bytes), stride_);
+    statistics_data_[s] = nullptr;
+    if (statistics_bytes > 0) {
+      stripe.rows.InitStatistics(
+          reservation_.Span(rows_at + row_bytes, statistics_bytes),
+          statistics_stride_);
+      statistics_data_[s] = stripe.rows.statistics_data();
+    }
     // Growth x1.4 is a sixteenth of it out of step from stripe to stripe, so
     // that the stripes do not grow all at once and the memory per key of the
     // table is always the mean over a cycle.
@@ -262,6 +277,8 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
   batch.num_keys = static_cast<uint32_t>(block.size());
   batch.dim = config.dim;
   batch.codec = &codec;
+  batch.statistics = statistics_data_.data();
+  batch.statistics_stride = statistics_stride_;
   batch.stride = stride_;
   batch.views = views;
   batch.retry = retry;
@@ -285,24 +302,35 @@ void EmbeddingTable::Impl::RacyLoadEmbedding(const float* words,
 void EmbeddingTable::Impl::CopyEmbeddingLocked(Stripe* stripe,
                                                StripeIndex::Entry entry,
                                                float* embedding) {
-  LoadLocked(stripe, entry,
-             [&](const float* words) { RacyLoadEmbedding(words, embedding); });
+  LoadLocked(stripe, entry, [&](const RowPlace& place) {
+    RacyLoadEmbedding(place.words, embedding);
+  });
+}
+
+void EmbeddingTable::Impl::CopyStatisticsLocked(Stripe* stripe,
+                                                StripeIndex::Entry entry,
+                                                float* row_statistics) {
+  const auto num_floats = static_cast<size_t>(statistics.num_floats());
+  if (num_floats == 0) return;
+  LoadLocked(stripe, entry, [&](const RowPlace& place) {
+    RacyLoadFloats(row_statistics, place.statistics, num_floats);
+  });
 }
 
 void EmbeddingTable::Impl::CopyRowLocked(Stripe* stripe,
                                          StripeIndex::Entry entry, float* row) {
   const auto num_words = static_cast<size_t>(codec.num_words());
-  if (codec.is_plain()) {
-    LoadLocked(stripe, entry, [&](const float* words) {
-      RacyLoadFloats(row, words, num_words);
-    });
-    return;
-  }
-  RowBuffer copy(num_words);
-  LoadLocked(stripe, entry, [&](const float* words) {
-    RacyLoadFloats(copy.data(), words, num_words);
+  const auto num_statistics = static_cast<size_t>(statistics.num_floats());
+  float* const row_statistics = row + codec.num_floats();
+  RowBuffer copy(codec.is_plain() ? 0 : num_words);
+  float* const words = codec.is_plain() ? row : copy.data();
+  LoadLocked(stripe, entry, [&](const RowPlace& place) {
+    RacyLoadFloats(words, place.words, num_words);
+    if (num_statistics > 0) {
+      RacyLoadFloats(row_statistics, place.statistics, num_statistics);
+    }
   });
-  codec.Decode(copy.data(), row);
+  if (!codec.is_plain()) codec.Decode(words, row);
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
@@ -315,9 +343,10 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     float* const to = embeddings + begin * dim;
+    const InsertedRows before = ReadInsertedRows();
     const uint32_t num_missing =
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
-    FillMissing(block, missing, num_missing, to);
+    FillMissing(block, missing, num_missing, before, to);
     num_found += static_cast<int64_t>(block.size() - num_missing);
   }
   return num_found;
@@ -347,9 +376,10 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
             CopyEmbeddingLocked(stripe, entry, to + i * dim);
             return absl::OkStatus();
           }
-          return InsertLocked(
-              stripe, key, position, Today(), RowRounding(),
-              [&](const float* row) { std::copy_n(row, dim, to + i * dim); });
+          return InsertLocked(stripe, key, position, Today(), RowRounding(),
+                              [&](const RowFloats& row) {
+                                std::copy_n(row.embedding, dim, to + i * dim);
+                              });
         }));
   }
   return absl::OkStatus();
@@ -379,7 +409,6 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   steps.input.learning_rate = batch.learning_rate;
   steps.input.global_step = batch.global_step;
   if (statistics.num_floats() > 0) steps.statistics = &statistics;
-  steps.statistics_at = statistics_at();
   // Also of a table that counts nothing: its checkpoint may be restored into
   // one that does.
   NoteDay(batch.day);
@@ -412,9 +441,10 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr) {
             ++num_updated;
-            ModifyLocked(stripe, entry, steps.RoundingOf(key), [&](float* row) {
-              steps.StepAndObserve(config.dim, row, i);
-            });
+            ModifyLocked(stripe, entry, steps.RoundingOf(key),
+                         [&](const RowFloats& row) {
+                           steps.StepAndObserve(config.dim, row, i);
+                         });
             return absl::OkStatus();
           }
           TFSWITCH_ASSIGN_OR_RETURN(
@@ -434,6 +464,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
   int64_t num_assigned = 0;
   const size_t dim = static_cast<size_t>(config.dim);
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
+  const size_t state_floats = static_cast<size_t>(optimizer.slot_floats());
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
@@ -442,12 +473,12 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
           const Key key = block[i];
           const uint32_t position = PositionOfHash(HashKey(key));
-          const auto set = [&](float* row) {
-            std::copy_n(embeddings + (begin + i) * dim, dim, row);
-            if (slots != nullptr) {
-              std::copy_n(slots + (begin + i) * slot_floats, slot_floats,
-                          row + dim);
-            }
+          const auto set = [&](const RowFloats& row) {
+            std::copy_n(embeddings + (begin + i) * dim, dim, row.embedding);
+            if (slots == nullptr) return;
+            const float* const from = slots + (begin + i) * slot_floats;
+            std::copy_n(from, state_floats, row.slots);
+            std::copy(from + state_floats, from + slot_floats, row.statistics);
           };
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr && only_missing) return absl::OkStatus();
@@ -500,7 +531,7 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
                                      absl::Span<UsageOfRow> usage,
                                      absl::Span<KeyState> states) {
   if (day < 0.0f) day = Today();
-  std::vector<float> row(static_cast<size_t>(codec.num_floats()));
+  std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
@@ -515,8 +546,8 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
           to = UsageOfRow();
           state = KeyState::kUnknown;
           if (entry.bucket != nullptr) {
-            CopyRowLocked(stripe, entry, row.data());
-            to = statistics.Read(row.data() + statistics_at(), day);
+            CopyStatisticsLocked(stripe, entry, counts.data());
+            to = statistics.Read(counts.data(), day);
             state = KeyState::kRow;
           } else if (config.admission.has_candidates()) {
             const float* const record =
@@ -544,7 +575,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
       static_cast<uint64_t>(max_rows) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
-  std::vector<float> row(static_cast<size_t>(codec.num_floats()));
+  std::vector<float> row(static_cast<size_t>(row_floats()));
   std::vector<Key> keys;
   std::vector<float> embeddings;
   std::vector<float> slots;
@@ -612,7 +643,7 @@ TableStats EmbeddingTable::Impl::stats() {
     stats.admission_bytes += static_cast<int64_t>(bloom->resident_bytes());
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
-  stats.row_stride_bytes = static_cast<int64_t>(stride_);
+  stats.row_stride_bytes = static_cast<int64_t>(stride_ + statistics_stride_);
   stats.row_bytes = stats.num_rows * stats.row_stride_bytes;
   stats.reserved_bytes = row_resident_bytes - stats.row_bytes;
   return stats;

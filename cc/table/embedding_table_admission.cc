@@ -43,9 +43,19 @@ bool EmbeddingTable::Impl::InitCandidates() {
   return true;
 }
 
+EmbeddingTable::Impl::InsertedRows EmbeddingTable::Impl::ReadInsertedRows()
+    const {
+  InsertedRows rows;
+  for (int s = 0; s < kNumStripes; ++s) {
+    rows[s] = stripes_[s].inserted_rows.load(std::memory_order_acquire);
+  }
+  return rows;
+}
+
 void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
                                        const uint16_t* missing,
                                        uint32_t num_missing,
+                                       const InsertedRows& before,
                                        float* embeddings) {
   const size_t dim = missing_row_.size();
   for (uint32_t i = 0; i < num_missing; ++i) {
@@ -53,22 +63,40 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
   }
   if (num_missing == 0 || !has_weights()) return;
   const StripeGroups groups(block.data(), num_missing, missing);
-  const absl::Status status =
-      ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-        const uint32_t position = PositionOfHash(HashKey(block[i]));
-        const float* const record = stripe->candidates.Find(block[i], position);
-        if (record != nullptr) {
-          embeddings[i * dim] = record[candidate_statistics_.num_floats()];
-          return absl::OkStatus();
+  constexpr size_t kAtOnce = 32;
+  Key keys[kAtOnce];
+  uint32_t positions[kAtOnce];
+  const float* records[kAtOnce];
+  const int weight_at = candidate_statistics_.num_floats();
+  for (int s = 0; s < kNumStripes; ++s) {
+    if (groups[s].empty()) continue;
+    Stripe& stripe = stripes_[s];
+    MutexLock lock(&stripe.mutex);
+    // A key that was searched in vain may have been admitted since.
+    const bool is_new_row =
+        stripe.inserted_rows.load(std::memory_order_relaxed) != before[s];
+    for (size_t begin = 0; begin < groups[s].size(); begin += kAtOnce) {
+      const absl::Span<const uint16_t> group =
+          groups[s].subspan(begin, kAtOnce);
+      for (size_t i = 0; i < group.size(); ++i) {
+        keys[i] = block[group[i]];
+        positions[i] = PositionOfHash(HashKey(keys[i]));
+      }
+      stripe.candidates.FindMany(keys, positions, group.size(), records);
+      for (size_t i = 0; i < group.size(); ++i) {
+        float* const embedding = embeddings + group[i] * dim;
+        if (records[i] != nullptr) {
+          embedding[0] = records[i][weight_at];
+        } else if (is_new_row) {
+          const StripeIndex::Entry entry =
+              stripe.index.Find(keys[i], positions[i]);
+          if (entry.bucket != nullptr) {
+            CopyEmbeddingLocked(&stripe, entry, embedding);
+          }
         }
-        // It may have been admitted since.
-        const StripeIndex::Entry entry = stripe->index.Find(block[i], position);
-        if (entry.bucket != nullptr) {
-          CopyEmbeddingLocked(stripe, entry, embeddings + i * dim);
-        }
-        return absl::OkStatus();
-      });
-  status.IgnoreError();  // The work above cannot fail.
+      }
+    }
+  }
 }
 
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
@@ -96,7 +124,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
       stripe, key, position, batch.day, batch.RoundingOf(key),
-      [&](float* row) { batch.StepAndObserve(config.dim, row, i); }));
+      [&](const RowFloats& row) { batch.StepAndObserve(config.dim, row, i); }));
   return true;
 }
 
@@ -138,16 +166,17 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     return false;
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      stripe, key, position, batch.day, batch.RoundingOf(key), [&](float* row) {
+      stripe, key, position, batch.day, batch.RoundingOf(key),
+      [&](const RowFloats& row) {
         if (has_weights()) {
           // The weight goes on where it is; its slots are the row's first.
-          row[0] = record[weight_at];
+          row.embedding[0] = record[weight_at];
           std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
-                      row + config.dim);
+                      row.slots);
         }
-        std::copy_n(record, statistics.num_floats(), row + statistics_at());
+        std::copy_n(record, statistics.num_floats(), row.statistics);
         // The gradient that brought the key in is not lost.
-        optimizer.Step(row, gradient, input);
+        optimizer.Step(row.embedding, row.slots, gradient, input);
       }));
   stripe->candidates.Erase(key, position);
   return true;

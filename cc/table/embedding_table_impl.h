@@ -55,7 +55,8 @@ struct Stripe {
   // of bucket.h instead, hence no GUARDED_BY.
   StripeIndex index;
   RowStore rows;
-  // Written under the mutex, read by anyone.
+  // Written under the mutex, read by anyone: who sees the number of a row sees
+  // the row.
   std::atomic<int64_t> inserted_rows{0};
   std::atomic<int64_t> erased_rows{0};
   // Unused, and without memory, where the admission policy has none.
@@ -136,7 +137,11 @@ class EmbeddingTable::Impl {
   absl::Status CheckFloats(const char* what, size_t num_keys,
                            const char* width_name, int width, size_t got) const;
 
-  int slot_floats() const { return codec.num_floats() - config.dim; }
+  int slot_floats() const { return row_floats() - config.dim; }
+  // Embedding, slots and statistics.
+  int row_floats() const {
+    return codec.num_floats() + statistics.num_floats();
+  }
   int candidate_floats() const {
     return config.admission.has_candidates() ? candidate_floats_ : 0;
   }
@@ -164,7 +169,7 @@ class EmbeddingTable::Impl {
   absl::Status ForEachLocked(const Key* keys, const StripeGroups& groups,
                              const Work& work);
 
-  // Gives an absent key a row, seen on `day`, which fill(floats) has completed:
+  // Gives an absent key a row, seen on `day`, which fill(row floats) completes:
   // the initial embedding and slots are already there. The stripe's mutex is
   // held.
   template <typename Fill>
@@ -172,28 +177,36 @@ class EmbeddingTable::Impl {
                             float day, const RowRounding& rounding,
                             const Fill& fill);
 
-  // Calls modify(floats) on the row of an entry with its bucket locked. The
+  // Calls modify(row floats) on the row of an entry with its bucket locked. The
   // stripe's mutex is held, so that the entry stays.
   template <typename Modify>
   void ModifyLocked(Stripe* stripe, StripeIndex::Entry entry,
                     const RowRounding& rounding, const Modify& modify);
 
-  // Calls modify(floats) for a row that nobody else is writing.
-  template <typename Modify>
-  void ModifyRow(float* words, const RowRounding& rounding,
-                 const Modify& modify) const;
-
-  float* RowAt(Key key, uint32_t row) const {
-    return stripes_[StripeOfHash(HashKey(key))].rows.At(row);
+  // Where a row is. Others may be reading it.
+  struct RowPlace {
+    float* words = nullptr;
+    float* statistics = nullptr;  // Null if rows have none.
+  };
+  RowPlace PlaceOf(const Stripe& stripe, uint32_t row) const {
+    return {stripe.rows.At(row), stripe.rows.StatisticsAt(row)};
   }
 
-  // Calls load(words) until it has seen them whole; the stripe's mutex is held.
+  // Calls modify(row floats) for a row that nobody else is writing.
+  template <typename Modify>
+  void ModifyRow(const RowPlace& place, const RowRounding& rounding,
+                 const Modify& modify) const;
+
+  // Calls load(place) until it has seen the row whole; the stripe's mutex is
+  // held.
   template <typename Load>
   void LoadLocked(Stripe* stripe, StripeIndex::Entry entry, const Load& load);
-  // Copies the floats of the row, or those of its embedding.
+  // Copy row_floats(), or one part of them.
   void CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, float* row);
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
                            float* embedding);
+  void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
+                            float* row_statistics);
   // Another thread may be writing the row.
   void RacyLoadEmbedding(const float* words, float* embedding) const;
 
@@ -219,18 +232,26 @@ class EmbeddingTable::Impl {
   // Whether a candidate is one no longer.
   bool IsAdmitted(const float* record, float day) const;
 
-  // What keys without a row read as.
+  // The rows that each stripe has ever had.
+  using InsertedRows = std::array<int64_t, kNumStripes>;
+  InsertedRows ReadInsertedRows() const;
+
+  // What keys without a row read as; `before` was read before they were
+  // searched.
   void FillMissing(absl::Span<const Key> block, const uint16_t* missing,
-                   uint32_t num_missing, float* embeddings);
+                   uint32_t num_missing, const InsertedRows& before,
+                   float* embeddings);
 
   // Calls visit(key, entry) for the entries of a range of positions; the
   // stripe's mutex is held. Nothing may be inserted or erased meanwhile.
   static void VisitEntries(
       const Stripe& stripe, uint64_t begin, uint64_t end,
       const std::function<void(Key, StripeIndex::Entry)>& visit);
-  // Calls visit(key, row) for all rows, with the stripe's mutex held, and
-  // erases those for which it returns true.
-  void SiftRows(const std::function<bool(Key, const float*)>& visit);
+  // Calls visit(embedding, statistics) for all rows, with the stripe's mutex
+  // held, and erases those for which it returns true. Without `with_embeddings`
+  // the first is null.
+  void SiftRows(bool with_embeddings,
+                const std::function<bool(const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
   // Moves rows of a stripe together and gives memory back.
@@ -239,9 +260,6 @@ class EmbeddingTable::Impl {
   bool has_weights() const {
     return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
   }
-  // Floats of a row before its statistics.
-  int statistics_at() const { return config.dim + optimizer.slot_floats(); }
-
   // How a push is rounded.
   RowRounding RoundingOf(const GradientBatch& batch);
 
@@ -253,6 +271,8 @@ class EmbeddingTable::Impl {
 
   const Initializer initializer_;
   const size_t stride_;
+  const size_t statistics_stride_;
+  std::array<char*, kNumStripes> statistics_data_;  // Constant after Create().
   const BatchKernels kernels_;
   // Before the stripes, which use it until they are destroyed.
   const MemoryReservation reservation_;
@@ -282,11 +302,14 @@ absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
     if (group.empty()) continue;
     Stripe& stripe = stripes_[s];
     MutexLock lock(&stripe.mutex);
+    const auto prefetch = [&](size_t i) {
+      if (i >= group.size()) return;
+      __builtin_prefetch(
+          stripe.index.Home(PositionOfHash(HashKey(keys[group[i]]))));
+    };
+    for (size_t i = 0; i < kLockedDistance; ++i) prefetch(i);
     for (size_t i = 0; i < group.size(); ++i) {
-      if (i + kLockedDistance < group.size()) {
-        __builtin_prefetch(stripe.index.Home(
-            PositionOfHash(HashKey(keys[group[i + kLockedDistance]]))));
-      }
+      prefetch(i + kLockedDistance);
       TFSWITCH_RETURN_IF_ERROR(work(&stripe, uint32_t{group[i]}));
     }
   }
@@ -300,37 +323,21 @@ absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
                                                 const Fill& fill) {
   uint32_t row;
   if (!stripe->rows.Allocate(&row)) return OutOfMemory();
-  float* const words = stripe->rows.At(row);
-  const auto init = [&](float* floats) {
-    initializer_.Fill(key, floats);
-    optimizer.InitSlots(floats + config.dim);
-    if (statistics.num_floats() > 0) {
-      statistics.Init(day, floats + statistics_at());
-    }
-  };
-  if (codec.is_plain()) {
-    RacyModifyFloats(words, codec.num_words(), [&](float* floats) {
-      init(floats);
-      fill(floats);
-    });
-  } else {
-    // A step goes on from the row as a lookup before it would have left it.
-    RowBuffer floats(codec.num_floats());
-    init(floats.data());
-    RacyModifyFloats(words, codec.num_words(), [&](float* to) {
-      codec.Encode(floats.data(), RowRounding(), to);
-      codec.Decode(to, floats.data());
-      fill(floats.data());
-      codec.Encode(floats.data(), rounding, to);
-    });
-  }
+  const RowPlace place = PlaceOf(*stripe, row);
+  ModifyRow(place, RowRounding(), [&](const RowFloats& floats) {
+    initializer_.Fill(key, floats.embedding);
+    optimizer.InitSlots(floats.slots);
+    statistics.Init(day, floats.statistics);
+  });
+  // A step goes on from the row as a lookup before it would have left it.
+  ModifyRow(place, rounding, fill);
   if (!stripe->index.Insert(key, position, row)) {
     stripe->rows.Free(row);
     return OutOfMemory();
   }
   stripe->inserted_rows.store(
       stripe->inserted_rows.load(std::memory_order_relaxed) + 1,
-      std::memory_order_relaxed);
+      std::memory_order_release);
   return absl::OkStatus();
 }
 
@@ -341,35 +348,36 @@ void EmbeddingTable::Impl::ModifyLocked(Stripe* stripe,
                                         const Modify& modify) {
   const uint32_t meta = LockBucket(entry.bucket);
   const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
-  ModifyRow(stripe->rows.At(row), rounding, modify);
+  ModifyRow(PlaceOf(*stripe, row), rounding, modify);
   UnlockBucket(entry.bucket, meta);
 }
 
 template <typename Modify>
-void EmbeddingTable::Impl::ModifyRow(float* words, const RowRounding& rounding,
+void EmbeddingTable::Impl::ModifyRow(const RowPlace& place,
+                                     const RowRounding& rounding,
                                      const Modify& modify) const {
-  if (codec.is_plain()) {
-    RacyModifyFloats(words, codec.num_words(), modify);
-    return;
-  }
-  RacyModifyFloats(words, codec.num_words(), [&](float* packed) {
-    RowBuffer floats(codec.num_floats());
-    codec.Decode(packed, floats.data());
-    modify(floats.data());
-    codec.Encode(floats.data(), rounding, packed);
+  RowBuffer scratch(codec.is_plain() ? 0 : codec.num_floats());
+  RacyModifyFloats(place.words, codec.num_words(), [&](float* words) {
+    RacyModifyFloats(
+        place.statistics, statistics.num_floats(), [&](float* counts) {
+          codec.ModifyFloats(words, scratch.data(), rounding,
+                             [&](float* embedding, float* slots) {
+                               modify(RowFloats{embedding, slots, counts});
+                             });
+        });
   });
 }
 
 template <typename Load>
 void EmbeddingTable::Impl::LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
                                       const Load& load) {
-  const float* const words =
-      stripe->rows.At(RacyLoad(&entry.bucket->rows[entry.at]));
+  const RowPlace place =
+      PlaceOf(*stripe, RacyLoad(&entry.bucket->rows[entry.at]));
   SpinWait wait;
   for (;; wait.Pause()) {
     const uint32_t meta = LoadMeta(entry.bucket);
     if ((meta & kMetaLocked) != 0) continue;
-    load(words);
+    load(place);
     if (IsUnchanged(entry.bucket, meta)) return;
   }
 }

@@ -28,8 +28,11 @@ void EmbeddingTable::Impl::VisitEntries(
 }
 
 void EmbeddingTable::Impl::SiftRows(
-    const std::function<bool(Key, const float*)>& visit) {
-  std::vector<float> row(static_cast<size_t>(codec.num_floats()));
+    bool with_embeddings,
+    const std::function<bool(const float*, const float*)>& visit) {
+  std::vector<float> embedding(with_embeddings ? static_cast<size_t>(config.dim)
+                                               : 0);
+  std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
   std::vector<Key> chosen;
   // The stripes take turns, so that whoever waits for one gets it: a thread
   // that locks a mutex again at once leaves no chance to the others.
@@ -45,8 +48,14 @@ void EmbeddingTable::Impl::SiftRows(
       const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
       chosen.clear();
       VisitEntries(stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
-        CopyRowLocked(&stripe, entry, row.data());
-        if (visit(key, row.data())) chosen.push_back(key);
+        if (with_embeddings) {
+          CopyEmbeddingLocked(&stripe, entry, embedding.data());
+        }
+        CopyStatisticsLocked(&stripe, entry, counts.data());
+        if (visit(with_embeddings ? embedding.data() : nullptr,
+                  counts.data())) {
+          chosen.push_back(key);
+        }
       });
       for (const Key key : chosen) {
         const uint32_t position = PositionOfHash(HashKey(key));
@@ -146,33 +155,37 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     }
     return nullptr;
   };
-  const auto rule_for_row = [&](const float* row) -> int64_t* {
-    int64_t* const rule = rule_for(statistics, row + statistics_at());
+  const bool with_embeddings = rules.min_l2_norm.has_value();
+  const auto rule_for_row = [&](const float* embedding,
+                                const float* counts) -> int64_t* {
+    int64_t* const rule = rule_for(statistics, counts);
     if (rule != nullptr || !rules.min_l2_norm.has_value()) return rule;
     const auto min_norm = static_cast<double>(*rules.min_l2_norm);
-    return SquaredNorm(row, config.dim) < min_norm * min_norm
+    return SquaredNorm(embedding, config.dim) < min_norm * min_norm
                ? &report.by_l2_norm
                : nullptr;
   };
-  const auto order_of = [&](const float* row) {
-    const UsageOfRow usage = statistics.Read(row + statistics_at(), day);
+  const auto order_of = [&](const float* counts) {
+    const UsageOfRow usage = statistics.Read(counts, day);
     return rules.order == EvictionOrder::kLfu ? usage.count
                                               : usage.last_seen_day;
   };
   std::vector<float> order;
   if (rules.max_rows.has_value()) {
     order.reserve(static_cast<size_t>(size()));
-    SiftRows([&](Key, const float* row) {
-      if (rule_for_row(row) == nullptr) order.push_back(order_of(row));
+    SiftRows(with_embeddings, [&](const float* embedding, const float* counts) {
+      if (rule_for_row(embedding, counts) == nullptr) {
+        order.push_back(order_of(counts));
+      }
       return false;
     });
   }
   Surplus surplus(std::move(order), rules.max_rows.value_or(
                                         std::numeric_limits<uint64_t>::max()));
-  SiftRows([&](Key, const float* row) {
-    int64_t* rule = rule_for_row(row);
+  SiftRows(with_embeddings, [&](const float* embedding, const float* counts) {
+    int64_t* rule = rule_for_row(embedding, counts);
     if (rule == nullptr && rules.max_rows.has_value() &&
-        surplus.Takes(order_of(row))) {
+        surplus.Takes(order_of(counts))) {
       rule = &report.by_max_rows;
     }
     if (rule == nullptr) {
@@ -183,7 +196,8 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     ++report.evicted_rows;
     return !dry_run;
   });
-  report.evicted_bytes = report.evicted_rows * static_cast<int64_t>(stride_);
+  report.evicted_bytes =
+      report.evicted_rows * static_cast<int64_t>(stride_ + statistics_stride_);
   int64_t num_candidates = 0;
   SiftCandidates([&](const float* record) {
     if (rule_for(candidate_statistics_, record) == nullptr) return false;
@@ -202,6 +216,20 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   return report;
 }
 
+namespace {
+
+// While others may be reading at either place, but none is writing.
+void MoveFloats(const float* from, size_t count, float* to,
+                std::vector<float>* buffer) {
+  buffer->resize(count);
+  RacyLoadFloats(buffer->data(), from, count);
+  RacyModifyFloats(to, count, [&](float* floats) {
+    std::copy(buffer->begin(), buffer->end(), floats);
+  });
+}
+
+}  // namespace
+
 void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   uint64_t limit = 0;
   {
@@ -214,7 +242,7 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   }
   std::vector<StripeIndex::Entry> beyond;
   std::vector<uint32_t> left;
-  std::vector<float> words(static_cast<size_t>(codec.num_words()));
+  std::vector<float> buffer;
   for (uint64_t begin = 0; begin < kEndOfPositions;) {
     MutexLock lock(&stripe->mutex);
     const uint64_t end = stripe->index.RangeEnd(begin, kMaxBucketsPerVisit);
@@ -230,10 +258,12 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
       // Whoever reads or steps the row in its old place goes by the bucket.
       const uint32_t meta = LockBucket(entry.bucket);
       const uint32_t old_row = RacyLoad(&entry.bucket->rows[entry.at]);
-      RacyLoadFloats(words.data(), stripe->rows.At(old_row), words.size());
-      RacyModifyFloats(stripe->rows.At(row), words.size(), [&](float* to) {
-        std::copy(words.begin(), words.end(), to);
-      });
+      const RowPlace from = PlaceOf(*stripe, old_row);
+      const RowPlace to = PlaceOf(*stripe, row);
+      MoveFloats(from.words, static_cast<size_t>(codec.num_words()), to.words,
+                 &buffer);
+      MoveFloats(from.statistics, static_cast<size_t>(statistics.num_floats()),
+                 to.statistics, &buffer);
       RacyStore(&entry.bucket->rows[entry.at], row);
       UnlockBucket(entry.bucket, meta);
       left.push_back(old_row);

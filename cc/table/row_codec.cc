@@ -1,7 +1,8 @@
 #include "cc/table/row_codec.h"
 
+#include <algorithm>
+
 #include "cc/optimizer/optimizer.h"
-#include "cc/table/row_statistics.h"
 
 namespace tfswitch {
 
@@ -12,13 +13,14 @@ RowCodec::RowCodec(const TableConfig& config) {
     Add(run.is_per_coordinate ? config.row_type.slots : FloatType::kFloat32,
         run.count);
   }
-  Add(FloatType::kFloat32, RowStatistics(config.statistics).num_floats());
-  is_plain_ = true;
-  for (const Part& part : storage_) {
-    is_plain_ &= part.type == FloatType::kFloat32;
-  }
   parts_ = storage_.data();
   num_parts_ = static_cast<int>(storage_.size());
+  has_plain_embedding_ = parts_[0].type == FloatType::kFloat32;
+  has_plain_slots_ = std::all_of(
+      storage_.begin() + 1, storage_.end(),
+      [](const Part& part) { return part.type == FloatType::kFloat32; });
+  first_packed_part_ = has_plain_embedding_ ? 1 : 0;
+  num_packed_parts_ = (has_plain_slots_ ? 1 : num_parts_) - first_packed_part_;
 }
 
 void RowCodec::Add(FloatType type, int count) {

@@ -3,16 +3,15 @@
 // Whoever works with a row sees floats; a table may keep parts of them in 16
 // bits:
 //
-//   floats   | embedding | slots: one per coordinate, one per row | statistics
-//   | words    | embedding | slots: one per coordinate, one per row |
-//   statistics |
-//              type of     type of slots             float32        float32
+//   floats   | embedding | slots: one per coordinate, one per row |
+//   words    | embedding | slots: one per coordinate, one per row |
+//              type of     type of slots             float32
 //              embeddings
 //
 // A word is 4 bytes; a part with an odd number of 16-bit values ends with two
 // bytes that are not used. What a row has one of, such as Adam's count of
 // steps, is float32 in any case: it costs little, and 16 bits would stop
-// counting at 2048.
+// counting at 2048. So are statistics, which are kept elsewhere.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_CODEC_H_
 #define TFSWITCH_CC_TABLE_ROW_CODEC_H_
@@ -34,6 +33,13 @@ struct RowRounding {
   uint32_t seed = 0;  // Of all that is drawn for one row.
 };
 
+// The floats of a row. One at a time may change them.
+struct RowFloats {
+  float* embedding = nullptr;
+  float* slots = nullptr;
+  float* statistics = nullptr;  // Null if rows have none.
+};
+
 // Immutable, so thread-safe.
 class RowCodec {
  public:
@@ -43,7 +49,7 @@ class RowCodec {
   RowCodec& operator=(const RowCodec&) = delete;
 
   // Whether words and floats are the same.
-  bool is_plain() const { return is_plain_; }
+  bool is_plain() const { return has_plain_embedding_ && has_plain_slots_; }
   int num_floats() const { return num_floats_; }
   int num_words() const { return num_words_; }
   FloatType embedding_type() const { return parts_[0].type; }
@@ -66,11 +72,28 @@ class RowCodec {
     for (int i = 0; i < num_parts_; ++i) DecodePart(parts_[i], words, floats);
   }
 
+  // Calls modify(embedding, slots) to change a row: in place where words are
+  // floats, else in `scratch`, of num_floats(), and back.
+  template <typename Modify>
+  TFSWITCH_ALWAYS_INLINE void ModifyFloats(float* words, float* scratch,
+                                           const RowRounding& rounding,
+                                           const Modify& modify) const {
+    for (int i = 0; i < num_packed_parts_; ++i) {
+      DecodePart(parts_[first_packed_part_ + i], words, scratch);
+    }
+    modify(has_plain_embedding_ ? words : scratch,
+           has_plain_slots_ ? words + embedding_words_
+                            : scratch + parts_[0].count);
+    Encode(scratch, rounding, words);
+  }
+
+ private:
+  // What ModifyFloats() had in `floats`.
   TFSWITCH_ALWAYS_INLINE void Encode(const float* floats,
                                      const RowRounding& rounding,
                                      float* words) const {
-    for (int i = 0; i < num_parts_; ++i) {
-      const Part& part = parts_[i];
+    for (int i = 0; i < num_packed_parts_; ++i) {
+      const Part& part = parts_[first_packed_part_ + i];
       const float* const from = floats + part.begin;
       float* const to = words + part.word;
       // What is drawn goes by the place in the row.
@@ -78,8 +101,7 @@ class RowCodec {
           rounding.seed + static_cast<uint32_t>(part.begin) * kSeedStep;
       switch (part.type) {
         case FloatType::kFloat32:
-          __builtin_memcpy(to, from,
-                           static_cast<size_t>(part.count) * sizeof(float));
+          CopyFloats(from, part.count, to);
           break;
         case FloatType::kFloat16:
           if (rounding.is_stochastic) {
@@ -100,7 +122,6 @@ class RowCodec {
     }
   }
 
- private:
   struct Part {
     FloatType type = FloatType::kFloat32;
     int begin = 0;  // Among the floats.
@@ -112,13 +133,20 @@ class RowCodec {
 
   void Add(FloatType type, int count);
 
+  // Short, so that a call of memcpy() would be the larger part.
+  TFSWITCH_ALWAYS_INLINE static void CopyFloats(const float* from, int count,
+                                                float* to) {
+    int i = 0;
+    for (; i + 8 <= count; i += 8) __builtin_memcpy(to + i, from + i, 32);
+    for (; i < count; ++i) __builtin_memcpy(to + i, from + i, 4);
+  }
+
   template <FloatType kType>
   TFSWITCH_ALWAYS_INLINE static void DecodeFloats(const float* __restrict words,
                                                   int count,
                                                   float* __restrict floats) {
     if (kType == FloatType::kFloat32) {
-      __builtin_memcpy(floats, words,
-                       static_cast<size_t>(count) * sizeof(float));
+      CopyFloats(words, count, floats);
       return;
     }
     const char* const halves = reinterpret_cast<const char*>(words);
@@ -177,7 +205,12 @@ class RowCodec {
   std::vector<Part> storage_;
   const Part* parts_ = nullptr;  // Those of storage_, for the inlined code.
   int num_parts_ = 0;
-  bool is_plain_ = false;
+  // Those that ModifyFloats() copies: from the first 16-bit part on, unless
+  // that is the embedding and slots are plain.
+  int first_packed_part_ = 0;
+  int num_packed_parts_ = 0;
+  bool has_plain_embedding_ = false;
+  bool has_plain_slots_ = false;
   int num_floats_ = 0;
   int num_words_ = 0;
   int embedding_words_ = 0;

@@ -13,6 +13,10 @@ namespace {
 constexpr size_t kCacheLineBytes = 64;
 constexpr size_t kSmallStrideBytes = 16;
 
+// A few bytes per row: with small pages up to a whole huge one, most of what a
+// large table has would be in small pages.
+constexpr size_t kSmallStatisticsBytes = size_t{512} << 10;
+
 // Less than this is not worth the way. ThreadSanitizer keeps hundreds of bytes
 // for each float that threads share, so there a small table must do.
 #if TFSWITCH_THREAD_SANITIZER
@@ -31,13 +35,25 @@ size_t RowStride(int row_floats) {
   return RoundUpTo(bytes, kSmallStrideBytes);
 }
 
-void RowStore::Init(MemorySpan span, size_t stride) {
-  span_ = span;
-  stride_ = stride;
-  touch_end_ = std::min(kHugePageBytes, span.capacity());
+void RowStore::Column::Init(MemorySpan column_span, size_t column_stride,
+                            size_t small_bytes) {
+  span = column_span;
+  begin = kHugePageBytes - small_bytes;
+  stride = column_stride;
+  touch_end = std::min(kHugePageBytes, span.capacity());
 }
 
-RowStore::~RowStore() { PageKeeper::Get().Cancel(span_); }
+void RowStore::Init(MemorySpan span, size_t stride) {
+  columns_[0].Init(span, stride, kHugePageBytes);
+}
+
+void RowStore::InitStatistics(MemorySpan span, size_t stride) {
+  columns_[1].Init(span, stride, kSmallStatisticsBytes);
+}
+
+RowStore::~RowStore() {
+  for (const Column& column : columns_) PageKeeper::Get().Cancel(column.span);
+}
 
 bool RowStore::Allocate(uint32_t* row) {
   if (free_rows_.size() > num_released_) {
@@ -45,19 +61,21 @@ bool RowStore::Allocate(uint32_t* row) {
     free_rows_.pop_back();
     return true;
   }
-  if (next_row_ > std::numeric_limits<uint32_t>::max() ||
-      !span_.Extend((next_row_ + 1) * stride_)) {
-    return false;
+  if (next_row_ > std::numeric_limits<uint32_t>::max()) return false;
+  for (Column& column : columns_) {
+    if (column.stride > 0 && !column.span.Extend(column.EndOf(next_row_ + 1))) {
+      return false;
+    }
   }
   *row = static_cast<uint32_t>(next_row_++);
-  TouchAhead();
+  for (Column& column : columns_) column.TouchAhead(next_row_);
   return true;
 }
 
 void RowStore::Free(uint32_t row) { free_rows_.push_back(row); }
 
 bool RowStore::IsWorthCompacting() const {
-  return free_rows_.size() * stride_ >= kMinReleaseBytes &&
+  return free_rows_.size() * columns_[0].stride >= kMinReleaseBytes &&
          free_rows_.size() * 4 >= next_row_;
 }
 
@@ -85,7 +103,7 @@ bool RowStore::ReleaseTail() {
   const uint64_t end = next_row_;
   while (num_released_ < free_rows_.size() &&
          free_rows_[num_released_] + 1 == next_row_ &&
-         (end - next_row_) * stride_ < kReleaseStepBytes) {
+         (end - next_row_) * columns_[0].stride < kReleaseStepBytes) {
     ++num_released_;
     --next_row_;
   }
@@ -97,34 +115,46 @@ bool RowStore::ReleaseTail() {
     free_rows_.shrink_to_fit();
     return false;
   }
-  // What was to be touched ahead is not wanted any more.
-  PageKeeper::Get().Cancel(span_);
-  const size_t begin = RoundUpTo(next_row_ * stride_, kHugePageBytes);
-  const size_t touched =
-      std::max(touch_end_, RoundUpTo(end * stride_, kHugePageBytes));
-  if (begin < touched)
-    span_.Release(begin, std::min(touched, span_.capacity()));
-  touch_end_ = std::max(begin, kHugePageBytes);
+  for (Column& column : columns_) column.ReleaseTail(next_row_, end);
   return true;
 }
 
-void RowStore::TouchAhead() {
+// Gives back what is behind `num_rows` rows, of which there were `end`.
+void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
+  if (stride == 0) return;
+  // What was to be touched ahead is not wanted any more.
+  PageKeeper::Get().Cancel(span);
+  const size_t release_begin = RoundUpTo(EndOf(num_rows), kHugePageBytes);
+  const size_t touched =
+      std::max(touch_end, RoundUpTo(EndOf(end), kHugePageBytes));
+  if (release_begin < touched) {
+    span.Release(release_begin, std::min(touched, span.capacity()));
+  }
+  touch_end = std::max(release_begin, kHugePageBytes);
+}
+
+void RowStore::Column::TouchAhead(uint64_t num_rows) {
+  if (stride == 0) return;
   // One or two huge pages ahead of use, by the size of the table.
-  const size_t used = next_row_ * stride_;
-  const size_t wanted =
-      RoundDownTo(used + kHugePageBytes + std::min(used / 4, kHugePageBytes),
-                  kHugePageBytes);
-  if (wanted <= touch_end_ || wanted > span_.capacity() ||
-      !span_.Extend(wanted)) {
+  const size_t end = EndOf(num_rows);
+  const size_t wanted = RoundDownTo(
+      end + kHugePageBytes + std::min(end / 4, kHugePageBytes), kHugePageBytes);
+  if (wanted <= touch_end || wanted > span.capacity() || !span.Extend(wanted)) {
     return;
   }
-  PageKeeper::Get().Touch(span_.data() + touch_end_, wanted - touch_end_);
-  touch_end_ = wanted;
+  PageKeeper::Get().Touch(span.data() + touch_end, wanted - touch_end);
+  touch_end = wanted;
+}
+
+size_t RowStore::Column::resident_bytes(uint64_t num_rows) const {
+  if (stride == 0) return 0;
+  const size_t end = RoundUpTo(EndOf(num_rows), kSmallPageBytes);
+  return (touch_end > kHugePageBytes ? std::max(touch_end, end) : end) - begin;
 }
 
 size_t RowStore::resident_bytes() const {
-  const size_t used = RoundUpTo(next_row_ * stride_, kSmallPageBytes);
-  return touch_end_ > kHugePageBytes ? std::max(touch_end_, used) : used;
+  return columns_[0].resident_bytes(next_row_) +
+         columns_[1].resident_bytes(next_row_);
 }
 
 }  // namespace tfswitch

@@ -1,12 +1,15 @@
-// The rows of one stripe: an array that grows in place, so that a row keeps its
+// The rows of one stripe: arrays that grow in place, so that a row keeps its
 // address, unless the table moves it.
 //
 //   | row 0 | row 1 | ...  in use, freed ones between  | touched ahead |
 //   |<------------- next_row_ x stride -------------->|
 //
-// The first 2 MiB are in small pages, so that a small table stays small; the
-// rest is in huge pages, touched ahead by the PageKeeper while the table
-// grows.
+// Embeddings and slots are in one array and statistics in another, which a
+// lookup never touches, and beside which rows stay on whole cache lines.
+//
+// The first 2 MiB, or 512 KiB of statistics, are in small pages, so that a
+// small table stays small; the rest is in huge pages, touched ahead by the
+// PageKeeper while the table grows.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_STORE_H_
 #define TFSWITCH_CC_TABLE_ROW_STORE_H_
@@ -28,12 +31,15 @@ class RowStore {
  public:
   // REQUIRES: called once, before anything else.
   void Init(MemorySpan span, size_t stride);
+  // REQUIRES: called at most once, after Init() and before anything else.
+  void InitStatistics(MemorySpan span, size_t stride);
   ~RowStore();
 
-  char* data() const { return span_.data(); }
-  float* At(uint32_t row) const {
-    return reinterpret_cast<float*>(span_.data() + row * stride_);
-  }
+  char* data() const { return columns_[0].data(); }
+  float* At(uint32_t row) const { return columns_[0].At(row); }
+  // Null without InitStatistics().
+  char* statistics_data() const { return columns_[1].data(); }
+  float* StatisticsAt(uint32_t row) const { return columns_[1].At(row); }
 
   // A row that is not in use, holding garbage. False if memory is used up.
   bool Allocate(uint32_t* row);
@@ -55,12 +61,27 @@ class RowStore {
   size_t resident_bytes() const;
 
  private:
-  void TouchAhead();
+  // One of the arrays; with stride 0 there is none.
+  struct Column {
+    MemorySpan span;
+    size_t begin = 0;  // Of row 0 in the span.
+    size_t stride = 0;
+    size_t touch_end = 0;
 
-  MemorySpan span_;
-  size_t stride_ = 0;
+    // Row 0 is `small_bytes` before the first huge page.
+    void Init(MemorySpan column_span, size_t column_stride, size_t small_bytes);
+    float* At(uint32_t row) const {
+      return reinterpret_cast<float*>(data() + row * stride);
+    }
+    char* data() const { return span.data() + begin; }
+    size_t EndOf(uint64_t num_rows) const { return begin + num_rows * stride; }
+    void TouchAhead(uint64_t num_rows);
+    void ReleaseTail(uint64_t num_rows, uint64_t end);
+    size_t resident_bytes(uint64_t num_rows) const;
+  };
+
+  Column columns_[2];
   uint64_t next_row_ = 0;
-  size_t touch_end_ = 0;
   std::vector<uint32_t> free_rows_;
   // Of free_rows_, the first ones, which are gone while ReleaseTail() returns
   // true.

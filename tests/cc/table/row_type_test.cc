@@ -208,26 +208,45 @@ TEST_P(RowTypeTest, RowsThatAreExportedAndAssignedAreTheSame) {
 
 TEST_P(RowTypeTest, RowsAreFoundAfterAShrinkHasMovedThem) {
   TableConfig config =
-      TypedConfig(16, embeddings(), slots(), Rounding::kNearest);
+      TypedConfig(64, embeddings(), slots(), Rounding::kNearest);
   config.statistics.kind = StatisticsKind::kUsage;
   auto table = MakeTable(config);
-  const int64_t num_rows = 1'500'000 / kSlowdown;
-  const std::vector<Key> keys = KeyRange(0, num_rows);
-  std::vector<float> values(keys.size() * 16);
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<float>(i / 16 % 251);  // Exact in each type.
+  const auto slot_floats = static_cast<size_t>(table->slot_floats());
+  const auto value_of = [](Key key) {
+    return static_cast<float>(key % 251);  // Exact in each type.
+  };
+  const int64_t num_rows = 400'000 / kSlowdown;
+  for (Key begin = 0; begin < num_rows; begin += 1000) {
+    const std::vector<Key> keys = KeyRange(begin, 1000);
+    std::vector<float> values;
+    std::vector<float> slots;
+    for (const Key key : keys) {
+      values.insert(values.end(), 64, value_of(key));
+      slots.insert(slots.end(), slot_floats, value_of(key));
+    }
+    ASSERT_TRUE(table->AssignRows(keys, values, slots).ok());
   }
-  ASSERT_TRUE(table->Assign(keys, values).ok());
-  // Nine of ten go: those with norm 0 to 4 x 225.
+  const int64_t before =
+      table->stats().row_bytes + table->stats().reserved_bytes;
+  // Nine of ten go.
   EvictionConfig rules;
-  rules.min_l2_norm = 4.0f * 226.0f;
+  rules.min_l2_norm = 8.0f * 226.0f;
   const auto report = table->Shrink(rules, 1.0f, /*dry_run=*/false);
 
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_GT(report->evicted_rows, num_rows * 8 / 10);
-  for (int64_t i = 0; i < num_rows; i += 97) {
-    const auto value = static_cast<float>(i % 251);
-    EXPECT_THAT(FindAll(*table, {i}), Each(value >= 226.0f ? value : 0.0f));
+  EXPECT_LT(table->stats().row_bytes + table->stats().reserved_bytes,
+            before / 2);
+  for (Key key = 0; key < num_rows; key += 97) {
+    const float value = value_of(key);
+    const float expected = value >= 226.0f ? value : 0.0f;
+    ASSERT_THAT(FindAll(*table, {key}), Each(expected)) << key;
+    UsageOfRow usage;
+    KeyState state;
+    table->ReadUsage({key}, 300.0f, absl::MakeSpan(&usage, 1),
+                     absl::MakeSpan(&state, 1));
+    EXPECT_EQ(usage.count, expected);
+    EXPECT_EQ(usage.last_seen_day, expected);
   }
 }
 
@@ -259,25 +278,22 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(RowCodecTest, MemoryOfARowIsThatOfItsParts) {
   const auto words = [](int dim, FloatType embeddings, FloatType slots,
-                        OptimizerConfig optimizer, StatisticsKind kind) {
+                        OptimizerConfig optimizer) {
     TableConfig config =
         TypedConfig(dim, embeddings, slots, Rounding::kStochastic, optimizer);
-    config.statistics.kind = kind;
+    config.statistics.kind = StatisticsKind::kShowClick;  // Kept elsewhere.
     return RowCodec(config).num_words();
   };
   constexpr auto kF32 = FloatType::kFloat32;
   constexpr auto kF16 = FloatType::kFloat16;
   constexpr auto kBf16 = FloatType::kBfloat16;
-  constexpr auto kNone = StatisticsKind::kNone;
-  EXPECT_EQ(words(16, kF32, kF32, AdagradConfig{}, kNone), 32);
-  EXPECT_EQ(words(16, kBf16, kF32, AdagradConfig{}, kNone), 24);
-  EXPECT_EQ(words(16, kBf16, kBf16, AdagradConfig{}, kNone), 16);
-  // Adam's count of steps stays a float, as do statistics.
-  EXPECT_EQ(words(16, kF16, kBf16, AdamConfig{}, kNone), 8 + 16 + 1);
-  EXPECT_EQ(words(16, kF16, kF16, AdamConfig{}, StatisticsKind::kShowClick),
-            8 + 16 + 1 + 5);
-  EXPECT_EQ(words(3, kF16, kF16, AdagradConfig{}, kNone), 2 + 2);
-  EXPECT_EQ(words(1, kF16, kF16, RowwiseAdagradConfig{}, kNone), 1 + 1);
+  EXPECT_EQ(words(16, kF32, kF32, AdagradConfig{}), 32);
+  EXPECT_EQ(words(16, kBf16, kF32, AdagradConfig{}), 24);
+  EXPECT_EQ(words(16, kBf16, kBf16, AdagradConfig{}), 16);
+  // Adam's count of steps stays a float.
+  EXPECT_EQ(words(16, kF16, kBf16, AdamConfig{}), 8 + 16 + 1);
+  EXPECT_EQ(words(3, kF16, kF16, AdagradConfig{}), 2 + 2);
+  EXPECT_EQ(words(1, kF16, kF16, RowwiseAdagradConfig{}), 1 + 1);
 }
 
 TEST(RowTypeOfTableTest, SixteenBitsTakeLessMemory) {

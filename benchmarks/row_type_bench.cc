@@ -1,0 +1,119 @@
+// What rows of 16 bits save and cost.
+//
+//   row_type_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--adam]
+//
+// Tables that hold the same N keys, one of float32 and one of each other row
+// type, are filled one after the other, and what becomes resident with each is
+// given; then they take turns batch by batch: CPU time of the thread in ns per
+// key, medians, and the median of the ratio to float32 in the same repetition.
+// Keys are zipf 1.05, scattered. Rows have an Adagrad slot, or those of Adam.
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/bench_support.h"
+#include "benchmarks/table_race.h"
+#include "cc/base/cpu_features.h"
+#include "cc/base/page_keeper.h"
+#include "cc/table/embedding_table.h"
+
+namespace tfswitch {
+namespace {
+
+struct NamedType {
+  const char* name;
+  RowTypeConfig type;
+};
+
+constexpr auto kF32 = FloatType::kFloat32;
+constexpr auto kF16 = FloatType::kFloat16;
+constexpr auto kBf16 = FloatType::kBfloat16;
+constexpr auto kChance = Rounding::kStochastic;
+constexpr auto kNearest = Rounding::kNearest;
+
+const NamedType kTypes[] = {
+    {"float32", {kF32, kF32, kChance}},
+    // Against itself: what of the ratios is chance.
+    {"float32 again", {kF32, kF32, kChance}},
+    {"bf16 + float32", {kBf16, kF32, kChance}},
+    {"f16 + float32", {kF16, kF32, kChance}},
+    {"bf16 + bf16", {kBf16, kBf16, kChance}},
+    {"f16 + bf16", {kF16, kBf16, kChance}},
+    {"bf16 + bf16 nearest", {kBf16, kBf16, kNearest}},
+};
+
+void Measure(const OptimizerConfig& optimizer) {
+  std::vector<Variant> variants;
+  printf(
+      "embeddings + slots: row stride; resident bytes per key, with index\n");
+  for (const NamedType& named : kTypes) {
+    TableConfig config = MakeConfig();
+    config.optimizer = optimizer;
+    config.row_type = named.type;
+    PageKeeper::Get().WaitUntilIdle();
+    const int64_t before = ResidentBytes();
+    auto table = MakeTable(config);
+    Fill(table.get(), 0, num_keys);
+    PageKeeper::Get().WaitUntilIdle();
+    printf("  %-20s %4ld  %6.1f\n", named.name, table->stats().row_stride_bytes,
+           static_cast<double>(ResidentBytes() - before) /
+               static_cast<double>(num_keys));
+    variants.push_back({named.name, std::move(table)});
+  }
+  ZipfPositions source;
+  std::vector<float> out(static_cast<size_t>(batch_size * dim));
+  const std::vector<float> gradients(out.size(), 0.01f);
+  Batches reads = MakeBatches(&source, /*is_unique=*/false);
+  RaceTables(
+      "lookup", &variants, &reads, [] {},
+      [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+        Check(table->Find(keys, absl::MakeSpan(out)).status());
+      });
+  Batches pushes = MakeBatches(&source, /*is_unique=*/true);
+  RaceTables(
+      "push", &variants, &pushes, [] {},
+      [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+        Check(table->ApplyGradients(keys, gradients, 0.01f, true).status());
+      });
+}
+
+int Main(int argc, char** argv) {
+  OptimizerConfig optimizer = AdagradConfig{};
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const size_t equals = arg.find('=');
+    const std::string name = arg.substr(0, equals);
+    const int64_t value =
+        equals == std::string::npos ? 0 : atoll(arg.c_str() + equals + 1);
+    if (value > 0 && name == "--keys") {
+      num_keys = value;
+    } else if (value > 0 && name == "--dim") {
+      dim = static_cast<int>(value);
+    } else if (value > 0 && name == "--reps") {
+      reps = static_cast<int>(value);
+    } else if (value > 0 && name == "--batch") {
+      batch_size = value;
+    } else if (arg == "--adam") {
+      optimizer = AdamConfig{};
+    } else {
+      fprintf(stderr,
+              "usage: row_type_bench [--keys=N] [--dim=D] [--reps=R] "
+              "[--batch=B] [--adam]; got '%s'\n",
+              argv[i]);
+      return 2;
+    }
+  }
+  const std::string level(SimdLevelName(ActiveSimdLevel()));
+  printf("keys %ld, dim %d, batch %ld, reps %d, %s\n", num_keys, dim,
+         batch_size, reps, level.c_str());
+  Measure(optimizer);
+  return 0;
+}
+
+}  // namespace
+}  // namespace tfswitch
+
+int main(int argc, char** argv) { return tfswitch::Main(argc, argv); }

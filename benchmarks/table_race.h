@@ -1,0 +1,173 @@
+// What the benchmarks of tables have in common: keys, and tables that take
+// turns on the same batches.
+
+#ifndef TFSWITCH_BENCHMARKS_TABLE_RACE_H_
+#define TFSWITCH_BENCHMARKS_TABLE_RACE_H_
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/bench_support.h"
+#include "cc/table/embedding_table.h"
+
+namespace tfswitch {
+
+inline constexpr int64_t kQueries = 1000000;  // Per repetition and variant.
+inline constexpr double kZipfExponent = 1.05;
+
+// Flags.
+inline int64_t num_keys = 5000000;
+inline int dim = 16;
+inline int reps = 9;
+inline int64_t batch_size = 50000;
+
+inline double CpuSeconds() { return Seconds(CLOCK_THREAD_CPUTIME_ID); }
+
+inline int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total = 0;
+  int64_t resident = 0;
+  statm >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// The i-th key: scrambled, so that neighbours in time are none in value.
+inline Key KeyAt(int64_t i) {
+  return static_cast<Key>(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL);
+}
+
+inline TableConfig MakeConfig() {
+  TableConfig config;
+  config.name = "bench";
+  config.dim = dim;
+  config.optimizer = AdagradConfig{};
+  return config;
+}
+
+inline std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
+  auto table = EmbeddingTable::Create(config);
+  Check(table.status());
+  return std::move(table).value();
+}
+
+// Gives keys [begin, end) a row.
+inline void Fill(EmbeddingTable* table, int64_t begin, int64_t end) {
+  const int64_t block = 50000;
+  std::vector<float> values(static_cast<size_t>(block * dim), 0.1f);
+  std::vector<Key> keys;
+  for (int64_t at = begin; at < end; at += block) {
+    const int64_t n = std::min(block, end - at);
+    keys.clear();
+    for (int64_t i = 0; i < n; ++i) keys.push_back(KeyAt(at + i));
+    Check(table->Assign(
+        keys, absl::MakeConstSpan(values).first(static_cast<size_t>(n * dim))));
+  }
+}
+
+// Zipf, scattered over [0, num_keys).
+class ZipfPositions {
+ public:
+  ZipfPositions() : cumulative_(static_cast<size_t>(num_keys)) {
+    double sum = 0.0;
+    for (int64_t r = 0; r < num_keys; ++r) {
+      sum += std::pow(static_cast<double>(r + 1), -kZipfExponent);
+      cumulative_[static_cast<size_t>(r)] = sum;
+    }
+  }
+
+  int64_t Next() {
+    const double u = std::uniform_real_distribution<double>(
+        0.0, cumulative_.back())(random_);
+    const auto rank = static_cast<uint64_t>(
+        std::lower_bound(cumulative_.begin(), cumulative_.end(), u) -
+        cumulative_.begin());
+    return static_cast<int64_t>(rank * 0x9e3779b97f4a7c15ULL %
+                                static_cast<uint64_t>(num_keys));
+  }
+
+ private:
+  std::vector<double> cumulative_;
+  std::mt19937_64 random_{12345};
+};
+
+using Batches = std::vector<std::vector<Key>>;
+
+inline Batches MakeBatches(ZipfPositions* source, bool is_unique) {
+  Batches batches;
+  for (int64_t begin = 0; begin < kQueries; begin += batch_size) {
+    std::unordered_set<int64_t> seen;
+    std::vector<Key> keys;
+    while (static_cast<int64_t>(keys.size()) < batch_size) {
+      const int64_t position = source->Next();
+      if (is_unique && !seen.insert(position).second) continue;
+      keys.push_back(KeyAt(position));
+    }
+    batches.push_back(std::move(keys));
+  }
+  return batches;
+}
+
+struct Variant {
+  std::string name;
+  std::unique_ptr<EmbeddingTable> table;
+};
+
+using Work = std::function<void(EmbeddingTable*, const std::vector<Key>&)>;
+
+// The variants take turns batch by batch, each beginning as often as the
+// others. Ratios are to the first one. `prepare` is called before each
+// repetition.
+inline void RaceTables(const char* title, std::vector<Variant>* variants,
+                       Batches* batches, const std::function<void()>& prepare,
+                       const Work& work) {
+  const size_t num_variants = variants->size();
+  std::vector<std::vector<double>> ns(num_variants);
+  size_t first = 0;
+  for (int rep = -1; rep < reps; ++rep) {  // One to warm up.
+    prepare();
+    std::vector<double> seconds(num_variants);
+    for (const std::vector<Key>& keys : *batches) {
+      ++first;
+      for (size_t i = 0; i < num_variants; ++i) {
+        const size_t v = (first + i) % num_variants;
+        const double begin = CpuSeconds();
+        work((*variants)[v].table.get(), keys);
+        seconds[v] += CpuSeconds() - begin;
+      }
+    }
+    if (rep < 0) continue;
+    for (size_t v = 0; v < num_variants; ++v) {
+      ns[v].push_back(seconds[v] * 1e9 /
+                      static_cast<double>(
+                          static_cast<int64_t>(batches->size()) * batch_size));
+    }
+  }
+  printf("\n%s, ns per key (x plain, least to most):\n", title);
+  for (size_t v = 0; v < variants->size(); ++v) {
+    std::vector<double> ratios;
+    for (int rep = 0; rep < reps; ++rep) {
+      ratios.push_back(ns[v][rep] / ns[0][rep]);
+    }
+    const auto [least, most] =
+        std::minmax_element(ratios.begin(), ratios.end());
+    printf("  %-18s %6.1f  %.2f (%.2f to %.2f)\n", (*variants)[v].name.c_str(),
+           Median(ns[v]), Median(ratios), *least, *most);
+  }
+  fflush(stdout);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_BENCHMARKS_TABLE_RACE_H_
