@@ -458,6 +458,80 @@ def test_sampler_draws_and_counts_as_tensorflow(mode, kind, unique):
         assert len(set(ours.sampled_candidates.numpy())) == 8
 
 
+def tensorflow_draw(seed):
+    return tf.random.fixed_unigram_candidate_sampler(
+        [[0]],
+        num_true=1,
+        num_sampled=8,
+        unique=True,
+        range_max=NUM_CLASSES,
+        distortion=0.5,
+        unigrams=COUNTS.astype(float).tolist(),
+        seed=seed,
+    )[0]
+
+
+def two_draws(draw, mode, global_seed):
+    """Draws twice after `set_seed`, by a function traced after it."""
+    tf.random.set_seed(global_seed)
+    draw = mode(draw)
+    return [draw().numpy().tolist() for _ in range(2)]
+
+
+@pytest.fixture
+def _global_seed_of_the_test():
+    yield
+    tf.random.set_seed(None)
+
+
+@pytest.mark.usefixtures("_global_seed_of_the_test")
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("kind", [0, 1], ids=["log_uniform", "unigram"])
+def test_draws_follow_the_global_seed(mode, kind, seed):
+    sampler = make_samplers(None)[kind]
+
+    def draw():
+        return sampler.sample([[0]], 8, seed=seed).sampled_candidates
+
+    first = two_draws(draw, mode, 1)
+    other = two_draws(draw, mode, 2)
+    again = two_draws(draw, mode, 1)
+
+    assert first[0] != first[1]
+    assert other != first
+    assert again == first
+
+
+@pytest.mark.usefixtures("_global_seed_of_the_test")
+@pytest.mark.parametrize("global_seed", [1, 2])
+def test_unigram_draws_are_tensorflows_for_the_same_seeds(mode, global_seed):
+    sampler = make_samplers(None)[1]
+    sampler.sample([[0]], 8, seed=5)  # Before the global seed is known.
+
+    ours = two_draws(
+        lambda: sampler.sample([[0]], 8, seed=5).sampled_candidates,
+        mode,
+        global_seed,
+    )
+
+    assert ours == two_draws(lambda: tensorflow_draw(5), mode, global_seed)
+
+
+@pytest.mark.usefixtures("_global_seed_of_the_test")
+def test_samplers_in_one_function_draw_by_themselves():
+    one, other = make_samplers(None)[1], make_samplers(None)[1]
+    tf.random.set_seed(1)
+
+    @tf.function
+    def draw():
+        return [
+            each.sample([[0]], 8).sampled_candidates for each in (one, other)
+        ]
+
+    a, b = draw()
+    assert a.numpy().tolist() != b.numpy().tolist()
+
+
 @pytest.mark.parametrize("kind", [0, 1], ids=["log_uniform", "unigram"])
 def test_sampler_without_ids_takes_classes_for_ids(kind):
     sampler = make_samplers(None)[kind]

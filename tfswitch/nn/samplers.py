@@ -7,11 +7,14 @@ class.
 
 import abc
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+# Where TensorFlow's own functions ask for `tf.random.set_seed`.
+from tensorflow.python.eager import context
 
 from tfswitch.ops.ids import to_id_array, to_id_tensor
 from tfswitch.ops.resources import HOST, in_plain_graph
@@ -87,7 +90,8 @@ class Sampler(abc.ABC):
                 no draw; their expected counts are answered.
             num_sampled: How many ids to draw for the whole batch.
             unique: Whether no id is drawn twice. Expected counts allow for it.
-            seed: Of the operation; see `tf.random.set_seed`.
+            seed: Of the operation; see `tf.random.set_seed`, after which draws
+                repeat as those of TensorFlow's samplers do.
 
         Raises:
             ValueError: If shapes do not fit, `num_sampled` is more than there
@@ -199,7 +203,9 @@ class UnigramSampler(Sampler):
     The probability is proportional to `count ** distortion`. It is
     `tf.random.fixed_unigram_candidate_sampler`, with its expected counts. The
     counts become a part of the graph: with many millions of ids take
-    `LogUniformSampler`.
+    `LogUniformSampler`. Eager draws without a seed of their own are those of
+    one `tf.function` of the sampler: after `tf.random.set_seed` they start
+    over, and are the same for samplers of the same counts.
 
     Example:
 
@@ -251,6 +257,7 @@ class UnigramSampler(Sampler):
         self._distortion = float(distortion)
         self._lock = threading.Lock()
         self._functions: dict[Any, Any] = {}
+        self._global_seed: Any = None
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -262,10 +269,17 @@ class UnigramSampler(Sampler):
     def _draw(
         self, classes: tf.Tensor, num_sampled: int, unique: bool, seed: Any
     ) -> Any:
-        # The counts are an attribute of the op. A function of its own hands
-        # them over once, and not at each eager call.
         key = (int(classes.shape[1]), int(num_sampled), bool(unique), seed)
+        if not tf.executing_eagerly():
+            return self._drawing(*key)(classes)
+        # The counts are an attribute of the op. A function of its own takes
+        # them once, and not at each call.
+        global_seed = context.global_seed()
         with self._lock:
+            if global_seed != self._global_seed:
+                # A function keeps the one that it was traced with.
+                self._functions.clear()
+                self._global_seed = global_seed
             if key not in self._functions:
                 self._functions[key] = self._function(*key)
             return self._functions[key](classes)
@@ -273,10 +287,17 @@ class UnigramSampler(Sampler):
     def _function(
         self, num_true: int, num_sampled: int, unique: bool, seed: Any
     ) -> Any:
-        @tf.function(
+        draw = tf.function(
+            self._drawing(num_true, num_sampled, unique, seed),
             input_signature=[tf.TensorSpec([None, num_true], tf.int64)],
             autograph=False,
         )
+        # TensorFlow warns where calls trace often, as after many set_seed.
+        return draw.get_concrete_function()
+
+    def _drawing(
+        self, num_true: int, num_sampled: int, unique: bool, seed: Any
+    ) -> Callable[[tf.Tensor], Any]:
         def draw(classes: tf.Tensor) -> Any:
             return tf.random.fixed_unigram_candidate_sampler(
                 classes,
