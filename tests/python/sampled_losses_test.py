@@ -737,6 +737,85 @@ def test_model_is_saved_and_loaded_with_its_rows(embedded, chain, tmp_path):
     loaded.fit(list(chain), epochs=1, batch_size=50, verbose=0)
 
 
+@pytest.fixture
+def weighed(embedded):
+    """A layer, and the losses of four examples that it draws by seed 1."""
+    layer = tsw.keras.SampledSoftmax(
+        tsw.keras.DynamicEmbedding(DIM, embeddings_initializer="normal"),
+        tsw.nn.LogUniformSampler(NUM_CLASSES),
+        NUM_SAMPLED,
+        seed=1,
+        name="loss",
+    )
+    inputs, labels = tf.ones([4, DIM]), tf.constant([1, 2, 3, 4])
+    layer(inputs, labels, training=True)  # Makes the rows.
+
+    def losses(**arguments):
+        tf.random.set_seed(1)
+        return layer(inputs, labels, **arguments)
+
+    yield layer, losses
+    tf.random.set_seed(None)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_layer_weighs_examples_and_divides_by_their_number(weighed, shape):
+    layer, losses = weighed
+    weights = np.array([0.0, 0.5, 3.0, 2.0])
+    plain = losses().numpy()
+
+    given = losses(sample_weight=weights.reshape(shape))
+
+    np.testing.assert_allclose(given, plain * weights, rtol=1e-6)
+    np.testing.assert_allclose(
+        layer.losses[-1], np.sum(plain * weights) / 4, rtol=1e-6
+    )
+
+
+def test_layer_refuses_weights_that_are_not_one_for_each_example(weighed):
+    _, losses = weighed
+
+    for weights in (np.ones(1), np.ones(3), np.ones((4, 2)), np.float32(1)):
+        with pytest.raises(ValueError, match="'loss': `sample_weight` must"):
+            losses(sample_weight=weights)
+    unknown = tf.TensorSpec([None], tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sample_weight"):
+        tf.function(
+            lambda weights: losses(sample_weight=weights),
+            input_signature=[unknown],
+            autograph=False,
+        )(tf.ones([1]))
+
+
+def test_layer_learns_in_fit_from_the_examples_that_weigh(embedded, chain):
+    last, label, weight = (
+        keras.Input((), dtype=dtype) for dtype in ("int64", "int64", "float32")
+    )
+    adam = tsw.optimizers.Adam(0.05)
+    user = tsw.keras.DynamicEmbedding(8, optimizer=adam)(last)
+    loss = tsw.keras.SampledSoftmax(
+        tsw.keras.DynamicEmbedding(8, optimizer=adam),
+        tsw.nn.UnigramSampler((IDS, np.ones(NUM_CLASSES))),
+        5,
+    )
+    model = keras.Model(
+        [last, label, weight], loss(user, label, sample_weight=weight)
+    )
+    model.compile("adam")
+    # As many examples again, which say that an item follows itself.
+    batch = [
+        np.concatenate([chain[0], chain[0]]),
+        np.concatenate([chain[1], chain[0]]),
+        np.repeat([1.0, 0.0], len(chain[0])),
+    ]
+
+    model.fit(batch, epochs=8, batch_size=100, verbose=0)
+
+    scores = loss.score(keras.Model(last, user)(IDS), IDS)
+    best = np.argmax(scores, axis=1)
+    assert np.mean(best == (np.arange(NUM_CLASSES) + 1) % NUM_CLASSES) > 0.9
+
+
 def test_score_of_an_unknown_id_is_zero(embedded):
     _, _, loss = make_model(
         tsw.keras.SampledSoftmax, tsw.nn.LogUniformSampler(NUM_CLASSES, IDS)
