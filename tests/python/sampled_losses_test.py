@@ -816,6 +816,79 @@ def test_layer_learns_in_fit_from_the_examples_that_weigh(embedded, chain):
     assert np.mean(best == (np.arange(NUM_CLASSES) + 1) % NUM_CLASSES) > 0.9
 
 
+class Uniform(tsw.nn.Sampler):
+    """Draws with an offset, which only its config keeps."""
+
+    def __init__(self, range_max, offset=0):
+        super().__init__(range_max)
+        self.offset = offset
+
+    def get_config(self):
+        return {"range_max": self.range_max, "offset": self.offset}
+
+    def _draw(self, classes, num_sampled, unique, seed):
+        drawn = (tf.range(num_sampled, dtype="int64") + self.offset) % (
+            self.range_max
+        )
+        count = num_sampled / self.range_max
+        return drawn, tf.fill(tf.shape(classes), count), [count] * num_sampled
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Registered(Uniform):
+    pass
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class UnigramSampler(tsw.nn.UnigramSampler):
+    pass
+
+
+def make_layer_model(sampler):
+    last, label = (keras.Input((), dtype="int64") for _ in range(2))
+    user = tsw.keras.DynamicEmbedding(2)(last)
+    loss = tsw.keras.NCE(
+        tsw.keras.DynamicEmbedding(2), sampler, num_sampled=3, name="loss"
+    )
+    return keras.Model([last, label], loss(user, label))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Registered(9, offset=4), UnigramSampler((IDS[:3], [3, 1, 2]), 0.5)],
+    ids=["own", "derived"],
+)
+def test_model_with_a_registered_sampler_is_saved_and_loaded(
+    embedded, tmp_path, sampler
+):
+    make_layer_model(sampler).save(tmp_path / "model.keras")
+
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+
+    again = loaded.get_layer("loss").sampler
+    assert type(again) is type(sampler)
+    assert again.get_config() == sampler.get_config()
+    label = sampler.ids[:1]
+    assert loaded([label, label]).shape == (1,)
+
+
+def test_model_with_an_unknown_sampler_says_how_to_load_it(embedded, tmp_path):
+    class Local(Uniform):  # Where tf_keras does not find it by itself.
+        pass
+
+    make_layer_model(Local(9)).save(tmp_path / "model.keras")
+
+    with pytest.raises(
+        ValueError, match=r"sampler 'Local'.*register_keras_serializable"
+    ):
+        keras.models.load_model(tmp_path / "model.keras")
+
+    loaded = keras.models.load_model(
+        tmp_path / "model.keras", custom_objects={"Local": Local}
+    )
+    assert type(loaded.get_layer("loss").sampler) is Local
+
+
 def test_score_of_an_unknown_id_is_zero(embedded):
     _, _, loss = make_model(
         tsw.keras.SampledSoftmax, tsw.nn.LogUniformSampler(NUM_CLASSES, IDS)

@@ -151,7 +151,7 @@ class _SampledLoss(_backend.Layer):
         config.update(
             {
                 "embedding": _backend.serialize(self.embedding),
-                "sampler": samplers.to_config(self.sampler),
+                "sampler": _serialize(self.sampler),
                 "num_sampled": self.num_sampled,
                 "biases": self.biases and _backend.serialize(self.biases),
                 "remove_accidental_hits": self.remove_accidental_hits,
@@ -166,7 +166,7 @@ class _SampledLoss(_backend.Layer):
         for name in ("embedding", "biases"):
             if isinstance(config[name], Mapping):
                 config[name] = _backend.deserialize(config[name])
-        config["sampler"] = samplers.from_config(config["sampler"])
+        config["sampler"] = _deserialize(config["sampler"])
         return cls(**config)
 
 
@@ -237,6 +237,27 @@ class NCE(_SampledLoss):
 
     _loss = staticmethod(sampled_losses.nce_loss)
     _removes_accidental_hits = False
+
+
+def _serialize(sampler: samplers.Sampler) -> dict[str, Any]:
+    if samplers.is_custom(sampler):
+        return _backend.serialize(sampler)
+    return samplers.to_config(sampler)
+
+
+def _deserialize(config: Mapping[str, Any]) -> samplers.Sampler:
+    if "module" not in config:  # Only Keras writes one.
+        return samplers.from_config(config)
+    try:
+        return _backend.deserialize(config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the sampler {config['class_name']!r} of module "
+            f"{config['module']!r} cannot be loaded. Decorate the class with "
+            "keras.saving.register_keras_serializable, import it before "
+            "loading, and let its `from_config` take what its `get_config` "
+            f"returns. The reason: {error}"
+        ) from error
 
 
 def _check_embedding(argument: str, layer: Any) -> None:

@@ -41,6 +41,9 @@ class Sampler(abc.ABC):
 
     Thread-safe. Works in eager mode and in graphs.
 
+    One of your own defines `_draw` and, to be saved with a model, `get_config`,
+    and is registered by `keras.saving.register_keras_serializable`.
+
     Args:
         range_max: Size of the vocabulary, at least 1.
         ids: int64 or strings, `[range_max]`: the id of each class. None: the
@@ -125,11 +128,27 @@ class Sampler(abc.ABC):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, as JSON knows them."""
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Sampler":
+        """Makes a sampler from what `get_config` returned."""
+        return cls(**config)
+
     @abc.abstractmethod
     def _draw(
         self, classes: tf.Tensor, num_sampled: int, unique: bool, seed: Any
     ) -> Any:
-        """Returns sampled classes and the two expected counts."""
+        """Draws classes.
+
+        Args:
+            classes: int64, `[batch_size, num_true]`: those of the labels.
+            num_sampled: How many to draw.
+            unique: Whether no class is drawn twice.
+            seed: Of the operation, or None.
+
+        Returns:
+            A tuple in the order of `SampledValues`, with classes 0 to
+            `range_max` - 1 in place of ids.
+        """
 
     def _to_classes(self, labels: tf.Tensor) -> tf.Tensor:
         if self._vocabulary is not None:
@@ -266,6 +285,14 @@ class UnigramSampler(Sampler):
             "distortion": self._distortion,
         }
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "UnigramSampler":
+        """Makes a sampler from what `get_config` returned."""
+        arguments = dict(config)
+        if (ids := arguments.pop("ids")) is not None:
+            arguments["counts"] = (ids, arguments["counts"])
+        return cls(**arguments)
+
     def _draw(
         self, classes: tf.Tensor, num_sampled: int, unique: bool, seed: Any
     ) -> Any:
@@ -313,6 +340,16 @@ class UnigramSampler(Sampler):
         return draw
 
 
+_CLASSES: dict[str, type[Sampler]] = {
+    cls.__name__: cls for cls in (LogUniformSampler, UnigramSampler)
+}
+
+
+def is_custom(sampler: Sampler) -> bool:
+    """Whether `from_config` does not know the sampler's class."""
+    return type(sampler) not in _CLASSES.values()
+
+
 def to_config(sampler: Sampler) -> dict[str, Any]:
     """Returns what `from_config` makes the sampler of again."""
     return {
@@ -323,18 +360,13 @@ def to_config(sampler: Sampler) -> dict[str, Any]:
 
 def from_config(config: Mapping[str, Any]) -> Sampler:
     """Makes a sampler of its config."""
-    arguments = dict(config["config"])
-    if config["class_name"] == "LogUniformSampler":
-        return LogUniformSampler(**arguments)
-    if config["class_name"] == "UnigramSampler":
-        ids, counts = arguments.pop("ids"), arguments.pop("counts")
-        return UnigramSampler(
-            counts if ids is None else (ids, counts), **arguments
+    cls = _CLASSES.get(config["class_name"])
+    if cls is None:
+        raise ValueError(
+            f"a sampler must be one of {', '.join(_CLASSES)}. Received: "
+            f"class_name={config['class_name']!r}"
         )
-    raise ValueError(
-        "a sampler must be LogUniformSampler or UnigramSampler. Received: "
-        f"class_name={config['class_name']!r}"
-    )
+    return cls.from_config(config["config"])
 
 
 def check_num_sampled(num_sampled: Any, owner: str) -> None:
