@@ -1163,6 +1163,20 @@ _UNSUPPORTED: dict[str, Any] = {
     "loss_scale_factor": None,
     "use_ema": False,
 }
+# What they say of themselves that is no setting of a step.
+_NO_SETTINGS = (
+    "name",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "is_legacy_optimizer",
+    "jit_compile",
+)
+# Where Keras 3 and tf_keras keep what `exclude_from_weight_decay` was told.
+_EXCLUSIONS = (
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_names",
+    "_exclude_from_weight_decay_pattern",
+)
 
 
 def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -1213,8 +1227,8 @@ def get(identifier: Any) -> Optimizer:
             the same name as one, or what `to_config` returned.
 
     Raises:
-        ValueError: If there is no such optimizer, or a Keras optimizer has a
-            setting that tables do not have.
+        ValueError: If there is no such optimizer, a Keras optimizer has a
+            setting that tables do not have, or a config one that is not known.
     """
     if identifier is None:
         return Adagrad()
@@ -1248,17 +1262,36 @@ def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
         ignore: Settings that do not matter here.
 
     Raises:
-        ValueError: If it is another one, or has a setting without counterpart.
+        ValueError: If it is another one, has a setting without counterpart
+            (`exclude_from_weight_decay` is one), or a learning rate that cannot
+            be described.
     """
     name = type(optimizer).__name__
     if name not in _KERAS:
         raise _not_known(optimizer)
+    if any(getattr(optimizer, place, None) for place in _EXCLUSIONS):
+        raise ValueError(
+            "variables excluded from weight decay have no counterpart on a "
+            "table: all that it holds decays. Received: a Keras "
+            f"{name} with `exclude_from_weight_decay`. Leave that call out, or "
+            "pass an object of tfswitch.optimizers without `weight_decay`."
+        )
+    rate = _keras_learning_rate(optimizer)
+    try:
+        described = optimizer.get_config()
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"a Keras {name} does not tell its settings. Pass an object "
+            f"tfswitch.optimizers.{name}(learning_rate, ...) instead. "
+            f"Received: learning_rate={rate!r}. The reason: {error}"
+        ) from error
     config = {
         key: value
-        for key, value in optimizer.get_config().items()
-        if key not in ignore
+        for key, value in described.items()
+        # None is off, also for what a later Keras may have.
+        if key not in ignore and value is not None
     }
-    config["learning_rate"] = _keras_learning_rate(optimizer)
+    config["learning_rate"] = rate
     return _convert(_CLASSES[name], config)
 
 
@@ -1272,19 +1305,28 @@ def _not_known(identifier: Any) -> ValueError:
 
 
 def _keras_learning_rate(optimizer: Any) -> Any:
-    # A schedule stays one; anything else is the number that it is now.
-    rate = getattr(optimizer, "_learning_rate", None)
-    if callable(rate):
+    # What was given, where `learning_rate` of a legacy optimizer is its value.
+    legacy = getattr(optimizer, "_hyper", {}).get("learning_rate")
+    rate = getattr(optimizer, "_learning_rate", legacy)
+    if callable(rate):  # A schedule stays one.
         return rate
-    return float(np.asarray(optimizer.learning_rate))
+    try:
+        return float(np.asarray(optimizer.learning_rate))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`learning_rate` of a Keras optimizer must be a number, a schedule "
+            f"or a function. Received: {type(optimizer).__name__} with "
+            f"learning_rate={optimizer.learning_rate!r}"
+        ) from error
 
 
 def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
-    config = dict(config)
-    if config.get("amsgrad", False):
-        cls = AMSGrad  # Of Adam, and of AdamW with its weight decay.
+    config = {k: v for k, v in config.items() if k not in _NO_SETTINGS}
+    # With its weight decay, if it is one of AdamW.
+    if cls in (Adam, AdamW) and config.pop("amsgrad", False):
+        cls = AMSGrad
     for name, off in _UNSUPPORTED.items():
-        value = config.get(name, off)
+        value = config.pop(name, off)
         # tf_keras writes False and 0 for "off" in places.
         if value != off and value not in (False, 0, None):
             raise ValueError(
@@ -1300,5 +1342,11 @@ def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
         decay is None or decay is False
     ):  # 0.0 is not: AdamW has another default.
         config.pop("weight_decay", None)
-    names = {field.name for field in dataclasses.fields(cls)}
-    return cls.from_config({k: v for k, v in config.items() if k in names})
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in config:
+        if name not in names:
+            raise ValueError(
+                f"{cls.__name__} has no setting `{name}`; it has "
+                f"{', '.join(names)}. Received: {name}={config[name]!r}"
+            )
+    return cls.from_config(config)
