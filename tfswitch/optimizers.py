@@ -1056,6 +1056,7 @@ def scale_for_batch(
     l2: float,
     dense_learning_rate: float,
     warmup_steps: int = 0,
+    scale_l2: bool = True,
 ) -> BatchScaling:
     """Carries settings that are good for one batch size over to another.
 
@@ -1065,6 +1066,13 @@ def scale_for_batch(
     with a warm-up, for which the paper takes the steps of one epoch. It is made
     to go with `CowClip`.
 
+    The paper's L2 is of all rows in every step, and an epoch has s times fewer
+    steps; hence the s. Here L2 is lazy. An id that is in every batch loses
+    steps likewise, but one that is rare is in about as many batches of an epoch
+    as before, and with s times the L2 it decays s times as much. With
+    `scale_l2=False` the L2 stays: then rare ids decay as they did, and frequent
+    ones less.
+
     Args:
         batch_size: That to scale to; positive. With several synchronous workers
             the sum of theirs.
@@ -1073,6 +1081,8 @@ def scale_for_batch(
         l2: Of the embeddings; at least 0.
         dense_learning_rate: Of the dense variables; at least 0.
         warmup_steps: Steps of the dense learning rate's warm-up; at least 0.
+        scale_l2: Whether L2 is multiplied by s, as in the paper. False where
+            most ids are rare and L2 matters.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -1112,11 +1122,15 @@ def scale_for_batch(
                 f"`{name}` must be {kind} of at least {least}. "
                 f"Received: {name}={value!r}"
             )
+    if not isinstance(scale_l2, bool):
+        raise ValueError(
+            f"`scale_l2` must be a bool. Received: scale_l2={scale_l2!r}"
+        )
     scale = batch_size / base_batch_size
     return BatchScaling(
         scale=scale,
         learning_rate=float(learning_rate),
-        l2=l2 * scale,
+        l2=l2 * (scale if scale_l2 else 1.0),
         dense_learning_rate=dense_learning_rate * math.sqrt(scale),
         warmup_steps=int(warmup_steps),
     )
