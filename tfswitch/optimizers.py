@@ -1039,9 +1039,9 @@ class BatchScaling:
         """
         if self.warmup_steps == 0:
             return self.dense_learning_rate
-        from tfswitch.keras import _backend
+        from tfswitch._which_keras import keras
 
-        return _backend.keras.optimizers.schedules.PolynomialDecay(
+        return keras.optimizers.schedules.PolynomialDecay(
             initial_learning_rate=1e-8,
             decay_steps=self.warmup_steps,
             end_learning_rate=self.dense_learning_rate,
