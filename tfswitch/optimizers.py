@@ -27,8 +27,8 @@ order around the rule's own step:
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,22 @@ def _is_number(value: Any) -> bool:
         and not isinstance(value, bool)
         and math.isfinite(value)
     )
+
+
+class _Range(NamedTuple):
+    """What an argument may be, and how a message calls it."""
+
+    contains: Callable[[float], bool]
+    text: str
+
+
+_ANY = _Range(lambda v: True, "a finite number")
+_POSITIVE = _Range(lambda v: v > 0.0, "positive")
+_AT_LEAST_0 = _Range(lambda v: v >= 0.0, "at least 0")
+_AT_MOST_0 = _Range(lambda v: v <= 0.0, "at most 0")
+_BELOW_1 = _Range(lambda v: 0.0 <= v < 1.0, "in [0, 1)")
+_UP_TO_1 = _Range(lambda v: 0.0 <= v <= 1.0, "in [0, 1]")
+_ABOVE_0_UP_TO_1 = _Range(lambda v: 0.0 < v <= 1.0, "in (0, 1]")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -185,7 +201,7 @@ class _Rule(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("l2", lambda v: v >= 0.0, "at least 0")
+        self._check(_AT_LEAST_0, "l2")
         if isinstance(self.cowclip, Mapping):
             object.__setattr__(self, "cowclip", CowClip(**self.cowclip))
         if self.cowclip is not None and not isinstance(self.cowclip, CowClip):
@@ -193,14 +209,9 @@ class _Rule(Optimizer):
                 "`cowclip` must be a tfswitch.optimizers.CowClip or None. "
                 f"Received: cowclip={self.cowclip!r}"
             )
-        for name in ("clipvalue", "clipnorm"):
-            if getattr(self, name) is not None:
-                self._check(name, lambda v: v > 0.0, "positive, or None")
-        if self.weight_decay is not None:
-            self._check("weight_decay", lambda v: v >= 0.0, "at least 0")
-        for name in ("min_weight", "max_weight"):
-            if getattr(self, name) is not None:
-                self._check(name, lambda v: True, "a finite number, or None")
+        self._check(_POSITIVE, "clipvalue", "clipnorm", or_none=True)
+        self._check(_AT_LEAST_0, "weight_decay", or_none=True)
+        self._check(_ANY, "min_weight", "max_weight", or_none=True)
         if (
             self.min_weight is not None
             and self.max_weight is not None
@@ -212,13 +223,20 @@ class _Rule(Optimizer):
                 f"max_weight={self.max_weight!r}"
             )
 
-    def _check(self, name: str, ok: Any, expected: str) -> None:
-        value = getattr(self, name)
-        if not _is_number(value) or not ok(value):
-            raise ValueError(
-                f"`{name}` must be {expected}. Received: {name}={value!r}"
-            )
-        object.__setattr__(self, name, float(value))
+    def _check(
+        self, expected: _Range, *names: str, or_none: bool = False
+    ) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is None and or_none:
+                continue
+            if not _is_number(value) or not expected.contains(value):
+                raise ValueError(
+                    f"`{name}` must be {expected.text}"
+                    f"{', or None' if or_none else ''}. "
+                    f"Received: {name}={value!r}"
+                )
+            object.__setattr__(self, name, float(value))
 
     def _check_bool(self, name: str) -> None:
         value = getattr(self, name)
@@ -312,7 +330,7 @@ class SGD(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("momentum", lambda v: 0.0 <= v <= 1.0, "in [0, 1]")
+        self._check(_UP_TO_1, "momentum")
         self._check_bool("nesterov")
 
 
@@ -361,10 +379,8 @@ class Adagrad(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(
-            "initial_accumulator_value", lambda v: v >= 0.0, "at least 0"
-        )
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_AT_LEAST_0, "initial_accumulator_value")
+        self._check(_POSITIVE, "epsilon")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -451,7 +467,7 @@ class AdagradDecay(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("initial_accumulator_value", lambda v: v > 0.0, "positive")
+        self._check(_POSITIVE, "initial_accumulator_value")
         step = self.decay_step
         if (
             isinstance(step, bool)
@@ -463,7 +479,7 @@ class AdagradDecay(_Rule):
                 f"Received: decay_step={step!r}"
             )
         object.__setattr__(self, "decay_step", int(step))
-        self._check("decay_rate", lambda v: 0.0 < v <= 1.0, "in (0, 1]")
+        self._check(_ABOVE_0_UP_TO_1, "decay_rate")
         self._check_bool("compat")
 
 
@@ -506,9 +522,8 @@ class Adam(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("beta_1", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("beta_2", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_BELOW_1, "beta_1", "beta_2")
+        self._check(_POSITIVE, "epsilon")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -547,7 +562,7 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("weight_decay", lambda v: v >= 0.0, "at least 0")
+        self._check(_AT_LEAST_0, "weight_decay")
 
     def _options(self) -> dict[str, float]:
         options = super()._options()
@@ -628,9 +643,9 @@ class RMSprop(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("rho", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("momentum", lambda v: 0.0 <= v <= 1.0, "in [0, 1]")
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_BELOW_1, "rho")
+        self._check(_UP_TO_1, "momentum")
+        self._check(_POSITIVE, "epsilon")
         self._check_bool("centered")
 
 
@@ -670,8 +685,8 @@ class Adadelta(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("rho", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_BELOW_1, "rho")
+        self._check(_POSITIVE, "epsilon")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -723,15 +738,15 @@ class Ftrl(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("learning_rate_power", lambda v: v <= 0.0, "at most 0")
-        self._check("initial_accumulator_value", lambda v: v > 0.0, "positive")
-        for name in (
+        self._check(_AT_MOST_0, "learning_rate_power")
+        self._check(_POSITIVE, "initial_accumulator_value")
+        self._check(
+            _AT_LEAST_0,
             "l1_regularization_strength",
             "l2_regularization_strength",
             "l2_shrinkage_regularization_strength",
             "beta",
-        ):
-            self._check(name, lambda v: v >= 0.0, "at least 0")
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -812,7 +827,7 @@ class PaddleAdagrad(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("initial_g2sum", lambda v: v > 0.0, "positive")
+        self._check(_POSITIVE, "initial_g2sum")
         self._check_bool("show_scale")
 
 
@@ -912,8 +927,7 @@ class Lion(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("beta_1", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("beta_2", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
+        self._check(_BELOW_1, "beta_1", "beta_2")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -52,15 +52,7 @@ class Sampler(abc.ABC):
 
     def __init__(self, range_max: int, ids: Any = None) -> None:
         owner = type(self).__name__
-        if (
-            isinstance(range_max, bool)
-            or not isinstance(range_max, (int, np.integer))
-            or range_max < 1
-        ):
-            raise ValueError(
-                f"{owner}: `range_max` must be a positive integer. Received: "
-                f"range_max={range_max!r}"
-            )
+        _check_positive("range_max", range_max, owner)
         self._range_max = int(range_max)
         self._vocabulary: _Vocabulary | None = None
         if ids is not None:
@@ -371,14 +363,18 @@ def from_config(config: Mapping[str, Any]) -> Sampler:
 
 def check_num_sampled(num_sampled: Any, owner: str) -> None:
     """Raises ValueError unless `num_sampled` is a positive integer."""
+    _check_positive("num_sampled", num_sampled, owner)
+
+
+def _check_positive(name: str, value: Any, owner: str) -> None:
     if (
-        isinstance(num_sampled, bool)
-        or not isinstance(num_sampled, (int, np.integer))
-        or num_sampled < 1
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or value < 1
     ):
         raise ValueError(
-            f"{owner}: `num_sampled` must be a positive integer. Received: "
-            f"num_sampled={num_sampled!r}"
+            f"{owner}: `{name}` must be a positive integer. Received: "
+            f"{name}={value!r}"
         )
 
 
