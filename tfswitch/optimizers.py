@@ -27,8 +27,8 @@ order around the rule's own step:
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,22 @@ def _is_number(value: Any) -> bool:
         and not isinstance(value, bool)
         and math.isfinite(value)
     )
+
+
+class _Range(NamedTuple):
+    """What an argument may be, and how a message calls it."""
+
+    contains: Callable[[float], bool]
+    text: str
+
+
+_ANY = _Range(lambda v: True, "a finite number")
+_POSITIVE = _Range(lambda v: v > 0.0, "positive")
+_AT_LEAST_0 = _Range(lambda v: v >= 0.0, "at least 0")
+_AT_MOST_0 = _Range(lambda v: v <= 0.0, "at most 0")
+_BELOW_1 = _Range(lambda v: 0.0 <= v < 1.0, "in [0, 1)")
+_UP_TO_1 = _Range(lambda v: 0.0 <= v <= 1.0, "in [0, 1]")
+_ABOVE_0_UP_TO_1 = _Range(lambda v: 0.0 < v <= 1.0, "in (0, 1]")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -185,7 +201,7 @@ class _Rule(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("l2", lambda v: v >= 0.0, "at least 0")
+        self._check(_AT_LEAST_0, "l2")
         if isinstance(self.cowclip, Mapping):
             object.__setattr__(self, "cowclip", CowClip(**self.cowclip))
         if self.cowclip is not None and not isinstance(self.cowclip, CowClip):
@@ -193,14 +209,9 @@ class _Rule(Optimizer):
                 "`cowclip` must be a tfswitch.optimizers.CowClip or None. "
                 f"Received: cowclip={self.cowclip!r}"
             )
-        for name in ("clipvalue", "clipnorm"):
-            if getattr(self, name) is not None:
-                self._check(name, lambda v: v > 0.0, "positive, or None")
-        if self.weight_decay is not None:
-            self._check("weight_decay", lambda v: v >= 0.0, "at least 0")
-        for name in ("min_weight", "max_weight"):
-            if getattr(self, name) is not None:
-                self._check(name, lambda v: True, "a finite number, or None")
+        self._check(_POSITIVE, "clipvalue", "clipnorm", or_none=True)
+        self._check(_AT_LEAST_0, "weight_decay", or_none=True)
+        self._check(_ANY, "min_weight", "max_weight", or_none=True)
         if (
             self.min_weight is not None
             and self.max_weight is not None
@@ -212,13 +223,20 @@ class _Rule(Optimizer):
                 f"max_weight={self.max_weight!r}"
             )
 
-    def _check(self, name: str, ok: Any, expected: str) -> None:
-        value = getattr(self, name)
-        if not _is_number(value) or not ok(value):
-            raise ValueError(
-                f"`{name}` must be {expected}. Received: {name}={value!r}"
-            )
-        object.__setattr__(self, name, float(value))
+    def _check(
+        self, expected: _Range, *names: str, or_none: bool = False
+    ) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is None and or_none:
+                continue
+            if not _is_number(value) or not expected.contains(value):
+                raise ValueError(
+                    f"`{name}` must be {expected.text}"
+                    f"{', or None' if or_none else ''}. "
+                    f"Received: {name}={value!r}"
+                )
+            object.__setattr__(self, name, float(value))
 
     def _check_bool(self, name: str) -> None:
         value = getattr(self, name)
@@ -312,7 +330,7 @@ class SGD(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("momentum", lambda v: 0.0 <= v <= 1.0, "in [0, 1]")
+        self._check(_UP_TO_1, "momentum")
         self._check_bool("nesterov")
 
 
@@ -361,10 +379,8 @@ class Adagrad(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(
-            "initial_accumulator_value", lambda v: v >= 0.0, "at least 0"
-        )
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_AT_LEAST_0, "initial_accumulator_value")
+        self._check(_POSITIVE, "epsilon")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -451,7 +467,7 @@ class AdagradDecay(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("initial_accumulator_value", lambda v: v > 0.0, "positive")
+        self._check(_POSITIVE, "initial_accumulator_value")
         step = self.decay_step
         if (
             isinstance(step, bool)
@@ -463,7 +479,7 @@ class AdagradDecay(_Rule):
                 f"Received: decay_step={step!r}"
             )
         object.__setattr__(self, "decay_step", int(step))
-        self._check("decay_rate", lambda v: 0.0 < v <= 1.0, "in (0, 1]")
+        self._check(_ABOVE_0_UP_TO_1, "decay_rate")
         self._check_bool("compat")
 
 
@@ -506,9 +522,8 @@ class Adam(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("beta_1", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("beta_2", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_BELOW_1, "beta_1", "beta_2")
+        self._check(_POSITIVE, "epsilon")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -547,7 +562,7 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("weight_decay", lambda v: v >= 0.0, "at least 0")
+        self._check(_AT_LEAST_0, "weight_decay")
 
     def _options(self) -> dict[str, float]:
         options = super()._options()
@@ -628,9 +643,9 @@ class RMSprop(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("rho", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("momentum", lambda v: 0.0 <= v <= 1.0, "in [0, 1]")
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_BELOW_1, "rho")
+        self._check(_UP_TO_1, "momentum")
+        self._check(_POSITIVE, "epsilon")
         self._check_bool("centered")
 
 
@@ -670,8 +685,8 @@ class Adadelta(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("rho", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("epsilon", lambda v: v > 0.0, "positive")
+        self._check(_BELOW_1, "rho")
+        self._check(_POSITIVE, "epsilon")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -723,15 +738,15 @@ class Ftrl(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("learning_rate_power", lambda v: v <= 0.0, "at most 0")
-        self._check("initial_accumulator_value", lambda v: v > 0.0, "positive")
-        for name in (
+        self._check(_AT_MOST_0, "learning_rate_power")
+        self._check(_POSITIVE, "initial_accumulator_value")
+        self._check(
+            _AT_LEAST_0,
             "l1_regularization_strength",
             "l2_regularization_strength",
             "l2_shrinkage_regularization_strength",
             "beta",
-        ):
-            self._check(name, lambda v: v >= 0.0, "at least 0")
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -812,7 +827,7 @@ class PaddleAdagrad(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("initial_g2sum", lambda v: v > 0.0, "positive")
+        self._check(_POSITIVE, "initial_g2sum")
         self._check_bool("show_scale")
 
 
@@ -912,8 +927,7 @@ class Lion(_Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("beta_1", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
-        self._check("beta_2", lambda v: 0.0 <= v < 1.0, "in [0, 1)")
+        self._check(_BELOW_1, "beta_1", "beta_2")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -1039,9 +1053,9 @@ class BatchScaling:
         """
         if self.warmup_steps == 0:
             return self.dense_learning_rate
-        from tfswitch.keras import _backend
+        from tfswitch._which_keras import keras
 
-        return _backend.keras.optimizers.schedules.PolynomialDecay(
+        return keras.optimizers.schedules.PolynomialDecay(
             initial_learning_rate=1e-8,
             decay_steps=self.warmup_steps,
             end_learning_rate=self.dense_learning_rate,
@@ -1056,6 +1070,7 @@ def scale_for_batch(
     l2: float,
     dense_learning_rate: float,
     warmup_steps: int = 0,
+    scale_l2: bool = True,
 ) -> BatchScaling:
     """Carries settings that are good for one batch size over to another.
 
@@ -1065,6 +1080,13 @@ def scale_for_batch(
     with a warm-up, for which the paper takes the steps of one epoch. It is made
     to go with `CowClip`.
 
+    The paper's L2 is of all rows in every step, and an epoch has s times fewer
+    steps; hence the s. Here L2 is lazy. An id that is in every batch loses
+    steps likewise, but one that is rare is in about as many batches of an epoch
+    as before, and with s times the L2 it decays s times as much. With
+    `scale_l2=False` the L2 stays: then rare ids decay as they did, and frequent
+    ones less.
+
     Args:
         batch_size: That to scale to; positive. With several synchronous workers
             the sum of theirs.
@@ -1073,6 +1095,8 @@ def scale_for_batch(
         l2: Of the embeddings; at least 0.
         dense_learning_rate: Of the dense variables; at least 0.
         warmup_steps: Steps of the dense learning rate's warm-up; at least 0.
+        scale_l2: Whether L2 is multiplied by s, as in the paper. False where
+            most ids are rare and L2 matters.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -1112,11 +1136,15 @@ def scale_for_batch(
                 f"`{name}` must be {kind} of at least {least}. "
                 f"Received: {name}={value!r}"
             )
+    if not isinstance(scale_l2, bool):
+        raise ValueError(
+            f"`scale_l2` must be a bool. Received: scale_l2={scale_l2!r}"
+        )
     scale = batch_size / base_batch_size
     return BatchScaling(
         scale=scale,
         learning_rate=float(learning_rate),
-        l2=l2 * scale,
+        l2=l2 * (scale if scale_l2 else 1.0),
         dense_learning_rate=dense_learning_rate * math.sqrt(scale),
         warmup_steps=int(warmup_steps),
     )
@@ -1163,6 +1191,20 @@ _UNSUPPORTED: dict[str, Any] = {
     "loss_scale_factor": None,
     "use_ema": False,
 }
+# What they say of themselves that is no setting of a step.
+_NO_SETTINGS = (
+    "name",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "is_legacy_optimizer",
+    "jit_compile",
+)
+# Where Keras 3 and tf_keras keep what `exclude_from_weight_decay` was told.
+_EXCLUSIONS = (
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_names",
+    "_exclude_from_weight_decay_pattern",
+)
 
 
 def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -1213,8 +1255,8 @@ def get(identifier: Any) -> Optimizer:
             the same name as one, or what `to_config` returned.
 
     Raises:
-        ValueError: If there is no such optimizer, or a Keras optimizer has a
-            setting that tables do not have.
+        ValueError: If there is no such optimizer, a Keras optimizer has a
+            setting that tables do not have, or a config one that is not known.
     """
     if identifier is None:
         return Adagrad()
@@ -1248,17 +1290,36 @@ def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
         ignore: Settings that do not matter here.
 
     Raises:
-        ValueError: If it is another one, or has a setting without counterpart.
+        ValueError: If it is another one, has a setting without counterpart
+            (`exclude_from_weight_decay` is one), or a learning rate that cannot
+            be described.
     """
     name = type(optimizer).__name__
     if name not in _KERAS:
         raise _not_known(optimizer)
+    if any(getattr(optimizer, place, None) for place in _EXCLUSIONS):
+        raise ValueError(
+            "variables excluded from weight decay have no counterpart on a "
+            "table: all that it holds decays. Received: a Keras "
+            f"{name} with `exclude_from_weight_decay`. Leave that call out, or "
+            "pass an object of tfswitch.optimizers without `weight_decay`."
+        )
+    rate = _keras_learning_rate(optimizer)
+    try:
+        described = optimizer.get_config()
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"a Keras {name} does not tell its settings. Pass an object "
+            f"tfswitch.optimizers.{name}(learning_rate, ...) instead. "
+            f"Received: learning_rate={rate!r}. The reason: {error}"
+        ) from error
     config = {
         key: value
-        for key, value in optimizer.get_config().items()
-        if key not in ignore
+        for key, value in described.items()
+        # None is off, also for what a later Keras may have.
+        if key not in ignore and value is not None
     }
-    config["learning_rate"] = _keras_learning_rate(optimizer)
+    config["learning_rate"] = rate
     return _convert(_CLASSES[name], config)
 
 
@@ -1272,19 +1333,28 @@ def _not_known(identifier: Any) -> ValueError:
 
 
 def _keras_learning_rate(optimizer: Any) -> Any:
-    # A schedule stays one; anything else is the number that it is now.
-    rate = getattr(optimizer, "_learning_rate", None)
-    if callable(rate):
+    # What was given, where `learning_rate` of a legacy optimizer is its value.
+    legacy = getattr(optimizer, "_hyper", {}).get("learning_rate")
+    rate = getattr(optimizer, "_learning_rate", legacy)
+    if callable(rate):  # A schedule stays one.
         return rate
-    return float(np.asarray(optimizer.learning_rate))
+    try:
+        return float(np.asarray(optimizer.learning_rate))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`learning_rate` of a Keras optimizer must be a number, a schedule "
+            f"or a function. Received: {type(optimizer).__name__} with "
+            f"learning_rate={optimizer.learning_rate!r}"
+        ) from error
 
 
 def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
-    config = dict(config)
-    if config.get("amsgrad", False):
-        cls = AMSGrad  # Of Adam, and of AdamW with its weight decay.
+    config = {k: v for k, v in config.items() if k not in _NO_SETTINGS}
+    # With its weight decay, if it is one of AdamW.
+    if cls in (Adam, AdamW) and config.pop("amsgrad", False):
+        cls = AMSGrad
     for name, off in _UNSUPPORTED.items():
-        value = config.get(name, off)
+        value = config.pop(name, off)
         # tf_keras writes False and 0 for "off" in places.
         if value != off and value not in (False, 0, None):
             raise ValueError(
@@ -1300,5 +1370,11 @@ def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
         decay is None or decay is False
     ):  # 0.0 is not: AdamW has another default.
         config.pop("weight_decay", None)
-    names = {field.name for field in dataclasses.fields(cls)}
-    return cls.from_config({k: v for k, v in config.items() if k in names})
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in config:
+        if name not in names:
+            raise ValueError(
+                f"{cls.__name__} has no setting `{name}`; it has "
+                f"{', '.join(names)}. Received: {name}={config[name]!r}"
+            )
+    return cls.from_config(config)

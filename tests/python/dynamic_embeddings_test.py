@@ -192,6 +192,12 @@ def test_a_custom_loop_in_a_function_trains(cluster):
     )
 
 
+def train_step_of_one(layer, ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids, training=True))
+    tape.gradient(loss, layer.trainable_variables)
+
+
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_ragged_and_sparse_ids_weights_and_observations(cluster, kind):
     def make(**names):
@@ -384,6 +390,63 @@ def test_features_of_one_table_name_share_its_step_count(cluster):
     seen, following = layer.features["seen"], layer.features["next"]
     assert seen.table is following.table
     assert layer.features["other"].table is not seen.table
+
+
+def test_a_layer_that_was_used_keeps_its_table(cluster):
+    used = DynamicEmbedding(2, table="item", optimizer=SGD(1.0))
+    train_step_of_one(used, tf.constant([1, 2]))
+    table = used.table
+    layer = DynamicEmbeddings(
+        {
+            "new": {"output_dim": 2, "table": "item", "optimizer": SGD(1.0)},
+            "used": used,
+        }
+    )
+
+    train_step(layer, {"new": tf.constant([1]), "used": tf.constant([2])})
+    train_step_of_one(used, tf.constant([3]))
+
+    assert used.table is table
+    assert layer.features["new"].table is table
+    assert table.iterations == 3
+
+
+@pytest.mark.parametrize("used", ["called", "made with a table"])
+def test_two_tables_in_use_cannot_become_one(cluster, used):
+    if used == "called":
+        layers = [DynamicEmbedding(2, table="item") for _ in range(2)]
+        for each in layers:
+            each(tf.constant([1]))
+    else:
+        layers = [
+            DynamicEmbedding(2, table=tsw.EmbeddingTable("item", 2))
+            for _ in range(2)
+        ]
+    tables = [each.table for each in layers]
+    layer = DynamicEmbeddings(dict(zip("ab", layers, strict=True)))
+
+    with pytest.raises(
+        ValueError, match=r"'a' and 'b' share table 'item'.* one EmbeddingTable"
+    ):
+        layer.build()
+
+    assert [each.table for each in layers] == tables
+
+
+def test_loaded_features_of_one_table_name_share_it(embedded, tmp_path):
+    inputs = {
+        "seen": keras.Input((2,), dtype="int64", name="seen"),
+        "next": keras.Input((), dtype="int64", name="next"),
+        "other": keras.Input((), dtype="int64", name="other"),
+    }
+    layer = DynamicEmbeddings(shared_features("item"), name="many")
+    model = keras.Model(inputs, layer(inputs))
+    model.save(tmp_path / "model.keras")
+
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+
+    features = loaded.get_layer("many").features
+    assert features["seen"].table is features["next"].table
 
 
 def test_shows_of_a_shared_table_are_those_of_each_feature(cluster):

@@ -7,6 +7,7 @@ the NumPy side.
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfswitch as tsw
 from tests.python import optimizer_references as references
@@ -142,6 +143,43 @@ def test_adagrad_decays_with_the_tables_iterations(cluster, compat):
         [references.Step(0.1, global_step=step) for step in steps],
     )
     np.testing.assert_allclose(table.lookup(ids), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_restored_table_goes_on_if_it_is_told_its_steps(
+    cluster, tmp_path, is_told
+):
+    """No checkpoint has them: both the rate and the decay go by them."""
+
+    def make(name):
+        return tsw.EmbeddingTable(
+            name,
+            1,
+            initializer="zeros",
+            optimizer=optimizers.AdagradDecay(
+                lambda step: 1.0 / (1.0 + tf.cast(step, tf.float32)),
+                decay_step=10,
+                decay_rate=0.5,
+            ),
+        )
+
+    def push(table, steps):
+        for _ in range(steps):
+            table.push([7], [[1.0]])
+
+    whole, first = make("whole"), make("parts")
+    push(whole, 35)
+    push(first, 15)
+    first.save(tmp_path / "checkpoint")
+    second = make("parts")
+    second.restore(tmp_path / "checkpoint")
+
+    if is_told:
+        second.iterations = 15
+    push(second, 20)
+
+    is_same = np.array_equal(second.lookup([7]), whole.lookup([7]))
+    assert is_same == is_told
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])

@@ -555,6 +555,48 @@ def test_scale_for_batch_gives_the_papers_settings(
     assert scaled.dense_schedule() == scaled.dense_learning_rate
 
 
+def test_scale_for_batch_leaves_l2_if_it_is_told_to():
+    scaled = optimizers.scale_for_batch(
+        8192,
+        base_batch_size=1024,
+        learning_rate=1e-4,
+        l2=1e-5,
+        dense_learning_rate=8e-4,
+        scale_l2=False,
+    )
+
+    assert scaled.l2 == 1e-5
+    assert scaled.dense_learning_rate == pytest.approx(8e-4 * 8**0.5)
+
+
+@pytest.mark.parametrize(
+    ("scale_l2", "times_as_much"), [(True, 4.0), (False, 1.0)]
+)
+def test_a_rare_id_decays_per_epoch_as_scale_l2_says(
+    embedded, scale_l2, times_as_much
+):
+    """It is in one batch of the epoch, whatever the size of the batches."""
+
+    def decay(name, l2):
+        table = tsw.EmbeddingTable(
+            name, 1, initializer="ones", optimizer=optimizers.SGD(1.0, l2=l2)
+        )
+        table.push([7], [[0.0]])
+        return 1.0 - float(table.lookup([7]).numpy()[0, 0])
+
+    scaled = optimizers.scale_for_batch(
+        4096,
+        base_batch_size=1024,
+        learning_rate=1.0,
+        l2=1 / 64,
+        dense_learning_rate=1.0,
+        scale_l2=scale_l2,
+    )
+
+    base = decay("base", 1 / 64)
+    assert decay("scaled", scaled.l2) == times_as_much * base
+
+
 def test_the_dense_learning_rate_warms_up_linearly():
     scaled = optimizers.scale_for_batch(
         4096,
@@ -581,6 +623,7 @@ def test_the_dense_learning_rate_warms_up_linearly():
         ("l2", float("nan")),
         ("dense_learning_rate", "1"),
         ("warmup_steps", -1),
+        ("scale_l2", 2),
     ],
 )
 def test_scale_for_batch_names_what_is_wrong(name, value):

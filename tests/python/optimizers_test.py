@@ -167,6 +167,10 @@ def test_names_have_the_defaults_of_keras(identifier, expected):
             lambda: keras.optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
             optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
         ),
+        (
+            lambda: keras.optimizers.AdamW(0.5, 0.25, amsgrad=True),
+            optimizers.AMSGrad(0.5, weight_decay=0.25),
+        ),
     ],
 )
 def test_keras_objects_are_converted(theirs, ours):
@@ -179,6 +183,74 @@ def test_a_keras_schedule_stays_a_schedule():
     found = optimizers.get(keras.optimizers.SGD(schedule))
 
     assert found.learning_rate is schedule
+
+
+@pytest.mark.parametrize("of", ["optimizers", "optimizers.legacy"])
+def test_a_tf_keras_schedule_decides_each_push(embedded, of):
+    tf_keras = pytest.importorskip("tf_keras")
+    module = tf_keras.optimizers
+    schedule = module.schedules.PiecewiseConstantDecay([0], [1.0, 0.25])
+    module = module.legacy if of.endswith("legacy") else module
+    table = tsw.EmbeddingTable(
+        "t", 1, initializer="zeros", optimizer=module.SGD(schedule)
+    )
+
+    for _ in range(2):
+        table.push([1], [[1.0]])
+
+    np.testing.assert_array_equal(table.lookup([1]), [[-1.25]])
+
+
+def test_a_schedule_that_cannot_be_described_is_named():
+    class Schedule:
+        def __call__(self, step):
+            return 0.1
+
+    with pytest.raises(
+        ValueError, match=r"tfswitch\.optimizers\.SGD.*learning_rate=.*Schedule"
+    ):
+        optimizers.get(keras.optimizers.SGD(Schedule()))
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("excluded", ["var_names", "var_list"])
+def test_variables_excluded_from_weight_decay_are_refused(library, excluded):
+    module = pytest.importorskip(library)
+    optimizer = module.optimizers.AdamW(0.1)
+    what = {"var_names": ["bias"], "var_list": [tf.Variable(0.0)]}[excluded]
+    if (library, excluded) == ("keras", "var_list"):
+        what = [keras.Variable(0.0)]
+    optimizer.exclude_from_weight_decay(**{excluded: what})
+
+    with pytest.raises(ValueError, match="`exclude_from_weight_decay`"):
+        optimizers.get(optimizer)
+
+
+def test_settings_of_a_later_keras_that_are_off_do_not_matter():
+    class SGD(keras.optimizers.SGD):
+        def get_config(self):
+            return {**super().get_config(), "warp": self.warp}
+
+    optimizer = SGD(0.5)
+    optimizer.warp = None
+    assert optimizers.get(optimizer) == optimizers.SGD(0.5)
+
+    optimizer.warp = 9
+    with pytest.raises(ValueError, match=r"SGD has no setting `warp`.*=9"):
+        optimizers.get(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "key", "value"),
+    [("Adam", "bata_1", 0.5), ("SGD", "amsgrad", True), ("SGD", "l3", None)],
+)
+def test_an_unknown_setting_of_a_config_is_named(class_name, key, value):
+    config = {"class_name": class_name, "config": {key: value}}
+
+    with pytest.raises(
+        ValueError, match=f"{class_name} has no setting `{key}`"
+    ):
+        optimizers.get(config)
 
 
 @pytest.mark.parametrize(

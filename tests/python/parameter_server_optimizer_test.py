@@ -732,6 +732,13 @@ def test_variables_excluded_from_weight_decay_are_refused():
         on_servers(optimizer)
 
 
+def test_excluding_variables_later_is_refused():
+    optimizer = tsw.keras.ParameterServerOptimizer("adamw")
+
+    with pytest.raises(ValueError, match="on the servers all of them decay"):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+
+
 def test_an_optimizer_is_for_one_model(embedded):
     optimizer = on_servers("sgd")
     fit(make_model(optimizer))

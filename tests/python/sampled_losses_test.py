@@ -458,6 +458,80 @@ def test_sampler_draws_and_counts_as_tensorflow(mode, kind, unique):
         assert len(set(ours.sampled_candidates.numpy())) == 8
 
 
+def tensorflow_draw(seed):
+    return tf.random.fixed_unigram_candidate_sampler(
+        [[0]],
+        num_true=1,
+        num_sampled=8,
+        unique=True,
+        range_max=NUM_CLASSES,
+        distortion=0.5,
+        unigrams=COUNTS.astype(float).tolist(),
+        seed=seed,
+    )[0]
+
+
+def two_draws(draw, mode, global_seed):
+    """Draws twice after `set_seed`, by a function traced after it."""
+    tf.random.set_seed(global_seed)
+    draw = mode(draw)
+    return [draw().numpy().tolist() for _ in range(2)]
+
+
+@pytest.fixture
+def _global_seed_of_the_test():
+    yield
+    tf.random.set_seed(None)
+
+
+@pytest.mark.usefixtures("_global_seed_of_the_test")
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("kind", [0, 1], ids=["log_uniform", "unigram"])
+def test_draws_follow_the_global_seed(mode, kind, seed):
+    sampler = make_samplers(None)[kind]
+
+    def draw():
+        return sampler.sample([[0]], 8, seed=seed).sampled_candidates
+
+    first = two_draws(draw, mode, 1)
+    other = two_draws(draw, mode, 2)
+    again = two_draws(draw, mode, 1)
+
+    assert first[0] != first[1]
+    assert other != first
+    assert again == first
+
+
+@pytest.mark.usefixtures("_global_seed_of_the_test")
+@pytest.mark.parametrize("global_seed", [1, 2])
+def test_unigram_draws_are_tensorflows_for_the_same_seeds(mode, global_seed):
+    sampler = make_samplers(None)[1]
+    sampler.sample([[0]], 8, seed=5)  # Before the global seed is known.
+
+    ours = two_draws(
+        lambda: sampler.sample([[0]], 8, seed=5).sampled_candidates,
+        mode,
+        global_seed,
+    )
+
+    assert ours == two_draws(lambda: tensorflow_draw(5), mode, global_seed)
+
+
+@pytest.mark.usefixtures("_global_seed_of_the_test")
+def test_samplers_in_one_function_draw_by_themselves():
+    one, other = make_samplers(None)[1], make_samplers(None)[1]
+    tf.random.set_seed(1)
+
+    @tf.function
+    def draw():
+        return [
+            each.sample([[0]], 8).sampled_candidates for each in (one, other)
+        ]
+
+    a, b = draw()
+    assert a.numpy().tolist() != b.numpy().tolist()
+
+
 @pytest.mark.parametrize("kind", [0, 1], ids=["log_uniform", "unigram"])
 def test_sampler_without_ids_takes_classes_for_ids(kind):
     sampler = make_samplers(None)[kind]
@@ -661,6 +735,158 @@ def test_model_is_saved_and_loaded_with_its_rows(embedded, chain, tmp_path):
         again.score(users(IDS), IDS), loss.score(users(IDS), IDS)
     )
     loaded.fit(list(chain), epochs=1, batch_size=50, verbose=0)
+
+
+@pytest.fixture
+def weighed(embedded):
+    """A layer, and the losses of four examples that it draws by seed 1."""
+    layer = tsw.keras.SampledSoftmax(
+        tsw.keras.DynamicEmbedding(DIM, embeddings_initializer="normal"),
+        tsw.nn.LogUniformSampler(NUM_CLASSES),
+        NUM_SAMPLED,
+        seed=1,
+        name="loss",
+    )
+    inputs, labels = tf.ones([4, DIM]), tf.constant([1, 2, 3, 4])
+    layer(inputs, labels, training=True)  # Makes the rows.
+
+    def losses(**arguments):
+        tf.random.set_seed(1)
+        return layer(inputs, labels, **arguments)
+
+    yield layer, losses
+    tf.random.set_seed(None)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_layer_weighs_examples_and_divides_by_their_number(weighed, shape):
+    layer, losses = weighed
+    weights = np.array([0.0, 0.5, 3.0, 2.0])
+    plain = losses().numpy()
+
+    given = losses(sample_weight=weights.reshape(shape))
+
+    np.testing.assert_allclose(given, plain * weights, rtol=1e-6)
+    np.testing.assert_allclose(
+        layer.losses[-1], np.sum(plain * weights) / 4, rtol=1e-6
+    )
+
+
+def test_layer_refuses_weights_that_are_not_one_for_each_example(weighed):
+    _, losses = weighed
+
+    for weights in (np.ones(1), np.ones(3), np.ones((4, 2)), np.float32(1)):
+        with pytest.raises(ValueError, match="'loss': `sample_weight` must"):
+            losses(sample_weight=weights)
+    unknown = tf.TensorSpec([None], tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sample_weight"):
+        tf.function(
+            lambda weights: losses(sample_weight=weights),
+            input_signature=[unknown],
+            autograph=False,
+        )(tf.ones([1]))
+
+
+def test_layer_learns_in_fit_from_the_examples_that_weigh(embedded, chain):
+    last, label, weight = (
+        keras.Input((), dtype=dtype) for dtype in ("int64", "int64", "float32")
+    )
+    adam = tsw.optimizers.Adam(0.05)
+    user = tsw.keras.DynamicEmbedding(8, optimizer=adam)(last)
+    loss = tsw.keras.SampledSoftmax(
+        tsw.keras.DynamicEmbedding(8, optimizer=adam),
+        tsw.nn.UnigramSampler((IDS, np.ones(NUM_CLASSES))),
+        5,
+    )
+    model = keras.Model(
+        [last, label, weight], loss(user, label, sample_weight=weight)
+    )
+    model.compile("adam")
+    # As many examples again, which say that an item follows itself.
+    batch = [
+        np.concatenate([chain[0], chain[0]]),
+        np.concatenate([chain[1], chain[0]]),
+        np.repeat([1.0, 0.0], len(chain[0])),
+    ]
+
+    model.fit(batch, epochs=8, batch_size=100, verbose=0)
+
+    scores = loss.score(keras.Model(last, user)(IDS), IDS)
+    best = np.argmax(scores, axis=1)
+    assert np.mean(best == (np.arange(NUM_CLASSES) + 1) % NUM_CLASSES) > 0.9
+
+
+class Uniform(tsw.nn.Sampler):
+    """Draws with an offset, which only its config keeps."""
+
+    def __init__(self, range_max, offset=0):
+        super().__init__(range_max)
+        self.offset = offset
+
+    def get_config(self):
+        return {"range_max": self.range_max, "offset": self.offset}
+
+    def _draw(self, classes, num_sampled, unique, seed):
+        drawn = (tf.range(num_sampled, dtype="int64") + self.offset) % (
+            self.range_max
+        )
+        count = num_sampled / self.range_max
+        return drawn, tf.fill(tf.shape(classes), count), [count] * num_sampled
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Registered(Uniform):
+    pass
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class UnigramSampler(tsw.nn.UnigramSampler):
+    pass
+
+
+def make_layer_model(sampler):
+    last, label = (keras.Input((), dtype="int64") for _ in range(2))
+    user = tsw.keras.DynamicEmbedding(2)(last)
+    loss = tsw.keras.NCE(
+        tsw.keras.DynamicEmbedding(2), sampler, num_sampled=3, name="loss"
+    )
+    return keras.Model([last, label], loss(user, label))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Registered(9, offset=4), UnigramSampler((IDS[:3], [3, 1, 2]), 0.5)],
+    ids=["own", "derived"],
+)
+def test_model_with_a_registered_sampler_is_saved_and_loaded(
+    embedded, tmp_path, sampler
+):
+    make_layer_model(sampler).save(tmp_path / "model.keras")
+
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+
+    again = loaded.get_layer("loss").sampler
+    assert type(again) is type(sampler)
+    assert again.get_config() == sampler.get_config()
+    label = sampler.ids[:1]
+    assert loaded([label, label]).shape == (1,)
+
+
+def test_model_with_an_unknown_sampler_says_how_to_load_it(embedded, tmp_path):
+    class Local(Uniform):  # Where tf_keras does not find it by itself.
+        pass
+
+    make_layer_model(Local(9)).save(tmp_path / "model.keras")
+
+    with pytest.raises(
+        ValueError, match=r"sampler 'Local'.*register_keras_serializable"
+    ):
+        keras.models.load_model(tmp_path / "model.keras")
+
+    loaded = keras.models.load_model(
+        tmp_path / "model.keras", custom_objects={"Local": Local}
+    )
+    assert type(loaded.get_layer("loss").sampler) is Local
 
 
 def test_score_of_an_unknown_id_is_zero(embedded):

@@ -1,14 +1,8 @@
-"""Which Keras the layer is made for, and where the two differ."""
+"""Where Keras 3 and tf_keras differ."""
 
-import os
 from typing import Any
 
-IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
-
-if IS_LEGACY:
-    import tf_keras as keras
-else:
-    import keras
+from tfswitch._which_keras import IS_LEGACY, keras
 
 Layer: Any = keras.layers.Layer
 Optimizer: Any = keras.optimizers.Optimizer

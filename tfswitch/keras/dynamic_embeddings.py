@@ -65,7 +65,8 @@ class DynamicEmbeddings(_backend.Layer):
             to a dict of its arguments. A layer that is made of a dict is named
             by this layer and the feature, such as "embeddings_user", and so is
             its table on servers. Features share a table if they are given the
-            same `table`.
+            same `table`. A layer that was used before keeps its
+            `EmbeddingTable`, which the others of that table take.
         name: Name of the layer.
         cluster: Where the tables of features given as dicts live; by default
             that of `tfswitch.connect`.
@@ -86,9 +87,11 @@ class DynamicEmbeddings(_backend.Layer):
 
     Raises:
         ValueError: If `features` is empty, has more than 256 entries, holds
-            something else, or holds one layer twice; from calls, if ids of a
-            feature are missing or of one that there is not; what
-            `DynamicEmbedding` raises.
+            something else, or holds one layer twice; from the first call, if
+            features share a table and have different learning rates, or have
+            each used a table object of its own; from calls, if ids of a feature
+            are missing or of one that there is not; what `DynamicEmbedding`
+            raises.
         tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
             if a server does not answer. Other servers may have been pushed to.
     """
@@ -148,23 +151,46 @@ class DynamicEmbeddings(_backend.Layer):
     def build(self, input_shape: Any = None) -> None:
         if self.built:
             return
-        owners: dict[tuple[str, str], tuple[str, EmbeddingTable]] = {}
-        for feature, layer in self.features.items():
-            table = layer.table
-            owner, shared = owners.setdefault(
-                (table.cluster.address, table.name), (feature, table)
+        for layer, table in self._shared_tables():
+            layer._table = table
+            layer.build()
+        self.built = True
+
+    def _shared_tables(self) -> list[tuple[DynamicEmbedding, EmbeddingTable]]:
+        """Finds one table object for the layers that share a table.
+
+        It counts the steps of all its features. A layer that has an object
+        already keeps it: others may hold it, and functions be traced with it.
+        """
+        features = self.features
+        kept = {
+            name for name, layer in features.items() if layer._table is not None
+        }
+        shared: dict[tuple[str, str], tuple[str, EmbeddingTable]] = {}
+        for name in sorted(features, key=lambda name: name not in kept):
+            table = features[name].table
+            first, its_table = shared.setdefault(
+                (table.cluster.address, table.name), (name, table)
             )
-            if not _learn_alike(table, shared):
+            if name in kept and table is not its_table:
                 raise ValueError(
-                    f"layer '{self.name}': features {owner!r} and {feature!r} "
+                    f"layer '{self.name}': features {first!r} and {name!r} "
+                    f"share table '{table.name}', and each has an "
+                    "EmbeddingTable object of its own that was used or passed "
+                    "before, so that neither can take the other's. Make both "
+                    "with one EmbeddingTable as `table`."
+                )
+            if not _learn_alike(table, its_table):
+                raise ValueError(
+                    f"layer '{self.name}': features {first!r} and {name!r} "
                     f"share table '{table.name}' and have different learning "
                     "rates. Give both the same optimizer, or one "
                     "EmbeddingTable as `table`."
                 )
-            # Counts the steps of all features that share it.
-            layer._table = shared
-            layer.build()
-        self.built = True
+        return [
+            (layer, shared[layer.table.cluster.address, layer.table.name][1])
+            for layer in features.values()
+        ]
 
     def call(
         self,
@@ -332,7 +358,8 @@ class DynamicEmbeddings(_backend.Layer):
     def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbeddings":
         config = dict(config)
         config["features"] = {
-            name: _backend.deserialize(layer)
+            # `build` is for this layer to call: it shares tables first.
+            name: _backend.deserialize({**layer, "build_config": None})
             for name, layer in config["features"].items()
         }
         return super().from_config(config)

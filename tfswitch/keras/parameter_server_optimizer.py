@@ -342,6 +342,14 @@ class ParameterServerOptimizer(_backend.Optimizer):
         finally:
             self.worker._leave_after_fit()
 
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Raises ValueError: on the servers all variables decay."""
+        raise ValueError(
+            "ParameterServerOptimizer cannot exclude variables from weight "
+            "decay: on the servers all of them decay. Make it with an "
+            "optimizer that has no `weight_decay`."
+        )
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments; `worker` and `cluster` are not among them."""
         optimizer = self._server_optimizer.to_config()
@@ -439,20 +447,6 @@ def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
             }
             return optimizers_lib.get({**optimizer, "config": config}), clips
         return optimizers_lib.get(optimizer), {}
-    # As Keras 3 and tf_keras name them.
-    if any(
-        getattr(optimizer, name, None)
-        for name in (
-            "_exclude_from_weight_decay",
-            "_exclude_from_weight_decay_names",
-            "_exclude_from_weight_decay_pattern",
-        )
-    ):
-        raise ValueError(
-            "variables excluded from weight decay have no counterpart on the "
-            "servers, where all decay. Received: an optimizer with "
-            "`exclude_from_weight_decay`"
-        )
     clips = {
         clip: value
         for clip in _CLIPS

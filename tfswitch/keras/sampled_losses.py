@@ -65,7 +65,13 @@ class _SampledLoss(_backend.Layer):
             self.biases.build()
         self.built = True
 
-    def call(self, inputs: Any, labels: Any, training: Any = None) -> Any:
+    def call(
+        self,
+        inputs: Any,
+        labels: Any,
+        training: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
         losses = type(self)._loss(
             self.embedding,
             self.biases,
@@ -78,8 +84,29 @@ class _SampledLoss(_backend.Layer):
             seed=self.seed,
             name=type(self).__name__,
         )
+        if sample_weight is not None:
+            losses *= self._weights(sample_weight, losses)
+        # By the number of examples, not by the sum of their weights.
         self.add_loss(tf.reduce_mean(losses))
         return losses
+
+    def _weights(self, sample_weight: Any, losses: tf.Tensor) -> tf.Tensor:
+        given = tf.convert_to_tensor(sample_weight)
+        weights = tf.cast(given, losses.dtype)
+        if weights.shape.rank == 2 and weights.shape[1] == 1:
+            weights = weights[:, 0]
+        message = (
+            f"layer '{self.name}': `sample_weight` must have one number for "
+            "each example, in the shape (batch_size,) or (batch_size, 1)"
+        )
+        if not weights.shape.is_compatible_with(losses.shape):
+            raise ValueError(
+                f"{message}. Received: sample_weight of shape {given.shape}, "
+                f"and {losses.shape[0]} examples"
+            )
+        # Where shapes are not known yet: one weight must not be that of all.
+        tf.debugging.assert_equal(tf.shape(weights), tf.shape(losses), message)
+        return weights
 
     def score(self, inputs: Any, ids: Any) -> tf.Tensor:
         """Scores candidates in full, without sampling: the logits of the model.
@@ -105,7 +132,11 @@ class _SampledLoss(_backend.Layer):
         return (inputs_shape[0],)
 
     def compute_output_spec(
-        self, inputs: Any, labels: Any, training: Any = None
+        self,
+        inputs: Any,
+        labels: Any,
+        training: Any = None,
+        sample_weight: Any = None,
     ) -> Any:
         """What Keras 3 asks instead of `call` for a model's placeholders."""
         return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
@@ -120,7 +151,7 @@ class _SampledLoss(_backend.Layer):
         config.update(
             {
                 "embedding": _backend.serialize(self.embedding),
-                "sampler": samplers.to_config(self.sampler),
+                "sampler": _serialize(self.sampler),
                 "num_sampled": self.num_sampled,
                 "biases": self.biases and _backend.serialize(self.biases),
                 "remove_accidental_hits": self.remove_accidental_hits,
@@ -135,7 +166,7 @@ class _SampledLoss(_backend.Layer):
         for name in ("embedding", "biases"):
             if isinstance(config[name], Mapping):
                 config[name] = _backend.deserialize(config[name])
-        config["sampler"] = samplers.from_config(config["sampler"])
+        config["sampler"] = _deserialize(config["sampler"])
         return cls(**config)
 
 
@@ -179,9 +210,13 @@ class SampledSoftmax(_SampledLoss):
         labels: Integers or strings, `(batch_size,)` or `(batch_size,
             num_true)`.
         training: Whether to create rows, and to push in the backward pass.
+        sample_weight: Numbers, `(batch_size,)` or `(batch_size, 1)`: a factor
+            of each example's loss. The mean is over the examples, as Keras's
+            "sum_over_batch_size" is. That of `fit` does not come here: make it
+            an input of the model.
 
     Output shape:
-        `(batch_size,)`, float32: the loss of each example.
+        `(batch_size,)`, float32: the loss of each example, times its weight.
 
     Raises:
         ValueError: If an argument is out of range or shapes do not fit.
@@ -202,6 +237,27 @@ class NCE(_SampledLoss):
 
     _loss = staticmethod(sampled_losses.nce_loss)
     _removes_accidental_hits = False
+
+
+def _serialize(sampler: samplers.Sampler) -> dict[str, Any]:
+    if samplers.is_custom(sampler):
+        return _backend.serialize(sampler)
+    return samplers.to_config(sampler)
+
+
+def _deserialize(config: Mapping[str, Any]) -> samplers.Sampler:
+    if "module" not in config:  # Only Keras writes one.
+        return samplers.from_config(config)
+    try:
+        return _backend.deserialize(config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the sampler {config['class_name']!r} of module "
+            f"{config['module']!r} cannot be loaded. Decorate the class with "
+            "keras.saving.register_keras_serializable, import it before "
+            "loading, and let its `from_config` take what its `get_config` "
+            f"returns. The reason: {error}"
+        ) from error
 
 
 def _check_embedding(argument: str, layer: Any) -> None:

@@ -7,11 +7,14 @@ class.
 
 import abc
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+# Where TensorFlow's own functions ask for `tf.random.set_seed`.
+from tensorflow.python.eager import context
 
 from tfswitch.ops.ids import to_id_array, to_id_tensor
 from tfswitch.ops.resources import HOST, in_plain_graph
@@ -38,6 +41,9 @@ class Sampler(abc.ABC):
 
     Thread-safe. Works in eager mode and in graphs.
 
+    One of your own defines `_draw` and, to be saved with a model, `get_config`,
+    and is registered by `keras.saving.register_keras_serializable`.
+
     Args:
         range_max: Size of the vocabulary, at least 1.
         ids: int64 or strings, `[range_max]`: the id of each class. None: the
@@ -46,15 +52,7 @@ class Sampler(abc.ABC):
 
     def __init__(self, range_max: int, ids: Any = None) -> None:
         owner = type(self).__name__
-        if (
-            isinstance(range_max, bool)
-            or not isinstance(range_max, (int, np.integer))
-            or range_max < 1
-        ):
-            raise ValueError(
-                f"{owner}: `range_max` must be a positive integer. Received: "
-                f"range_max={range_max!r}"
-            )
+        _check_positive("range_max", range_max, owner)
         self._range_max = int(range_max)
         self._vocabulary: _Vocabulary | None = None
         if ids is not None:
@@ -87,7 +85,8 @@ class Sampler(abc.ABC):
                 no draw; their expected counts are answered.
             num_sampled: How many ids to draw for the whole batch.
             unique: Whether no id is drawn twice. Expected counts allow for it.
-            seed: Of the operation; see `tf.random.set_seed`.
+            seed: Of the operation; see `tf.random.set_seed`, after which draws
+                repeat as those of TensorFlow's samplers do.
 
         Raises:
             ValueError: If shapes do not fit, `num_sampled` is more than there
@@ -121,11 +120,27 @@ class Sampler(abc.ABC):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, as JSON knows them."""
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Sampler":
+        """Makes a sampler from what `get_config` returned."""
+        return cls(**config)
+
     @abc.abstractmethod
     def _draw(
         self, classes: tf.Tensor, num_sampled: int, unique: bool, seed: Any
     ) -> Any:
-        """Returns sampled classes and the two expected counts."""
+        """Draws classes.
+
+        Args:
+            classes: int64, `[batch_size, num_true]`: those of the labels.
+            num_sampled: How many to draw.
+            unique: Whether no class is drawn twice.
+            seed: Of the operation, or None.
+
+        Returns:
+            A tuple in the order of `SampledValues`, with classes 0 to
+            `range_max` - 1 in place of ids.
+        """
 
     def _to_classes(self, labels: tf.Tensor) -> tf.Tensor:
         if self._vocabulary is not None:
@@ -199,7 +214,9 @@ class UnigramSampler(Sampler):
     The probability is proportional to `count ** distortion`. It is
     `tf.random.fixed_unigram_candidate_sampler`, with its expected counts. The
     counts become a part of the graph: with many millions of ids take
-    `LogUniformSampler`.
+    `LogUniformSampler`. Eager draws without a seed of their own are those of
+    one `tf.function` of the sampler: after `tf.random.set_seed` they start
+    over, and are the same for samplers of the same counts.
 
     Example:
 
@@ -251,6 +268,7 @@ class UnigramSampler(Sampler):
         self._distortion = float(distortion)
         self._lock = threading.Lock()
         self._functions: dict[Any, Any] = {}
+        self._global_seed: Any = None
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -259,13 +277,28 @@ class UnigramSampler(Sampler):
             "distortion": self._distortion,
         }
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "UnigramSampler":
+        """Makes a sampler from what `get_config` returned."""
+        arguments = dict(config)
+        if (ids := arguments.pop("ids")) is not None:
+            arguments["counts"] = (ids, arguments["counts"])
+        return cls(**arguments)
+
     def _draw(
         self, classes: tf.Tensor, num_sampled: int, unique: bool, seed: Any
     ) -> Any:
-        # The counts are an attribute of the op. A function of its own hands
-        # them over once, and not at each eager call.
         key = (int(classes.shape[1]), int(num_sampled), bool(unique), seed)
+        if not tf.executing_eagerly():
+            return self._drawing(*key)(classes)
+        # The counts are an attribute of the op. A function of its own takes
+        # them once, and not at each call.
+        global_seed = context.global_seed()
         with self._lock:
+            if global_seed != self._global_seed:
+                # A function keeps the one that it was traced with.
+                self._functions.clear()
+                self._global_seed = global_seed
             if key not in self._functions:
                 self._functions[key] = self._function(*key)
             return self._functions[key](classes)
@@ -273,10 +306,17 @@ class UnigramSampler(Sampler):
     def _function(
         self, num_true: int, num_sampled: int, unique: bool, seed: Any
     ) -> Any:
-        @tf.function(
+        draw = tf.function(
+            self._drawing(num_true, num_sampled, unique, seed),
             input_signature=[tf.TensorSpec([None, num_true], tf.int64)],
             autograph=False,
         )
+        # TensorFlow warns where calls trace often, as after many set_seed.
+        return draw.get_concrete_function()
+
+    def _drawing(
+        self, num_true: int, num_sampled: int, unique: bool, seed: Any
+    ) -> Callable[[tf.Tensor], Any]:
         def draw(classes: tf.Tensor) -> Any:
             return tf.random.fixed_unigram_candidate_sampler(
                 classes,
@@ -292,6 +332,16 @@ class UnigramSampler(Sampler):
         return draw
 
 
+_CLASSES: dict[str, type[Sampler]] = {
+    cls.__name__: cls for cls in (LogUniformSampler, UnigramSampler)
+}
+
+
+def is_custom(sampler: Sampler) -> bool:
+    """Whether `from_config` does not know the sampler's class."""
+    return type(sampler) not in _CLASSES.values()
+
+
 def to_config(sampler: Sampler) -> dict[str, Any]:
     """Returns what `from_config` makes the sampler of again."""
     return {
@@ -302,30 +352,29 @@ def to_config(sampler: Sampler) -> dict[str, Any]:
 
 def from_config(config: Mapping[str, Any]) -> Sampler:
     """Makes a sampler of its config."""
-    arguments = dict(config["config"])
-    if config["class_name"] == "LogUniformSampler":
-        return LogUniformSampler(**arguments)
-    if config["class_name"] == "UnigramSampler":
-        ids, counts = arguments.pop("ids"), arguments.pop("counts")
-        return UnigramSampler(
-            counts if ids is None else (ids, counts), **arguments
+    cls = _CLASSES.get(config["class_name"])
+    if cls is None:
+        raise ValueError(
+            f"a sampler must be one of {', '.join(_CLASSES)}. Received: "
+            f"class_name={config['class_name']!r}"
         )
-    raise ValueError(
-        "a sampler must be LogUniformSampler or UnigramSampler. Received: "
-        f"class_name={config['class_name']!r}"
-    )
+    return cls.from_config(config["config"])
 
 
 def check_num_sampled(num_sampled: Any, owner: str) -> None:
     """Raises ValueError unless `num_sampled` is a positive integer."""
+    _check_positive("num_sampled", num_sampled, owner)
+
+
+def _check_positive(name: str, value: Any, owner: str) -> None:
     if (
-        isinstance(num_sampled, bool)
-        or not isinstance(num_sampled, (int, np.integer))
-        or num_sampled < 1
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or value < 1
     ):
         raise ValueError(
-            f"{owner}: `num_sampled` must be a positive integer. Received: "
-            f"num_sampled={num_sampled!r}"
+            f"{owner}: `{name}` must be a positive integer. Received: "
+            f"{name}={value!r}"
         )
 
 

@@ -1,0 +1,50 @@
+"""The Python rooms of docs/architecture.md, by what their modules import."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# From the lowest to the highest; "" has the modules of the package itself.
+ROOMS = ["ops", "", "nn", "train", "data", "keras", "cli"]
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Yields the full names of what a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(module: str) -> str:
+    part = module.split(".")[1]
+    if part == "_loader":  # Of the library that the ops are in.
+        return "ops"
+    return part if part in ROOMS else ""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_no_room_above_it(room: str) -> None:
+    files = [
+        file
+        for file in (ROOT / "tfswitch" / room).glob("*.py")
+        # The doors of the package: they import all rooms.
+        if file.relative_to(ROOT / "tfswitch").as_posix()
+        not in ("__init__.py", "__main__.py")
+    ]
+    assert files
+
+    upward = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in files
+        for module in imported(file)
+        if module.startswith("tfswitch.")
+        and ROOMS.index(room_of(module)) > ROOMS.index(room)
+    ]
+
+    assert upward == []
