@@ -178,6 +178,32 @@ TEST(TableConfigTest, RoundTripKeepsEveryOptimizer) {
   }
 }
 
+TEST(TableConfigTest, EvictionRulesReadByThemselvesAndTheirErrorsSaySo) {
+  EvictionConfig config;
+  ASSERT_TRUE(EvictionFromJson(R"({"max_rows":{"max_rows":"7","order":"LFU"}})",
+                               &config)
+                  .ok());
+  EXPECT_EQ(config.max_rows, 7u);
+  EXPECT_EQ(config.order, EvictionOrder::kLfu);
+  const auto error = [](const char* json) {
+    EvictionConfig unused;
+    const absl::Status status = EvictionFromJson(json, &unused);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << json;
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error("3"),
+            "eviction rules: 'eviction': expected an object, got 3");
+  EXPECT_EQ(error(R"({"ttl":{"delete_after_unseen_days":"3"}})"),
+            "eviction rules: 'eviction.ttl.delete_after_unseen_days': expected "
+            "a number, got \"3\"");
+  EXPECT_EQ(error(R"({"ttl":{"days":3}})"),
+            "eviction rules: unknown field 'eviction.ttl.days'; expected one "
+            "of: delete_after_unseen_days");
+  EXPECT_EQ(error(R"({"max_rows":{"order":"FIFO"}})"),
+            "eviction rules: 'eviction.max_rows.order': expected LRU or LFU, "
+            "got \"FIFO\"");
+}
+
 TEST(TableConfigTest, OptionsAndSegmentsHaveTheFormOfTheProto) {
   TableConfig config = ValidConfig();
   StepOptions options;
