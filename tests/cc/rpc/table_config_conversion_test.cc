@@ -4,6 +4,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/cc/table/odd_optimizers.h"
+#include "tests/cc/table/row_lives.h"
 
 namespace tfswitch {
 namespace {
@@ -90,6 +91,14 @@ TEST(TableConfigConversionTest, ConsistencyAndLayoutComeBackEqual) {
       const TableConfig back = FromProto(ToProto(config));
       EXPECT_EQ(back, config) << DescribeDifference(config, back);
     }
+  }
+}
+
+TEST(TableConfigConversionTest, TheLifeOfRowsComesBackEqual) {
+  for (const TableConfig& config : RowLives(Base())) {
+    const TableConfig back = FromProto(ToProto(config));
+    EXPECT_EQ(back, config) << DescribeDifference(config, back);
+    EXPECT_EQ(FromProto(ToProto(config.eviction)), config.eviction);
   }
 }
 

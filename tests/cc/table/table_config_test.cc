@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/table/odd_optimizers.h"
+#include "tests/cc/table/row_lives.h"
 
 namespace tfswitch {
 namespace {
@@ -172,6 +173,14 @@ TEST(TableConfigTest, RoundTripKeepsEveryOptimizer) {
   for (const OptimizerConfig& optimizer : OddOptimizers()) {
     TableConfig config = ValidConfig();
     config.optimizer = optimizer;
+    EXPECT_TRUE(config.Validate().ok()) << config.Validate();
+    EXPECT_EQ(Parse(TableConfigToJson(config)), config)
+        << TableConfigToJson(config);
+  }
+}
+
+TEST(TableConfigTest, RoundTripKeepsTheLifeOfRows) {
+  for (const TableConfig& config : RowLives(ValidConfig())) {
     EXPECT_TRUE(config.Validate().ok()) << config.Validate();
     EXPECT_EQ(Parse(TableConfigToJson(config)), config)
         << TableConfigToJson(config);
