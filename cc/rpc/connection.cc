@@ -204,7 +204,7 @@ absl::Status Connection::Handshake() {
 
 absl::Status Connection::CheckSize(uint64_t bytes,
                                    absl::string_view what) const {
-  const uint64_t limit = max_message_bytes_.load(std::memory_order_relaxed);
+  const uint64_t limit = max_message_bytes();
   if (bytes <= limit) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat(name_, ": ", what, " is a message of ", bytes,

@@ -52,6 +52,11 @@ class Connection {
   // Asks who answers, and checks that it is the server meant.
   absl::Status Handshake();
 
+  // Longest message that the server takes and sends, as it said last.
+  uint64_t max_message_bytes() const {
+    return max_message_bytes_.load(std::memory_order_relaxed);
+  }
+
   // ResourceExhausted, saying what to do, if the message that `what` describes
   // is longer than the server takes.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;

@@ -112,11 +112,30 @@ size_t KeysPerPart(size_t num_keys, int dim) {
 }
 
 // What is sent to the server of one table: a part of a call, or a piece of a
-// long one.
+// long one. Bytes are those that it adds to a message of many.
 struct PieceSize {
-  size_t row_bytes;
+  uint64_t request_bytes;
+  uint64_t answer_bytes;
   bool is_cut;
 };
+
+uint64_t WithPartHeader(uint64_t bytes) {
+  char header[kMaxPartHeader];
+  return WritePartHeader(bytes, header) + bytes;
+}
+
+PieceSize SizeOfPull(const PullPart& pull, bool is_cut) {
+  // The answer is what the server takes it for before it makes it.
+  return {WithPartHeader(PullRequestBytes(pull.args)),
+          kMaxPartHeader + kMaxPullResponseHeader +
+              pull.embeddings.size() * sizeof(float),
+          is_cut};
+}
+
+PieceSize SizeOfPush(const PushArgs& push, bool is_cut) {
+  // Two numbers come back, which is less than what goes out.
+  return {WithPartHeader(PushRequestBytes(push)), 0, is_cut};
+}
 
 // Pieces [begin, end).
 struct MessageOfPieces {
@@ -125,23 +144,39 @@ struct MessageOfPieces {
 };
 
 // Which pieces go in one message: those of a long part each by itself, others
-// together until the message is as long as a part of a long call.
-std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces) {
-  size_t total = 0;
-  for (const PieceSize& piece : pieces) total += piece.row_bytes;
-  const size_t wanted = std::max(kMinPartBytes, total / kMaxPartsPerCall);
+// together until the message, or its answer, is as long as a part of a long
+// call, and no longer than the server takes. A piece that is too long by itself
+// is alone; who encodes it says so.
+std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces,
+                                        uint64_t max_message_bytes) {
+  uint64_t total = 0;
+  for (const PieceSize& piece : pieces) {
+    total += std::max(piece.request_bytes, piece.answer_bytes);
+  }
+  const uint64_t wanted =
+      std::max<uint64_t>(kMinPartBytes, total / kMaxPartsPerCall);
   std::vector<MessageOfPieces> messages;
   size_t begin = 0;
-  size_t packed = 0;
+  uint64_t request_bytes = 0;
+  uint64_t answer_bytes = 0;
   const auto close = [&](size_t end) {
     if (begin < end) messages.push_back({begin, end});
     begin = end;
-    packed = 0;
+    request_bytes = 0;
+    answer_bytes = 0;
   };
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].is_cut) close(i);
-    packed += pieces[i].row_bytes;
-    if (pieces[i].is_cut || packed >= wanted) close(i + 1);
+    const PieceSize& piece = pieces[i];
+    if (piece.is_cut || i - begin == kMaxPartsPerMessage ||
+        request_bytes + piece.request_bytes > max_message_bytes ||
+        answer_bytes + piece.answer_bytes > max_message_bytes) {
+      close(i);
+    }
+    request_bytes += piece.request_bytes;
+    answer_bytes += piece.answer_bytes;
+    if (piece.is_cut || std::max(request_bytes, answer_bytes) >= wanted) {
+      close(i + 1);
+    }
   }
   close(pieces.size());
   return messages;
@@ -284,14 +319,14 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMany(
       piece.args.keys = args.keys.subspan(begin, keys_per_piece);
       piece.embeddings = part.embeddings.subspan(
           begin * width, piece.args.keys.size() * width);
-      sizes.push_back({piece.embeddings.size() * sizeof(float),
-                       keys_per_piece < args.keys.size()});
+      sizes.push_back(SizeOfPull(piece, keys_per_piece < args.keys.size()));
       pieces.push_back(std::move(piece));
       begin += keys_per_piece;
     } while (begin < args.keys.size());
   }
   std::vector<std::unique_ptr<PendingCall>> calls;
-  for (const MessageOfPieces& message : PackPieces(sizes)) {
+  for (const MessageOfPieces& message :
+       PackPieces(sizes, connection_->max_message_bytes())) {
     calls.push_back(StartPullMessage(absl::MakeConstSpan(pieces).subspan(
         message.begin, message.end - message.begin)));
   }
@@ -310,12 +345,11 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
   std::vector<absl::Span<float>> embeddings;
   uint64_t bytes = 0;
   uint64_t answer_bytes = 0;
-  char header[kMaxPartHeader];
   for (const PullPart& pull : pulls) {
     lengths.push_back(PullRequestBytes(pull.args));
-    bytes += WritePartHeader(lengths.back(), header) + lengths.back();
-    answer_bytes += kMaxPartHeader + kMaxPullResponseHeader +
-                    pull.embeddings.size() * sizeof(float);
+    const PieceSize size = SizeOfPull(pull, /*is_cut=*/false);
+    bytes += size.request_bytes;
+    answer_bytes += size.answer_bytes;
     tables.push_back(pull.args.table);
     embeddings.push_back(pull.embeddings);
   }
@@ -423,7 +457,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
         piece.observations =
             args.observations.subspan(begin, piece.keys.size());
       }
-      sizes.push_back({piece.gradients.size() * sizeof(float), is_split});
+      sizes.push_back(SizeOfPush(piece, is_split));
       pieces.push_back(std::move(piece));
       owners.push_back(sums.size());
       begin += keys_per_piece;
@@ -431,7 +465,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     sums.push_back(part.result);
   }
   if (pieces.empty()) return Done(absl::OkStatus());
-  const std::vector<MessageOfPieces> messages = PackPieces(sizes);
+  const std::vector<MessageOfPieces> messages =
+      PackPieces(sizes, connection_->max_message_bytes());
   // All messages must be there before the first one goes.
   std::vector<grpc::ByteBuffer> requests;
   for (const MessageOfPieces& message : messages) {
@@ -483,7 +518,7 @@ absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePushes(
   char header[kMaxPartHeader];
   for (const PushArgs& push : pushes) {
     lengths.push_back(PushRequestBytes(push));
-    total += WritePartHeader(lengths.back(), header) + lengths.back();
+    total += WithPartHeader(lengths.back());
   }
   TFSWITCH_RETURN_IF_ERROR(connection_->CheckSize(
       total, absl::StrCat("a push to ", pushes.size(), " tables, the first '",

@@ -30,8 +30,11 @@ constexpr int kDim = 16;
 // Counts the calls that reach it; its rows are zeros.
 class CountingServer final : public v1::ParameterServer::Service {
  public:
-  CountingServer(uint32_t shard_index, uint32_t num_shards)
-      : shard_index_(shard_index), num_shards_(num_shards) {
+  CountingServer(uint32_t shard_index, uint32_t num_shards,
+                 uint64_t max_message_bytes = 1 << 30)
+      : shard_index_(shard_index),
+        num_shards_(num_shards),
+        max_message_bytes_(max_message_bytes) {
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
@@ -57,7 +60,7 @@ class CountingServer final : public v1::ParameterServer::Service {
     response->set_protocol_version(1);
     response->set_shard_index(shard_index_);
     response->set_num_shards(num_shards_);
-    response->set_max_message_bytes(1 << 30);
+    response->set_max_message_bytes(max_message_bytes_);
     return grpc::Status::OK;
   }
   grpc::Status CreateTable(grpc::ServerContext*, const v1::CreateTableRequest*,
@@ -108,6 +111,7 @@ class CountingServer final : public v1::ParameterServer::Service {
 
   const uint32_t shard_index_;
   const uint32_t num_shards_;
+  const uint64_t max_message_bytes_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -248,22 +252,105 @@ TEST(ManyCallsTest, PushesWhoseAnswerIsLostAreEachAppliedOnce) {
   EXPECT_THAT(*PullRows(*direct, "b", 1, {1, 2}), Each(0.0f));
 }
 
-TEST(ManyCallsTest, AMessageOverTheLimitIsNotSentAndNamesATable) {
+TEST(ManyCallsTest, WhatFitsOneMessageToTheByteIsOneMessage) {
+  for (const int less : {0, 1}) {
+    ManyCalls calls;
+    v1::PushManyRequest pushes;
+    uint64_t pull_answers = 0;
+    for (int i = 0; i < 2; ++i) {
+      const std::string table = absl::StrCat("t", i);
+      calls.AddPull(table, kDim, RandomKeys(300, i));
+      // What the server reserves for headers.
+      pull_answers += 11 + 11 + 300 * kDim * sizeof(float);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const std::string table = absl::StrCat("t", i);
+      PushArgs& args = calls.AddPush(table, kDim, RandomKeys(300, i), 1.0f,
+                                     {1, uint64_t{1} + i});
+      const std::vector<float>& ones = calls.floats(2 + i);
+      args.observations = {absl::MakeConstSpan(ones).first(300),
+                           absl::MakeConstSpan(ones).first(300),
+                           absl::MakeConstSpan(ones).first(300)};
+      v1::PushRequest* push = pushes.add_requests();
+      push->set_table(table);
+      push->mutable_keys()->Resize(300, 1);
+      push->mutable_gradients()->Resize(300 * kDim, 1.0f);
+      push->mutable_counts()->Resize(300, 1.0f);
+      push->mutable_shows()->Resize(300, 1.0f);
+      push->mutable_clicks()->Resize(300, 1.0f);
+      push->set_learning_rate(1.0f);
+      push->set_insert_missing(true);
+      push->set_client_id(1);
+      push->set_sequence((i + 1) * 8);
+    }
+
+    CountingServer pulled(0, 1, pull_answers - less);
+    auto client = pulled.Connect();
+    ASSERT_TRUE(client->StartPullMany(calls.pulls)->Wait().ok());
+    CountingServer pushed(0, 1, pushes.ByteSizeLong() - less);
+    client = pushed.Connect();
+    ASSERT_TRUE(client->StartPushMany(calls.pushes)->Wait().ok());
+
+    EXPECT_EQ(pulled.many_pulls, 1 - less);
+    EXPECT_EQ(pulled.pulls, 2 * less);
+    EXPECT_EQ(pushed.many_pushes, 1 - less);
+    EXPECT_EQ(pushed.pushes, 2 * less);
+  }
+}
+
+TEST(ManyCallsTest, AStepOverTheLimitGoesInMessagesThatFit) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 64 << 10;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  // Rows are a sixth of what is pushed, and a third of what is pulled.
+  ManyCalls step;
+  for (int i = 0; i < 40; ++i) {
+    const std::string table = absl::StrCat("t", i);
+    TableConfig config = SmallTable(table, 1);
+    config.statistics.kind = StatisticsKind::kShowClick;
+    ASSERT_TRUE(client->CreateTable(config).ok());
+    step.AddPull(table, 1, RandomKeys(300, i), true);
+  }
+  const std::vector<float> ones(300, 1.0f);
+  for (int i = 0; i < 40; ++i) {
+    step.AddPush(absl::StrCat("t", i), 1, RandomKeys(300, i), 1.0f,
+                 {1, uint64_t{1} + i})
+        .observations = {ones, ones, ones};
+  }
+
+  absl::Status status = client->StartPullMany(step.pulls)->Wait();
+  EXPECT_TRUE(status.ok()) << status;
+  status = client->StartPushMany(step.pushes)->Wait();
+  EXPECT_TRUE(status.ok()) << status;
+
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_THAT(step.floats(i), Each(1.0f));
+    EXPECT_EQ(step.result(40 + i).updated_rows, 300);
+  }
+}
+
+TEST(ManyCallsTest, APieceOverTheLimitIsNotSentAndNamesItsTable) {
   GrpcServerOptions options;
   options.max_message_bytes = 4096;
   const auto server = StartServer(options);
   auto client = Connect(server->address()).value();
   ManyCalls step = MakeStep(*client, 3, 40);
+  step.AddPull("t1", kDim, RandomKeys(70), true);
+  step.AddPush("t1", kDim, RandomKeys(70), 1.0f, {1, 9});
 
-  for (const absl::Status& status :
-       {client->StartPullMany(step.pulls)->Wait(),
-        client->StartPushMany(step.pushes)->Wait()}) {
+  const absl::Status pushed = client->StartPushMany(step.pushes)->Wait();
+  const int64_t num_rows = client->ListTables("t0")->at(0).stats.num_rows;
+  const absl::Status pulled = client->StartPullMany(step.pulls)->Wait();
+
+  for (const absl::Status& status : {pulled, pushed}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("3 tables, the first 't0'"),
+                AllOf(HasSubstr("70 keys"), HasSubstr("'t1'"),
                       HasSubstr("--max_message_bytes")));
   }
-  EXPECT_EQ(client->ListTables("t0")->at(0).stats.num_rows, 0);
+  // Not the pushes that would have fit, either.
+  EXPECT_EQ(num_rows, 0);
 }
 
 TEST(ManyCallsTest, ADimOfAnotherTableIsRefusedAndNamed) {
