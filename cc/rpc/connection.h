@@ -17,8 +17,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "cc/base/mutex.h"
 #include "cc/rpc/grpc_client.h"
 #include "cc/table/table_config.h"
@@ -49,8 +51,9 @@ class Connection {
 
   const GrpcClientOptions& options() const { return options_; }
 
-  // Asks who answers, and checks that it is the server meant.
-  absl::Status Handshake();
+  // Asks who answers, until the deadline or the client's timeout, and checks
+  // that it is the server meant.
+  absl::Status Handshake(absl::Time deadline = absl::InfiniteFuture());
 
   // Longest message that the server takes and sends, as it said last.
   uint64_t max_message_bytes() const {
@@ -74,10 +77,13 @@ class Connection {
   void Remember(const TableConfig& config);
   void Forget(const std::string& table);
 
-  // For a call that found no `table`: if this client has seen it, and the
-  // server was restarted since, creates it again and returns true. False if it
-  // is not known or was dropped: the first error stands.
-  bool CreateAgain(const std::string& table);
+  // For a call that ended with NotFound as one of its `tables` was missing:
+  // makes those again that this client has seen and that the server has lost in
+  // a restart, many at a time, and until the deadline of the call. OK if all
+  // are there now and the call may be repeated; `not_found` if one is not known
+  // or was dropped; or why one could not be made.
+  absl::Status CreateAgain(absl::Span<const std::string> tables,
+                           absl::Time deadline, const absl::Status& not_found);
 
   // Turns what gRPC says into an error that names the server.
   absl::Status Explain(const grpc::Status& status,
@@ -94,10 +100,23 @@ class Connection {
   v1::ParameterServer::Stub& stub() { return *stub_; }
 
  private:
+  struct Creation;
   struct KnownTable {
     TableConfig config;
     uint64_t instance_id = 0;  // Of the server that had it.
   };
+
+  // The bytes of a call, and the message in an answer.
+  absl::StatusOr<grpc::ByteBuffer> Encode(
+      const char* method, const google::protobuf::MessageLite& request) const;
+  absl::Status Decode(const char* method, grpc::ByteBuffer* bytes,
+                      google::protobuf::MessageLite* response) const;
+
+  // Starts to make a table again, or to look for it if the server
+  // `instance_id` had it. REQUIRES: the same thread waits.
+  absl::StatusOr<std::unique_ptr<Creation>> StartCreation(
+      const KnownTable& known, uint64_t instance_id, absl::Time deadline);
+  absl::Status EndCreation(Creation* creation);
 
   // Constant after construction; channels and stubs have their own locks.
   const GrpcClientOptions options_;
@@ -153,6 +172,9 @@ class UnaryCall {
   UnaryCall& operator=(const UnaryCall&) = delete;
 
   absl::Status Wait(grpc::ByteBuffer* response);
+
+  // When it ends at the latest.
+  absl::Time deadline() const { return clock_.start() + timeout_; }
 
   // Sends the same request again, after Wait, within the same timeout.
   void Restart() { StartAttempt(); }

@@ -48,7 +48,9 @@ class RowCall final : public PendingCall {
     grpc::ByteBuffer response;
     absl::Status status = call_.Wait(&response);
     // A server looks for all tables before it does anything.
-    if (absl::IsNotFound(status) && CreateAgain()) {
+    if (absl::IsNotFound(status)) {
+      TFSWITCH_RETURN_IF_ERROR(
+          connection_->CreateAgain(tables_, call_.deadline(), status));
       call_.Restart();
       status = call_.Wait(&response);
     }
@@ -59,13 +61,6 @@ class RowCall final : public PendingCall {
   }
 
  private:
-  bool CreateAgain() {
-    return std::all_of(tables_.begin(), tables_.end(),
-                       [this](const std::string& table) {
-                         return connection_->CreateAgain(table);
-                       });
-  }
-
   const std::shared_ptr<Connection> connection_;
   const std::vector<std::string> tables_;
   const ReadResponse read_response_;
@@ -237,6 +232,11 @@ class GrpcClient final : public ParameterClient {
                              bool abort) override;
 
  private:
+  // Connection::Call, and once more if the server had lost `table`.
+  absl::Status CallOfTable(CallKind kind, const char* method,
+                           const std::string& table,
+                           const google::protobuf::MessageLite& request,
+                           google::protobuf::MessageLite* response);
   std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
                                                absl::Span<float> embeddings);
   std::unique_ptr<PendingCall> StartPullMessage(
@@ -248,6 +248,22 @@ class GrpcClient final : public ParameterClient {
   const std::shared_ptr<Connection> connection_;
   const std::unique_ptr<GroupClient> groups_;
 };
+
+absl::Status GrpcClient::CallOfTable(
+    CallKind kind, const char* method, const std::string& table,
+    const google::protobuf::MessageLite& request,
+    google::protobuf::MessageLite* response) {
+  const GrpcClientOptions& options = connection_->options();
+  const absl::Time deadline =
+      absl::Now() +
+      (kind == CallKind::kBulk ? options.bulk_timeout : options.timeout);
+  absl::Status status = connection_->Call(kind, method, request, response);
+  if (!absl::IsNotFound(status)) return status;
+  TFSWITCH_RETURN_IF_ERROR(connection_->CreateAgain({table}, deadline, status));
+  return connection_->Call(kind, method, request, response,
+                           v1::ParameterServer::service_full_name(),
+                           deadline - absl::Now());
+}
 
 absl::Status GrpcClient::CreateTable(const TableConfig& config) {
   TFSWITCH_RETURN_IF_ERROR(config.Validate());
@@ -280,13 +296,8 @@ absl::StatusOr<std::vector<TableInfo>> GrpcClient::ListTables(
   v1::ListTablesRequest request;
   request.set_table(table);
   v1::ListTablesResponse response;
-  absl::Status status = connection_->Call(CallKind::kIdempotent, "ListTables",
-                                          request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
-    status = connection_->Call(CallKind::kIdempotent, "ListTables", request,
-                               &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(CallOfTable(CallKind::kIdempotent, "ListTables",
+                                       table, request, &response));
   std::vector<TableInfo> tables;
   for (const v1::TableInfo& info : response.tables()) {
     tables.push_back(FromProto(info));
@@ -627,13 +638,8 @@ absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
   request.set_table(table);
   request.mutable_keys()->Add(keys.begin(), keys.end());
   v1::EraseResponse response;
-  absl::Status status =
-      connection_->Call(CallKind::kIdempotent, "Erase", request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
-    status =
-        connection_->Call(CallKind::kIdempotent, "Erase", request, &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(
+      CallOfTable(CallKind::kIdempotent, "Erase", table, request, &response));
   return response.erased_rows();
 }
 
@@ -644,12 +650,8 @@ absl::StatusOr<ShrinkReport> GrpcClient::Shrink(const ShrinkArgs& args) {
   if (args.day >= 0.0f) request.set_day(args.day);
   request.set_dry_run(args.dry_run);
   v1::ShrinkResponse response;
-  absl::Status status =
-      connection_->Call(CallKind::kBulk, "Shrink", request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(args.table)) {
-    status = connection_->Call(CallKind::kBulk, "Shrink", request, &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(
+      CallOfTable(CallKind::kBulk, "Shrink", args.table, request, &response));
   return FromProto(response);
 }
 
@@ -662,13 +664,8 @@ absl::Status GrpcClient::ReadUsage(const std::string& table,
   request.mutable_keys()->Add(keys.begin(), keys.end());
   if (day >= 0.0f) request.set_day(day);
   v1::ReadUsageResponse response;
-  absl::Status status =
-      connection_->Call(CallKind::kIdempotent, "ReadUsage", request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
-    status = connection_->Call(CallKind::kIdempotent, "ReadUsage", request,
-                               &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(CallOfTable(CallKind::kIdempotent, "ReadUsage",
+                                       table, request, &response));
   return connection_->Blame(FromProto(response, usage, states));
 }
 
@@ -707,8 +704,9 @@ absl::Status GrpcClient::Export(
         status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
                     ? options.bulk_timeout
                     : options.timeout);
-    if (absl::IsNotFound(error) && may_create &&
-        connection_->CreateAgain(table)) {
+    if (absl::IsNotFound(error) && may_create) {
+      TFSWITCH_RETURN_IF_ERROR(connection_->CreateAgain(
+          {table}, clock.start() + options.bulk_timeout, error));
       may_create = false;
       continue;
     }
