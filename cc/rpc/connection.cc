@@ -430,14 +430,13 @@ UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
                                      : connection_->options().timeout)),
       retry_timeout_(std::min(timeout_, connection_->options().timeout)),
       method_(absl::StrCat("/", service, "/", method)),
-      request_(request),
-      clock_(retry_timeout_) {
+      request_(request) {
   StartAttempt();
 }
 
 void UnaryCall::StartAttempt() {
   attempt_.reset(new Attempt);
-  attempt_->context.set_deadline(ToDeadline(clock_.start() + timeout_));
+  attempt_->context.set_deadline(ToDeadline(deadline()));
   attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
   attempt_->reader = connection_->generic_stub().PrepareUnaryCall(
       &attempt_->context, method_, request_, ThreadQueue::Get().get());
@@ -448,10 +447,12 @@ void UnaryCall::StartAttempt() {
 
 absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
+  // From now on: of calls that are in flight together, one may have failed long
+  // before it is waited for, while a bulk call before it took its time.
+  RetryClock clock(std::min(retry_timeout_, deadline() - absl::Now()));
   for (;;) {
     const std::unique_ptr<Attempt, Abandon> attempt = std::move(attempt_);
-    const bool ended =
-        queue.WaitFor(*attempt, clock_.start() + timeout_ + kDeadlineSlack);
+    const bool ended = queue.WaitFor(*attempt, deadline() + kDeadlineSlack);
     const grpc::Status status =
         ended ? attempt->status
               : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
@@ -470,7 +471,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       return connection_->Explain(was_away ? last_failure_ : status, timeout_);
     }
     last_failure_ = status;
-    const std::optional<absl::Time> next = clock_.NextTry();
+    const std::optional<absl::Time> next = clock.NextTry();
     if (!next.has_value()) {
       return connection_->Explain(last_failure_, retry_timeout_);
     }

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/mutex.h"
@@ -35,7 +36,8 @@ enum class CallKind {
   // twice.
   kOnce,
   // Takes time that grows with the table, so it has the bulk timeout. Repeated
-  // while the server is away, but no longer than kIdempotent.
+  // while the server is away, but no longer than kIdempotent from when it is
+  // waited for.
   kBulk,
 };
 
@@ -63,6 +65,10 @@ class Connection {
   // ResourceExhausted, saying what to do, if the message that `what` describes
   // is longer than the server takes.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
+
+  // The bytes of a control call; the error of CheckSize if they are too many.
+  absl::StatusOr<grpc::ByteBuffer> Encode(
+      const char* method, const google::protobuf::MessageLite& request) const;
 
   // A control call of `service`: waits for the response, no longer than
   // `timeout` if that is less than what `kind` says.
@@ -106,9 +112,7 @@ class Connection {
     uint64_t instance_id = 0;  // Of the server that had it.
   };
 
-  // The bytes of a call, and the message in an answer.
-  absl::StatusOr<grpc::ByteBuffer> Encode(
-      const char* method, const google::protobuf::MessageLite& request) const;
+  // The message in an answer.
   absl::Status Decode(const char* method, grpc::ByteBuffer* bytes,
                       google::protobuf::MessageLite* response) const;
 
@@ -174,7 +178,7 @@ class UnaryCall {
   absl::Status Wait(grpc::ByteBuffer* response);
 
   // When it ends at the latest.
-  absl::Time deadline() const { return clock_.start() + timeout_; }
+  absl::Time deadline() const { return start_ + timeout_; }
 
   // Sends the same request again, after Wait, within the same timeout.
   void Restart() { StartAttempt(); }
@@ -191,12 +195,12 @@ class UnaryCall {
   void StartAttempt();
 
   const std::shared_ptr<Connection> connection_;
+  const absl::Time start_ = absl::Now();
   const CallKind kind_;
   const absl::Duration timeout_;        // Of the call.
   const absl::Duration retry_timeout_;  // For a server to come back.
   const std::string method_;
   const grpc::ByteBuffer request_;
-  RetryClock clock_;
   std::unique_ptr<Attempt, Abandon> attempt_;
   grpc::Status last_failure_;  // Of an earlier attempt; OK if there was none.
 };

@@ -1,6 +1,7 @@
 #include "cc/rpc/grpc_client.h"
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -31,18 +32,20 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-// A call that moves rows of some tables, in flight.
+// A call for rows of some tables, in flight.
 class RowCall final : public PendingCall {
  public:
   using ReadResponse = std::function<absl::Status(MessagePieces)>;
 
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
           const char* method, std::vector<std::string> tables,
-          const grpc::ByteBuffer& request, ReadResponse read_response)
+          const grpc::ByteBuffer& request, ReadResponse read_response,
+          absl::Duration timeout = absl::InfiniteDuration())
       : connection_(connection),
         tables_(std::move(tables)),
         read_response_(std::move(read_response)),
-        call_(connection, kind, method, request) {}
+        call_(connection, kind, method, request,
+              v1::ParameterServer::service_full_name(), timeout) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
@@ -97,10 +100,20 @@ class PushMessages final : public PendingCall {
   std::vector<std::unique_ptr<PendingCall>> calls;
 };
 
+// Reads a message that is short, or seldom.
+absl::Status ParseProto(const char* name, MessagePieces pieces,
+                        google::protobuf::MessageLite* message) {
+  std::string bytes;
+  for (const absl::string_view piece : pieces) {
+    bytes.append(piece.data(), piece.size());
+  }
+  if (message->ParseFromString(bytes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, ": malformed"));
+}
+
 // How many keys each part of a call has. While one part is on its way, the
 // other end works on the part before, which is in its cache still.
-size_t KeysPerPart(size_t num_keys, int dim) {
-  const size_t row_bytes = static_cast<size_t>(dim) * sizeof(float);
+size_t KeysPerPart(size_t num_keys, size_t row_bytes) {
   const size_t num_parts = std::clamp<size_t>(
       num_keys * row_bytes / kMinPartBytes, 1, kMaxPartsPerCall);
   return (num_keys + num_parts - 1) / num_parts;
@@ -177,6 +190,23 @@ std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces,
   return messages;
 }
 
+// What ReadUsageResponse has for a key, which is more than the key: a state of
+// one byte and five floats. And what else it has, or the request has besides
+// the table's name.
+constexpr size_t kUsageBytes = 1 + 5 * sizeof(float);
+constexpr size_t kMaxUsageHeaders = 64;
+
+// How many keys each part of a ReadUsage has: as those of a pull, and no more
+// than the server takes.
+size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
+                        uint64_t max_message_bytes) {
+  const uint64_t headers = kMaxUsageHeaders + table.size();
+  const uint64_t room =
+      max_message_bytes > headers ? max_message_bytes - headers : 0;
+  return std::min<size_t>(KeysPerPart(num_keys, kUsageBytes),
+                          std::max<uint64_t>(1, room / kUsageBytes));
+}
+
 // Gradients shorter than this are copied into the message: a slice of their
 // own costs more.
 constexpr size_t kMinSharedBytes = 16 << 10;
@@ -214,7 +244,8 @@ class GrpcClient final : public ParameterClient {
                                                 int64_t* committed) override;
   absl::StatusOr<int64_t> Erase(const std::string& table,
                                 absl::Span<const Key> keys) override;
-  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override;
+  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
+                                           ShrinkReport* report) override;
   absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override;
@@ -241,6 +272,13 @@ class GrpcClient final : public ParameterClient {
                                                absl::Span<float> embeddings);
   std::unique_ptr<PendingCall> StartPullMessage(
       absl::Span<const PullPart> pulls);
+  // One part of a ReadUsage.
+  std::unique_ptr<PendingCall> StartReadUsage(const std::string& table,
+                                              absl::Span<const Key> keys,
+                                              float day,
+                                              absl::Span<UsageOfRow> usage,
+                                              absl::Span<KeyState> states,
+                                              absl::Duration timeout);
   absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args) const;
   absl::StatusOr<grpc::ByteBuffer> EncodePushes(
       absl::Span<const PushArgs> pushes) const;
@@ -323,7 +361,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMany(
       return Done(std::move(status));
     }
     const size_t width = static_cast<size_t>(args.dim);
-    const size_t keys_per_piece = KeysPerPart(args.keys.size(), args.dim);
+    const size_t keys_per_piece =
+        KeysPerPart(args.keys.size(), width * sizeof(float));
     size_t begin = 0;
     do {
       PullPart piece = part;
@@ -448,7 +487,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     // of one step, where a round is applied.
     const size_t keys_per_piece =
         args.keys_are_unique && args.step.group.empty()
-            ? KeysPerPart(args.keys.size(), args.dim)
+            ? KeysPerPart(args.keys.size(), width * sizeof(float))
             : args.keys.size();
     const bool is_split = keys_per_piece < args.keys.size();
     if ((is_split || parts.size() > 1) && !args.is_checked) {
@@ -607,24 +646,17 @@ std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
   v1::CommitRoundRequest request;
   request.set_group(group);
   *request.mutable_round() = ToProto(round);
-  OutgoingMessage message(request.ByteSizeLong());
-  if (message.data() == nullptr) return Done(NoMemory(request.ByteSizeLong()));
-  request.SerializeWithCachedSizesToArray(
-      reinterpret_cast<uint8_t*>(message.data()));
+  absl::StatusOr<grpc::ByteBuffer> message =
+      connection_->Encode("CommitRound", request);
+  if (!message.ok()) return Done(std::move(message).status());
   return std::make_unique<RowCall>(
       connection_, CallKind::kIdempotent, "CommitRound",
-      std::vector<std::string>{""}, std::move(message).ToByteBuffer(),
+      std::vector<std::string>{""}, *message,
       [connection = connection_.get(),
        committed](MessagePieces pieces) -> absl::Status {
-        std::string bytes;
-        for (const absl::string_view piece : pieces) {
-          bytes.append(piece.data(), piece.size());
-        }
         v1::CommitRoundResponse response;
-        if (!response.ParseFromString(bytes)) {
-          return connection->Blame(
-              absl::InvalidArgumentError("CommitRoundResponse: malformed"));
-        }
+        TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+            ParseProto("CommitRoundResponse", pieces, &response)));
         *committed = response.committed_round();
         return ErrorOfAppliedRound(
             absl::Status(static_cast<absl::StatusCode>(response.error_code()),
@@ -643,30 +675,78 @@ absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
   return response.erased_rows();
 }
 
-absl::StatusOr<ShrinkReport> GrpcClient::Shrink(const ShrinkArgs& args) {
+std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
+                                                     ShrinkReport* report) {
   v1::ShrinkRequest request;
   request.set_table(args.table);
   if (args.rules.has_value()) *request.mutable_rules() = ToProto(*args.rules);
   if (args.day >= 0.0f) request.set_day(args.day);
   request.set_dry_run(args.dry_run);
-  v1::ShrinkResponse response;
-  TFSWITCH_RETURN_IF_ERROR(
-      CallOfTable(CallKind::kBulk, "Shrink", args.table, request, &response));
-  return FromProto(response);
+  absl::StatusOr<grpc::ByteBuffer> message =
+      connection_->Encode("Shrink", request);
+  if (!message.ok()) return Done(std::move(message).status());
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kBulk, "Shrink", std::vector{args.table}, *message,
+      [connection = connection_.get(),
+       report](MessagePieces pieces) -> absl::Status {
+        v1::ShrinkResponse response;
+        TFSWITCH_RETURN_IF_ERROR(
+            connection->Blame(ParseProto("ShrinkResponse", pieces, &response)));
+        *report = FromProto(response);
+        return absl::OkStatus();
+      });
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartReadUsage(
+    const std::string& table, absl::Span<const Key> keys, float day,
+    absl::Span<UsageOfRow> usage, absl::Span<KeyState> states,
+    absl::Duration timeout) {
+  v1::ReadUsageRequest request;
+  request.set_table(table);
+  request.mutable_keys()->Add(keys.begin(), keys.end());
+  if (day >= 0.0f) request.set_day(day);
+  absl::StatusOr<grpc::ByteBuffer> message =
+      connection_->Encode("ReadUsage", request);
+  if (!message.ok()) return Done(std::move(message).status());
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kIdempotent, "ReadUsage", std::vector{table},
+      *message,
+      [connection = connection_.get(), usage,
+       states](MessagePieces pieces) -> absl::Status {
+        v1::ReadUsageResponse response;
+        TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+            ParseProto("ReadUsageResponse", pieces, &response)));
+        return connection->Blame(FromProto(response, usage, states));
+      },
+      timeout);
 }
 
 absl::Status GrpcClient::ReadUsage(const std::string& table,
                                    absl::Span<const Key> keys, float day,
                                    absl::Span<UsageOfRow> usage,
                                    absl::Span<KeyState> states) {
-  v1::ReadUsageRequest request;
-  request.set_table(table);
-  request.mutable_keys()->Add(keys.begin(), keys.end());
-  if (day >= 0.0f) request.set_day(day);
-  v1::ReadUsageResponse response;
-  TFSWITCH_RETURN_IF_ERROR(CallOfTable(CallKind::kIdempotent, "ReadUsage",
-                                       table, request, &response));
-  return connection_->Blame(FromProto(response, usage, states));
+  const absl::Time deadline = absl::Now() + connection_->options().timeout;
+  const size_t keys_per_part =
+      KeysPerUsagePart(keys.size(), table, connection_->max_message_bytes());
+  absl::Status first;
+  std::deque<std::unique_ptr<PendingCall>> in_flight;
+  const auto end_oldest = [&] {
+    first.Update(in_flight.front()->Wait());
+    in_flight.pop_front();
+  };
+  size_t begin = 0;
+  do {
+    if (in_flight.size() == kMaxPartsPerCall) end_oldest();
+    if (!first.ok()) break;
+    in_flight.push_back(StartReadUsage(
+        table, keys.subspan(begin, keys_per_part), day,
+        usage.subspan(begin, keys_per_part),
+        states.subspan(begin, keys_per_part), deadline - absl::Now()));
+    begin += keys_per_part;
+  } while (begin < keys.size());
+  // They write to what is the caller's.
+  while (!in_flight.empty()) end_oldest();
+  return first;
 }
 
 absl::Status GrpcClient::Export(
