@@ -501,6 +501,53 @@ TEST(ManyCallsTest, ADimOfAnotherTableIsRefusedAndNamed) {
       AllOf(HasSubstr("'b'"), HasSubstr("expected 4"), HasSubstr("sent 6")));
 }
 
+TEST(ManyCallsTest, OneOfSeveralMessagesFailsByItself) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  auto other = Connect(server->address()).value();
+  // A message is full with "a" and "b", of 0.75 MB each; so is one with "gone"
+  // and "d", and "e" and "f" are the last.
+  constexpr int kKeys = 750;
+  constexpr int kWide = 256;
+  std::vector<std::string> tables = {"a", "b", "gone", "d", "e", "f"};
+  for (const std::string& table : tables) {
+    ASSERT_TRUE(client->CreateTable(SmallTable(table, kWide)).ok());
+  }
+  ASSERT_TRUE(other->DropTable("gone").ok());
+  const auto push = [&](ManyCalls* calls) {
+    for (size_t i = 0; i < tables.size(); ++i) {
+      calls->AddPush(tables[i], kWide, RandomKeys(kKeys), 1.0f, {8, 1 + i});
+    }
+    return client->StartPushMany(calls->pushes)->Wait();
+  };
+  const auto num_rows = [&](const std::string& table) {
+    return other->ListTables(table)->at(0).stats.num_rows;
+  };
+
+  ManyCalls calls;
+  const absl::Status status = push(&calls);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no table 'gone'"));
+  for (const char* table : {"a", "b", "e", "f"}) {
+    EXPECT_EQ(num_rows(table), kKeys) << table;
+  }
+  EXPECT_EQ(num_rows("d"), 0) << "of the message that failed";
+
+  // What is missing comes with a repetition, and nothing twice.
+  ASSERT_TRUE(client->CreateTable(SmallTable("gone", kWide)).ok());
+  ManyCalls again;
+  ASSERT_TRUE(push(&again).ok());
+
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const bool is_missing = i == 2 || i == 3;
+    EXPECT_EQ(again.result(i).duplicate, !is_missing) << tables[i];
+    EXPECT_EQ(again.result(i).updated_rows, is_missing ? kKeys : 0);
+    EXPECT_THAT(*PullRows(*client, tables[i], kWide, RandomKeys(1)),
+                Each(0.0f));
+  }
+}
+
 TEST(ManyCallsTest, APushThatCannotBeAppliedLeavesTheOthersAppliedOnce) {
   const auto server = StartServer();
   auto client = Connect(server->address()).value();
