@@ -122,13 +122,18 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
       !absl::SimpleHexAtoi(crc32, &file.crc32)) {
     return Damaged(what, "entry of a file");
   }
-  if (std::string kind; Get(json, "kind", &kind)) {
-    if (kind == NameOf(FileKind::kCandidates)) {
+  // Of any type: what is taken for rows by mistake would be loaded as such.
+  if (const auto kind = json.find("kind"); kind != json.end()) {
+    if (*kind == NameOf(FileKind::kCandidates)) {
       file.kind = FileKind::kCandidates;
-    } else if (kind == NameOf(FileKind::kBloom)) {
+    } else if (*kind == NameOf(FileKind::kBloom)) {
       file.kind = FileKind::kBloom;
     } else {
-      return Damaged(what, absl::StrCat("kind '", kind, "' of a file"));
+      return Damaged(what,
+                     absl::StrCat("kind of '", file.name,
+                                  "': expected candidates, bloom or none, got ",
+                                  kind->dump(-1, ' ', false,
+                                             Json::error_handler_t::replace)));
     }
   }
   const fs::path name(file.name);

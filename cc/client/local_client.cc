@@ -94,9 +94,9 @@ class LocalClient : public ParameterClient {
     return shard_->Erase(*found, keys);
   }
 
-  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(args.table));
-    return shard_->Shrink(*found, args.rules, args.day, args.dry_run);
+  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
+                                           ShrinkReport* report) override {
+    return Done(ShrinkNow(args, report));
   }
 
   absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
@@ -200,6 +200,13 @@ class LocalClient : public ParameterClient {
     TFSWITCH_ASSIGN_OR_RETURN(result->assigned_rows,
                               shard_->Assign(*table, args.keys, args.embeddings,
                                              args.slots, args.only_missing));
+    return absl::OkStatus();
+  }
+
+  absl::Status ShrinkNow(const ShrinkArgs& args, ShrinkReport* report) {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(args.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        *report, shard_->Shrink(*found, args.rules, args.day, args.dry_run));
     return absl::OkStatus();
   }
 

@@ -46,4 +46,10 @@ absl::StatusOr<AssignResult> ParameterClient::Assign(const AssignArgs& args) {
   return result;
 }
 
+absl::StatusOr<ShrinkReport> ParameterClient::Shrink(const ShrinkArgs& args) {
+  ShrinkReport report;
+  TFSWITCH_RETURN_IF_ERROR(StartShrink(args, &report)->Wait());
+  return report;
+}
+
 }  // namespace tfswitch

@@ -187,8 +187,10 @@ class ParameterClient {
   virtual absl::StatusOr<int64_t> Erase(const std::string& table,
                                         absl::Span<const Key> keys) = 0;
 
-  // See Shard::Shrink; the sum of all shards.
-  virtual absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) = 0;
+  // See Shard::Shrink. *report becomes the sum of all shards once the call has
+  // ended with OK; after an error some of them may have been shrunk.
+  virtual std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
+                                                   ShrinkReport* report) = 0;
 
   // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
   virtual absl::Status ReadUsage(const std::string& table,
@@ -225,6 +227,7 @@ class ParameterClient {
   }
   absl::StatusOr<PushResult> Push(const PushArgs& args);
   absl::StatusOr<AssignResult> Assign(const AssignArgs& args);
+  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args);
 };
 
 }  // namespace tfswitch

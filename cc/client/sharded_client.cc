@@ -190,6 +190,28 @@ class SplitPushes : public PendingCall {
   std::vector<std::vector<Part>> parts_;  // Of each push, by shard.
 };
 
+// A shrink of every shard.
+class SplitShrink : public PendingCall {
+ public:
+  SplitShrink(size_t num_shards, ShrinkReport* report)
+      : parts_(num_shards), report_(report) {}
+
+  absl::Status Wait() override {
+    TFSWITCH_RETURN_IF_ERROR(JoinedCalls(std::move(calls)).Wait());
+    *report_ = ShrinkReport();
+    for (const ShrinkReport& part : parts_) report_->Add(part);
+    return absl::OkStatus();
+  }
+
+  ShrinkReport* part(size_t shard) { return &parts_[shard]; }
+
+  std::vector<std::unique_ptr<PendingCall>> calls;
+
+ private:
+  std::vector<ShrinkReport> parts_;  // Of each shard.
+  ShrinkReport* const report_;
+};
+
 class ShardedClient : public ParameterClient {
  public:
   explicit ShardedClient(std::vector<std::unique_ptr<ParameterClient>> shards)
@@ -415,13 +437,13 @@ class ShardedClient : public ParameterClient {
     return erased;
   }
 
-  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override {
-    ShrinkReport sum;
-    for (const auto& shard : shards_) {
-      TFSWITCH_ASSIGN_OR_RETURN(const ShrinkReport report, shard->Shrink(args));
-      sum.Add(report);
+  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
+                                           ShrinkReport* report) override {
+    auto split = std::make_unique<SplitShrink>(shards_.size(), report);
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      split->calls.push_back(shards_[i]->StartShrink(args, split->part(i)));
     }
-    return sum;
+    return split;
   }
 
   absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,

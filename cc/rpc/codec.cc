@@ -18,7 +18,8 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kKeptScratchBytes = size_t{64} << 20;
-constexpr size_t kKeptParts = 4096;
+// As many tables as a call of the C API takes; other clients may send more.
+constexpr size_t kKeptParts = 256;
 // Protobuf's own limit, so that both refuse the same messages.
 constexpr int kMaxGroupDepth = 100;
 
@@ -662,16 +663,18 @@ void AlignedBuffer::Free() {
 }
 
 DecodeScratch& PartScratch::at(size_t part) {
+  is_used_ = true;
   while (parts_.size() <= part) parts_.emplace_back();
   return parts_[part];
 }
 
 void PartScratch::Trim() {
+  if (!is_used_) return;
+  is_used_ = false;
+  while (parts_.size() > kKeptParts) parts_.pop_back();
   size_t capacity = 0;
   for (const DecodeScratch& part : parts_) capacity += part.capacity();
-  if (capacity > kKeptScratchBytes || parts_.size() > kKeptParts) {
-    parts_.clear();
-  }
+  if (capacity > kKeptScratchBytes) parts_.clear();
 }
 
 size_t DecodeScratch::capacity() const {
@@ -680,9 +683,10 @@ size_t DecodeScratch::capacity() const {
 }
 
 void DecodeScratch::Trim() {
+  if (capacity() <= kKeptScratchBytes) return;
   for (AlignedBuffer* buffer :
        {&keys, &values, &slots, &counts, &shows, &clicks}) {
-    if (buffer->capacity() > kKeptScratchBytes) buffer->Free();
+    buffer->Free();
   }
 }
 

@@ -74,7 +74,8 @@ struct DecodeScratch {
   AlignedBuffer clicks;
 
   size_t capacity() const;
-  // Gives memory back that an unusually large message has left behind.
+  // Gives memory back that an unusually large message has left behind: all of
+  // it, if it is more than 64 MiB.
   void Trim();
 };
 
@@ -86,10 +87,13 @@ class PartScratch {
  public:
   // The same object until Trim().
   DecodeScratch& at(size_t part);
+  // The same for all parts together, and for those of an unusual number of
+  // parts. Costs nothing if at() was not called since the last time.
   void Trim();
 
  private:
   std::deque<DecodeScratch> parts_;
+  bool is_used_ = false;
 };
 
 // Requests as read. Spans point into the pieces or the scratch and are valid as

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <random>
 #include <utility>
 
@@ -30,6 +31,8 @@ constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
 // How long one attempt to connect may take; a host that drops packets would
 // otherwise hold calls of the bulk kind for their whole timeout.
 constexpr int kConnectTimeoutMs = 5'000;
+// More would only wait in the server, which makes one after the other.
+constexpr size_t kTablesAtOnce = 64;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -175,12 +178,13 @@ Connection::Connection(const GrpcClientOptions& options)
       stub_(v1::ParameterServer::NewStub(channel_)),
       max_message_bytes_(kLargestMessageLimit) {}
 
-absl::Status Connection::Handshake() {
+absl::Status Connection::Handshake(absl::Time deadline) {
   v1::HandshakeRequest request;
   request.set_protocol_version(options_.protocol_version);
   v1::HandshakeResponse response;
   TFSWITCH_RETURN_IF_ERROR(
-      Call(CallKind::kIdempotent, "Handshake", request, &response));
+      Call(CallKind::kIdempotent, "Handshake", request, &response,
+           v1::ParameterServer::service_full_name(), deadline - absl::Now()));
   if (response.protocol_version() != options_.protocol_version) {
     return absl::FailedPreconditionError(absl::StrCat(
         name_, " speaks protocol version ", response.protocol_version(),
@@ -204,7 +208,7 @@ absl::Status Connection::Handshake() {
 
 absl::Status Connection::CheckSize(uint64_t bytes,
                                    absl::string_view what) const {
-  const uint64_t limit = max_message_bytes_.load(std::memory_order_relaxed);
+  const uint64_t limit = max_message_bytes();
   if (bytes <= limit) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat(name_, ": ", what, " is a message of ", bytes,
@@ -213,10 +217,8 @@ absl::Status Connection::CheckSize(uint64_t bytes,
                    "--max_message_bytes"));
 }
 
-absl::Status Connection::Call(CallKind kind, const char* method,
-                              const google::protobuf::MessageLite& request,
-                              google::protobuf::MessageLite* response,
-                              const char* service, absl::Duration timeout) {
+absl::StatusOr<grpc::ByteBuffer> Connection::Encode(
+    const char* method, const google::protobuf::MessageLite& request) const {
   const size_t size = request.ByteSizeLong();
   TFSWITCH_RETURN_IF_ERROR(CheckSize(size, absl::StrCat("a call of ", method)));
   OutgoingMessage message(size);
@@ -225,18 +227,31 @@ absl::Status Connection::Call(CallKind kind, const char* method,
     return absl::InternalError(
         absl::StrCat("cannot serialise a call of ", method));
   }
-  // Not owned by the call: this function outlives it.
-  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
-  UnaryCall call(unowned, kind, method, std::move(message).ToByteBuffer(),
-                 service, timeout);
-  grpc::ByteBuffer bytes;
-  TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
+  return std::move(message).ToByteBuffer();
+}
+
+absl::Status Connection::Decode(const char* method, grpc::ByteBuffer* bytes,
+                                google::protobuf::MessageLite* response) const {
   response->Clear();
-  if (bytes.Length() == 0) return absl::OkStatus();
-  grpc::ProtoBufferReader reader(&bytes);
+  if (bytes->Length() == 0) return absl::OkStatus();
+  grpc::ProtoBufferReader reader(bytes);
   if (response->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat(name_, " answered ", method, " with malformed bytes"));
+}
+
+absl::Status Connection::Call(CallKind kind, const char* method,
+                              const google::protobuf::MessageLite& request,
+                              google::protobuf::MessageLite* response,
+                              const char* service, absl::Duration timeout) {
+  TFSWITCH_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
+                            Encode(method, request));
+  // Not owned by the call: this function outlives it.
+  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
+  UnaryCall call(unowned, kind, method, message, service, timeout);
+  grpc::ByteBuffer bytes;
+  TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
+  return Decode(method, &bytes, response);
 }
 
 void Connection::Remember(const TableConfig& config) {
@@ -249,37 +264,106 @@ void Connection::Forget(const std::string& table) {
   known_tables_.erase(table);
 }
 
-bool Connection::CreateAgain(const std::string& table) {
-  KnownTable known;
-  {
-    MutexLock lock(&mutex_);
-    auto found = known_tables_.find(table);
-    if (found == known_tables_.end()) return false;
-    known = found->second;
-  }
-  if (!Handshake().ok()) return false;
-  if (instance_id_ == known.instance_id) {
+// A table that is being made again, or looked for.
+struct Connection::Creation {
+  const std::string table;
+  const uint64_t instance_id;  // Of the server that has it then.
+  const bool is_lost;
+  UnaryCall call;
+};
+
+absl::StatusOr<std::unique_ptr<Connection::Creation>> Connection::StartCreation(
+    const KnownTable& known, uint64_t instance_id, absl::Time deadline) {
+  const bool is_lost = known.instance_id != instance_id;
+  absl::StatusOr<grpc::ByteBuffer> message;
+  if (is_lost) {
+    v1::CreateTableRequest request;
+    request.set_protocol_version(options_.protocol_version);
+    *request.mutable_config() = ToProto(known.config);
+    message = Encode("CreateTable", request);
+  } else {
     // Dropped, unless another call of this client has just been here.
     v1::ListTablesRequest request;
-    request.set_table(table);
-    v1::ListTablesResponse response;
-    return Call(CallKind::kIdempotent, "ListTables", request, &response).ok();
+    request.set_table(known.config.name);
+    message = Encode("ListTables", request);
   }
-  v1::CreateTableRequest request;
-  request.set_protocol_version(options_.protocol_version);
-  *request.mutable_config() = ToProto(known.config);
+  TFSWITCH_RETURN_IF_ERROR(message.status());
+  // Not owned by the call: CreateAgain outlives it.
+  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
+  return std::unique_ptr<Creation>(
+      new Creation{known.config.name, instance_id, is_lost,
+                   UnaryCall(unowned, CallKind::kIdempotent,
+                             is_lost ? "CreateTable" : "ListTables", *message,
+                             v1::ParameterServer::service_full_name(),
+                             deadline - absl::Now())});
+}
+
+absl::Status Connection::EndCreation(Creation* creation) {
+  grpc::ByteBuffer bytes;
+  TFSWITCH_RETURN_IF_ERROR(creation->call.Wait(&bytes));
+  if (!creation->is_lost) return absl::OkStatus();
   v1::CreateTableResponse response;
-  if (!Call(CallKind::kIdempotent, "CreateTable", request, &response).ok()) {
-    return false;
+  TFSWITCH_RETURN_IF_ERROR(Decode("CreateTable", &bytes, &response));
+  {
+    MutexLock lock(&mutex_);
+    const auto found = known_tables_.find(creation->table);
+    if (found != known_tables_.end()) {
+      found->second.instance_id = creation->instance_id;
+    }
   }
-  Remember(known.config);
   if (response.created()) {
     std::fprintf(stderr,
                  "tfswitch: warning: %s was restarted without table '%s'; the "
                  "table has been created again, empty\n",
-                 name_.c_str(), table.c_str());
+                 name_.c_str(), creation->table.c_str());
   }
-  return true;
+  return absl::OkStatus();
+}
+
+absl::Status Connection::CreateAgain(absl::Span<const std::string> tables,
+                                     absl::Time deadline,
+                                     const absl::Status& not_found) {
+  std::map<std::string, KnownTable> missing;
+  {
+    MutexLock lock(&mutex_);
+    for (const std::string& table : tables) {
+      const auto found = known_tables_.find(table);
+      if (found == known_tables_.end()) return not_found;
+      missing.insert(*found);
+    }
+  }
+  TFSWITCH_RETURN_IF_ERROR(Handshake(deadline));
+  const uint64_t instance_id = instance_id_;
+  absl::Status first;
+  std::deque<std::unique_ptr<Creation>> in_flight;
+  const auto end_oldest = [&] {
+    const Creation& oldest = *in_flight.front();
+    absl::Status status = EndCreation(in_flight.front().get());
+    if (absl::IsNotFound(status)) {
+      status = not_found;
+    } else if (!status.ok() && oldest.is_lost) {
+      status = absl::Status(
+          status.code(),
+          absl::StrCat(name_, " has lost its tables, and '", oldest.table,
+                       "' could not be created again: ", status.message()));
+    }
+    first.Update(std::move(status));
+    in_flight.pop_front();
+  };
+  for (const auto& [table, known] : missing) {
+    if (in_flight.size() == kTablesAtOnce) end_oldest();
+    if (!first.ok()) break;
+    absl::StatusOr<std::unique_ptr<Creation>> creation =
+        StartCreation(known, instance_id, deadline);
+    if (creation.ok()) {
+      in_flight.push_back(*std::move(creation));
+    } else {
+      first = std::move(creation).status();
+    }
+  }
+  // Also after an error: what is made now need not be made by the next call.
+  while (!in_flight.empty()) end_oldest();
+  return first;
 }
 
 absl::Status Connection::Explain(const grpc::Status& status,
@@ -346,14 +430,13 @@ UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
                                      : connection_->options().timeout)),
       retry_timeout_(std::min(timeout_, connection_->options().timeout)),
       method_(absl::StrCat("/", service, "/", method)),
-      request_(request),
-      clock_(retry_timeout_) {
+      request_(request) {
   StartAttempt();
 }
 
 void UnaryCall::StartAttempt() {
   attempt_.reset(new Attempt);
-  attempt_->context.set_deadline(ToDeadline(clock_.start() + timeout_));
+  attempt_->context.set_deadline(ToDeadline(deadline()));
   attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
   attempt_->reader = connection_->generic_stub().PrepareUnaryCall(
       &attempt_->context, method_, request_, ThreadQueue::Get().get());
@@ -364,10 +447,12 @@ void UnaryCall::StartAttempt() {
 
 absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
+  // From now on: of calls that are in flight together, one may have failed long
+  // before it is waited for, while a bulk call before it took its time.
+  RetryClock clock(std::min(retry_timeout_, deadline() - absl::Now()));
   for (;;) {
     const std::unique_ptr<Attempt, Abandon> attempt = std::move(attempt_);
-    const bool ended =
-        queue.WaitFor(*attempt, clock_.start() + timeout_ + kDeadlineSlack);
+    const bool ended = queue.WaitFor(*attempt, deadline() + kDeadlineSlack);
     const grpc::Status status =
         ended ? attempt->status
               : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
@@ -386,7 +471,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       return connection_->Explain(was_away ? last_failure_ : status, timeout_);
     }
     last_failure_ = status;
-    const std::optional<absl::Time> next = clock_.NextTry();
+    const std::optional<absl::Time> next = clock.NextTry();
     if (!next.has_value()) {
       return connection_->Explain(last_failure_, retry_timeout_);
     }

@@ -17,8 +17,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "cc/base/mutex.h"
 #include "cc/rpc/grpc_client.h"
 #include "cc/table/table_config.h"
@@ -33,7 +36,8 @@ enum class CallKind {
   // twice.
   kOnce,
   // Takes time that grows with the table, so it has the bulk timeout. Repeated
-  // while the server is away, but no longer than kIdempotent.
+  // while the server is away, but no longer than kIdempotent from when it is
+  // waited for.
   kBulk,
 };
 
@@ -49,12 +53,22 @@ class Connection {
 
   const GrpcClientOptions& options() const { return options_; }
 
-  // Asks who answers, and checks that it is the server meant.
-  absl::Status Handshake();
+  // Asks who answers, until the deadline or the client's timeout, and checks
+  // that it is the server meant.
+  absl::Status Handshake(absl::Time deadline = absl::InfiniteFuture());
+
+  // Longest message that the server takes and sends, as it said last.
+  uint64_t max_message_bytes() const {
+    return max_message_bytes_.load(std::memory_order_relaxed);
+  }
 
   // ResourceExhausted, saying what to do, if the message that `what` describes
   // is longer than the server takes.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
+
+  // The bytes of a control call; the error of CheckSize if they are too many.
+  absl::StatusOr<grpc::ByteBuffer> Encode(
+      const char* method, const google::protobuf::MessageLite& request) const;
 
   // A control call of `service`: waits for the response, no longer than
   // `timeout` if that is less than what `kind` says.
@@ -69,10 +83,13 @@ class Connection {
   void Remember(const TableConfig& config);
   void Forget(const std::string& table);
 
-  // For a call that found no `table`: if this client has seen it, and the
-  // server was restarted since, creates it again and returns true. False if it
-  // is not known or was dropped: the first error stands.
-  bool CreateAgain(const std::string& table);
+  // For a call that ended with NotFound as one of its `tables` was missing:
+  // makes those again that this client has seen and that the server has lost in
+  // a restart, many at a time, and until the deadline of the call. OK if all
+  // are there now and the call may be repeated; `not_found` if one is not known
+  // or was dropped; or why one could not be made.
+  absl::Status CreateAgain(absl::Span<const std::string> tables,
+                           absl::Time deadline, const absl::Status& not_found);
 
   // Turns what gRPC says into an error that names the server.
   absl::Status Explain(const grpc::Status& status,
@@ -89,10 +106,21 @@ class Connection {
   v1::ParameterServer::Stub& stub() { return *stub_; }
 
  private:
+  struct Creation;
   struct KnownTable {
     TableConfig config;
     uint64_t instance_id = 0;  // Of the server that had it.
   };
+
+  // The message in an answer.
+  absl::Status Decode(const char* method, grpc::ByteBuffer* bytes,
+                      google::protobuf::MessageLite* response) const;
+
+  // Starts to make a table again, or to look for it if the server
+  // `instance_id` had it. REQUIRES: the same thread waits.
+  absl::StatusOr<std::unique_ptr<Creation>> StartCreation(
+      const KnownTable& known, uint64_t instance_id, absl::Time deadline);
+  absl::Status EndCreation(Creation* creation);
 
   // Constant after construction; channels and stubs have their own locks.
   const GrpcClientOptions options_;
@@ -149,6 +177,9 @@ class UnaryCall {
 
   absl::Status Wait(grpc::ByteBuffer* response);
 
+  // When it ends at the latest.
+  absl::Time deadline() const { return start_ + timeout_; }
+
   // Sends the same request again, after Wait, within the same timeout.
   void Restart() { StartAttempt(); }
 
@@ -164,12 +195,12 @@ class UnaryCall {
   void StartAttempt();
 
   const std::shared_ptr<Connection> connection_;
+  const absl::Time start_ = absl::Now();
   const CallKind kind_;
   const absl::Duration timeout_;        // Of the call.
   const absl::Duration retry_timeout_;  // For a server to come back.
   const std::string method_;
   const grpc::ByteBuffer request_;
-  RetryClock clock_;
   std::unique_ptr<Attempt, Abandon> attempt_;
   grpc::Status last_failure_;  // Of an earlier attempt; OK if there was none.
 };

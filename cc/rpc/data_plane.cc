@@ -53,6 +53,18 @@ struct DataPlane::Queue {
   std::vector<DecodedPull> pulls;
   std::vector<DecodedPush> pushes;
 
+  // After a call: what was read points into a request that goes now, and what
+  // an unusually large message has left behind must not stay.
+  void Trim() {
+    pull = DecodedPull();
+    push = DecodedPush();
+    assign = DecodedAssign();
+    pulls.clear();
+    pushes.clear();
+    scratch.Trim();
+    part_scratch.Trim();
+  }
+
   // gRPC does not allow to ask for a call on a queue that is shut down.
   Mutex mutex;
   bool open ABSL_GUARDED_BY(mutex) = true;
@@ -168,8 +180,7 @@ void DataPlane::Run(Queue* queue) {
     } else {
       call->writer->FinishWithError(ToGrpcStatus(status), call);
     }
-    queue->scratch.Trim();
-    queue->part_scratch.Trim();
+    queue->Trim();
   }
 }
 

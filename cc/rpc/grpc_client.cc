@@ -1,6 +1,7 @@
 #include "cc/rpc/grpc_client.h"
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -31,24 +32,28 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-// A call that moves rows of some tables, in flight.
+// A call for rows of some tables, in flight.
 class RowCall final : public PendingCall {
  public:
   using ReadResponse = std::function<absl::Status(MessagePieces)>;
 
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
           const char* method, std::vector<std::string> tables,
-          const grpc::ByteBuffer& request, ReadResponse read_response)
+          const grpc::ByteBuffer& request, ReadResponse read_response,
+          absl::Duration timeout = absl::InfiniteDuration())
       : connection_(connection),
         tables_(std::move(tables)),
         read_response_(std::move(read_response)),
-        call_(connection, kind, method, request) {}
+        call_(connection, kind, method, request,
+              v1::ParameterServer::service_full_name(), timeout) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
     absl::Status status = call_.Wait(&response);
     // A server looks for all tables before it does anything.
-    if (absl::IsNotFound(status) && CreateAgain()) {
+    if (absl::IsNotFound(status)) {
+      TFSWITCH_RETURN_IF_ERROR(
+          connection_->CreateAgain(tables_, call_.deadline(), status));
       call_.Restart();
       status = call_.Wait(&response);
     }
@@ -59,13 +64,6 @@ class RowCall final : public PendingCall {
   }
 
  private:
-  bool CreateAgain() {
-    return std::all_of(tables_.begin(), tables_.end(),
-                       [this](const std::string& table) {
-                         return connection_->CreateAgain(table);
-                       });
-  }
-
   const std::shared_ptr<Connection> connection_;
   const std::vector<std::string> tables_;
   const ReadResponse read_response_;
@@ -102,21 +100,50 @@ class PushMessages final : public PendingCall {
   std::vector<std::unique_ptr<PendingCall>> calls;
 };
 
+// Reads a message that is short, or seldom.
+absl::Status ParseProto(const char* name, MessagePieces pieces,
+                        google::protobuf::MessageLite* message) {
+  std::string bytes;
+  for (const absl::string_view piece : pieces) {
+    bytes.append(piece.data(), piece.size());
+  }
+  if (message->ParseFromString(bytes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, ": malformed"));
+}
+
 // How many keys each part of a call has. While one part is on its way, the
 // other end works on the part before, which is in its cache still.
-size_t KeysPerPart(size_t num_keys, int dim) {
-  const size_t row_bytes = static_cast<size_t>(dim) * sizeof(float);
+size_t KeysPerPart(size_t num_keys, size_t row_bytes) {
   const size_t num_parts = std::clamp<size_t>(
       num_keys * row_bytes / kMinPartBytes, 1, kMaxPartsPerCall);
   return (num_keys + num_parts - 1) / num_parts;
 }
 
 // What is sent to the server of one table: a part of a call, or a piece of a
-// long one.
+// long one. Bytes are those that it adds to a message of many.
 struct PieceSize {
-  size_t row_bytes;
+  uint64_t request_bytes;
+  uint64_t answer_bytes;
   bool is_cut;
 };
+
+uint64_t WithPartHeader(uint64_t bytes) {
+  char header[kMaxPartHeader];
+  return WritePartHeader(bytes, header) + bytes;
+}
+
+PieceSize SizeOfPull(const PullPart& pull, bool is_cut) {
+  // The answer is what the server takes it for before it makes it.
+  return {WithPartHeader(PullRequestBytes(pull.args)),
+          kMaxPartHeader + kMaxPullResponseHeader +
+              pull.embeddings.size() * sizeof(float),
+          is_cut};
+}
+
+PieceSize SizeOfPush(const PushArgs& push, bool is_cut) {
+  // Two numbers come back, which is less than what goes out.
+  return {WithPartHeader(PushRequestBytes(push)), 0, is_cut};
+}
 
 // Pieces [begin, end).
 struct MessageOfPieces {
@@ -125,26 +152,59 @@ struct MessageOfPieces {
 };
 
 // Which pieces go in one message: those of a long part each by itself, others
-// together until the message is as long as a part of a long call.
-std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces) {
-  size_t total = 0;
-  for (const PieceSize& piece : pieces) total += piece.row_bytes;
-  const size_t wanted = std::max(kMinPartBytes, total / kMaxPartsPerCall);
+// together until the message, or its answer, is as long as a part of a long
+// call, and no longer than the server takes. A piece that is too long by itself
+// is alone; who encodes it says so.
+std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces,
+                                        uint64_t max_message_bytes) {
+  uint64_t total = 0;
+  for (const PieceSize& piece : pieces) {
+    total += std::max(piece.request_bytes, piece.answer_bytes);
+  }
+  const uint64_t wanted =
+      std::max<uint64_t>(kMinPartBytes, total / kMaxPartsPerCall);
   std::vector<MessageOfPieces> messages;
   size_t begin = 0;
-  size_t packed = 0;
+  uint64_t request_bytes = 0;
+  uint64_t answer_bytes = 0;
   const auto close = [&](size_t end) {
     if (begin < end) messages.push_back({begin, end});
     begin = end;
-    packed = 0;
+    request_bytes = 0;
+    answer_bytes = 0;
   };
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].is_cut) close(i);
-    packed += pieces[i].row_bytes;
-    if (pieces[i].is_cut || packed >= wanted) close(i + 1);
+    const PieceSize& piece = pieces[i];
+    if (piece.is_cut || i - begin == kMaxPartsPerMessage ||
+        request_bytes + piece.request_bytes > max_message_bytes ||
+        answer_bytes + piece.answer_bytes > max_message_bytes) {
+      close(i);
+    }
+    request_bytes += piece.request_bytes;
+    answer_bytes += piece.answer_bytes;
+    if (piece.is_cut || std::max(request_bytes, answer_bytes) >= wanted) {
+      close(i + 1);
+    }
   }
   close(pieces.size());
   return messages;
+}
+
+// What ReadUsageResponse has for a key, which is more than the key: a state of
+// one byte and five floats. And what else it has, or the request has besides
+// the table's name.
+constexpr size_t kUsageBytes = 1 + 5 * sizeof(float);
+constexpr size_t kMaxUsageHeaders = 64;
+
+// How many keys each part of a ReadUsage has: as those of a pull, and no more
+// than the server takes.
+size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
+                        uint64_t max_message_bytes) {
+  const uint64_t headers = kMaxUsageHeaders + table.size();
+  const uint64_t room =
+      max_message_bytes > headers ? max_message_bytes - headers : 0;
+  return std::min<size_t>(KeysPerPart(num_keys, kUsageBytes),
+                          std::max<uint64_t>(1, room / kUsageBytes));
 }
 
 // Gradients shorter than this are copied into the message: a slice of their
@@ -184,7 +244,8 @@ class GrpcClient final : public ParameterClient {
                                                 int64_t* committed) override;
   absl::StatusOr<int64_t> Erase(const std::string& table,
                                 absl::Span<const Key> keys) override;
-  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override;
+  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
+                                           ShrinkReport* report) override;
   absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override;
@@ -202,10 +263,22 @@ class GrpcClient final : public ParameterClient {
                              bool abort) override;
 
  private:
+  // Connection::Call, and once more if the server had lost `table`.
+  absl::Status CallOfTable(CallKind kind, const char* method,
+                           const std::string& table,
+                           const google::protobuf::MessageLite& request,
+                           google::protobuf::MessageLite* response);
   std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
                                                absl::Span<float> embeddings);
   std::unique_ptr<PendingCall> StartPullMessage(
       absl::Span<const PullPart> pulls);
+  // One part of a ReadUsage.
+  std::unique_ptr<PendingCall> StartReadUsage(const std::string& table,
+                                              absl::Span<const Key> keys,
+                                              float day,
+                                              absl::Span<UsageOfRow> usage,
+                                              absl::Span<KeyState> states,
+                                              absl::Duration timeout);
   absl::StatusOr<grpc::ByteBuffer> EncodePush(const PushArgs& args) const;
   absl::StatusOr<grpc::ByteBuffer> EncodePushes(
       absl::Span<const PushArgs> pushes) const;
@@ -213,6 +286,22 @@ class GrpcClient final : public ParameterClient {
   const std::shared_ptr<Connection> connection_;
   const std::unique_ptr<GroupClient> groups_;
 };
+
+absl::Status GrpcClient::CallOfTable(
+    CallKind kind, const char* method, const std::string& table,
+    const google::protobuf::MessageLite& request,
+    google::protobuf::MessageLite* response) {
+  const GrpcClientOptions& options = connection_->options();
+  const absl::Time deadline =
+      absl::Now() +
+      (kind == CallKind::kBulk ? options.bulk_timeout : options.timeout);
+  absl::Status status = connection_->Call(kind, method, request, response);
+  if (!absl::IsNotFound(status)) return status;
+  TFSWITCH_RETURN_IF_ERROR(connection_->CreateAgain({table}, deadline, status));
+  return connection_->Call(kind, method, request, response,
+                           v1::ParameterServer::service_full_name(),
+                           deadline - absl::Now());
+}
 
 absl::Status GrpcClient::CreateTable(const TableConfig& config) {
   TFSWITCH_RETURN_IF_ERROR(config.Validate());
@@ -245,13 +334,8 @@ absl::StatusOr<std::vector<TableInfo>> GrpcClient::ListTables(
   v1::ListTablesRequest request;
   request.set_table(table);
   v1::ListTablesResponse response;
-  absl::Status status = connection_->Call(CallKind::kIdempotent, "ListTables",
-                                          request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
-    status = connection_->Call(CallKind::kIdempotent, "ListTables", request,
-                               &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(CallOfTable(CallKind::kIdempotent, "ListTables",
+                                       table, request, &response));
   std::vector<TableInfo> tables;
   for (const v1::TableInfo& info : response.tables()) {
     tables.push_back(FromProto(info));
@@ -277,21 +361,22 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMany(
       return Done(std::move(status));
     }
     const size_t width = static_cast<size_t>(args.dim);
-    const size_t keys_per_piece = KeysPerPart(args.keys.size(), args.dim);
+    const size_t keys_per_piece =
+        KeysPerPart(args.keys.size(), width * sizeof(float));
     size_t begin = 0;
     do {
       PullPart piece = part;
       piece.args.keys = args.keys.subspan(begin, keys_per_piece);
       piece.embeddings = part.embeddings.subspan(
           begin * width, piece.args.keys.size() * width);
-      sizes.push_back({piece.embeddings.size() * sizeof(float),
-                       keys_per_piece < args.keys.size()});
+      sizes.push_back(SizeOfPull(piece, keys_per_piece < args.keys.size()));
       pieces.push_back(std::move(piece));
       begin += keys_per_piece;
     } while (begin < args.keys.size());
   }
   std::vector<std::unique_ptr<PendingCall>> calls;
-  for (const MessageOfPieces& message : PackPieces(sizes)) {
+  for (const MessageOfPieces& message :
+       PackPieces(sizes, connection_->max_message_bytes())) {
     calls.push_back(StartPullMessage(absl::MakeConstSpan(pieces).subspan(
         message.begin, message.end - message.begin)));
   }
@@ -310,12 +395,11 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
   std::vector<absl::Span<float>> embeddings;
   uint64_t bytes = 0;
   uint64_t answer_bytes = 0;
-  char header[kMaxPartHeader];
   for (const PullPart& pull : pulls) {
     lengths.push_back(PullRequestBytes(pull.args));
-    bytes += WritePartHeader(lengths.back(), header) + lengths.back();
-    answer_bytes += kMaxPartHeader + kMaxPullResponseHeader +
-                    pull.embeddings.size() * sizeof(float);
+    const PieceSize size = SizeOfPull(pull, /*is_cut=*/false);
+    bytes += size.request_bytes;
+    answer_bytes += size.answer_bytes;
     tables.push_back(pull.args.table);
     embeddings.push_back(pull.embeddings);
   }
@@ -403,7 +487,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     // of one step, where a round is applied.
     const size_t keys_per_piece =
         args.keys_are_unique && args.step.group.empty()
-            ? KeysPerPart(args.keys.size(), args.dim)
+            ? KeysPerPart(args.keys.size(), width * sizeof(float))
             : args.keys.size();
     const bool is_split = keys_per_piece < args.keys.size();
     if ((is_split || parts.size() > 1) && !args.is_checked) {
@@ -423,7 +507,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
         piece.observations =
             args.observations.subspan(begin, piece.keys.size());
       }
-      sizes.push_back({piece.gradients.size() * sizeof(float), is_split});
+      sizes.push_back(SizeOfPush(piece, is_split));
       pieces.push_back(std::move(piece));
       owners.push_back(sums.size());
       begin += keys_per_piece;
@@ -431,7 +515,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     sums.push_back(part.result);
   }
   if (pieces.empty()) return Done(absl::OkStatus());
-  const std::vector<MessageOfPieces> messages = PackPieces(sizes);
+  const std::vector<MessageOfPieces> messages =
+      PackPieces(sizes, connection_->max_message_bytes());
   // All messages must be there before the first one goes.
   std::vector<grpc::ByteBuffer> requests;
   for (const MessageOfPieces& message : messages) {
@@ -483,7 +568,7 @@ absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePushes(
   char header[kMaxPartHeader];
   for (const PushArgs& push : pushes) {
     lengths.push_back(PushRequestBytes(push));
-    total += WritePartHeader(lengths.back(), header) + lengths.back();
+    total += WithPartHeader(lengths.back());
   }
   TFSWITCH_RETURN_IF_ERROR(connection_->CheckSize(
       total, absl::StrCat("a push to ", pushes.size(), " tables, the first '",
@@ -561,24 +646,17 @@ std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
   v1::CommitRoundRequest request;
   request.set_group(group);
   *request.mutable_round() = ToProto(round);
-  OutgoingMessage message(request.ByteSizeLong());
-  if (message.data() == nullptr) return Done(NoMemory(request.ByteSizeLong()));
-  request.SerializeWithCachedSizesToArray(
-      reinterpret_cast<uint8_t*>(message.data()));
+  absl::StatusOr<grpc::ByteBuffer> message =
+      connection_->Encode("CommitRound", request);
+  if (!message.ok()) return Done(std::move(message).status());
   return std::make_unique<RowCall>(
       connection_, CallKind::kIdempotent, "CommitRound",
-      std::vector<std::string>{""}, std::move(message).ToByteBuffer(),
+      std::vector<std::string>{""}, *message,
       [connection = connection_.get(),
        committed](MessagePieces pieces) -> absl::Status {
-        std::string bytes;
-        for (const absl::string_view piece : pieces) {
-          bytes.append(piece.data(), piece.size());
-        }
         v1::CommitRoundResponse response;
-        if (!response.ParseFromString(bytes)) {
-          return connection->Blame(
-              absl::InvalidArgumentError("CommitRoundResponse: malformed"));
-        }
+        TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+            ParseProto("CommitRoundResponse", pieces, &response)));
         *committed = response.committed_round();
         return ErrorOfAppliedRound(
             absl::Status(static_cast<absl::StatusCode>(response.error_code()),
@@ -592,49 +670,83 @@ absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
   request.set_table(table);
   request.mutable_keys()->Add(keys.begin(), keys.end());
   v1::EraseResponse response;
-  absl::Status status =
-      connection_->Call(CallKind::kIdempotent, "Erase", request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
-    status =
-        connection_->Call(CallKind::kIdempotent, "Erase", request, &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(
+      CallOfTable(CallKind::kIdempotent, "Erase", table, request, &response));
   return response.erased_rows();
 }
 
-absl::StatusOr<ShrinkReport> GrpcClient::Shrink(const ShrinkArgs& args) {
+std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
+                                                     ShrinkReport* report) {
   v1::ShrinkRequest request;
   request.set_table(args.table);
   if (args.rules.has_value()) *request.mutable_rules() = ToProto(*args.rules);
   if (args.day >= 0.0f) request.set_day(args.day);
   request.set_dry_run(args.dry_run);
-  v1::ShrinkResponse response;
-  absl::Status status =
-      connection_->Call(CallKind::kBulk, "Shrink", request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(args.table)) {
-    status = connection_->Call(CallKind::kBulk, "Shrink", request, &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
-  return FromProto(response);
+  absl::StatusOr<grpc::ByteBuffer> message =
+      connection_->Encode("Shrink", request);
+  if (!message.ok()) return Done(std::move(message).status());
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kBulk, "Shrink", std::vector{args.table}, *message,
+      [connection = connection_.get(),
+       report](MessagePieces pieces) -> absl::Status {
+        v1::ShrinkResponse response;
+        TFSWITCH_RETURN_IF_ERROR(
+            connection->Blame(ParseProto("ShrinkResponse", pieces, &response)));
+        *report = FromProto(response);
+        return absl::OkStatus();
+      });
+}
+
+std::unique_ptr<PendingCall> GrpcClient::StartReadUsage(
+    const std::string& table, absl::Span<const Key> keys, float day,
+    absl::Span<UsageOfRow> usage, absl::Span<KeyState> states,
+    absl::Duration timeout) {
+  v1::ReadUsageRequest request;
+  request.set_table(table);
+  request.mutable_keys()->Add(keys.begin(), keys.end());
+  if (day >= 0.0f) request.set_day(day);
+  absl::StatusOr<grpc::ByteBuffer> message =
+      connection_->Encode("ReadUsage", request);
+  if (!message.ok()) return Done(std::move(message).status());
+  return std::make_unique<RowCall>(
+      connection_, CallKind::kIdempotent, "ReadUsage", std::vector{table},
+      *message,
+      [connection = connection_.get(), usage,
+       states](MessagePieces pieces) -> absl::Status {
+        v1::ReadUsageResponse response;
+        TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+            ParseProto("ReadUsageResponse", pieces, &response)));
+        return connection->Blame(FromProto(response, usage, states));
+      },
+      timeout);
 }
 
 absl::Status GrpcClient::ReadUsage(const std::string& table,
                                    absl::Span<const Key> keys, float day,
                                    absl::Span<UsageOfRow> usage,
                                    absl::Span<KeyState> states) {
-  v1::ReadUsageRequest request;
-  request.set_table(table);
-  request.mutable_keys()->Add(keys.begin(), keys.end());
-  if (day >= 0.0f) request.set_day(day);
-  v1::ReadUsageResponse response;
-  absl::Status status =
-      connection_->Call(CallKind::kIdempotent, "ReadUsage", request, &response);
-  if (absl::IsNotFound(status) && connection_->CreateAgain(table)) {
-    status = connection_->Call(CallKind::kIdempotent, "ReadUsage", request,
-                               &response);
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
-  return connection_->Blame(FromProto(response, usage, states));
+  const absl::Time deadline = absl::Now() + connection_->options().timeout;
+  const size_t keys_per_part =
+      KeysPerUsagePart(keys.size(), table, connection_->max_message_bytes());
+  absl::Status first;
+  std::deque<std::unique_ptr<PendingCall>> in_flight;
+  const auto end_oldest = [&] {
+    first.Update(in_flight.front()->Wait());
+    in_flight.pop_front();
+  };
+  size_t begin = 0;
+  do {
+    if (in_flight.size() == kMaxPartsPerCall) end_oldest();
+    if (!first.ok()) break;
+    in_flight.push_back(StartReadUsage(
+        table, keys.subspan(begin, keys_per_part), day,
+        usage.subspan(begin, keys_per_part),
+        states.subspan(begin, keys_per_part), deadline - absl::Now()));
+    begin += keys_per_part;
+  } while (begin < keys.size());
+  // They write to what is the caller's.
+  while (!in_flight.empty()) end_oldest();
+  return first;
 }
 
 absl::Status GrpcClient::Export(
@@ -672,8 +784,9 @@ absl::Status GrpcClient::Export(
         status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
                     ? options.bulk_timeout
                     : options.timeout);
-    if (absl::IsNotFound(error) && may_create &&
-        connection_->CreateAgain(table)) {
+    if (absl::IsNotFound(error) && may_create) {
+      TFSWITCH_RETURN_IF_ERROR(connection_->CreateAgain(
+          {table}, clock.start() + options.bulk_timeout, error));
       may_create = false;
       continue;
     }

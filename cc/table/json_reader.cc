@@ -43,8 +43,9 @@ double ShortestDouble(float value) {
   return static_cast<double>(value);
 }
 
-ObjectReader::ObjectReader(const Json& json, std::string path)
-    : json_(json), path_(std::move(path)) {
+ObjectReader::ObjectReader(const Json& json, std::string path,
+                           absl::string_view document)
+    : json_(json), path_(std::move(path)), document_(document) {
   if (!json.is_object()) Fail("", "an object", json);
 }
 
@@ -105,7 +106,7 @@ void ObjectReader::Fail(absl::string_view field, absl::string_view expected,
                         const Json& got) {
   if (!status_.ok()) return;
   status_ = absl::InvalidArgumentError(
-      absl::StrCat("table config: ", Name(field), ": expected ", expected,
+      absl::StrCat(document_, ": ", Name(field), ": expected ", expected,
                    ", got ", Dump(got)));
 }
 
@@ -114,7 +115,7 @@ absl::Status ObjectReader::Finish() {
   for (const auto& item : json_.items()) {
     if (known_.count(item.key()) == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "table config: unknown field ", Name(absl::CHexEscape(item.key())),
+          document_, ": unknown field ", Name(absl::CHexEscape(item.key())),
           "; expected one of: ", absl::StrJoin(known_, ", ")));
     }
   }

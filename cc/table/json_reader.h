@@ -29,7 +29,9 @@ double ShortestDouble(float value);
 class ObjectReader {
  public:
   // `path` names the object in messages: "" for the root, "optimizer.adam".
-  ObjectReader(const Json& json, std::string path);
+  // `document` names what it is read from, and must outlive this.
+  ObjectReader(const Json& json, std::string path,
+               absl::string_view document = "table config");
 
   const Json* Find(const char* field);
 
@@ -51,6 +53,7 @@ class ObjectReader {
 
   const Json& json_;
   const std::string path_;
+  const absl::string_view document_;
   std::set<std::string> known_;
   absl::Status status_;
 };

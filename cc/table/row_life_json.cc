@@ -185,13 +185,16 @@ OrderedJson ToJson(const EvictionConfig& config) {
 }
 
 absl::Status FromJson(const Json& json, EvictionConfig* config) {
-  ObjectReader reader(json, "eviction");
+  // They also come by themselves, without a table config.
+  constexpr absl::string_view kDocument = "eviction rules";
+  ObjectReader reader(json, "eviction", kDocument);
   const auto read_float = [&](const char* name, const char* field,
                               float otherwise,
                               std::optional<float>* value) -> absl::Status {
     const Json* fields = reader.Find(name);
     if (fields == nullptr) return absl::OkStatus();
-    ObjectReader field_reader(*fields, absl::StrCat("eviction.", name));
+    ObjectReader field_reader(*fields, absl::StrCat("eviction.", name),
+                              kDocument);
     float number = otherwise;
     field_reader.Read(field, &number);
     *value = number;
@@ -204,7 +207,7 @@ absl::Status FromJson(const Json& json, EvictionConfig* config) {
   TFSWITCH_RETURN_IF_ERROR(
       read_float("l2_norm", "min_l2_norm", 0.0f, &config->min_l2_norm));
   if (const Json* fields = reader.Find("max_rows")) {
-    ObjectReader field_reader(*fields, "eviction.max_rows");
+    ObjectReader field_reader(*fields, "eviction.max_rows", kDocument);
     uint64_t max_rows = 0;
     std::string order = "LRU";
     field_reader.Read("max_rows", std::numeric_limits<int64_t>::max(),

@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tfswitch::checkpoint {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 class CheckpointTest : public testing::Test {
@@ -189,6 +191,27 @@ TEST_F(CheckpointTest, DamagedOrNewerManifestIsNamed) {
   outside.replace(at, 4, "../.");
   std::ofstream(name) << outside;
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(CheckpointTest, AFileOfAnotherKindIsNotTakenForRows) {
+  Save(*MakeTable("user", 10), "s1");
+  const std::string name = path_ + "/manifest.json";
+  std::ifstream stream(name);
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const size_t place = text.rfind("\"name\":");
+  ASSERT_NE(place, text.npos);
+  for (const char* kind :
+       {"7", "null", "[\"bloom\"]", "{}", "true", "\"\"", "\"blooms\""}) {
+    std::ofstream(name) << text.substr(0, place) << "\"kind\": " << kind << ", "
+                        << text.substr(place);
+
+    const absl::Status status = ReadManifest(path_).status();
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(name), HasSubstr("kind of 'user/s1-s00000"),
+                      HasSubstr(absl::StrCat("got ", kind))));
+  }
 }
 
 TEST_F(CheckpointTest, RowsThatDoNotFitTheTableAreRefused) {

@@ -341,6 +341,31 @@ TEST(CodecTest, ScratchIsReusedAndDoesNotLeakIntoTheNextMessage) {
   EXPECT_EQ(scratch.keys.capacity(), 0u);
 }
 
+TEST(CodecTest, ScratchIsBoundedInAll) {
+  DecodeScratch scratch;
+  ASSERT_TRUE(scratch.keys.Reserve(size_t{30} << 20, 0));
+  ASSERT_TRUE(scratch.values.Reserve(size_t{30} << 20, 0));
+  scratch.Trim();
+  EXPECT_GE(scratch.capacity(), size_t{60} << 20);
+  ASSERT_TRUE(scratch.clicks.Reserve(size_t{5} << 20, 0));
+  scratch.Trim();
+  EXPECT_EQ(scratch.capacity(), 0u);
+}
+
+TEST(CodecTest, ScratchOfPartsIsKeptForAsManyAsAreUsual) {
+  PartScratch scratch;
+  ASSERT_TRUE(scratch.at(255).keys.Reserve(100, 0));
+  ASSERT_TRUE(scratch.at(256).keys.Reserve(100, 0));
+  scratch.Trim();
+  EXPECT_GE(scratch.at(255).capacity(), 100u);
+  EXPECT_EQ(scratch.at(256).capacity(), 0u);
+
+  ASSERT_TRUE(scratch.at(1).keys.Reserve(size_t{64} << 20, 0));
+  scratch.Trim();
+  EXPECT_EQ(scratch.at(1).capacity(), 0u);
+  EXPECT_EQ(scratch.at(255).capacity(), 0u);
+}
+
 TEST(CodecTest, LastOfARepeatedScalarWins) {
   DecodedPull pull;
   ASSERT_TRUE(

@@ -7,11 +7,15 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cc/base/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
@@ -22,6 +26,7 @@ namespace tfswitch {
 namespace {
 
 using testing::AllOf;
+using testing::Contains;
 using testing::Each;
 using testing::HasSubstr;
 
@@ -30,8 +35,11 @@ constexpr int kDim = 16;
 // Counts the calls that reach it; its rows are zeros.
 class CountingServer final : public v1::ParameterServer::Service {
  public:
-  CountingServer(uint32_t shard_index, uint32_t num_shards)
-      : shard_index_(shard_index), num_shards_(num_shards) {
+  CountingServer(uint32_t shard_index, uint32_t num_shards,
+                 uint64_t max_message_bytes = 1 << 30)
+      : shard_index_(shard_index),
+        num_shards_(num_shards),
+        max_message_bytes_(max_message_bytes) {
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
@@ -57,7 +65,7 @@ class CountingServer final : public v1::ParameterServer::Service {
     response->set_protocol_version(1);
     response->set_shard_index(shard_index_);
     response->set_num_shards(num_shards_);
-    response->set_max_message_bytes(1 << 30);
+    response->set_max_message_bytes(max_message_bytes_);
     return grpc::Status::OK;
   }
   grpc::Status CreateTable(grpc::ServerContext*, const v1::CreateTableRequest*,
@@ -108,6 +116,7 @@ class CountingServer final : public v1::ParameterServer::Service {
 
   const uint32_t shard_index_;
   const uint32_t num_shards_;
+  const uint64_t max_message_bytes_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -215,6 +224,132 @@ TEST(ManyCallsTest, TablesAreFoundAgainAfterARestart) {
   EXPECT_THAT(step.floats(2), Each(1.0f));  // Their first value.
 }
 
+// Has lost its tables, and makes none before `at_once` are asked for together.
+class ForgetfulServer final : public v1::ParameterServer::Service {
+ public:
+  explicit ForgetfulServer(int at_once) : at_once_(at_once) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
+                             &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  ~ForgetfulServer() override {
+    {
+      MutexLock lock(&mutex_);
+      is_ending_ = true;
+      changed_.NotifyAll();
+    }
+    server_->Shutdown();
+    MutexLock lock(&mutex_);  // What its calls have done comes before the end.
+    tables_.clear();
+  }
+
+  const std::string& address() const { return address_; }
+
+  void Restart() {
+    MutexLock lock(&mutex_);
+    ++instance_id_;
+    tables_.clear();
+  }
+
+  grpc::Status Handshake(grpc::ServerContext*, const v1::HandshakeRequest*,
+                         v1::HandshakeResponse* response) override {
+    MutexLock lock(&mutex_);
+    response->set_protocol_version(1);
+    response->set_num_shards(1);
+    response->set_instance_id(instance_id_);
+    response->set_max_message_bytes(1 << 30);
+    return grpc::Status::OK;
+  }
+  grpc::Status CreateTable(grpc::ServerContext*,
+                           const v1::CreateTableRequest* request,
+                           v1::CreateTableResponse*) override {
+    MutexLock lock(&mutex_);
+    if (instance_id_ > 1) {
+      ++num_waiting_;
+      changed_.NotifyAll();
+      while (num_waiting_ < at_once_ && !is_ending_) changed_.Wait(&mutex_);
+    }
+    tables_.insert(request->config().name());
+    return grpc::Status::OK;
+  }
+  grpc::Status PushMany(grpc::ServerContext*,
+                        const v1::PushManyRequest* request,
+                        v1::PushManyResponse* response) override {
+    MutexLock lock(&mutex_);
+    for (const v1::PushRequest& each : request->requests()) {
+      if (tables_.count(each.table()) == 0) {
+        return {grpc::StatusCode::NOT_FOUND, "no table " + each.table()};
+      }
+      response->add_responses()->set_updated_rows(each.keys_size());
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  const int at_once_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t instance_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::set<std::string> tables_ ABSL_GUARDED_BY(mutex_);
+  int num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TEST(ManyCallsTest, HundredsOfLostTablesAreMadeAgainTogether) {
+  ForgetfulServer server(64);
+  auto client = Connect(server.address()).value();
+  ManyCalls step = MakeStep(*client, 200, 10);
+  server.Restart();
+
+  const absl::Status status = client->StartPushMany(step.pushes)->Wait();
+
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(step.result(200 + 199).updated_rows, 10);
+}
+
+TEST(ManyCallsTest, ALostTableThatIsNotMadeInTimeIsNamed) {
+  ForgetfulServer server(9);
+  auto client = Connect(server.address(), absl::Milliseconds(500)).value();
+  ManyCalls step = MakeStep(*client, 8, 10);
+  server.Restart();
+
+  const absl::Status status = client->StartPushMany(step.pushes)->Wait();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(server.address()), HasSubstr("'t0'"),
+                    HasSubstr("could not be created again")));
+}
+
+TEST(ManyCallsTest, EachLostTableIsMadeOnceAndSaidToBeEmpty) {
+  auto server = StartServer();
+  GrpcServerOptions options;
+  options.address = server->address();
+  auto client = Connect(options.address).value();
+  ManyCalls step = MakeStep(*client, 30, 1);
+  step.AddPush("t0", kDim, {1}, 1.0f, {1, 1000});
+  server.reset();
+  server = StartServer(options);
+  testing::internal::CaptureStderr();
+
+  const absl::Status status = client->StartPushMany(step.pushes)->Wait();
+
+  const std::vector<std::string> lines =
+      absl::StrSplit(testing::internal::GetCapturedStderr(), '\n');
+  ASSERT_TRUE(status.ok()) << status;
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_THAT(lines,
+                Contains(HasSubstr(absl::StrCat("without table 't", i, "';")))
+                    .Times(1));
+  }
+}
+
 TEST(ManyCallsTest, PushesWhoseAnswerIsLostAreEachAppliedOnce) {
   const auto server = StartServer();
   TcpProxy proxy(server->address());
@@ -248,22 +383,105 @@ TEST(ManyCallsTest, PushesWhoseAnswerIsLostAreEachAppliedOnce) {
   EXPECT_THAT(*PullRows(*direct, "b", 1, {1, 2}), Each(0.0f));
 }
 
-TEST(ManyCallsTest, AMessageOverTheLimitIsNotSentAndNamesATable) {
+TEST(ManyCallsTest, WhatFitsOneMessageToTheByteIsOneMessage) {
+  for (const int less : {0, 1}) {
+    ManyCalls calls;
+    v1::PushManyRequest pushes;
+    uint64_t pull_answers = 0;
+    for (int i = 0; i < 2; ++i) {
+      const std::string table = absl::StrCat("t", i);
+      calls.AddPull(table, kDim, RandomKeys(300, i));
+      // What the server reserves for headers.
+      pull_answers += 11 + 11 + 300 * kDim * sizeof(float);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const std::string table = absl::StrCat("t", i);
+      PushArgs& args = calls.AddPush(table, kDim, RandomKeys(300, i), 1.0f,
+                                     {1, uint64_t{1} + i});
+      const std::vector<float>& ones = calls.floats(2 + i);
+      args.observations = {absl::MakeConstSpan(ones).first(300),
+                           absl::MakeConstSpan(ones).first(300),
+                           absl::MakeConstSpan(ones).first(300)};
+      v1::PushRequest* push = pushes.add_requests();
+      push->set_table(table);
+      push->mutable_keys()->Resize(300, 1);
+      push->mutable_gradients()->Resize(300 * kDim, 1.0f);
+      push->mutable_counts()->Resize(300, 1.0f);
+      push->mutable_shows()->Resize(300, 1.0f);
+      push->mutable_clicks()->Resize(300, 1.0f);
+      push->set_learning_rate(1.0f);
+      push->set_insert_missing(true);
+      push->set_client_id(1);
+      push->set_sequence((i + 1) * 8);
+    }
+
+    CountingServer pulled(0, 1, pull_answers - less);
+    auto client = pulled.Connect();
+    ASSERT_TRUE(client->StartPullMany(calls.pulls)->Wait().ok());
+    CountingServer pushed(0, 1, pushes.ByteSizeLong() - less);
+    client = pushed.Connect();
+    ASSERT_TRUE(client->StartPushMany(calls.pushes)->Wait().ok());
+
+    EXPECT_EQ(pulled.many_pulls, 1 - less);
+    EXPECT_EQ(pulled.pulls, 2 * less);
+    EXPECT_EQ(pushed.many_pushes, 1 - less);
+    EXPECT_EQ(pushed.pushes, 2 * less);
+  }
+}
+
+TEST(ManyCallsTest, AStepOverTheLimitGoesInMessagesThatFit) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 64 << 10;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  // Rows are a sixth of what is pushed, and a third of what is pulled.
+  ManyCalls step;
+  for (int i = 0; i < 40; ++i) {
+    const std::string table = absl::StrCat("t", i);
+    TableConfig config = SmallTable(table, 1);
+    config.statistics.kind = StatisticsKind::kShowClick;
+    ASSERT_TRUE(client->CreateTable(config).ok());
+    step.AddPull(table, 1, RandomKeys(300, i), true);
+  }
+  const std::vector<float> ones(300, 1.0f);
+  for (int i = 0; i < 40; ++i) {
+    step.AddPush(absl::StrCat("t", i), 1, RandomKeys(300, i), 1.0f,
+                 {1, uint64_t{1} + i})
+        .observations = {ones, ones, ones};
+  }
+
+  absl::Status status = client->StartPullMany(step.pulls)->Wait();
+  EXPECT_TRUE(status.ok()) << status;
+  status = client->StartPushMany(step.pushes)->Wait();
+  EXPECT_TRUE(status.ok()) << status;
+
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_THAT(step.floats(i), Each(1.0f));
+    EXPECT_EQ(step.result(40 + i).updated_rows, 300);
+  }
+}
+
+TEST(ManyCallsTest, APieceOverTheLimitIsNotSentAndNamesItsTable) {
   GrpcServerOptions options;
   options.max_message_bytes = 4096;
   const auto server = StartServer(options);
   auto client = Connect(server->address()).value();
   ManyCalls step = MakeStep(*client, 3, 40);
+  step.AddPull("t1", kDim, RandomKeys(70), true);
+  step.AddPush("t1", kDim, RandomKeys(70), 1.0f, {1, 9});
 
-  for (const absl::Status& status :
-       {client->StartPullMany(step.pulls)->Wait(),
-        client->StartPushMany(step.pushes)->Wait()}) {
+  const absl::Status pushed = client->StartPushMany(step.pushes)->Wait();
+  const int64_t num_rows = client->ListTables("t0")->at(0).stats.num_rows;
+  const absl::Status pulled = client->StartPullMany(step.pulls)->Wait();
+
+  for (const absl::Status& status : {pulled, pushed}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("3 tables, the first 't0'"),
+                AllOf(HasSubstr("70 keys"), HasSubstr("'t1'"),
                       HasSubstr("--max_message_bytes")));
   }
-  EXPECT_EQ(client->ListTables("t0")->at(0).stats.num_rows, 0);
+  // Not the pushes that would have fit, either.
+  EXPECT_EQ(num_rows, 0);
 }
 
 TEST(ManyCallsTest, ADimOfAnotherTableIsRefusedAndNamed) {
@@ -281,6 +499,53 @@ TEST(ManyCallsTest, ADimOfAnotherTableIsRefusedAndNamed) {
   EXPECT_THAT(
       std::string(status.message()),
       AllOf(HasSubstr("'b'"), HasSubstr("expected 4"), HasSubstr("sent 6")));
+}
+
+TEST(ManyCallsTest, OneOfSeveralMessagesFailsByItself) {
+  const auto server = StartServer();
+  auto client = Connect(server->address()).value();
+  auto other = Connect(server->address()).value();
+  // A message is full with "a" and "b", of 0.75 MB each; so is one with "gone"
+  // and "d", and "e" and "f" are the last.
+  constexpr int kKeys = 750;
+  constexpr int kWide = 256;
+  std::vector<std::string> tables = {"a", "b", "gone", "d", "e", "f"};
+  for (const std::string& table : tables) {
+    ASSERT_TRUE(client->CreateTable(SmallTable(table, kWide)).ok());
+  }
+  ASSERT_TRUE(other->DropTable("gone").ok());
+  const auto push = [&](ManyCalls* calls) {
+    for (size_t i = 0; i < tables.size(); ++i) {
+      calls->AddPush(tables[i], kWide, RandomKeys(kKeys), 1.0f, {8, 1 + i});
+    }
+    return client->StartPushMany(calls->pushes)->Wait();
+  };
+  const auto num_rows = [&](const std::string& table) {
+    return other->ListTables(table)->at(0).stats.num_rows;
+  };
+
+  ManyCalls calls;
+  const absl::Status status = push(&calls);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no table 'gone'"));
+  for (const char* table : {"a", "b", "e", "f"}) {
+    EXPECT_EQ(num_rows(table), kKeys) << table;
+  }
+  EXPECT_EQ(num_rows("d"), 0) << "of the message that failed";
+
+  // What is missing comes with a repetition, and nothing twice.
+  ASSERT_TRUE(client->CreateTable(SmallTable("gone", kWide)).ok());
+  ManyCalls again;
+  ASSERT_TRUE(push(&again).ok());
+
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const bool is_missing = i == 2 || i == 3;
+    EXPECT_EQ(again.result(i).duplicate, !is_missing) << tables[i];
+    EXPECT_EQ(again.result(i).updated_rows, is_missing ? kKeys : 0);
+    EXPECT_THAT(*PullRows(*client, tables[i], kWide, RandomKeys(1)),
+                Each(0.0f));
+  }
 }
 
 TEST(ManyCallsTest, APushThatCannotBeAppliedLeavesTheOthersAppliedOnce) {

@@ -4,6 +4,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/cc/table/odd_optimizers.h"
+#include "tests/cc/table/row_lives.h"
 
 namespace tfswitch {
 namespace {
@@ -116,6 +117,14 @@ TEST(TableConfigConversionTest, RowTypesOfALaterVersionAreRefusedByValidate) {
   const absl::Status status = FromProto(proto).Validate();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("row_type"), std::string::npos) << status;
+}
+
+TEST(TableConfigConversionTest, TheLifeOfRowsComesBackEqual) {
+  for (const TableConfig& config : RowLives(Base())) {
+    const TableConfig back = FromProto(ToProto(config));
+    EXPECT_EQ(back, config) << DescribeDifference(config, back);
+    EXPECT_EQ(FromProto(ToProto(config.eviction)), config.eviction);
+  }
 }
 
 TEST(TableConfigConversionTest, UnsetFieldsHaveTheDefaultsOfTheStructs) {

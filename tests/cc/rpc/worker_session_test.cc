@@ -126,8 +126,9 @@ class MortalClient final : public ParameterClient {
                                 absl::Span<const Key> keys) override {
     return client_->Erase(table, keys);
   }
-  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args) override {
-    return client_->Shrink(args);
+  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
+                                           ShrinkReport* report) override {
+    return client_->StartShrink(args, report);
   }
   absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,

@@ -3,13 +3,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -145,6 +152,128 @@ TEST(ShardTest, ADenseTableWithoutValuesDoesNotPassForZeros) {
       shard.Pull(*table, {2, 1}, false, absl::MakeSpan(rows).subspan(0, 4))
           .ok());
   EXPECT_THAT(rows[0], 2.0f);
+}
+
+// A shard with a table "clock" that shrinks itself all the time, so that a test
+// can wait until others would have been shrunk, too.
+class ShrinkOnTimeTest : public testing::Test {
+ protected:
+  static constexpr float kOften = 0.001f;
+
+  ShrinkOnTimeTest() { Create("clock", kOften); }
+
+  // Everything that is in it goes, as often as that; 0: never by itself.
+  void Create(const std::string& name, float every_secs) {
+    TableConfig config = Config(name);
+    config.eviction.min_l2_norm = 1e30f;
+    config.eviction.every_secs = every_secs;
+    const absl::Status status = shard_.CreateTable(config).status();
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  void Fill(const std::string& table) {
+    std::vector<float> rows(2);
+    ASSERT_TRUE(shard_
+                    .Pull(*shard_.FindTable(table).value(), {1}, true,
+                          absl::MakeSpan(rows))
+                    .ok());
+  }
+
+  int64_t Size(const std::string& table) {
+    return shard_.FindTable(table).value()->size();
+  }
+
+  void WaitUntilEmpty(const std::string& table) {
+    while (Size(table) > 0) absl::SleepFor(absl::Milliseconds(1));
+  }
+
+  // For longer than it takes a table to be shrunk that is shrunk as often as
+  // "clock".
+  void WaitForClock() {
+    for (int i = 0; i < 5; ++i) {
+      Fill("clock");
+      WaitUntilEmpty("clock");
+    }
+  }
+
+  // A checkpoint of "t" with a row. It says that it is shrunk often, which
+  // would have left nothing to save.
+  std::string SaveFilledTable() {
+    Create("t", 3600.0f);
+    Fill("t");
+    std::string path = testing::TempDir() + "/shrink_on_timeXXXXXX";
+    EXPECT_NE(mkdtemp(path.data()), nullptr);
+    const auto part = shard_.SaveShard(path, {"t"}, "s");
+    EXPECT_TRUE(part.ok()) << part.status();
+    EXPECT_TRUE(shard_.CommitCheckpoint(path, "s", {*part}).ok());
+    const std::string manifest = path + "/manifest.json";
+    std::ifstream stream(manifest);
+    std::string text{std::istreambuf_iterator<char>(stream), {}};
+    const size_t place = text.find("3600.0");
+    EXPECT_NE(place, text.npos);
+    std::ofstream(manifest) << text.replace(place, 6, "0.001");
+    return path;
+  }
+
+  static void Restore(const std::string& path, Shard* shard) {
+    ASSERT_TRUE(shard->StageRestore(path, {"t"}, "r").ok());
+    ASSERT_TRUE(shard->CommitRestore("r", /*abort=*/false).ok());
+    std::error_code error;
+    std::filesystem::remove_all(path, error);
+  }
+
+  Shard shard_{ShardOptions{}};
+};
+
+TEST_F(ShrinkOnTimeTest, ATableThatIsMadeAnewGoesByItsNewRules) {
+  Create("t", kOften);
+  Fill("t");
+  WaitUntilEmpty("t");
+  ASSERT_TRUE(shard_.DropTable("t"));
+  WaitForClock();  // Without the table.
+
+  Create("t", 0.0f);
+  Fill("t");
+  WaitForClock();
+  EXPECT_EQ(Size("t"), 1);
+
+  ASSERT_TRUE(shard_.DropTable("t"));
+  Create("t", kOften);
+  Fill("t");
+  WaitUntilEmpty("t");
+}
+
+TEST_F(ShrinkOnTimeTest, ATableThatARestoreMakesIsShrunkOnTime) {
+  const std::string path = SaveFilledTable();
+  Shard other(ShardOptions{});
+
+  Restore(path, &other);
+
+  const auto table = other.FindTable("t").value();
+  while (table->size() > 0) absl::SleepFor(absl::Milliseconds(1));
+}
+
+TEST_F(ShrinkOnTimeTest, ATableThatARestoreFillsGoesOnByItsOwnRules) {
+  const std::string path = SaveFilledTable();
+  ASSERT_TRUE(shard_.DropTable("t"));
+  Create("t", 0.0f);
+
+  Restore(path, &shard_);
+
+  WaitForClock();
+  EXPECT_EQ(Size("t"), 1);
+}
+
+TEST_F(ShrinkOnTimeTest, ATableThatIsShrunkOnTimeStaysSoAfterARestore) {
+  const std::string path = SaveFilledTable();
+  ASSERT_TRUE(shard_.DropTable("t"));
+  Create("t", kOften);
+
+  Restore(path, &shard_);
+
+  WaitUntilEmpty("t");
+  Fill("t");
+  WaitUntilEmpty("t");
 }
 
 // A shard with a table "t" of dim 2 that workers train in rounds, and a table

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/table/odd_optimizers.h"
+#include "tests/cc/table/row_lives.h"
 
 namespace tfswitch {
 namespace {
@@ -176,6 +177,40 @@ TEST(TableConfigTest, RoundTripKeepsEveryOptimizer) {
     EXPECT_EQ(Parse(TableConfigToJson(config)), config)
         << TableConfigToJson(config);
   }
+}
+
+TEST(TableConfigTest, RoundTripKeepsTheLifeOfRows) {
+  for (const TableConfig& config : RowLives(ValidConfig())) {
+    EXPECT_TRUE(config.Validate().ok()) << config.Validate();
+    EXPECT_EQ(Parse(TableConfigToJson(config)), config)
+        << TableConfigToJson(config);
+  }
+}
+
+TEST(TableConfigTest, EvictionRulesReadByThemselvesAndTheirErrorsSaySo) {
+  EvictionConfig config;
+  ASSERT_TRUE(EvictionFromJson(R"({"max_rows":{"max_rows":"7","order":"LFU"}})",
+                               &config)
+                  .ok());
+  EXPECT_EQ(config.max_rows, 7u);
+  EXPECT_EQ(config.order, EvictionOrder::kLfu);
+  const auto error = [](const char* json) {
+    EvictionConfig unused;
+    const absl::Status status = EvictionFromJson(json, &unused);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << json;
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error("3"),
+            "eviction rules: 'eviction': expected an object, got 3");
+  EXPECT_EQ(error(R"({"ttl":{"delete_after_unseen_days":"3"}})"),
+            "eviction rules: 'eviction.ttl.delete_after_unseen_days': expected "
+            "a number, got \"3\"");
+  EXPECT_EQ(error(R"({"ttl":{"days":3}})"),
+            "eviction rules: unknown field 'eviction.ttl.days'; expected one "
+            "of: delete_after_unseen_days");
+  EXPECT_EQ(error(R"({"max_rows":{"order":"FIFO"}})"),
+            "eviction rules: 'eviction.max_rows.order': expected LRU or LFU, "
+            "got \"FIFO\"");
 }
 
 TEST(TableConfigTest, OptionsAndSegmentsHaveTheFormOfTheProto) {

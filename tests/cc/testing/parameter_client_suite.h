@@ -549,6 +549,50 @@ TEST_P(ParameterClientSuite, OfRepeatedPushesEachIsAppliedOnce) {
   EXPECT_THAT(Pull("b", 1, keys), testing::Each(8.0f));
 }
 
+TEST_P(ParameterClientSuite, PushesToOneTableOfOneCallAreStepsInTheirOrder) {
+  for (const char* table : {"together", "apart"}) {
+    TableConfig config = Config(table, 1);
+    config.optimizer = AdagradConfig{};  // Two steps are not one with the sum.
+    ASSERT_TRUE(client().CreateTable(config).ok());
+  }
+  const std::vector<Key> keys = ManyKeys(40);
+  std::vector<Key> twice = keys;
+  twice.insert(twice.end(), keys.begin(), keys.end());
+  ManyCalls calls;
+  calls.AddPush("together", 1, keys, 1.0f, {5, 1});
+  calls.AddPush("together", 1, twice, 3.0f, {5, 2});
+  calls.AddPush("together", 1, {keys[7]}, -2.0f, {5, 3});
+
+  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(calls.result(0).updated_rows, 40);
+  EXPECT_EQ(calls.result(1).updated_rows, 40);
+  EXPECT_EQ(calls.result(2).updated_rows, 1);
+  ASSERT_TRUE(Push("apart", 1, keys, std::vector<float>(40, 1.0f)).ok());
+  ASSERT_TRUE(Push("apart", 1, keys, std::vector<float>(40, 6.0f)).ok());
+  ASSERT_TRUE(Push("apart", 1, {keys[7]}, {-2.0f}).ok());
+  EXPECT_EQ(Pull("together", 1, keys), Pull("apart", 1, keys));
+}
+
+TEST_P(ParameterClientSuite, AnIdentityTwiceInOneCallIsAppliedOnce) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 1)).ok());
+  const std::vector<Key> keys = ManyKeys(40);
+  ASSERT_TRUE(Assign("a", 1, keys, std::vector<float>(40, 10.0f)).ok());
+  ManyCalls calls;
+  calls.AddPush("a", 1, keys, 1.0f, {43, 1});
+  calls.AddPush("a", 1, keys, 1.0f, {43, 1});
+
+  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(calls.result(0).duplicate);
+  EXPECT_EQ(calls.result(0).updated_rows, 40);
+  EXPECT_TRUE(calls.result(1).duplicate);
+  EXPECT_EQ(calls.result(1).updated_rows, 0);
+  EXPECT_THAT(Pull("a", 1, keys), testing::Each(9.0f));
+}
+
 TEST_P(ParameterClientSuite, PushesOfManyToBspTablesCountWithTheirRound) {
   for (const char* table : {"a", "b"}) {
     TableConfig config = Config(table, 2);
