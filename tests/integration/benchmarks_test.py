@@ -98,3 +98,25 @@ def test_cowclip_bench_says_where_it_expects_the_data(tmp_path: Path) -> None:
 
     assert result.returncode != 0
     assert f"no {tmp_path}/frappe_x1r/frappe_x1r.npz" in result.stderr
+
+
+def test_row_type_auc_trains_with_each_row_type() -> None:
+    result = run(
+        ROOT / "benchmarks/row_type_auc.py",
+        "--optimizer=adam",
+        "--seeds=1",
+        "--epochs=1",
+        "--max_ratings=3000",
+    )
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+    rows = dict(
+        re.findall(
+            r"^  ([a-z0-9+ ,]+?) +(\d+ 0\.\d+) \(", result.stdout, re.MULTILINE
+        )
+    )
+    strides = {name: int(row.split()[0]) for name, row in rows.items()}
+    assert len(strides) == 8
+    assert strides["float32"] == 128  # 112 in whole cache lines.
+    assert strides["bfloat16 + float32"] == 96
+    assert strides["float16 + float16"] == 64
+    assert all(float(row.split()[1]) > 0.5 for row in rows.values())

@@ -1,0 +1,109 @@
+"""What rows of 16 bits do to a model: AUC of DeepFM with each row type.
+
+Trains the DeepFM of examples/deepfm_movielens.py on MovieLens latest-small with
+each type of row, and prints the validation AUC and the bytes of a row. With a
+seed all types start from the same values, but for rounding, and see the ratings
+in the same order. Row types take turns; medians over the seeds are given, and
+the median of the difference to float32 with the same seed.
+
+    python benchmarks/row_type_auc.py --optimizer=adam --seeds=5
+
+`--epochs`, `--batch_size`, `--data` and `--max_ratings` are the example's.
+"""
+
+import os
+import pathlib
+import statistics
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+from absl import app, flags
+
+import tfswitch as tsw
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
+
+import deepfm_movielens as example
+
+_OPTIMIZER = flags.DEFINE_enum(
+    "optimizer", "adagrad", ["adagrad", "adam"], "Of the embeddings."
+)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each.", lower_bound=1)
+
+OPTIMIZERS = {
+    "adagrad": tsw.optimizers.Adagrad(example.LEARNING_RATE),
+    "adam": tsw.optimizers.Adam(0.003),
+}
+ROW_TYPES = {
+    "float32": tsw.RowType(),
+    "bfloat16 + float32": tsw.RowType("bfloat16"),
+    "bfloat16 + float32, nearest": tsw.RowType("bfloat16", rounding="nearest"),
+    "float16 + float32": tsw.RowType("float16"),
+    "bfloat16 + bfloat16": tsw.RowType("bfloat16", slots="bfloat16"),
+    "bfloat16 + bfloat16, nearest": tsw.RowType(
+        "bfloat16", slots="bfloat16", rounding="nearest"
+    ),
+    "float16 + bfloat16": tsw.RowType("float16", slots="bfloat16"),
+    "float16 + float16": tsw.RowType("float16", slots="float16"),
+}
+
+
+def train(data: tuple, row_type: tsw.RowType, seed: int) -> tuple[float, int]:
+    """Returns the AUC of the last epoch, and the bytes of a row."""
+    train_x, train_y, valid_x, valid_y = data
+    keras.utils.set_random_seed(seed)
+    layers = []
+
+    def embed(name: str, ids: keras.KerasTensor) -> keras.KerasTensor:
+        layers.append(
+            tsw.keras.DynamicEmbedding(
+                1 + example.DIM,
+                name=f"{name}_embedding",
+                optimizer=OPTIMIZERS[_OPTIMIZER.value],
+                combiner="mean",
+                mask_zero=True,
+                seed=seed,
+                row_type=row_type,
+            )
+        )
+        return layers[-1](ids)
+
+    model = example.deepfm(embed)
+    history = model.fit(
+        train_x,
+        train_y,
+        batch_size=flags.FLAGS.batch_size,
+        epochs=flags.FLAGS.epochs,
+        validation_data=(valid_x, valid_y),
+        verbose=0,
+    )
+    auc = history.history["val_auc"][-1]
+    return auc, layers[0].table.stats()["row_stride_bytes"]
+
+
+def main(argv: list[str]) -> None:
+    """Trains all and prints the table."""
+    del argv
+    data = example.read_movielens(flags.FLAGS.data, flags.FLAGS.max_ratings)
+    aucs: dict[str, list[float]] = {name: [] for name in ROW_TYPES}
+    stride = {}
+    for seed in range(1, 1 + _SEEDS.value):
+        for name, row_type in ROW_TYPES.items():
+            auc, stride[name] = train(data, row_type, seed)
+            aucs[name].append(auc)
+            print(f"seed {seed}, {name}: AUC {auc:.4f}", flush=True)
+    print(f"\n{_OPTIMIZER.value}, embeddings + slots: bytes of a row, AUC")
+    for name, values in aucs.items():
+        difference = np.subtract(values, aucs["float32"])
+        print(
+            f"  {name:28} {stride[name]:4} {statistics.median(values):.4f} "
+            f"({statistics.median(difference):+.4f}, "
+            f"{difference.min():+.4f} to {difference.max():+.4f})"
+        )
+
+
+if __name__ == "__main__":
+    app.run(main)
