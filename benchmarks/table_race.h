@@ -154,7 +154,8 @@ inline void RaceTables(const char* title, std::vector<Variant>* variants,
                           static_cast<int64_t>(batches->size()) * batch_size));
     }
   }
-  printf("\n%s, ns per key (x plain, least to most):\n", title);
+  printf("\n%s, ns per key (x %s, least to most):\n", title,
+         (*variants)[0].name.c_str());
   for (size_t v = 0; v < variants->size(); ++v) {
     std::vector<double> ratios;
     for (int rep = 0; rep < reps; ++rep) {

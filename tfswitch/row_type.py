@@ -1,13 +1,22 @@
 """How a table keeps its rows in memory."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tfswitch import optimizers as optimizers_lib
 from tfswitch._policy import Policy
 
 _TYPES = ("float32", "float16", "bfloat16")
 _ROUNDINGS = ("stochastic", "nearest")
+
+# They divide by the root of a mean of squares of gradients.
+_MEANS_OF_SQUARES = (
+    optimizers_lib.Adadelta,
+    optimizers_lib.Adam,
+    optimizers_lib.RMSprop,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +34,9 @@ class RowType(Policy):
     the id and the number of the step: the same training run gives the same
     rows.
 
+    With nearest rounding moving averages in 16-bit slots freeze likewise.
+    (Pushes in graphs of TensorFlow 1 have no number; the table draws one.)
+
     New and assigned rows are rounded to nearest. Finite numbers beyond the
     range of float16 (65,504) are stored as the largest one.
 
@@ -33,7 +45,8 @@ class RowType(Policy):
             65,504) or "bfloat16" (8 significant bits, the range of float32).
         slots: The same for what the optimizer keeps per coordinate. What it
             keeps per row (Adam's count of steps) and statistics stay float32.
-            Squares of gradients underflow in float16: prefer bfloat16.
+            Means of squares underflow in float16, which makes steps of Adam
+            and its like far too long: a table warns of it. Take bfloat16.
         rounding: "stochastic" or "nearest".
 
     Raises:
@@ -59,12 +72,17 @@ class RowType(Policy):
             ("rounding", _ROUNDINGS),
         ):
             value = getattr(self, name)
-            if value not in values:
+            value = getattr(value, "name", value)  # tf.bfloat16
+            if not isinstance(value, str) or value not in values:
                 names = ", ".join(f'"{v}"' for v in values)
                 raise ValueError(
                     f"`{name}` must be one of {names}. "
                     f"Received: {name}={value!r}"
                 )
+            object.__setattr__(self, name, value)
+        if self.embeddings == self.slots == "float32":
+            # Nothing is rounded, so that types that say it are equal.
+            object.__setattr__(self, "rounding", "stochastic")
 
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `row_type` field of a table config."""
@@ -73,12 +91,15 @@ class RowType(Policy):
         }
 
 
+_FIELDS = {field.name for field in dataclasses.fields(RowType)}
+
+
 def get(identifier: Any) -> RowType:
     """Returns the row type that a user means.
 
     Args:
         identifier: A `RowType`; the type of the embeddings, with float32 slots;
-            what `RowType.get_config` returned; or None for float32.
+            what its `get_config` or `to_config` returned; or None for float32.
 
     Raises:
         ValueError: If it is something else.
@@ -88,11 +109,54 @@ def get(identifier: Any) -> RowType:
     if identifier is None:
         return RowType()
     if isinstance(identifier, Mapping):
-        return RowType.from_config(identifier)
+        config = identifier.get("config", identifier)
+        if isinstance(config, Mapping) and config.keys() <= _FIELDS:
+            return RowType.from_config(config)
     name = getattr(identifier, "name", identifier)  # tf.bfloat16
-    if name in _TYPES:
+    if isinstance(name, str) and name in _TYPES:
         return RowType(name)
     raise ValueError(
         '`row_type` must be a tfswitch.RowType, or "float32", "float16" or '
         f'"bfloat16". Received: row_type={identifier!r}'
+    )
+
+
+def warn_of_slots(
+    owner: str, row_type: RowType, optimizer: optimizers_lib.Optimizer
+) -> None:
+    """Warns if an optimizer's slots do not do in the type that they have."""
+    rules = (
+        [rule for _, rule in optimizer.parts]
+        if isinstance(optimizer, optimizers_lib.Segments)
+        else [optimizer]
+    )
+    for rule in rules:
+        name = type(rule).__name__
+        problem = ""
+        if row_type.slots == "float16" and _has_mean_of_squares(rule):
+            problem = f"the mean of squared gradients of {name} underflows"
+            remedy = 'slots="bfloat16" or "float32"'
+        if (
+            row_type.slots != "float32"
+            and isinstance(rule, optimizers_lib.RMSprop)
+            and rule.centered
+        ):
+            problem = (
+                f"{name} with centered=True takes the difference of two "
+                "averages, which is lost"
+            )
+            remedy = 'slots="float32"'
+        if problem:
+            warnings.warn(
+                f"{owner}: {problem} in {row_type.slots} slots, and steps "
+                f"become far too long. Make the row type with {remedy}.",
+                stacklevel=3,
+            )
+            return
+
+
+def _has_mean_of_squares(rule: optimizers_lib.Optimizer) -> bool:
+    # PaddleSharedAdam has one for the row, which stays float32.
+    return isinstance(rule, _MEANS_OF_SQUARES) and not isinstance(
+        rule, optimizers_lib.PaddleSharedAdam
     )

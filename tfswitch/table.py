@@ -48,7 +48,7 @@ _resource_ids = itertools.count()
 
 
 class EmbeddingTable:
-    """Maps int64 ids to float32 rows; any int64 is an ordinary id.
+    """Maps int64 ids to rows of floats; any int64 is an ordinary id.
 
     A row is made when an id is first seen by `lookup_or_create`, `push`,
     `assign` or a training step. Its first value depends on `seed` and the id
@@ -144,6 +144,9 @@ class EmbeddingTable:
             statistics, self._admission, self._eviction
         )
         self._row_type = row_type_lib.get(row_type)
+        row_type_lib.warn_of_slots(
+            f"table '{name}'", self._row_type, self._optimizer
+        )
         self._name = name
         self._dim = int(dim)
         self._seed = int(seed)

@@ -220,9 +220,13 @@ bool EmbeddingTable::Impl::Init() {
   const size_t index_bytes = RoundDownTo(stripe_bytes / 6, kHugePageBytes);
   // As many rows as embeddings and slots.
   const size_t statistics_bytes =
-      RoundUpTo((stripe_bytes - 2 * index_bytes) * statistics_stride_ /
-                    (stride_ + statistics_stride_),
-                kHugePageBytes);
+      statistics_stride_ == 0
+          ? 0
+          : RoundUpTo(RowStore::kStatisticsOffset +
+                          (stripe_bytes - 2 * index_bytes) *
+                              statistics_stride_ /
+                              (stride_ + statistics_stride_),
+                      kHugePageBytes);
   for (int s = 0; s < kNumStripes; ++s) {
     const size_t at = s * stripe_bytes;
     const size_t rows_at = at + 2 * index_bytes;
@@ -343,7 +347,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     float* const to = embeddings + begin * dim;
-    const InsertedRows before = ReadInsertedRows();
+    const InsertedRows before =
+        has_weights() ? ReadInsertedRows() : InsertedRows();
     const uint32_t num_missing =
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
     FillMissing(block, missing, num_missing, before, to);

@@ -94,12 +94,12 @@ struct RowChunk {
 
 // Maps keys to rows. A row is one embedding followed by its slots: the state of
 // the optimizer and, where the config asks for them, statistics of its use
-// (row_statistics.h). All contiguous:
+// (row_statistics.h). Calls have all of it in float32:
 //
-//   | embedding: dim floats | slots: slot_floats |
+//   | embedding: dim floats | slots: slot_floats, statistics last |
 //
-// Calls have float32; config().row_type may have parts of a row kept in 16 bits
-// (row_codec.h).
+// In memory statistics are apart, and config().row_type may have parts of a row
+// in 16 bits (row_codec.h).
 //
 // With an admission policy a key gets its row from a push, when the policy says
 // so; until then the table notes what it needs to decide (candidates, or the

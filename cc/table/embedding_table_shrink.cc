@@ -221,6 +221,7 @@ namespace {
 // While others may be reading at either place, but none is writing.
 void MoveFloats(const float* from, size_t count, float* to,
                 std::vector<float>* buffer) {
+  if (count == 0) return;
   buffer->resize(count);
   RacyLoadFloats(buffer->data(), from, count);
   RacyModifyFloats(to, count, [&](float* floats) {

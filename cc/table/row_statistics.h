@@ -1,5 +1,5 @@
-// What a row knows of its use: floats behind its optimizer slots, updated with
-// each push.
+// What a row knows of its use: floats in an array beside the rows, updated with
+// each push. Where rows leave the table they are the last slots.
 //
 //   usage        | count | last_seen_day |
 //   show_click   | count | last_seen_day | show | click | delta_score |

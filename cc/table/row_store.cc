@@ -13,10 +13,6 @@ namespace {
 constexpr size_t kCacheLineBytes = 64;
 constexpr size_t kSmallStrideBytes = 16;
 
-// A few bytes per row: with small pages up to a whole huge one, most of what a
-// large table has would be in small pages.
-constexpr size_t kSmallStatisticsBytes = size_t{512} << 10;
-
 // Less than this is not worth the way. ThreadSanitizer keeps hundreds of bytes
 // for each float that threads share, so there a small table must do.
 #if TFSWITCH_THREAD_SANITIZER
@@ -36,19 +32,19 @@ size_t RowStride(int row_floats) {
 }
 
 void RowStore::Column::Init(MemorySpan column_span, size_t column_stride,
-                            size_t small_bytes) {
+                            size_t column_begin) {
   span = column_span;
-  begin = kHugePageBytes - small_bytes;
+  begin = column_begin;
   stride = column_stride;
   touch_end = std::min(kHugePageBytes, span.capacity());
 }
 
 void RowStore::Init(MemorySpan span, size_t stride) {
-  columns_[0].Init(span, stride, kHugePageBytes);
+  columns_[0].Init(span, stride, 0);
 }
 
 void RowStore::InitStatistics(MemorySpan span, size_t stride) {
-  columns_[1].Init(span, stride, kSmallStatisticsBytes);
+  columns_[1].Init(span, stride, kStatisticsOffset);
 }
 
 RowStore::~RowStore() {
@@ -75,7 +71,7 @@ bool RowStore::Allocate(uint32_t* row) {
 void RowStore::Free(uint32_t row) { free_rows_.push_back(row); }
 
 bool RowStore::IsWorthCompacting() const {
-  return free_rows_.size() * columns_[0].stride >= kMinReleaseBytes &&
+  return free_rows_.size() * stride() >= kMinReleaseBytes &&
          free_rows_.size() * 4 >= next_row_;
 }
 
@@ -103,7 +99,7 @@ bool RowStore::ReleaseTail() {
   const uint64_t end = next_row_;
   while (num_released_ < free_rows_.size() &&
          free_rows_[num_released_] + 1 == next_row_ &&
-         (end - next_row_) * columns_[0].stride < kReleaseStepBytes) {
+         (end - next_row_) * stride() < kReleaseStepBytes) {
     ++num_released_;
     --next_row_;
   }
@@ -136,9 +132,10 @@ void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
 void RowStore::Column::TouchAhead(uint64_t num_rows) {
   if (stride == 0) return;
   // One or two huge pages ahead of use, by the size of the table.
-  const size_t end = EndOf(num_rows);
+  const size_t used = num_rows * stride;
   const size_t wanted = RoundDownTo(
-      end + kHugePageBytes + std::min(end / 4, kHugePageBytes), kHugePageBytes);
+      begin + used + kHugePageBytes + std::min(used / 4, kHugePageBytes),
+      kHugePageBytes);
   if (wanted <= touch_end || wanted > span.capacity() || !span.Extend(wanted)) {
     return;
   }

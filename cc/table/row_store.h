@@ -29,6 +29,11 @@ size_t RowStride(int row_floats);
 // the rows themselves; table/bucket.h has the rules.
 class RowStore {
  public:
+  // Row 0 of the statistics begins so far in their span: 512 KiB of small pages
+  // before the first huge one. With up to a whole huge page of small ones, as
+  // embeddings have, most of a large table's statistics would be in these.
+  static constexpr size_t kStatisticsOffset = kHugePageBytes - (512 << 10);
+
   // REQUIRES: called once, before anything else.
   void Init(MemorySpan span, size_t stride);
   // REQUIRES: called at most once, after Init() and before anything else.
@@ -68,8 +73,8 @@ class RowStore {
     size_t stride = 0;
     size_t touch_end = 0;
 
-    // Row 0 is `small_bytes` before the first huge page.
-    void Init(MemorySpan column_span, size_t column_stride, size_t small_bytes);
+    void Init(MemorySpan column_span, size_t column_stride,
+              size_t column_begin);
     float* At(uint32_t row) const {
       return reinterpret_cast<float*>(data() + row * stride);
     }
@@ -79,6 +84,9 @@ class RowStore {
     void ReleaseTail(uint64_t num_rows, uint64_t end);
     size_t resident_bytes(uint64_t num_rows) const;
   };
+
+  // Of a row in both.
+  size_t stride() const { return columns_[0].stride + columns_[1].stride; }
 
   Column columns_[2];
   uint64_t next_row_ = 0;

@@ -431,6 +431,7 @@ std::string ConsistencyConfig::ToString() const {
 }
 
 std::string RowTypeConfig::ToString() const {
+  if (is_plain()) return "float32";
   return absl::AsciiStrToLower(absl::StrCat(NameOf(embeddings), " embeddings, ",
                                             NameOf(slots), " slots, ",
                                             NameOf(rounding), " rounding"));

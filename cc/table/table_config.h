@@ -95,12 +95,16 @@ struct RowTypeConfig {
   // nearest.
   Rounding rounding = Rounding::kStochastic;
 
+  // Whether all is float32, so that nothing is rounded.
+  bool is_plain() const {
+    return embeddings == FloatType::kFloat32 && slots == FloatType::kFloat32;
+  }
   bool operator==(const RowTypeConfig& o) const {
     return embeddings == o.embeddings && slots == o.slots &&
-           rounding == o.rounding;
+           (is_plain() || rounding == o.rounding);
   }
 
-  // "bfloat16 embeddings, float32 slots, stochastic rounding"
+  // "float32", "bfloat16 embeddings, float32 slots, stochastic rounding"
   std::string ToString() const;
 };
 

@@ -1,11 +1,14 @@
 """Rows in 16 bits, on each cluster."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
+from tfswitch import row_type
 
 TYPES = ["float16", "bfloat16"]
 
@@ -14,9 +17,10 @@ def rounded(values, dtype):
     return tf.cast(tf.cast(values, dtype), tf.float32).numpy()
 
 
-def make_table(row_type, **kwargs):
+def make_table(of_rows, **kwargs):
     kwargs.setdefault("optimizer", tsw.optimizers.Adagrad(0.5))
-    return tsw.EmbeddingTable("word", 5, row_type=row_type, **kwargs)
+    name = kwargs.pop("name", "word")
+    return tsw.EmbeddingTable(name, 5, row_type=of_rows, **kwargs)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -60,17 +64,21 @@ def test_a_checkpoint_brings_the_same_rows_back_and_other_types_take_them(
     make_cluster, tmp_path
 ):
     cluster = make_cluster(2)
-    row_type = tsw.RowType("bfloat16", slots="float16")
-    table = make_table(row_type, cluster=cluster)
+    halves = tsw.RowType("bfloat16", slots="float16")
+    table = make_table(halves, cluster=cluster)
     ids = np.arange(300)
     table.push(ids, np.full((300, 5), 0.3, np.float32))
     before = table.lookup(ids).numpy()
     cluster.save(tmp_path / "saved")
 
     other = make_cluster(3)
-    same = make_table(row_type, cluster=other)
+    same = make_table(halves, cluster=other)
     other.restore(tmp_path / "saved")
     np.testing.assert_array_equal(same.lookup(ids), before)
+    for rows in (table, same):
+        rows.push(ids, np.full((300, 5), 0.2, np.float32))
+    # With the same state steps are the same, but for the draws.
+    np.testing.assert_allclose(same.lookup(ids), table.lookup(ids), 2**-7)
 
     third = make_cluster(1)
     full = make_table(None, cluster=third)
@@ -79,9 +87,9 @@ def test_a_checkpoint_brings_the_same_rows_back_and_other_types_take_them(
 
 
 def test_stats_show_the_memory_of_a_row(cluster):
-    def stride(name, row_type):
+    def stride(name, of_rows):
         table = tsw.EmbeddingTable(
-            name, 16, row_type=row_type, optimizer="adagrad"
+            name, 16, row_type=of_rows, optimizer="adagrad"
         )
         return table.stats()["row_stride_bytes"]
 
@@ -178,3 +186,55 @@ def test_admitted_and_evicted_rows_may_have_16_bits(cluster):
     assert np.count_nonzero(table.lookup(ids).numpy().any(axis=1)) == (
         20 - evicted
     )
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "optimizer", "message"),
+    [
+        (("float16", "float16"), "adam", r"of Adam underflows in float16"),
+        (
+            ("float16", "float16"),
+            tsw.optimizers.Segments([(1, "ftrl"), (None, "adam")]),
+            r"of Adam underflows in float16",
+        ),
+        (
+            ("float32", "bfloat16"),
+            tsw.optimizers.RMSprop(centered=True),
+            r"RMSprop with centered=True .* lost in bfloat16",
+        ),
+    ],
+)
+def test_slots_that_are_too_short_for_the_optimizer_are_warned_of(
+    embedded, of_rows, optimizer, message
+):
+    with pytest.warns(UserWarning, match=rf"table 'word': .*{message}"):
+        make_table(tsw.RowType(*of_rows), optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "optimizer"),
+    [
+        (("float16", "float16"), "adagrad"),
+        (("float16", "bfloat16"), "adam"),
+        (("bfloat16", "bfloat16"), "rmsprop"),
+        (("float16", "float16"), tsw.optimizers.PaddleSharedAdam()),
+    ],
+)
+def test_other_slots_are_not_warned_of(embedded, of_rows, optimizer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_table(tsw.RowType(*of_rows), optimizer=optimizer)
+
+
+def test_a_row_type_is_made_of_what_users_have(embedded):
+    half = tsw.RowType("bfloat16", slots="float16")
+    assert tsw.RowType(tf.bfloat16, np.dtype("float16")) == half
+    assert row_type.get(half.get_config()) == half
+    assert row_type.get(half.to_config()) == half
+    assert row_type.get(tf.float16) == tsw.RowType("float16")
+    assert tsw.RowType(rounding="nearest") == tsw.RowType()
+    make_table(None)
+    make_table(tsw.RowType(rounding="nearest"))  # The same table.
+    for wrong in ({"foo": 1}, np.float16, ["float16"]):
+        with pytest.raises(ValueError, match="`row_type` must be"):
+            row_type.get(wrong)

@@ -181,6 +181,97 @@ TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
   }
 }
 
+TEST(RowLifeTest, StatisticsAreReadWholeWhileTheyAreCounted) {
+  TableConfig config = ConfigWith(AlwaysAdmission{});
+  config.statistics.show_click_decay_rate = 1.0f;
+  const auto table = MakeTable(config);
+  const std::vector<Key> keys = KeyRange(0, 8);
+  Push(table.get(), keys, 1.0f);
+  std::atomic<bool> is_done{false};
+  std::thread pusher([&] {
+    for (int i = 0; i < 20'000 / kSlowdown; ++i) Push(table.get(), keys, 1.0f);
+    is_done = true;
+  });
+  std::vector<UsageOfRow> usage(keys.size());
+  std::vector<KeyState> states(keys.size());
+  while (!is_done && !HasFailure()) {
+    table->ReadUsage(keys, 1.0f, absl::MakeSpan(usage), absl::MakeSpan(states));
+    // A push without observations is one occurrence and one show.
+    for (const UsageOfRow& row : usage) EXPECT_EQ(row.count, row.show);
+  }
+  pusher.join();
+  table->ReadUsage(keys, 1.0f, absl::MakeSpan(usage), absl::MakeSpan(states));
+  for (const UsageOfRow& row : usage) {
+    EXPECT_EQ(row.count, 1.0f + static_cast<float>(20'000 / kSlowdown));
+  }
+}
+
+TEST(RowLifeTest, WeightsAreNeverLostToReadersWhileKeysAreAdmitted) {
+  TableConfig config = ConfigWith(MinCountAdmission{2}, /*dim=*/2);
+  config.optimizer =
+      OptimizerConfig({{1, 1.0f, SgdConfig{}, {}}, {0, 1.0f, SgdConfig{}, {}}});
+  config.admission.not_admitted.kind = NotAdmittedKind::kWeight;
+  const auto table = MakeTable(config);
+  constexpr int64_t kKeys = 64;
+  const int64_t num_rounds = 400 / kSlowdown;
+  // Each round has its own keys, which become candidates and then rows.
+  std::atomic<int64_t> candidates{0};
+  std::thread admitter([&] {
+    for (int64_t round = 0; round < num_rounds; ++round) {
+      const std::vector<Key> keys = KeyRange(round * kKeys, kKeys);
+      Push(table.get(), keys, 1.0f);  // From 1 to 2, and to 3.
+      candidates.store(round + 1);
+      Push(table.get(), keys, 1.0f);
+    }
+  });
+  while (candidates.load() < num_rounds && !HasFailure()) {
+    const int64_t round = candidates.load() - 1;
+    if (round < 0) continue;
+    const std::vector<float> found =
+        FindAll(*table, KeyRange(round * kKeys, kKeys));
+    for (size_t i = 0; i < found.size(); i += 2) EXPECT_GE(found[i], 2.0f);
+  }
+  admitter.join();
+  EXPECT_EQ(table->size(), num_rounds * kKeys);
+}
+
+TEST(RowLifeTest, CountsDoWithoutStatistics) {
+  TableConfig config = ConfigWith(BloomMinCountAdmission{2, 1000, 0.01f});
+  config.statistics.kind = StatisticsKind::kNone;
+  const auto table = MakeTable(config);
+  EXPECT_EQ(Push(table.get(), {1, 2}, 1.0f, {2.0f, 1.0f}), 1);
+  EXPECT_EQ(Push(table.get(), {1, 2}, 1.0f, {2.0f, 1.0f}), 2);
+  EXPECT_EQ(FindAll(*table, {1})[0], 3.0f);
+}
+
+TEST(RowLifeTest, RowsWithoutStatisticsAreMovedTogether) {
+  const auto table = MakeTable(MakeConfig(64));
+  const int64_t num_rows = 600'000 / kSlowdown;
+  const std::vector<Key> keys = KeyRange(0, num_rows);
+  std::vector<float> values(keys.size() * 64, 0.0f);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = i / 64 % 10 == 0 ? 1.0f : 0.0f;
+  }
+  ASSERT_TRUE(table->Assign(keys, values).ok());
+  EvictionConfig rules;
+  rules.min_l2_norm = 1.0f;
+  ASSERT_TRUE(table->Shrink(rules, 1.0f, /*dry_run=*/false).ok());
+  EXPECT_EQ(table->size(), num_rows / 10);
+  for (int64_t key = 0; key < num_rows; key += 310) {
+    EXPECT_EQ(FindAll(*table, {key}), std::vector<float>(64, 1.0f));
+  }
+}
+
+TEST(RowLifeTest, StatisticsOfASmallTableTakeLittleMemory) {
+  const auto table = MakeTable(ConfigWith(AlwaysAdmission{}, /*dim=*/16));
+  const std::vector<Key> keys = KeyRange(0, 150'000);
+  FindOrInsertAll(table.get(), keys);
+  const TableStats stats = table->stats();
+  EXPECT_EQ(stats.row_stride_bytes, 64 + 20);
+  // Beside rows and statistics no more than a page of each stripe.
+  EXPECT_LT(stats.reserved_bytes, 16 * 2 * 4096);
+}
+
 TEST(RowLifeTest, ShrunkTablesAgreeWithAModel) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);

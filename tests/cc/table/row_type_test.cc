@@ -235,8 +235,10 @@ TEST_P(RowTypeTest, RowsAreFoundAfterAShrinkHasMovedThem) {
 
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_GT(report->evicted_rows, num_rows * 8 / 10);
-  EXPECT_LT(table->stats().row_bytes + table->stats().reserved_bytes,
-            before / 2);
+  if (kSlowdown == 1) {  // Else it is all in the pages that stay.
+    EXPECT_LT(table->stats().row_bytes + table->stats().reserved_bytes,
+              before / 2);
+  }
   for (Key key = 0; key < num_rows; key += 97) {
     const float value = value_of(key);
     const float expected = value >= 226.0f ? value : 0.0f;
@@ -294,6 +296,31 @@ TEST(RowCodecTest, MemoryOfARowIsThatOfItsParts) {
   EXPECT_EQ(words(16, kF16, kBf16, AdamConfig{}), 8 + 16 + 1);
   EXPECT_EQ(words(3, kF16, kF16, AdagradConfig{}), 2 + 2);
   EXPECT_EQ(words(1, kF16, kF16, RowwiseAdagradConfig{}), 1 + 1);
+}
+
+TEST(RowCodecTest, PartsOfARowDrawApart) {
+  TableConfig config =
+      TypedConfig(64, FloatType::kBfloat16, FloatType::kFloat32,
+                  Rounding::kStochastic, AdagradConfig{});
+  config.row_type.slots = FloatType::kFloat16;
+  const RowCodec codec(config);
+  int num_equal = 0;
+  constexpr int kRows = 200;
+  for (uint32_t seed = 0; seed < kRows; ++seed) {
+    std::vector<float> words(static_cast<size_t>(codec.num_words()));
+    std::vector<float> floats(static_cast<size_t>(codec.num_floats()));
+    codec.ModifyFloats(words.data(), floats.data(), {true, seed * 977},
+                       [](float* embedding, float* slots) {
+                         // Half of a last bit above 1.
+                         std::fill_n(embedding, 64, 1.0f + 0x1p-8f);
+                         std::fill_n(slots, 64, 1.0f + 0x1p-11f);
+                       });
+    codec.Decode(words.data(), floats.data());
+    for (int i = 0; i < 64; ++i) {
+      num_equal += (floats[i] == 1.0f) == (floats[64 + i] == 1.0f) ? 1 : 0;
+    }
+  }
+  EXPECT_NEAR(static_cast<double>(num_equal) / (64.0 * kRows), 0.5, 0.02);
 }
 
 TEST(RowTypeOfTableTest, SixteenBitsTakeLessMemory) {
@@ -377,8 +404,9 @@ TEST(RowTypeOfTableTest, NoReadIsTornByAStep) {
   while (!is_done) {
     const std::vector<float> found = FindAll(*table, keys);
     for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_EQ(found[i], found[i / 33 * 33]);
+      EXPECT_EQ(found[i], found[i / 33 * 33]);
     }
+    if (HasFailure()) break;
   }
   writer.join();
   EXPECT_THAT(FindAll(*table, keys),
