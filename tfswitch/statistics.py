@@ -62,6 +62,10 @@ class ShowClick(Policy):
             "above 0 and at most 1",
         )
 
+    def score(self, show: Any, click: Any) -> Any:
+        """Returns the score of numbers or arrays of shows and clicks."""
+        return (show - click) * self.nonclk_coeff + click * self.click_coeff
+
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `statistics` field of a table config."""
         return {"show_click": self.get_config()}

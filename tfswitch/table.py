@@ -482,9 +482,10 @@ class EmbeddingTable:
         Returns:
             `{"evicted_rows": n, "evicted_bytes": n, "by": {"ttl": n,
             "show_click_score": n, "l2_norm": n, "max_rows": n},
-            "evicted_candidates": n, "remaining_rows": n}`, summed over servers.
-            A row to which several rules apply counts for the first in this
-            order.
+            "evicted_candidates": n, "remaining_rows": n, "remaining_usage":
+            {"count": x, "show": x, "click": x}}`, summed over servers. A row to
+            which several rules apply counts for the first in this order. Usage
+            is summed over the remaining rows, 0 for what is not counted.
 
         Raises:
             ValueError: If `policy` is none.
@@ -535,20 +536,57 @@ class EmbeddingTable:
         for place, name in enumerate(names):
             usage[name] = values[:, place].reshape(keys.shape)
         if isinstance(self._statistics, statistics_lib.ShowClick):
-            show, click = usage["show"], usage["click"]
-            usage["score"] = (show - click) * np.float32(
-                self._statistics.nonclk_coeff
-            ) + click * np.float32(self._statistics.click_coeff)
+            usage["score"] = self._statistics.score(
+                usage["show"], usage["click"]
+            )
         return usage
 
     def size(self) -> int:
         """Returns the number of rows, summed over servers."""
         return self._native.size()
 
-    def stats(self) -> dict[str, Any]:
-        """Returns row counts and memory in bytes, summed over servers."""
+    def stats(self, *, usage: bool = False) -> dict[str, Any]:
+        """Returns row counts and memory in bytes, summed over servers.
+
+        Args:
+            usage: Whether to add "usage", which takes a pass over all rows: the
+                sums of what their statistics have, as of the cluster's day.
+                `{"count": x}`, and with `tfswitch.statistics.ShowClick` "show",
+                "click" and "score". `usage` has those of single ids.
+
+        Raises:
+            RuntimeError: If `usage` is asked of a table without statistics.
+            ConnectionError, TimeoutError: If a server does not answer.
+
+        Example:
+
+        >>> table = tsw.EmbeddingTable(
+        ...     "ad", 1, statistics=tsw.statistics.ShowClick())
+        >>> table.push([3, 4], [[0.0], [0.0]], shows=[8, 2], clicks=[1, 0])
+        >>> table.stats(usage=True)["usage"]["show"]
+        10.0
+        """
         info = self._cluster._list(self._name)[0]
-        return {key: value for key, value in info.items() if key != "config"}
+        stats = {key: value for key, value in info.items() if key != "config"}
+        if usage:
+            stats["usage"] = self._usage_of_all()
+        return stats
+
+    def _usage_of_all(self) -> dict[str, float]:
+        if self._statistics is None:
+            raise RuntimeError(
+                f"{self._owner} counts nothing of its rows; make it with "
+                "`statistics`"
+            )
+        # All remain.
+        report = self.shrink(dry_run=True, policy=eviction_lib.Ttl(1e9))
+        totals: dict[str, float] = report["remaining_usage"]
+        if not isinstance(self._statistics, statistics_lib.ShowClick):
+            return {"count": totals["count"]}
+        return {
+            **{name: totals[name] for name in ("count", "show", "click")},
+            "score": self._statistics.score(totals["show"], totals["click"]),
+        }
 
     def export_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all rows, in no particular order.

@@ -58,7 +58,11 @@ std::string ShrinkReportToJson(const ShrinkReport& report) {
                  {"l2_norm", report.by_l2_norm},
                  {"max_rows", report.by_max_rows}}},
                {"evicted_candidates", report.evicted_candidates},
-               {"remaining_rows", report.remaining_rows}});
+               {"remaining_rows", report.remaining_rows},
+               {"remaining_usage",
+                {{"count", report.remaining_count},
+                 {"show", report.remaining_show},
+                 {"click", report.remaining_click}}}});
 }
 
 std::string CheckpointReportToJson(const CheckpointReport& report) {

@@ -312,7 +312,8 @@ typedef struct Tfswitch_Api {
   double (*day)(const Tfswitch_Cluster* cluster);
   // Evicts rows. `rules_json`: as `eviction` in a table's config, NULL for its
   // own. `report_json` receives {"evicted_rows", "evicted_bytes", "by": {rule:
-  // rows}, "evicted_candidates", "remaining_rows"}.
+  // rows}, "evicted_candidates", "remaining_rows", "remaining_usage": {"count",
+  // "show", "click"}}.
   int (*shrink)(Tfswitch_Table* table, const char* rules_json, int32_t dry_run,
                 char** report_json, char* error);
   // What is counted of each key: `usage` (num_keys x 5) receives count,

@@ -14,6 +14,9 @@ v1::ShrinkResponse ToProto(const ShrinkReport& report) {
   proto.set_by_max_rows(report.by_max_rows);
   proto.set_evicted_candidates(report.evicted_candidates);
   proto.set_remaining_rows(report.remaining_rows);
+  proto.set_remaining_count(report.remaining_count);
+  proto.set_remaining_show(report.remaining_show);
+  proto.set_remaining_click(report.remaining_click);
   return proto;
 }
 
@@ -27,6 +30,9 @@ ShrinkReport FromProto(const v1::ShrinkResponse& proto) {
   report.by_max_rows = proto.by_max_rows();
   report.evicted_candidates = proto.evicted_candidates();
   report.remaining_rows = proto.remaining_rows();
+  report.remaining_count = proto.remaining_count();
+  report.remaining_show = proto.remaining_show();
+  report.remaining_click = proto.remaining_click();
   return report;
 }
 

@@ -783,6 +783,9 @@ void ShrinkReport::Add(const ShrinkReport& other) {
   by_max_rows += other.by_max_rows;
   evicted_candidates += other.evicted_candidates;
   remaining_rows += other.remaining_rows;
+  remaining_count += other.remaining_count;
+  remaining_show += other.remaining_show;
+  remaining_click += other.remaining_click;
 }
 
 }  // namespace tfswitch

@@ -74,6 +74,10 @@ struct ShrinkReport {
   int64_t by_max_rows = 0;
   int64_t evicted_candidates = 0;
   int64_t remaining_rows = 0;
+  // Sums over the remaining rows, as of the day; 0 for what is not counted.
+  double remaining_count = 0.0;
+  double remaining_show = 0.0;
+  double remaining_click = 0.0;
 
   void Add(const ShrinkReport& other);
 };

@@ -190,6 +190,10 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     }
     if (rule == nullptr) {
       ++report.remaining_rows;
+      const UsageOfRow usage = statistics.Read(counts, day);
+      report.remaining_count += static_cast<double>(usage.count);
+      report.remaining_show += static_cast<double>(usage.show);
+      report.remaining_click += static_cast<double>(usage.click);
       return false;
     }
     ++*rule;

@@ -347,3 +347,48 @@ def test_shows_of_another_structure_are_refused(embedded, kind, mask_zero):
         (ValueError, tf.errors.InvalidArgumentError), match="shows"
     ):
         train(ids, shows)
+
+
+def test_stats_sum_the_usage_of_all_rows(cluster):
+    table = make_table(
+        statistics=tsw.statistics.ShowClick(
+            nonclk_coeff=0.5, click_coeff=2, show_click_decay_rate=0.5
+        )
+    )
+    assert "usage" not in table.stats()
+    assert table.stats(usage=True)["usage"] == {
+        "count": 0,
+        "show": 0,
+        "click": 0,
+        "score": 0,
+    }
+    cluster.day = 10
+    ids = np.arange(300)
+    push(table, ids, shows=np.full(300, 4.0), clicks=np.full(300, 1.0))
+    cluster.day = 11  # All decay once.
+    push(table, ids[:100], shows=np.full(100, 1.0))
+
+    stats = table.stats(usage=True)
+
+    assert stats["num_rows"] == 300
+    assert stats["usage"] == {
+        "count": 400,
+        "show": 300 * 2 + 100,
+        "click": 150,
+        "score": (700 - 150) * 0.5 + 150 * 2,
+    }
+    # Nothing has gone, and a row that goes is summed no more.
+    report = table.shrink(policy=tsw.eviction.ShowClickScore(2))
+    assert report["evicted_rows"] == 200  # (2 - 0.5) * 0.5 + 0.5 * 2 = 1.75
+    assert report["remaining_usage"] == {"count": 200, "show": 300, "click": 50}
+    assert table.stats(usage=True)["usage"]["count"] == 200
+
+
+def test_stats_have_the_usage_that_is_counted(embedded):
+    table = make_table(statistics=tsw.statistics.Usage())
+    push(table, [1, 1, 2])
+    assert table.stats(usage=True)["usage"] == {"count": 3}
+
+    plain = tsw.EmbeddingTable("plain", 2)
+    with pytest.raises(RuntimeError, match="table 'plain' counts nothing"):
+        plain.stats(usage=True)
