@@ -228,6 +228,64 @@ def test_pushes_equal_numpy(cluster, ours, reference):
     np.testing.assert_allclose(table.lookup(ids), expected, **TOLERANCE)
 
 
+# Two steps from [0.01, -0.02] with [0.4, -0.2] and [0.3, 0.6], shown twice and
+# once: computed from the formulas by hand, to seven digits. The unit tests of
+# C++ have these, and more, for each instruction set.
+_FTRL_GOLDEN_KNOBS = {
+    "initial_accumulator_value": 0.1,
+    "l1_regularization_strength": 0.05,
+    "l2_regularization_strength": 0.01,
+}
+GOLDENS = [
+    pytest.param(
+        optimizers.PaddleAdagrad(0.05, 3.0),
+        [[0.0, -0.015], [-0.0149379, -0.0448758]],
+        id="paddle_adagrad",
+    ),
+    pytest.param(
+        optimizers.PaddleStdAdagrad(0.05, 3.0),
+        [[0.0, -0.015], [-0.0149010, -0.0449501]],
+        id="paddle_std_adagrad",
+    ),
+    pytest.param(
+        optimizers.PaddleSharedAdam(0.001),
+        [[0.009, -0.019], [0.0083340, -0.0197571]],
+        id="paddle_shared_adam",
+    ),
+    pytest.param(
+        optimizers.Adam(0.001, epsilon=1e-8),
+        [[0.009, -0.019], [0.0080174, -0.0194942]],
+        id="adam",
+    ),
+    pytest.param(
+        optimizers.Ftrl(0.1, **_FTRL_GOLDEN_KNOBS),
+        [[-0.0645890, 0.0367956], [-0.1151274, -0.0337157]],
+        id="ftrl",
+    ),
+    pytest.param(
+        optimizers.GroupFtrl(0.1, **_FTRL_GOLDEN_KNOBS),
+        [[-0.0656028, 0.0441910], [-0.1157654, -0.0349051]],
+        id="group_ftrl",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "expected"), GOLDENS)
+def test_pushes_equal_golden_vectors(cluster, ours, expected):
+    table = tsw.EmbeddingTable("t", 2, optimizer=ours)
+    ids = np.array([7, -(2**62), 0])
+    table.assign(ids, np.tile(np.float32([0.01, -0.02]), (3, 1)))
+
+    pushes = [([0.4, -0.2], 2.0), ([0.3, 0.6], 1.0)]
+    for (gradient, shows), row in zip(pushes, expected, strict=True):
+        table.push(
+            ids, np.tile(np.float32(gradient), (3, 1)), shows=np.full(3, shows)
+        )
+        np.testing.assert_allclose(
+            table.lookup(ids), np.tile(row, (3, 1)), rtol=0, atol=1.5e-7
+        )
+
+
 def test_segments_equal_tables_of_their_own(cluster):
     rng = np.random.default_rng(24)
     ids = np.arange(6)
