@@ -130,7 +130,8 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
   EXPECT_EQ(result.updated_rows, 0);
   EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
 
-  const Tfswitch_PushOptions unscaled = {1.0f, 0, 1.0f};
+  Tfswitch_PushOptions unscaled = options;
+  unscaled.loss_scale = 1.0f;
   EXPECT_NE(api_->push(table_, keys.data(), 1, overflow.data(), &unscaled,
                        &result, nullptr, error_),
             0);

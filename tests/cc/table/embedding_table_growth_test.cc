@@ -74,7 +74,7 @@ TEST(EmbeddingTableGrowthTest, SmallTableStaysSmall) {
   // The process's own start-up allocations are behind us with the first one.
   auto first = MakeTable(/*dim=*/16, AdagradConfig{});
   FindOrInsertAll(first.get(), KeyRange(0, 100));
-  const int64_t before = ResidentBytes();
+  [[maybe_unused]] const int64_t before = ResidentBytes();
 
   constexpr int kNumTables = 8;
   std::vector<std::unique_ptr<EmbeddingTable>> tables;
