@@ -354,19 +354,8 @@ int Main(int argc, char** argv) {
   bool with_churn = true;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
-    const size_t equals = arg.find('=');
-    const std::string name = arg.substr(0, equals);
-    const int64_t value =
-        equals == std::string::npos ? 0 : atoll(arg.c_str() + equals + 1);
-    if (value > 0 && name == "--keys") {
-      num_keys = value;
-    } else if (value > 0 && name == "--dim") {
-      dim = static_cast<int>(value);
-    } else if (value > 0 && name == "--reps") {
-      reps = static_cast<int>(value);
-    } else if (value > 0 && name == "--batch") {
-      batch_size = value;
-    } else if (value > 0 && name == "--capacity") {
+    if (TakeFlag(arg)) continue;
+    if (const int64_t value = FlagValue(arg, "--capacity")) {
       capacity = value;
     } else if (arg == "--only=speed") {
       with_churn = false;

@@ -423,20 +423,7 @@ int Main(int argc, char** argv) {
   num_keys = 10000000;
   reps = 7;
   for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    const size_t equals = arg.find('=');
-    const std::string name = arg.substr(0, equals);
-    const int64_t value =
-        equals == std::string::npos ? 0 : atoll(arg.c_str() + equals + 1);
-    if (value > 0 && name == "--keys") {
-      num_keys = value;
-    } else if (value > 0 && name == "--dim") {
-      dim = static_cast<int>(value);
-    } else if (value > 0 && name == "--reps") {
-      reps = static_cast<int>(value);
-    } else if (value > 0 && name == "--batch") {
-      batch_size = value;
-    } else {
+    if (!TakeFlag(argv[i])) {
       fprintf(stderr,
               "usage: table_bench [--keys=N] [--dim=D] [--reps=R] "
               "[--batch=B]; got '%s'\n",

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -32,6 +33,29 @@ inline int64_t num_keys = 5000000;
 inline int dim = 16;
 inline int reps = 9;
 inline int64_t batch_size = 50000;
+
+// The number of --name=N if that is what `arg` is and N is positive; else 0.
+inline int64_t FlagValue(const std::string& arg, const char* name) {
+  const std::string prefix = std::string(name) + "=";
+  if (arg.compare(0, prefix.size(), prefix) != 0) return 0;
+  return std::max<int64_t>(atoll(arg.c_str() + prefix.size()), 0);
+}
+
+// Takes one of the flags above. False if it is none.
+inline bool TakeFlag(const std::string& arg) {
+  if (const int64_t keys = FlagValue(arg, "--keys")) {
+    num_keys = keys;
+  } else if (const int64_t floats = FlagValue(arg, "--dim")) {
+    dim = static_cast<int>(floats);
+  } else if (const int64_t repetitions = FlagValue(arg, "--reps")) {
+    reps = static_cast<int>(repetitions);
+  } else if (const int64_t size = FlagValue(arg, "--batch")) {
+    batch_size = size;
+  } else {
+    return false;
+  }
+  return true;
+}
 
 inline double CpuSeconds() { return Seconds(CLOCK_THREAD_CPUTIME_ID); }
 
