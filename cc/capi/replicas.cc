@@ -145,11 +145,12 @@ absl::StatusOr<std::string> CallReplicas(const std::string& group,
   if (call == "join") {
     const WorkerGroupOptions options = request.Options();
     const auto previous = request.NumberOf<uint64_t>("previous");
+    const auto applier = request.NumberOf<uint64_t>("applier");
     ReplicaPlace place = request.Place();
     const absl::Time deadline = request.Deadline();
     TFSWITCH_RETURN_IF_ERROR(request.status());
     const absl::Status joined =
-        replicas.Join(options, worker, previous, deadline, &place);
+        replicas.Join(options, worker, previous, applier, deadline, &place);
     return Answer(joined, ToJson(place));
   }
   const auto incarnation = request.NumberOf<uint64_t>("incarnation");

@@ -260,7 +260,8 @@ typedef struct Tfswitch_Api {
   //
   // What is seldom called, as JSON, {"call": name, ...}:
   //   begin_applying  "options": as in join_group  -> {"applier"}
-  //   join            "options", "worker", "previous", "wait_s"  -> place
+  //   join            "options", "worker", "previous", "applier", "wait_s"
+  //                                                -> place
   //   wait_at_barrier "worker", "incarnation", "barrier", "visit", "wait_s"
   //                                                -> place
   //   leave_together  "worker", "incarnation", "visit", "wait_s"

@@ -170,7 +170,7 @@ ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
 
 absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
                                       uint32_t worker, uint64_t previous,
-                                      absl::Time deadline,
+                                      uint64_t applier, absl::Time deadline,
                                       ReplicaPlace* place) {
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
   MutexLock lock(&mutex_);
@@ -184,6 +184,8 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
           TFSWITCH_RETURN_IF_ERROR(CheckWorker(previous));
           // Another applier makes another group.
           if (applier_ == 0 || IsOfBefore(previous)) return HasEnded();
+        } else if (applier != 0) {
+          TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
         }
         const bool is_there =
             applier_ != 0 && (previous != 0 || applier_heard_ >= since);

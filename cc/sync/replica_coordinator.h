@@ -62,8 +62,10 @@ class ReplicaCoordinator {
   //
   // Without a `previous` it is an applier that is heard of now: whoever is
   // started again shall not join one that died before and still has its lease.
+  // `applier` is the worker's own, if it has begun one: if that fails before
+  // the worker has joined, so does this.
   absl::Status Join(const WorkerGroupOptions& options, uint32_t worker,
-                    uint64_t previous, absl::Time deadline,
+                    uint64_t previous, uint64_t applier, absl::Time deadline,
                     ReplicaPlace* place);
 
   // Ends the worker's step with a contribution of `weight`, and waits until it

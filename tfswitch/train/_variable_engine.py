@@ -477,6 +477,7 @@ class VariableEngine:
             {
                 "call": "join",
                 "previous": previous,
+                "applier": self._applier,
                 "incarnation": 0,
                 "clock": 0,
                 "round": 0,

@@ -13,8 +13,10 @@
 namespace tfswitch {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+using testing::Property;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
@@ -31,10 +33,11 @@ WorkerGroupOptions Options(uint32_t num_workers,
 absl::StatusOr<ReplicaPlace> Join(ReplicaCoordinator* replicas,
                                   const WorkerGroupOptions& options,
                                   uint32_t worker, uint64_t previous = 0,
-                                  absl::Time deadline = Soon()) {
+                                  absl::Time deadline = Soon(),
+                                  uint64_t applier = 0) {
   ReplicaPlace place;
   const absl::Status joined =
-      replicas->Join(options, worker, previous, deadline, &place);
+      replicas->Join(options, worker, previous, applier, deadline, &place);
   if (!joined.ok()) return joined;
   return place;
 }
@@ -196,6 +199,17 @@ TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
     EXPECT_TRUE(replicas.BeginApplying(Options(2)).ok());
     EXPECT_TRUE(Join(&replicas, Options(2), 1).ok());
   }
+}
+
+TEST(ReplicaCoordinatorTest, AnApplierThatFailsFirstEndsTheJoinOfItsWorker) {
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(Options(1));
+  replicas.FailApplying(applier, "'v' is not initialized");
+  EXPECT_THAT(Join(&replicas, Options(1), 0, 0, Soon(), applier).status(),
+              AllOf(Property(&absl::Status::code,
+                             absl::StatusCode::kFailedPrecondition),
+                    Property(&absl::Status::message,
+                             HasSubstr("'v' is not initialized"))));
 }
 
 TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
@@ -434,13 +448,13 @@ TEST(ReplicaCoordinatorTest, AJoinThatWaitsOnIsOneJoin) {
   ReplicaPlace place;
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(
-        replicas.Join(Options(1), 0, zero.incarnation, AtOnce(), &place).code(),
+        replicas.Join(Options(1), 0, zero.incarnation, 0, AtOnce(), &place).code(),
         absl::StatusCode::kDeadlineExceeded);
   }
   EXPECT_EQ(replicas.stats().rejoined, 1);
   ASSERT_TRUE(replicas.ConfirmRound(applier, 0).ok());
   EXPECT_TRUE(
-      replicas.Join(Options(1), 0, zero.incarnation, Soon(), &place).ok());
+      replicas.Join(Options(1), 0, zero.incarnation, 0, Soon(), &place).ok());
   EXPECT_TRUE(replicas.Beat(0, place.incarnation, 0).ok());
 }
 
