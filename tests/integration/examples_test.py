@@ -236,7 +236,7 @@ def test_stream_of_days_refuses_an_arm_that_it_does_not_know() -> None:
 
 @pytest.mark.parametrize("document", sorted(PAGES_WITH_PROGRAMS))
 def test_documented_programs_print_what_the_page_shows(
-    document: str,
+    document: str, tmp_path: Path
 ) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     # A program that imports is whole; the block after it is its output.
@@ -249,7 +249,8 @@ def test_documented_programs_print_what_the_page_shows(
 
     assert any(expected for _, expected in programs)
     for program, expected in programs:
-        output = run("-c", program)
+        # What one of them writes, the next may read.
+        output = run("-c", program, cwd=tmp_path)
         if expected:
             assert output == expected
 

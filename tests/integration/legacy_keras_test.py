@@ -32,3 +32,12 @@ def test_the_layers_of_sampled_losses_with_tf_keras():
         "-k=layer or model or score",
         TF_USE_LEGACY_KERAS="1",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_warm_starts_with_tf_keras():
+    pytest.importorskip("tf_keras")
+    support.run_pytest(
+        "tests/python/warm_start_test.py", TF_USE_LEGACY_KERAS="1"
+    )

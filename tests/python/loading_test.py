@@ -1,8 +1,8 @@
 """Ways to bring the libraries into a process, each in a process of its own.
 
-TensorFlow, grpcio and the core library each carry gRPC, protobuf and Abseil.
-What would break first if their symbols met is a call over gRPC, so every way
-of loading makes some.
+TensorFlow, grpcio and the core library each carry gRPC, protobuf and Abseil,
+and pyarrow has the last two. What would break first if their symbols met is a
+call over gRPC, so every way of loading makes some.
 """
 
 import os
@@ -60,6 +60,15 @@ STEPS = {
             with grpc.insecure_channel(shard.address) as channel:
                 health = channel.unary_unary("/grpc.health.v1.Health/Check")
                 assert health(b"", timeout=60) == bytes([8, 1])
+    """,
+    "import pyarrow": """
+        import pyarrow.parquet
+    """,
+    "use pyarrow": """
+        sink = pyarrow.BufferOutputStream()
+        rows = pyarrow.table({"id": [1, 2]})
+        pyarrow.parquet.write_table(rows, sink, compression="zstd")
+        assert pyarrow.parquet.read_table(sink.getvalue()).equals(rows)
     """,
     "start servers": """
         shards = [native.Server("127.0.0.1:0", i, 2) for i in range(2)]
@@ -137,6 +146,26 @@ ORDERS = {
         "use ops and native",
         "import grpcio",
         "use grpcio",
+        "use ops and native",
+    ],
+    "pyarrow_first": [
+        "import pyarrow",
+        "import tensorflow",
+        "load ops",
+        "load native",
+        "start servers",
+        "use pyarrow",
+        "use ops and native",
+        "use pyarrow",
+    ],
+    "pyarrow_last": [
+        "load native",
+        "import tensorflow",
+        "load ops",
+        "start servers",
+        "use ops and native",
+        "import pyarrow",
+        "use pyarrow",
         "use ops and native",
     ],
 }

@@ -9,6 +9,7 @@ from tfswitch.keras.dynamic_embeddings import DynamicEmbeddings
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.keras.sampled_losses import NCE, SampledSoftmax
 from tfswitch.keras.sync_epochs import SyncEpochs
+from tfswitch.keras.warm_start import from_embedding, to_embedding
 
 __all__ = [
     "NCE",
@@ -17,4 +18,6 @@ __all__ = [
     "ParameterServerOptimizer",
     "SampledSoftmax",
     "SyncEpochs",
+    "from_embedding",
+    "to_embedding",
 ]

@@ -1,0 +1,966 @@
+"""Tables to and from files, on each kind of cluster."""
+
+import gzip
+import json
+import os
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tfswitch import _rows
+from tfswitch.interchange import _layout
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+FORMATS = {
+    "numpy": (tsw.interchange.write_numpy, tsw.interchange.read_numpy),
+    "parquet": (tsw.interchange.write_parquet, tsw.interchange.read_parquet),
+    "tfrecord": (
+        tsw.interchange.write_tfrecord,
+        tsw.interchange.read_tfrecord,
+    ),
+}
+
+each_format = pytest.mark.parametrize(
+    ("write", "read"), FORMATS.values(), ids=list(FORMATS)
+)
+
+
+def make_table(name="user", dim=2, **kwargs):
+    kwargs.setdefault("optimizer", "adam")
+    return tsw.EmbeddingTable(name, dim, **kwargs)
+
+
+def filled_table(name="user", num_rows=50, **kwargs):
+    """A table of rows that have learnt."""
+    table = make_table(name, **kwargs)
+    draw = np.random.default_rng(1)
+    ids = draw.integers(INT64_MIN, INT64_MAX, num_rows)
+    table.push(ids, draw.normal(size=(num_rows, table.dim)))
+    return table
+
+
+def rows_of(table):
+    """Whole rows by id, as bytes: equal only if every bit is."""
+    ids, values, slots = table._export_with_slots()
+    return {
+        row_id: (value.tobytes(), state.tobytes())
+        for row_id, value, state in zip(
+            ids.tolist(), values, slots, strict=True
+        )
+    }
+
+
+def values_of(table):
+    return {row_id: value for row_id, (value, _) in rows_of(table).items()}
+
+
+def write_examples(path, *records):
+    """Records are dicts of lists; those of ints and of floats."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            if isinstance(record, bytes):
+                writer.write(record)
+                continue
+            example = tf.train.Example()
+            for name, values in record.items():
+                feature = example.features.feature[name]
+                if all(isinstance(value, int) for value in values):
+                    feature.int64_list.value.extend(values)
+                else:
+                    feature.float_list.value.extend(values)
+            writer.write(example.SerializeToString())
+
+
+def write_columns(path, **columns):
+    pq.write_table(pa.table(columns), path)
+
+
+# --- Round trips ------------------------------------------------------------
+
+
+@each_format
+def test_values_come_back_bit_for_bit(cluster, tmp_path, write, read):
+    table = filled_table()
+    copy = make_table("copy")
+
+    assert write(table, tmp_path / "rows") == 50
+    assert read(copy, tmp_path / "rows") == 50
+
+    assert values_of(copy) == values_of(table)
+
+
+@each_format
+def test_with_slots_training_goes_on_as_if_nothing_had_been(
+    cluster, tmp_path, write, read
+):
+    table = filled_table()
+    copy = make_table("copy")
+
+    write(table, tmp_path / "rows", slots=True)
+    read(copy, tmp_path / "rows", slots=True)
+
+    assert rows_of(copy) == rows_of(table)
+    ids, _ = table.export_rows()
+    for each in (table, copy):
+        each.iterations = 7
+        each.push(ids, np.ones((50, 2)))
+    assert rows_of(copy) == rows_of(table)
+
+
+@each_format
+@given(
+    rows=st.dictionaries(
+        st.integers(INT64_MIN, INT64_MAX),
+        hnp.arrays(
+            np.float32,
+            3,
+            elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+        ),
+        max_size=8,
+    )
+)
+@settings(max_examples=20)
+def test_any_ids_and_finite_values_come_back(
+    tmp_path_factory, write, read, rows
+):
+    path = tmp_path_factory.mktemp("any") / "rows"
+    with running_cluster(0):
+        table = make_table(dim=3)
+        table.assign(
+            list(rows), np.reshape(list(rows.values()), (len(rows), 3))
+        )
+        copy = make_table("copy", dim=3)
+
+        assert write(table, path) == read(copy, path) == len(rows)
+
+        assert values_of(copy) == {k: v.tobytes() for k, v in rows.items()}
+
+
+@each_format
+def test_an_empty_table_makes_a_file_without_rows(
+    embedded, tmp_path, write, read
+):
+    table = make_table()
+
+    assert write(table, tmp_path / "rows", slots=True) == 0
+    assert read(table, tmp_path / "rows", slots=True) == 0
+
+    assert table.size() == 0
+
+
+@each_format
+def test_rows_of_optimizers_without_state_have_no_slots(
+    embedded, tmp_path, write, read
+):
+    table = filled_table(optimizer="sgd")
+    copy = make_table("copy", optimizer="sgd")
+
+    write(table, tmp_path / "rows", slots=True)
+    assert read(copy, tmp_path / "rows", slots=True) == 50
+
+    assert rows_of(copy) == rows_of(table)
+
+
+@each_format
+def test_statistics_come_along_with_slots(embedded, tmp_path, write, read):
+    statistics = tsw.statistics.ShowClick()
+    table = make_table(statistics=statistics)
+    table.push([3, 4], np.zeros((2, 2)), shows=[5, 1], clicks=[2, 0])
+    copy = make_table("copy", statistics=statistics)
+
+    write(table, tmp_path / "rows", slots=True)
+    read(copy, tmp_path / "rows", slots=True)
+
+    assert copy.usage([3, 4])["click"].tolist() == [2.0, 0.0]
+    assert rows_of(copy) == rows_of(table)
+
+
+@each_format
+def test_rows_go_in_as_many_calls_as_they_need(
+    cluster, tmp_path, write, read, monkeypatch
+):
+    monkeypatch.setattr(_rows, "_CALL_BYTES", 100)
+    table = filled_table()
+    copy = make_table("copy")
+
+    write(table, tmp_path / "rows", slots=True)
+    assert read(copy, tmp_path / "rows", slots=True) == 50
+
+    assert rows_of(copy) == rows_of(table)
+
+
+@each_format
+def test_the_same_rows_give_the_same_bytes_wherever_they_live(
+    tmp_path, write, read
+):
+    for servers in (0, 3):
+        with running_cluster(servers):
+            write(filled_table(), tmp_path / f"on_{servers}")
+
+    if write is tsw.interchange.write_numpy:  # Archives have times in them.
+        one, other = (np.load(tmp_path / f"on_{n}") for n in (0, 3))
+        assert all(one[k].tobytes() == other[k].tobytes() for k in one)
+    else:
+        same = (tmp_path / "on_0").read_bytes()
+        assert same == (tmp_path / "on_3").read_bytes()
+
+
+# --- What reading does to a table -------------------------------------------
+
+
+@each_format
+def test_reading_leaves_other_rows_and_the_state_of_present_ones(
+    embedded, tmp_path, write, read
+):
+    table = make_table(optimizer=tsw.optimizers.Adagrad(0.5))
+    table.assign([1], [[5.0, 6.0]])
+    write(table, tmp_path / "rows")
+    table.push([1, 2], np.ones((2, 2)))
+    before = rows_of(table)
+
+    read(table, tmp_path / "rows")
+
+    after = rows_of(table)
+    assert after[2] == before[2]
+    assert after[1] == (np.float32([5.0, 6.0]).tobytes(), before[1][1])
+
+
+def test_of_repeated_ids_the_last_row_stays(cluster, tmp_path, monkeypatch):
+    # Within a call, and in another one.
+    monkeypatch.setattr(_rows, "_CALL_BYTES", 64)
+    ids = [7, 7, 7, 7, 7, 7, 8, 7]
+    values = np.arange(16.0, dtype=np.float32).reshape(8, 2)
+    np.savez(tmp_path / "a.npz", ids=ids, values=values)
+    write_columns(
+        tmp_path / "b", id=pa.array(ids), embedding=pa.array(values.tolist())
+    )
+    write_examples(
+        tmp_path / "c",
+        *(
+            {"id": [row_id], "embedding": value}
+            for row_id, value in zip(ids, values.tolist(), strict=True)
+        ),
+    )
+
+    for i, (read, name) in enumerate(
+        [
+            (tsw.interchange.read_numpy, "a.npz"),
+            (tsw.interchange.read_parquet, "b"),
+            (tsw.interchange.read_tfrecord, "c"),
+        ]
+    ):
+        table = make_table(f"table_{i}")
+        assert read(table, tmp_path / name) == 8
+        assert table.size() == 2
+        np.testing.assert_array_equal(
+            table.lookup([7, 8]), [[14.0, 15.0], [12.0, 13.0]]
+        )
+
+
+def test_rows_of_16_bits_are_rounded(embedded, tmp_path):
+    np.savez(tmp_path / "rows", ids=[1], values=[[1.001, 3.0]])
+    table = make_table(row_type="bfloat16")
+
+    tsw.interchange.read_numpy(table, tmp_path / "rows.npz")
+
+    np.testing.assert_array_equal(table.lookup([1]), [[1.0, 3.0]])
+
+
+# --- What files look like ---------------------------------------------------
+
+
+def test_npz_files_have_the_arrays_that_numpy_users_expect(embedded, tmp_path):
+    table = make_table(optimizer="adagrad")
+    table.assign([9, -4], [[1.0, 2.0], [3.0, 4.0]])
+
+    tsw.interchange.write_numpy(table, tmp_path / "rows.npz", slots=True)
+
+    with np.load(tmp_path / "rows.npz") as arrays:
+        assert arrays["ids"].tolist() == [-4, 9]
+        assert arrays["values"].tolist() == [[3.0, 4.0], [1.0, 2.0]]
+        assert arrays["slots"].shape == (2, 2)
+        metadata = json.loads(str(arrays["metadata"]))
+    assert metadata["table"] == "user"
+    assert metadata["dim"] == 2
+    assert "adagrad" in metadata["optimizer"]
+
+
+def test_parquet_files_have_typed_columns_and_metadata(embedded, tmp_path):
+    table = make_table()
+    table.assign([9, -4, 5], np.arange(6.0).reshape(3, 2))
+    path = tmp_path / "rows.parquet"
+
+    tsw.interchange.write_parquet(
+        table,
+        path,
+        slots=True,
+        id_column="user.id",
+        embedding_column="vector",
+        compression="zstd",
+        rows_per_group=2,
+    )
+
+    file = pq.ParquetFile(path)
+    assert file.num_row_groups == 2
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+    schema = file.schema_arrow
+    assert schema.names == ["user.id", "vector", "slots"]
+    assert schema.field("user.id").type == pa.int64()
+    assert schema.field("vector").type == pa.list_(pa.float32(), 2)
+    assert schema.field("slots").type == pa.list_(pa.float32(), 5)
+    assert json.loads(schema.metadata[b"tfswitch"])["table"] == "user"
+    assert file.read().column("user.id").to_pylist() == [-4, 5, 9]
+    copy = make_table("copy")
+    assert (
+        tsw.interchange.read_parquet(
+            copy, path, id_column="user.id", embedding_column="vector"
+        )
+        == 3
+    )
+    assert values_of(copy) == values_of(table)
+
+
+def test_tfrecord_files_have_an_example_for_each_row(embedded, tmp_path):
+    table = make_table()
+    table.assign([9, -4], [[1.0, 2.0], [3.0, 4.0]])
+    path = tmp_path / "rows.tfrecord.gz"
+
+    tsw.interchange.write_tfrecord(
+        table, path, id_feature="user", slots=True, compression="gzip"
+    )
+
+    gzip.decompress(path.read_bytes())
+    (first, _) = tf.data.TFRecordDataset(str(path), "GZIP")
+    features = tf.train.Example.FromString(first.numpy()).features.feature
+    assert features["user"].int64_list.value == [-4]
+    assert features["embedding"].float_list.value == [3.0, 4.0]
+    assert len(features["slots"].float_list.value) == 5
+    copy = make_table("copy")
+    assert (
+        tsw.interchange.read_tfrecord(
+            copy, path, id_feature="user", compression="gzip"
+        )
+        == 2
+    )
+    assert values_of(copy) == values_of(table)
+
+
+# --- Files of other programs ------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [-1, 2], ids=["list", "fixed_size_list"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("id_type", ["int64", "int32", "uint8"])
+def test_parquet_columns_of_other_types_are_read(
+    embedded, tmp_path, size, dtype, id_type
+):
+    floats = np.array([1.5, 2.5, 3.5, 4.5], dtype)
+    lists = (
+        pa.ListArray.from_arrays([0, 2, 4], floats)
+        if size < 0
+        else pa.FixedSizeListArray.from_arrays(floats, size)
+    )
+    write_columns(
+        tmp_path / "rows",
+        other=pa.array(["x", None]),
+        id=pa.array([1, 2], pa.type_for_alias(id_type)),
+        embedding=lists,
+    )
+    table = make_table()
+
+    assert tsw.interchange.read_parquet(table, tmp_path / "rows") == 2
+
+    np.testing.assert_array_equal(
+        table.lookup([1, 2]), [[1.5, 2.5], [3.5, 4.5]]
+    )
+
+
+def test_large_lists_are_read(embedded, tmp_path):
+    write_columns(
+        tmp_path / "rows",
+        id=[1],
+        embedding=pa.array([[1.5, 2.5]], pa.large_list(pa.float64())),
+    )
+    table = make_table()
+
+    assert tsw.interchange.read_parquet(table, tmp_path / "rows") == 1
+
+    np.testing.assert_array_equal(table.lookup([1]), [[1.5, 2.5]])
+
+
+def test_a_folder_is_read_in_the_order_of_names(embedded, tmp_path):
+    folder = tmp_path / "export"
+    (folder / "day=1").mkdir(parents=True)
+    (folder / "_temporary").mkdir()
+    for name, value in (
+        ("b.parquet", 2.0),
+        ("a.parquet", 1.0),
+        ("day=1/c.parquet", 3.0),
+        ("_temporary/z.parquet", 9.0),
+        (".z.parquet", 9.0),
+    ):
+        write_columns(folder / name, id=[1], embedding=[[value, value]])
+    (folder / "_SUCCESS").touch()
+    (folder / "notes.txt").write_text("no rows")
+    table = make_table()
+
+    assert tsw.interchange.read_parquet(table, folder) == 3
+
+    np.testing.assert_array_equal(table.lookup([1]), [[3.0, 3.0]])
+
+
+def test_patterns_and_lists_of_files_are_read_in_order(embedded, tmp_path):
+    for name, row_id in (("part-1", 1), ("part-0", 0), ("last", 2)):
+        write_examples(
+            tmp_path / name,
+            {
+                "id": [
+                    row_id,
+                ][:1],
+                "embedding": [1.0, row_id + 0.5],
+            },
+        )
+    table = make_table()
+
+    paths = [str(tmp_path / "part-*"), tmp_path / "last"]
+    assert tsw.interchange.read_tfrecord(table, paths) == 3
+
+    np.testing.assert_array_equal(
+        table.lookup([0, 1, 2]), [[1.0, 0.5], [1.0, 1.5], [1.0, 2.5]]
+    )
+
+
+def test_arrays_of_other_programs_are_read(embedded, tmp_path):
+    np.savez_compressed(
+        tmp_path / "rows", ids=np.int16([3]), values=np.array([[1, 2]])
+    )
+    table = make_table()
+
+    assert tsw.interchange.read_numpy(table, tmp_path / "rows.npz") == 1
+
+    np.testing.assert_array_equal(table.lookup([3]), [[1.0, 2.0]])
+
+
+def test_large_row_groups_are_not_read_at_once(embedded, tmp_path, monkeypatch):
+    num_rows, dim = 50_000, 128
+    floats = np.random.default_rng(1).random(num_rows * dim, np.float32)
+    write_columns(
+        tmp_path / "rows",
+        id=np.arange(num_rows) % 7,
+        embedding=pa.FixedSizeListArray.from_arrays(floats, dim),
+    )
+    assert pq.ParquetFile(tmp_path / "rows").num_row_groups == 1
+    in_use = []
+
+    def assign_rows(table, rows, assign_rows=_rows.assign_rows):
+        in_use.append(pa.total_allocated_bytes())
+        assign_rows(table, rows)
+
+    monkeypatch.setattr(_layout, "assign_rows", assign_rows)
+
+    table = make_table(dim=dim)
+    assert tsw.interchange.read_parquet(table, tmp_path / "rows") == num_rows
+
+    assert max(in_use) < floats.nbytes / 2
+
+
+# --- Slots of another optimizer ---------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["numpy", "parquet"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "rmsprop"}, r"adagrad.*'word' has .*rmsprop"),
+        ({"optimizer": "sgd"}, r"adagrad.*'word' has .*sgd"),
+        (
+            {"optimizer": "adagrad", "statistics": tsw.statistics.Usage()},
+            r"statistics None.*with \{'usage'",
+        ),
+    ],
+)
+def test_slots_of_another_optimizer_are_refused_by_name(
+    embedded, tmp_path, name, options, message
+):
+    write, read = FORMATS[name]
+    write(filled_table(optimizer="adagrad"), tmp_path / "rows", slots=True)
+    table = make_table("word", **options)
+
+    with pytest.raises(ValueError, match=message):
+        read(table, tmp_path / "rows", slots=True)
+
+    assert table.size() == 0
+    assert read(table, tmp_path / "rows") == 50
+
+
+def test_other_numbers_of_the_same_rule_do_not_matter(embedded, tmp_path):
+    table = filled_table(optimizer=tsw.optimizers.Adam(beta_1=0.8))
+    tsw.interchange.write_parquet(table, tmp_path / "rows", slots=True)
+    copy = make_table("copy", optimizer=tsw.optimizers.AdamW(beta_1=0.9))
+
+    tsw.interchange.read_parquet(copy, tmp_path / "rows", slots=True)
+
+    assert rows_of(copy) == rows_of(table)
+
+
+def test_slots_of_records_are_checked_by_their_number(embedded, tmp_path):
+    tsw.interchange.write_tfrecord(
+        filled_table(optimizer="adam"), tmp_path / "rows", slots=True
+    )
+    table = make_table("word", optimizer="adagrad")
+
+    with pytest.raises(ValueError, match=r"'slots' must have 2 .* got 5"):
+        tsw.interchange.read_tfrecord(table, tmp_path / "rows", slots=True)
+
+
+@each_format
+def test_slots_that_are_not_in_the_file_are_missed(
+    embedded, tmp_path, write, read
+):
+    table = filled_table()
+    write(table, tmp_path / "rows")
+
+    with pytest.raises(ValueError, match=r"no \w+ 'slots'.*slots=True"):
+        read(table, tmp_path / "rows", slots=True)
+
+
+def test_metadata_of_a_later_version_are_refused_for_slots(embedded, tmp_path):
+    table = filled_table(optimizer="adagrad")
+    np.savez(
+        tmp_path / "rows",
+        metadata='{"version": 2}',
+        **dict(
+            zip(
+                ("ids", "values", "slots"),
+                table._export_with_slots(),
+                strict=True,
+            )
+        ),
+    )
+
+    with pytest.raises(ValueError, match=r"version 2.*slots=False"):
+        tsw.interchange.read_numpy(table, tmp_path / "rows.npz", slots=True)
+    assert tsw.interchange.read_numpy(table, tmp_path / "rows.npz") == 50
+
+
+# --- Bad input --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"ids": [1]}, r"no array 'values', only \['ids'\].*table\.assign"),
+        (
+            {"ids": [1], "values": [[1.0, 2.0, 3.0]]},
+            r"'values' must be of shape \(1, 2\) for 1 ids and table 'user', "
+            r"got \(1, 3\)",
+        ),
+        (
+            {"ids": [1, 2], "values": [[1.0, 2.0]]},
+            r"shape \(2, 2\).*got \(1, 2\)",
+        ),
+        ({"ids": [[1]], "values": [[1.0, 2.0]]}, r"'ids' must be of rank 1"),
+        (
+            {"ids": [1.0], "values": [[1.0, 2.0]]},
+            r"'ids' must hold integers, got float64. Cast",
+        ),
+        (
+            {"ids": ["a"], "values": [[1.0, 2.0]]},
+            r"'ids' must hold integers, got <U1.*hash_strings",
+        ),
+        (
+            {"ids": [1], "values": [["a", "b"]]},
+            r"'values' must hold floats, 2 for each id, got <U1",
+        ),
+        (
+            {"ids": [4, 5], "values": [[1.0, 2.0], [3.0, np.nan]]},
+            r"'values' has nan in row 1 \(id 5\) at place 1.*Leave the row",
+        ),
+        (
+            {"ids": [4], "values": [[1e300, 0.0]]},
+            r"'values' has 1e\+300 in row 0 \(id 4\)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_arrays_is_named(
+    embedded, tmp_path, arrays, message
+):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    table = make_table()
+
+    with pytest.raises(ValueError, match=r"bad\.npz': .*" + message):
+        tsw.interchange.read_numpy(table, tmp_path / "bad.npz")
+
+    assert table.size() == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"id": [1], "vector": [[1.0, 2.0]]},
+            r"no column 'embedding', only \['id', 'vector'\]. Pass its name as "
+            "`id_column` or `embedding_column`",
+        ),
+        (
+            {"id": ["a"], "embedding": [[1.0, 2.0]]},
+            r"'id' must hold integers, got string.*hash_strings",
+        ),
+        (
+            {"id": [1], "embedding": [1.0]},
+            r"'embedding' must hold floats, 2 for each id, got double",
+        ),
+        (
+            {"id": [1], "embedding": [[1, 2]]},
+            r"must hold floats, 2 for each id, got list<",
+        ),
+        (
+            {"id": [1, 2], "embedding": [[1.0, 2.0], [3.0]]},
+            r"'embedding' must have 2 values a row as the rows of table "
+            r"'user', got 1 in row 1 \(id 2\)",
+        ),
+        (
+            {
+                "id": [1],
+                "embedding": pa.array([[1.0] * 3], pa.list_(pa.float32(), 3)),
+            },
+            r"must have 2 values a row as the rows of table 'user', got 3",
+        ),
+        (
+            {"id": [1, None], "embedding": [[1.0, 2.0]] * 2},
+            r"'id' has null in row 1\. Leave the row out",
+        ),
+        (
+            {"id": [1, 2], "embedding": [[1.0, 2.0], None]},
+            r"'embedding' has null in row 1 \(id 2\)",
+        ),
+        (
+            {"id": [1, 2], "embedding": [[1.0, 2.0], [3.0, None]]},
+            r"'embedding' has null in row 1 \(id 2\)",
+        ),
+        (
+            {"id": [1, 2], "embedding": [[1.0, 2.0], [-np.inf, 1.0]]},
+            r"'embedding' has -inf in row 1 \(id 2\) at place 0",
+        ),
+    ],
+)
+def test_what_is_wrong_with_columns_is_named(
+    embedded, tmp_path, columns, message
+):
+    write_columns(tmp_path / "bad.parquet", **columns)
+    table = make_table()
+
+    with pytest.raises(ValueError, match=r"bad\.parquet': .*" + message):
+        tsw.interchange.read_parquet(table, tmp_path / "bad.parquet")
+
+    assert table.size() == 0
+
+
+def test_columns_of_one_name_are_refused(embedded, tmp_path):
+    column = pa.array([1])
+    pq.write_table(
+        pa.Table.from_arrays([column, column], ["id", "id"]), tmp_path / "bad"
+    )
+
+    with pytest.raises(ValueError, match="2 columns 'id'; rename"):
+        tsw.interchange.read_parquet(make_table(), tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (
+            [{"id": [1], "vector": [1.0, 2.0]}],
+            r"no feature 'embedding'. Pass its name as `id_feature`",
+        ),
+        (
+            [{"embedding": [1.0, 2.0]}],
+            r"no feature 'id'. Pass its name",
+        ),
+        (
+            [{"id": [1], "embedding": [1.0, 2.0]}, {"embedding": [1.0, 2.0]}],
+            r"'id' must have 1 values a row, got 0 in row 1",
+        ),
+        (
+            [{"id": [1], "embedding": [1.0, 2.0, 3.0]}],
+            r"'embedding' must have 2 values a row as the rows of table "
+            r"'user', got 3 in row 0 \(id 1\)",
+        ),
+        (
+            [{"id": [1, 2], "embedding": [1.0, 2.0]}],
+            r"'id' must have 1 values a row, got 2 in row 0",
+        ),
+        (
+            [
+                {"id": [1], "embedding": [1.0, 2.0]},
+                {"id": [1.5], "embedding": [1.0, 2.0]},
+            ],
+            r"'id' must be of kind int64_list, got float_list in row 1",
+        ),
+        (
+            [{"id": [1], "embedding": [1, 2]}],
+            r"'embedding' must be of kind float_list, got int64_list in row 0",
+        ),
+        ([b"\xff\xff"], r"no tf.train.Example in row 0"),
+        (
+            [{"id": [8], "embedding": [1.0, float("nan")]}],
+            r"'embedding' has nan in row 0 \(id 8\) at place 1",
+        ),
+    ],
+)
+def test_what_is_wrong_with_records_is_named(
+    embedded, tmp_path, records, message
+):
+    write_examples(tmp_path / "bad.tfrecord", *records)
+    table = make_table()
+
+    with pytest.raises(ValueError, match=r"bad\.tfrecord': .*" + message):
+        tsw.interchange.read_tfrecord(table, tmp_path / "bad.tfrecord")
+
+    assert table.size() == 0
+
+
+def test_rows_before_a_bad_batch_are_set_and_counted(
+    embedded, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(_rows, "_CALL_BYTES", 32)  # Two rows.
+    values = np.ones((6, 2))
+    values[5, 1] = np.nan
+    write_columns(
+        tmp_path / "bad",
+        id=pa.array(range(10, 16)),
+        embedding=pa.array(values.tolist()),
+    )
+    write_examples(
+        tmp_path / "worse",
+        *(
+            {"id": [10 + i], "embedding": value}
+            for i, value in enumerate(values.tolist())
+        ),
+    )
+
+    for name, read in (
+        ("bad", tsw.interchange.read_parquet),
+        ("worse", tsw.interchange.read_tfrecord),
+    ):
+        table = make_table(name)
+        with pytest.raises(
+            ValueError, match=r"nan in row 5 \(id 15\).* 4 rows before it"
+        ):
+            read(table, tmp_path / name)
+        assert sorted(table.export_rows()[0].tolist()) == [10, 11, 12, 13]
+
+
+def test_columns_of_all_files_are_checked_before_the_first_row(
+    embedded, tmp_path
+):
+    write_columns(tmp_path / "a", id=[1], embedding=[[1.0, 2.0]])
+    write_columns(tmp_path / "b", id=[1], vector=[[1.0, 2.0]])
+    table = make_table()
+
+    with pytest.raises(ValueError, match="b': there is no column"):
+        tsw.interchange.read_parquet(table, [tmp_path / "a", tmp_path / "b"])
+
+    assert table.size() == 0
+
+
+@each_format
+def test_missing_files_are_named(embedded, tmp_path, write, read):
+    with pytest.raises(FileNotFoundError, match=r"no file '.*nowhere'"):
+        read(make_table(), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["parquet", "tfrecord"])
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("part-*", r"no file 'part-\*'"), ([], "no files to read")],
+)
+def test_paths_that_stand_for_no_file_are_named(embedded, name, path, message):
+    with pytest.raises(FileNotFoundError, match=message):
+        FORMATS[name][1](make_table(), path)
+
+
+def test_folders_without_files_are_named(embedded, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no \*\.parquet file in"):
+        tsw.interchange.read_parquet(make_table(), tmp_path)
+    with pytest.raises(IsADirectoryError, match=r"pattern such as '.*/\*'"):
+        tsw.interchange.read_tfrecord(make_table(), tmp_path)
+    with pytest.raises(OSError, match=r"is no \.npz file"):
+        tsw.interchange.read_numpy(make_table(), tmp_path)
+
+
+@each_format
+@pytest.mark.parametrize("damage", ["empty", "cut", "other", "flipped"])
+def test_damaged_files_are_named(embedded, tmp_path, write, read, damage):
+    path = tmp_path / "rows"
+    write(filled_table(num_rows=500), path)
+    content = path.read_bytes()
+    place = len(content) // 2
+    path.write_bytes(
+        {
+            "empty": b"",
+            "cut": content[:place],
+            "other": b"id,embedding\n1,2\n" * 20,
+            "flipped": content[:place]
+            + bytes([content[place] ^ 255])
+            + content[place + 1 :],
+        }[damage]
+    )
+    if read is tsw.interchange.read_tfrecord and damage == "empty":
+        assert read(make_table("copy"), path) == 0  # A file without records.
+        return
+
+    with pytest.raises(OSError, match=f"'{path}'.*(damaged|cannot be read)"):
+        read(make_table("copy"), path)
+
+
+def test_files_compressed_otherwise_are_named(embedded, tmp_path):
+    table = filled_table()
+    for written, asked in ((None, "gzip"), ("gzip", None)):
+        tsw.interchange.write_tfrecord(
+            table, tmp_path / "rows", compression=written
+        )
+        with pytest.raises(OSError, match=r"rows' is no .*, compressed other"):
+            tsw.interchange.read_tfrecord(
+                table, tmp_path / "rows", compression=asked
+            )
+
+
+@each_format
+def test_other_things_than_tables_are_refused(tmp_path, write, read):
+    layer = tsw.keras.DynamicEmbedding(2)
+    for call in (write, read):
+        with pytest.raises(ValueError, match=r"layer\.table"):
+            call(layer, tmp_path / "rows")
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "message"),
+    [
+        (
+            tsw.interchange.write_parquet,
+            {"compression": "zip"},
+            "`compression` must be one of .*'zip'",
+        ),
+        (
+            tsw.interchange.write_parquet,
+            {"rows_per_group": 0},
+            "`rows_per_group` must be .*=0",
+        ),
+        (
+            tsw.interchange.write_parquet,
+            {"id_column": "embedding"},
+            r"columns must differ. Received: \['embedding', 'embedding'\]",
+        ),
+        (
+            tsw.interchange.read_parquet,
+            {"id_column": "slots", "slots": True},
+            "columns must differ",
+        ),
+        (
+            tsw.interchange.read_parquet,
+            {"embedding_column": 3},
+            "`embedding_column` must be a name. .*=3",
+        ),
+        (
+            tsw.interchange.write_tfrecord,
+            {"compression": "snappy"},
+            "None or \"gzip\". .*'snappy'",
+        ),
+        (
+            tsw.interchange.read_tfrecord,
+            {"id_feature": ""},
+            "`id_feature` must be a name. .*=''",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(embedded, tmp_path, call, options, message):
+    with pytest.raises(ValueError, match=message):
+        call(make_table(), tmp_path / "rows", **options)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_pyarrow_the_command_that_installs_it_is_named(
+    embedded, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    table = make_table()
+
+    for call in (tsw.interchange.write_parquet, tsw.interchange.read_parquet):
+        with pytest.raises(ImportError, match="pip install 'pyarrow>=16"):
+            call(table, tmp_path / "rows")
+
+    tsw.interchange.write_numpy(table, tmp_path / "rows")
+
+
+# --- Publishing -------------------------------------------------------------
+
+
+@each_format
+def test_a_file_is_replaced_when_the_new_one_is_complete(
+    embedded, tmp_path, write, read, monkeypatch
+):
+    table = filled_table()
+    path = tmp_path / "rows"
+    path.write_bytes(b"old")
+    replaced = []
+
+    def replace(source, target, replace=os.replace):
+        replaced.append((target.read_bytes(), source.stat().st_size))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+
+    write(table, path)
+
+    assert replaced == [(b"old", path.stat().st_size)]
+    assert [file.name for file in tmp_path.iterdir()] == ["rows"]
+
+
+@each_format
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    embedded, tmp_path, write, read, monkeypatch
+):
+    path = tmp_path / "rows"
+    path.write_bytes(b"old")
+
+    def fsync(descriptor):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    with pytest.raises(OSError, match="no space left"):
+        write(filled_table(), path)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["rows"]
+    assert path.read_bytes() == b"old"
+
+
+@each_format
+def test_places_where_no_file_can_be_are_named(embedded, tmp_path, write, read):
+    with pytest.raises(FileNotFoundError, match=r"no folder '.*nowhere'"):
+        write(make_table(), tmp_path / "nowhere" / "rows")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        write(make_table(), tmp_path)
+
+
+@each_format
+def test_the_umask_decides_who_may_read_a_file(embedded, tmp_path, write, read):
+    before = os.umask(0o027)
+    try:
+        write(make_table(), tmp_path / "rows")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "rows").stat().st_mode & 0o777 == 0o640

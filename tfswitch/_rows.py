@@ -1,0 +1,57 @@
+"""Many rows at once, in calls that any server takes."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tfswitch.table import EmbeddingTable
+
+# Larger messages are hardly faster, and servers may be set to refuse them.
+_CALL_BYTES = 1 << 20
+
+
+class Rows(NamedTuple):
+    """Some rows of a table.
+
+    Attributes:
+        ids: int64, `[num_rows]`.
+        values: float32, `[num_rows, dim]`.
+        slots: float32, `[num_rows, slot_floats]`, or None.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    slots: np.ndarray | None = None
+
+
+def rows_per_call(floats_per_row: int) -> int:
+    """How many rows of that length one call should take."""
+    return max(1, _CALL_BYTES // (8 + 4 * floats_per_row))
+
+
+def assign_rows(table: EmbeddingTable, rows: Rows) -> None:
+    """Sets rows, as `EmbeddingTable.assign`, of any number.
+
+    Without slots the optimizer state of rows that are there stays. Of repeated
+    ids the last row stays.
+    """
+    floats = rows.values.shape[1]
+    if rows.slots is not None:
+        floats += rows.slots.shape[1]
+    step = rows_per_call(floats)
+    for begin in range(0, len(rows.ids), step):
+        part = slice(begin, begin + step)
+        table._native.assign(
+            rows.ids[part],
+            rows.values[part],
+            None if rows.slots is None else rows.slots[part],
+        )
+
+
+def find_not_finite(values: np.ndarray) -> tuple[int, int] | None:
+    """Returns the row and the place of the first NaN or Inf, or None."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return None
+    row, place = np.argwhere(~finite)[0]
+    return int(row), int(place)

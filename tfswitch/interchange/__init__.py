@@ -1,0 +1,25 @@
+"""Tables to and from files of NumPy, Parquet and TFRecord.
+
+For other programs: to look at rows, to search them for neighbours, to start
+from rows that were trained elsewhere. To go on where training ended,
+`Cluster.save` is better: servers write and read checkpoints by themselves.
+
+Writers hold all rows in memory, write them sorted by id to a temporary file
+beside `path`, and rename it when it is complete, so that nobody sees half a
+file and an error leaves none behind. Readers set the rows of the ids in a file
+(`EmbeddingTable.assign`); other rows stay. Of an id that occurs several times
+the last row stays. Both work with tables in this process and on servers.
+"""
+
+from tfswitch.interchange._numpy import read_numpy, write_numpy
+from tfswitch.interchange._parquet import read_parquet, write_parquet
+from tfswitch.interchange._tfrecord import read_tfrecord, write_tfrecord
+
+__all__ = [
+    "read_numpy",
+    "read_parquet",
+    "read_tfrecord",
+    "write_numpy",
+    "write_parquet",
+    "write_tfrecord",
+]

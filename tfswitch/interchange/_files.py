@@ -1,0 +1,82 @@
+"""Files that appear when they are whole, and those that a path stands for."""
+
+import contextlib
+import glob
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@contextlib.contextmanager
+def published(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a name for a file that becomes `path` if nothing is raised."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"'{target}' cannot be written, for there is no folder "
+            f"'{target.parent}'; make it first"
+        )
+    if target.is_dir():
+        raise IsADirectoryError(
+            f"'{target}' is a folder; pass the name of a file in it"
+        )
+    temporary = target.parent / f".{uuid.uuid4().hex}.tmp"
+    try:
+        yield temporary
+        # After a power cut there must be no name without its bytes.
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def find_files(path: Paths, suffix: str | None = None) -> list[str]:
+    """Returns the files that a path, a pattern, or a list of these stands for.
+
+    Args:
+        path: What the user gave.
+        suffix: Of the files to take from folders; None if those are refused.
+
+    Raises:
+        FileNotFoundError: If there are none.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else path
+    files = [file for each in paths for file in _find(os.fspath(each), suffix)]
+    if not files:
+        raise FileNotFoundError(f"no files to read. Received: path={path!r}")
+    return files
+
+
+def _find(path: str, suffix: str | None) -> list[str]:
+    if os.path.isdir(path):
+        if suffix is None:
+            raise IsADirectoryError(
+                f"'{path}' is a folder; pass its files, or a pattern such as "
+                f"'{os.path.join(path, '*')}'"
+            )
+        found = sorted(
+            str(file)
+            for file in Path(path).rglob(f"*{suffix}")
+            if not _is_hidden(file.relative_to(path))
+        )
+        if not found:
+            raise FileNotFoundError(f"there is no *{suffix} file in '{path}'")
+        return found
+    if os.path.exists(path):
+        return [path]
+    found = sorted(glob.glob(path)) if glob.has_magic(path) else []
+    if not found:
+        raise FileNotFoundError(f"there is no file '{path}'")
+    return found
+
+
+def _is_hidden(file: Path) -> bool:
+    # Spark and others begin the names of what is unfinished with these.
+    return any(part.startswith((".", "_")) for part in file.parts)

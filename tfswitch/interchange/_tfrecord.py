@@ -1,0 +1,223 @@
+"""Rows in TFRecord files, a `tf.train.Example` for each."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import message as protobuf
+
+from tfswitch._rows import Rows, rows_per_call
+from tfswitch.interchange._files import Paths, find_files, published
+from tfswitch.interchange._layout import Layout, Source
+from tfswitch.table import EmbeddingTable
+
+
+def write_tfrecord(
+    table: EmbeddingTable,
+    path: str | os.PathLike[str],
+    *,
+    slots: bool = False,
+    id_feature: str = "id",
+    embedding_feature: str = "embedding",
+    compression: str | None = None,
+) -> int:
+    """Writes all rows to a TFRecord file, a `tf.train.Example` for each.
+
+    Its features: an int64 list of the id, a float list of the embedding; with
+    `slots` a float list `slots`, if the table has any.
+
+    Args:
+        table: The table.
+        path: The file; one that is there is replaced.
+        slots: Whether to write optimizer state and statistics too.
+        id_feature: Name of the feature of ids.
+        embedding_feature: Name of the feature of embeddings.
+        compression: None or "gzip".
+
+    Returns:
+        The number of rows written.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        OSError: If the file cannot be written.
+        ConnectionError, TimeoutError: If a server does not answer.
+
+    Example:
+
+    >>> tsw.interchange.write_tfrecord(table, "user.tfrecord")
+    3
+    """
+    layout = Layout(
+        "feature", table, slots=slots, ids=id_feature, values=embedding_feature
+    )
+    options = tf.io.TFRecordOptions(_compression_type(compression))
+    with published(path) as temporary:
+        rows = layout.sorted_rows()
+        try:
+            with tf.io.TFRecordWriter(str(temporary), options) as writer:
+                for example in _examples(rows, layout):
+                    # The same rows give the same bytes.
+                    writer.write(example.SerializeToString(deterministic=True))
+        except tf.errors.OpError as error:
+            raise OSError(
+                f"'{os.fspath(path)}' cannot be written: {error.message}"
+            ) from error
+    return len(rows.ids)
+
+
+def read_tfrecord(
+    table: EmbeddingTable,
+    path: Paths,
+    *,
+    slots: bool = False,
+    id_feature: str = "id",
+    embedding_feature: str = "embedding",
+    compression: str | None = None,
+) -> int:
+    """Sets the rows of TFRecord files of `tf.train.Example`.
+
+    Takes a batch of records at a time and checks it before its rows are set:
+    an error in a later batch leaves the rows before it set, and says how many.
+
+    The files do not say of which optimizer `slots` are, so only their number is
+    checked: read them into a table with the same optimizer and statistics.
+
+    Args:
+        table: The table.
+        path: A file, a pattern such as "part-*", whose files are read in the
+            order of their names, or a list of these.
+        slots: Whether to set optimizer state and statistics too. Otherwise rows
+            that are there keep theirs, and new rows have a fresh one.
+        id_feature: Name of the feature of ids: an int64 list with one value.
+        embedding_feature: Name of the feature of embeddings: a float list with
+            `dim` values.
+        compression: None or "gzip".
+
+    Returns:
+        The number of records in the files.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        OSError: If a file is damaged, or compressed otherwise.
+        ValueError: If a feature is missing, or has another type or length; if a
+            value is NaN or Inf.
+        ConnectionError, TimeoutError: If a server does not answer.
+
+    Example:
+
+    >>> tsw.interchange.read_tfrecord(
+    ...     table, "user-*.tfrecord.gz", compression="gzip")
+    1500000
+    """
+    layout = Layout(
+        "feature", table, slots=slots, ids=id_feature, values=embedding_feature
+    )
+    compression_type = _compression_type(compression)
+    files = find_files(path)
+    return layout.assign(
+        rows for file in files for rows in _read(file, compression_type, layout)
+    )
+
+
+def _examples(rows: Rows, layout: Layout) -> Iterator[tf.train.Example]:
+    for row, row_id in enumerate(rows.ids.tolist()):
+        example = tf.train.Example()
+        features = example.features.feature
+        features[layout.names["ids"]].int64_list.value.append(row_id)
+        for what in layout.widths:
+            floats = getattr(rows, what)[row].tolist()
+            features[layout.names[what]].float_list.value.extend(floats)
+        yield example
+
+
+def _compression_type(compression: Any) -> str:
+    if compression not in (None, "gzip"):
+        raise ValueError(
+            '`compression` must be None or "gzip". Received: '
+            f"compression={compression!r}"
+        )
+    return "" if compression is None else "GZIP"
+
+
+def _read(file: str, compression_type: str, layout: Layout) -> Iterator[Rows]:
+    source = Source(layout, file)
+    features = {
+        layout.names["ids"]: tf.io.RaggedFeature(
+            tf.int64, row_splits_dtype=tf.int64
+        )
+    }
+    for what in layout.widths:
+        features[layout.names[what]] = tf.io.RaggedFeature(
+            tf.float32, row_splits_dtype=tf.int64
+        )
+    dataset = tf.data.TFRecordDataset(file, compression_type)
+    batches = iter(dataset.batch(rows_per_call(sum(layout.widths.values()))))
+    while True:
+        try:
+            records = next(batches, None)
+        except tf.errors.OpError as error:
+            raise OSError(
+                f"'{file}' is no TFRecord file, compressed otherwise than "
+                f"{compression_type or None}, or damaged: {error.message}"
+            ) from error
+        if records is None:
+            return
+        try:
+            parsed = tf.io.parse_example(records, features)
+        except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+            # The second where the message of the first quotes the record.
+            _refuse(records, file, source, layout)
+            raise ValueError(f"'{file}': {error}") from error
+        ids = _values_of(parsed, source, layout, "ids")
+        ids = source.to_ids(ids.reshape(-1))
+        yield source.to_rows(
+            ids,
+            {
+                what: _values_of(parsed, source, layout, what, ids)
+                for what in layout.widths
+            },
+        )
+
+
+def _values_of(
+    parsed: dict[str, tf.RaggedTensor],
+    source: Source,
+    layout: Layout,
+    what: str,
+    ids: np.ndarray | None = None,
+) -> np.ndarray:
+    """The values of a feature, a row for each record."""
+    values = parsed[layout.names[what]]
+    lengths = values.row_lengths().numpy()
+    if not lengths.any():  # Nor is it in any other record of the batch.
+        source.refuse_missing(layout.names[what])
+    source.check_lengths(what, lengths, ids)
+    width = layout.widths.get(what, 1)
+    return values.flat_values.numpy().reshape(len(lengths), width)
+
+
+def _refuse(
+    records: tf.Tensor, file: str, source: Source, layout: Layout
+) -> None:
+    """Raises ValueError for the first record whose features have other types.
+
+    TensorFlow's own message does not say which record it is.
+    """
+    for row, record in enumerate(records.numpy()):
+        try:
+            example = tf.train.Example.FromString(record)
+        except protobuf.DecodeError as error:
+            raise ValueError(
+                f"'{file}': there is no tf.train.Example {source.where(row)}"
+            ) from error
+        for what, name in layout.names.items():
+            kind = "int64_list" if what == "ids" else "float_list"
+            feature = example.features.feature.get(name)
+            got = None if feature is None else feature.WhichOneof("kind")
+            if got not in (None, kind):
+                raise ValueError(
+                    f"'{file}': feature '{name}' must be of kind {kind}, got "
+                    f"{got} {source.where(row)}"
+                )
