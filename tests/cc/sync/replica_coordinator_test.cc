@@ -448,7 +448,8 @@ TEST(ReplicaCoordinatorTest, AJoinThatWaitsOnIsOneJoin) {
   ReplicaPlace place;
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(
-        replicas.Join(Options(1), 0, zero.incarnation, 0, AtOnce(), &place).code(),
+        replicas.Join(Options(1), 0, zero.incarnation, 0, AtOnce(), &place)
+            .code(),
         absl::StatusCode::kDeadlineExceeded);
   }
   EXPECT_EQ(replicas.stats().rejoined, 1);

@@ -1,0 +1,334 @@
+// A prediction server that clients of TensorFlow Serving can use.
+//
+//   prediction_server --model_dir=/models/ranking --model_name=ranking
+//
+// This half has TensorFlow and the model; libserving_rpc.so beside it has gRPC.
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "predictor.h"
+#include "serving_rpc.h"
+#include "tensorflow/core/util/command_line_flags.h"
+
+namespace serving_cc {
+namespace {
+
+constexpr int kCannotServe = 1;
+constexpr int kBadFlag = 2;
+
+ServingBytes BytesOf(absl::string_view text) {
+  return {text.data(), text.size()};
+}
+
+std::string StringOf(ServingBytes bytes) {
+  return std::string(bytes.data, bytes.size);
+}
+
+void SetError(const absl::Status& status, const ServingAnswer* answer) {
+  answer->set_error(answer->answer, static_cast<int32_t>(status.code()),
+                    BytesOf(status.message()));
+}
+
+absl::StatusOr<tensorflow::Tensor> ToTensor(const ServingTensor& from) {
+  tensorflow::TensorShape shape;
+  const absl::Status status = tensorflow::TensorShape::BuildTensorShape(
+      {from.dims, from.num_dims}, &shape);
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("input '", StringOf(from.name), "': ", status.message()));
+  }
+  tensorflow::Tensor tensor(static_cast<tensorflow::DataType>(from.dtype),
+                            shape);
+  if (from.dtype == tensorflow::DT_STRING) {
+    const auto* strings = static_cast<const ServingBytes*>(from.values);
+    auto flat = tensor.flat<tensorflow::tstring>();
+    for (size_t i = 0; i < from.num_values; ++i) {
+      flat(i).assign(strings[i].data, strings[i].size);
+    }
+  } else if (from.num_values > 0) {
+    std::memcpy(tensor.data(), from.values, tensor.TotalBytes());
+  }
+  return tensor;
+}
+
+void AddOutput(const std::string& name, const tensorflow::Tensor& tensor,
+               const ServingAnswer* answer) {
+  std::vector<int64_t> dims;
+  for (const auto& dim : tensor.shape()) dims.push_back(dim.size);
+  std::vector<ServingBytes> strings;
+  const void* values = tensor.data();
+  if (tensor.dtype() == tensorflow::DT_STRING) {
+    const auto flat = tensor.flat<tensorflow::tstring>();
+    for (int64_t i = 0; i < flat.size(); ++i) {
+      strings.push_back({flat(i).data(), flat(i).size()});
+    }
+    values = strings.data();
+  }
+  const ServingTensor output = {
+      BytesOf(name), tensor.dtype(), dims.data(),
+      dims.size(),   values,         static_cast<size_t>(tensor.NumElements())};
+  answer->add_output(answer->answer, &output);
+}
+
+// Answers requests from a predictor, once there is one. Thread-safe.
+class Handler {
+ public:
+  explicit Handler(const std::string& model_name) : model_name_(model_name) {}
+
+  // REQUIRES: the predictor lives until no more requests come.
+  void Serve(const Predictor* predictor) { predictor_ = predictor; }
+
+  ServingHandler Functions() {
+    return {this, &Handler::Predict, &Handler::GetMetadata,
+            &Handler::GetStatus};
+  }
+
+ private:
+  // The predictor, if the request is for its model; else answers with an error.
+  static const Predictor* Find(void* context, const ServingModelSpec& model,
+                               const ServingAnswer* answer) {
+    const Handler& handler = *static_cast<const Handler*>(context);
+    absl::Status status;
+    if (const std::string name = StringOf(model.name);
+        name != handler.model_name_) {
+      status = absl::NotFoundError(absl::StrCat("no model '", name,
+                                                "'; this server has '",
+                                                handler.model_name_, "'"));
+    } else if (model.version_label.size > 0) {
+      status = absl::NotFoundError(absl::StrCat(
+          "no version is labelled '", StringOf(model.version_label),
+          "': this server knows versions by their numbers alone"));
+    } else if (const Predictor* predictor = handler.predictor_) {
+      return predictor;
+    } else {
+      status = absl::UnavailableError(
+          absl::StrCat("model '", name, "' is being loaded; try again"));
+    }
+    SetError(status, answer);
+    return nullptr;
+  }
+
+  static void Predict(void* context, const ServingRequest* call,
+                      const ServingAnswer* answer) {
+    const Predictor* predictor = Find(context, call->model, answer);
+    if (predictor == nullptr) return;
+    Request request;
+    request.signature = StringOf(call->model.signature);
+    request.version = call->model.version;
+    if (call->timeout_ms > 0) {
+      request.timeout = absl::Milliseconds(call->timeout_ms);
+    }
+    for (size_t i = 0; i < call->num_outputs; ++i) {
+      request.outputs.push_back(StringOf(call->outputs[i]));
+    }
+    for (size_t i = 0; i < call->num_inputs; ++i) {
+      absl::StatusOr<tensorflow::Tensor> tensor = ToTensor(call->inputs[i]);
+      if (!tensor.ok()) return SetError(tensor.status(), answer);
+      request.inputs[StringOf(call->inputs[i].name)] = *std::move(tensor);
+    }
+    const absl::StatusOr<Response> response = predictor->Predict(request);
+    if (!response.ok()) return SetError(response.status(), answer);
+    answer->set_model(answer->answer, response->version,
+                      BytesOf(response->signature));
+    for (const auto& [name, tensor] : response->outputs) {
+      AddOutput(name, tensor, answer);
+    }
+  }
+
+  static void GetMetadata(void* context, const ServingModelSpec* model,
+                          const ServingAnswer* answer) {
+    const Predictor* predictor = Find(context, *model, answer);
+    if (predictor == nullptr) return;
+    const auto version = predictor->current();
+    const absl::Status status = version->CheckVersion(model->version);
+    if (!status.ok()) return SetError(status, answer);
+    answer->set_model(answer->answer, version->version(), {nullptr, 0});
+    for (const auto& [name, signature] : version->signatures()) {
+      answer->add_signature(answer->answer, BytesOf(name),
+                            BytesOf(signature.SerializeAsString()));
+    }
+  }
+
+  static void GetStatus(void* context, const ServingModelSpec* model,
+                        const ServingAnswer* answer) {
+    const Predictor* predictor = Find(context, *model, answer);
+    if (predictor == nullptr) return;
+    const Predictor::State state = predictor->state();
+    const auto add = [&](int64_t version, int32_t number,
+                         const absl::Status& status) {
+      if (model->version >= 0 && model->version != version) return;
+      answer->add_version(answer->answer, version, number,
+                          static_cast<int32_t>(status.code()),
+                          BytesOf(status.message()));
+    };
+    add(state.version, SERVING_STATE_AVAILABLE, absl::OkStatus());
+    if (state.loading >= 0) {
+      add(state.loading, SERVING_STATE_LOADING, absl::OkStatus());
+    }
+    for (const auto& [version, status] : state.refused) {
+      if (version != state.loading) add(version, SERVING_STATE_END, status);
+    }
+  }
+
+  const std::string model_name_;
+  std::atomic<const Predictor*> predictor_{nullptr};
+};
+
+// Opens libserving_rpc.so beside this program, in a namespace of its own.
+absl::StatusOr<const ServingRpcApi*> OpenRpc() {
+  const std::string path =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path() /
+      "libserving_rpc.so";
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+  if (library == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("cannot open '", path, "': ", dlerror(),
+                     ". It belongs beside prediction_server, and needs gRPC"));
+  }
+  const auto get_api = reinterpret_cast<ServingRpc_GetApiFn>(
+      dlsym(library, "ServingRpc_GetApi"));
+  const ServingRpcApi* api =
+      get_api != nullptr ? get_api(SERVING_RPC_API_VERSION) : nullptr;
+  if (api == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "'", path, "' is of another build than prediction_server"));
+  }
+  return api;
+}
+
+int Fail(int code, absl::string_view message) {
+  std::fprintf(stderr, "prediction_server: %.*s\n",
+               static_cast<int>(message.size()), message.data());
+  return code;
+}
+
+int Run(int argc, char** argv) {
+  // Blocked before there are threads, so in all of them; taken by sigwait,
+  // where anything may be called.
+  sigset_t stop_signals;
+  sigemptyset(&stop_signals);
+  sigaddset(&stop_signals, SIGTERM);
+  sigaddset(&stop_signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+
+  PredictorOptions options;
+  options.op_library = SERVING_CC_OP_LIBRARY;
+  std::string model_name = "default";
+  std::string address = "127.0.0.1:8500";
+  std::string tags = "serve";
+  float poll_seconds = 1;
+  float grace_seconds = 10;
+  int32_t max_message_bytes = 64 << 20;
+  int32_t max_requests = 256;
+  bool help = false;
+  using tensorflow::Flag;
+  const std::vector<Flag> flags = {
+      Flag("model_dir", &options.model_dir,
+           "a SavedModel, or a folder of versions: 1/, 2/, ..."),
+      Flag("model_name", &model_name, "what requests call the model"),
+      Flag("address", &address,
+           "where to listen: host:port (port 0: any free one) or unix:/path"),
+      Flag("op_library", &options.op_library,
+           "library with the model's own ops; empty: none"),
+      Flag("version", &options.version,
+           "serve this version alone; -1: the newest"),
+      Flag("signature", &options.model.signature,
+           "signature of requests that name none"),
+      Flag("tags", &tags, "of the graph in the SavedModel, with commas"),
+      Flag("poll_seconds", &poll_seconds,
+           "how often to look for versions; 0: only at the start"),
+      Flag("grace_seconds", &grace_seconds,
+           "how long running requests may take when the server is stopped"),
+      Flag("max_message_bytes", &max_message_bytes,
+           "longest message, and largest tensor of a request"),
+      Flag("max_requests", &max_requests,
+           "requests that run at a time; more get RESOURCE_EXHAUSTED"),
+      Flag("intra_op_threads", &options.model.intra_op_threads,
+           "threads for the work inside of ops; 0: one per core"),
+      Flag("inter_op_threads", &options.model.inter_op_threads,
+           "threads that run ops; 0: one per core"),
+      Flag("help", &help, "prints this text"),
+  };
+  const bool parsed = tensorflow::Flags::Parse(&argc, argv, flags);
+  if (help) {
+    std::printf("%s", tensorflow::Flags::Usage(argv[0], flags).c_str());
+    return 0;
+  }
+  if (!parsed) return Fail(kBadFlag, "a flag has a bad value; see --help");
+  if (argc > 1) {
+    return Fail(kBadFlag,
+                absl::StrCat("unknown argument '", argv[1], "'; see --help"));
+  }
+  if (options.model_dir.empty()) return Fail(kBadFlag, "give --model_dir");
+  if (poll_seconds < 0 || grace_seconds < 0 || max_message_bytes < 1 ||
+      max_requests < 1) {
+    return Fail(kBadFlag,
+                "--poll_seconds and --grace_seconds must not be negative, "
+                "--max_message_bytes and --max_requests must be positive");
+  }
+  options.poll_interval = absl::Seconds(poll_seconds);
+  options.model.tags = absl::StrSplit(tags, ',');
+
+  const absl::StatusOr<const ServingRpcApi*> api = OpenRpc();
+  if (!api.ok()) return Fail(kCannotServe, api.status().message());
+  Handler handler(model_name);
+  const ServingHandler functions = handler.Functions();
+  const ServingRpcOptions rpc_options = {address.c_str(), max_message_bytes,
+                                         max_requests};
+  char error[1024];
+  ServingRpcServer* server =
+      (*api)->start(&rpc_options, &functions, error, sizeof(error));
+  if (server == nullptr) return Fail(kCannotServe, error);
+  // Whoever waits for this line may ask for health from now on.
+  std::printf("listening on %s\n", (*api)->address(server));
+  std::fflush(stdout);
+
+  // Beside the wait for a signal, which may come first.
+  absl::Mutex mutex;
+  bool stopping = false;
+  std::unique_ptr<Predictor> predictor;
+  std::thread loader([&] {
+    auto loaded = Predictor::Load(options);
+    if (!loaded.ok()) _exit(Fail(kCannotServe, loaded.status().message()));
+    absl::MutexLock lock(&mutex);
+    predictor = *std::move(loaded);
+    if (stopping) return;
+    handler.Serve(predictor.get());
+    (*api)->set_serving(server, 1);
+  });
+
+  int signal_number = 0;
+  sigwait(&stop_signals, &signal_number);
+  // The next one kills.
+  signal(SIGTERM, SIG_DFL);
+  signal(SIGINT, SIG_DFL);
+  pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
+  {
+    absl::MutexLock lock(&mutex);
+    stopping = true;
+  }
+  (*api)->stop(server, static_cast<int64_t>(grace_seconds * 1000));
+  // A version that is being loaded, or freed, is not waited for.
+  _exit(0);
+}
+
+}  // namespace
+}  // namespace serving_cc
+
+int main(int argc, char** argv) { return serving_cc::Run(argc, argv); }

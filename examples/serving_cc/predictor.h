@@ -1,0 +1,138 @@
+// Serves the newest version of a model from C++ and exchanges it while requests
+// run.
+//
+//   PredictorOptions options;
+//   options.model_dir = "/models/ranking";  // Holds 1/, 2/, ...
+//   options.op_library = ".../tfswitch/libtfswitch_ops.so";
+//   auto predictor = Predictor::Load(options);
+//   auto scores = (*predictor)->Predict({{"ids", {Integers{3, 5}}}});
+
+#ifndef EXAMPLES_SERVING_CC_PREDICTOR_H_
+#define EXAMPLES_SERVING_CC_PREDICTOR_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "model_version.h"
+
+namespace serving_cc {
+
+struct PredictorOptions {
+  // A SavedModel, which is version 0, or a folder of SavedModels whose names
+  // are their versions, as TensorFlow Serving has it. Other names are passed
+  // over: copy a version under such a name, then rename it.
+  std::string model_dir;
+  // For models with ops of their own; empty: none. Loaded for the process.
+  std::string op_library;
+  // Serve this version and no other, until Unpin. -1: the newest.
+  int64_t version = -1;
+  // How often the folder is looked at for versions. Zero: only by Load and Pin.
+  absl::Duration poll_interval = absl::Seconds(1);
+  ModelOptions model;
+};
+
+// A version is taken when it has been the same for two looks, so one that is
+// being copied is left alone. It is loaded and warmed up beside the one that
+// serves, so both need memory for a while. Requests under way end on the old
+// one, which goes after the last of them.
+//
+// A version that cannot be loaded is refused: the running one keeps serving.
+// The refused one is tried again when its files change. If the running
+// version's folder is gone, the newest of the others is taken, even if it is
+// older; if there is none, it keeps serving.
+//
+// Thread-safe.
+class Predictor {
+ public:
+  struct State {
+    int64_t version = -1;                     // That serves.
+    int64_t loading = -1;                     // -1: none.
+    std::map<int64_t, absl::Status> refused;  // And why.
+    absl::Status folder;                      // Of the last look at the folder.
+    absl::Status rows;  // Of the last RowsOptions::refresh.
+  };
+
+  // Loads the newest version that can be loaded, or the one of the options. If
+  // there is none, the error is that of the newest.
+  static absl::StatusOr<std::unique_ptr<Predictor>> Load(
+      const PredictorOptions& options);
+
+  // Waits for a version that is being loaded. REQUIRES: no other call is
+  // running.
+  ~Predictor();
+
+  Predictor(const Predictor&) = delete;
+  Predictor& operator=(const Predictor&) = delete;
+
+  // See ModelVersion for both. They run on the version that serves when they
+  // begin.
+  absl::StatusOr<Response> Predict(const Request& request) const {
+    return current()->Predict(request);
+  }
+  absl::StatusOr<NamedValues> Predict(
+      const NamedValues& inputs,
+      const std::vector<std::string>& outputs = {}) const {
+    return current()->Predict(inputs, outputs);
+  }
+
+  // The version that serves now. It is freed when the last holder lets it go.
+  std::shared_ptr<const ModelVersion> current() const;
+
+  // Serves this version, an older one too, until Unpin. On an error the version
+  // that serves stays, pinned or not as it was.
+  absl::Status Pin(int64_t version);
+
+  // From the next look on, the newest version is served again.
+  void Unpin();
+
+  // Never waits for a version that is being loaded.
+  State state() const;
+
+ private:
+  explicit Predictor(const PredictorOptions& options) : options_(options) {}
+
+  // Loads and serves a version, or notes why it is refused.
+  absl::Status Take(int64_t version, const std::string& folder)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
+  // Takes the newest version of the folder that can be loaded, or the pinned
+  // one, if it does not serve already. `at_once`: without waiting until its
+  // files stay the same. An error of the folder, or, as long as no version
+  // serves, of the newest version.
+  absl::Status Look(bool at_once) ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
+  void Watch();
+
+  const PredictorOptions options_;
+
+  // Held while a version is loaded. Before `mutex_`.
+  absl::Mutex load_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  // What the files of the versions were like at the last look, and when they
+  // were refused.
+  std::map<int64_t, std::string> seen_ ABSL_GUARDED_BY(load_mutex_);
+  std::map<int64_t, std::string> refused_files_ ABSL_GUARDED_BY(load_mutex_);
+  // Versions that are freed here when their last request has ended, so that no
+  // request has to do it.
+  std::vector<std::shared_ptr<const ModelVersion>> retired_
+      ABSL_GUARDED_BY(load_mutex_);
+  int64_t pinned_ ABSL_GUARDED_BY(load_mutex_) = -1;
+
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<const ModelVersion> current_ ABSL_GUARDED_BY(mutex_);
+  State state_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread watcher_;  // Constant after Load.
+};
+
+}  // namespace serving_cc
+
+#endif  // EXAMPLES_SERVING_CC_PREDICTOR_H_

@@ -1,0 +1,45 @@
+// Between tensors in messages and the plain ones of serving_rpc.h.
+
+#ifndef EXAMPLES_SERVING_CC_TENSOR_CODEC_H_
+#define EXAMPLES_SERVING_CC_TENSOR_CODEC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "protos/tensor.pb.h"
+#include "serving_rpc.h"
+
+namespace serving_cc {
+
+// A tensor of a request. It refers to the message that it was decoded from,
+// and to itself, so it stays where it is.
+struct DecodedTensor {
+  DecodedTensor() = default;
+  DecodedTensor(const DecodedTensor&) = delete;
+  DecodedTensor& operator=(const DecodedTensor&) = delete;
+
+  ServingTensor view = {};
+  std::vector<int64_t> dims;
+  std::string values;  // Those that are not in the message as they are.
+  std::vector<ServingBytes> strings;
+};
+
+// Reads a tensor as TensorFlow does, with one difference: more values than the
+// shape holds are an error. InvalidArgument names the input: a type that cannot
+// be sent, a shape that is unknown, negative or of more than `max_bytes`, the
+// wrong number of values.
+absl::Status DecodeTensor(const std::string& name,
+                          const tensorflow::TensorProto& proto,
+                          int64_t max_bytes, DecodedTensor* tensor);
+
+// Writes the values to the field of their type, as TensorFlow Serving does:
+// some clients read these fields. InvalidArgument for a type that cannot be
+// sent, ResourceExhausted for more than a message can hold.
+absl::Status EncodeTensor(const ServingTensor& tensor,
+                          tensorflow::TensorProto* proto);
+
+}  // namespace serving_cc
+
+#endif  // EXAMPLES_SERVING_CC_TENSOR_CODEC_H_

@@ -1,0 +1,174 @@
+#include "values.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace serving_cc {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::Tensor;
+using tensorflow::TensorInfo;
+
+std::string KindOf(const Values& values) {
+  static constexpr const char* kKinds[] = {"integers", "floats", "strings"};
+  return kKinds[values.data.index()];
+}
+
+template <typename T>
+absl::Status CopyIntegers(const Integers& from, Tensor* to) {
+  auto flat = to->flat<T>();
+  for (size_t i = 0; i < from.size(); ++i) {
+    flat(i) = static_cast<T>(from[i]);
+    if (static_cast<int64_t>(flat(i)) != from[i]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("value ", from[i], " at ", i, " is beyond the range of ",
+                       tensorflow::DataTypeString(to->dtype())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename T, typename From>
+absl::Status Copy(const std::vector<From>& from, Tensor* to) {
+  std::copy(from.begin(), from.end(), to->flat<T>().data());
+  return absl::OkStatus();
+}
+
+template <typename T, typename To>
+Values Read(const Tensor& tensor) {
+  const auto flat = tensor.flat<T>();
+  std::vector<To> data(flat.data(), flat.data() + flat.size());
+  Values values{std::move(data), {}};
+  for (const auto& dim : tensor.shape()) values.shape.push_back(dim.size);
+  return values;
+}
+
+// The shape with its -1 filled in.
+absl::StatusOr<tensorflow::TensorShape> FullShape(const Values& values) {
+  const int64_t count = std::visit(
+      [](const auto& data) { return static_cast<int64_t>(data.size()); },
+      values.data);
+  std::vector<int64_t> dims = values.shape;
+  const auto unknown = std::find(dims.begin(), dims.end(), -1);
+  if (unknown != dims.end()) {
+    *unknown = 1;
+    int64_t known = 1;
+    for (const int64_t dim : dims) known *= dim;
+    if (known > 0) *unknown = count / known;
+  }
+  tensorflow::TensorShape shape;
+  if (!tensorflow::TensorShape::BuildTensorShape(dims, &shape).ok() ||
+      shape.num_elements() != count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(count, " values do not fill the shape [",
+                     absl::StrJoin(values.shape, ","), "]"));
+  }
+  return shape;
+}
+
+}  // namespace
+
+absl::StatusOr<decltype(Values::data)> EmptyDataFor(DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_BOOL:
+    case tensorflow::DT_INT32:
+    case tensorflow::DT_INT64:
+      return Integers();
+    case tensorflow::DT_DOUBLE:
+    case tensorflow::DT_FLOAT:
+      return Floats();
+    case tensorflow::DT_STRING:
+      return Strings();
+    default:
+      return absl::UnimplementedError(absl::StrCat(
+          "plain values hold bool, int32, int64, float, double and string, "
+          "and not ",
+          tensorflow::DataTypeString(dtype), "; use tensors"));
+  }
+}
+
+absl::StatusOr<Tensor> ToTensor(const Values& values, DataType dtype) {
+  const auto empty = EmptyDataFor(dtype);
+  if (!empty.ok()) return empty.status();
+  if (empty->index() != values.data.index()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected ", tensorflow::DataTypeString(dtype), ", got ",
+                     KindOf(values)));
+  }
+  const absl::StatusOr<tensorflow::TensorShape> shape = FullShape(values);
+  if (!shape.ok()) return shape.status();
+  Tensor tensor(dtype, *shape);
+  absl::Status copied;
+  switch (dtype) {
+    case tensorflow::DT_BOOL:
+      copied = CopyIntegers<bool>(std::get<Integers>(values.data), &tensor);
+      break;
+    case tensorflow::DT_INT32:
+      copied = CopyIntegers<int32_t>(std::get<Integers>(values.data), &tensor);
+      break;
+    case tensorflow::DT_INT64:
+      copied = Copy<int64_t>(std::get<Integers>(values.data), &tensor);
+      break;
+    case tensorflow::DT_DOUBLE:
+      copied = Copy<double>(std::get<Floats>(values.data), &tensor);
+      break;
+    case tensorflow::DT_FLOAT:
+      copied = Copy<float>(std::get<Floats>(values.data), &tensor);
+      break;
+    default:
+      copied =
+          Copy<tensorflow::tstring>(std::get<Strings>(values.data), &tensor);
+  }
+  if (!copied.ok()) return copied;
+  return tensor;
+}
+
+absl::StatusOr<Values> ToValues(const Tensor& tensor) {
+  switch (tensor.dtype()) {
+    case tensorflow::DT_BOOL:
+      return Read<bool, int64_t>(tensor);
+    case tensorflow::DT_INT32:
+      return Read<int32_t, int64_t>(tensor);
+    case tensorflow::DT_INT64:
+      return Read<int64_t, int64_t>(tensor);
+    case tensorflow::DT_DOUBLE:
+      return Read<double, float>(tensor);
+    case tensorflow::DT_FLOAT:
+      return Read<float, float>(tensor);
+    case tensorflow::DT_STRING:
+      return Read<tensorflow::tstring, std::string>(tensor);
+    default:
+      return EmptyDataFor(tensor.dtype()).status();
+  }
+}
+
+std::string Describe(const TensorInfo& info) {
+  return absl::StrCat(
+      tensorflow::DataTypeString(info.dtype()), " ",
+      tensorflow::PartialTensorShape(info.tensor_shape()).DebugString());
+}
+
+std::string Describe(const Tensor& tensor) {
+  return absl::StrCat(tensorflow::DataTypeString(tensor.dtype()), " ",
+                      tensor.shape().DebugString());
+}
+
+std::string Describe(
+    const google::protobuf::Map<std::string, TensorInfo>& infos) {
+  std::vector<std::string> texts;
+  for (const auto& [name, info] : infos) {
+    texts.push_back(absl::StrCat("'", name, "': ", Describe(info)));
+  }
+  std::sort(texts.begin(), texts.end());
+  return absl::StrJoin(texts, ", ");
+}
+
+}  // namespace serving_cc

@@ -1,0 +1,26 @@
+// Requests that are run before a version serves, so that the first clients do
+// not wait for what TensorFlow does on a first run.
+
+#ifndef EXAMPLES_SERVING_CC_WARM_UP_REQUESTS_H_
+#define EXAMPLES_SERVING_CC_WARM_UP_REQUESTS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "model_version.h"
+
+namespace serving_cc {
+
+// The requests of Predict in `assets.extra/tf_serving_warmup_requests`, where
+// TensorFlow Serving looks for them too: a TFRecord file of
+// tensorflow.serving.PredictionLog. None if there is no such file.
+absl::StatusOr<std::vector<Request>> ReadWarmUpRequests(
+    const std::string& saved_model);
+
+// A request of zeros and empty strings; dimensions that are not known are 1.
+Request MakeWarmUpRequest(const tensorflow::SignatureDef& signature);
+
+}  // namespace serving_cc
+
+#endif  // EXAMPLES_SERVING_CC_WARM_UP_REQUESTS_H_

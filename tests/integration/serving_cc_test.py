@@ -1,0 +1,1265 @@
+"""examples/serving_cc: predicting files, and the prediction server."""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_log_pb2,
+    prediction_service_pb2_grpc,
+)
+
+import tfswitch as tsw
+from tests.support import ROOT, environment
+from tfswitch import _loader
+
+SOURCES = ROOT / "examples/serving_cc"
+MODEL = "ranking"
+MAX_MESSAGE_BYTES = 1 << 20
+HANG_SECS = 60
+
+# The first test builds the programs; without ccache that takes minutes.
+pytestmark = pytest.mark.timeout(1800)
+
+ModelVersionStatus = get_model_status_pb2.ModelVersionStatus
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder with the programs, built."""
+    build = Path(os.environ.get("TFSWITCH_BUILD_DIR") or ROOT / "build")
+    build /= "serving_cc"
+    configure = [
+        *("cmake", "-G", "Ninja", "-S", str(SOURCES), "-B", str(build)),
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DSERVING_CC_OP_LIBRARY={_loader._OPS_PATH}",
+        "-DSERVING_CC_BUILD_TESTS=ON",
+    ]
+    if shutil.which("ccache"):
+        configure += [
+            "-DCMAKE_C_COMPILER_LAUNCHER=ccache",
+            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
+        ]
+    for command in (configure, ["cmake", "--build", str(build)]):
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+    return build
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + HANG_SECS
+    while not condition():
+        assert time.monotonic() < give_up, f"it never came true that {what}"
+        time.sleep(0.01)
+
+
+# --- Models -------------------------------------------------------------------
+
+
+class Ranking(tf.Module):
+    """Scores pairs of ids; a version's scores begin at 100 times its number."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.weights = tf.Variable(np.linspace(0, 1, 97), dtype=tf.float32)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 2], tf.int64, name="ids"),
+            tf.TensorSpec([None, 3], tf.float32, name="dense"),
+        ]
+    )
+    def __call__(self, ids, dense):
+        known = tf.gather(self.weights, tf.math.floormod(ids, 97))
+        score = tf.reduce_sum(known, 1) + tf.reduce_sum(dense, 1)
+        return {
+            "score": score + 100.0 * self.version,
+            "pair": 2 * ids,
+            "version": tf.zeros_like(ids[:, 0]) + self.version,
+        }
+
+
+def save(version: int, folder: Path, module: tf.Module | None = None) -> Path:
+    """Saves a model under another name, then renames it to its version."""
+    partial = folder / f"{version}.partial"
+    module = module or Ranking(version)
+    signatures = {"serving_default": module.__call__}
+    tf.saved_model.save(module, str(partial), signatures)
+    return partial.rename(folder / str(version))
+
+
+def edit_graph(
+    saved_model: Path, edit: Callable[[saved_model_pb2.SavedModel], None]
+) -> None:
+    path = saved_model / "saved_model.pb"
+    model = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    edit(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def use_an_unknown_op(model: saved_model_pb2.SavedModel) -> None:
+    """As if a later version of the package had exported the model."""
+    for function in model.meta_graphs[0].graph_def.library.function:
+        for node in function.node_def:
+            if node.op == "FloorMod":
+                node.op = "Tfswitch>LookupOfTomorrow"
+
+
+IDS = np.array([[1, -7], [2**62, 5], [40, 41]])
+DENSE = np.array([[0.5, 0, 1], [0.25, 0.125, 3], [1, 2, 3]], np.float32)
+
+
+@functools.cache
+def scores(version: int) -> np.ndarray:
+    return Ranking(version)(IDS, DENSE)["score"].numpy()
+
+
+@pytest.fixture(scope="module")
+def two_versions(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save(1, folder)
+    save(2, folder)
+    return folder
+
+
+# --- predict_file -------------------------------------------------------------
+
+
+def predict_file(
+    programs: Path, model: Path, input_file: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            str(programs / "predict_file"),
+            f"--model={model}",
+            f"--input={input_file}",
+            *flags,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+    )
+
+
+def write_csv(path: Path, ids=IDS, dense=DENSE) -> Path:
+    rows = [
+        f'"{i}",{"|".join(map(str, a))},{"|".join(map(repr, map(float, b)))}'
+        for i, (a, b) in enumerate(zip(ids, dense, strict=True))
+    ]
+    path.write_text("\r\n".join(["label,ids,dense", *rows]) + "\r\n")
+    return path
+
+
+def example(**features: tf.train.Feature) -> bytes:
+    feature = tf.train.Features(feature=features)
+    return tf.train.Example(features=feature).SerializeToString()
+
+
+def integers(values) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+
+def floats(values) -> tf.train.Feature:
+    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+
+def write_records(path: Path, *records: bytes) -> Path:
+    compression = "GZIP" if path.suffix == ".gz" else ""
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def good_record(ids=IDS[0], dense=DENSE[0], **more) -> bytes:
+    return example(ids=integers(ids), dense=floats(dense), **more)
+
+
+def column(text: str, name: str) -> list[str]:
+    header, *lines = (line.split(",") for line in text.splitlines())
+    return [line[header.index(name)] for line in lines]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tfrecord", "tfrecord.gz"])
+@pytest.mark.parametrize("batch_size", [1, 2, 256])
+def test_predict_file_gives_what_the_model_gives(
+    kind: str, batch_size: int, programs: Path, two_versions: Path, tmp_path
+) -> None:
+    path = tmp_path / f"in.{kind}"
+    if kind == "csv":
+        write_csv(path)
+    else:
+        rows = zip(IDS, DENSE, strict=True)
+        write_records(path, *(good_record(*row) for row in rows))
+
+    result = predict_file(
+        programs, two_versions, path, f"--batch_size={batch_size}"
+    )
+
+    assert result.returncode == 0, result.stderr
+    score = np.array(column(result.stdout, "score"), np.float32)
+    np.testing.assert_allclose(score, scores(2), rtol=1e-6)
+    pairs = [cell.split("|") for cell in column(result.stdout, "pair")]
+    np.testing.assert_array_equal(np.array(pairs, int), 2 * IDS)
+
+
+def test_predict_file_writes_chosen_outputs_of_a_version_to_a_file(
+    programs: Path, two_versions: Path, tmp_path: Path
+) -> None:
+    result = predict_file(
+        programs,
+        two_versions,
+        write_csv(tmp_path / "in.csv"),
+        f"--output={tmp_path / 'out.csv'}",
+        "--output_name=version",
+        "--version=1",
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out.csv").read_text() == "version\n1\n1\n1\n"
+    assert sorted(os.listdir(tmp_path)) == ["in.csv", "out.csv"]
+
+
+def test_predict_file_takes_rows_of_any_length_and_strings(
+    programs: Path, tmp_path: Path
+) -> None:
+    class Bag(tf.Module):
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, None], tf.int32, name="ids"),
+                tf.TensorSpec([None], tf.string, name="name"),
+            ]
+        )
+        def __call__(self, ids, name):
+            return {"sum": tf.reduce_sum(ids, 1), "name": name + "!"}
+
+    save(1, tmp_path, Bag())
+    path = tmp_path / "in.csv"
+    path.write_text('ids,name\n1|2,a\n3|4,"b,""c"""\n5,d|e\n,f\n')
+
+    result = predict_file(programs, tmp_path, path)
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == 'name,sum\na!,3\n"b,""c""!",7\nd|e!,5\nf!,0\n'
+
+
+BAD_CSV = {
+    "ids;dense\n": "no column 'dense' for an input of that name, float [?,3]; "
+    "it has: ids;dense",
+    "": "it has no header",
+    "ids,dense\n1|2,1|2|3\n1|x,1|2|3\n": "record 2: input 'ids': 'x' is not a "
+    "value of int64 [?,2]",
+    "ids,dense\n1|2,1|2\n": "record 1: column 'dense': 2 values are not a row "
+    "of float [?,3]",
+    "ids,dense\n1|2\n": "record 1: it has 1 cells, and the header 2",
+    'ids,dense\n"1|2,1\n': "a quote is not closed",
+}
+
+
+@pytest.mark.parametrize("text", BAD_CSV)
+def test_bad_csv_is_refused_with_its_record_and_leaves_no_file(
+    text: str, programs: Path, two_versions: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(text)
+
+    result = predict_file(
+        programs, two_versions, path, f"--output={tmp_path / 'out.csv'}"
+    )
+
+    assert result.returncode == 1
+    assert f"'{path}'" in result.stderr
+    assert BAD_CSV[text] in result.stderr
+    assert os.listdir(tmp_path) == ["in.csv"]
+
+
+BAD_RECORDS = {
+    b"\xff\xff": "it is not a tf.train.Example",
+    example(ids=integers([1, 2])): "no feature 'dense'; it has: ids",
+    good_record(dense=[1.0]): "feature 'dense': 1 values are not a row of "
+    "float [?,3]",
+    example(ids=floats([1, 2]), dense=floats([1, 2, 3])): "feature 'ids': the "
+    "input takes int64 [?,2], and this is another list",
+}
+
+
+@pytest.mark.parametrize("record", BAD_RECORDS)
+def test_bad_example_is_refused_with_its_record(
+    record: bytes, programs: Path, two_versions: Path, tmp_path: Path
+) -> None:
+    path = write_records(tmp_path / "in.tfrecord", good_record(), record)
+
+    result = predict_file(programs, two_versions, path)
+
+    assert result.returncode == 1
+    assert f"'{path}', record 2: {BAD_RECORDS[record]}" in result.stderr
+
+
+def test_truncated_records_are_refused(
+    programs: Path, two_versions: Path, tmp_path: Path
+) -> None:
+    path = write_records(tmp_path / "in.tfrecord", good_record(), good_record())
+    path.write_bytes(path.read_bytes()[:-5])
+
+    result = predict_file(programs, two_versions, path)
+
+    assert result.returncode == 1
+    assert "record 2: truncated record" in result.stderr
+
+
+def test_model_of_another_version_is_refused_with_the_remedy(
+    programs: Path, tmp_path: Path
+) -> None:
+    folder = save(1, tmp_path)
+    edit_graph(folder, use_an_unknown_op)
+
+    result = predict_file(programs, tmp_path, write_csv(tmp_path / "in.csv"))
+
+    assert result.returncode == 1
+    for text in (
+        f"the model in '{folder}': this process does not have its ops "
+        "Tfswitch>LookupOfTomorrow",
+        "Load the op library of the package that exported it",
+        f"exported with TensorFlow {tf.__version__}",
+    ):
+        assert text in result.stderr
+
+
+def test_op_library_of_another_build_is_refused_with_the_remedy(
+    programs: Path, two_versions: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "libtfswitch_ops.so"
+    library.write_bytes(b"not a library")
+
+    result = predict_file(
+        programs,
+        two_versions,
+        write_csv(tmp_path / "in.csv"),
+        f"--op_library={library}",
+    )
+
+    assert result.returncode == 1
+    assert f"cannot load the op library '{library}'" in result.stderr
+    assert f"built for TensorFlow {tf.__version__}" in result.stderr
+
+
+def test_cpp_tests_of_the_predictor_pass(
+    programs: Path, two_versions: Path
+) -> None:
+    result = subprocess.run(
+        [str(programs / "predictor_test")],
+        env={**os.environ, "SERVING_CC_TEST_MODELS": str(two_versions)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=5 * HANG_SECS,
+    )
+
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_example_of_the_readme_runs(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (SOURCES / "README.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", page, re.M | re.S)[1:3])
+    commands = blocks["bash"].replace("build/serving_cc", str(programs))
+    monkeypatch.chdir(tmp_path)
+    exec(blocks["python"], {"__name__": "example"})
+
+    result = subprocess.run(
+        ["bash", "-e", "-c", commands.split("\n\n")[0]],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"score\n[\d.]+\n[\d.]+\n", result.stdout)
+
+
+# --- The server ---------------------------------------------------------------
+
+
+class PredictionServer:
+    """A running prediction_server, and a client of it.
+
+    Args:
+        programs: See the fixture.
+        model_dir: Folder of versions.
+        folder: For what the server writes to stderr.
+        flags: More of them.
+        wait: Whether to wait until a model serves.
+    """
+
+    def __init__(
+        self,
+        programs: Path,
+        model_dir: Path,
+        folder: Path,
+        *flags: str,
+        wait: bool = True,
+    ) -> None:
+        self._log_path = folder / f"server-{time.monotonic_ns()}.log"
+        with self._log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(programs / "prediction_server"),
+                    f"--model_dir={model_dir}",
+                    f"--model_name={MODEL}",
+                    "--address=127.0.0.1:0",
+                    "--poll_seconds=0.05",
+                    *flags,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on 127.0.0.1:"), line + self.log()
+        self.address = line.split()[-1]
+        self.channel = grpc.insecure_channel(self.address)
+        self.stub = prediction_service_pb2_grpc.PredictionServiceStub(
+            self.channel
+        )
+        if wait:
+            wait_until(self.is_serving, f"the server serves: {self.log()}")
+
+    def log(self) -> str:
+        return self._log_path.read_text()
+
+    def health(self) -> int:
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        request = health_pb2.HealthCheckRequest()
+        return stub.Check(request, timeout=HANG_SECS).status
+
+    def is_serving(self) -> bool:
+        assert self.process.poll() is None, self.log()
+        return self.health() == health_pb2.HealthCheckResponse.SERVING
+
+    def states(self) -> dict[int, tuple[int, str]]:
+        """State and error of each version."""
+        request = get_model_status_pb2.GetModelStatusRequest()
+        request.model_spec.name = MODEL
+        stub = model_service_pb2_grpc.ModelServiceStub(self.channel)
+        answer = stub.GetModelStatus(request, timeout=HANG_SECS)
+        return {
+            status.version: (status.state, status.status.error_message)
+            for status in answer.model_version_status
+        }
+
+    def wait_for(self, version: int, state: int) -> str:
+        """Waits for a version's state and returns its error."""
+        wait_until(
+            lambda: self.states().get(version, (0, ""))[0] == state,
+            f"version {version} is in state {state}: {self.log()[-2000:]}",
+        )
+        return self.states()[version][1]
+
+    def predict(
+        self, request: predict_pb2.PredictRequest
+    ) -> predict_pb2.PredictResponse:
+        return self.stub.Predict(request, timeout=HANG_SECS)
+
+    def check(self) -> int:
+        """Predicts, checks the answer and returns its version."""
+        response = self.predict(request())
+        version = response.model_spec.version.value
+        np.testing.assert_allclose(
+            tf.make_ndarray(response.outputs["score"]),
+            scores(version),
+            rtol=1e-6,
+        )
+        return version
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(HANG_SECS)
+
+    def __enter__(self) -> "PredictionServer":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait(HANG_SECS)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(
+    programs: Path, two_versions: Path, tmp_path_factory
+) -> Iterator[PredictionServer]:
+    """A server of version 2, for tests that leave it as it is."""
+    with PredictionServer(
+        programs,
+        two_versions,
+        tmp_path_factory.mktemp("server"),
+        f"--max_message_bytes={MAX_MESSAGE_BYTES}",
+    ) as server:
+        yield server
+
+
+def request(**inputs) -> predict_pb2.PredictRequest:
+    """A good request, with other inputs if there are any."""
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name = MODEL
+    for name, value in (inputs or {"ids": IDS, "dense": DENSE}).items():
+        message.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+    return message
+
+
+def test_a_client_of_tensorflow_serving_gets_scores(server) -> None:
+    response = server.predict(request())
+
+    assert response.model_spec.name == MODEL
+    assert response.model_spec.version.value == 2
+    assert response.model_spec.signature_name == "serving_default"
+    assert set(response.outputs) == {"score", "pair", "version"}
+    # Some clients read the field of the type and not tensor_content.
+    np.testing.assert_allclose(
+        response.outputs["score"].float_val, scores(2), rtol=1e-6
+    )
+    np.testing.assert_array_equal(
+        tf.make_ndarray(response.outputs["pair"]), 2 * IDS
+    )
+
+
+def test_version_signature_and_outputs_can_be_chosen(server) -> None:
+    chosen = request()
+    chosen.model_spec.version.value = 2
+    chosen.model_spec.signature_name = "serving_default"
+    chosen.output_filter.append("version")
+
+    response = server.predict(chosen)
+
+    assert list(response.outputs) == ["version"]
+
+
+def test_metadata_has_the_signature(server) -> None:
+    asked = get_model_metadata_pb2.GetModelMetadataRequest()
+    asked.model_spec.name = MODEL
+    asked.metadata_field.append("signature_def")
+
+    answer = server.stub.GetModelMetadata(asked, timeout=HANG_SECS)
+
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    assert answer.metadata["signature_def"].Unpack(signatures)
+    inputs = signatures.signature_def["serving_default"].inputs
+    assert inputs["ids"].dtype == tf.int64.as_datatype_enum
+    assert answer.model_spec.version.value == 2
+
+
+def test_reflection_lists_the_services(server) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+
+    (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=HANG_SECS)
+
+    names = {s.name for s in answer.list_services_response.service}
+    assert {
+        "tensorflow.serving.PredictionService",
+        "tensorflow.serving.ModelService",
+        "grpc.health.v1.Health",
+    } <= names
+
+
+def test_the_client_in_python_prints_signature_and_scores(server) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                sys.executable,
+                str(SOURCES / "client.py"),
+                server.address,
+                MODEL,
+                *arguments,
+            ],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=2 * HANG_SECS,
+        )
+
+    assert "DT_INT64" in run().stdout
+    asked = run("ids=[[1, 2]]", "dense=[[0, 0, 0]]")
+    assert asked.stdout.startswith("version 2\npair: [[2, 4]]\nscore: [200.0")
+    assert "INVALID_ARGUMENT: no input 'user'" in run("user=[1]").stderr
+
+
+# Fields of a good request that are made bad, the code and a part of the text.
+def _change(**fields) -> Callable[[predict_pb2.PredictRequest], None]:
+    """Sets fields of the tensor "ids"."""
+
+    def change(request) -> None:
+        tensor = request.inputs["ids"]
+        for name, value in fields.items():
+            if name == "dims":
+                tensor.tensor_shape.ClearField("dim")
+                for size in value:
+                    tensor.tensor_shape.dim.add(size=size)
+            elif name == "unknown_rank":
+                tensor.tensor_shape.unknown_rank = value
+            elif name == "int64_val":
+                tensor.ClearField("tensor_content")
+                tensor.int64_val[:] = value
+            else:
+                setattr(tensor, name, value)
+
+    return change
+
+
+def _spec(**fields) -> Callable[[predict_pb2.PredictRequest], None]:
+    def change(request) -> None:
+        for name, value in fields.items():
+            if name == "version":
+                request.model_spec.version.value = value
+            else:
+                setattr(request.model_spec, name, value)
+
+    return change
+
+
+def _input(name: str, value) -> Callable[[predict_pb2.PredictRequest], None]:
+    return lambda request: request.inputs[name].CopyFrom(
+        tf.make_tensor_proto(value)
+    )
+
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+SIGNATURE = "'dense': float [?,3], 'ids': int64 [?,2]"
+BAD_REQUESTS = {
+    "model": (
+        _spec(name="rank"),
+        NOT_FOUND,
+        f"no model 'rank'; this server has '{MODEL}'",
+    ),
+    "version": (
+        _spec(version=1),
+        NOT_FOUND,
+        "version 1 is not served; version 2 is",
+    ),
+    "label": (
+        _spec(version_label="stable"),
+        NOT_FOUND,
+        "no version is labelled 'stable'",
+    ),
+    "signature": (
+        _spec(signature_name="classify"),
+        NOT_FOUND,
+        "no signature 'classify'; the signatures are ",
+    ),
+    "output": (
+        lambda request: request.output_filter.append("rank"),
+        INVALID,
+        "no output 'rank'; the outputs are 'pair': int64 [?,2], ",
+    ),
+    "unknown input": (
+        _input("user", [1]),
+        INVALID,
+        f"no input 'user'; the inputs are {SIGNATURE}",
+    ),
+    "missing input": (
+        lambda request: request.inputs.pop("ids"),
+        INVALID,
+        f"input 'ids' is missing; the inputs are {SIGNATURE}",
+    ),
+    "dtype": (
+        _input("ids", np.float32(IDS)),
+        INVALID,
+        "input 'ids': expected int64 [?,2], got float [3,2]",
+    ),
+    "shape": (
+        _input("ids", IDS[0]),
+        INVALID,
+        "input 'ids': expected int64 [?,2], got int64 [2]",
+    ),
+    "batch": (
+        _input("ids", IDS[:2]),
+        INVALID,
+        "",  # An op of the graph refuses it.
+    ),
+    "truncated content": (
+        _change(tensor_content=IDS.tobytes()[:-1]),
+        INVALID,
+        "input 'ids': tensor_content has 47 bytes, and DT_INT64 of shape "
+        "[3,2] takes 48",
+    ),
+    "too many values": (
+        _change(int64_val=range(7)),
+        INVALID,
+        "input 'ids': it has 7 values, and DT_INT64 of shape [3,2] holds 6",
+    ),
+    "negative dimension": (
+        _change(dims=[3, -2]),
+        INVALID,
+        "input 'ids': dimension 1 is -2",
+    ),
+    "no rank": (
+        _change(unknown_rank=True),
+        INVALID,
+        "input 'ids': its shape has no rank",
+    ),
+    "larger than the limit": (
+        _change(dims=[2**40, 2], int64_val=[1]),
+        INVALID,
+        f"is larger than the {MAX_MESSAGE_BYTES} bytes",
+    ),
+    "larger than a number": (
+        _change(dims=[2**33, 2**33], int64_val=[1]),
+        INVALID,
+        "input 'ids': DT_INT64 of shape [8589934592,8589934592] is larger",
+    ),
+    "more dimensions than a tensor has": (
+        _change(dims=[1] * 300, int64_val=[1]),
+        INVALID,
+        "input 'ids': ",
+    ),
+    "no type": (
+        _change(dtype=0),
+        INVALID,
+        "tensor 'ids': this server sends and takes numbers, booleans and "
+        "strings, and not DT_INVALID",
+    ),
+    "unknown type": (
+        _change(dtype=777),
+        INVALID,
+        "and not type 777",
+    ),
+    "strings that are none": (
+        _change(dtype=7, tensor_content=b"\xff\xff\xff\xff\xff\xff"),
+        INVALID,
+        "input 'ids': tensor_content is not DT_STRING of shape [3,2]",
+    ),
+    "a string that is repeated": (
+        lambda request: request.inputs["ids"].CopyFrom(
+            tf.make_tensor_proto("x" * 100_000, shape=[1000])
+        ),
+        INVALID,
+        "input 'ids': its strings are longer than the ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_bad_request_is_refused_by_name(case: str, server) -> None:
+    make_bad, code, text = BAD_REQUESTS[case]
+    bad = request()
+    make_bad(bad)
+
+    with pytest.raises(grpc.RpcError) as refused:
+        server.predict(bad)
+
+    assert refused.value.code() == code, refused.value.details()
+    assert text in refused.value.details()
+    assert server.check() == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "text"),
+    [
+        (b"\xff\xff\xff", INVALID, "not a tensorflow.serving.PredictRequest"),
+        (
+            b"\0" * (MAX_MESSAGE_BYTES + 1),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"larger than max ({MAX_MESSAGE_BYTES + 1} vs. {MAX_MESSAGE_BYTES}",
+        ),
+    ],
+    ids=["garbage", "too large"],
+)
+def test_bytes_that_are_no_request_are_refused(
+    message: bytes, code: grpc.StatusCode, text: str, server
+) -> None:
+    method = "/tensorflow.serving.PredictionService/Predict"
+    call = server.channel.unary_unary(method)
+
+    with pytest.raises(grpc.RpcError) as refused:
+        call(message, timeout=HANG_SECS)
+
+    assert refused.value.code() == code
+    assert text in refused.value.details()
+    assert server.check() == 2
+
+
+def test_unknown_metadata_field_is_refused(server) -> None:
+    asked = get_model_metadata_pb2.GetModelMetadataRequest()
+    asked.model_spec.name = MODEL
+    asked.metadata_field.append("graph")
+
+    with pytest.raises(grpc.RpcError, match="metadata_field 'graph'"):
+        server.stub.GetModelMetadata(asked, timeout=HANG_SECS)
+
+
+TYPES = [
+    *(tf.bfloat16, tf.bool, tf.complex64, tf.complex128, tf.float16),
+    *(tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64),
+    *(tf.string, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+]
+
+
+@pytest.fixture(scope="module")
+def echo(programs: Path, tmp_path_factory) -> Iterator[PredictionServer]:
+    """A server that answers each input, named for its type, with itself."""
+
+    class Echo(tf.Module):
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, 2], dtype, name=dtype.name)
+                for dtype in TYPES
+            ]
+        )
+        def __call__(self, *inputs):
+            return {
+                f"{dtype.name}_out": tf.identity(value)
+                for dtype, value in zip(TYPES, inputs, strict=True)
+            }
+
+    folder = tmp_path_factory.mktemp("echo")
+    save(1, folder, Echo())
+    with PredictionServer(programs, folder, folder) as server:
+        yield server
+
+
+def _in_field(dtype: tf.DType, values: list) -> object:
+    """A tensor whose values are in the field of its type."""
+    full = tf.make_tensor_proto(values[:1], dtype, [1])  # One goes there.
+    for value in values[1:]:
+        full.MergeFrom(tf.make_tensor_proto([value], dtype, [1]))
+    return full
+
+
+@pytest.mark.parametrize("how", ["content", "field", "one repeated", "none"])
+def test_all_types_travel(how: str, echo) -> None:
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name = MODEL
+    expected = {}
+    for dtype in TYPES:
+        if dtype == tf.string:
+            values = [b"", b"a\0b", b"c", b"d"]
+        elif dtype == tf.bool:
+            values = [True, False, False, True]
+        else:
+            values = [3, 0, 1, 2]
+        if how == "one repeated":
+            values = values[1:2] * 4
+        elif how == "none":
+            zero = {tf.string: b"", tf.bool: False}.get(dtype, 0)
+            values = [zero] * 4
+        expected[dtype] = np.array(values, dtype.as_numpy_dtype).reshape(2, 2)
+        if how == "content":
+            tensor = tf.make_tensor_proto(expected[dtype], dtype)
+        else:
+            given = {"field": 4, "one repeated": 1, "none": 1}[how]
+            tensor = _in_field(dtype, values[:given])
+            if how == "none":
+                tensor = type(tensor)(dtype=tensor.dtype)
+            tensor.tensor_shape.ClearField("dim")
+            for size in (2, 2):
+                tensor.tensor_shape.dim.add(size=size)
+        message.inputs[dtype.name].CopyFrom(tensor)
+
+    response = echo.predict(message)
+
+    for dtype in TYPES:
+        answered = tf.make_ndarray(response.outputs[f"{dtype.name}_out"])
+        np.testing.assert_array_equal(answered, expected[dtype], dtype.name)
+
+
+def test_empty_batch_gives_empty_scores(server) -> None:
+    response = server.predict(request(ids=IDS[:0], dense=DENSE[:0]))
+
+    assert tf.make_ndarray(response.outputs["score"]).shape == (0,)
+
+
+def test_rows_on_a_server_are_read_by_both_programs(
+    programs: Path, tmp_path: Path
+) -> None:
+    ops = _loader.load_ops()
+    with tsw.Server() as shard, tsw.connect(f"grpc://{shard.address}"):
+        sgd = tsw.optimizers.SGD(0.1)
+        table = tsw.EmbeddingTable("user", 4, optimizer=sgd)
+        rows = np.random.default_rng(0).random((6, 4), np.float32)
+        table.assign(IDS.ravel(), rows)
+
+        class Served(tf.Module):
+            @tf.function(
+                input_signature=[
+                    tf.TensorSpec([None, 2], tf.int64, name="ids"),
+                    tf.TensorSpec([None, 3], tf.float32, name="dense"),
+                ]
+            )
+            def __call__(self, ids, dense):
+                handle = ops.tfswitch_table_handle(
+                    cluster=f"grpc://{shard.address}",
+                    config=json.dumps({"name": "user", "dim": 4}),
+                    shared_name="user",
+                )
+                read = ops.tfswitch_lookup(handle, ids, dim=4)
+                return {"score": tf.reduce_sum(read, [1, 2]) + dense[:, 0]}
+
+        save(1, tmp_path, Served())
+        expected = rows.reshape(3, 8).sum(1) + DENSE[:, 0]
+
+        result = predict_file(
+            programs, tmp_path, write_csv(tmp_path / "in.csv")
+        )
+        with PredictionServer(programs, tmp_path, tmp_path) as server:
+            response = server.predict(request())
+
+        assert result.returncode == 0, result.stderr
+        np.testing.assert_allclose(
+            np.array(column(result.stdout, "score"), np.float32),
+            expected,
+            rtol=1e-6,
+        )
+        np.testing.assert_allclose(
+            tf.make_ndarray(response.outputs["score"]), expected, rtol=1e-6
+        )
+
+
+# --- Starting, swapping, stopping ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--model_dir="], "give --model_dir"),
+        (["--modeldir=x"], "unknown argument '--modeldir=x'"),
+        (["--max_requests=0"], "must be positive"),
+        (["--address=256.0.0.1:1"], "cannot listen on 256.0.0.1:1"),
+        (["--model_dir=/nowhere"], "cannot look for versions in '/nowhere'"),
+        (["--version=7"], "version 7 is not in"),
+    ],
+)
+def test_server_that_cannot_serve_says_why_and_exits(
+    flags: list[str], text: str, programs: Path, two_versions: Path
+) -> None:
+    result = subprocess.run(
+        [
+            str(programs / "prediction_server"),
+            f"--model_dir={two_versions}",
+            "--address=127.0.0.1:0",
+            *flags,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+    )
+
+    assert result.returncode in (1, 2)
+    assert text in result.stderr
+
+
+class Gated(tf.Module):
+    """Says in a file that it runs, then waits for another file."""
+
+    def __init__(self, version: int, started: str = "", gate: str = "") -> None:
+        self.version = version
+        self.files = [started, gate]
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([], tf.string, name="started"),
+            tf.TensorSpec([], tf.string, name="gate"),
+        ]
+    )
+    def __call__(self, started, gate):
+        if self.files[0]:  # The inputs do not count.
+            started, gate = (tf.constant(path) for path in self.files)
+
+        def is_closed(round_number):
+            # With the round in it, or it would be looked for only once.
+            name = tf.strings.join(
+                [gate, tf.strings.substr(tf.as_string(round_number), 0, 0)]
+            )
+            return tf.equal(tf.size(tf.io.matching_files(name)), 0)
+
+        def run():
+            with tf.control_dependencies([tf.io.write_file(started, "")]):
+                return tf.while_loop(
+                    is_closed, lambda i: i + 1, [tf.constant(0)]
+                )[0]
+
+        rounds = tf.cond(tf.strings.length(started) > 0, run, lambda: 0)
+        with tf.control_dependencies([rounds]):
+            return {"version": tf.constant([self.version], tf.int64)}
+
+
+@contextlib.contextmanager
+def under_way(
+    server: PredictionServer, folder: Path
+) -> Iterator["futures.Future[predict_pb2.PredictResponse]"]:
+    """A request of a gated model, which runs until the end of the block."""
+    started, gate = folder / "started", folder / "gate"
+    with futures.ThreadPoolExecutor(1) as pool:
+        message = request(started=str(started), gate=str(gate))
+        future = pool.submit(server.predict, message)
+        try:
+            wait_until(started.exists, "the request runs")
+            yield future
+        finally:
+            gate.touch()
+
+
+def test_versions_are_swapped_under_load(
+    programs: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    save(1, models)
+    stop = threading.Event()
+    with (
+        PredictionServer(programs, models, tmp_path) as server,
+        futures.ThreadPoolExecutor(2) as pool,
+    ):
+
+        def predict_all_the_time() -> list[int]:
+            versions = [server.check()]
+            while not stop.is_set():
+                versions.append(server.check())
+            return versions
+
+        clients = [pool.submit(predict_all_the_time) for _ in range(2)]
+        try:
+            save(2, models)
+            server.wait_for(2, ModelVersionStatus.AVAILABLE)
+
+            broken = models / "3.partial"
+            save(3, tmp_path).rename(broken)
+            edit_graph(broken, use_an_unknown_op)
+            broken.rename(models / "3")
+            error = server.wait_for(3, ModelVersionStatus.END)
+            assert "Tfswitch>LookupOfTomorrow" in error
+            assert set(server.states()) == {2, 3}
+
+            # Neither is a version: one is not complete, one is named so.
+            save(5, tmp_path).rename(models / "5.copy")
+            (save(6, tmp_path) / "saved_model.pb").unlink()
+            (tmp_path / "6").rename(models / "6")
+            save(4, models)
+            server.wait_for(4, ModelVersionStatus.AVAILABLE)
+            assert set(server.states()) == {3, 4}
+
+            # Roll back: the newest that is there and can be loaded.
+            (models / "4").rename(models / "4.bad")
+            server.wait_for(2, ModelVersionStatus.AVAILABLE)
+
+            # A refused version is tried again when it changes.
+            repaired = save(3, tmp_path) / "saved_model.pb"
+            repaired.replace(models / "3/saved_model.pb")
+            server.wait_for(3, ModelVersionStatus.AVAILABLE)
+            assert set(server.states()) == {3}
+        finally:
+            stop.set()
+
+        for client in clients:
+            changes = [
+                v for v, _ in itertools.groupby(client.result(HANG_SECS))
+            ]
+            # A slow client may miss one.
+            served = iter([1, 2, 4, 2, 3])
+            assert all(version in served for version in changes), changes
+        assert server.stop() == 0
+
+
+def test_a_request_under_way_ends_on_the_version_it_began_on(
+    programs: Path, tmp_path: Path
+) -> None:
+    save(1, tmp_path, Gated(1))
+    with PredictionServer(programs, tmp_path, tmp_path) as server:
+        with under_way(server, tmp_path) as old:
+            save(2, tmp_path, Gated(2))
+            server.wait_for(2, ModelVersionStatus.AVAILABLE)
+            new = server.predict(request(started="", gate=""))
+            assert not old.done()
+
+        assert new.outputs["version"].int64_val == [2]
+        assert old.result(HANG_SECS).outputs["version"].int64_val == [1]
+        assert old.result().model_spec.version.value == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_requests_under_way_end(
+    number: signal.Signals, programs: Path, tmp_path: Path
+) -> None:
+    save(1, tmp_path, Gated(1))
+    with PredictionServer(
+        programs, tmp_path, tmp_path, f"--grace_seconds={HANG_SECS}"
+    ) as server:
+        with under_way(server, tmp_path) as running:
+            server.process.send_signal(number)
+
+            def refuses() -> bool:
+                with grpc.insecure_channel(server.address) as channel:
+                    stub = prediction_service_pb2_grpc.PredictionServiceStub(
+                        channel
+                    )
+                    try:
+                        stub.Predict(
+                            request(started="", gate=""), timeout=HANG_SECS
+                        )
+                    except grpc.RpcError as error:
+                        return error.code() == grpc.StatusCode.UNAVAILABLE
+                return False
+
+            wait_until(refuses, "new requests are refused")
+            assert not running.done()
+
+        assert running.result(HANG_SECS).outputs["version"].int64_val == [1]
+        assert server.process.wait(HANG_SECS) == 0
+
+
+def test_requests_longer_than_the_grace_are_cancelled(
+    programs: Path, tmp_path: Path
+) -> None:
+    save(1, tmp_path, Gated(1))
+    with PredictionServer(
+        programs, tmp_path, tmp_path, "--grace_seconds=0"
+    ) as server:
+        with under_way(server, tmp_path) as running:
+            server.process.send_signal(signal.SIGTERM)
+
+            with pytest.raises(grpc.RpcError):
+                running.result(HANG_SECS)
+
+        assert server.process.wait(HANG_SECS) == 0
+
+
+def test_a_server_killed_in_the_middle_of_a_swap_serves_after_a_restart(
+    programs: Path, tmp_path: Path
+) -> None:
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    models = tmp_path / "models"
+    models.mkdir()
+    save(1, models, Gated(1))
+    idle = request(started="", gate="")
+    with PredictionServer(programs, models, tmp_path) as server:
+        # Its warm-up does not end.
+        save(2, models, Gated(2, str(started), str(gate)))
+        server.wait_for(2, ModelVersionStatus.LOADING)
+        wait_until(started.exists, "version 2 is warmed up")
+        assert server.predict(idle).outputs["version"].int64_val == [1]
+        server.process.kill()
+        server.process.wait(HANG_SECS)
+
+    with PredictionServer(programs, models, tmp_path, wait=False) as server:
+        assert server.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as loading:
+            server.predict(idle)
+        assert loading.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert f"'{MODEL}' is being loaded" in loading.value.details()
+        gate.touch()
+        wait_until(server.is_serving, "the server serves")
+
+        assert server.predict(idle).outputs["version"].int64_val == [2]
+
+
+def test_a_signal_ends_a_server_that_is_loading(
+    programs: Path, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    save(1, tmp_path, Gated(1, str(started), str(tmp_path / "gate")))
+    with PredictionServer(programs, tmp_path, tmp_path, wait=False) as server:
+        wait_until(started.exists, "version 1 is warmed up")
+
+        assert server.stop() == 0
+
+
+def test_more_requests_than_allowed_are_refused_and_health_is_not(
+    programs: Path, tmp_path: Path
+) -> None:
+    save(1, tmp_path, Gated(1))
+    with PredictionServer(
+        programs, tmp_path, tmp_path, "--max_requests=1"
+    ) as server:
+        idle = request(started="", gate="")
+        with under_way(server, tmp_path) as running:
+            with pytest.raises(grpc.RpcError) as refused:
+                server.predict(idle)
+
+            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert server.is_serving()
+
+        assert running.result(HANG_SECS).outputs["version"].int64_val == [1]
+
+        def is_answered() -> bool:
+            try:
+                return bool(server.predict(idle))
+            except grpc.RpcError:  # The other's answer overtook its end.
+                return False
+
+        wait_until(is_answered, "the next request is answered")
+        assert server.predict(idle).outputs["version"].int64_val == [1]
+
+
+def test_a_deadline_ends_a_request(programs: Path, tmp_path: Path) -> None:
+    save(1, tmp_path, Gated(1))
+    with PredictionServer(programs, tmp_path, tmp_path) as server:
+        message = request(
+            started=str(tmp_path / "started"), gate=str(tmp_path / "gate")
+        )
+
+        with pytest.raises(grpc.RpcError) as ended:
+            server.stub.Predict(message, timeout=0.5)
+
+        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        # It does not run on: nothing is under way that would have to end.
+        assert server.stop() == 0
+
+
+def write_warm_up(saved_model: Path, message) -> None:
+    log = prediction_log_pb2.PredictionLog()
+    log.predict_log.request.CopyFrom(message)
+    (saved_model / "assets.extra").mkdir()
+    write_records(
+        saved_model / "assets.extra/tf_serving_warmup_requests",
+        log.SerializeToString(),
+    )
+
+
+def test_recorded_warm_up_requests_are_run(
+    programs: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    gate.touch()
+    first = save(1, tmp_path, Gated(1))
+    write_warm_up(first, request(started=str(started), gate=str(gate)))
+    first.rename(models / "1")
+    with PredictionServer(programs, models, tmp_path) as server:
+        assert started.exists()
+
+        second = save(2, tmp_path)
+        write_warm_up(second, request(ids=IDS))
+        second.rename(models / "2")
+
+        error = server.wait_for(2, ModelVersionStatus.END)
+        assert "a warm-up request: input 'dense' is missing" in error
+        assert server.predict(request(started="", gate=""))
