@@ -1,7 +1,6 @@
 #include "cc/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -14,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cc/base/files.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
 #include "cc/optimizer/optimizer.h"
@@ -28,22 +28,6 @@ using Json = nlohmann::json;
 constexpr char kFormatName[] = "tfswitch-checkpoint";
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
-
-// A folder name for any table name: letters, digits, '-', '_' and inner dots
-// stay, the rest becomes %XX.
-std::string FolderName(const std::string& table) {
-  std::string folder;
-  for (const char c : table) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (std::isalnum(byte) != 0 || c == '_' || c == '-' ||
-        (c == '.' && !folder.empty())) {
-      folder += c;
-    } else {
-      folder += absl::StrFormat("%%%02X", byte);
-    }
-  }
-  return folder;
-}
 
 template <typename T>
 absl::Span<const char> BytesOf(const std::vector<T>& values) {
@@ -206,7 +190,7 @@ void RemoveUnnamedFiles(const std::string& path, const Manifest& manifest,
   std::set<fs::path> folders;
   for (const Manifest* each : {&manifest, &former}) {
     for (const auto& [name, table] : each->tables) {
-      folders.insert(fs::path(path) / FolderName(name));
+      folders.insert(fs::path(path) / FileNameOf(name));
       if (each != &manifest) continue;
       for (const RowFile& file : table.files) {
         named.insert(fs::path(path) / file.name);
@@ -270,7 +254,7 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   saved.last_day = table.last_day();
   const int dim = table.dim();
   const int slot_floats = table.slot_floats();
-  const std::string folder = FolderName(saved.config.name);
+  const std::string folder = FileNameOf(saved.config.name);
   std::error_code error;
   fs::create_directories(fs::path(data_->path) / folder, error);
   if (error) {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/files.h"
 #include "cc/base/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -26,20 +27,6 @@ constexpr size_t kLengthBytes = sizeof(uint64_t);
 // A header lists three arrays; anything near this size is not one of ours.
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 20;
 
-absl::Status ErrnoStatus(const std::string& what, const std::string& path,
-                         int error) {
-  const std::string message =
-      absl::StrCat("cannot ", what, " '", path, "': ", strerror(error));
-  if (error == ENOSPC || error == EDQUOT) {
-    return absl::ResourceExhaustedError(message);
-  }
-  if (error == ENOENT) return absl::NotFoundError(message);
-  if (error == EACCES || error == EPERM || error == EROFS) {
-    return absl::PermissionDeniedError(message);
-  }
-  return absl::InternalError(message);
-}
-
 uint32_t Crc32(uint32_t crc, const char* bytes, size_t size) {
   while (size > 0) {
     const size_t step = std::min(size, size_t{1} << 30);
@@ -49,57 +36,6 @@ uint32_t Crc32(uint32_t crc, const char* bytes, size_t size) {
     size -= step;
   }
   return crc;
-}
-
-absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
-                      size_t size) {
-  while (size > 0) {
-    const ssize_t written = write(fd, bytes, size);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return ErrnoStatus("write", path, errno);
-    }
-    bytes += written;
-    size -= static_cast<size_t>(written);
-  }
-  return absl::OkStatus();
-}
-
-// The rename itself must survive a crash, so the folder is flushed too.
-absl::Status SyncFolderOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder =
-      slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return ErrnoStatus("open folder", folder, errno);
-  const int result = fsync(fd);
-  const int error = errno;
-  close(fd);
-  if (result != 0) return ErrnoStatus("flush folder", folder, error);
-  return absl::OkStatus();
-}
-
-absl::Status WritePieces(const std::string& path,
-                         absl::Span<const absl::Span<const char>> pieces) {
-  const std::string temporary = absl::StrCat(path, ".tmp");
-  const int fd =
-      open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus("create", temporary, errno);
-  auto remove_temporary =
-      absl::MakeCleanup([&temporary] { unlink(temporary.c_str()); });
-  {
-    auto close_file = absl::MakeCleanup([fd] { close(fd); });
-    for (const absl::Span<const char> piece : pieces) {
-      TFSWITCH_RETURN_IF_ERROR(
-          WriteAll(fd, temporary, piece.data(), piece.size()));
-    }
-    if (fsync(fd) != 0) return ErrnoStatus("flush", temporary, errno);
-  }
-  if (rename(temporary.c_str(), path.c_str()) != 0) {
-    return ErrnoStatus("publish", path, errno);
-  }
-  std::move(remove_temporary).Cancel();
-  return SyncFolderOf(path);
 }
 
 absl::Status Malformed(const std::string& path, absl::string_view why) {
@@ -136,18 +72,13 @@ absl::StatusOr<WrittenFile> WriteSafetensors(
 
   std::vector<absl::Span<const char>> pieces = {absl::MakeSpan(prefix)};
   for (const TensorToWrite& tensor : tensors) pieces.push_back(tensor.bytes);
-  TFSWITCH_RETURN_IF_ERROR(WritePieces(path, pieces));
+  TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(path, pieces));
   WrittenFile file;
   for (const absl::Span<const char> piece : pieces) {
     file.bytes += static_cast<int64_t>(piece.size());
     file.crc32 = Crc32(file.crc32, piece.data(), piece.size());
   }
   return file;
-}
-
-absl::Status WriteFileAtomically(const std::string& path,
-                                 const std::string& contents) {
-  return WritePieces(path, {absl::MakeConstSpan(contents)});
 }
 
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,

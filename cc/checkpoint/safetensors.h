@@ -35,10 +35,6 @@ absl::StatusOr<WrittenFile> WriteSafetensors(
     const std::string& path, absl::Span<const TensorToWrite> tensors,
     const std::map<std::string, std::string>& metadata);
 
-// Writes `contents` the same way.
-absl::Status WriteFileAtomically(const std::string& path,
-                                 const std::string& contents);
-
 // A file read into memory. Immutable after ReadSafetensors.
 class SafetensorsFile {
  public:

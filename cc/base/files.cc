@@ -1,0 +1,165 @@
+#include "cc/base/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cc/base/status_macros.h"
+
+namespace tfswitch {
+namespace {
+
+// Of a path, with the slash; "." if there is none.
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
+
+}  // namespace
+
+absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
+                         int error) {
+  const std::string message =
+      absl::StrCat("cannot ", what, " '", path, "': ", strerror(error));
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EMFILE:
+    case ENFILE:
+      return absl::ResourceExhaustedError(message);
+    case ENOENT:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+std::string FileNameOf(absl::string_view text) {
+  std::string name;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) != 0 || c == '_' || c == '-' ||
+        (c == '.' && !name.empty())) {
+      name += c;
+    } else {
+      name += absl::StrFormat("%%%02X", byte);
+    }
+  }
+  return name;
+}
+
+absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
+                      size_t size) {
+  while (size > 0) {
+    const ssize_t written = write(fd, bytes, size);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return ErrnoStatus("write", path, errno);
+    }
+    bytes += written;
+    size -= static_cast<size_t>(written);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncFolder(const std::string& folder) {
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus("open folder", folder, errno);
+  const int result = fsync(fd);
+  const int error = errno;
+  close(fd);
+  if (result != 0) return ErrnoStatus("flush folder", folder, error);
+  return absl::OkStatus();
+}
+
+absl::Status WriteFileAtomically(
+    const std::string& path, absl::Span<const absl::Span<const char>> pieces) {
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  const int fd =
+      open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus("create", temporary, errno);
+  auto remove_temporary =
+      absl::MakeCleanup([&temporary] { unlink(temporary.c_str()); });
+  {
+    auto close_file = absl::MakeCleanup([fd] { close(fd); });
+    for (const absl::Span<const char> piece : pieces) {
+      TFSWITCH_RETURN_IF_ERROR(
+          WriteAll(fd, temporary, piece.data(), piece.size()));
+    }
+    if (fsync(fd) != 0) return ErrnoStatus("flush", temporary, errno);
+  }
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus("publish", path, errno);
+  }
+  std::move(remove_temporary).Cancel();
+  // The rename itself must survive a crash.
+  return SyncFolder(FolderOf(path));
+}
+
+absl::Status WriteFileAtomically(const std::string& path,
+                                 absl::string_view contents) {
+  return WriteFileAtomically(
+      path, {absl::MakeConstSpan(contents.data(), contents.size())});
+}
+
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          size_t max_bytes) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus("open", path, errno);
+  auto close_file = absl::MakeCleanup([fd] { close(fd); });
+  std::string contents;
+  char buffer[16384];
+  for (;;) {
+    const ssize_t got = read(fd, buffer, sizeof(buffer));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus("read", path, errno);
+    if (got == 0) return contents;
+    contents.append(buffer, static_cast<size_t>(got));
+    if (contents.size() > max_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("file '", path, "' is longer than the ", max_bytes,
+                       " bytes that are expected of it"));
+    }
+  }
+}
+
+absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(
+    const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus("open", path, errno);
+  auto close_file = absl::MakeCleanup([fd] { close(fd); });
+  return Map(fd, path);
+}
+
+absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Map(
+    int fd, const std::string& path) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus("examine", path, errno);
+  const auto size = static_cast<size_t>(info.st_size);
+  if (size == 0) {
+    return absl::WrapUnique(new MappedFile(nullptr, 0));
+  }
+  void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return ErrnoStatus("map", path, errno);
+  return absl::WrapUnique(new MappedFile(static_cast<const char*>(data), size));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<char*>(data_), size_);
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,73 @@
+// Files that are there whole or not at all, and files as memory.
+
+#ifndef TFSWITCH_CC_BASE_FILES_H_
+#define TFSWITCH_CC_BASE_FILES_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace tfswitch {
+
+// "cannot WHAT 'PATH': ...", with the code that fits errno value `error`.
+absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
+                         int error);
+
+// A file or folder name for any text: letters, digits, '-', '_' and dots that
+// are not first stay, each other byte becomes %XX.
+std::string FileNameOf(absl::string_view text);
+
+// Writes all of `bytes` to an open file; `path` is for the error.
+absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
+                      size_t size);
+
+// Flushes a folder to the disk: what was created or renamed in it survives a
+// crash.
+absl::Status SyncFolder(const std::string& folder);
+
+// Writes `pieces` to a temporary name in the same folder, flushes it to the
+// disk and renames it to `path`.
+absl::Status WriteFileAtomically(
+    const std::string& path, absl::Span<const absl::Span<const char>> pieces);
+absl::Status WriteFileAtomically(const std::string& path,
+                                 absl::string_view contents);
+
+// NotFound if there is no such file, ResourceExhausted if it is longer than
+// `max_bytes`.
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          size_t max_bytes);
+
+// A whole file as read-only memory, shared with all processes that map it. The
+// file may be deleted meanwhile; making it shorter ends the process that reads
+// behind its new end.
+//
+// Immutable, so thread-safe.
+class MappedFile {
+ public:
+  static absl::StatusOr<std::unique_ptr<MappedFile>> Open(
+      const std::string& path);
+  // Of a file that is open; the caller keeps the descriptor.
+  static absl::StatusOr<std::unique_ptr<MappedFile>> Map(
+      int fd, const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  MappedFile(const char* data, size_t size) : data_(data), size_(size) {}
+
+  const char* const data_;
+  const size_t size_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_FILES_H_

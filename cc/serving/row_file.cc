@@ -1,0 +1,269 @@
+#include "cc/serving/row_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cc/base/checksum.h"
+#include "cc/base/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace tfswitch {
+namespace {
+
+using Json = nlohmann::json;
+
+const char* DtypeOf(RowFormat format) {
+  switch (format) {
+    case RowFormat::kFloat32:
+      return "F32";
+    case RowFormat::kFloat16:
+      return "F16";
+    case RowFormat::kInt8:
+      return "I8";
+  }
+  return "";
+}
+
+// A field of the header's strings; empty if it is not there.
+std::string TextOf(const Json& metadata, const char* field) {
+  const auto it = metadata.find(field);
+  return it == metadata.end() || !it->is_string() ? "" : it->get<std::string>();
+}
+
+// An array of the header, checked against where it can be.
+struct Array {
+  std::string dtype;
+  std::vector<uint64_t> shape;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  bool Read(const Json& header, const char* name, uint64_t limit) {
+    const auto it = header.find(name);
+    if (it == header.end() || !it->is_object()) return false;
+    const auto is_counts = [&](const char* field) {
+      const auto list = it->find(field);
+      return list != it->end() && list->is_array() && !list->empty() &&
+             std::all_of(list->begin(), list->end(), [](const Json& value) {
+               return value.is_number_unsigned();
+             });
+    };
+    dtype = TextOf(*it, "dtype");
+    if (!is_counts("shape") || !is_counts("data_offsets") ||
+        (*it)["data_offsets"].size() != 2) {
+      return false;
+    }
+    shape = (*it)["shape"].get<std::vector<uint64_t>>();
+    begin = (*it)["data_offsets"][0].get<uint64_t>();
+    end = (*it)["data_offsets"][1].get<uint64_t>();
+    return begin <= end && end <= limit;
+  }
+
+  // Whether it has shape[0] elements of so many bytes.
+  bool HasElements(size_t bytes) const {
+    return shape[0] <= (end - begin) / bytes && shape[0] * bytes == end - begin;
+  }
+};
+
+}  // namespace
+
+RowFile::RowFile(std::unique_ptr<MappedFile> file, std::string path,
+                 const RowFileInfo& info)
+    : file_(std::move(file)), path_(std::move(path)), info_(info) {}
+
+absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Open(
+    const std::string& path, const RowFileInfo& expected) {
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> mapped,
+                            MappedFile::Open(path));
+  std::shared_ptr<RowFile> file(new RowFile(std::move(mapped), path, expected));
+  TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
+  return file;
+}
+
+absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Map(
+    int fd, const std::string& path, const RowFileInfo& expected) {
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> mapped,
+                            MappedFile::Map(fd, path));
+  std::shared_ptr<RowFile> file(new RowFile(std::move(mapped), path, expected));
+  TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
+  return file;
+}
+
+absl::Status RowFile::Damaged(absl::string_view why) const {
+  return absl::DataLossError(
+      absl::StrCat("row file '", path_, "' is damaged: ", why,
+                   ". Copy it again, or export the table again."));
+}
+
+absl::Status RowFile::ReadHeader() {
+  if (file_->size() != static_cast<uint64_t>(info_.bytes)) {
+    return Damaged(absl::StrCat("it has ", file_->size(),
+                                " bytes, its manifest says ", info_.bytes));
+  }
+  if (file_->size() < kRowFileHeaderBytes) return Damaged("it is too short");
+  const char* const data = file_->data();
+  const uint64_t checksum = Checksum(data, kRowFileHeaderBytes);
+  if (checksum != info_.header_checksum) {
+    return Damaged(absl::StrFormat(
+        "its header has checksum %016x, its manifest says %016x", checksum,
+        info_.header_checksum));
+  }
+  const Json header =
+      Json::parse(data + sizeof(uint64_t), data + kRowFileHeaderBytes, nullptr,
+                  /*allow_exceptions=*/false);
+  if (!header.is_object() || !header.contains("__metadata__") ||
+      !header["__metadata__"].is_object()) {
+    return Damaged("its header is not that of a row file");
+  }
+  const Json& metadata = header["__metadata__"];
+  if (TextOf(metadata, "format") != kRowFileFormat) {
+    return Damaged("its header is not that of a row file");
+  }
+  const std::string version = TextOf(metadata, "version");
+  if (version != absl::StrCat(kRowFileVersion)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "row file '", path_, "' is of format version ", version,
+        ", this tfswitch reads version ", kRowFileVersion,
+        ". Serve it with the tfswitch that wrote it, or export again."));
+  }
+  const auto format = RowFormatOf(TextOf(metadata, "row_format"));
+  if (!format.ok()) return Damaged(format.status().message());
+  kind_.format = *format;
+  kind_.table = TextOf(metadata, "table");
+
+  blocks_ = data + kRowFileHeaderBytes;
+  const uint64_t limit = file_->size() - kRowFileHeaderBytes;
+  Array default_row;
+  Array embeddings;
+  Array buckets;
+  Array checksums;
+  int64_t num_homes = 0;
+  if (!default_row.Read(header, "default_row", limit) ||
+      default_row.dtype != "F32" || !default_row.HasElements(sizeof(float)) ||
+      default_row.shape[0] == 0 || default_row.shape[0] > INT32_MAX) {
+    return Damaged("array 'default_row' of its header");
+  }
+  kind_.dim = static_cast<int>(default_row.shape[0]);
+  row_bytes_ = RowBytes(kind_.format, kind_.dim);
+  if (!embeddings.Read(header, "embeddings", limit) ||
+      embeddings.dtype != DtypeOf(kind_.format) ||
+      !embeddings.HasElements(row_bytes_)) {
+    return Damaged("array 'embeddings' of its header");
+  }
+  if (!buckets.Read(header, "buckets", limit) || buckets.dtype != "I64" ||
+      !buckets.HasElements(sizeof(ServedBucket)) ||
+      buckets.begin % sizeof(ServedBucket) != 0 ||
+      !absl::SimpleAtoi(TextOf(metadata, "num_homes"), &num_homes) ||
+      num_homes <= 0 || static_cast<uint64_t>(num_homes) > buckets.shape[0]) {
+    return Damaged("array 'buckets' of its header");
+  }
+  if (!checksums.Read(header, "checksums", limit) || checksums.dtype != "U64" ||
+      !checksums.HasElements(sizeof(uint64_t)) ||
+      checksums.begin % sizeof(uint64_t) != 0 ||
+      checksums.begin < std::max(embeddings.end, buckets.end) ||
+      checksums.shape[0] !=
+          (checksums.begin + kRowFileBlockBytes - 1) / kRowFileBlockBytes) {
+    return Damaged("array 'checksums' of its header");
+  }
+  const uint64_t of_checksums =
+      Checksum(blocks_ + checksums.begin, checksums.end - checksums.begin);
+  if (absl::StrFormat("%016x", of_checksums) !=
+      TextOf(metadata, "checksums_xxh3")) {
+    return Damaged("its list of checksums");
+  }
+
+  decoder_ = FindRowDecoder(kind_.format);
+  num_embeddings_ = static_cast<int64_t>(embeddings.shape[0]);
+  rows_ = blocks_ + embeddings.begin;
+  buckets_ = reinterpret_cast<const ServedBucket*>(blocks_ + buckets.begin);
+  end_buckets_ = buckets_ + buckets.shape[0];
+  num_homes_ = static_cast<uint64_t>(num_homes);
+  checksums_ = reinterpret_cast<const uint64_t*>(blocks_ + checksums.begin);
+  blocks_bytes_ = checksums.begin;
+  verified_ = std::vector<std::atomic<uint64_t>>(
+      (static_cast<size_t>(checksums.shape[0]) + 63) / 64);
+  kind_.default_row.resize(static_cast<size_t>(kind_.dim));
+  TFSWITCH_RETURN_IF_ERROR(VerifyBytes(blocks_ + default_row.begin,
+                                       default_row.end - default_row.begin));
+  std::memcpy(kind_.default_row.data(), blocks_ + default_row.begin,
+              default_row.end - default_row.begin);
+  return absl::OkStatus();
+}
+
+absl::Status RowFile::VerifyBlock(size_t block) const {
+  std::atomic<uint64_t>& word = verified_[block / 64];
+  const uint64_t bit = uint64_t{1} << (block % 64);
+  if ((word.load(std::memory_order_relaxed) & bit) != 0) {
+    return absl::OkStatus();
+  }
+  const size_t begin = block * kRowFileBlockBytes;
+  const size_t size = std::min(kRowFileBlockBytes, blocks_bytes_ - begin);
+  if (Checksum(blocks_ + begin, size) != checksums_[block]) {
+    return Damaged(absl::StrCat("the checksum of bytes ",
+                                kRowFileHeaderBytes + begin, " to ",
+                                kRowFileHeaderBytes + begin + size));
+  }
+  word.fetch_or(bit, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status RowFile::VerifyBytes(const void* begin, size_t size) const {
+  const size_t from =
+      static_cast<size_t>(static_cast<const char*>(begin) - blocks_);
+  for (size_t block = from / kRowFileBlockBytes;
+       block <= (from + size - 1) / kRowFileBlockBytes; ++block) {
+    TFSWITCH_RETURN_IF_ERROR(VerifyBlock(block));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RowFile::Verify() const {
+  if (is_verified()) return absl::OkStatus();
+  const size_t num_blocks =
+      (blocks_bytes_ + kRowFileBlockBytes - 1) / kRowFileBlockBytes;
+  for (size_t block = 0; block < num_blocks; ++block) {
+    TFSWITCH_RETURN_IF_ERROR(VerifyBlock(block));
+  }
+  is_verified_.store(true, std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> RowFile::SearchVerified(Key key) const {
+  for (const ServedBucket* bucket = Home(HashKey(key)); bucket < end_buckets_;
+       ++bucket) {
+    TFSWITCH_RETURN_IF_ERROR(VerifyBytes(bucket, sizeof(*bucket)));
+    const uint32_t used = bucket->meta & kServedUsedMask;
+    for (uint32_t i = 0; i < kServedKeysPerBucket; ++i) {
+      if (bucket->keys[i] == key && i < used) return bucket->rows[i];
+    }
+    if ((bucket->meta & kServedOverflow) == 0) break;
+  }
+  return kNoRow;
+}
+
+absl::Status RowFile::VerifyRow(int64_t row) const {
+  return VerifyBytes(Row(row), row_bytes_);
+}
+
+absl::Status RowFile::BadRow(Key key, int64_t row) const {
+  return Damaged(absl::StrCat("it has id ", key, " in row ", row, " of ",
+                              num_embeddings_));
+}
+
+absl::Status RowFile::ForEachKey(
+    const std::function<absl::Status(Key, int64_t)>& visit) const {
+  for (const ServedBucket* bucket = buckets_; bucket < end_buckets_; ++bucket) {
+    const uint32_t used = std::min<uint32_t>(bucket->meta & kServedUsedMask,
+                                             kServedKeysPerBucket);
+    for (uint32_t i = 0; i < used; ++i) {
+      TFSWITCH_RETURN_IF_ERROR(visit(bucket->keys[i], bucket->rows[i]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch

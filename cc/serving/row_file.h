@@ -1,0 +1,128 @@
+// Row files as they are read: mapped, shared by all processes, and opened in
+// the time that a header takes, whatever their size.
+
+#ifndef TFSWITCH_CC_SERVING_ROW_FILE_H_
+#define TFSWITCH_CC_SERVING_ROW_FILE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cc/base/files.h"
+#include "cc/base/hash.h"
+#include "cc/serving/row_decode.h"
+#include "cc/serving/row_file_writer.h"
+#include "cc/serving/row_format.h"
+
+namespace tfswitch {
+
+inline constexpr char kRowFileFormat[] = "tfswitch-rows";
+inline constexpr int kRowFileVersion = 1;
+inline constexpr size_t kRowFileHeaderBytes = 4096;
+
+// Header and checksums are verified when the file is opened, and each block of
+// rows or index when it is first used, or all of them by Verify().
+//
+// Thread-safe. Immutable but for what it knows to be verified.
+class RowFile {
+ public:
+  // NotFound if there is no such file, DataLoss if it is not the one that
+  // `expected` is of, FailedPrecondition if it is of a newer version. Errors
+  // name the file.
+  static absl::StatusOr<std::shared_ptr<const RowFile>> Open(
+      const std::string& path, const RowFileInfo& expected);
+  // Of a file that is open, which the caller may close.
+  static absl::StatusOr<std::shared_ptr<const RowFile>> Map(
+      int fd, const std::string& path, const RowFileInfo& expected);
+
+  const std::string& path() const { return path_; }
+  const RowFileKind& kind() const { return kind_; }
+  int64_t num_rows() const { return info_.num_rows; }
+  int64_t num_removed() const { return info_.num_removed; }
+  int64_t bytes() const { return info_.bytes; }
+
+  // Reads the whole file and compares it with
+  // its checksums. DataLoss naming the file and the place.
+  absl::Status Verify() const;
+  bool is_verified() const {
+    return is_verified_.load(std::memory_order_acquire);
+  }
+
+  // Parts of a search, in their order; prefetching is up to the caller. Nothing
+  // that a file may hold leads to a read outside of it.
+  const ServedBucket* Home(uint64_t hash) const {
+    return buckets_ + ServedHome(hash, num_homes_);
+  }
+  // The row number of a key, kRemovedRow, or kNoRow.
+  static constexpr int64_t kNoRow = -1;
+  int64_t Search(const ServedBucket* home, Key key) const {
+    for (const ServedBucket* bucket = home; bucket < end_buckets_; ++bucket) {
+      const uint32_t used = bucket->meta & kServedUsedMask;
+      for (uint32_t i = 0; i < kServedKeysPerBucket; ++i) {
+        if (bucket->keys[i] == key && i < used) return bucket->rows[i];
+      }
+      if ((bucket->meta & kServedOverflow) == 0) break;
+    }
+    return kNoRow;
+  }
+  // Search() with each bucket verified before.
+  absl::StatusOr<int64_t> SearchVerified(Key key) const;
+  // The bytes of a row. REQUIRES: IsRow(row).
+  bool IsRow(int64_t row) const {
+    return static_cast<uint64_t>(row) < static_cast<uint64_t>(num_embeddings_);
+  }
+  const char* Row(int64_t row) const {
+    return rows_ + static_cast<size_t>(row) * row_bytes_;
+  }
+  size_t row_bytes() const { return row_bytes_; }
+  absl::Status VerifyRow(int64_t row) const;
+  // DataLoss: a number that IsRow() does not take.
+  absl::Status BadRow(Key key, int64_t row) const;
+
+  RowDecoder decoder() const { return decoder_; }
+
+  // Calls visit(key, row), row as of Search(), for all keys.
+  // REQUIRES: is_verified().
+  absl::Status ForEachKey(
+      const std::function<absl::Status(Key, int64_t)>& visit) const;
+
+ private:
+  RowFile(std::unique_ptr<MappedFile> file, std::string path,
+          const RowFileInfo& info);
+
+  absl::Status ReadHeader();
+  absl::Status Damaged(absl::string_view why) const;
+  // Of the bytes [begin, end) behind the header.
+  absl::Status VerifyBytes(const void* begin, size_t size) const;
+  absl::Status VerifyBlock(size_t block) const;
+
+  // Constant after Open().
+  const std::unique_ptr<MappedFile> file_;
+  const std::string path_;
+  const RowFileInfo info_;
+  RowFileKind kind_;
+  RowDecoder decoder_ = nullptr;
+  size_t row_bytes_ = 0;
+  int64_t num_embeddings_ = 0;
+  const char* rows_ = nullptr;
+  const ServedBucket* buckets_ = nullptr;
+  const ServedBucket* end_buckets_ = nullptr;
+  uint64_t num_homes_ = 0;
+  const char* blocks_ = nullptr;
+  size_t blocks_bytes_ = 0;
+  const uint64_t* checksums_ = nullptr;
+
+  mutable std::atomic<bool> is_verified_{false};
+  // A bit per block.
+  mutable std::vector<std::atomic<uint64_t>> verified_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SERVING_ROW_FILE_H_

@@ -1,0 +1,79 @@
+// Writes a row file (serving/row_format.h), row by row, in bounded memory: what
+// is kept is 12 bytes per key, and the index while it is built.
+
+#ifndef TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_
+#define TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/serving/row_format.h"
+
+namespace tfswitch {
+
+// What a file is of.
+struct RowFileKind {
+  std::string table;
+  int dim = 0;
+  RowFormat format = RowFormat::kFloat32;
+  std::vector<float> default_row;  // dim floats.
+};
+
+// What tells a file from a damaged one.
+struct RowFileInfo {
+  int64_t bytes = 0;
+  int64_t num_rows = 0;
+  int64_t num_removed = 0;
+  uint64_t header_checksum = 0;  // Of the header, which has the others.
+};
+
+// Create, Add() and Remove() in any order, Finish(). Of what is said of a key
+// the last counts. Without Finish() there is no file.
+//
+// Not thread-safe.
+class RowFileWriter {
+ public:
+  // Writes to `path`, which is replaced.
+  static absl::StatusOr<std::unique_ptr<RowFileWriter>> Create(
+      const std::string& path, const RowFileKind& kind);
+  // Writes to an empty file that is open; the caller keeps the descriptor.
+  static std::unique_ptr<RowFileWriter> WriteTo(int fd, const std::string& path,
+                                                const RowFileKind& kind);
+  ~RowFileWriter();
+
+  // InvalidArgument if `embeddings` are not keys.size() x dim.
+  absl::Status Add(absl::Span<const Key> keys,
+                   absl::Span<const float> embeddings);
+  // A row as it lies in another file of this format and dim.
+  absl::Status AddEncoded(Key key, const char* row);
+  void Remove(absl::Span<const Key> keys);
+
+  // Flushes the file to the disk.
+  absl::StatusOr<RowFileInfo> Finish();
+
+ private:
+  class BlockFile;
+  RowFileWriter(std::unique_ptr<BlockFile> file, const RowFileKind& kind);
+  absl::Status CheckRoom(size_t num_rows) const;
+
+  const RowFileKind kind_;
+  const size_t row_bytes_;
+  std::unique_ptr<BlockFile> file_;
+  bool is_finished_ = false;
+  // What was said, in order.
+  std::vector<Key> keys_;
+  std::vector<uint32_t> rows_;
+  uint32_t num_written_ = 0;
+  std::vector<char> row_;
+  absl::Status status_;  // Of the beginning of the file.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_

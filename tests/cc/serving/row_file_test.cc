@@ -1,0 +1,267 @@
+#include "cc/serving/row_file.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/serving/row_decode.h"
+#include "cc/serving/row_file_writer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class RowFileTest : public testing::Test {
+ protected:
+  RowFileTest() {
+    std::string pattern = testing::TempDir() + "/row_fileXXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    path_ = folder_ + "/rows.safetensors";
+  }
+  ~RowFileTest() override {
+    std::error_code error;
+    std::filesystem::remove_all(folder_, error);
+  }
+
+  static RowFileKind Kind(RowFormat format, int dim) {
+    RowFileKind kind;
+    kind.table = "user/age";
+    kind.dim = dim;
+    kind.format = format;
+    kind.default_row.assign(static_cast<size_t>(dim), 0.25f);
+    return kind;
+  }
+
+  // Rows of values that go by the key.
+  static std::vector<float> RowOf(Key key, int dim) {
+    std::vector<float> row(static_cast<size_t>(dim));
+    for (int i = 0; i < dim; ++i) {
+      row[i] =
+          static_cast<float>(key % 1000) / 7.0f - static_cast<float>(i) * 0.3f;
+    }
+    return row;
+  }
+
+  RowFileInfo Write(const RowFileKind& kind, const std::vector<Key>& keys,
+                    const std::vector<Key>& removed = {}) {
+    auto writer = RowFileWriter::Create(path_, kind).value();
+    for (const Key key : keys) {
+      EXPECT_TRUE(
+          writer->Add(std::vector<Key>{key}, RowOf(key, kind.dim)).ok());
+    }
+    writer->Remove(removed);
+    const auto info = writer->Finish();
+    EXPECT_TRUE(info.ok()) << info.status();
+    return *info;
+  }
+
+  std::shared_ptr<const RowFile> Open(const RowFileInfo& info) {
+    auto file = RowFile::Open(path_, info);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return file.ok() ? *file : nullptr;
+  }
+
+  // What a key reads as; empty if it has no row.
+  static std::vector<float> Read(const RowFile& file, Key key) {
+    const auto row = file.SearchVerified(key);
+    EXPECT_TRUE(row.ok()) << row.status();
+    EXPECT_EQ(*row, file.Search(file.Home(HashKey(key)), key));
+    if (!row.ok() || !file.IsRow(*row)) return {};
+    EXPECT_TRUE(file.VerifyRow(*row).ok());
+    std::vector<float> values(static_cast<size_t>(file.kind().dim));
+    file.decoder()(file.Row(*row), file.kind().dim, values.data());
+    return values;
+  }
+
+  void Flip(int64_t at) {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get() ^ 0x10);
+    file.seekp(at);
+    file.put(byte);
+  }
+
+  std::string folder_;
+  std::string path_;
+};
+
+TEST_F(RowFileTest, EveryKeyReadsAsItWasWritten) {
+  std::mt19937_64 random(7);
+  std::vector<Key> keys = {0, -1, std::numeric_limits<Key>::min(),
+                           std::numeric_limits<Key>::max()};
+  while (keys.size() < 5000) keys.push_back(static_cast<Key>(random()));
+  for (const int dim : {1, 3, 16, 67}) {
+    const RowFileInfo info = Write(Kind(RowFormat::kFloat32, dim), keys);
+    EXPECT_EQ(info.num_rows, 5000);
+    const auto file = Open(info);
+    ASSERT_NE(file, nullptr);
+    EXPECT_EQ(file->kind().table, "user/age");
+    EXPECT_EQ(file->kind().default_row, std::vector<float>(dim, 0.25f));
+    for (const Key key : keys) ASSERT_EQ(Read(*file, key), RowOf(key, dim));
+    for (int i = 0; i < 1000; ++i) {
+      ASSERT_EQ(Read(*file, static_cast<Key>(random() | 1)),
+                std::vector<float>());
+    }
+    EXPECT_FALSE(file->is_verified());
+    EXPECT_TRUE(file->Verify().ok());
+    EXPECT_TRUE(file->is_verified());
+  }
+}
+
+TEST_F(RowFileTest, OfAKeyTheLastWordCounts) {
+  auto writer =
+      RowFileWriter::Create(path_, Kind(RowFormat::kFloat32, 1)).value();
+  const auto add = [&](Key key, float value) {
+    ASSERT_TRUE(
+        writer->Add(std::vector<Key>{key}, std::vector<float>{value}).ok());
+  };
+  add(1, 1.0f);
+  add(1, 2.0f);
+  add(2, 3.0f);
+  writer->Remove(std::vector<Key>{2, 3});
+  add(3, 4.0f);
+  const RowFileInfo info = writer->Finish().value();
+  EXPECT_EQ(info.num_rows, 2);
+  EXPECT_EQ(info.num_removed, 1);
+  const auto file = Open(info);
+  EXPECT_EQ(Read(*file, 1), std::vector<float>{2.0f});
+  EXPECT_EQ(file->SearchVerified(2).value(), int64_t{kRemovedRow});
+  EXPECT_EQ(Read(*file, 3), std::vector<float>{4.0f});
+  EXPECT_EQ(file->SearchVerified(4).value(), RowFile::kNoRow);
+}
+
+TEST_F(RowFileTest, AnEmptyFileHasNoKeys) {
+  const auto file = Open(Write(Kind(RowFormat::kInt8, 5), {}));
+  ASSERT_NE(file, nullptr);
+  EXPECT_EQ(file->num_rows(), 0);
+  EXPECT_EQ(Read(*file, 0), std::vector<float>());
+  EXPECT_TRUE(file->Verify().ok());
+}
+
+TEST_F(RowFileTest, FormatsKeepTheirErrors) {
+  const std::vector<float> row = {1.0f, -0.3f, 127.25f, 1e-3f, 0.0f, -127.0f};
+  for (const RowFormat format :
+       {RowFormat::kFloat32, RowFormat::kFloat16, RowFormat::kInt8}) {
+    auto writer = RowFileWriter::Create(path_, Kind(format, 6)).value();
+    ASSERT_TRUE(writer->Add(std::vector<Key>{5}, row).ok());
+    const auto file = Open(writer->Finish().value());
+    const std::vector<float> read = Read(*file, 5);
+    for (size_t i = 0; i < row.size(); ++i) {
+      float bound = 0.0f;
+      if (format == RowFormat::kFloat16) bound = std::abs(row[i]) * 0x1p-11f;
+      if (format == RowFormat::kInt8) bound = 127.25f / 127.0f / 2 * 1.0001f;
+      EXPECT_NEAR(read[i], row[i], bound) << NameOf(format) << " " << i;
+    }
+  }
+}
+
+TEST_F(RowFileTest, Int8HasRoomForZerosAndSmallNumbers) {
+  for (const float value : {0.0f, 1e-44f, 3e38f}) {
+    auto writer =
+        RowFileWriter::Create(path_, Kind(RowFormat::kInt8, 2)).value();
+    ASSERT_TRUE(
+        writer->Add(std::vector<Key>{5}, std::vector<float>{value, 0.0f}).ok());
+    const std::vector<float> read = Read(*Open(writer->Finish().value()), 5);
+    EXPECT_NEAR(read[0], value, value > 1.0f ? value * 1e-6f : 1e-43f);
+    EXPECT_EQ(read[1], 0.0f);
+  }
+}
+
+TEST_F(RowFileTest, InstructionSetsDecodeTheSameBits) {
+  std::mt19937 random(3);
+  for (const RowFormat format :
+       {RowFormat::kFloat32, RowFormat::kFloat16, RowFormat::kInt8}) {
+    for (int dim = 1; dim <= 67; ++dim) {
+      std::vector<float> row(static_cast<size_t>(dim));
+      for (float& value : row) {
+        value = static_cast<float>(static_cast<int32_t>(random())) * 1e-9f;
+      }
+      std::vector<char> bytes(RowBytes(format, dim));
+      EncodeRow(format, row.data(), dim, bytes.data());
+      std::vector<float> scalar_row(row.size());
+      std::vector<float> active_row(row.size());
+      scalar::FindRowDecoder(format)(bytes.data(), dim, scalar_row.data());
+      FindRowDecoder(format)(bytes.data(), dim, active_row.data());
+      ASSERT_EQ(scalar_row, active_row);
+    }
+  }
+}
+
+TEST_F(RowFileTest, AFileThatIsNotWholeIsRefused) {
+  const RowFileInfo info = Write(Kind(RowFormat::kFloat32, 4), {1, 2, 3});
+  std::filesystem::resize_file(path_, static_cast<size_t>(info.bytes) - 1);
+  const absl::Status cut = RowFile::Open(path_, info).status();
+  EXPECT_EQ(cut.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(cut.message()),
+              AllOf(HasSubstr(path_), HasSubstr(absl::StrCat(info.bytes)),
+                    HasSubstr("export the table again")));
+  std::filesystem::remove(path_);
+  EXPECT_EQ(RowFile::Open(path_, info).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(RowFileTest, NoFlippedBitGoesUnnoticed) {
+  std::vector<Key> keys;
+  for (Key key = 0; key < 400; ++key) keys.push_back(key);
+  const RowFileInfo info = Write(Kind(RowFormat::kFloat32, 8), keys);
+  for (int64_t at = 0; at < info.bytes; at += 97) {
+    Flip(at);
+    const auto file = RowFile::Open(path_, info);
+    if (at < static_cast<int64_t>(kRowFileHeaderBytes)) {
+      EXPECT_EQ(file.status().code(), absl::StatusCode::kDataLoss) << at;
+    } else if (file.ok()) {
+      const absl::Status damaged = (*file)->Verify();
+      EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << at;
+      EXPECT_THAT(std::string(damaged.message()), HasSubstr(path_));
+      // A row that is read is right, or refused.
+      for (const Key key : keys) {
+        const auto row = (*file)->SearchVerified(key);
+        if (!row.ok() || !(*file)->VerifyRow(*row).ok()) continue;
+        std::vector<float> values(8);
+        (*file)->decoder()((*file)->Row(*row), 8, values.data());
+        ASSERT_EQ(values, RowOf(key, 8));
+      }
+    }
+    Flip(at);
+  }
+  EXPECT_TRUE(Open(info)->Verify().ok());
+}
+
+TEST_F(RowFileTest, AFileInMemoryIsOneToo) {
+  const int fd = memfd_create("rows", MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  const auto writer =
+      RowFileWriter::WriteTo(fd, "memory", Kind(RowFormat::kFloat16, 4));
+  ASSERT_TRUE(writer->Add(std::vector<Key>{8}, RowOf(8, 4)).ok());
+  const auto file = RowFile::Map(fd, "memory", writer->Finish().value());
+  close(fd);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(Read(**file, 8).size(), 4);
+}
+
+TEST_F(RowFileTest, WithoutFinishThereIsNoFile) {
+  {
+    const auto writer =
+        RowFileWriter::Create(path_, Kind(RowFormat::kFloat32, 4)).value();
+    EXPECT_EQ(writer->Add(std::vector<Key>{1}, std::vector<float>(3)).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+}  // namespace
+}  // namespace tfswitch
