@@ -51,6 +51,10 @@ struct KernelBatch {
   // One per stripe. A row's are at [stripe] + row * statistics_stride.
   char* const* statistics = nullptr;
   size_t statistics_stride = 0;
+  // One per stripe: when rows have changed. A step writes `stamp`, unless that
+  // is 0.
+  uint32_t* const* stamps = nullptr;
+  uint32_t stamp = 0;
   size_t stride = 0;
   const IndexView* views = nullptr;  // One per stripe.
   // Counts how often `retry` has put newer views in their places.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
+#include <random>
 #include <utility>
 #include <variant>
 
@@ -52,7 +53,31 @@ int WeightSlotFloats(const TableConfig& config) {
   return SlotFloats(WeightConfig(config), 1);
 }
 
+uint64_t DrawLogId() {
+  std::random_device random;
+  uint64_t id = 0;
+  while (id == 0) id = (uint64_t{random()} << 32) | random();
+  return id;
+}
+
 }  // namespace
+
+std::vector<float> MissingRow(const TableConfig& config) {
+  std::vector<float> row(static_cast<size_t>(config.dim));
+  switch (config.admission.not_admitted.kind) {
+    case NotAdmittedKind::kZeros:
+    case NotAdmittedKind::kWeight:
+      break;
+    case NotAdmittedKind::kConstant:
+      std::fill(row.begin(), row.end(), config.admission.not_admitted.constant);
+      break;
+    case NotAdmittedKind::kShared:
+      Initializer(config.initializer, config.seed, config.dim)
+          .Fill(kSharedRow, row.data());
+      break;
+  }
+  return row;
+}
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
@@ -60,7 +85,10 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
       : table_(table), views_(views) {}
 
   // What Step() has to do; it must live on.
-  void SetSteps(const StepBatch* steps) { steps_ = steps; }
+  void SetSteps(const StepBatch* steps, uint32_t stamp) {
+    steps_ = steps;
+    stamp_ = stamp;
+  }
 
   const uint32_t& num_refreshes() const { return num_refreshes_; }
 
@@ -79,7 +107,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
         const Stripe& stripe = table_->stripes_[StripeOfHash(HashKey(key))];
         table_->ModifyRow(
             table_->PlaceOf(stripe, RacyLoad(&bucket->rows[entry])),
-            steps_->RoundingOf(key), [&](const RowFloats& floats) {
+            steps_->RoundingOf(key), stamp_, [&](const RowFloats& floats) {
               steps_->StepAndObserve(table_->config.dim, floats, i);
             });
       }
@@ -131,6 +159,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   IndexView* const views_;
   uint32_t num_refreshes_ = 0;
   const StepBatch* steps_ = nullptr;
+  uint32_t stamp_ = 0;
 };
 
 EmbeddingTable::Impl::Impl(const TableConfig& table_config,
@@ -150,19 +179,8 @@ EmbeddingTable::Impl::Impl(const TableConfig& table_config,
       candidate_statistics_(StatisticsOfCandidates(config.statistics)),
       candidate_floats_(candidate_statistics_.num_floats() +
                         (has_weights() ? 1 + WeightSlotFloats(config) : 0)),
-      missing_row_(static_cast<size_t>(config.dim)) {
-  switch (config.admission.not_admitted.kind) {
-    case NotAdmittedKind::kZeros:
-    case NotAdmittedKind::kWeight:
-      break;
-    case NotAdmittedKind::kConstant:
-      std::fill(missing_row_.begin(), missing_row_.end(),
-                config.admission.not_admitted.constant);
-      break;
-    case NotAdmittedKind::kShared:
-      initializer_.Fill(kSharedRow, missing_row_.data());
-      break;
-  }
+      missing_row_(MissingRow(config)),
+      change_log_id_(DrawLogId()) {
   if (has_weights()) weight_optimizer_.emplace(WeightConfig(config), 1);
 }
 
@@ -219,20 +237,26 @@ bool EmbeddingTable::Impl::Init() {
       RoundDownTo(reservation_.size() / kNumStripes, kHugePageBytes);
   const size_t index_bytes = RoundDownTo(stripe_bytes / 6, kHugePageBytes);
   // As many rows as embeddings and slots.
+  const auto bytes_of_column = [&](size_t begin, size_t column_stride) {
+    if (column_stride == 0) return size_t{0};
+    return RoundUpTo(
+        begin + (stripe_bytes - 2 * index_bytes) * column_stride /
+                    (stride_ + statistics_stride_ + sizeof(uint32_t)),
+        kHugePageBytes);
+  };
   const size_t statistics_bytes =
-      statistics_stride_ == 0
-          ? 0
-          : RoundUpTo(RowStore::kStatisticsOffset +
-                          (stripe_bytes - 2 * index_bytes) *
-                              statistics_stride_ /
-                              (stride_ + statistics_stride_),
-                      kHugePageBytes);
+      bytes_of_column(RowStore::kStatisticsOffset, statistics_stride_);
+  const size_t stamp_bytes = bytes_of_column(0, sizeof(uint32_t));
   for (int s = 0; s < kNumStripes; ++s) {
     const size_t at = s * stripe_bytes;
     const size_t rows_at = at + 2 * index_bytes;
     Stripe& stripe = stripes_[s];
-    const size_t row_bytes = stripe_bytes - 2 * index_bytes - statistics_bytes;
+    const size_t row_bytes =
+        stripe_bytes - 2 * index_bytes - statistics_bytes - stamp_bytes;
     stripe.rows.Init(reservation_.Span(rows_at, row_bytes), stride_);
+    stripe.rows.InitStamps(
+        reservation_.Span(rows_at + row_bytes + statistics_bytes, stamp_bytes));
+    stamps_[s] = stripe.rows.stamps();
     statistics_data_[s] = nullptr;
     if (statistics_bytes > 0) {
       stripe.rows.InitStatistics(
@@ -283,6 +307,7 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
   batch.codec = &codec;
   batch.statistics = statistics_data_.data();
   batch.statistics_stride = statistics_stride_;
+  batch.stamps = stamps_.data();
   batch.stride = stride_;
   batch.views = views;
   batch.retry = retry;
@@ -370,6 +395,7 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
     const uint32_t num_missing =
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
     if (num_missing == 0) continue;
+    const ChangeClock::Change change(&change_clock_);
     const StripeGroups groups(block.data(), num_missing, missing);
     TFSWITCH_RETURN_IF_ERROR(
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
@@ -382,7 +408,7 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
             return absl::OkStatus();
           }
           return InsertLocked(stripe, key, position, Today(), RowRounding(),
-                              [&](const RowFloats& row) {
+                              change.stamp(), [&](const RowFloats& row) {
                                 std::copy_n(row.embedding, dim, to + i * dim);
                               });
         }));
@@ -423,7 +449,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     scratch.resize(static_cast<size_t>(codec.num_floats()));
     steps.rounding = RoundingOf(batch);
   }
-  retry.SetSteps(&steps);
+  const ChangeClock::Change change(&change_clock_);
+  retry.SetSteps(&steps, change.stamp());
   int64_t num_updated = 0;
   for (size_t begin = 0; begin < batch.keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block =
@@ -432,6 +459,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     steps.observations = batch.observations.subspan(begin, block.size());
     KernelBatch kernel_batch = MakeBatch(block, views, &retry, missing);
     kernel_batch.scratch = scratch.data();
+    kernel_batch.stamp = change.stamp();
     const uint32_t num_missing =
         steps.has_observations()
             ? kernels_.step_and_observe(kernel_batch, steps)
@@ -446,7 +474,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr) {
             ++num_updated;
-            ModifyLocked(stripe, entry, steps.RoundingOf(key),
+            ModifyLocked(stripe, entry, steps.RoundingOf(key), change.stamp(),
                          [&](const RowFloats& row) {
                            steps.StepAndObserve(config.dim, row, i);
                          });
@@ -454,7 +482,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
           }
           TFSWITCH_ASSIGN_OR_RETURN(
               const bool is_admitted,
-              AdmitLocked(stripe, key, position, steps, i));
+              AdmitLocked(stripe, key, position, steps, i, change.stamp()));
           num_updated += is_admitted ? 1 : 0;
           return absl::OkStatus();
         }));
@@ -470,6 +498,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
   const size_t dim = static_cast<size_t>(config.dim);
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const size_t state_floats = static_cast<size_t>(optimizer.slot_floats());
+  const ChangeClock::Change change(&change_clock_);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
@@ -489,29 +518,32 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
           if (entry.bucket != nullptr && only_missing) return absl::OkStatus();
           ++num_assigned;
           if (entry.bucket != nullptr) {
-            ModifyLocked(stripe, entry, RowRounding(), set);
+            ModifyLocked(stripe, entry, RowRounding(), change.stamp(), set);
             return absl::OkStatus();
           }
-          ForgetLocked(stripe, key, position);
+          ForgetLocked(stripe, key, position, change.stamp());
           return InsertLocked(stripe, key, position, Today(), RowRounding(),
-                              set);
+                              change.stamp(), set);
         }));
   }
   return num_assigned;
 }
 
 void EmbeddingTable::Impl::EraseLocked(Stripe* stripe, StripeIndex::Entry entry,
-                                       uint32_t position) {
+                                       Key key, uint32_t position,
+                                       uint32_t stamp) {
   const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
   stripe->index.Erase(entry, position);
   // No one can lock the row any more, and a reader that is still copying it
   // will see that its bucket has changed.
   stripe->rows.Free(row);
   stripe->CountErased();
+  if (stamp != 0) stripe->key_changes.Add(key, stamp);
 }
 
 int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
   int64_t num_erased = 0;
+  const ChangeClock::Change change(&change_clock_);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
@@ -521,9 +553,9 @@ int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
           const uint32_t position = PositionOfHash(HashKey(block[i]));
           const StripeIndex::Entry entry =
               stripe->index.Find(block[i], position);
-          ForgetLocked(stripe, block[i], position);
+          ForgetLocked(stripe, block[i], position, change.stamp());
           if (entry.bucket == nullptr) return absl::OkStatus();
-          EraseLocked(stripe, entry, position);
+          EraseLocked(stripe, entry, block[i], position, change.stamp());
           ++num_erased;
           return absl::OkStatus();
         });
@@ -766,6 +798,17 @@ absl::Status EmbeddingTable::AssignCandidates(absl::Span<const Key> keys,
       impl_->CheckFloats("records", keys.size(), "candidate_floats",
                          candidate_floats(), records.size()));
   return impl_->AssignCandidates(keys, records.data());
+}
+
+absl::StatusOr<ChangeCursor> EmbeddingTable::ForEachChange(
+    const ChangeFilter& filter, int64_t max_keys,
+    const std::function<absl::Status(const ChangeChunk&)>& visit) {
+  return impl_->ForEachChange(filter, max_keys, visit);
+}
+
+void EmbeddingTable::SubtractDeltaScores(absl::Span<const Key> keys,
+                                         absl::Span<const float> scores) {
+  impl_->SubtractDeltaScores(keys, scores.data());
 }
 
 void EmbeddingTable::NoteDay(float day) { impl_->NoteDay(day); }

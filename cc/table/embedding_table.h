@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +27,7 @@
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
+#include "cc/table/change_log.h"
 #include "cc/table/counting_bloom.h"
 #include "cc/table/row_statistics.h"
 #include "cc/table/table_config.h"
@@ -88,6 +90,35 @@ struct CandidateChunk {
   absl::Span<const float> records;  // keys.size() x candidate_floats.
 };
 
+// Which rows a base or delta model has, by their show and click statistics:
+// the rule of Paddle's CTR accessor.
+struct ScoreRule {
+  float base_threshold = 0.0f;   // Least score.
+  float delta_threshold = 0.0f;  // Least score gained since the last model.
+  float delta_keep_days = 0.0f;  // Most days since it was seen.
+};
+
+// What EmbeddingTable::ForEachChange is to visit.
+struct ChangeFilter {
+  // Where the last visit ended; without a log, all keys that do not read as
+  // those without a row.
+  ChangeCursor since;
+  // In place of `since` for rows. A row that was visited may have its score
+  // subtracted afterwards.
+  std::optional<ScoreRule> rule;
+  float day = kServersDay;
+};
+
+// Handed out by EmbeddingTable::ForEachChange. Of a key that comes twice the
+// later one counts.
+struct ChangeChunk {
+  absl::Span<const Key> keys;          // With what they read as:
+  absl::Span<const float> embeddings;  // keys.size() x dim.
+  absl::Span<const float>
+      delta_scores;               // keys.size(), or empty without a rule.
+  absl::Span<const Key> removed;  // Read as keys without a row, now.
+};
+
 // A run of rows handed out by EmbeddingTable::ForEachRow. Valid only during
 // the callback.
 struct RowChunk {
@@ -95,6 +126,11 @@ struct RowChunk {
   absl::Span<const float> embeddings;  // keys.size() x dim, row-major.
   absl::Span<const float> slots;       // keys.size() x slot_floats, row-major.
 };
+
+// What keys without a row read as, unless the table has a weight for them.
+//
+// REQUIRES: config.Validate() is OK.
+std::vector<float> MissingRow(const TableConfig& config);
 
 // Maps keys to rows. A row is one embedding followed by its slots: the state of
 // the optimizer and, where the config asks for them, statistics of its use
@@ -206,6 +242,19 @@ class EmbeddingTable {
   absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit) const;
+
+  // Visits, in chunks of at most about `max_keys`, what has changed since a
+  // cursor, and returns the next one. The first visit starts to keep track, so
+  // that there is something to begin from. What changes meanwhile may be seen,
+  // and is seen next time in any case. FailedPrecondition if changes since the
+  // cursor are not known, or the rule needs statistics that are not counted.
+  absl::StatusOr<ChangeCursor> ForEachChange(
+      const ChangeFilter& filter, int64_t max_keys,
+      const std::function<absl::Status(const ChangeChunk&)>& visit);
+
+  // What was written of the delta scores of rows has been published.
+  void SubtractDeltaScores(absl::Span<const Key> keys,
+                           absl::Span<const float> scores);
 
   // Rows now in the table. Exact only while no other thread is writing.
   int64_t size() const;

@@ -102,9 +102,10 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
                                                        uint32_t position,
                                                        const StepBatch& batch,
-                                                       uint32_t i) {
+                                                       uint32_t i,
+                                                       uint32_t stamp) {
   if (config.admission.has_candidates()) {
-    return AdmitCandidateLocked(stripe, key, position, batch, i);
+    return AdmitCandidateLocked(stripe, key, position, batch, i, stamp);
   }
   const float count = batch.InputOf(i).count;
   if (const auto* rule =
@@ -123,7 +124,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
     }
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      stripe, key, position, batch.day, batch.RoundingOf(key),
+      stripe, key, position, batch.day, batch.RoundingOf(key), stamp,
       [&](const RowFloats& row) { batch.StepAndObserve(config.dim, row, i); }));
   return true;
 }
@@ -140,7 +141,7 @@ bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
 
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     Stripe* stripe, Key key, uint32_t position, const StepBatch& batch,
-    uint32_t i) {
+    uint32_t i, uint32_t stamp) {
   const int weight_at = candidate_statistics_.num_floats();
   float* record = stripe->candidates.Find(key, position);
   if (record == nullptr) {
@@ -162,11 +163,12 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
   if (!IsAdmitted(record, batch.day)) {
     if (has_weights()) {
       weight_optimizer_->Step(record + weight_at, gradient, input);
+      NoteCandidateLocked(stripe, key, stamp);
     }
     return false;
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      stripe, key, position, batch.day, batch.RoundingOf(key),
+      stripe, key, position, batch.day, batch.RoundingOf(key), stamp,
       [&](const RowFloats& row) {
         if (has_weights()) {
           // The weight goes on where it is; its slots are the row's first.
@@ -213,6 +215,7 @@ absl::Status EmbeddingTable::Impl::ForEachCandidate(
 absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
                                                     const float* records) {
   const size_t width = static_cast<size_t>(candidate_floats_);
+  const ChangeClock::Change change(&change_clock_);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
@@ -229,6 +232,7 @@ absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
           }
           if (record == nullptr) return OutOfMemory();
           std::copy_n(records + (begin + i) * width, width, record);
+          NoteCandidateLocked(stripe, block[i], change.stamp());
           return absl::OkStatus();
         }));
   }

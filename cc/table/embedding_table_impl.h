@@ -2,6 +2,7 @@
 //
 //   embedding_table.cc             reading, stepping and setting rows
 //   embedding_table_admission.cc   keys that have no row yet
+//   embedding_table_changes.cc     what has changed since when
 //   embedding_table_shrink.cc      rows that go, and their memory
 
 #ifndef TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_
@@ -28,6 +29,7 @@
 #include "cc/optimizer/optimizer.h"
 #include "cc/table/batch_kernels.h"
 #include "cc/table/candidates.h"
+#include "cc/table/change_log.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_codec.h"
@@ -63,6 +65,8 @@ struct Stripe {
   Candidates candidates;
   // Numbers what is drawn for admission by probability. Under the mutex.
   uint64_t draws = 0;
+  // Under the mutex.
+  KeyChanges key_changes;
 
   void CountErased() {
     erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
@@ -128,6 +132,10 @@ class EmbeddingTable::Impl {
       const std::function<absl::Status(const CandidateChunk&)>& visit);
   absl::Status AssignCandidates(absl::Span<const Key> keys,
                                 const float* records);
+  absl::StatusOr<ChangeCursor> ForEachChange(
+      const ChangeFilter& filter, int64_t max_keys,
+      const std::function<absl::Status(const ChangeChunk&)>& visit);
+  void SubtractDeltaScores(absl::Span<const Key> keys, const float* scores);
   void NoteDay(float day);
   float last_day() const { return last_day_.load(std::memory_order_relaxed); }
   int64_t size() const;
@@ -175,27 +183,31 @@ class EmbeddingTable::Impl {
   template <typename Fill>
   absl::Status InsertLocked(Stripe* stripe, Key key, uint32_t position,
                             float day, const RowRounding& rounding,
-                            const Fill& fill);
+                            uint32_t stamp, const Fill& fill);
 
   // Calls modify(row floats) on the row of an entry with its bucket locked. The
   // stripe's mutex is held, so that the entry stays.
   template <typename Modify>
   void ModifyLocked(Stripe* stripe, StripeIndex::Entry entry,
-                    const RowRounding& rounding, const Modify& modify);
+                    const RowRounding& rounding, uint32_t stamp,
+                    const Modify& modify);
 
   // Where a row is. Others may be reading it.
   struct RowPlace {
     float* words = nullptr;
     float* statistics = nullptr;  // Null if rows have none.
+    uint32_t* stamp = nullptr;
   };
   RowPlace PlaceOf(const Stripe& stripe, uint32_t row) const {
-    return {stripe.rows.At(row), stripe.rows.StatisticsAt(row)};
+    return {stripe.rows.At(row), stripe.rows.StatisticsAt(row),
+            stripe.rows.stamps() + row};
   }
 
-  // Calls modify(row floats) for a row that nobody else is writing.
+  // Calls modify(row floats) for a row that nobody else is writing, and stamps
+  // it.
   template <typename Modify>
   void ModifyRow(const RowPlace& place, const RowRounding& rounding,
-                 const Modify& modify) const;
+                 uint32_t stamp, const Modify& modify) const;
 
   // Calls load(place) until it has seen the row whole; the stripe's mutex is
   // held.
@@ -211,24 +223,33 @@ class EmbeddingTable::Impl {
   void RacyLoadEmbedding(const float* words, float* embedding) const;
 
   // Forgets what is noted of a key without a row; the stripe's mutex is held.
-  void ForgetLocked(Stripe* stripe, Key key, uint32_t position) {
-    if (config.admission.has_candidates()) {
-      stripe->candidates.Erase(key, position);
+  void ForgetLocked(Stripe* stripe, Key key, uint32_t position,
+                    uint32_t stamp) {
+    if (config.admission.has_candidates() &&
+        stripe->candidates.Erase(key, position)) {
+      NoteCandidateLocked(stripe, key, stamp);
     }
+  }
+  // A candidate reads differently from now on; the stripe's mutex is held.
+  void NoteCandidateLocked(Stripe* stripe, Key key, uint32_t stamp) {
+    if (stamp != 0 && has_weights()) stripe->key_changes.Add(key, stamp);
   }
 
   // Removes the row of an entry; the stripe's mutex is held.
-  void EraseLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t position);
+  void EraseLocked(Stripe* stripe, StripeIndex::Entry entry, Key key,
+                   uint32_t position, uint32_t stamp);
 
   // Notes what gradient i of a push says of its key, which has no row, and
   // gives it one if the admission policy says so, with its step. Returns
   // whether it has. The stripe's mutex is held.
   absl::StatusOr<bool> AdmitLocked(Stripe* stripe, Key key, uint32_t position,
-                                   const StepBatch& batch, uint32_t i);
+                                   const StepBatch& batch, uint32_t i,
+                                   uint32_t stamp);
   // The same where the policy keeps a record of the key.
   absl::StatusOr<bool> AdmitCandidateLocked(Stripe* stripe, Key key,
                                             uint32_t position,
-                                            const StepBatch& batch, uint32_t i);
+                                            const StepBatch& batch, uint32_t i,
+                                            uint32_t stamp);
   // Whether a candidate is one no longer.
   bool IsAdmitted(const float* record, float day) const;
 
@@ -272,7 +293,9 @@ class EmbeddingTable::Impl {
   const Initializer initializer_;
   const size_t stride_;
   const size_t statistics_stride_;
-  std::array<char*, kNumStripes> statistics_data_;  // Constant after Create().
+  // Constant after Create().
+  std::array<char*, kNumStripes> statistics_data_;
+  std::array<uint32_t*, kNumStripes> stamps_;
   const BatchKernels kernels_;
   // Before the stripes, which use it until they are destroyed.
   const MemoryReservation reservation_;
@@ -290,6 +313,8 @@ class EmbeddingTable::Impl {
   std::atomic<uint64_t> num_pushes_{0};
   // One shrink at a time.
   Mutex shrink_mutex_;
+  ChangeClock change_clock_;
+  const uint64_t change_log_id_;
   std::array<Stripe, kNumStripes> stripes_;
 };
 
@@ -320,17 +345,18 @@ template <typename Fill>
 absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
                                                 uint32_t position, float day,
                                                 const RowRounding& rounding,
+                                                uint32_t stamp,
                                                 const Fill& fill) {
   uint32_t row;
   if (!stripe->rows.Allocate(&row)) return OutOfMemory();
   const RowPlace place = PlaceOf(*stripe, row);
-  ModifyRow(place, RowRounding(), [&](const RowFloats& floats) {
+  ModifyRow(place, RowRounding(), stamp, [&](const RowFloats& floats) {
     initializer_.Fill(key, floats.embedding);
     optimizer.InitSlots(floats.slots);
     statistics.Init(day, floats.statistics);
   });
   // A step goes on from the row as a lookup before it would have left it.
-  ModifyRow(place, rounding, fill);
+  ModifyRow(place, rounding, stamp, fill);
   if (!stripe->index.Insert(key, position, row)) {
     stripe->rows.Free(row);
     return OutOfMemory();
@@ -345,17 +371,19 @@ template <typename Modify>
 void EmbeddingTable::Impl::ModifyLocked(Stripe* stripe,
                                         StripeIndex::Entry entry,
                                         const RowRounding& rounding,
-                                        const Modify& modify) {
+                                        uint32_t stamp, const Modify& modify) {
   const uint32_t meta = LockBucket(entry.bucket);
   const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
-  ModifyRow(PlaceOf(*stripe, row), rounding, modify);
+  ModifyRow(PlaceOf(*stripe, row), rounding, stamp, modify);
   UnlockBucket(entry.bucket, meta);
 }
 
 template <typename Modify>
 void EmbeddingTable::Impl::ModifyRow(const RowPlace& place,
                                      const RowRounding& rounding,
+                                     uint32_t stamp,
                                      const Modify& modify) const {
+  if (stamp != 0) RacyStore(place.stamp, stamp);
   RowBuffer scratch(codec.is_plain() ? 0 : codec.num_floats());
   RacyModifyFloats(place.words, codec.num_words(), [&](float* words) {
     RacyModifyFloats(

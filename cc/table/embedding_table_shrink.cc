@@ -44,6 +44,7 @@ void EmbeddingTable::Impl::SiftRows(
       if (begin >= kEndOfPositions) continue;
       is_more = true;
       Stripe& stripe = stripes_[s];
+      const ChangeClock::Change change(&change_clock_);
       MutexLock lock(&stripe.mutex);
       const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
       chosen.clear();
@@ -59,7 +60,8 @@ void EmbeddingTable::Impl::SiftRows(
       });
       for (const Key key : chosen) {
         const uint32_t position = PositionOfHash(HashKey(key));
-        EraseLocked(&stripe, stripe.index.Find(key, position), position);
+        EraseLocked(&stripe, stripe.index.Find(key, position), key, position,
+                    change.stamp());
       }
       begin = end;
     }
@@ -72,6 +74,7 @@ void EmbeddingTable::Impl::SiftCandidates(
   std::vector<Key> chosen;
   for (Stripe& stripe : stripes_) {
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      const ChangeClock::Change change(&change_clock_);
       MutexLock lock(&stripe.mutex);
       chosen.clear();
       begin = stripe.candidates.Visit(begin, kMaxBucketsPerVisit,
@@ -82,6 +85,7 @@ void EmbeddingTable::Impl::SiftCandidates(
                                       });
       for (const Key key : chosen) {
         stripe.candidates.Erase(key, PositionOfHash(HashKey(key)));
+        NoteCandidateLocked(&stripe, key, change.stamp());
       }
     }
   }
@@ -269,6 +273,9 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
                  &buffer);
       MoveFloats(from.statistics, static_cast<size_t>(statistics.num_floats()),
                  to.statistics, &buffer);
+      if (change_clock_.is_running()) {
+        RacyStore(to.stamp, RacyLoad(from.stamp));
+      }
       RacyStore(&entry.bucket->rows[entry.at], row);
       UnlockBucket(entry.bucket, meta);
       left.push_back(old_row);

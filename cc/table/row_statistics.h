@@ -72,6 +72,13 @@ class RowStatistics {
   // What they are on `day`. Shows and clicks are 0 without them.
   UsageOfRow Read(const float* statistics, float day) const;
 
+  // A delta model has been written with `delta_score` of the row's.
+  void SubtractDeltaScore(float delta_score, float* statistics) const {
+    if (config_.kind != StatisticsKind::kShowClick) return;
+    statistics[kDeltaScore] =
+        std::fmax(statistics[kDeltaScore] - delta_score, 0.0f);
+  }
+
   // (show - click) * nonclk_coeff + click * click_coeff
   [[gnu::always_inline]] float Score(float show, float click) const {
     return (show - click) * config_.nonclk_coeff + click * config_.click_coeff;

@@ -47,6 +47,11 @@ void RowStore::InitStatistics(MemorySpan span, size_t stride) {
   columns_[1].Init(span, stride, kStatisticsOffset);
 }
 
+void RowStore::InitStamps(MemorySpan span) {
+  columns_[2].Init(span, sizeof(uint32_t), 0);
+  columns_[2].is_touched_ahead = false;
+}
+
 RowStore::~RowStore() {
   for (const Column& column : columns_) PageKeeper::Get().Cancel(column.span);
 }
@@ -130,7 +135,7 @@ void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
 }
 
 void RowStore::Column::TouchAhead(uint64_t num_rows) {
-  if (stride == 0) return;
+  if (stride == 0 || !is_touched_ahead) return;
   // One or two huge pages ahead of use, by the size of the table.
   const size_t used = num_rows * stride;
   const size_t wanted = RoundDownTo(

@@ -5,7 +5,9 @@
 //   |<------------- next_row_ x stride -------------->|
 //
 // Embeddings and slots are in one array and statistics in another, which a
-// lookup never touches, and beside which rows stay on whole cache lines.
+// lookup never touches, and beside which rows stay on whole cache lines. A
+// third has the stamps of rows that change (table/change_log.h), and no memory
+// before the first of them is written.
 //
 // The first 2 MiB, or 512 KiB of statistics, are in small pages, so that a
 // small table stays small; the rest is in huge pages, touched ahead by the
@@ -38,6 +40,8 @@ class RowStore {
   void Init(MemorySpan span, size_t stride);
   // REQUIRES: called at most once, after Init() and before anything else.
   void InitStatistics(MemorySpan span, size_t stride);
+  // The same for stamps.
+  void InitStamps(MemorySpan span);
   ~RowStore();
 
   char* data() const { return columns_[0].data(); }
@@ -45,6 +49,11 @@ class RowStore {
   // Null without InitStatistics().
   char* statistics_data() const { return columns_[1].data(); }
   float* StatisticsAt(uint32_t row) const { return columns_[1].At(row); }
+
+  // REQUIRES: InitStamps().
+  uint32_t* stamps() const {
+    return reinterpret_cast<uint32_t*>(columns_[2].data());
+  }
 
   // A row that is not in use, holding garbage. False if memory is used up.
   bool Allocate(uint32_t* row);
@@ -71,6 +80,7 @@ class RowStore {
     MemorySpan span;
     size_t begin = 0;  // Of row 0 in the span.
     size_t stride = 0;
+    bool is_touched_ahead = true;
     size_t touch_end = 0;
 
     void Init(MemorySpan column_span, size_t column_stride,
@@ -85,10 +95,10 @@ class RowStore {
     size_t resident_bytes(uint64_t num_rows) const;
   };
 
-  // Of a row in both.
+  // Of a row, without what may have no memory.
   size_t stride() const { return columns_[0].stride + columns_[1].stride; }
 
-  Column columns_[2];
+  Column columns_[3];
   uint64_t next_row_ = 0;
   std::vector<uint32_t> free_rows_;
   // Of free_rows_, the first ones, which are gone while ReleaseTail() returns

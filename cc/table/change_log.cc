@@ -1,0 +1,65 @@
+#include "cc/table/change_log.h"
+
+#include <algorithm>
+
+#include "cc/base/spin_wait.h"
+
+namespace tfswitch {
+
+uint32_t ChangeClock::Enter() {
+  for (;;) {
+    const uint32_t epoch = epoch_.load();
+    at_work_[epoch % 2].fetch_add(1);
+    // Sequentially consistent, as is the end of an epoch: either the epoch is
+    // still seen here as it was, or whoever ends it sees that we are in it.
+    if (epoch_.load() == epoch) return epoch;
+    Leave(epoch);
+  }
+}
+
+uint32_t ChangeClock::EndEpoch() {
+  MutexLock lock(&mutex_);
+  const uint32_t epoch = epoch_.load();
+  epoch_.store(epoch + 1);
+  SpinWait wait;
+  while (at_work_[epoch % 2].load() != 0) wait.Pause();
+  return epoch;
+}
+
+void KeyChanges::Add(Key key, uint32_t stamp) {
+  if (entries_.size() >= max_keys_) Compact();
+  entries_.push_back({key, stamp});
+}
+
+std::vector<Key> KeyChanges::Since(uint32_t epoch) const {
+  std::vector<Key> keys;
+  for (const Entry& entry : entries_) {
+    if (entry.stamp > epoch) keys.push_back(entry.key);
+  }
+  return keys;
+}
+
+void KeyChanges::Compact() {
+  std::sort(entries_.begin(), entries_.end(),
+            [](const Entry& a, const Entry& b) {
+              return a.key != b.key ? a.key < b.key : a.stamp > b.stamp;
+            });
+  entries_.erase(std::unique(entries_.begin(), entries_.end(),
+                             [](const Entry& a, const Entry& b) {
+                               return a.key == b.key;
+                             }),
+                 entries_.end());
+  if (entries_.size() <= max_keys_ / 2) return;
+  const auto first_kept =
+      entries_.begin() +
+      static_cast<std::ptrdiff_t>(entries_.size() - max_keys_ / 2);
+  std::nth_element(
+      entries_.begin(), first_kept, entries_.end(),
+      [](const Entry& a, const Entry& b) { return a.stamp < b.stamp; });
+  for (auto entry = entries_.begin(); entry != first_kept; ++entry) {
+    forgotten_ = std::max(forgotten_, entry->stamp);
+  }
+  entries_.erase(entries_.begin(), first_kept);
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,110 @@
+// Which rows have changed since when.
+//
+// Time is counted in epochs of a table. A row that changes is stamped with the
+// epoch in which the change began; whoever wants the changes ends the epoch,
+// waits for what has begun in it, and reads the rows with later stamps than its
+// last time. A row that changes meanwhile may come once too often, but none is
+// missed, whoever else reads changes and how often.
+
+#ifndef TFSWITCH_CC_TABLE_CHANGE_LOG_H_
+#define TFSWITCH_CC_TABLE_CHANGE_LOG_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/base/hash.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+// A moment in the life of one server's part of a table.
+struct ChangeCursor {
+  uint64_t log_id = 0;  // Of the log; another one knows nothing of it. 0: none.
+  uint32_t epoch = 0;   // What changed later has a stamp above it.
+
+  friend bool operator==(const ChangeCursor& a, const ChangeCursor& b) {
+    return a.log_id == b.log_id && a.epoch == b.epoch;
+  }
+};
+
+// Counts epochs, and who is at work in them.
+//
+// Thread-safe.
+class ChangeClock {
+ public:
+  // Held while rows are being changed: the stamp for them.
+  class Change {
+   public:
+    explicit Change(ChangeClock* clock)
+        : clock_(clock), epoch_(clock->Enter()) {}
+    ~Change() { clock_->Leave(epoch_); }
+    Change(const Change&) = delete;
+    Change& operator=(const Change&) = delete;
+
+    // 0 while nobody wants to know.
+    uint32_t stamp() const { return epoch_ > kFirstEpoch ? epoch_ : 0; }
+
+   private:
+    ChangeClock* const clock_;
+    const uint32_t epoch_;
+  };
+
+  // Ends the epoch, and returns it once all changes that began in it have been
+  // made. From the first call on changes have stamps.
+  uint32_t EndEpoch();
+
+  bool is_running() const {
+    return epoch_.load(std::memory_order_acquire) > kFirstEpoch;
+  }
+
+ private:
+  // Before the first call of EndEpoch().
+  static constexpr uint32_t kFirstEpoch = 1;
+
+  uint32_t Enter();
+  void Leave(uint32_t epoch) {
+    at_work_[epoch % 2].fetch_sub(1, std::memory_order_release);
+  }
+
+  std::atomic<uint32_t> epoch_{kFirstEpoch};
+  // In epochs of either parity: an epoch ends when nobody is in the one before.
+  std::atomic<int64_t> at_work_[2] = {};
+  Mutex mutex_;  // One end at a time.
+};
+
+// Keys of one stripe that read differently although no row of theirs is
+// stamped: they have lost it, or wait for one.
+//
+// Thread-compatible: guarded by the mutex of the stripe.
+class KeyChanges {
+ public:
+  // Remembers at most about so many keys.
+  static constexpr size_t kMaxKeys = size_t{1} << 20;
+  explicit KeyChanges(size_t max_keys = kMaxKeys) : max_keys_(max_keys) {}
+
+  void Add(Key key, uint32_t stamp);
+
+  // Whether all of what happened after `epoch` is still known.
+  bool Knows(uint32_t epoch) const { return forgotten_ <= epoch; }
+  // The keys with stamps above `epoch`; some may repeat.
+  std::vector<Key> Since(uint32_t epoch) const;
+
+ private:
+  struct Entry {
+    Key key;
+    uint32_t stamp;
+  };
+
+  // Keeps one entry of each key, and if these are still many, the later ones.
+  void Compact();
+
+  const size_t max_keys_;
+  std::vector<Entry> entries_;
+  uint32_t forgotten_ = 0;  // The highest stamp that is.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_CHANGE_LOG_H_

@@ -1,0 +1,205 @@
+// What has changed since when.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/table/embedding_table_impl.h"
+
+namespace tfswitch {
+namespace {
+
+// Gathers what a visitor is to get.
+class Chunk {
+ public:
+  explicit Chunk(int dim) : dim_(static_cast<size_t>(dim)) {}
+
+  void Add(Key key, const float* embedding, size_t num_floats) {
+    keys_.push_back(key);
+    embeddings_.insert(embeddings_.end(), embedding, embedding + num_floats);
+    embeddings_.resize(keys_.size() * dim_);
+  }
+  void AddScore(float score) { delta_scores_.push_back(score); }
+  void Remove(Key key) { removed_.push_back(key); }
+
+  absl::Status Emit(
+      size_t min_keys,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) {
+    const size_t num_keys = keys_.size() + removed_.size();
+    if (num_keys == 0 || num_keys < min_keys) return absl::OkStatus();
+    const absl::Status status =
+        visit({keys_, embeddings_, delta_scores_, removed_});
+    keys_.clear();
+    embeddings_.clear();
+    delta_scores_.clear();
+    removed_.clear();
+    return status;
+  }
+
+ private:
+  const size_t dim_;
+  std::vector<Key> keys_;
+  std::vector<float> embeddings_;
+  std::vector<float> delta_scores_;
+  std::vector<Key> removed_;
+};
+
+}  // namespace
+
+absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
+    const ChangeFilter& filter, int64_t max_keys,
+    const std::function<absl::Status(const ChangeChunk&)>& visit) {
+  if (filter.rule.has_value() &&
+      config.statistics.kind != StatisticsKind::kShowClick) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", config.name,
+        "' does not count shows and clicks, by which its rows are to be "
+        "chosen. Make it with show_click statistics, or export what has "
+        "changed without conditions."));
+  }
+  const auto unknown = [this](absl::string_view why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", config.name,
+                     "': what changed since the last export is not "
+                     "known any more, because ",
+                     why, ". Export a base."));
+  };
+  const ChangeCursor cursor{change_log_id_, change_clock_.EndEpoch()};
+  const bool is_all = filter.since.log_id == 0;
+  if (!is_all && (filter.since.log_id != change_log_id_ ||
+                  filter.since.epoch > cursor.epoch)) {
+    return unknown("it has been made, restored or moved since then");
+  }
+  const uint32_t since = filter.since.epoch;
+  const float day = filter.day < 0.0f ? Today() : filter.day;
+  const auto is_chosen = [&](const UsageOfRow& usage,
+                             const RowStatistics& counted,
+                             float delta_threshold) {
+    return counted.Score(usage.show, usage.click) >=
+               filter.rule->base_threshold &&
+           usage.delta_score >= delta_threshold &&
+           day - usage.last_seen_day <= filter.rule->delta_keep_days;
+  };
+  const uint64_t buckets_per_visit = std::clamp<uint64_t>(
+      static_cast<uint64_t>(max_keys) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
+  const auto min_keys = static_cast<size_t>(std::max<int64_t>(
+      1, max_keys - static_cast<int64_t>(buckets_per_visit) * kKeysPerBucket));
+  const int weight_at = candidate_statistics_.num_floats();
+  Chunk chunk(config.dim);
+  const auto add_candidate = [&](Key key, const float* record) {
+    if (filter.rule.has_value() &&
+        !is_chosen(candidate_statistics_.Read(record, day),
+                   candidate_statistics_, 0.0f)) {
+      return;
+    }
+    chunk.Add(key, record + weight_at, 1);
+    // Its score goes on when it gets a row.
+    if (filter.rule.has_value()) chunk.AddScore(0.0f);
+  };
+
+  // Keys without a row first: of one that gets its row meanwhile the row is
+  // the later.
+  if (is_all && has_weights()) {
+    TFSWITCH_RETURN_IF_ERROR(ForEachCandidate(
+        max_keys, [&](const CandidateChunk& candidates) -> absl::Status {
+          for (size_t i = 0; i < candidates.keys.size(); ++i) {
+            add_candidate(candidates.keys[i],
+                          candidates.records.data() +
+                              i * static_cast<size_t>(candidate_floats_));
+          }
+          return chunk.Emit(min_keys, visit);
+        }));
+  }
+  for (Stripe& stripe : stripes_) {
+    if (is_all) break;
+    std::vector<Key> keys;
+    {
+      MutexLock lock(&stripe.mutex);
+      if (!stripe.key_changes.Knows(since)) {
+        return unknown("too many rows have gone since then");
+      }
+      keys = stripe.key_changes.Since(since);
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+      {
+        MutexLock lock(&stripe.mutex);
+        for (const Key key :
+             absl::MakeConstSpan(keys).subspan(begin, kMaxKernelKeys)) {
+          const uint32_t position = PositionOfHash(HashKey(key));
+          if (stripe.index.Find(key, position).bucket != nullptr) continue;
+          const float* const record =
+              has_weights() ? stripe.candidates.Find(key, position) : nullptr;
+          if (record != nullptr) {
+            add_candidate(key, record);
+          } else {
+            chunk.Remove(key);
+          }
+        }
+      }
+      TFSWITCH_RETURN_IF_ERROR(chunk.Emit(min_keys, visit));
+    }
+  }
+
+  std::vector<float> embedding(static_cast<size_t>(config.dim));
+  std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
+  for (Stripe& stripe : stripes_) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      {
+        MutexLock lock(&stripe.mutex);
+        const uint64_t end = stripe.index.RangeEnd(begin, buckets_per_visit);
+        VisitEntries(
+            stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
+              if (filter.rule.has_value()) {
+                CopyStatisticsLocked(&stripe, entry, counts.data());
+                const UsageOfRow usage = statistics.Read(counts.data(), day);
+                if (!is_chosen(usage, statistics,
+                               is_all ? 0.0f : filter.rule->delta_threshold)) {
+                  return;
+                }
+                chunk.AddScore(usage.delta_score);
+              } else if (!is_all &&
+                         RacyLoad(stripe.rows.stamps() +
+                                  RacyLoad(&entry.bucket->rows[entry.at])) <=
+                             since) {
+                return;
+              }
+              CopyEmbeddingLocked(&stripe, entry, embedding.data());
+              chunk.Add(key, embedding.data(), embedding.size());
+            });
+        begin = end;
+      }
+      TFSWITCH_RETURN_IF_ERROR(chunk.Emit(min_keys, visit));
+    }
+  }
+  TFSWITCH_RETURN_IF_ERROR(chunk.Emit(1, visit));
+  return cursor;
+}
+
+void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
+                                               const float* scores) {
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
+                              nullptr);
+    const absl::Status status =
+        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
+          const StripeIndex::Entry entry =
+              stripe->index.Find(block[i], PositionOfHash(HashKey(block[i])));
+          if (entry.bucket == nullptr) return absl::OkStatus();
+          ModifyLocked(stripe, entry, RowRounding(), /*stamp=*/0,
+                       [&](const RowFloats& row) {
+                         statistics.SubtractDeltaScore(scores[begin + i],
+                                                       row.statistics);
+                       });
+          return absl::OkStatus();
+        });
+    status.IgnoreError();  // The work above cannot fail.
+  }
+}
+
+}  // namespace tfswitch

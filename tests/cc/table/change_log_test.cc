@@ -1,0 +1,322 @@
+#include "cc/table/change_log.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "cc/table/embedding_table.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+TableConfig Config() {
+  TableConfig config;
+  config.name = "t";
+  config.dim = 2;
+  config.optimizer = SgdConfig{};
+  config.initializer = ConstantInitializer{0.0f};
+  return config;
+}
+
+std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
+  return EmbeddingTable::Create(config).value();
+}
+
+void Assign(EmbeddingTable* table, const std::vector<Key>& keys, float value) {
+  ASSERT_TRUE(
+      table->Assign(keys, std::vector<float>(keys.size() * 2, value)).ok());
+}
+
+// One step that adds 1 to each float.
+void Push(EmbeddingTable* table, const std::vector<Key>& keys,
+          KeyObservations observations = {}) {
+  const std::vector<float> gradients(keys.size() * 2, -1.0f);
+  GradientBatch batch;
+  batch.keys = keys;
+  batch.gradients = gradients;
+  batch.learning_rate = 1.0f;
+  batch.insert_missing = true;
+  batch.observations = observations;
+  batch.day = 100.0f;
+  ASSERT_TRUE(table->ApplyGradients(batch).ok());
+}
+
+// What a visit has told of a table.
+struct Changes {
+  std::map<Key, std::vector<float>> rows;
+  std::vector<Key> score_keys;
+  std::vector<float> scores;
+  std::set<Key> removed;
+  ChangeCursor cursor;
+};
+
+Changes Visit(EmbeddingTable* table, const ChangeFilter& filter) {
+  Changes changes;
+  const auto cursor = table->ForEachChange(
+      filter, 64, [&](const ChangeChunk& chunk) -> absl::Status {
+        for (size_t i = 0; i < chunk.keys.size(); ++i) {
+          changes.rows[chunk.keys[i]] = {chunk.embeddings[2 * i],
+                                         chunk.embeddings[2 * i + 1]};
+          changes.removed.erase(chunk.keys[i]);
+        }
+        for (const Key key : chunk.removed) {
+          changes.rows.erase(key);
+          changes.removed.insert(key);
+        }
+        if (filter.rule.has_value()) {
+          EXPECT_EQ(chunk.delta_scores.size(), chunk.keys.size());
+          changes.score_keys.insert(changes.score_keys.end(),
+                                    chunk.keys.begin(), chunk.keys.end());
+          changes.scores.insert(changes.scores.end(),
+                                chunk.delta_scores.begin(),
+                                chunk.delta_scores.end());
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(cursor.ok()) << cursor.status();
+  changes.cursor = cursor.value_or(ChangeCursor{});
+  return changes;
+}
+
+Changes VisitAll(EmbeddingTable* table) { return Visit(table, {}); }
+
+Changes VisitSince(EmbeddingTable* table, const ChangeCursor& cursor) {
+  ChangeFilter filter;
+  filter.since = cursor;
+  return Visit(table, filter);
+}
+
+std::vector<Key> KeysOf(const Changes& changes) {
+  std::vector<Key> keys;
+  for (const auto& [key, row] : changes.rows) keys.push_back(key);
+  return keys;
+}
+
+TEST(ChangeLogTest, EachVisitSeesWhatHasChangedSinceTheOneBefore) {
+  const auto table = MakeTable(Config());
+  Assign(table.get(), {1, 2, 3, -4}, 0.5f);
+  const Changes all = VisitAll(table.get());
+  EXPECT_THAT(KeysOf(all), ElementsAre(-4, 1, 2, 3));
+  EXPECT_THAT(all.rows.at(2), ElementsAre(0.5f, 0.5f));
+
+  EXPECT_THAT(KeysOf(VisitSince(table.get(), all.cursor)), IsEmpty());
+
+  Push(table.get(), {2});
+  std::vector<float> out(4);
+  ASSERT_TRUE(
+      table->FindOrInsert(std::vector<Key>{3, 9}, absl::MakeSpan(out)).ok());
+  Assign(table.get(), {-4}, 7.0f);
+  const Changes first = VisitSince(table.get(), all.cursor);
+  EXPECT_THAT(KeysOf(first), ElementsAre(-4, 2, 9));
+  EXPECT_THAT(first.rows.at(2), ElementsAre(1.5f, 1.5f));
+  EXPECT_THAT(first.rows.at(9), ElementsAre(0.0f, 0.0f));
+
+  Push(table.get(), {1});
+  EXPECT_THAT(KeysOf(VisitSince(table.get(), first.cursor)), ElementsAre(1));
+  // Another reader, who comes later.
+  EXPECT_THAT(KeysOf(VisitSince(table.get(), all.cursor)),
+              ElementsAre(-4, 1, 2, 9));
+}
+
+TEST(ChangeLogTest, RowsThatGoAreTold) {
+  const auto table = MakeTable(Config());
+  Assign(table.get(), {1, 2, 3}, 1.0f);
+  const ChangeCursor cursor = VisitAll(table.get()).cursor;
+  EXPECT_EQ(table->Erase(std::vector<Key>{1, 2, 5}), 2);
+  Assign(table.get(), {2}, 4.0f);  // It has come back.
+  const Changes changes = VisitSince(table.get(), cursor);
+  EXPECT_THAT(changes.removed, ElementsAre(1));
+  EXPECT_THAT(KeysOf(changes), ElementsAre(2));
+  EXPECT_THAT(VisitSince(table.get(), changes.cursor).removed, IsEmpty());
+}
+
+TEST(ChangeLogTest, EvictedRowsAreTold) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kUsage;
+  const auto table = MakeTable(config);
+  table->NoteDay(100.0f);
+  Assign(table.get(), {1, 2}, 1.0f);
+  const ChangeCursor cursor = VisitAll(table.get()).cursor;
+  Push(table.get(), {2});
+  EvictionConfig rules;
+  rules.max_rows = 1;
+  rules.order = EvictionOrder::kLfu;
+  ASSERT_TRUE(table->Shrink(rules, 100.0f, /*dry_run=*/true).ok());
+  EXPECT_THAT(VisitSince(table.get(), cursor).removed, IsEmpty());
+  ASSERT_TRUE(table->Shrink(rules, 100.0f, /*dry_run=*/false).ok());
+  EXPECT_THAT(VisitSince(table.get(), cursor).removed, ElementsAre(1));
+}
+
+TEST(ChangeLogTest, StampsMoveWithTheirRows) {
+  TableConfig config = Config();
+  config.dim = 2;
+  config.statistics.kind = StatisticsKind::kUsage;
+  const auto table = MakeTable(config);
+  constexpr int kRows = 1 << 20;
+  std::vector<Key> keys(kRows);
+  for (int i = 0; i < kRows; ++i) keys[i] = i;
+  Assign(table.get(), keys, 1.0f);
+  ChangeFilter all;
+  const ChangeCursor cursor =
+      table
+          ->ForEachChange(all, 8192,
+                          [](const ChangeChunk&) { return absl::OkStatus(); })
+          .value();
+  // The last ones, which move when the others have gone.
+  std::vector<Key> last(keys.end() - 1000, keys.end());
+  Push(table.get(), last);
+  EvictionConfig rules;
+  rules.max_rows = 1000;
+  rules.order = EvictionOrder::kLfu;
+  ASSERT_TRUE(table->Shrink(rules, 100.0f, false).ok());
+  const Changes changes = VisitSince(table.get(), cursor);
+  EXPECT_EQ(KeysOf(changes), last);
+  EXPECT_EQ(changes.removed.size(), kRows - 1000);
+}
+
+TEST(ChangeLogTest, WeightsOfCandidatesCountAsWhatTheirKeysReadAs) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kUsage;
+  config.optimizer = OptimizerConfig(std::vector<SegmentConfig>{
+      {1, 1.0f, SgdConfig{}, {}}, {0, 1.0f, SgdConfig{}, {}}});
+  config.admission = {MinCountAdmission{3}, {NotAdmittedKind::kWeight, 0.0f}};
+  const auto table = MakeTable(config);
+  Push(table.get(), {1});
+  const Changes all = VisitAll(table.get());
+  EXPECT_THAT(all.rows.at(1), ElementsAre(1.0f, 0.0f));
+
+  Push(table.get(), {1, 2});
+  const Changes more = VisitSince(table.get(), all.cursor);
+  EXPECT_THAT(more.rows.at(1), ElementsAre(2.0f, 0.0f));
+  EXPECT_THAT(more.rows.at(2), ElementsAre(1.0f, 0.0f));
+
+  Push(table.get(), {1});  // Its third: now it has a row.
+  table->Erase(std::vector<Key>{2});
+  const Changes last = VisitSince(table.get(), more.cursor);
+  EXPECT_THAT(last.rows.at(1), ElementsAre(3.0f, 1.0f));
+  EXPECT_THAT(last.removed, ElementsAre(2));
+}
+
+TEST(ChangeLogTest, ARuleChoosesByScoreAndStartsAnewWhenItsModelIsWritten) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.statistics.nonclk_coeff = 0.1f;
+  config.statistics.click_coeff = 1.0f;
+  const auto table = MakeTable(config);
+  const std::vector<float> counts = {1, 1, 1};
+  const std::vector<float> shows = {10, 10, 2};
+  const std::vector<float> clicks = {5, 1, 0};  // Scores 5.5, 1.9, 0.2.
+  Push(table.get(), {1, 2, 3}, {counts, shows, clicks});
+
+  ChangeFilter base;
+  base.rule = ScoreRule{1.5f, 3.0f, 16.0f};
+  base.day = 100.0f;
+  const Changes saved = Visit(table.get(), base);
+  EXPECT_THAT(KeysOf(saved), ElementsAre(1, 2));
+  table->SubtractDeltaScores(saved.score_keys, saved.scores);
+
+  ChangeFilter delta = base;
+  delta.since = saved.cursor;
+  EXPECT_THAT(KeysOf(Visit(table.get(), delta)), IsEmpty());
+  const std::vector<float> more = {40};
+  const std::vector<float> none = {0};
+  const std::vector<float> one = {1};
+  Push(table.get(), {2}, {one, more, none});
+  const Changes changed = Visit(table.get(), delta);
+  EXPECT_THAT(KeysOf(changed), ElementsAre(2));
+  EXPECT_FLOAT_EQ(changed.scores[0], 4.0f);
+  // What comes while the model is written is not lost.
+  Push(table.get(), {2}, {one, more, none});
+  table->SubtractDeltaScores(changed.score_keys, changed.scores);
+  EXPECT_THAT(KeysOf(Visit(table.get(), delta)), ElementsAre(2));
+
+  delta.day = 117.0f;
+  EXPECT_THAT(KeysOf(Visit(table.get(), delta)), IsEmpty());
+}
+
+TEST(ChangeLogTest, ACursorOfAnotherTableIsRefused) {
+  const auto table = MakeTable(Config());
+  const auto other = MakeTable(Config());
+  const ChangeCursor cursor = VisitAll(other.get()).cursor;
+  ChangeFilter filter;
+  filter.since = cursor;
+  const absl::Status refused =
+      table
+          ->ForEachChange(filter, 64,
+                          [](const ChangeChunk&) { return absl::OkStatus(); })
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("Export a base"));
+  filter = {};
+  filter.rule = ScoreRule{};
+  EXPECT_THAT(std::string(table
+                              ->ForEachChange(filter, 64,
+                                              [](const ChangeChunk&) {
+                                                return absl::OkStatus();
+                                              })
+                              .status()
+                              .message()),
+              HasSubstr("show_click"));
+}
+
+TEST(KeyChangesTest, ForgetsTheOldestAndKnowsIt) {
+  KeyChanges changes(/*max_keys=*/8);
+  for (uint32_t stamp = 1; stamp <= 6; ++stamp) changes.Add(1, stamp);
+  for (Key key = 2; key < 5; ++key) changes.Add(key, 6 + key);
+  // The repeated ones have made room.
+  EXPECT_TRUE(changes.Knows(0));
+  EXPECT_THAT(changes.Since(6), UnorderedElementsAre(2, 3, 4));
+  for (Key key = 10; key < 18; ++key) changes.Add(key, 100 + key);
+  EXPECT_FALSE(changes.Knows(0));
+  EXPECT_TRUE(changes.Knows(117));
+  EXPECT_THAT(changes.Since(116), ElementsAre(17));
+}
+
+// Whatever threads do meanwhile, the visits together tell the last value of
+// each row.
+TEST(ChangeLogTest, NothingIsMissedWhileRowsChange) {
+  const auto table = MakeTable(Config());
+  std::atomic<bool> is_over{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 300; ++round) {
+        std::vector<Key> keys;
+        for (Key i = 0; i < 50; ++i) keys.push_back((round * 7 + i * 3) % 400);
+        std::sort(keys.begin(), keys.end());
+        keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+        Push(table.get(), keys);
+        if (t == 0 && round % 10 == 0) {
+          table->Erase(std::vector<Key>{round % 400, (round + 1) % 400});
+        }
+      }
+      is_over = true;
+    });
+  }
+  std::map<Key, std::vector<float>> known;
+  ChangeCursor cursor;
+  const auto follow = [&] {
+    const Changes changes = VisitSince(table.get(), cursor);
+    for (const Key key : changes.removed) known.erase(key);
+    for (const auto& [key, row] : changes.rows) known[key] = row;
+    cursor = changes.cursor;
+  };
+  while (!is_over) follow();
+  for (std::thread& thread : threads) thread.join();
+  follow();
+  const Changes all = VisitAll(table.get());
+  EXPECT_EQ(known, all.rows);
+}
+
+}  // namespace
+}  // namespace tfswitch
