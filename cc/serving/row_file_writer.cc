@@ -102,7 +102,7 @@ class RowFileWriter::BlockFile {
           Checksum(pending_.data() + at,
                    std::min(kRowFileBlockBytes, pending_.size() - at)));
     }
-    const absl::Status status =
+    absl::Status status =
         WriteAll(fd_, path_, pending_.data(), pending_.size());
     pending_.clear();
     return status;

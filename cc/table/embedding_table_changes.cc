@@ -30,7 +30,7 @@ class Chunk {
       const std::function<absl::Status(const ChangeChunk&)>& visit) {
     const size_t num_keys = keys_.size() + removed_.size();
     if (num_keys == 0 || num_keys < min_keys) return absl::OkStatus();
-    const absl::Status status =
+    absl::Status status =
         visit({keys_, embeddings_, delta_scores_, removed_});
     keys_.clear();
     embeddings_.clear();

@@ -1,0 +1,122 @@
+// A folder of exports: base and delta models of tables, numbered in one row.
+//
+//   PATH/base-00000001/manifest.json      what is here
+//   PATH/base-00000001/<table>.safetensors   a row file of each table
+//   PATH/delta-00000002/...               what has changed since number 1
+//
+// A base has all rows. A delta names the export that it follows; a reader
+// applies deltas in their order to a base, and a chain that is broken goes on
+// with the next base. An export appears under its name when it is complete, by
+// one rename; what begins with a dot is none.
+//
+// Functions here are thread-safe.
+
+#ifndef TFSWITCH_CC_SERVING_EXPORT_FOLDER_H_
+#define TFSWITCH_CC_SERVING_EXPORT_FOLDER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cc/serving/row_file_writer.h"
+#include "cc/table/change_log.h"
+
+namespace tfswitch {
+
+inline constexpr char kExportManifestName[] = "manifest.json";
+inline constexpr int kExportVersion = 1;
+
+struct ExportName {
+  int64_t number = 0;
+  bool is_delta = false;
+
+  // "base-00000001"
+  std::string ToString() const;
+  friend bool operator==(const ExportName& a, const ExportName& b) {
+    return a.number == b.number && a.is_delta == b.is_delta;
+  }
+};
+
+// A table in an export.
+struct ExportedTable {
+  int dim = 0;
+  RowFormat format = RowFormat::kFloat32;
+  std::string file;  // In the folder of the export.
+  RowFileInfo info;
+  // Where each server was, for the next delta. In the order of the shards.
+  std::vector<ChangeCursor> cursors;
+};
+
+struct ExportManifest {
+  ExportName name;
+  std::string id;           // Drawn: no two exports have the same.
+  std::string previous_id;  // Of a delta: what it follows.
+  int64_t created_ms = 0;   // Since 1970: no later change is in it for sure.
+  std::map<std::string, ExportedTable> tables;
+};
+
+// The exports in a folder, in order of their numbers. NotFound if there is no
+// such folder.
+absl::StatusOr<std::vector<ExportName>> ListExports(const std::string& path);
+
+// NotFound if it is not there, DataLoss if its manifest is damaged,
+// FailedPrecondition if it is of another version of the format.
+absl::StatusOr<ExportManifest> ReadExport(const std::string& path,
+                                          const ExportName& name);
+
+// The path of a table's rows.
+std::string RowFilePath(const std::string& path, const ExportName& name,
+                        const ExportedTable& table);
+
+// Writes one export. One process at a time writes to a folder: another one is
+// refused while this lives, and what such a one has left unfinished is removed.
+//
+// Not thread-safe.
+class ExportWriter {
+ public:
+  // Makes the folder if need be. The export's number is the next one.
+  // FailedPrecondition if another process is writing to the folder.
+  static absl::StatusOr<std::unique_ptr<ExportWriter>> Begin(
+      const std::string& path, bool is_delta);
+  // Without Publish() nothing has happened.
+  ~ExportWriter();
+  ExportWriter(const ExportWriter&) = delete;
+  ExportWriter& operator=(const ExportWriter&) = delete;
+
+  // The export before; number 0 if it is the first.
+  const ExportManifest& previous() const { return previous_; }
+  const ExportName& name() const { return manifest_.name; }
+  const std::string& id() const { return manifest_.id; }
+
+  // Adds a table; its rows go to the writer, which must be finished before
+  // Publish().
+  absl::StatusOr<std::unique_ptr<RowFileWriter>> AddTable(
+      const RowFileKind& kind);
+  // What the writer has written of it.
+  void FinishTable(const std::string& table, const RowFileInfo& info,
+                   std::vector<ChangeCursor> cursors);
+
+  // The export exists when it returns OK.
+  absl::Status Publish();
+
+ private:
+  ExportWriter(std::string path, int lock);
+
+  const std::string path_;
+  const int lock_;  // An open file that is locked.
+  std::string temporary_;
+  ExportManifest previous_;
+  ExportManifest manifest_;
+  bool is_published_ = false;
+};
+
+// Removes what comes before the last `keep_bases` bases.
+absl::Status RemoveOldExports(const std::string& path, int keep_bases);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SERVING_EXPORT_FOLDER_H_
