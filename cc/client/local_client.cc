@@ -117,6 +117,29 @@ class LocalClient : public ParameterClient {
     });
   }
 
+  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(args.table));
+    ChangeFilter filter;
+    if (!args.since.empty()) filter.since = args.since[0];
+    filter.rule = args.rule;
+    filter.day = args.day;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const ChangeCursor cursor,
+        shard_->ExportChanges(found, filter, args.export_id, kExportRows,
+                              visit));
+    return std::vector<ChangeCursor>{cursor};
+  }
+
+  absl::Status SettleExport(const std::string& table,
+                            const std::string& export_id,
+                            bool is_published) override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
+    shard_->SettleExport(*found, export_id, is_published);
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) override {
     TFSWITCH_ASSIGN_OR_RETURN(

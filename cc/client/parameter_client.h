@@ -111,6 +111,16 @@ struct ShrinkArgs {
   bool dry_run = false;
 };
 
+// See EmbeddingTable::ForEachChange and Shard::ExportChanges.
+struct ExportChangesArgs {
+  std::string table;
+  // Where the last export ended, of each shard; empty: all rows.
+  std::vector<ChangeCursor> since;
+  std::optional<ScoreRule> rule;
+  float day = kServersDay;
+  std::string export_id;
+};
+
 struct SaveShardArgs {
   std::string path;
   std::vector<std::string> tables;
@@ -203,6 +213,18 @@ class ParameterClient {
   virtual absl::Status Export(
       const std::string& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) = 0;
+
+  // Visits what has changed, in chunks, from one thread at a time; returns the
+  // next cursors, of each shard. FailedPrecondition if the changes are not
+  // known any more, for one because there were other servers: then only all
+  // rows can be exported.
+  virtual absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
+  // Says whether an export with a rule has been published. May be repeated.
+  virtual absl::Status SettleExport(const std::string& table,
+                                    const std::string& export_id,
+                                    bool is_published) = 0;
 
   // The parts of a checkpoint; see protos/tfswitch/v1/parameter_server.proto.
   // Users call SaveCheckpoint and RestoreCheckpoint of client/checkpoints.h.

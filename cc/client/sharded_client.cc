@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -479,6 +480,49 @@ class ShardedClient : public ParameterClient {
       TFSWITCH_RETURN_IF_ERROR(shard->Export(table, with_slots, visit));
     }
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override {
+    if (!args.since.empty() && args.since.size() != shards_.size()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "table '", args.table, "' was exported from ", args.since.size(),
+          " servers, and there are ", shards_.size(),
+          " now, which do not know what has changed since. Export a base."));
+    }
+    std::vector<absl::StatusOr<std::vector<ChangeCursor>>> results(
+        shards_.size());
+    Mutex visit_mutex;
+    const auto run = [&](size_t i) {
+      ExportChangesArgs own = args;
+      if (!args.since.empty()) own.since = {args.since[i]};
+      results[i] =
+          shards_[i]->ExportChanges(own, [&](const ChangeChunk& chunk) {
+            MutexLock lock(&visit_mutex);
+            return visit(chunk);
+          });
+    };
+    std::vector<std::thread> threads;
+    for (size_t i = 1; i < shards_.size(); ++i) threads.emplace_back(run, i);
+    run(0);
+    for (std::thread& thread : threads) thread.join();
+    std::vector<ChangeCursor> cursors;
+    for (const auto& result : results) {
+      TFSWITCH_RETURN_IF_ERROR(result.status());
+      cursors.insert(cursors.end(), result->begin(), result->end());
+    }
+    return cursors;
+  }
+
+  absl::Status SettleExport(const std::string& table,
+                            const std::string& export_id,
+                            bool is_published) override {
+    absl::Status first;
+    for (const auto& shard : shards_) {
+      first.Update(shard->SettleExport(table, export_id, is_published));
+    }
+    return first;
   }
 
   absl::StatusOr<std::vector<std::string>> SaveShard(

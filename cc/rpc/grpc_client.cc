@@ -252,6 +252,12 @@ class GrpcClient final : public ParameterClient {
   absl::Status Export(
       const std::string& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override;
+  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override;
+  absl::Status SettleExport(const std::string& table,
+                            const std::string& export_id,
+                            bool is_published) override;
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) override;
   absl::Status CommitCheckpoint(
@@ -263,6 +269,13 @@ class GrpcClient final : public ParameterClient {
                              bool abort) override;
 
  private:
+  // Reads the stream of messages that start(context) begins, to its end. Only
+  // its beginning is repeated, if the server is away or, with `may_create`, had
+  // lost the table.
+  template <typename Response, typename Start>
+  absl::Status ReadStream(
+      const std::string& table, bool may_create, const Start& start,
+      const std::function<absl::Status(const Response&)>& visit);
   // Connection::Call, and once more if the server had lost `table`.
   absl::Status CallOfTable(CallKind kind, const char* method,
                            const std::string& table,
@@ -749,27 +762,21 @@ absl::Status GrpcClient::ReadUsage(const std::string& table,
   return first;
 }
 
-absl::Status GrpcClient::Export(
-    const std::string& table, bool with_slots,
-    const std::function<absl::Status(const RowChunk&)>& visit) {
+template <typename Response, typename Start>
+absl::Status GrpcClient::ReadStream(
+    const std::string& table, bool may_create, const Start& start,
+    const std::function<absl::Status(const Response&)>& visit) {
   const GrpcClientOptions& options = connection_->options();
-  v1::ExportRequest request;
-  request.set_table(table);
-  request.set_with_slots(with_slots);
   RetryClock clock(options.timeout);
-  bool may_create = true;
   for (;;) {
     grpc::ClientContext context;
     context.set_deadline(ToDeadline(clock.start() + options.bulk_timeout));
-    const auto reader = connection_->stub().Export(&context, request);
-    v1::ExportResponse chunk;
+    const auto reader = start(&context);
+    Response message;
     bool visited = false;
-    while (reader->Read(&chunk)) {
+    while (reader->Read(&message)) {
       visited = true;
-      absl::Status status = visit(RowChunk{
-          absl::MakeConstSpan(chunk.keys().data(), chunk.keys_size()),
-          absl::MakeConstSpan(chunk.values().data(), chunk.values_size()),
-          absl::MakeConstSpan(chunk.slots().data(), chunk.slots_size())});
+      absl::Status status = visit(message);
       if (!status.ok()) {
         context.TryCancel();
         reader->Finish();
@@ -795,6 +802,78 @@ absl::Status GrpcClient::Export(
     if (!next.has_value()) return error;
     PollUntil(*next);
   }
+}
+
+absl::Status GrpcClient::Export(
+    const std::string& table, bool with_slots,
+    const std::function<absl::Status(const RowChunk&)>& visit) {
+  v1::ExportRequest request;
+  request.set_table(table);
+  request.set_with_slots(with_slots);
+  return ReadStream<v1::ExportResponse>(
+      table, /*may_create=*/true,
+      [&](grpc::ClientContext* context) {
+        return connection_->stub().Export(context, request);
+      },
+      [&](const v1::ExportResponse& chunk) {
+        return visit(RowChunk{
+            absl::MakeConstSpan(chunk.keys().data(), chunk.keys_size()),
+            absl::MakeConstSpan(chunk.values().data(), chunk.values_size()),
+            absl::MakeConstSpan(chunk.slots().data(), chunk.slots_size())});
+      });
+}
+
+absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
+    const ExportChangesArgs& args,
+    const std::function<absl::Status(const ChangeChunk&)>& visit) {
+  v1::ExportChangesRequest request;
+  request.set_table(args.table);
+  if (!args.since.empty()) {
+    request.mutable_since()->set_log_id(args.since[0].log_id);
+    request.mutable_since()->set_epoch(args.since[0].epoch);
+  }
+  if (args.rule.has_value()) {
+    request.mutable_rule()->set_base_threshold(args.rule->base_threshold);
+    request.mutable_rule()->set_delta_threshold(args.rule->delta_threshold);
+    request.mutable_rule()->set_delta_keep_days(args.rule->delta_keep_days);
+    request.set_export_id(args.export_id);
+  }
+  if (args.day >= 0.0f) request.set_day(args.day);
+  std::vector<ChangeCursor> cursors;
+  // A table that the server has lost is not made again: it would be exported
+  // as an empty one.
+  TFSWITCH_RETURN_IF_ERROR(ReadStream<v1::ExportChangesResponse>(
+      args.table, /*may_create=*/false,
+      [&](grpc::ClientContext* context) {
+        return connection_->stub().ExportChanges(context, request);
+      },
+      [&](const v1::ExportChangesResponse& chunk) -> absl::Status {
+        if (chunk.has_cursor()) {
+          cursors = {{chunk.cursor().log_id(), chunk.cursor().epoch()}};
+          return absl::OkStatus();
+        }
+        return visit(ChangeChunk{
+            absl::MakeConstSpan(chunk.keys().data(), chunk.keys_size()),
+            absl::MakeConstSpan(chunk.values().data(), chunk.values_size()),
+            /*delta_scores=*/{},
+            absl::MakeConstSpan(chunk.removed().data(), chunk.removed_size())});
+      }));
+  if (cursors.empty()) {
+    return connection_->Blame(absl::InternalError(
+        "ExportChangesResponse: expected a cursor at the end, got none"));
+  }
+  return cursors;
+}
+
+absl::Status GrpcClient::SettleExport(const std::string& table,
+                                      const std::string& export_id,
+                                      bool is_published) {
+  v1::SettleExportRequest request;
+  request.set_table(table);
+  request.set_export_id(export_id);
+  request.set_is_published(is_published);
+  v1::SettleExportResponse response;
+  return connection_->Call(CallKind::kBulk, "SettleExport", request, &response);
 }
 
 absl::StatusOr<std::vector<std::string>> GrpcClient::SaveShard(

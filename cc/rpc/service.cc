@@ -206,6 +206,74 @@ grpc::Status Service::Export(grpc::ServerContext* context,
   return ToGrpcStatus(ExportRows(*request, *context, writer));
 }
 
+absl::Status Service::WriteChanges(
+    const v1::ExportChangesRequest& request, const grpc::ServerContext& context,
+    grpc::ServerWriter<v1::ExportChangesResponse>* writer) const {
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(request.table()));
+  ChangeFilter filter;
+  if (request.has_since()) {
+    filter.since = {request.since().log_id(), request.since().epoch()};
+    if (filter.since.log_id == 0) {
+      return absl::InvalidArgumentError("since: a log_id is never 0");
+    }
+  }
+  if (request.has_rule()) {
+    filter.rule = ScoreRule{request.rule().base_threshold(),
+                            request.rule().delta_threshold(),
+                            request.rule().delta_keep_days()};
+  }
+  if (request.has_day()) filter.day = request.day();
+  const int64_t row_bytes =
+      static_cast<int64_t>(sizeof(Key) + sizeof(float) * table->dim());
+  const int64_t chunk_bytes =
+      std::min<int64_t>(kExportChunkBytes, identity_.max_message_bytes / 2);
+  v1::ExportChangesResponse response;
+  const auto write = [&]() -> absl::Status {
+    if (context.IsCancelled() || !writer->Write(response)) {
+      return absl::CancelledError("the client has gone");
+    }
+    return absl::OkStatus();
+  };
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const ChangeCursor cursor,
+      shard_->ExportChanges(
+          table, filter, request.export_id(),
+          std::max<int64_t>(1, chunk_bytes / row_bytes),
+          [&](const ChangeChunk& chunk) -> absl::Status {
+            response.Clear();
+            response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
+            response.mutable_values()->Add(chunk.embeddings.begin(),
+                                           chunk.embeddings.end());
+            response.mutable_removed()->Add(chunk.removed.begin(),
+                                            chunk.removed.end());
+            return write();
+          }));
+  response.Clear();
+  response.mutable_cursor()->set_log_id(cursor.log_id);
+  response.mutable_cursor()->set_epoch(cursor.epoch);
+  return write();
+}
+
+grpc::Status Service::ExportChanges(
+    grpc::ServerContext* context, const v1::ExportChangesRequest* request,
+    grpc::ServerWriter<v1::ExportChangesResponse>* writer) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  return ToGrpcStatus(WriteChanges(*request, *context, writer));
+}
+
+grpc::Status Service::SettleExport(grpc::ServerContext* context,
+                                   const v1::SettleExportRequest* request,
+                                   v1::SettleExportResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  auto table = shard_->FindTable(request->table());
+  if (!table.ok()) return ToGrpcStatus(table.status());
+  shard_->SettleExport(**table, request->export_id(), request->is_published());
+  return grpc::Status::OK;
+}
+
 grpc::Status Service::SaveShard(grpc::ServerContext* context,
                                 const v1::SaveShardRequest* request,
                                 v1::SaveShardResponse* response) {

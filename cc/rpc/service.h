@@ -68,6 +68,12 @@ class Service final : public ServiceWithRawMethods {
   grpc::Status Export(grpc::ServerContext* context,
                       const v1::ExportRequest* request,
                       grpc::ServerWriter<v1::ExportResponse>* writer) override;
+  grpc::Status ExportChanges(
+      grpc::ServerContext* context, const v1::ExportChangesRequest* request,
+      grpc::ServerWriter<v1::ExportChangesResponse>* writer) override;
+  grpc::Status SettleExport(grpc::ServerContext* context,
+                            const v1::SettleExportRequest* request,
+                            v1::SettleExportResponse* response) override;
   grpc::Status SaveShard(grpc::ServerContext* context,
                          const v1::SaveShardRequest* request,
                          v1::SaveShardResponse* response) override;
@@ -83,6 +89,10 @@ class Service final : public ServiceWithRawMethods {
 
  private:
   absl::Status CheckVersion(uint32_t client_version) const;
+  absl::Status WriteChanges(
+      const v1::ExportChangesRequest& request,
+      const grpc::ServerContext& context,
+      grpc::ServerWriter<v1::ExportChangesResponse>* writer) const;
   absl::Status ExportRows(const v1::ExportRequest& request,
                           const grpc::ServerContext& context,
                           grpc::ServerWriter<v1::ExportResponse>* writer) const;

@@ -550,6 +550,42 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
   return table.Shrink(own_rules, day, dry_run);
 }
 
+absl::StatusOr<ChangeCursor> Shard::ExportChanges(
+    const std::shared_ptr<EmbeddingTable>& table, const ChangeFilter& filter,
+    const std::string& export_id, int64_t max_keys,
+    const std::function<absl::Status(const ChangeChunk&)>& visit) {
+  const std::string& name = table->config().name;
+  TFSWITCH_RETURN_IF_ERROR(CheckDay(name, filter.day));
+  if (!filter.rule.has_value()) {
+    return table->ForEachChange(filter, max_keys, visit);
+  }
+  for (const auto& [knob, value] :
+       {std::pair<const char*, float>{"base_threshold",
+                                      filter.rule->base_threshold},
+        {"delta_threshold", filter.rule->delta_threshold},
+        {"delta_keep_days", filter.rule->delta_keep_days}}) {
+    if (!(value >= 0.0f)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", name, "': ", knob,
+                       ": expected a number of at least 0, got ", value));
+    }
+  }
+  PendingExports::Export exported;
+  exported.id = export_id;
+  exported.table = table;
+  auto cursor = table->ForEachChange(
+      filter, max_keys, [&](const ChangeChunk& chunk) -> absl::Status {
+        exported.keys.insert(exported.keys.end(), chunk.keys.begin(),
+                             chunk.keys.end());
+        exported.scores.insert(exported.scores.end(),
+                               chunk.delta_scores.begin(),
+                               chunk.delta_scores.end());
+        return visit(chunk);
+      });
+  if (cursor.ok()) pending_exports_.Keep(std::move(exported));
+  return cursor;
+}
+
 void Shard::ShrinkOnTime(const std::string& name) const {
   const auto table = FindTable(name);
   if (!table.ok()) return;  // Dropped at this moment.

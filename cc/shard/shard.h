@@ -18,6 +18,7 @@
 #include "cc/base/key_observations.h"
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
+#include "cc/shard/pending_exports.h"
 #include "cc/shard/push_ledger.h"
 #include "cc/shard/round_stage.h"
 #include "cc/shard/shrink_timer.h"
@@ -157,6 +158,20 @@ class Shard {
                          absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) const;
 
+  // See EmbeddingTable::ForEachChange. With a rule the scores of what was
+  // visited are kept under `export_id`, until SettleExport() says whether they
+  // are in a model that has been published. InvalidArgument for a rule that
+  // makes no sense.
+  absl::StatusOr<ChangeCursor> ExportChanges(
+      const std::shared_ptr<EmbeddingTable>& table, const ChangeFilter& filter,
+      const std::string& export_id, int64_t max_keys,
+      const std::function<absl::Status(const ChangeChunk&)>& visit);
+  // May be repeated.
+  void SettleExport(const EmbeddingTable& table, const std::string& export_id,
+                    bool is_published) {
+    pending_exports_.Settle(table, export_id, is_published);
+  }
+
   // Writes this shard's rows of `tables` (empty: all) under `path`; returns
   // this shard's part of the manifest (JSON). Files of one save carry `save_id`
   // in their names. With all tables shard 0 saves the work queues.
@@ -236,6 +251,7 @@ class Shard {
   // These have their own locks.
   PushLedger ledger_;
   RoundStage stage_;
+  PendingExports pending_exports_;
   const std::shared_ptr<Coordinator> coordinator_ =
       std::make_shared<Coordinator>();
 

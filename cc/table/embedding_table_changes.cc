@@ -30,8 +30,7 @@ class Chunk {
       const std::function<absl::Status(const ChangeChunk&)>& visit) {
     const size_t num_keys = keys_.size() + removed_.size();
     if (num_keys == 0 || num_keys < min_keys) return absl::OkStatus();
-    absl::Status status =
-        visit({keys_, embeddings_, delta_scores_, removed_});
+    absl::Status status = visit({keys_, embeddings_, delta_scores_, removed_});
     keys_.clear();
     embeddings_.clear();
     delta_scores_.clear();
@@ -125,11 +124,12 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     }
     std::sort(keys.begin(), keys.end());
     keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-    for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const auto step = static_cast<size_t>(
+        std::clamp<int64_t>(max_keys, 1, int64_t{kMaxKernelKeys}));
+    for (size_t begin = 0; begin < keys.size(); begin += step) {
       {
         MutexLock lock(&stripe.mutex);
-        for (const Key key :
-             absl::MakeConstSpan(keys).subspan(begin, kMaxKernelKeys)) {
+        for (const Key key : absl::MakeConstSpan(keys).subspan(begin, step)) {
           const uint32_t position = PositionOfHash(HashKey(key));
           if (stripe.index.Find(key, position).bucket != nullptr) continue;
           const float* const record =

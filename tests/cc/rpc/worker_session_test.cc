@@ -140,6 +140,16 @@ class MortalClient final : public ParameterClient {
       const std::function<absl::Status(const RowChunk&)>& visit) override {
     return client_->Export(table, with_slots, visit);
   }
+  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override {
+    return client_->ExportChanges(args, visit);
+  }
+  absl::Status SettleExport(const std::string& table,
+                            const std::string& export_id,
+                            bool is_published) override {
+    return client_->SettleExport(table, export_id, is_published);
+  }
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) override {
     return client_->SaveShard(args);

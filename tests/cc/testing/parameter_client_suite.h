@@ -20,7 +20,9 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -137,6 +139,35 @@ class ParameterClientSuite : public testing::TestWithParam<ClientFactory> {
     const auto infos = client().ListTables(table);
     EXPECT_TRUE(infos.ok()) << infos.status();
     return infos.ok() ? infos->at(0).stats.num_rows : -1;
+  }
+
+  // What ExportChanges has told of table "t", of dim 2.
+  struct Changes {
+    std::map<Key, std::vector<float>> rows;
+    std::set<Key> removed;
+    std::vector<ChangeCursor> cursors;
+  };
+  Changes ExportChanges(const std::vector<ChangeCursor>& since,
+                        std::optional<ScoreRule> rule = std::nullopt,
+                        const std::string& export_id = "") {
+    ExportChangesArgs args;
+    args.table = "t";
+    args.since = since;
+    args.rule = rule;
+    args.export_id = export_id;
+    Changes changes;
+    auto cursors = client().ExportChanges(args, [&](const ChangeChunk& chunk) {
+      EXPECT_EQ(chunk.embeddings.size(), 2 * chunk.keys.size());
+      for (size_t i = 0; i < chunk.keys.size(); ++i) {
+        changes.rows[chunk.keys[i]] = {chunk.embeddings[2 * i],
+                                       chunk.embeddings[2 * i + 1]};
+      }
+      changes.removed.insert(chunk.removed.begin(), chunk.removed.end());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(cursors.ok()) << cursors.status();
+    if (cursors.ok()) changes.cursors = *std::move(cursors);
+    return changes;
   }
 
   std::map<Key, std::vector<float>> Export(const std::string& table,
@@ -324,6 +355,82 @@ TEST_P(ParameterClientSuite, ExportStopsAtTheVisitorsError) {
       [](const RowChunk& chunk) { return absl::AbortedError("enough"); });
 
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+}
+
+TEST_P(ParameterClientSuite, ChangesAreToldSinceTheLastExport) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const std::vector<Key> keys = ManyKeys(5000);
+  Pull("t", 2, keys, true);
+  const Changes all = ExportChanges({});
+  EXPECT_EQ(all.rows.size(), keys.size());
+  EXPECT_THAT(all.removed, testing::IsEmpty());
+
+  EXPECT_TRUE(ExportChanges(all.cursors).rows.empty());
+
+  ASSERT_TRUE(Push("t", 2, {keys[1], keys[7]}, {1, 1, 1, 1}).ok());
+  ASSERT_TRUE(client().Erase("t", std::vector<Key>{keys[2], keys[3]}).ok());
+  const Changes some = ExportChanges(all.cursors);
+  EXPECT_EQ(some.rows.size(), 2);
+  EXPECT_EQ(some.rows.at(keys[7]), Pull("t", 2, {keys[7]}, false));
+  EXPECT_EQ(some.removed, (std::set<Key>{keys[2], keys[3]}));
+  EXPECT_TRUE(ExportChanges(some.cursors).removed.empty());
+}
+
+TEST_P(ParameterClientSuite, ScoresStartAnewWhenTheirExportIsPublished) {
+  TableConfig config = Config("t", 2);
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.statistics.nonclk_coeff = 1.0f;
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  const std::vector<Key> keys = ManyKeys(100);
+  ASSERT_TRUE(Push("t", 2, keys, std::vector<float>(200, 1.0f)).ok());
+  const ScoreRule rule{1.0f, 0.5f, 16.0f};
+  const Changes base = ExportChanges({}, rule, "a");
+  EXPECT_EQ(base.rows.size(), 100);
+  // Not published: they come again.
+  EXPECT_EQ(ExportChanges(base.cursors, rule, "b").rows.size(), 100);
+  ASSERT_TRUE(client().SettleExport("t", "b", false).ok());
+  EXPECT_EQ(ExportChanges(base.cursors, rule, "c").rows.size(), 100);
+  for (int repetition = 0; repetition < 2; ++repetition) {
+    ASSERT_TRUE(client().SettleExport("t", "a", true).ok());
+  }
+  EXPECT_EQ(ExportChanges(base.cursors, rule, "d").rows.size(), 0);
+  ASSERT_TRUE(Push("t", 2, {keys[5]}, {1, 1}).ok());
+  EXPECT_EQ(ExportChanges(base.cursors, rule, "e").rows.size(), 1);
+
+  EXPECT_EQ(client().SettleExport("u", "a", true).code(),
+            absl::StatusCode::kNotFound);
+  ExportChangesArgs args;
+  args.table = "t";
+  args.rule = ScoreRule{-1.0f, 0.5f, 16.0f};
+  const absl::Status refused =
+      client()
+          .ExportChanges(args,
+                         [](const ChangeChunk&) { return absl::OkStatus(); })
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              testing::HasSubstr("base_threshold"));
+}
+
+TEST_P(ParameterClientSuite, ChangesOfATableThatWasReplacedAreNotKnown) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  Pull("t", 2, ManyKeys(10), true);
+  const Changes all = ExportChanges({});
+  ASSERT_TRUE(client().DropTable("t").ok());
+  ExportChangesArgs args;
+  args.table = "t";
+  args.since = all.cursors;
+  const auto visit = [](const ChangeChunk&) { return absl::OkStatus(); };
+  EXPECT_EQ(client().ExportChanges(args, visit).status().code(),
+            absl::StatusCode::kNotFound);
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const absl::Status unknown = client().ExportChanges(args, visit).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(unknown.message()),
+              testing::HasSubstr("Export a base"));
+  args.since.emplace_back(all.cursors[0]);
+  EXPECT_EQ(client().ExportChanges(args, visit).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_P(ParameterClientSuite, NonFiniteGradientIsRefusedWholeAndNamed) {

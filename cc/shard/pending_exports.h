@@ -1,0 +1,47 @@
+// Rows that have been exported by their scores, until somebody says that the
+// export has been published: only then does their score start anew.
+
+#ifndef TFSWITCH_CC_SHARD_PENDING_EXPORTS_H_
+#define TFSWITCH_CC_SHARD_PENDING_EXPORTS_H_
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "cc/base/hash.h"
+#include "cc/base/mutex.h"
+#include "cc/table/embedding_table.h"
+
+namespace tfswitch {
+
+// Thread-safe.
+class PendingExports {
+ public:
+  struct Export {
+    std::string id;
+    // The one that was exported: another one of the same name is not meant.
+    std::weak_ptr<EmbeddingTable> table;
+    std::vector<Key> keys;
+    std::vector<float> scores;
+  };
+
+  // Keeps the last few; an export under the same id and of the same table is
+  // replaced.
+  void Keep(Export exported);
+  // Subtracts the scores, if `is_published`, and forgets them. What is not
+  // known has been settled before.
+  void Settle(const EmbeddingTable& table, const std::string& id,
+              bool is_published);
+
+ private:
+  static constexpr size_t kMaxExports = 16;
+
+  Mutex mutex_;
+  std::deque<Export> exports_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_PENDING_EXPORTS_H_
