@@ -9,6 +9,7 @@ from tfswitch import (
     admission,
     data,
     eviction,
+    export,
     ids,
     initializers,
     interchange,
@@ -16,6 +17,7 @@ from tfswitch import (
     nn,
     ops,
     optimizers,
+    saved_model,
     statistics,
     train,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "connect",
     "data",
     "eviction",
+    "export",
     "ids",
     "initializers",
     "interchange",
@@ -45,6 +48,7 @@ __all__ = [
     "nn",
     "ops",
     "optimizers",
+    "saved_model",
     "statistics",
     "train",
 ]

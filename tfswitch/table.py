@@ -24,7 +24,7 @@ from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch._learning_rate import LearningRate
 from tfswitch.cluster import Cluster, default_cluster
-from tfswitch.ops import embedding_ops
+from tfswitch.ops import embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
     HOST,
@@ -618,9 +618,17 @@ class EmbeddingTable:
 
     def _lookup(self, ids: Any, insert_missing: bool) -> tf.Tensor:
         ids = to_id_tensor(ids, self._owner)
+        if not insert_missing:
+            with _python_errors():
+                return look_up_many([self], [ids])[0]
+        if serving_ops.present_rows() is not None:
+            raise ValueError(
+                f"{self._owner}: an exported model makes no rows. Use `lookup` "
+                "in what it calls."
+            )
         with _python_errors():
             return embedding_ops.lookup(
-                self.handle, ids, dim=self._dim, insert_missing=insert_missing
+                self.handle, ids, dim=self._dim, insert_missing=True
             )
 
     def _training_lookup(
@@ -743,6 +751,29 @@ class TableIds(NamedTuple):
     anchor: tf.Tensor
     shows: tf.Tensor | None = None
     clicks: tf.Tensor | None = None
+
+
+def look_up_many(
+    tables: Sequence[EmbeddingTable], ids: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Reads the embeddings of ids of each table, and makes no rows.
+
+    In a model that is being exported it reads what the model will serve.
+    """
+    served = serving_ops.present_rows()
+    if served is not None:
+        return served.lookup(tables, ids)
+    handles = [table.handle for table in tables]
+    dims = [table.dim for table in tables]
+    if len(tables) == 1:
+        return [
+            embedding_ops.lookup(
+                handles[0], ids[0], dim=dims[0], insert_missing=False
+            )
+        ]
+    return embedding_ops.lookup_many(
+        handles, ids, dims=dims, insert_missing=False
+    )
 
 
 def training_lookup_many(

@@ -24,6 +24,7 @@
 #include "cc/capi/cluster.h"
 #include "cc/capi/json_reports.h"
 #include "cc/capi/replicas.h"
+#include "cc/capi/serving.h"
 #include "cc/capi/tfswitch.h"
 #include "cc/client/check_args.h"
 #include "cc/client/checkpoints.h"
@@ -31,6 +32,7 @@
 #include "cc/client/joined_calls.h"
 #include "cc/client/worker_session.h"
 #include "cc/rpc/grpc_server.h"
+#include "cc/serving/served_model.h"
 #include "cc/shard/shard.h"
 #include "cc/sync/work_queue_json.h"
 #include "cc/table/table_config.h"
@@ -43,6 +45,14 @@ struct Tfswitch_Table {
   std::shared_ptr<tfswitch::Cluster> cluster;
   tfswitch::TableConfig config;
   int slot_floats = 0;
+};
+
+struct Tfswitch_ServedModel {
+  std::shared_ptr<tfswitch::ServedRows> rows;
+};
+
+struct Tfswitch_ServedRows {
+  std::shared_ptr<const tfswitch::RowSnapshot> snapshot;
 };
 
 struct Tfswitch_Server {
@@ -1080,6 +1090,64 @@ int PushUniqueManyC(Tfswitch_PushPart* parts, size_t num_parts,
   });
 }
 
+int PublishExportC(Tfswitch_Cluster* cluster, const char* options_json,
+                   char** report_json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(ExportOptions options,
+                              ExportOptionsFromJson(options_json));
+    options.day = cluster->cluster->day();
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const ExportReport report,
+        PublishExport(cluster->cluster->client(), options));
+    return HandOver(ExportReportToJson(report), report_json);
+  });
+}
+
+int OpenServedModelC(const char* model_file, Tfswitch_ServedModel** model,
+                     char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedRows> rows,
+                              OpenServedModel(model_file));
+    *model = new Tfswitch_ServedModel{std::move(rows)};
+    return absl::OkStatus();
+  });
+}
+
+void CloseServedModel(Tfswitch_ServedModel* model) { delete model; }
+
+Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
+  return new Tfswitch_ServedRows{model->rows->Pin()};
+}
+
+void UnpinServedRows(Tfswitch_ServedRows* rows) { delete rows; }
+
+int ServedLookup(const Tfswitch_ServedRows* rows, const char* table,
+                 int32_t dim, const int64_t* keys, size_t num_keys,
+                 float* embeddings, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    for (const RowLayers& layers : rows->snapshot->tables()) {
+      if (layers.table != table) continue;
+      if (layers.dim != dim) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("table '", table, "' has dim ", layers.dim,
+                         " in this export, the lookup has dim ", dim));
+      }
+      return layers.Lookup(Keys(keys, num_keys), embeddings);
+    }
+    return absl::NotFoundError(absl::StrCat(
+        "table '", table, "' is not among those that the model serves"));
+  });
+}
+
+int ServedModelCall(const char* path, const char* request_json,
+                    char** response_json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const std::string response,
+                              CallServedModel(path, request_json));
+    return HandOver(response, response_json);
+  });
+}
+
 constexpr Tfswitch_Api kApi = {
     TFSWITCH_API_VERSION,
     Version,
@@ -1136,6 +1204,13 @@ constexpr Tfswitch_Api kApi = {
     ReadUsage,
     PullManyC,
     PushUniqueManyC,
+    PublishExportC,
+    OpenServedModelC,
+    CloseServedModel,
+    PinServedRows,
+    UnpinServedRows,
+    ServedLookup,
+    ServedModelCall,
 };
 
 }  // namespace

@@ -38,6 +38,8 @@ extern "C" {
 typedef struct Tfswitch_Cluster Tfswitch_Cluster;
 typedef struct Tfswitch_Table Tfswitch_Table;
 typedef struct Tfswitch_Server Tfswitch_Server;
+typedef struct Tfswitch_ServedModel Tfswitch_ServedModel;
+typedef struct Tfswitch_ServedRows Tfswitch_ServedRows;
 
 // Receives a run of rows; the pointers are valid during the call. `slots` is
 // NULL if no slots were asked for. A value other than 0 stops the export.
@@ -335,6 +337,39 @@ typedef struct Tfswitch_Api {
   // not there, no memory, no answer) others may have been; it names the table.
   int (*push_unique_many)(Tfswitch_PushPart* parts, size_t num_parts,
                           const Tfswitch_Threads* threads, char* error);
+
+  // --- Exports, and what serves them ---------------------------------------
+  // Writes a base or a delta of tables to a folder of this machine.
+  // `options_json`: {"path", "delta": b, "tables": [names], "row_format":
+  // "float32", "float16" or "int8", "rule": {"base_threshold",
+  // "delta_threshold", "delta_keep_days"} or absent, "keep_bases": n}.
+  // `report_json` receives {"number", "published", "num_rows", "num_removed",
+  // "bytes"}.
+  int (*publish_export)(Tfswitch_Cluster* cluster, const char* options_json,
+                        char** report_json, char* error);
+
+  // Opens the rows of an exported model by the file among its assets.
+  int (*open_served_model)(const char* model_file, Tfswitch_ServedModel** model,
+                           char* error);
+  void (*close_served_model)(Tfswitch_ServedModel* model);
+  // The rows that are served now. They do not change, and live until they are
+  // unpinned.
+  Tfswitch_ServedRows* (*pin_served_rows)(Tfswitch_ServedModel* model);
+  void (*unpin_served_rows)(Tfswitch_ServedRows* rows);
+  // Reads num_keys x dim floats; `dim` is what the caller takes it for.
+  int (*served_lookup)(const Tfswitch_ServedRows* rows, const char* table,
+                       int32_t dim, const int64_t* keys, size_t num_keys,
+                       float* embeddings, char* error);
+  // Steers a model that is open in this process. `path` is that of its model
+  // file or SavedModel. {"call": name, ...}:
+  //   state      -> {"number", "base_number", "created_ms", "served_since_ms",
+  //                  "held", "refused", "error"}
+  //   refresh    looks for newer exports                       -> as state
+  //   watch      "seconds": looks for them so often, 0: never  -> as state
+  //   roll_back  "number": serves as of this export            -> as state
+  //   resume     serves the newest again                       -> as state
+  int (*served_model_call)(const char* path, const char* request_json,
+                           char** response_json, char* error);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

@@ -378,6 +378,16 @@ class Cluster {
     return TakeString(json);
   }
 
+  std::string PublishExport(const std::string& options_json) const {
+    const auto cluster = Open();
+    char* report = nullptr;
+    Run([&](char* error) {
+      return api->publish_export(cluster.get(), options_json.c_str(), &report,
+                                 error);
+    });
+    return TakeString(report);
+  }
+
   void SetDay(double day) const { api->set_day(Open().get(), day); }
   double GetDay() const { return api->day(Open().get()); }
 
@@ -587,6 +597,17 @@ PYBIND11_MODULE(_native, m) {
   py::register_local_exception_translator(TranslateStatusError);
 
   m.def("version", [] { return std::string(api->version()); });
+  m.def(
+      "served_model_call",
+      [](const std::string& path, const std::string& request_json) {
+        char* response = nullptr;
+        Run([&](char* error) {
+          return api->served_model_call(path.c_str(), request_json.c_str(),
+                                        &response, error);
+        });
+        return TakeString(response);
+      },
+      py::arg("path"), py::arg("request_json"));
   m.attr("api_version") = api->api_version;
   m.attr("work_item_lost") = TFSWITCH_WORK_ITEM_LOST;
   m.attr("work_item_in_step") = TFSWITCH_WORK_ITEM_IN_STEP;
@@ -600,6 +621,7 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("is_remote", &Cluster::is_remote)
       .def("list_tables", &Cluster::ListTables, py::arg("name") = "")
       .def("drop_table", &Cluster::DropTable, py::arg("name"))
+      .def("publish_export", &Cluster::PublishExport, py::arg("options_json"))
       .def("set_day", &Cluster::SetDay, py::arg("day"))
       .def("day", &Cluster::GetDay)
       .def("join_group", &Cluster::JoinGroup, py::arg("options_json"))

@@ -9,7 +9,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # From the lowest to the highest; "" has the modules of the package itself.
-ROOMS = ["ops", "", "interchange", "nn", "train", "data", "keras", "cli"]
+ROOMS = [
+    "ops",
+    "",
+    "interchange",
+    "nn",
+    "train",
+    "data",
+    "keras",
+    "saved_model",
+    "cli",
+]
 
 
 def imported(file: Path) -> Iterator[str]:

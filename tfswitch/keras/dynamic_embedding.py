@@ -26,13 +26,13 @@ from tfswitch.keras import (
     pooling,
     string_ids,
 )
-from tfswitch.ops import embedding_ops
 from tfswitch.ops.ids import check_id_dtype, to_id_tensor
 from tfswitch.table import (
     EmbeddingTable,
     check_dim,
     check_seed,
     find_statistics,
+    look_up_many,
 )
 
 # Makes a layer's output of the float32 embeddings of its ids.
@@ -523,9 +523,7 @@ class DynamicEmbedding(_backend.Layer):
         return embeddings
 
     def _read(self, ids: tf.Tensor) -> tf.Tensor:
-        return embedding_ops.lookup(
-            self.table.handle, ids, dim=self.output_dim, insert_missing=False
-        )
+        return look_up_many([self.table], [ids])[0]
 
     def _train(self, lookup: TableLookup) -> tuple[tf.Tensor, tf.Tensor]:
         result = self.table._training_lookup(

@@ -14,8 +14,12 @@ from tfswitch.keras.dynamic_embedding import (
     TableLookup,
     is_training,
 )
-from tfswitch.ops import embedding_ops
-from tfswitch.table import EmbeddingTable, TableIds, training_lookup_many
+from tfswitch.table import (
+    EmbeddingTable,
+    TableIds,
+    look_up_many,
+    training_lookup_many,
+)
 
 # Tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
 _MAX_FEATURES = 256
@@ -253,11 +257,9 @@ class DynamicEmbeddings(_backend.Layer):
         if not lookups:
             return {}
         layers = [self.features[name] for name in lookups]
-        embeddings = embedding_ops.lookup_many(
-            [layer.table.handle for layer in layers],
+        embeddings = look_up_many(
+            [layer.table for layer in layers],
             [lookup.ids for lookup in lookups.values()],
-            dims=[layer.output_dim for layer in layers],
-            insert_missing=False,
         )
         return dict(zip(lookups, embeddings, strict=True))
 

@@ -55,7 +55,9 @@ def destroy_with(handle: tf.Tensor) -> None:
 
 
 def _destroy(handle: tf.Tensor) -> None:
-    if in_plain_graph():
+    with tf.init_scope():
+        is_eager = tf.executing_eagerly()
+    if not is_eager:
         # Collected while somebody makes a graph, which is of their thread.
         threading.Thread(target=_destroy, args=(handle,), daemon=True).start()
         return

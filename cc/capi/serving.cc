@@ -1,0 +1,117 @@
+#include "cc/capi/serving.h"
+
+#include <limits>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "cc/base/status_macros.h"
+#include "cc/serving/served_model.h"
+#include "cc/table/json_reader.h"
+
+namespace tfswitch {
+namespace {
+
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string StateToJson(const ServedRows::State& state) {
+  Json json = {{"number", state.number},
+               {"base_number", state.base_number},
+               {"created_ms", state.created_ms},
+               {"served_since_ms", state.served_since_ms},
+               {"held", state.is_held},
+               {"refused", state.num_refused},
+               {"error", nullptr}};
+  if (!state.error.ok()) json["error"] = std::string(state.error.message());
+  return Dump(json);
+}
+
+}  // namespace
+
+absl::StatusOr<ExportOptions> ExportOptionsFromJson(const std::string& json) {
+  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  ObjectReader reader(parsed, "", "export options");
+  ExportOptions options;
+  std::string format;
+  uint64_t keep_bases = 0;
+  reader.Read("path", &options.path);
+  reader.Read("delta", &options.is_delta);
+  reader.Read("row_format", &format);
+  reader.Read("day", &options.day);
+  reader.Read("keep_bases", std::numeric_limits<int32_t>::max(), &keep_bases);
+  options.keep_bases = static_cast<int>(keep_bases);
+  if (const Json* const tables = reader.Find("tables"); tables != nullptr) {
+    for (const Json& table : *tables) {
+      if (!table.is_string()) {
+        reader.Fail("tables", "a list of names", *tables);
+        break;
+      }
+      options.tables.push_back(table.get<std::string>());
+    }
+  }
+  const Json* const rule = reader.Find("rule");
+  TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+  if (rule != nullptr) {
+    ObjectReader rule_reader(*rule, "rule", "export options");
+    ScoreRule& read = options.rule.emplace();
+    rule_reader.Read("base_threshold", &read.base_threshold);
+    rule_reader.Read("delta_threshold", &read.delta_threshold);
+    rule_reader.Read("delta_keep_days", &read.delta_keep_days);
+    TFSWITCH_RETURN_IF_ERROR(rule_reader.Finish());
+  }
+  if (options.path.empty()) {
+    return absl::InvalidArgumentError(
+        "export options: path: expected a folder");
+  }
+  if (!options.is_delta) {
+    TFSWITCH_ASSIGN_OR_RETURN(options.format, RowFormatOf(format));
+  }
+  return options;
+}
+
+std::string ExportReportToJson(const ExportReport& report) {
+  return Dump({{"number", report.number},
+               {"published", report.is_published},
+               {"num_rows", report.num_rows},
+               {"num_removed", report.num_removed},
+               {"bytes", report.bytes}});
+}
+
+absl::StatusOr<std::string> CallServedModel(const std::string& path,
+                                            const std::string& request_json) {
+  const Json parsed =
+      Json::parse(request_json, nullptr, /*allow_exceptions=*/false);
+  ObjectReader reader(parsed, "", "call of a served model");
+  std::string call;
+  uint64_t number = 0;
+  float seconds = 0.0f;
+  reader.Read("call", &call);
+  reader.Read("number", std::numeric_limits<int64_t>::max(), &number);
+  reader.Read("seconds", &seconds);
+  TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+  TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<ServedRows> rows,
+                            FindServedModel(path));
+  if (call == "refresh") {
+    TFSWITCH_RETURN_IF_ERROR(rows->Refresh());
+  } else if (call == "roll_back") {
+    TFSWITCH_RETURN_IF_ERROR(rows->RollBack(static_cast<int64_t>(number)));
+  } else if (call == "resume") {
+    TFSWITCH_RETURN_IF_ERROR(rows->Resume());
+  } else if (call == "watch") {
+    if (!(seconds >= 0.0f)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "seconds: expected a number of at least 0, got ", seconds));
+    }
+    rows->Watch(absl::Seconds(seconds));
+  } else if (call != "state") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("call of a served model: expected state, refresh, watch, "
+                     "roll_back or resume, got '",
+                     call, "'"));
+  }
+  return StateToJson(rows->state());
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,294 @@
+// Tfswitch>ServedModel, OpenServedModel, PinServedRows and ServedLookup: what
+// an exported model looks rows up with.
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "cc/capi/tfswitch.h"
+#include "cc/ops/core_calls.h"
+#include "cc/ops/table_resource.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+
+namespace tfswitch {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::core::RefCountPtr;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("Tfswitch>ServedModel")
+    .Output("model: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+A place for the rows of an exported model. `Tfswitch>OpenServedModel` fills it.
+
+model: Each op has its own.
+)doc");
+
+REGISTER_OP("Tfswitch>OpenServedModel")
+    .Input("model: resource")
+    .Input("file: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      return c->WithRank(c->input(1), 0, &unused);
+    })
+    .Doc(R"doc(
+Opens the rows that a model file names; again, it does nothing.
+
+model: Of `Tfswitch>ServedModel`.
+file: The path of the file, an asset of the SavedModel.
+)doc");
+
+REGISTER_OP("Tfswitch>PinServedRows")
+    .Input("model: resource")
+    .Output("rows: variant")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      return tensorflow::shape_inference::ScalarShape(c);
+    })
+    .Doc(R"doc(
+The rows that the model serves now. They stay the same for whoever holds them,
+whatever is exchanged meanwhile.
+
+model: Of `Tfswitch>ServedModel`.
+rows: For `Tfswitch>ServedLookup`.
+)doc");
+
+REGISTER_OP("Tfswitch>ServedLookup")
+    .Input("rows: variant")
+    .Input("ids: N * Tids")
+    .Output("embeddings: N * float")
+    .Attr("N: int >= 1")
+    .Attr("Tids: {int32, int64}")
+    .Attr("tables: list(string) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle embeddings;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &embeddings));
+      int n;
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+      std::vector<std::string> tables;
+      TF_RETURN_IF_ERROR(c->GetAttr("tables", &tables));
+      std::vector<int> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      if (static_cast<int>(dims.size()) != n ||
+          static_cast<int>(tables.size()) != n) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`tables` and `dims` must have one entry for each of ", n,
+            " `ids`. Received: ", tables.size(), " and ", dims.size()));
+      }
+      for (int i = 0; i < n; ++i) {
+        if (dims[i] < 1) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("`dims` must be at least 1. Received: ", dims[i]));
+        }
+        TF_RETURN_IF_ERROR(
+            c->Concatenate(c->input(1 + i), c->Vector(dims[i]), &embeddings));
+        c->set_output(i, embeddings);
+      }
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads one embedding per id of tables of an exported model. An id without a row
+reads as what its table has for it, and nothing is created.
+
+rows: Of `Tfswitch>PinServedRows`.
+ids: For each table, of any shape.
+embeddings: For each table, shape `ids.shape + [dim]`.
+tables: The names of the tables; one may come more than once.
+dims: The dim of each table.
+)doc");
+
+// Thread-safe.
+class ServedModelResource : public tensorflow::ResourceBase {
+ public:
+  ~ServedModelResource() override {
+    if (model_ != nullptr) api_->close_served_model(model_);
+  }
+
+  absl::Status Open(const std::string& file) {
+    return CallCore([&](const Tfswitch_Api& api, char* error) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (model_ != nullptr) return 0;
+      api_ = &api;
+      return api.open_served_model(file.c_str(), &model_, error);
+    });
+  }
+
+  // The pinned rows unpin themselves.
+  absl::Status Pin(std::shared_ptr<const Tfswitch_ServedRows>* rows) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (model_ == nullptr) {
+      return absl::FailedPreconditionError(
+          "the rows of this model are not open: its initializer has not run. "
+          "Load it with tf.saved_model.load, or in C++ with LoadSavedModel.");
+    }
+    *rows = std::shared_ptr<const Tfswitch_ServedRows>(
+        api_->pin_served_rows(model_),
+        [api = api_](const Tfswitch_ServedRows* pinned) {
+          api->unpin_served_rows(const_cast<Tfswitch_ServedRows*>(pinned));
+        });
+    return absl::OkStatus();
+  }
+
+  std::string DebugString() const override { return "tfswitch served model"; }
+
+ private:
+  std::mutex mutex_;  // Guards what is below until it is set.
+  const Tfswitch_Api* api_ = nullptr;
+  Tfswitch_ServedModel* model_ = nullptr;
+};
+
+// The value of a variant tensor: it goes from op to op in one process.
+struct PinnedRows {
+  std::shared_ptr<const Tfswitch_ServedRows> rows;
+
+  static std::string TypeName() { return "tfswitch::PinnedRows"; }
+  std::string DebugString() const { return TypeName(); }
+  void Encode(tensorflow::VariantTensorData* data) const {
+    data->set_type_name(TypeName());
+  }
+  static bool Decode(const tensorflow::VariantTensorData&) { return false; }
+};
+
+class ServedModelOp : public OpKernel {
+ public:
+  explicit ServedModelOp(OpKernelConstruction* context) : OpKernel(context) {}
+
+  void Compute(OpKernelContext* context) override {
+    // In a session this op runs with each step, and the model stays. A handle
+    // holds it too: in eager mode the kernel may go first.
+    std::call_once(once_, [this] { model_.reset(new ServedModelResource); });
+    Tensor* handle = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
+    model_->Ref();
+    handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(
+        model_.get(), context->device()->name());
+  }
+
+ private:
+  std::once_flag once_;
+  RefCountPtr<ServedModelResource> model_;
+};
+
+absl::Status FindModel(OpKernelContext* context,
+                       RefCountPtr<ServedModelResource>* model) {
+  return tensorflow::LookupResource(
+      context, tensorflow::HandleFromInput(context, 0), model);
+}
+
+class OpenServedModelOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    RefCountPtr<ServedModelResource> model;
+    OP_REQUIRES_OK(context, FindModel(context, &model));
+    const Tensor& file = context->input(1);
+    OP_REQUIRES(context, tensorflow::TensorShapeUtils::IsScalar(file.shape()),
+                absl::InvalidArgumentError(
+                    absl::StrCat("`file` must be a scalar. Received: shape ",
+                                 file.shape().DebugString())));
+    OP_REQUIRES_OK(
+        context,
+        model->Open(std::string(file.scalar<tensorflow::tstring>()())));
+  }
+};
+
+class PinServedRowsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    RefCountPtr<ServedModelResource> model;
+    OP_REQUIRES_OK(context, FindModel(context, &model));
+    PinnedRows pinned;
+    OP_REQUIRES_OK(context, model->Pin(&pinned.rows));
+    Tensor* output = nullptr;
+    tensorflow::AllocatorAttributes on_host;
+    on_host.set_on_host(true);
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &output, on_host));
+    output->scalar<tensorflow::Variant>()() = std::move(pinned);
+  }
+
+  bool IsExpensive() override { return false; }
+};
+
+class ServedLookupOp : public OpKernel {
+ public:
+  explicit ServedLookupOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const auto* const pinned =
+        context->input(0).scalar<tensorflow::Variant>()().get<PinnedRows>();
+    OP_REQUIRES(context, pinned != nullptr && pinned->rows != nullptr,
+                absl::InvalidArgumentError(
+                    "`rows` must be what Tfswitch>PinServedRows gives"));
+    for (int i = 0; i < static_cast<int>(dims_.size()); ++i) {
+      const Tensor& ids = context->input(1 + i);
+      Tensor storage;
+      absl::Span<const int64_t> keys;
+      OP_REQUIRES_OK(context, KeysOf(context, ids, &storage, &keys));
+      TensorShape shape = ids.shape();
+      OP_REQUIRES_OK(context, shape.AddDimWithStatus(dims_[i]));
+      Tensor* embeddings = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(i, shape, &embeddings));
+      OP_REQUIRES_OK(
+          context, CallCore([&](const Tfswitch_Api& api, char* error) {
+            return api.served_lookup(pinned->rows.get(), tables_[i].c_str(),
+                                     dims_[i], keys.data(), keys.size(),
+                                     embeddings->flat<float>().data(), error);
+          }));
+    }
+  }
+
+ private:
+  // Constant after construction.
+  std::vector<std::string> tables_;
+  std::vector<int> dims_;
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ServedModel").Device(tensorflow::DEVICE_CPU), ServedModelOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>OpenServedModel").Device(tensorflow::DEVICE_CPU),
+    OpenServedModelOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>PinServedRows").Device(tensorflow::DEVICE_CPU),
+    PinServedRowsOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswitch>ServedLookup").Device(tensorflow::DEVICE_CPU),
+    ServedLookupOp);
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,494 @@
+"""Exported models: what they serve, how it changes, and what they refuse."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tfswitch._which_keras import IS_LEGACY, keras
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=["embedded", "two servers"])
+def cluster(request):
+    """Where the tables are that a model is trained on."""
+    if request.param == "embedded":
+        with tsw.connect(f"local://{request.node.name}") as connected:
+            yield connected
+        return
+    servers = [tsw.Server(shard_index=i, num_shards=2) for i in range(2)]
+    for server in servers:
+        server.start()
+    try:
+        address = ",".join(server.address for server in servers)
+        with tsw.connect(f"grpc://{address}") as connected:
+            yield connected
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def make_model():
+    """A model with one id, several, and numbers."""
+    user = keras.Input((), dtype="int64", name="user")
+    items = keras.Input((3,), dtype="int32", name="items")
+    numbers = keras.Input((2,), name="numbers")
+    x = keras.layers.Concatenate()(
+        [
+            tsw.keras.DynamicEmbedding(4, name="users")(user),
+            tsw.keras.DynamicEmbedding(3, name="items_seen", combiner="mean")(
+                items
+            ),
+            numbers,
+        ]
+    )
+    x = keras.layers.Dense(8, "relu")(x)
+    score = keras.layers.Dense(1, "sigmoid", name="score")(x)
+    model = keras.Model([user, items, numbers], score)
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+    return model
+
+
+def make_data(num_samples=64, seed=0):
+    random = np.random.default_rng(seed)
+    return {
+        "user": random.integers(-5, 40, num_samples),
+        "items": random.integers(0, 60, (num_samples, 3)).astype(np.int32),
+        "numbers": random.normal(size=(num_samples, 2)).astype(np.float32),
+    }, random.integers(0, 2, num_samples)
+
+
+def train(model, seed=0):
+    inputs, labels = make_data(seed=seed)
+    model.fit(list(inputs.values()), labels, batch_size=16, verbose=0)
+
+
+def predict(model, inputs):
+    values = list(inputs.values())
+    return model.predict(values, batch_size=len(values[0]), verbose=0)
+
+
+def serve(loaded, inputs):
+    signature = loaded.signatures["serving_default"]
+    return signature(**{n: tf.constant(v) for n, v in inputs.items()})[
+        "score"
+    ].numpy()
+
+
+@pytest.fixture
+def model(cluster):
+    model = make_model()
+    train(model)
+    return model
+
+
+def assert_same(scores, expected):
+    """The same bits; with tf_keras, which compiles other graphs, nearly."""
+    if IS_LEGACY:
+        np.testing.assert_allclose(scores, expected, rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(scores, expected)
+
+
+# Also ids that were never trained.
+INPUTS, _ = make_data(num_samples=128, seed=7)
+
+
+def test_a_loaded_model_gives_the_bits_of_predict(model, tmp_path):
+    path = tmp_path / "1"
+    tsw.saved_model.save(model, path)
+
+    loaded = tf.saved_model.load(path)
+
+    assert_same(serve(loaded, INPUTS), predict(model, INPUTS))
+    assert_same(
+        loaded.serve([tf.constant(v) for v in INPUTS.values()]).numpy(),
+        predict(model, INPUTS),
+    )
+
+
+def test_serving_makes_no_rows_and_needs_no_trainer(model, tmp_path):
+    tsw.saved_model.save(model, tmp_path / "1")
+    np.savez(tmp_path / "inputs.npz", **INPUTS)
+    program = """
+import sys
+import numpy as np, tensorflow as tf, tfswitch
+loaded = tf.saved_model.load(sys.argv[1])
+inputs = {n: tf.constant(v) for n, v in np.load(sys.argv[2]).items()}
+np.save(sys.argv[3], loaded.signatures["serving_default"](**inputs)["score"])
+assert not tfswitch.connect().tables()
+"""
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            program,
+            tmp_path / "1",
+            tmp_path / "inputs.npz",
+            tmp_path / "scores.npy",
+        ],
+        check=True,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert_same(np.load(tmp_path / "scores.npy"), predict(model, INPUTS))
+
+
+def test_deltas_reach_a_model_that_is_loaded(model, tmp_path):
+    path = tmp_path / "1"
+    tsw.saved_model.save(model, path)
+    loaded = tf.saved_model.load(path)
+    table = model.get_layer("users").table
+    before = serve(loaded, INPUTS)
+    table.push(INPUTS["user"], np.ones((len(INPUTS["user"]), 4), np.float32))
+    np.testing.assert_array_equal(serve(loaded, INPUTS), before)
+
+    report = tsw.export.delta(path)
+
+    assert report.published and report.number == 2
+    assert report.num_rows == len(set(INPUTS["user"]))
+    assert tsw.saved_model.state(path).number == 1
+    assert tsw.saved_model.refresh(path).number == 2
+    assert_same(serve(loaded, INPUTS), predict(model, INPUTS))
+    assert not np.array_equal(serve(loaded, INPUTS), before)
+    assert not tsw.export.delta(path).published
+
+    state = tsw.saved_model.roll_back(path, 1)
+    assert state.held and state.number == 1
+    np.testing.assert_array_equal(serve(loaded, INPUTS), before)
+    state = tsw.saved_model.resume(path)
+    assert not state.held and state.number == 2
+
+    table.remove(INPUTS["user"])
+    assert tsw.export.delta(path).num_removed == len(set(INPUTS["user"]))
+    assert tsw.export.base(path, keep=1).number == 4
+    assert tsw.saved_model.refresh(path).base_number == 4
+    assert_same(serve(loaded, INPUTS), predict(model, INPUTS))
+
+
+def test_a_watched_model_serves_what_is_exported(model, tmp_path):
+    path = tmp_path / "1"
+    tsw.saved_model.save(model, path)
+    loaded = tf.saved_model.load(path)
+    tsw.saved_model.watch(path, 0.01)
+    model.get_layer("users").table.assign([1], np.ones((1, 4), np.float32))
+    tsw.export.delta(path)
+    give_up = time.monotonic() + 60
+    while tsw.saved_model.state(path).number != 2:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    assert_same(serve(loaded, INPUTS), predict(model, INPUTS))
+    tsw.saved_model.watch(path, 0)
+
+
+def test_what_cannot_be_served_is_told_and_changes_nothing(model, tmp_path):
+    path = tmp_path / "1"
+    tsw.saved_model.save(model, path)
+    loaded = tf.saved_model.load(path)
+    model.get_layer("users").table.assign([1], np.ones((1, 4), np.float32))
+    tsw.export.delta(path)
+    (rows,) = path.glob("assets.extra/tfswitch/delta-00000002/users.*")
+    damaged = bytearray(rows.read_bytes())
+    damaged[4200] ^= 1
+    rows.write_bytes(damaged)
+    before = serve(loaded, INPUTS)
+
+    with pytest.raises(Exception, match="is damaged") as raised:
+        tsw.saved_model.refresh(path)
+
+    assert str(rows) in str(raised.value)
+    state = tsw.saved_model.state(path)
+    assert state.number == 1 and state.refused == 1
+    assert "is damaged" in state.error
+    np.testing.assert_array_equal(serve(loaded, INPUTS), before)
+
+
+@pytest.mark.parametrize("row_format", ["float16", "int8"])
+def test_smaller_formats_are_near(model, tmp_path, row_format):
+    tsw.saved_model.save(model, tmp_path / "1", row_format=row_format)
+    scores = serve(tf.saved_model.load(tmp_path / "1"), INPUTS)
+    expected = predict(model, INPUTS)
+    assert not np.array_equal(scores, expected)
+    np.testing.assert_allclose(scores, expected, atol=2e-3)
+
+
+def test_two_versions_are_served_beside_each_other(model, tmp_path):
+    first_scores = predict(model, INPUTS)
+    tsw.saved_model.save(model, tmp_path / "1")
+    train(model, seed=1)
+    tsw.saved_model.save(model, tmp_path / "2")
+
+    first = tf.saved_model.load(tmp_path / "1")
+    second = tf.saved_model.load(tmp_path / "2")
+
+    assert_same(serve(second, INPUTS), predict(model, INPUTS))
+    assert_same(serve(first, INPUTS), first_scores)
+    del second
+    assert_same(serve(first, INPUTS), first_scores)
+
+
+def test_a_model_survives_clear_session(model, tmp_path):
+    tsw.saved_model.save(model, tmp_path / "1")
+    loaded = tf.saved_model.load(tmp_path / "1")
+    scores = serve(loaded, INPUTS)
+    keras.backend.clear_session()
+    np.testing.assert_array_equal(serve(loaded, INPUTS), scores)
+
+
+def test_many_features_and_strings_are_served(tmp_path):
+    with tsw.connect(f"local://{tmp_path}"):
+        city = keras.Input((2,), dtype="string", name="city")
+        user = keras.Input((), dtype="int64", name="user")
+        embedded = tsw.keras.DynamicEmbeddings(
+            {
+                "city": tsw.keras.DynamicEmbedding(3, combiner="sum"),
+                "user": tsw.keras.DynamicEmbedding(2),
+            }
+        )({"city": city, "user": user})
+        model = keras.Model(
+            {"city": city, "user": user},
+            keras.layers.Concatenate(name="score")(
+                [embedded["city"], embedded["user"]]
+            ),
+        )
+        inputs = {
+            "city": tf.constant([["a", "b"], ["c", "a"], ["?", "b"]]),
+            "user": tf.constant([1, 2, 3], tf.int64),
+        }
+        model(
+            {"city": inputs["city"][:2], "user": inputs["user"][:2]},
+            training=True,
+        )
+        expected = model(inputs, training=False)
+        tsw.saved_model.save(model, tmp_path / "1")
+
+    loaded = tf.saved_model.load(tmp_path / "1")
+
+    np.testing.assert_array_equal(serve(loaded, inputs), expected)
+    assert np.any(expected[0]) and not np.any(expected[2][3:])
+
+
+def test_a_callable_with_tables_is_served(tmp_path):
+    with tsw.connect(f"local://{tmp_path}"):
+        table = tsw.EmbeddingTable("t", 2)
+        table.assign([1, 2], [[1.0, 2.0], [3.0, 4.0]])
+
+        class Scorer(tf.Module):
+            def __init__(self):
+                self.weight = tf.Variable([1.0, 10.0])
+
+            def __call__(self, ids):
+                rows = table.lookup(ids)
+                return {"score": tf.linalg.matvec(rows, self.weight)}
+
+        inputs = {"ids": tf.TensorSpec([None], tf.int64)}
+        tsw.saved_model.save(Scorer(), tmp_path / "1", inputs=inputs)
+    loaded = tf.saved_model.load(tmp_path / "1")
+    np.testing.assert_array_equal(
+        serve(loaded, {"ids": np.array([1, 2, 3])}), [21.0, 43.0, 0.0]
+    )
+
+
+def test_rows_that_wait_for_admission_read_as_in_training(tmp_path):
+    with tsw.connect(f"local://{tmp_path}"):
+        table = tsw.EmbeddingTable(
+            "t",
+            2,
+            admission=tsw.admission.MinCount(2, not_admitted=0.5),
+        )
+        table.push([1, 1, 2], np.ones((3, 2), np.float32))
+        ids = np.array([1, 2, 3])
+        expected = table.lookup(ids).numpy()
+        tsw.saved_model.save(
+            lambda ids: {"score": table.lookup(ids)},
+            tmp_path / "1",
+            inputs={"ids": tf.TensorSpec([None], tf.int64)},
+        )
+    loaded = tf.saved_model.load(tmp_path / "1")
+    np.testing.assert_array_equal(serve(loaded, {"ids": ids}), expected)
+    assert expected[2, 0] == 0.5
+
+
+def test_a_step_reads_one_state_of_the_rows(tmp_path):
+    with tsw.connect(f"local://{tmp_path}"):
+        table = tsw.EmbeddingTable("t", 1, optimizer=tsw.optimizers.SGD(1.0))
+        ids = np.arange(2000)
+
+        def set_all(value):
+            table.assign(ids, np.full((2000, 1), value, np.float32))
+
+        def twice(ids):
+            return {
+                "score": tf.concat(
+                    [table.lookup(ids), table.lookup(ids[::-1])], axis=1
+                )
+            }
+
+        set_all(0.0)
+        path = tmp_path / "1"
+        tsw.saved_model.save(
+            twice, path, inputs={"ids": tf.TensorSpec([None], tf.int64)}
+        )
+        loaded = tf.saved_model.load(path)
+        tsw.saved_model.watch(path, 0.001)
+        for value in range(1, 15):
+            set_all(float(value))
+            tsw.export.delta(path)
+            for _ in range(20):
+                assert len(np.unique(serve(loaded, {"ids": ids}))) == 1
+        tsw.saved_model.watch(path, 0)
+
+
+def test_cpp_serves_the_same_bits(model, tmp_path):
+    build = os.environ.get("TFSWITCH_BUILD_DIR")
+    program = Path(build or ROOT / "build") / "tests/cc/ops/serve_saved_model"
+    if not program.exists():
+        pytest.skip(f"{program} is not built")
+    table = model.get_layer("users").table
+    tsw.saved_model.save(
+        lambda ids: {"embeddings": table.lookup(ids)},
+        tmp_path / "1",
+        inputs={"ids": tf.TensorSpec([None], tf.int64)},
+    )
+    ids = [-5, 0, 7, 10**12]
+    served = subprocess.run(
+        [
+            program,
+            ROOT / "tfswitch/libtfswitch_ops.so",
+            tmp_path / "1",
+            *map(str, ids),
+        ],
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    np.testing.assert_array_equal(
+        np.array(served.stdout.split(), np.float32).reshape(4, 4),
+        table.lookup(ids).numpy(),
+    )
+
+
+def test_a_model_that_is_moved_still_serves(model, tmp_path):
+    tsw.saved_model.save(model, tmp_path / "1")
+    (tmp_path / "1").rename(tmp_path / "elsewhere")
+    loaded = tf.saved_model.load(tmp_path / "elsewhere")
+    assert_same(serve(loaded, INPUTS), predict(model, INPUTS))
+
+
+class TestBadInput:
+    @pytest.fixture(autouse=True)
+    def connected(self, tmp_path):
+        with tsw.connect(f"local://{tmp_path}"):
+            yield
+
+    @pytest.fixture
+    def save(self, tmp_path):
+        """Saves a table's lookup to `path`, with other arguments."""
+        table = tsw.EmbeddingTable("t", 2)
+        table.assign([1], [[1.0, 2.0]])
+
+        def save(**kwargs):
+            arguments = {
+                "model": lambda ids: {"score": table.lookup(ids)},
+                "path": tmp_path / "1",
+                "inputs": {"ids": tf.TensorSpec([None], tf.int64)},
+                **kwargs,
+            }
+            tsw.saved_model.save(**arguments)
+            return tmp_path / "1"
+
+        return save
+
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            ({"mode": "cloud"}, "mode='cloud'"),
+            ({"row_format": "int4"}, "float32, float16, int8.*int4"),
+            ({"model": 3}, "model=3"),
+            ({"inputs": None}, "Pass `inputs`"),
+            ({"inputs": {"ids": 3}}, "tf.TensorSpec by name"),
+            ({"model": lambda ids: {"score": ids}}, "no lookup at all"),
+        ],
+    )
+    def test_arguments_are_named(self, save, tmp_path, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            save(**arguments)
+        assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+
+    def test_a_folder_that_is_there_is_not_overwritten(self, save):
+        save()
+        with pytest.raises(FileExistsError, match="folder of its own"):
+            save()
+
+    def test_operations_of_training_are_refused(self, save):
+        table = tsw.EmbeddingTable("u", 2)
+
+        with pytest.raises(ValueError, match="makes no rows"):
+            save(model=lambda ids: {"score": table.lookup_or_create(ids)})
+
+        traced = tf.function(table.lookup)
+        traced(tf.constant([1], tf.int64))
+        spec = tf.TensorSpec([None], tf.int64)
+        concrete = traced.get_concrete_function(spec)
+        with pytest.raises(ValueError, match=r"Tfswitch>Lookup.*traced before"):
+            save(model=lambda ids: {"score": concrete(ids)})
+
+    def test_missing_and_foreign_files_are_named(self, save, tmp_path):
+        path = save()
+        (base,) = path.glob("assets.extra/tfswitch/base-*")
+        base.rename(tmp_path / "away")
+        with pytest.raises(Exception, match="no base export in"):
+            tf.saved_model.load(path)
+        (tmp_path / "away").rename(base)
+
+        model_file = path / "assets/tfswitch_model.json"
+        contents = json.loads(model_file.read_text())
+        model_file.write_text(json.dumps({**contents, "version": 2}))
+        with pytest.raises(Exception, match="of version 2, this tfswitch"):
+            tf.saved_model.load(path)
+        model_file.write_text(json.dumps({**contents, "tables": {"t": 3}}))
+        with pytest.raises(Exception, match="has dim 2, the model has dim 3"):
+            tf.saved_model.load(path)
+        model_file.write_text("{")
+        with pytest.raises(Exception, match=r"model file.*is damaged"):
+            tf.saved_model.load(path)
+
+    def test_a_model_that_is_not_loaded_has_no_state(self, save):
+        path = save()
+        with pytest.raises(KeyError, match="not open in this process"):
+            tsw.saved_model.state(path)
+        with pytest.raises(KeyError, match="find model file"):
+            tsw.saved_model.state(path.parent / "2")
+        loaded = tf.saved_model.load(path)
+        with pytest.raises(KeyError, match="no export 9"):
+            tsw.saved_model.roll_back(path, 9)
+        with pytest.raises(ValueError, match="number=0"):
+            tsw.saved_model.roll_back(path, 0)
+        with pytest.raises(ValueError, match="seconds=-1"):
+            tsw.saved_model.watch(path, -1)
+        del loaded
+
+    def test_the_environment_is_checked(self, save, monkeypatch):
+        path = save()
+        monkeypatch.setenv("TFSWITCH_SERVING_WATCH_SECONDS", "often")
+        with pytest.raises(Exception, match=r"WATCH_SECONDS.*'often'"):
+            tf.saved_model.load(path)
+        monkeypatch.setenv("TFSWITCH_SERVING_WATCH_SECONDS", "0.5")
+        monkeypatch.setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1")
+        tf.saved_model.load(path)
+
+    @pytest.mark.skipif(IS_LEGACY, reason="sparse inputs as Keras 3 has them")
+    def test_sparse_inputs_are_refused(self, save):
+        ids = keras.Input((5,), dtype="int64", sparse=True, name="ids")
+        layer = tsw.keras.DynamicEmbedding(2, combiner="sum")
+        with pytest.raises(ValueError, match="'ids' is sparse or ragged"):
+            save(model=keras.Model(ids, layer(ids)), inputs=None)

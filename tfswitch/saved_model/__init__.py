@@ -1,0 +1,21 @@
+"""Trained models as SavedModels that serve without the trainer."""
+
+from tfswitch.saved_model._control import (
+    ServedState,
+    refresh,
+    resume,
+    roll_back,
+    state,
+    watch,
+)
+from tfswitch.saved_model._save import save
+
+__all__ = [
+    "ServedState",
+    "refresh",
+    "resume",
+    "roll_back",
+    "save",
+    "state",
+    "watch",
+]

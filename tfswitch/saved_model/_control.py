@@ -1,0 +1,103 @@
+"""Steers models that are loaded in this process."""
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from tfswitch import _native
+
+
+class ServedState(NamedTuple):
+    """What a loaded model serves.
+
+    Attributes:
+        number: Of the export that its rows are of.
+        base_number: Of the base that this goes back to.
+        created_ms: When the export began, in milliseconds since 1970: what had
+            been learned by then is served.
+        served_since_ms: When it was taken, in the same.
+        held: Whether `roll_back` holds it there.
+        refused: How often something newer could not be served.
+        error: Why, if that is so now; else None.
+    """
+
+    number: int
+    base_number: int
+    created_ms: int
+    served_since_ms: int
+    held: bool
+    refused: int
+    error: str | None
+
+
+def state(path: str | os.PathLike[str]) -> ServedState:
+    """Returns what a model serves that was loaded from `path`.
+
+    Raises:
+        KeyError: If none is loaded from there in this process.
+    """
+    return _call(path, "state")
+
+
+def refresh(path: str | os.PathLike[str]) -> ServedState:
+    """Looks for newer exports now, and serves them.
+
+    They are in the model's folder `assets.extra/tfswitch`, where
+    `tfswitch.export.base` and `delta` put them. Lookups go on meanwhile.
+
+    Raises:
+        KeyError: As `state`.
+        ValueError, RuntimeError: If something newer cannot be served; what was
+            served stays.
+    """
+    return _call(path, "refresh")
+
+
+def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
+    """Looks for newer exports every so many seconds from now on; 0: never.
+
+    What cannot be served is in `state`, and in the log.
+
+    Raises:
+        KeyError: As `state`.
+        ValueError: If `seconds` is negative.
+    """
+    if not (isinstance(seconds, (int, float)) and 0 <= seconds < 1e9):
+        raise ValueError(
+            "`seconds` must be a number of at least 0. "
+            f"Received: seconds={seconds!r}"
+        )
+    return _call(path, "watch", seconds=float(seconds))
+
+
+def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
+    """Serves the rows as of an earlier export, and stays there.
+
+    Raises:
+        KeyError: As `state`, or if there is no such export any more.
+        ValueError: If `number` is none.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(
+            "`number` must be the number of an export. "
+            f"Received: number={number!r}"
+        )
+    return _call(path, "roll_back", number=number)
+
+
+def resume(path: str | os.PathLike[str]) -> ServedState:
+    """Serves the newest export again, after `roll_back`.
+
+    Raises:
+        KeyError, ValueError, RuntimeError: As `refresh`.
+    """
+    return _call(path, "resume")
+
+
+def _call(
+    path: str | os.PathLike[str], call: str, **arguments: Any
+) -> ServedState:
+    response = _native.served_model_call(
+        os.fspath(path), json.dumps({"call": call, **arguments})
+    )
+    return ServedState(**json.loads(response))
