@@ -100,8 +100,9 @@ def base(
         What has been written.
 
     Raises:
-        ValueError: If an argument is out of range, another process is exporting
-            to the folder, or a table does not count what `rule` goes by.
+        ValueError: If an argument is out of range.
+        RuntimeError: If another process is exporting to the folder, or a table
+            does not count what `rule` goes by.
         KeyError: If there is no such table.
         ConnectionError, TimeoutError: If a server does not answer.
 
@@ -156,7 +157,7 @@ def delta(
         What has been written.
 
     Raises:
-        ValueError: If there is no export to follow, or what has changed since
+        RuntimeError: If there is no export to follow, or what has changed since
             is not known: the server was restarted, the table restored or made
             anew, or there are other servers. Export a base then. Else as
             `base`.

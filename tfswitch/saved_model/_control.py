@@ -46,9 +46,9 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     `tfswitch.export.base` and `delta` put them. Lookups go on meanwhile.
 
     Raises:
-        KeyError: As `state`.
-        ValueError, RuntimeError: If something newer cannot be served; what was
-            served stays.
+        KeyError: As `state`, or if a file of something newer is missing.
+        OSError, RuntimeError: If something newer is damaged, does not follow,
+            or is of another version. What was served stays.
     """
     return _call(path, "refresh")
 
@@ -89,7 +89,7 @@ def resume(path: str | os.PathLike[str]) -> ServedState:
     """Serves the newest export again, after `roll_back`.
 
     Raises:
-        KeyError, ValueError, RuntimeError: As `refresh`.
+        KeyError, OSError, RuntimeError: As `refresh`.
     """
     return _call(path, "resume")
 
