@@ -8,6 +8,8 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -18,6 +20,8 @@
 
 namespace tfswitch {
 namespace {
+
+namespace fs = std::filesystem;
 
 // Of a path, with the slash; "." if there is none.
 std::string FolderOf(const std::string& path) {
@@ -74,6 +78,43 @@ absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
     size -= static_cast<size_t>(written);
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error) return ErrnoStatus("list folder", folder, error.value());
+  return names;
+}
+
+absl::Status CreateFolders(const std::string& folder) {
+  std::error_code error;
+  if (fs::is_directory(folder, error)) return absl::OkStatus();
+  const fs::path parent = fs::path(folder).parent_path();
+  if (!parent.empty() && parent != folder) {
+    TFSWITCH_RETURN_IF_ERROR(CreateFolders(parent.string()));
+  }
+  fs::create_directory(folder, error);
+  if (error) return ErrnoStatus("create folder", folder, error.value());
+  return SyncFolder(parent.empty() ? "." : parent.string());
+}
+
+absl::StatusOr<FileStamp> StampOf(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) {
+    return ErrnoStatus("examine", path, errno);
+  }
+  FileStamp stamp;
+  stamp.device = info.st_dev;
+  stamp.inode = info.st_ino;
+  stamp.size = info.st_size;
+  stamp.changed_ns =
+      int64_t{info.st_ctim.tv_sec} * 1'000'000'000 + info.st_ctim.tv_nsec;
+  return stamp;
 }
 
 absl::Status SyncFolder(const std::string& folder) {

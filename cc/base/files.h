@@ -4,8 +4,10 @@
 #define TFSWITCH_CC_BASE_FILES_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,6 +28,26 @@ std::string FileNameOf(absl::string_view text);
 absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
                       size_t size);
 
+// The names in a folder, in no order. NotFound if there is no such folder.
+absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
+
+// Makes a folder and those above it, unless it is there, flushed to the disk.
+absl::Status CreateFolders(const std::string& folder);
+
+// Tells whether a file has been exchanged or written to.
+struct FileStamp {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  int64_t size = 0;
+  int64_t changed_ns = 0;
+
+  friend bool operator==(const FileStamp& a, const FileStamp& b) {
+    return a.device == b.device && a.inode == b.inode && a.size == b.size &&
+           a.changed_ns == b.changed_ns;
+  }
+};
+absl::StatusOr<FileStamp> StampOf(const std::string& path);
+
 // Flushes a folder to the disk: what was created or renamed in it survives a
 // crash.
 absl::Status SyncFolder(const std::string& folder);
@@ -43,8 +65,8 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes);
 
 // A whole file as read-only memory, shared with all processes that map it. The
-// file may be deleted meanwhile; making it shorter ends the process that reads
-// behind its new end.
+// file may be deleted meanwhile, though not on NFS by another machine; making
+// it shorter ends the process that reads behind its new end.
 //
 // Immutable, so thread-safe.
 class MappedFile {

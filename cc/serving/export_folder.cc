@@ -13,7 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
+#include "absl/base/internal/raw_logging.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -77,6 +77,7 @@ absl::Status FromJson(const Json& json, const std::string& path,
                       absl::string_view document, ExportedTable* table) {
   ObjectReader reader(json, path, document);
   uint64_t dim = 0;
+  if (reader.Find("dim") == nullptr) reader.Fail("dim", "a number", Json());
   reader.Read("dim", std::numeric_limits<int32_t>::max(), &dim);
   table->dim = static_cast<int>(dim);
   std::string format;
@@ -95,6 +96,9 @@ absl::Status FromJson(const Json& json, const std::string& path,
     ObjectReader cursor_reader(each, absl::StrCat(path, ".cursors"), document);
     ChangeCursor cursor;
     ReadHex("log_id", &cursor_reader, &cursor.log_id);
+    if (cursor_reader.Find("epoch") == nullptr) {
+      cursor_reader.Fail("epoch", "a number", Json());
+    }
     cursor_reader.Read("epoch", &cursor.epoch);
     TFSWITCH_RETURN_IF_ERROR(cursor_reader.Finish());
     table->cursors.push_back(cursor);
@@ -131,6 +135,14 @@ absl::StatusOr<ExportManifest> ParseManifest(const Json& content,
     reader.Fail("tables", "an object", tables == nullptr ? Json() : *tables);
   }
   TFSWITCH_RETURN_IF_ERROR(reader.Finish());
+  if (format != kFormatName) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("format: expected ", kFormatName, ", got '", format, "'"));
+  }
+  if (manifest.id.empty() || (name.is_delta && manifest.previous_id.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        manifest.id.empty() ? "id" : "previous_id", ": it has none"));
+  }
   if (kind != (name.is_delta ? "delta" : "base") || number != name.number) {
     return absl::InvalidArgumentError(
         absl::StrCat("it is of the ", kind, " number ", number));
@@ -155,11 +167,9 @@ std::string ExportName::ToString() const {
 
 absl::StatusOr<std::vector<ExportName>> ListExports(const std::string& path) {
   std::vector<ExportName> names;
-  std::error_code error;
-  fs::directory_iterator entries(path, error);
-  if (error) return ErrnoStatus("list folder", path, error.value());
-  for (const fs::directory_entry& entry : entries) {
-    const std::string file = entry.path().filename().string();
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                            ListFolder(path));
+  for (const std::string& file : files) {
     absl::string_view rest = file;
     ExportName name;
     name.is_delta = absl::ConsumePrefix(&rest, "delta-");
@@ -168,7 +178,10 @@ absl::StatusOr<std::vector<ExportName>> ListExports(const std::string& path) {
         name.ToString() != file) {
       continue;
     }
-    names.push_back(name);
+    std::error_code error;
+    if (fs::is_directory(absl::StrCat(path, "/", file), error)) {
+      names.push_back(name);
+    }
   }
   std::sort(names.begin(), names.end(),
             [](const ExportName& a, const ExportName& b) {
@@ -188,7 +201,9 @@ absl::StatusOr<ExportManifest> ReadExport(const std::string& path,
         absl::StrCat("export manifest '", file, "' is damaged: ", why,
                      ". Copy the export again, or publish a new base."));
   };
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<Json> parsed = ParseJson(text);
+  if (!parsed.ok()) return damaged(parsed.status().message());
+  const Json& json = *parsed;
   if (!json.is_object() || !json.contains("content") ||
       !json["content"].is_object() || !json.contains("checksum") ||
       !json["checksum"].is_string()) {
@@ -224,9 +239,7 @@ ExportWriter::ExportWriter(std::string path, int lock)
 
 absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
     const std::string& path, bool is_delta) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) return ErrnoStatus("create folder", path, error.value());
+  TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
   const std::string lock_path = path + "/.lock";
   const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock < 0) return ErrnoStatus("create", lock_path, errno);
@@ -237,14 +250,15 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
         absl::StrCat("another export is being written to '", path,
                      "'; wait for it, or end its process"));
   }
-  std::vector<fs::path> unfinished;
-  for (const auto& entry : fs::directory_iterator(path, error)) {
-    if (absl::StartsWith(entry.path().filename().string(), kTemporaryPrefix)) {
-      unfinished.push_back(entry.path());
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                            ListFolder(path));
+  std::error_code error;
+  for (const std::string& file : files) {
+    // What cannot be removed is only garbage.
+    if (absl::StartsWith(file, kTemporaryPrefix)) {
+      fs::remove_all(absl::StrCat(path, "/", file), error);
     }
   }
-  // What cannot be removed is only garbage.
-  for (const fs::path& folder : unfinished) fs::remove_all(folder, error);
 
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
                             ListExports(path));
@@ -283,6 +297,8 @@ ExportWriter::~ExportWriter() {
   if (!is_published_ && !temporary_.empty()) {
     fs::remove_all(temporary_, error);
   }
+  // Also for children of a fork, which have the descriptor still.
+  flock(lock_, LOCK_UN);
   close(lock_);
 }
 
@@ -329,7 +345,14 @@ absl::Status ExportWriter::Publish() {
     return ErrnoStatus("publish", name, errno);
   }
   is_published_ = true;
-  return SyncFolder(path_);
+  // It is there for whoever looks, so there is no way back: an error now is for
+  // whoever minds that a power cut may undo it.
+  const absl::Status synced = SyncFolder(path_);
+  if (!synced.ok()) {
+    ABSL_RAW_LOG(ERROR, "%s is published, and perhaps not safe on its disk: %s",
+                 name.c_str(), std::string(synced.message()).c_str());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RemoveOldExports(const std::string& path, int keep_bases) {
@@ -341,7 +364,8 @@ absl::Status RemoveOldExports(const std::string& path, int keep_bases) {
     if (!names[--first_kept].is_delta) ++num_bases;
   }
   if (num_bases < keep_bases) return absl::OkStatus();
-  // The oldest first, so that what is left is always a chain with its base.
+  // The oldest first, so that a failure leaves no hole: the newest of what is
+  // left are whole chains.
   for (size_t i = 0; i < first_kept; ++i) {
     const std::string folder = absl::StrCat(path, "/", names[i].ToString());
     const std::string hidden =

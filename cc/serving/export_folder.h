@@ -100,7 +100,7 @@ class ExportWriter {
   void FinishTable(const std::string& table, const RowFileInfo& info,
                    std::vector<ChangeCursor> cursors);
 
-  // The export exists when it returns OK.
+  // The export exists when it returns OK, and else does not.
   absl::Status Publish();
 
  private:

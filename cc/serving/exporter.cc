@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/export_folder.h"
@@ -95,8 +96,13 @@ absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
     report.number = writer->previous().name.number;
     report.bytes = 0;
   } else if (options.keep_bases > 0) {
-    TFSWITCH_RETURN_IF_ERROR(
-        RemoveOldExports(options.path, options.keep_bases));
+    // The next export tries again; this one is there.
+    const absl::Status removed =
+        RemoveOldExports(options.path, options.keep_bases);
+    if (!removed.ok()) {
+      ABSL_RAW_LOG(ERROR, "old exports stay: %s",
+                   std::string(removed.message()).c_str());
+    }
   }
   return report;
 }

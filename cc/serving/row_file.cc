@@ -17,18 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-const char* DtypeOf(RowFormat format) {
-  switch (format) {
-    case RowFormat::kFloat32:
-      return "F32";
-    case RowFormat::kFloat16:
-      return "F16";
-    case RowFormat::kInt8:
-      return "I8";
-  }
-  return "";
-}
-
 // A field of the header's strings; empty if it is not there.
 std::string TextOf(const Json& metadata, const char* field) {
   const auto it = metadata.find(field);
@@ -75,22 +63,26 @@ RowFile::RowFile(std::unique_ptr<MappedFile> file, std::string path,
                  const RowFileInfo& info)
     : file_(std::move(file)), path_(std::move(path)), info_(info) {}
 
+absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Make(
+    std::unique_ptr<MappedFile> mapped, const std::string& path,
+    const RowFileInfo& expected) {
+  std::shared_ptr<RowFile> file(new RowFile(std::move(mapped), path, expected));
+  TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
+  return file;
+}
+
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Open(
     const std::string& path, const RowFileInfo& expected) {
   TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> mapped,
                             MappedFile::Open(path));
-  std::shared_ptr<RowFile> file(new RowFile(std::move(mapped), path, expected));
-  TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
-  return file;
+  return Make(std::move(mapped), path, expected);
 }
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Map(
     int fd, const std::string& path, const RowFileInfo& expected) {
   TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> mapped,
                             MappedFile::Map(fd, path));
-  std::shared_ptr<RowFile> file(new RowFile(std::move(mapped), path, expected));
-  TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
-  return file;
+  return Make(std::move(mapped), path, expected);
 }
 
 absl::Status RowFile::Damaged(absl::string_view why) const {
@@ -150,7 +142,7 @@ absl::Status RowFile::ReadHeader() {
   kind_.dim = static_cast<int>(default_row.shape[0]);
   row_bytes_ = RowBytes(kind_.format, kind_.dim);
   if (!embeddings.Read(header, "embeddings", limit) ||
-      embeddings.dtype != DtypeOf(kind_.format) ||
+      embeddings.dtype != SafetensorsDtypeOf(kind_.format) ||
       !embeddings.HasElements(row_bytes_)) {
     return Damaged("array 'embeddings' of its header");
   }
@@ -164,7 +156,8 @@ absl::Status RowFile::ReadHeader() {
   if (!checksums.Read(header, "checksums", limit) || checksums.dtype != "U64" ||
       !checksums.HasElements(sizeof(uint64_t)) ||
       checksums.begin % sizeof(uint64_t) != 0 ||
-      checksums.begin < std::max(embeddings.end, buckets.end) ||
+      checksums.begin <
+          std::max({default_row.end, embeddings.end, buckets.end}) ||
       checksums.shape[0] !=
           (checksums.begin + kRowFileBlockBytes - 1) / kRowFileBlockBytes) {
     return Damaged("array 'checksums' of its header");
@@ -186,6 +179,7 @@ absl::Status RowFile::ReadHeader() {
   blocks_bytes_ = checksums.begin;
   verified_ = std::vector<std::atomic<uint64_t>>(
       (static_cast<size_t>(checksums.shape[0]) + 63) / 64);
+  num_unverified_ = static_cast<size_t>(checksums.shape[0]);
   kind_.default_row.resize(static_cast<size_t>(kind_.dim));
   TFSWITCH_RETURN_IF_ERROR(VerifyBytes(blocks_ + default_row.begin,
                                        default_row.end - default_row.begin));
@@ -207,7 +201,9 @@ absl::Status RowFile::VerifyBlock(size_t block) const {
                                 kRowFileHeaderBytes + begin, " to ",
                                 kRowFileHeaderBytes + begin + size));
   }
-  word.fetch_or(bit, std::memory_order_relaxed);
+  if ((word.fetch_or(bit, std::memory_order_relaxed) & bit) == 0) {
+    num_unverified_.fetch_sub(1, std::memory_order_release);
+  }
   return absl::OkStatus();
 }
 
@@ -221,26 +217,27 @@ absl::Status RowFile::VerifyBytes(const void* begin, size_t size) const {
   return absl::OkStatus();
 }
 
-absl::Status RowFile::Verify() const {
+absl::Status RowFile::Verify(const std::function<bool()>& is_cancelled) const {
   if (is_verified()) return absl::OkStatus();
   const size_t num_blocks =
       (blocks_bytes_ + kRowFileBlockBytes - 1) / kRowFileBlockBytes;
   for (size_t block = 0; block < num_blocks; ++block) {
+    constexpr size_t kBlocksPerLook = 256;
+    if (block % kBlocksPerLook == 0 && is_cancelled && is_cancelled()) {
+      return absl::CancelledError(
+          absl::StrCat("row file '", path_, "' is no longer verified"));
+    }
     TFSWITCH_RETURN_IF_ERROR(VerifyBlock(block));
   }
-  is_verified_.store(true, std::memory_order_release);
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> RowFile::SearchVerified(Key key) const {
-  for (const ServedBucket* bucket = Home(HashKey(key)); bucket < end_buckets_;
-       ++bucket) {
+absl::StatusOr<int64_t> RowFile::SearchVerified(const ServedBucket* home,
+                                                Key key) const {
+  for (const ServedBucket* bucket = home; bucket < end_buckets_; ++bucket) {
     TFSWITCH_RETURN_IF_ERROR(VerifyBytes(bucket, sizeof(*bucket)));
-    const uint32_t used = bucket->meta & kServedUsedMask;
-    for (uint32_t i = 0; i < kServedKeysPerBucket; ++i) {
-      if (bucket->keys[i] == key && i < used) return bucket->rows[i];
-    }
-    if ((bucket->meta & kServedOverflow) == 0) break;
+    const int64_t row = SearchBucket(*bucket, key);
+    if (row != kGoOn) return row;
   }
   return kNoRow;
 }

@@ -46,12 +46,15 @@ class RowFile {
   int64_t num_rows() const { return info_.num_rows; }
   int64_t num_removed() const { return info_.num_removed; }
   int64_t bytes() const { return info_.bytes; }
+  const RowFileInfo& info() const { return info_; }
 
-  // Reads the whole file and compares it with
-  // its checksums. DataLoss naming the file and the place.
-  absl::Status Verify() const;
+  // Reads the whole file and compares it with its checksums. DataLoss naming
+  // the file and the place; Cancelled, as soon as is_cancelled() says so.
+  absl::Status Verify(
+      const std::function<bool()>& is_cancelled = nullptr) const;
+  // All blocks are, by Verify() or one by one.
   bool is_verified() const {
-    return is_verified_.load(std::memory_order_acquire);
+    return num_unverified_.load(std::memory_order_acquire) == 0;
   }
 
   // Parts of a search, in their order; prefetching is up to the caller. Nothing
@@ -63,16 +66,14 @@ class RowFile {
   static constexpr int64_t kNoRow = -1;
   int64_t Search(const ServedBucket* home, Key key) const {
     for (const ServedBucket* bucket = home; bucket < end_buckets_; ++bucket) {
-      const uint32_t used = bucket->meta & kServedUsedMask;
-      for (uint32_t i = 0; i < kServedKeysPerBucket; ++i) {
-        if (bucket->keys[i] == key && i < used) return bucket->rows[i];
-      }
-      if ((bucket->meta & kServedOverflow) == 0) break;
+      const int64_t row = SearchBucket(*bucket, key);
+      if (row != kGoOn) return row;
     }
     return kNoRow;
   }
-  // Search() with each bucket verified before.
-  absl::StatusOr<int64_t> SearchVerified(Key key) const;
+  // Search() with each bucket verified before it is read.
+  absl::StatusOr<int64_t> SearchVerified(const ServedBucket* home,
+                                         Key key) const;
   // The bytes of a row. REQUIRES: IsRow(row).
   bool IsRow(int64_t row) const {
     return static_cast<uint64_t>(row) < static_cast<uint64_t>(num_embeddings_);
@@ -96,6 +97,23 @@ class RowFile {
   RowFile(std::unique_ptr<MappedFile> file, std::string path,
           const RowFileInfo& info);
 
+  static absl::StatusOr<std::shared_ptr<const RowFile>> Make(
+      std::unique_ptr<MappedFile> mapped, const std::string& path,
+      const RowFileInfo& expected);
+
+  // As Search() in one bucket; kGoOn: look in the next one.
+  static constexpr int64_t kGoOn = -2;
+  static int64_t SearchBucket(const ServedBucket& bucket, Key key) {
+    // Without a branch per key, which nothing could predict.
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < kServedKeysPerBucket; ++i) {
+      found |= static_cast<uint32_t>(bucket.keys[i] == key) << i;
+    }
+    found &= (1u << (bucket.meta & kServedUsedMask)) - 1;
+    if (found != 0) return bucket.rows[__builtin_ctz(found)];
+    return (bucket.meta & kServedOverflow) == 0 ? kNoRow : kGoOn;
+  }
+
   absl::Status ReadHeader();
   absl::Status Damaged(absl::string_view why) const;
   // Of the bytes [begin, end) behind the header.
@@ -118,7 +136,7 @@ class RowFile {
   size_t blocks_bytes_ = 0;
   const uint64_t* checksums_ = nullptr;
 
-  mutable std::atomic<bool> is_verified_{false};
+  mutable std::atomic<size_t> num_unverified_{0};
   // A bit per block.
   mutable std::vector<std::atomic<uint64_t>> verified_;
 };

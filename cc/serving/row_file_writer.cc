@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -27,19 +28,22 @@ constexpr uint64_t kKeysPerHome = 3;
 
 // An index of `keys`, of which the last entry of each counts.
 struct Index {
+  uint64_t num_homes;
   std::vector<ServedBucket> buckets;
   int64_t num_rows = 0;
   int64_t num_removed = 0;
 
-  Index(const std::vector<Key>& keys, const std::vector<uint32_t>& rows) {
-    const uint64_t num_homes = keys.size() / kKeysPerHome + 1;
+  Index(const std::vector<Key>& keys, const std::vector<uint32_t>& rows)
+      : num_homes(keys.size() / kKeysPerHome + 1) {
+    // A few more, for what the last one has no room for.
+    buckets.reserve(num_homes + 16);
     buckets.resize(num_homes);
     // From the last one, so that what comes before is passed over.
-    for (size_t i = keys.size(); i-- > 0;) Insert(keys[i], rows[i], num_homes);
+    for (size_t i = keys.size(); i-- > 0;) Insert(keys[i], rows[i]);
   }
 
  private:
-  void Insert(Key key, uint32_t row, uint64_t num_homes) {
+  void Insert(Key key, uint32_t row) {
     for (uint64_t at = ServedHome(HashKey(key), num_homes);; ++at) {
       if (at == buckets.size()) buckets.emplace_back();
       ServedBucket& bucket = buckets[at];
@@ -79,13 +83,16 @@ class RowFileWriter::BlockFile {
   uint64_t position() const { return position_; }
 
   absl::Status Append(const char* bytes, size_t size) {
-    position_ += size;
     while (size > 0) {
-      const size_t step = std::min(size, kBufferBytes - pending_.size());
+      // Up to the next multiple of it in the file, of which the header is part.
+      const size_t room =
+          kBufferBytes - (kRowFileHeaderBytes + position_) % kBufferBytes;
+      const size_t step = std::min(size, room);
       pending_.insert(pending_.end(), bytes, bytes + step);
+      position_ += step;
       bytes += step;
       size -= step;
-      if (pending_.size() == kBufferBytes) TFSWITCH_RETURN_IF_ERROR(Flush());
+      if (step == room) TFSWITCH_RETURN_IF_ERROR(Flush());
     }
     return absl::OkStatus();
   }
@@ -127,7 +134,10 @@ class RowFileWriter::BlockFile {
   }
 
  private:
-  static constexpr size_t kBufferBytes = 256 * kRowFileBlockBytes;
+  // A huge page: the page cache keeps what is written in such pieces, at such
+  // places, in huge pages where the file system can, and lookups need fewer
+  // entries of the TLB.
+  static constexpr size_t kBufferBytes = size_t{2} << 20;
 
   const int fd_;
   const std::string path_;
@@ -195,8 +205,18 @@ absl::Status RowFileWriter::Add(absl::Span<const Key> keys,
   }
   TFSWITCH_RETURN_IF_ERROR(CheckRoom(keys.size()));
   for (size_t i = 0; i < keys.size(); ++i) {
-    EncodeRow(kind_.format, embeddings.data() + i * dim, kind_.dim,
-              row_.data());
+    const absl::Span<const float> row = embeddings.subspan(i * dim, dim);
+    if (kind_.format == RowFormat::kInt8) {
+      const auto* const bad =
+          std::find_if_not(row.begin(), row.end(),
+                           [](float value) { return std::isfinite(value); });
+      if (bad != row.end()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "table '", kind_.table, "': the row of id ", keys[i], " has ", *bad,
+            ", which int8 cannot hold. Mend the row, or export float32."));
+      }
+    }
+    EncodeRow(kind_.format, row.data(), kind_.dim, row_.data());
     TFSWITCH_RETURN_IF_ERROR(AddEncoded(keys[i], row_.data()));
   }
   return absl::OkStatus();
@@ -232,17 +252,16 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
   };
   describe("default_row", "F32", {kind_.dim}, kind_.dim * sizeof(float));
   describe_padding("padding_0");
-  const char* const dtype = kind_.format == RowFormat::kFloat32   ? "F32"
-                            : kind_.format == RowFormat::kFloat16 ? "F16"
-                                                                  : "I8";
   const size_t width = kind_.format == RowFormat::kInt8
                            ? row_bytes_
                            : static_cast<size_t>(kind_.dim);
-  describe("embeddings", dtype, {num_written_, width}, file_->position());
+  describe("embeddings", SafetensorsDtypeOf(kind_.format),
+           {num_written_, width}, file_->position());
   TFSWITCH_RETURN_IF_ERROR(file_->PadTo(sizeof(ServedBucket)));
   describe_padding("padding_1");
 
   RowFileInfo info;
+  uint64_t num_homes;
   {
     const Index index(keys_, rows_);
     const size_t bytes = index.buckets.size() * sizeof(ServedBucket);
@@ -251,6 +270,7 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
     describe("buckets", "I64", {index.buckets.size(), 8}, file_->position());
     info.num_rows = index.num_rows;
     info.num_removed = index.num_removed;
+    num_homes = index.num_homes;
   }
   TFSWITCH_RETURN_IF_ERROR(file_->Flush());
   const std::vector<uint64_t>& checksums = file_->checksums();
@@ -268,7 +288,7 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
       {"row_format", std::string(NameOf(kind_.format))},
       {"num_rows", absl::StrCat(info.num_rows)},
       {"num_removed", absl::StrCat(info.num_removed)},
-      {"num_homes", absl::StrCat(keys_.size() / kKeysPerHome + 1)},
+      {"num_homes", absl::StrCat(num_homes)},
       {"checksums_xxh3",
        absl::StrFormat("%016x", Checksum(checksum_bytes, num_checksum_bytes))}};
   std::string text = header.dump(-1, ' ', /*ensure_ascii=*/false,

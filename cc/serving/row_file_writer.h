@@ -31,6 +31,12 @@ struct RowFileInfo {
   int64_t num_rows = 0;
   int64_t num_removed = 0;
   uint64_t header_checksum = 0;  // Of the header, which has the others.
+
+  friend bool operator==(const RowFileInfo& a, const RowFileInfo& b) {
+    return a.bytes == b.bytes && a.num_rows == b.num_rows &&
+           a.num_removed == b.num_removed &&
+           a.header_checksum == b.header_checksum;
+  }
 };
 
 // Create, Add() and Remove() in any order, Finish(). Of what is said of a key
@@ -47,7 +53,8 @@ class RowFileWriter {
                                                 const RowFileKind& kind);
   ~RowFileWriter();
 
-  // InvalidArgument if `embeddings` are not keys.size() x dim.
+  // InvalidArgument if `embeddings` are not keys.size() x dim, or not finite
+  // and the format is int8.
   absl::Status Add(absl::Span<const Key> keys,
                    absl::Span<const float> embeddings);
   // A row as it lies in another file of this format and dim.

@@ -33,6 +33,8 @@ enum class RowFormat : uint8_t { kFloat32, kFloat16, kInt8 };
 
 // "float32", "float16" or "int8".
 absl::string_view NameOf(RowFormat format);
+// What safetensors calls the elements of its rows: "F32", "F16" or "I8".
+const char* SafetensorsDtypeOf(RowFormat format);
 // InvalidArgument naming the formats there are.
 absl::StatusOr<RowFormat> RowFormatOf(absl::string_view name);
 
@@ -41,7 +43,7 @@ size_t RowBytes(RowFormat format, int dim);
 
 // Writes RowBytes() to `to`. float16 is the nearest one, and the largest finite
 // one for what is larger. int8 is the nearest multiple of the row's scale,
-// which is its largest absolute value / 127.
+// which is its largest absolute value / 127: its values must be finite.
 void EncodeRow(RowFormat format, const float* embedding, int dim, char* to);
 
 inline constexpr int kServedKeysPerBucket = 5;

@@ -17,8 +17,11 @@
 namespace tfswitch {
 namespace {
 
-// Keys whose cache misses overlap.
-constexpr size_t kBlock = 64;
+// Keys that are looked up together. What is prefetched for them fits into the
+// second level of the cache.
+constexpr size_t kBlock = 256;
+// Searches whose cache misses overlap.
+constexpr size_t kAhead = 24;
 constexpr size_t kLineBytes = 64;
 // Beyond this many lines the hardware has noticed the stream.
 constexpr size_t kMaxPrefetchLines = 8;
@@ -45,20 +48,19 @@ absl::Status FindIn(const RowFile& file, const Key* keys,
                     Places* places) {
   const bool is_verified = file.is_verified();
   const ServedBucket* homes[kBlock];
-  if (is_verified) {
-    for (size_t n = 0; n < *num_left; ++n) {
-      homes[n] = file.Home(hashes[left[n]]);
-      __builtin_prefetch(homes[n]);
-    }
+  for (size_t n = 0; n < *num_left; ++n) homes[n] = file.Home(hashes[left[n]]);
+  for (size_t n = 0; n < std::min(kAhead, *num_left); ++n) {
+    __builtin_prefetch(homes[n]);
   }
   size_t still_left = 0;
   for (size_t n = 0; n < *num_left; ++n) {
+    if (n + kAhead < *num_left) __builtin_prefetch(homes[n + kAhead]);
     const uint16_t i = left[n];
     int64_t row;
     if (is_verified) {
       row = file.Search(homes[n], keys[i]);
     } else {
-      TFSWITCH_ASSIGN_OR_RETURN(row, file.SearchVerified(keys[i]));
+      TFSWITCH_ASSIGN_OR_RETURN(row, file.SearchVerified(homes[n], keys[i]));
     }
     if (row == RowFile::kNoRow) {
       left[still_left++] = i;

@@ -19,19 +19,52 @@ absl::Status NoExports(const std::string& path) {
                    "'; publish one with tfswitch.export.base"));
 }
 
+void LogError(absl::string_view what, const absl::Status& status) {
+  ABSL_RAW_LOG(ERROR, "%s: %s", std::string(what).c_str(),
+               std::string(status.message()).c_str());
+}
+
+// Merges as long as it pays, and returns whether it did. Files that stay
+// unmerged cost time, and are as right.
+bool MergeWhatPays(RowLayers* layers) {
+  bool has_merged = false;
+  while (layers->IsWorthMerging()) {
+    const absl::Status status = layers->MergeNewest();
+    if (!status.ok()) {
+      LogError("deltas stay unmerged", status);
+      break;
+    }
+    has_merged = true;
+  }
+  return has_merged;
+}
+
+// Until the last request that reads `snapshot` is over, so that the caller lets
+// go of it, and not that request: unmapping takes milliseconds.
+void WaitForReaders(const std::shared_ptr<const RowSnapshot>& snapshot) {
+  // Who reads for longer lets go of it himself.
+  constexpr int kMaxWaits = 50;
+  for (int i = 0; i < kMaxWaits && snapshot.use_count() > 1; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ServedRows>> ServedRows::Open(
     const ServedRowsOptions& options) {
   std::shared_ptr<ServedRows> rows(new ServedRows(options));
   MutexLock lock(&rows->update_mutex_);
-  int64_t base_number = 0;
-  absl::Status newer;
-  TFSWITCH_ASSIGN_OR_RETURN(
-      std::shared_ptr<const RowSnapshot> snapshot,
-      rows->Build(/*number=*/0, options.verify_first, &base_number, &newer));
-  rows->Serve(std::move(snapshot), base_number);
-  rows->NoteError(newer);
+  TFSWITCH_ASSIGN_OR_RETURN(Built built, rows->Build(/*number=*/0, /*after=*/0,
+                                                     options.verify_first));
+  rows->Serve(built.snapshot, built.base_number);
+  rows->NoteError(built.newer);
+  if (!options.verify_first) {
+    rows->verifier_ =
+        std::thread([served = rows.get(), built = std::move(built)] {
+          served->RunVerify(built);
+        });
+  }
   return rows;
 }
 
@@ -47,6 +80,12 @@ ServedRows::~ServedRows() {
     changed_.NotifyAll();
   }
   if (watcher.joinable()) watcher.join();
+  if (verifier_.joinable()) verifier_.join();
+}
+
+bool ServedRows::IsEnding() const {
+  MutexLock lock(&mutex_);
+  return is_ending_;
 }
 
 std::shared_ptr<const RowSnapshot> ServedRows::Pin() const {
@@ -61,14 +100,17 @@ ServedRows::State ServedRows::state() const {
 
 void ServedRows::Serve(std::shared_ptr<const RowSnapshot> snapshot,
                        int64_t base_number) {
-  MutexLock lock(&mutex_);
-  if (snapshot_ == nullptr || snapshot_->number() != snapshot->number()) {
-    state_.served_since_ms = absl::ToUnixMillis(absl::Now());
+  {
+    MutexLock lock(&mutex_);
+    if (snapshot_ == nullptr || snapshot_->number() != snapshot->number()) {
+      state_.served_since_ms = absl::ToUnixMillis(absl::Now());
+    }
+    state_.number = snapshot->number();
+    state_.base_number = base_number;
+    state_.created_ms = snapshot->created_ms();
+    snapshot_.swap(snapshot);
   }
-  state_.number = snapshot->number();
-  state_.base_number = base_number;
-  state_.created_ms = snapshot->created_ms();
-  snapshot_.swap(snapshot);
+  if (snapshot != nullptr) WaitForReaders(snapshot);
 }
 
 void ServedRows::NoteError(const absl::Status& error) {
@@ -79,8 +121,7 @@ void ServedRows::NoteError(const absl::Status& error) {
     if (error.ok()) return;
     ++state_.num_refused;
   }
-  ABSL_RAW_LOG(ERROR, "newer rows are not served: %s",
-               std::string(error.message()).c_str());
+  LogError("newer rows are not served", error);
 }
 
 absl::StatusOr<ServedRows::Chain> ServedRows::FindChain(
@@ -111,7 +152,7 @@ absl::StatusOr<ServedRows::Chain> ServedRows::FindChain(
 }
 
 absl::Status ServedRows::AddExport(const ExportManifest& manifest, bool verify,
-                                   std::vector<RowLayers>* tables) const {
+                                   std::vector<RowLayers>* tables) {
   for (RowLayers& layers : *tables) {
     const auto found = manifest.tables.find(layers.table);
     if (found == manifest.tables.end()) {
@@ -128,7 +169,7 @@ absl::Status ServedRows::AddExport(const ExportManifest& manifest, bool verify,
     const ExportedTable& table = found->second;
     const std::string path = RowFilePath(options_.path, manifest.name, table);
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<const RowFile> file,
-                              RowFile::Open(path, table.info));
+                              OpenFile(path, table.info, verify));
     if (file->kind().dim != layers.dim) {
       return absl::FailedPreconditionError(
           absl::StrCat("row file '", path, "' has dim ", file->kind().dim,
@@ -140,19 +181,53 @@ absl::Status ServedRows::AddExport(const ExportManifest& manifest, bool verify,
           absl::StrCat("row file '", path, "' is of table '",
                        file->kind().table, "', expected '", layers.table, "'"));
     }
-    if (verify) TFSWITCH_RETURN_IF_ERROR(file->Verify());
     layers.files.insert(layers.files.begin(), std::move(file));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const RowSnapshot>> ServedRows::Build(
-    int64_t number, bool verify, int64_t* base_number, absl::Status* newer) {
-  *newer = absl::OkStatus();
+absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
+    const std::string& path, const RowFileInfo& info, bool verify) {
+  std::weak_ptr<const RowFile>& open = open_[path];
+  std::shared_ptr<const RowFile> file = open.lock();
+  if (file == nullptr || !(file->info() == info)) {
+    const auto refused = refused_.find(path);
+    if (refused != refused_.end()) {
+      const auto stamp = StampOf(path);
+      if (stamp.ok() && *stamp == refused->second.stamp) {
+        return refused->second.status;
+      }
+      refused_.erase(refused);
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(file, RowFile::Open(path, info));
+  }
+  if (verify) {
+    const absl::Status status = file->Verify();
+    if (!status.ok()) return Refuse(path, status);
+  }
+  open = file;
+  return file;
+}
+
+absl::Status ServedRows::Refuse(const std::string& path, absl::Status status) {
+  const auto stamp = StampOf(path);
+  if (stamp.ok()) refused_[path] = {*stamp, status};
+  open_.erase(path);
+  return status;
+}
+
+absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
+                                                    int64_t after,
+                                                    bool verify) {
+  for (auto it = open_.begin(); it != open_.end();) {
+    it = it->second.expired() ? open_.erase(it) : std::next(it);
+  }
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
                             ListExports(options_.path));
+  Built built;
   absl::Status first_error = NoExports(options_.path);
   for (size_t base = names.size(); base-- > 0;) {
+    if (names[base].number <= after) break;
     if (names[base].is_delta) continue;
     if (number != 0 && names[base].number > number) continue;
     absl::Status stop;
@@ -170,32 +245,61 @@ absl::StatusOr<std::shared_ptr<const RowSnapshot>> ServedRows::Build(
         status = AddExport(manifest, verify || manifest.name.is_delta, &next);
         if (!status.ok()) break;
         tables.swap(next);
+        // At once, so that no row is copied often.
+        for (RowLayers& layers : tables) MergeWhatPays(&layers);
         last = &manifest;
       }
     }
     if (last != nullptr && (number == 0 || last->name.number == number)) {
-      if (newer->ok()) *newer = status.ok() ? stop : status;
-      *base_number = names[base].number;
-      for (RowLayers& layers : tables) {
-        while (layers.IsWorthMerging()) {
-          TFSWITCH_RETURN_IF_ERROR(layers.MergeNewest());
-        }
-      }
-      return std::make_shared<const RowSnapshot>(
+      if (built.newer.ok()) built.newer = status.ok() ? stop : status;
+      built.base_number = names[base].number;
+      built.snapshot = std::make_shared<const RowSnapshot>(
           last->name.number, last->id, last->created_ms, std::move(tables));
+      return built;
     }
     if (status.ok()) status = stop;
     if (status.ok()) {
       status = absl::NotFoundError(absl::StrCat("there is no export ", number,
                                                 " in '", options_.path, "'"));
     }
-    if (newer->ok()) {
-      *newer = status;
+    if (built.newer.ok()) {
+      built.newer = status;
       first_error = status;
     }
     if (number != 0) break;  // No earlier base leads there.
   }
   return first_error;
+}
+
+void ServedRows::RunVerify(const Built& built) {
+  for (const RowLayers& layers : built.snapshot->tables()) {
+    for (const std::shared_ptr<const RowFile>& file : layers.files) {
+      absl::Status status = file->Verify([this] { return IsEnding(); });
+      if (status.ok()) continue;
+      if (absl::IsCancelled(status)) return;
+      MutexLock lock(&update_mutex_);
+      Refuse(file->path(), status).IgnoreError();  // It is `status`.
+      NoteError(status);
+      const State before = state();
+      if (before.is_held || before.base_number != built.base_number) return;
+      auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
+      // With none, what is damaged is refused where it is read.
+      if (older.ok()) Serve(older->snapshot, older->base_number);
+      return;
+    }
+  }
+}
+
+absl::Status ServedRows::DamageLocked() const {
+  const std::shared_ptr<const RowSnapshot> present = Pin();
+  for (const RowLayers& layers : present->tables()) {
+    const RowFile& base = *layers.files.back();
+    const auto refused = refused_.find(base.path());
+    if (refused != refused_.end() && !base.is_verified()) {
+      return refused->second.status;
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ServedRows::Refresh() {
@@ -211,10 +315,19 @@ absl::Status ServedRows::RefreshLocked() {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
                             ListExports(options_.path));
   if (names.empty()) return NoExports(options_.path);
+  absl::Status error = DamageLocked();
+  if (!error.ok()) {
+    // It may have been copied again.
+    auto built = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
+    if (built.ok()) {
+      Serve(built->snapshot, built->base_number);
+      return built->newer;
+    }
+  }
   if (names.back().number <= before.number) {
     TFSWITCH_ASSIGN_OR_RETURN(const ExportManifest last,
                               ReadExport(options_.path, names.back()));
-    if (last.id == Pin()->id()) return absl::OkStatus();
+    if (last.id == Pin()->id()) return error;
     return absl::FailedPreconditionError(absl::StrCat(
         "export ", before.number, " is served, and the last one in '",
         options_.path, "' is another ", names.back().ToString(),
@@ -224,15 +337,13 @@ absl::Status ServedRows::RefreshLocked() {
       std::any_of(names.begin(), names.end(), [&](const ExportName& name) {
         return !name.is_delta && name.number > before.number;
       });
-  absl::Status error;
   if (has_new_base) {
-    int64_t base_number = 0;
-    auto snapshot = Build(/*number=*/0, /*verify=*/true, &base_number, &error);
-    if (snapshot.ok() && (*snapshot)->number() > before.number) {
-      Serve(*std::move(snapshot), base_number);
-      return error;
+    auto built = Build(/*number=*/0, before.number, /*verify=*/true);
+    if (built.ok()) {
+      Serve(built->snapshot, built->base_number);
+      return built->newer;
     }
-    if (error.ok()) error = snapshot.status();
+    error = built.status();
   }
   const absl::Status followed = FollowLocked(names);
   return error.ok() ? followed : error;
@@ -240,7 +351,8 @@ absl::Status ServedRows::RefreshLocked() {
 
 absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
   for (const ExportName& name : names) {
-    const std::shared_ptr<const RowSnapshot> present = Pin();
+    // Not held while it is exchanged, which waits for those who hold it.
+    std::shared_ptr<const RowSnapshot> present = Pin();
     if (name.number <= present->number()) continue;
     if (!name.is_delta) break;
     TFSWITCH_ASSIGN_OR_RETURN(const ExportManifest manifest,
@@ -254,40 +366,35 @@ absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
     }
     std::vector<RowLayers> tables = present->tables();
     TFSWITCH_RETURN_IF_ERROR(AddExport(manifest, /*verify=*/true, &tables));
+    present.reset();
     Serve(std::make_shared<const RowSnapshot>(
               name.number, manifest.id, manifest.created_ms, std::move(tables)),
           state().base_number);
-    TFSWITCH_RETURN_IF_ERROR(MergeLocked());
+    MergeLocked();
   }
   return absl::OkStatus();
 }
 
-absl::Status ServedRows::MergeLocked() {
-  const std::shared_ptr<const RowSnapshot> present = Pin();
+void ServedRows::MergeLocked() {
+  std::shared_ptr<const RowSnapshot> present = Pin();
   std::vector<RowLayers> tables = present->tables();
   bool has_merged = false;
   for (RowLayers& layers : tables) {
-    while (layers.IsWorthMerging()) {
-      TFSWITCH_RETURN_IF_ERROR(layers.MergeNewest());
-      has_merged = true;
-    }
+    if (MergeWhatPays(&layers)) has_merged = true;
   }
-  if (!has_merged) return absl::OkStatus();
-  Serve(std::make_shared<const RowSnapshot>(present->number(), present->id(),
-                                            present->created_ms(),
-                                            std::move(tables)),
-        state().base_number);
-  return absl::OkStatus();
+  if (!has_merged) return;
+  auto merged = std::make_shared<const RowSnapshot>(
+      present->number(), present->id(), present->created_ms(),
+      std::move(tables));
+  present.reset();
+  Serve(std::move(merged), state().base_number);
 }
 
 absl::Status ServedRows::RollBack(int64_t number) {
   MutexLock lock(&update_mutex_);
-  int64_t base_number = 0;
-  absl::Status newer;
-  TFSWITCH_ASSIGN_OR_RETURN(
-      std::shared_ptr<const RowSnapshot> snapshot,
-      Build(number, /*verify=*/true, &base_number, &newer));
-  Serve(std::move(snapshot), base_number);
+  TFSWITCH_ASSIGN_OR_RETURN(const Built built,
+                            Build(number, /*after=*/0, /*verify=*/true));
+  Serve(built.snapshot, built.base_number);
   MutexLock state_lock(&mutex_);
   state_.is_held = true;
   return absl::OkStatus();

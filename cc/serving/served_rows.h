@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cc/base/files.h"
 #include "cc/base/mutex.h"
 #include "cc/serving/export_folder.h"
 #include "cc/serving/row_snapshot.h"
@@ -25,8 +26,10 @@ struct ServedRowsOptions {
   std::string path;
   // What the model looks up: tables by name, with their dims.
   std::map<std::string, int> tables;
-  // Check all rows before they are served, and not each block when it is first
-  // used. What is exchanged later is checked before in any case.
+  // Check all rows before they are served. Without it each block is checked
+  // when it is first used, and a thread checks the others meanwhile, so that
+  // opening takes no time; if it finds damage, an older base that is whole is
+  // served. What is exchanged later is checked before in any case.
   bool verify_first = false;
 };
 
@@ -69,29 +72,54 @@ class ServedRows {
   // A base and its deltas, in order.
   using Chain = std::vector<ExportManifest>;
 
+  // Rows that were opened, with the number of their base, and why not newer
+  // ones.
+  struct Built {
+    std::shared_ptr<const RowSnapshot> snapshot;
+    int64_t base_number = 0;
+    absl::Status newer;
+  };
+  struct Refused {
+    FileStamp stamp;
+    absl::Status status;
+  };
+
   explicit ServedRows(const ServedRowsOptions& options) : options_(options) {}
 
-  // Opens the rows as of export `number`, or the newest if that is 0.
-  absl::StatusOr<std::shared_ptr<const RowSnapshot>> Build(int64_t number,
-                                                           bool verify,
-                                                           int64_t* base_number,
-                                                           absl::Status* newer);
+  // Opens the rows as of export `number`, or the newest if that is 0, from a
+  // base behind number `after`.
+  absl::StatusOr<Built> Build(int64_t number, int64_t after, bool verify)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // The chain that begins with a base and ends with `number`, or as late as can
   // be, with the reason why not later in *stop.
   absl::StatusOr<Chain> FindChain(const std::vector<ExportName>& names,
                                   size_t base, int64_t number,
                                   absl::Status* stop) const;
   absl::Status AddExport(const ExportManifest& manifest, bool verify,
-                         std::vector<RowLayers>* tables) const;
+                         std::vector<RowLayers>* tables)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
+  // Opens a row file, or finds it open. What was damaged and is as it was then
+  // is refused without being read again.
+  absl::StatusOr<std::shared_ptr<const RowFile>> OpenFile(
+      const std::string& path, const RowFileInfo& info, bool verify)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
+  absl::Status Refuse(const std::string& path, absl::Status status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   absl::Status RefreshLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // Serves the deltas that follow what is served.
   absl::Status FollowLocked(const std::vector<ExportName>& names)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // Makes the overlays few again.
-  absl::Status MergeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
+  void MergeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   void Serve(std::shared_ptr<const RowSnapshot> snapshot, int64_t base_number);
   void NoteError(const absl::Status& error);
   void RunWatch();
+  // Checks what is served, which nobody has.
+  void RunVerify(const Built& built);
+  // Of the base that is served, found while it is.
+  absl::Status DamageLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
+  bool IsEnding() const;
 
   const ServedRowsOptions options_;
 
@@ -105,6 +133,12 @@ class ServedRows {
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   CondVar changed_;
   std::thread watcher_ ABSL_GUARDED_BY(update_mutex_);
+  std::thread verifier_;  // Constant after Open().
+
+  // Row files by their paths: those in use, and those that were damaged.
+  std::map<std::string, std::weak_ptr<const RowFile>> open_
+      ABSL_GUARDED_BY(update_mutex_);
+  std::map<std::string, Refused> refused_ ABSL_GUARDED_BY(update_mutex_);
 };
 
 }  // namespace tfswitch

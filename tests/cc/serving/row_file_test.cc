@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -77,7 +78,7 @@ class RowFileTest : public testing::Test {
 
   // What a key reads as; empty if it has no row.
   static std::vector<float> Read(const RowFile& file, Key key) {
-    const auto row = file.SearchVerified(key);
+    const auto row = file.SearchVerified(file.Home(HashKey(key)), key);
     EXPECT_TRUE(row.ok()) << row.status();
     EXPECT_EQ(*row, file.Search(file.Home(HashKey(key)), key));
     if (!row.ok() || !file.IsRow(*row)) return {};
@@ -111,12 +112,12 @@ TEST_F(RowFileTest, EveryKeyReadsAsItWasWritten) {
     ASSERT_NE(file, nullptr);
     EXPECT_EQ(file->kind().table, "user/age");
     EXPECT_EQ(file->kind().default_row, std::vector<float>(dim, 0.25f));
+    EXPECT_FALSE(file->is_verified());
     for (const Key key : keys) ASSERT_EQ(Read(*file, key), RowOf(key, dim));
     for (int i = 0; i < 1000; ++i) {
       ASSERT_EQ(Read(*file, static_cast<Key>(random() | 1)),
                 std::vector<float>());
     }
-    EXPECT_FALSE(file->is_verified());
     EXPECT_TRUE(file->Verify().ok());
     EXPECT_TRUE(file->is_verified());
   }
@@ -139,9 +140,11 @@ TEST_F(RowFileTest, OfAKeyTheLastWordCounts) {
   EXPECT_EQ(info.num_removed, 1);
   const auto file = Open(info);
   EXPECT_EQ(Read(*file, 1), std::vector<float>{2.0f});
-  EXPECT_EQ(file->SearchVerified(2).value(), int64_t{kRemovedRow});
+  EXPECT_EQ(file->SearchVerified(file->Home(HashKey(2)), 2).value(),
+            int64_t{kRemovedRow});
   EXPECT_EQ(Read(*file, 3), std::vector<float>{4.0f});
-  EXPECT_EQ(file->SearchVerified(4).value(), RowFile::kNoRow);
+  EXPECT_EQ(file->SearchVerified(file->Home(HashKey(4)), 4).value(),
+            RowFile::kNoRow);
 }
 
 TEST_F(RowFileTest, AnEmptyFileHasNoKeys) {
@@ -179,6 +182,29 @@ TEST_F(RowFileTest, Int8HasRoomForZerosAndSmallNumbers) {
     EXPECT_NEAR(read[0], value, value > 1.0f ? value * 1e-6f : 1e-43f);
     EXPECT_EQ(read[1], 0.0f);
   }
+}
+
+TEST_F(RowFileTest, Int8RefusesWhatItCannotHold) {
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(),
+                            -std::numeric_limits<float>::infinity()}) {
+    auto writer =
+        RowFileWriter::Create(path_, Kind(RowFormat::kInt8, 2)).value();
+    const absl::Status refused =
+        writer->Add(std::vector<Key>{5}, std::vector<float>{1.0f, value});
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr("'user/age'"), HasSubstr("id 5"),
+                      HasSubstr("export float32")));
+  }
+}
+
+TEST_F(RowFileTest, VerifyingEndsWhenItIsCancelled) {
+  std::vector<Key> keys(500);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const auto file = Open(Write(Kind(RowFormat::kFloat32, 4), keys));
+  EXPECT_TRUE(absl::IsCancelled(file->Verify([] { return true; })));
+  EXPECT_FALSE(file->is_verified());
+  EXPECT_TRUE(file->Verify([] { return false; }).ok());
 }
 
 TEST_F(RowFileTest, InstructionSetsDecodeTheSameBits) {
@@ -229,7 +255,8 @@ TEST_F(RowFileTest, NoFlippedBitGoesUnnoticed) {
       EXPECT_THAT(std::string(damaged.message()), HasSubstr(path_));
       // A row that is read is right, or refused.
       for (const Key key : keys) {
-        const auto row = (*file)->SearchVerified(key);
+        const auto row =
+            (*file)->SearchVerified((*file)->Home(HashKey(key)), key);
         if (!row.ok() || !(*file)->VerifyRow(*row).ok()) continue;
         std::vector<float> values(8);
         (*file)->decoder()((*file)->Row(*row), 8, values.data());

@@ -253,6 +253,63 @@ TEST_F(ServedRowsTest, WithoutCheckingADamagedRowIsRefusedWhenItIsRead) {
       absl::StatusCode::kDataLoss);
 }
 
+TEST_F(ServedRowsTest, DamageThatIsFoundLaterEndsWithAnOlderBase) {
+  std::map<Key, float> all;
+  for (Key key = 0; key < 3000; ++key) all[key] = 1.0f;
+  Base(all);
+  Delta({{7, 2.0f}});
+  Base(all);
+  const std::string path = FileOf("base-00000003");
+  std::filesystem::copy_file(path, root_ + "/whole");
+  FlipByte(path, 4096 + 64 + 999 * 16);
+  const auto rows = Open();
+  const absl::Time give_up = absl::Now() + absl::Seconds(30);
+  while (rows->state().number != 2 && absl::Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_THAT(Read(*rows, {7, 999}), ElementsAre(2.0f, 1.0f));
+  EXPECT_EQ(rows->state().error.code(), absl::StatusCode::kDataLoss);
+  const int64_t num_refused = rows->state().num_refused;
+  // Looking again changes nothing, until the file is whole.
+  EXPECT_THAT(std::string(rows->Refresh().message()), HasSubstr(path));
+  EXPECT_EQ(rows->state().number, 2);
+  EXPECT_EQ(rows->state().num_refused, num_refused);
+  std::filesystem::rename(root_ + "/whole", path);
+  EXPECT_TRUE(rows->Refresh().ok());
+  EXPECT_EQ(rows->state().number, 3);
+  EXPECT_TRUE(rows->state().error.ok());
+}
+
+TEST_F(ServedRowsTest, TheOnlyBaseIsServedAsFarAsItIsWholeAndMendedByACopy) {
+  std::map<Key, float> all;
+  for (Key key = 0; key < 3000; ++key) all[key] = 1.0f;
+  Base(all);
+  const std::string path = FileOf("base-00000001");
+  std::filesystem::copy_file(path, root_ + "/whole");
+  FlipByte(path, 4096 + 64 + 999 * 16);
+  const auto rows = Open();
+  const absl::Time give_up = absl::Now() + absl::Seconds(30);
+  while (rows->state().error.ok() && absl::Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  Delta({{7, 2.0f}});
+  EXPECT_EQ(rows->Refresh().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(rows->state().number, 2);
+  EXPECT_EQ(rows->Refresh().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(Read(*rows, {0, 7}), ElementsAre(1.0f, 2.0f));
+  std::filesystem::rename(root_ + "/whole", path);
+  EXPECT_TRUE(rows->Refresh().ok());
+  EXPECT_TRUE(rows->Refresh().ok());
+  EXPECT_THAT(Read(*rows, {7, 999}), ElementsAre(2.0f, 1.0f));
+}
+
+TEST_F(ServedRowsTest, AFileThatHappensToHaveTheNameOfAnExportIsNone) {
+  Base({{1, 1.0f}});
+  std::ofstream(path_ + "/base-00000002") << "no folder";
+  EXPECT_EQ(Open()->state().number, 1);
+  EXPECT_TRUE(Open()->state().error.ok());
+}
+
 TEST_F(ServedRowsTest, RollsBackAndGoesOn) {
   Base({{1, 1.0f}});
   Delta({{1, 2.0f}});

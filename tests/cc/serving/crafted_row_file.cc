@@ -1,0 +1,213 @@
+#include "tests/cc/serving/crafted_row_file.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "cc/base/checksum.h"
+#include "cc/base/files.h"
+#include "cc/serving/row_file.h"
+#include "cc/serving/row_file_writer.h"
+#include "cc/serving/row_snapshot.h"
+#include "nlohmann/json.hpp"
+
+namespace tfswitch {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kArrays[] = {"default_row", "embeddings", "buckets",
+                                   "checksums"};
+
+// Reads the choices in their order; all that follow the last are 0.
+class Choices {
+ public:
+  explicit Choices(absl::Span<const uint8_t> bytes) : bytes_(bytes) {}
+
+  bool IsOver() const { return at_ >= bytes_.size(); }
+  uint8_t Byte() { return IsOver() ? 0 : bytes_[at_++]; }
+  uint64_t Word() {
+    uint64_t word = 0;
+    for (int i = 0; i < 8; ++i) word = word << 8 | Byte();
+    return word;
+  }
+  // One that may stand in the place of `number`.
+  uint64_t Instead(uint64_t number) {
+    switch (Byte() % 6) {
+      case 0:
+        return 0;
+      case 1:
+        return Word();
+      case 2:
+        return std::numeric_limits<uint64_t>::max() - Byte();
+      case 3:
+        return number + 64 * uint64_t{Byte()};
+      case 4:
+        return number - 8 * uint64_t{Byte()};
+      default:
+        return number ^ Byte();
+    }
+  }
+
+ private:
+  const absl::Span<const uint8_t> bytes_;
+  size_t at_ = 0;
+};
+
+std::string WholeFile(int fd) {
+  std::string bytes(static_cast<size_t>(lseek(fd, 0, SEEK_END)), '\0');
+  if (pread(fd, bytes.data(), bytes.size(), 0) !=
+      static_cast<ssize_t>(bytes.size())) {
+    bytes.clear();
+  }
+  return bytes;
+}
+
+void ChangeHeader(Choices* choices, Json* header) {
+  Json& array = (*header)[kArrays[choices->Byte() % 4]];
+  switch (choices->Byte() % 6) {
+    case 0:
+    case 1:
+      for (Json& offset : array["data_offsets"]) {
+        if (choices->Byte() % 2 == 0) {
+          offset = choices->Instead(offset.get<uint64_t>());
+        }
+      }
+      return;
+    case 2:
+      array["shape"][0] = choices->Instead(array["shape"][0].get<uint64_t>());
+      return;
+    case 3: {
+      // An array elsewhere, whose size fits.
+      const auto begin = array["data_offsets"][0].get<uint64_t>();
+      const auto end = array["data_offsets"][1].get<uint64_t>();
+      const uint64_t moved = choices->Instead(begin);
+      array["data_offsets"] = {moved, moved + (end - begin)};
+      return;
+    }
+    case 4:
+      (*header)["__metadata__"]["num_homes"] =
+          std::to_string(static_cast<int64_t>(choices->Instead(1)));
+      return;
+    default:
+      array["dtype"] = choices->Byte() % 2 == 0 ? Json("F16") : Json(7);
+      return;
+  }
+}
+
+// Makes the checksums those of what the file says, as far as that makes sense.
+void FixChecksums(Json* header, std::string* body) {
+  const Json& offsets = (*header)["checksums"]["data_offsets"];
+  const auto begin = offsets[0].get<uint64_t>();
+  const auto end = offsets[1].get<uint64_t>();
+  if (begin > end || end > body->size()) return;
+  std::vector<uint64_t> checksums;
+  for (uint64_t at = 0; at < begin; at += kRowFileBlockBytes) {
+    checksums.push_back(Checksum(
+        body->data() + at, std::min<uint64_t>(kRowFileBlockBytes, begin - at)));
+  }
+  std::memcpy(body->data() + begin, checksums.data(),
+              std::min<uint64_t>(end - begin, checksums.size() * 8));
+  (*header)["__metadata__"]["checksums_xxh3"] =
+      absl::StrFormat("%016x", Checksum(body->data() + begin, end - begin));
+}
+
+// Reads everything; "" unless two ways to read differ.
+std::string ReadAll(const std::shared_ptr<const RowFile>& file) {
+  RowLayers layers{"t", file->kind().dim, {file}};
+  std::vector<Key> keys = {std::numeric_limits<Key>::min(), -1,
+                           std::numeric_limits<Key>::max()};
+  for (Key key = 0; key < 300; ++key) keys.push_back(key);
+  const size_t size = keys.size() * static_cast<size_t>(layers.dim);
+  std::vector<float> first(size);
+  std::vector<float> second(size);
+  const absl::Status unverified = layers.Lookup(keys, first.data());
+  if (!file->Verify().ok()) return "";
+  const absl::Status verified = layers.Lookup(keys, second.data());
+  if (unverified.code() != verified.code() ||
+      (verified.ok() &&
+       std::memcmp(first.data(), second.data(), size * sizeof(float)) != 0)) {
+    return "a lookup before all is verified differs from one after it";
+  }
+  int64_t num_keys = 0;
+  file->ForEachKey([&](Key, int64_t) {
+        ++num_keys;
+        return absl::OkStatus();
+      })
+      .IgnoreError();  // It has no error of its own.
+  layers.files.push_back(file);
+  layers.MergeNewest().IgnoreError();  // May be refused, as Lookup() may.
+  return "";
+}
+
+}  // namespace
+
+CraftedResult ReadCrafted(absl::Span<const uint8_t> bytes) {
+  CraftedResult result;
+  Choices choices(bytes);
+  RowFileKind kind;
+  kind.table = "t";
+  kind.dim = 1 + choices.Byte() % 20;
+  kind.format = static_cast<RowFormat>(choices.Byte() % 3);
+  kind.default_row.assign(static_cast<size_t>(kind.dim), 0.5f);
+  const int fd = memfd_create("crafted", MFD_CLOEXEC);
+  if (fd < 0) return {false, "no file in memory"};
+  const auto close_file = absl::MakeCleanup([fd] { close(fd); });
+  const auto writer = RowFileWriter::WriteTo(fd, "crafted", kind);
+  const Key num_keys = choices.Byte();
+  for (Key key = 0; key < num_keys; ++key) {
+    const absl::Status added = writer->Add(
+        {&key, 1},
+        std::vector<float>(kind.default_row.size(), static_cast<float>(key)));
+    if (!added.ok()) return {false, std::string(added.message())};
+  }
+  const Key removed = num_keys;
+  writer->Remove({&removed, 1});
+  if (!writer->Finish().ok()) return {false, "the file cannot be written"};
+
+  const std::string whole = WholeFile(fd);
+  std::string body = whole.substr(kRowFileHeaderBytes);
+  Json header = Json::parse(
+      whole.substr(sizeof(uint64_t), kRowFileHeaderBytes - sizeof(uint64_t)));
+  const int num_changes = choices.Byte() % 4;
+  for (int i = 0; i < num_changes; ++i) ChangeHeader(&choices, &header);
+  while (!choices.IsOver()) {
+    const uint64_t word = choices.Word();
+    body[(word >> 8) % body.size()] = static_cast<char>(word);
+  }
+  FixChecksums(&header, &body);
+  std::string text = header.dump();
+  text.resize(kRowFileHeaderBytes - sizeof(uint64_t), ' ');
+  const uint64_t length = text.size();
+  text.insert(0, reinterpret_cast<const char*>(&length), sizeof(length));
+  RowFileInfo info;
+  info.bytes = static_cast<int64_t>(text.size() + body.size());
+  info.header_checksum = Checksum(text.data(), text.size());
+  text += body;
+
+  const int crafted_fd = memfd_create("crafted", MFD_CLOEXEC);
+  if (crafted_fd < 0) return {false, "no file in memory"};
+  const auto close_crafted =
+      absl::MakeCleanup([crafted_fd] { close(crafted_fd); });
+  if (!WriteAll(crafted_fd, "crafted", text.data(), text.size()).ok()) {
+    return {false, "the file cannot be written"};
+  }
+  const auto file = RowFile::Map(crafted_fd, "crafted", info);
+  result.is_open = file.ok();
+  if (file.ok()) {
+    result.fault = ReadAll(*file);
+  } else if (file.status().code() != absl::StatusCode::kDataLoss) {
+    result.fault = file.status().ToString();
+  }
+  return result;
+}
+
+}  // namespace tfswitch
