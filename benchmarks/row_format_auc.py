@@ -1,0 +1,87 @@
+"""Size and AUC of a trained model by the format of its exported rows.
+
+    python benchmarks/row_format_auc.py
+
+Trains the DeepFM of examples/deepfm_movielens.py on its data, saves it in each
+format, and predicts the held-out ratings with what was saved. Prints the bytes
+of the row files, the AUC, and the largest difference of a score.
+"""
+
+import os
+import pathlib
+import sys
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import tfswitch as tsw
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
+
+import deepfm_movielens as example
+
+_SEEDS = flags.DEFINE_list("seeds", ["1", "2", "3"], "One training for each.")
+
+ROW_FORMATS = ("float32", "float16", "int8")
+
+
+def auc_of(labels: np.ndarray, scores: np.ndarray) -> float:
+    """The area under the ROC curve, exact: ties count half."""
+    _, place = np.unique(scores, return_inverse=True)
+    counts = np.bincount(place)
+    rank = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
+    positive = labels > 0.5
+    num_positive = int(positive.sum())
+    num_negative = len(labels) - num_positive
+    ranks = rank[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(ranks / (num_positive * num_negative))
+
+
+def main(_: list[str]) -> None:
+    train, labels, held_out, held_out_labels = example.read_movielens(
+        flags.FLAGS.data, None
+    )
+    for seed in map(int, _SEEDS.value):
+        keras.utils.set_random_seed(seed)
+        example.SEED = seed
+        model = example.dynamic_model()
+        model.fit(
+            train, labels, batch_size=256, epochs=flags.FLAGS.epochs, verbose=0
+        )
+        scores = model.predict(held_out, batch_size=4096, verbose=0)[:, 0]
+        print(
+            f"seed {seed}, trained: AUC {auc_of(held_out_labels, scores):.6f}"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            for row_format in ROW_FORMATS:
+                path = f"{folder}/{row_format}"
+                tsw.saved_model.save(model, path, row_format=row_format)
+                size = sum(
+                    file.stat().st_size
+                    for file in pathlib.Path(path).rglob("*.safetensors")
+                )
+                serve = tf.saved_model.load(path).signatures["serving_default"]
+                served = next(
+                    iter(
+                        serve(
+                            **{
+                                name: tf.constant(ids)
+                                for name, ids in held_out.items()
+                            }
+                        ).values()
+                    )
+                ).numpy()[:, 0]
+                print(
+                    f"seed {seed}, {row_format}: {size} bytes, AUC "
+                    f"{auc_of(held_out_labels, served):.6f}, largest "
+                    f"difference {np.max(np.abs(served - scores)):.2e}"
+                )
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,109 @@
+"""What a request to a served DeepFM costs, beside one with its embeddings fed.
+
+    python benchmarks/serving_request_bench.py --program PATH/time_requests
+
+Makes the DeepFM of examples/deepfm_movielens.py with 26 fields on one table of
+10M rows, saves it, saves the same graph with the embeddings as its input, and
+has `time_requests` (examples/serving_cc) ask both in turns, in one C++ process.
+Prints milliseconds, and the second model as a multiple of the first, which is
+the one with fed embeddings.
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import keras
+import numpy as np
+from absl import app, flags
+
+import tfswitch as tsw
+
+_PROGRAM = flags.DEFINE_string(
+    "program", None, "time_requests, built.", required=True
+)
+_ROWS = flags.DEFINE_integer("rows", 10_000_000, "Of the table.")
+_REQUESTS = flags.DEFINE_integer("requests", 3000, "Of each model, per round.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Runs of the program.")
+_ROW_FORMATS = flags.DEFINE_list("row_formats", ["float32"], "Of the rows.")
+
+FIELDS = 26
+DIM = 8  # Of the vectors; one more float of each row is its linear weight.
+HIDDEN = (64, 32)
+
+
+def deepfm(rows: keras.KerasTensor) -> keras.KerasTensor:
+    """The graph behind the embeddings `(batch, FIELDS, 1 + DIM)`."""
+    linear, vectors = rows[:, :, 0], rows[:, :, 1:]
+    pairs = (
+        keras.ops.square(keras.ops.sum(vectors, axis=1))
+        - keras.ops.sum(keras.ops.square(vectors), axis=1)
+    ) / 2.0
+    deep = keras.layers.Flatten()(vectors)
+    for units in HIDDEN:
+        deep = keras.layers.Dense(units, "relu")(deep)
+    parts = [
+        keras.ops.sum(linear, axis=1, keepdims=True),
+        keras.ops.sum(pairs, axis=1, keepdims=True),
+        keras.layers.Dense(1)(deep),
+    ]
+    return keras.layers.Activation("sigmoid")(keras.layers.add(parts))
+
+
+def save_fed(path: str) -> None:
+    """Saves the graph with its embeddings as the input."""
+    rows = keras.Input((FIELDS, 1 + DIM), name="rows")
+    model = keras.Model(rows, deepfm(rows))
+    model.export(path, verbose=False)
+
+
+def save_served(folder: str, row_formats: list[str]) -> list[str]:
+    """Saves the model with its table, once in each format."""
+    ids = keras.Input((FIELDS,), dtype="int64", name="ids")
+    layer = tsw.keras.DynamicEmbedding(1 + DIM, name="rows")
+    model = keras.Model(ids, deepfm(layer(ids)))
+    random = np.random.default_rng(1)
+    step = 500_000
+    for begin in range(0, _ROWS.value, step):
+        some = np.arange(begin, min(begin + step, _ROWS.value))
+        layer.table.assign(
+            some,
+            random.normal(0, 0.1, (len(some), 1 + DIM)).astype(np.float32),
+        )
+    paths = []
+    for row_format in row_formats:
+        path = f"{folder}/{row_format}"
+        tsw.saved_model.save(model, path, row_format=row_format)
+        paths.append(path)
+    return paths
+
+
+def main(_: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        fed = f"{folder}/fed"
+        save_fed(fed)
+        models = [fed, *save_served(folder, _ROW_FORMATS.value)]
+        for path in models:
+            size = sum(
+                file.stat().st_size
+                for file in pathlib.Path(path).rglob("*")
+                if file.is_file()
+            )
+            print(f"{path}: {size / 2**20:.0f} MiB")
+        sys.stdout.flush()
+        for _ in range(_ROUNDS.value):
+            subprocess.run(
+                [
+                    _PROGRAM.value,
+                    f"--models={','.join(models)}",
+                    f"--num_ids={_ROWS.value}",
+                    f"--requests={_REQUESTS.value}",
+                ],
+                check=True,
+                env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+            )
+
+
+if __name__ == "__main__":
+    app.run(main)

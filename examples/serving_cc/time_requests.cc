@@ -1,0 +1,188 @@
+// Times requests to models, in turns.
+//
+//   time_requests --models=/models/ranking,/models/other --batch_size=128
+//
+// Each request has new values: integers below --num_ids, floats between -1 and
+// 1, in the shapes of the signature, with batch_size for the first dimension
+// and 1 for others that are open. One thread asks, so a request is not in the
+// way of another. Prints milliseconds: the median, and what 99 of 100 stay
+// below, for each model and as a multiple of the first one's.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "predictor.h"
+#include "tensorflow/core/util/command_line_flags.h"
+
+namespace serving_cc {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kBadFlag = 2;
+
+struct Load {
+  int64_t batch_size = 128;
+  int64_t num_requests = 2000;
+  int64_t num_warm_up = 200;
+  int64_t num_ids = 10'000'000;
+};
+
+// Values for each input of a signature.
+absl::StatusOr<NamedValues> DrawInputs(
+    const tensorflow::SignatureDef& signature, const Load& load,
+    std::mt19937_64* random) {
+  NamedValues inputs;
+  for (const auto& [name, info] : signature.inputs()) {
+    auto data = EmptyDataFor(info.dtype());
+    if (!data.ok()) return data.status();
+    Values values;
+    values.data = *std::move(data);
+    values.shape.clear();
+    size_t size = 1;
+    for (const auto& dim : info.tensor_shape().dim()) {
+      const bool is_first = values.shape.empty();
+      const int64_t open = is_first ? load.batch_size : 1;
+      values.shape.push_back(dim.size() < 0 ? open : dim.size());
+      size *= static_cast<size_t>(values.shape.back());
+    }
+    if (auto* const integers = std::get_if<Integers>(&values.data)) {
+      std::uniform_int_distribution<int64_t> draw(0, load.num_ids - 1);
+      for (size_t i = 0; i < size; ++i) integers->push_back(draw(*random));
+    } else if (auto* const floats = std::get_if<Floats>(&values.data)) {
+      std::uniform_real_distribution<float> draw(-1.0f, 1.0f);
+      for (size_t i = 0; i < size; ++i) floats->push_back(draw(*random));
+    } else {
+      return absl::UnimplementedError(
+          absl::StrCat("input '", name, "' is ", Describe(info),
+                       "; only numbers can be drawn"));
+    }
+    inputs[name] = std::move(values);
+  }
+  return inputs;
+}
+
+// As tensors, so that what is timed is the model.
+absl::StatusOr<Request> DrawRequest(const ModelVersion& model, const Load& load,
+                                    std::mt19937_64* random) {
+  const auto signature = model.Signature("");
+  if (!signature.ok()) return signature.status();
+  const auto inputs = DrawInputs(**signature, load, random);
+  if (!inputs.ok()) return inputs.status();
+  Request request;
+  for (const auto& [name, values] : *inputs) {
+    const auto tensor =
+        ToTensor(values, (*signature)->inputs().at(name).dtype());
+    if (!tensor.ok()) return tensor.status();
+    request.inputs[name] = *tensor;
+  }
+  return request;
+}
+
+struct Times {
+  std::vector<double> ms;
+
+  double At(double share) {
+    std::sort(ms.begin(), ms.end());
+    return ms[std::min(
+        ms.size() - 1,
+        static_cast<size_t>(static_cast<double>(ms.size()) * share))];
+  }
+};
+
+absl::Status TimeAll(const std::vector<std::string>& folders,
+                     const PredictorOptions& options, const Load& load) {
+  std::vector<std::unique_ptr<Predictor>> predictors;
+  for (const std::string& folder : folders) {
+    PredictorOptions each = options;
+    each.model_dir = folder;
+    auto predictor = Predictor::Load(each);
+    if (!predictor.ok()) return predictor.status();
+    predictors.push_back(*std::move(predictor));
+  }
+  std::mt19937_64 random(1);
+  std::vector<Times> times(predictors.size());
+  for (int64_t i = 0; i < load.num_warm_up + load.num_requests; ++i) {
+    for (size_t m = 0; m < predictors.size(); ++m) {
+      const auto model = predictors[m]->current();
+      const auto request = DrawRequest(*model, load, &random);
+      if (!request.ok()) return request.status();
+      const absl::Time begin = absl::Now();
+      const auto response = model->Predict(*request);
+      const absl::Duration took = absl::Now() - begin;
+      if (!response.ok()) return response.status();
+      if (i >= load.num_warm_up) {
+        times[m].ms.push_back(absl::ToDoubleMilliseconds(took));
+      }
+    }
+  }
+  for (size_t m = 0; m < folders.size(); ++m) {
+    std::printf("%s: median %.3f ms (%.2f), p99 %.3f ms (%.2f)\n",
+                folders[m].c_str(), times[m].At(0.5),
+                times[m].At(0.5) / times[0].At(0.5), times[m].At(0.99),
+                times[m].At(0.99) / times[0].At(0.99));
+  }
+  return absl::OkStatus();
+}
+
+int Fail(int code, absl::string_view message) {
+  std::fprintf(stderr, "time_requests: %.*s\n",
+               static_cast<int>(message.size()), message.data());
+  return code;
+}
+
+int Run(int argc, char** argv) {
+  PredictorOptions options;
+  options.op_library = SERVING_CC_OP_LIBRARY;
+  options.poll_interval = absl::ZeroDuration();
+  Load load;
+  std::string models;
+  int32_t threads = 1;
+  bool help = false;
+  using tensorflow::Flag;
+  const std::vector<Flag> flags = {
+      Flag("models", &models, "SavedModels, with commas"),
+      Flag("batch_size", &load.batch_size, "rows of a request"),
+      Flag("requests", &load.num_requests, "that are timed, of each model"),
+      Flag("num_ids", &load.num_ids, "integers are drawn below it"),
+      Flag("threads", &threads, "of TensorFlow, for a request"),
+      Flag("op_library", &options.op_library,
+           "library with the model's own ops; empty: none"),
+      Flag("help", &help, "prints this text"),
+  };
+  const bool parsed = tensorflow::Flags::Parse(&argc, argv, flags);
+  if (help) {
+    std::printf("%s", tensorflow::Flags::Usage(argv[0], flags).c_str());
+    return 0;
+  }
+  if (!parsed) return Fail(kBadFlag, "a flag has a bad value; see --help");
+  if (argc > 1) {
+    return Fail(kBadFlag,
+                absl::StrCat("unknown argument '", argv[1], "'; see --help"));
+  }
+  if (models.empty()) return Fail(kBadFlag, "give --models; see --help");
+  if (load.batch_size < 1 || load.num_requests < 1 || load.num_ids < 1 ||
+      threads < 1) {
+    return Fail(kBadFlag, "numbers must be positive; see --help");
+  }
+  options.model.intra_op_threads = threads;
+  options.model.inter_op_threads = threads;
+  const absl::Status status =
+      TimeAll(absl::StrSplit(models, ','), options, load);
+  if (!status.ok()) return Fail(kFailed, status.message());
+  return 0;
+}
+
+}  // namespace
+}  // namespace serving_cc
+
+int main(int argc, char** argv) { return serving_cc::Run(argc, argv); }
