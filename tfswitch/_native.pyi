@@ -5,6 +5,8 @@ last axis. Failed calls raise what cc/pybind/status_exceptions.h says. Methods
 may be called from any thread, and those that may block release the GIL.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -89,6 +91,18 @@ class Table:
         npt.NDArray[np.float32],
         npt.NDArray[np.float32] | None,
     ]: ...
+    def visit_rows(
+        self,
+        with_slots: bool,
+        visit: Callable[
+            [
+                npt.NDArray[np.int64],
+                npt.NDArray[np.float32],
+                npt.NDArray[np.float32] | None,
+            ],
+            None,
+        ],
+    ) -> None: ...
     def close(self) -> None: ...
 
 class Server:

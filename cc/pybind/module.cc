@@ -9,6 +9,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <new>
 #include <optional>
@@ -271,11 +272,56 @@ class Table {
                           slots);
   }
 
+  // Calls visit(ids, values, slots or None) with runs of rows, which are
+  // copies. What it raises ends the export, and is raised.
+  void VisitRows(bool with_slots, const py::function& visit) const {
+    const auto table = Open();
+    RowVisitor visitor = {&visit, dim_, slot_floats_, nullptr};
+    try {
+      Run([&](char* error) {
+        return api->export_rows(table.get(), with_slots ? 1 : 0,
+                                &RowVisitor::Visit, &visitor, error);
+      });
+    } catch (const StatusError&) {
+      if (visitor.raised != nullptr) std::rethrow_exception(visitor.raised);
+      throw;
+    }
+  }
+
   void Close() {
     if (table_ != nullptr) Release(&table_);
   }
 
  private:
+  struct RowVisitor {
+    const py::function* visit;
+    py::ssize_t dim;
+    py::ssize_t slot_floats;
+    std::exception_ptr raised;
+
+    static int Visit(void* context, const int64_t* keys,
+                     const float* embeddings, const float* slots,
+                     size_t num_rows) {
+      auto* self = static_cast<RowVisitor*>(context);
+      const py::gil_scoped_acquire acquire;
+      // No exception may cross the C boundary.
+      try {
+        const auto n = static_cast<py::ssize_t>(num_rows);
+        py::object slot_rows = py::none();
+        if (slots != nullptr) {
+          slot_rows = py::array_t<float>(Shape{n, self->slot_floats}, slots);
+        }
+        (*self->visit)(py::array_t<int64_t>(Shape{n}, keys),
+                       py::array_t<float>(Shape{n, self->dim}, embeddings),
+                       slot_rows);
+      } catch (...) {
+        self->raised = std::current_exception();
+        return 1;
+      }
+      return 0;
+    }
+  };
+
   struct Exported {
     size_t dim = 0;
     size_t slot_floats = 0;
@@ -664,6 +710,8 @@ PYBIND11_MODULE(_native, m) {
       .def("shrink", &Table::Shrink, py::arg("rules_json"), py::arg("dry_run"))
       .def("read_usage", &Table::ReadUsage, py::arg("ids"))
       .def("export_rows", &Table::ExportRows, py::arg("with_slots"))
+      .def("visit_rows", &Table::VisitRows, py::arg("with_slots"),
+           py::arg("visit"))
       .def("close", &Table::Close);
 
   py::class_<Server>(m, "Server", py::module_local())

@@ -116,9 +116,6 @@ absl::StatusOr<std::unique_ptr<ModelVersion>> ModelVersion::Load(
       new ModelVersion(options, version, folder));
   absl::Status status = model->LoadGraph();
   if (status.ok()) status = model->Signature("").status();
-  if (status.ok() && options.rows.load) {
-    status = options.rows.load(folder, model->bundle_.GetSession());
-  }
   if (status.ok()) status = model->WarmUp();
   if (!status.ok()) {
     return absl::Status(status.code(), absl::StrCat("the model in '", folder,
@@ -298,11 +295,6 @@ absl::StatusOr<NamedValues> ModelVersion::Predict(
     predicted[name] = *std::move(values);
   }
   return predicted;
-}
-
-absl::Status ModelVersion::RefreshRows() const {
-  if (!options_.rows.refresh) return absl::OkStatus();
-  return options_.rows.refresh(folder_, bundle_.GetSession());
 }
 
 }  // namespace serving_cc

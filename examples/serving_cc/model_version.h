@@ -4,7 +4,6 @@
 #define EXAMPLES_SERVING_CC_MODEL_VERSION_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,21 +31,6 @@ struct Response {
   int64_t version = 0;
 };
 
-// Where the rows of a version's tables come from, if neither the SavedModel nor
-// a server has them: row files, and the deltas that follow them.
-struct RowsOptions {
-  // Called for each version when its graph is loaded and no request has been
-  // run. An error refuses the version.
-  std::function<absl::Status(const std::string& version_dir,
-                             tensorflow::Session* session)>
-      load;
-  // Called for the running version each time its folder is looked at, beside
-  // requests. After an error the version keeps serving what it has.
-  std::function<absl::Status(const std::string& version_dir,
-                             tensorflow::Session* session)>
-      refresh;
-};
-
 struct ModelOptions {
   std::string signature = "serving_default";
   std::vector<std::string> tags = {"serve"};
@@ -57,7 +41,6 @@ struct ModelOptions {
   // Run when a version is loaded, after those that lie with it (see
   // warm_up_requests.h). A version that fails one of them is refused.
   std::vector<Request> warm_up;
-  RowsOptions rows;
 };
 
 // Constant after it is loaded. Thread-safe.
@@ -88,12 +71,11 @@ class ModelVersion {
   absl::Status CheckVersion(int64_t wanted) const;
 
   int64_t version() const { return version_; }
+  const std::string& folder() const { return folder_; }
   const google::protobuf::Map<std::string, tensorflow::SignatureDef>&
   signatures() const {
     return bundle_.GetSignatures();
   }
-
-  absl::Status RefreshRows() const;
 
  private:
   ModelVersion(const ModelOptions& options, int64_t version,

@@ -196,6 +196,7 @@ int Run(int argc, char** argv) {
   PredictorOptions options;
   options.op_library = SERVING_CC_OP_LIBRARY;
   options.poll_interval = absl::ZeroDuration();
+  options.watch_rows_interval = absl::ZeroDuration();
   Job job;
   job.batch_size = 256;
   std::string output_names;

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -170,19 +171,20 @@ class Handler {
     const Predictor* predictor = Find(context, *model, answer);
     if (predictor == nullptr) return;
     const Predictor::State state = predictor->state();
-    const auto add = [&](int64_t version, int32_t number,
-                         const absl::Status& status) {
+    const auto add = [&](int64_t version, int32_t number, absl::StatusCode code,
+                         absl::string_view message) {
       if (model->version >= 0 && model->version != version) return;
       answer->add_version(answer->answer, version, number,
-                          static_cast<int32_t>(status.code()),
-                          BytesOf(status.message()));
+                          static_cast<int32_t>(code), BytesOf(message));
     };
-    add(state.version, SERVING_STATE_AVAILABLE, absl::OkStatus());
+    add(state.version, SERVING_STATE_AVAILABLE, absl::StatusCode::kOk,
+        state.rows.ok() ? Describe(*state.rows) : "");
     if (state.loading >= 0) {
-      add(state.loading, SERVING_STATE_LOADING, absl::OkStatus());
+      add(state.loading, SERVING_STATE_LOADING, absl::StatusCode::kOk, "");
     }
     for (const auto& [version, status] : state.refused) {
-      if (version != state.loading) add(version, SERVING_STATE_END, status);
+      if (version == state.loading) continue;
+      add(version, SERVING_STATE_END, status.code(), status.message());
     }
   }
 
@@ -233,6 +235,8 @@ int Run(int argc, char** argv) {
   std::string address = "127.0.0.1:8500";
   std::string tags = "serve";
   float poll_seconds = 1;
+  float watch_rows_seconds = 1;
+  bool verify_rows_first = false;
   float grace_seconds = 10;
   int32_t max_message_bytes = 64 << 20;
   int32_t max_requests = 256;
@@ -253,6 +257,12 @@ int Run(int argc, char** argv) {
       Flag("tags", &tags, "of the graph in the SavedModel, with commas"),
       Flag("poll_seconds", &poll_seconds,
            "how often to look for versions; 0: only at the start"),
+      Flag("watch_rows_seconds", &watch_rows_seconds,
+           "how often to look for newer rows in the model's folder; 0: as "
+           "TFSWITCH_SERVING_WATCH_SECONDS says, else never"),
+      Flag("verify_rows_first", &verify_rows_first,
+           "check all rows of a version before it serves, and not each block "
+           "when it is first used; what comes later is always checked before"),
       Flag("grace_seconds", &grace_seconds,
            "how long running requests may take when the server is stopped"),
       Flag("max_message_bytes", &max_message_bytes,
@@ -276,13 +286,17 @@ int Run(int argc, char** argv) {
                 absl::StrCat("unknown argument '", argv[1], "'; see --help"));
   }
   if (options.model_dir.empty()) return Fail(kBadFlag, "give --model_dir");
-  if (poll_seconds < 0 || grace_seconds < 0 || max_message_bytes < 1 ||
-      max_requests < 1) {
+  if (!(poll_seconds >= 0 && watch_rows_seconds >= 0 && grace_seconds >= 0) ||
+      max_message_bytes < 1 || max_requests < 1) {
     return Fail(kBadFlag,
-                "--poll_seconds and --grace_seconds must not be negative, "
-                "--max_message_bytes and --max_requests must be positive");
+                "--poll_seconds, --watch_rows_seconds and --grace_seconds must "
+                "not be negative, --max_message_bytes and --max_requests must "
+                "be positive");
   }
   options.poll_interval = absl::Seconds(poll_seconds);
+  options.watch_rows_interval = absl::Seconds(watch_rows_seconds);
+  // The core reads it when it opens rows. There are no other threads yet.
+  if (verify_rows_first) setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
   options.model.tags = absl::StrSplit(tags, ',');
 
   const absl::StatusOr<const ServingRpcApi*> api = OpenRpc();

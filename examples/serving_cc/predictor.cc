@@ -17,13 +17,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Where tfswitch.export puts rows, while the model serves and before.
+constexpr char kRowsFolder[] = "assets.extra/tfswitch";
+
 // Names, sizes and times of the files in a folder: the same as long as nobody
 // changes them. An error of the file system gives another text too.
-std::string FilesOf(const std::string& folder) {
+std::string FilesOf(const std::string& folder, bool with_rows) {
+  const fs::path rows = fs::path(folder) / kRowsFolder;
   std::vector<std::string> files;
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, error), end;
        !error && it != end; it.increment(error)) {
+    if (!with_rows && it->path() == rows) it.disable_recursion_pending();
     std::error_code ignored;  // Of a file that has just gone.
     if (!it->is_regular_file(ignored)) continue;
     files.push_back(
@@ -108,6 +113,7 @@ absl::StatusOr<std::unique_ptr<Predictor>> Predictor::Load(
     if (!status.ok()) return status;
   }
   std::unique_ptr<Predictor> predictor(new Predictor(options));
+  predictor->rows_api_ = RowsApi::Find(options.op_library);
   {
     absl::MutexLock lock(&predictor->load_mutex_);
     predictor->pinned_ = options.version;
@@ -164,31 +170,102 @@ absl::Status Predictor::Take(int64_t version, const std::string& folder) {
     absl::MutexLock lock(&mutex_);
     state_.loading = version;
   }
-  const std::string files = FilesOf(folder);
+  const std::string files = FilesOf(folder, /*with_rows=*/false);
+  const std::string all_files = FilesOf(folder, /*with_rows=*/true);
   absl::StatusOr<std::unique_ptr<ModelVersion>> model =
       ModelVersion::Load(options_.model, version, folder);
-  if (model.ok() && FilesOf(folder) != files) {
+  if (model.ok() && FilesOf(folder, /*with_rows=*/false) != files) {
     model = absl::UnavailableError(
         absl::StrCat("the model in '", folder,
                      "' was changed while it was loaded; copy it "
                      "under a name that is not a number, then rename it"));
   }
-  absl::MutexLock lock(&mutex_);
-  state_.loading = -1;
-  if (!model.ok()) {
-    LOG(ERROR) << "version " << version
-               << " is refused: " << model.status().message();
-    state_.refused[version] = model.status();
-    refused_files_[version] = files;
-    return model.status();
+  const std::shared_ptr<const ModelVersion> before = current();
+  std::shared_ptr<const ModelVersion> taken;
+  {
+    absl::MutexLock lock(&mutex_);
+    state_.loading = -1;
+    if (!model.ok()) {
+      LOG(ERROR) << "version " << version
+                 << " is refused: " << model.status().message();
+      state_.refused[version] = model.status();
+      // With its rows: a refused version is tried again when they change.
+      refused_files_[version] = all_files;
+      return model.status();
+    }
+    LOG(INFO) << "version " << version << " serves, from '" << folder << "'";
+    state_.refused.erase(version);
+    refused_files_.erase(version);
+    state_.version = version;
+    taken = *std::move(model);
+    current_ = taken;
   }
-  LOG(INFO) << "version " << version << " serves, from '" << folder << "'";
-  state_.refused.erase(version);
-  refused_files_.erase(version);
-  state_.version = version;
-  if (current_ != nullptr) retired_.push_back(std::move(current_));
-  current_ = *std::move(model);
+  if (before != nullptr) retired_.push_back(before);
+  WatchRowsOf(*taken, before.get());
+  NoteRows();
   return absl::OkStatus();
+}
+
+absl::StatusOr<ServedState> Predictor::RowsState() const {
+  if (!rows_api_.ok()) return rows_api_.status();
+  return rows_api_->State(current()->folder());
+}
+
+absl::Status Predictor::RefreshRows() {
+  if (!rows_api_.ok()) return rows_api_.status();
+  return rows_api_->Refresh(current()->folder());
+}
+
+absl::Status Predictor::RollBackRows(int64_t number) {
+  if (!rows_api_.ok()) return rows_api_.status();
+  return rows_api_->RollBack(current()->folder(), number);
+}
+
+absl::Status Predictor::ResumeRows() {
+  if (!rows_api_.ok()) return rows_api_.status();
+  return rows_api_->Resume(current()->folder());
+}
+
+absl::Status Predictor::WatchRows(absl::Duration interval) {
+  if (!rows_api_.ok()) return rows_api_.status();
+  if (interval < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected how often to look for rows, or zero for never, "
+                     "got ",
+                     absl::FormatDuration(interval)));
+  }
+  absl::MutexLock lock(&watch_mutex_);
+  watch_interval_ = interval;
+  return rows_api_->Watch(current()->folder(), interval);
+}
+
+void Predictor::WatchRowsOf(const ModelVersion& model,
+                            const ModelVersion* before) {
+  if (!rows_api_.ok()) return;
+  absl::MutexLock lock(&watch_mutex_);
+  if (watch_interval_ > absl::ZeroDuration()) {
+    const absl::Status status =
+        rows_api_->Watch(model.folder(), watch_interval_);
+    // Which says that there are none.
+    LOG_IF(ERROR, !status.ok() && !absl::IsFailedPrecondition(status))
+        << "the rows of version " << model.version()
+        << " are not watched: " << status.message();
+  }
+  if (before != nullptr && before->folder() != model.folder()) {
+    rows_api_->Watch(before->folder(), absl::ZeroDuration()).IgnoreError();
+  }
+}
+
+void Predictor::NoteRows() {
+  absl::StatusOr<ServedState> rows = RowsState();
+  absl::MutexLock lock(&mutex_);
+  const auto text = [](const absl::StatusOr<ServedState>& state) {
+    return state.ok() ? Describe(*state) : std::string();
+  };
+  const std::string now = text(rows);
+  LOG_IF(INFO, !now.empty() && now != text(state_.rows))
+      << "version " << state_.version << ": " << now;
+  state_.rows = std::move(rows);
 }
 
 absl::Status Predictor::Look(bool at_once) {
@@ -215,12 +292,14 @@ absl::Status Predictor::Look(bool at_once) {
     const auto& [version, folder] = *it;
     if (version == serving) break;
     if (pinned_ >= 0 && version != pinned_) continue;
-    const std::string& files = seen[version] = FilesOf(folder);
+    const std::string& files = seen[version] =
+        FilesOf(folder, /*with_rows=*/false);
     const auto before = seen_.find(version);
     const bool is_settled = before != seen_.end() && before->second == files;
     const auto refused = refused_files_.find(version);
     const bool is_refused =
-        refused != refused_files_.end() && refused->second == files;
+        refused != refused_files_.end() &&
+        refused->second == FilesOf(folder, /*with_rows=*/true);
     if (is_refused || !(is_settled || at_once)) continue;
     const absl::Status status = Take(version, folder);
     if (status.ok()) break;
@@ -241,13 +320,11 @@ void Predictor::Watch() {
     }
     absl::MutexLock lock(&load_mutex_);
     const absl::Status folder = Look(/*at_once=*/false);
-    const absl::Status rows = current()->RefreshRows();
+    NoteRows();
     absl::MutexLock state_lock(&mutex_);
-    // Each once, not at every look.
+    // Once, not at every look.
     LOG_IF(ERROR, !folder.ok() && folder != state_.folder) << folder.message();
-    LOG_IF(ERROR, !rows.ok() && rows != state_.rows) << rows.message();
     state_.folder = folder;
-    state_.rows = rows;
   }
 }
 

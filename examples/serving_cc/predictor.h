@@ -24,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "model_version.h"
+#include "rows_api.h"
 
 namespace serving_cc {
 
@@ -38,6 +39,9 @@ struct PredictorOptions {
   int64_t version = -1;
   // How often the folder is looked at for versions. Zero: only by Load and Pin.
   absl::Duration poll_interval = absl::Seconds(1);
+  // How often newer rows are looked for, if the model has rows of its own; see
+  // WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECONDS says, else never.
+  absl::Duration watch_rows_interval = absl::Seconds(1);
   ModelOptions model;
 };
 
@@ -51,6 +55,10 @@ struct PredictorOptions {
 // version's folder is gone, the newest of the others is taken, even if it is
 // older; if there is none, it keeps serving.
 //
+// Rows of a model of tfswitch.saved_model.save change without a new version:
+// tfswitch.export puts bases and deltas into its folder, and they are exchanged
+// beside requests, each of which sees the rows of one moment.
+//
 // Thread-safe.
 class Predictor {
  public:
@@ -59,7 +67,9 @@ class Predictor {
     int64_t loading = -1;                     // -1: none.
     std::map<int64_t, absl::Status> refused;  // And why.
     absl::Status folder;                      // Of the last look at the folder.
-    absl::Status rows;  // Of the last RowsOptions::refresh.
+    // What the version serves, as of the last look; an error if it has no rows
+    // of its own.
+    absl::StatusOr<ServedState> rows = absl::UnknownError("not looked at yet");
   };
 
   // Loads the newest version that can be loaded, or the one of the options. If
@@ -98,8 +108,24 @@ class Predictor {
   // Never waits for a version that is being loaded.
   State state() const;
 
+  // The rows of the version that serves; the next version begins with its own
+  // newest ones. See RowsApi for all five: an error leaves what is served.
+  absl::StatusOr<ServedState> RowsState() const;
+  absl::Status RefreshRows();
+  absl::Status RollBackRows(int64_t number);
+  absl::Status ResumeRows();
+  // Holds for later versions too, even if the one that serves has no rows.
+  absl::Status WatchRows(absl::Duration interval);
+
  private:
-  explicit Predictor(const PredictorOptions& options) : options_(options) {}
+  explicit Predictor(const PredictorOptions& options)
+      : options_(options), watch_interval_(options.watch_rows_interval) {}
+
+  // Has the rows of a version watched, and no longer those of the one that
+  // served before, if there was one.
+  void WatchRowsOf(const ModelVersion& model, const ModelVersion* before);
+  // Keeps the state of the rows for state(), and logs what is new in it.
+  void NoteRows();
 
   // Loads and serves a version, or notes why it is refused.
   absl::Status Take(int64_t version, const std::string& folder)
@@ -112,6 +138,8 @@ class Predictor {
   void Watch();
 
   const PredictorOptions options_;
+  // Constant after Load. Why rows cannot be steered, if they cannot.
+  absl::StatusOr<RowsApi> rows_api_ = absl::UnknownError("not loaded");
 
   // Held while a version is loaded. Before `mutex_`.
   absl::Mutex load_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
@@ -124,6 +152,11 @@ class Predictor {
   std::vector<std::shared_ptr<const ModelVersion>> retired_
       ABSL_GUARDED_BY(load_mutex_);
   int64_t pinned_ ABSL_GUARDED_BY(load_mutex_) = -1;
+
+  // Held while the interval is told to a version, so that the last one stays.
+  // After `load_mutex_`, before `mutex_`.
+  absl::Mutex watch_mutex_ ABSL_ACQUIRED_AFTER(load_mutex_);
+  absl::Duration watch_interval_ ABSL_GUARDED_BY(watch_mutex_);
 
   mutable absl::Mutex mutex_;
   std::shared_ptr<const ModelVersion> current_ ABSL_GUARDED_BY(mutex_);

@@ -1,16 +1,15 @@
 // What the programs do not reach: plain values, pinning, warm-up requests and
-// rows. tests/integration/serving_cc_test.py makes the models, 1/ and 2/ in the
-// folder that SERVING_CC_TEST_MODELS names, and runs this. They take "ids",
-// int64
-// [?,2], and "dense", float [?,3], and give "pair", twice the ids, and
-// "version", their own number for each row.
+// steering rows. tests/integration/serving_cc_test.py makes the models and runs
+// this. Those in the folder that SERVING_CC_TEST_MODELS names, 1/ and 2/, take
+// "ids", int64 [?,2], and "dense", float [?,3], and give "pair", twice the ids,
+// and "version", their own number for each row. That in SERVING_CC_TEST_ROWS
+// takes "ids", int64 [?], and gives "score", what its rows say of each.
 
 #include "predictor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <utility>
 
@@ -110,39 +109,86 @@ TEST(PredictorTest, AVersionThatFailsItsWarmUpIsRefused) {
               HasSubstr("2': a warm-up request: input 'ids': expected int64"));
 }
 
-TEST(PredictorTest, RowsAreLoadedForEachVersionAndCanRefuseIt) {
+TEST(PredictorTest, AModelWithoutRowsOfItsOwnSaysSo) {
   PredictorOptions options = Options();
-  options.model.rows.load = [](const std::string& folder,
-                               tensorflow::Session* session) {
-    EXPECT_NE(session, nullptr);
-    return folder.back() == '2' ? absl::DataLossError("rows are broken")
-                                : absl::OkStatus();
-  };
-
+  const auto plain = Load(options);
+  options.op_library = std::getenv("SERVING_CC_TEST_OP_LIBRARY");
   const auto predictor = Load(options);
 
-  EXPECT_EQ(predictor->state().version, 1);
-  EXPECT_THAT(predictor->state().refused.at(2).message(),
-              HasSubstr("rows are broken"));
+  EXPECT_THAT(plain->RowsState().status().message(),
+              HasSubstr("no op library is loaded"));
+  for (const absl::Status& status :
+       {predictor->RowsState().status(), predictor->RefreshRows(),
+        predictor->RollBackRows(1), predictor->ResumeRows(),
+        predictor->WatchRows(absl::Seconds(1))}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr("2' has no rows of its own"));
+  }
+  EXPECT_FALSE(predictor->state().rows.ok());
 }
 
-TEST(PredictorTest, RowsAreRefreshedAndAnErrorIsKept) {
-  std::atomic<int> calls{0};
-  PredictorOptions options = Options();
-  options.poll_interval = absl::Milliseconds(5);
-  options.model.rows.refresh = [&](const std::string&, tensorflow::Session*) {
-    ++calls;
-    return absl::DataLossError("delta 3 is broken");
-  };
-  const auto predictor = Load(options);
-
-  const absl::Time give_up = absl::Now() + absl::Seconds(60);
-  while (calls < 2 && absl::Now() < give_up) {
-    absl::SleepFor(absl::Milliseconds(5));
+// Of the model with rows: export 1 gives each id its number, export 2 twice
+// that.
+class RowsTest : public ::testing::Test {
+ protected:
+  RowsTest() {
+    PredictorOptions options;
+    options.model_dir = std::getenv("SERVING_CC_TEST_ROWS");
+    options.op_library = std::getenv("SERVING_CC_TEST_OP_LIBRARY");
+    options.poll_interval = absl::ZeroDuration();
+    predictor_ = Load(options);
   }
 
-  EXPECT_THAT(predictor->state().rows.message(), HasSubstr("delta 3"));
-  EXPECT_TRUE(predictor->Predict(Inputs()).ok());
+  Floats Scores() const {
+    const auto outputs = predictor_->Predict({{"ids", {Integers{3, 5}}}});
+    EXPECT_TRUE(outputs.ok()) << outputs.status();
+    return outputs.ok() ? std::get<Floats>(outputs->at("score").data)
+                        : Floats();
+  }
+
+  std::unique_ptr<Predictor> predictor_;
+};
+
+TEST_F(RowsTest, TheNewestExportIsServed) {
+  const auto state = predictor_->RowsState();
+
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(state->number, 2);
+  EXPECT_EQ(state->base_number, 1);
+  EXPECT_FALSE(state->is_held);
+  EXPECT_EQ(state->error, "");
+  EXPECT_LT(absl::Now() - state->created, absl::Hours(1));
+  EXPECT_EQ(Describe(*state), "rows as of export 2, base 1");
+  ASSERT_TRUE(predictor_->state().rows.ok());
+  EXPECT_EQ(predictor_->state().rows->number, 2);
+  EXPECT_TRUE(predictor_->RefreshRows().ok());
+  EXPECT_THAT(Scores(), ElementsAre(6, 10));
+}
+
+TEST_F(RowsTest, AnEarlierExportIsServedUntilResume) {
+  EXPECT_TRUE(predictor_->RollBackRows(1).ok());
+  EXPECT_THAT(Scores(), ElementsAre(3, 5));
+  EXPECT_TRUE(predictor_->RefreshRows().ok());
+  EXPECT_EQ(Describe(*predictor_->RowsState()),
+            "rows as of export 1, base 1, held there");
+
+  EXPECT_TRUE(predictor_->ResumeRows().ok());
+  EXPECT_THAT(Scores(), ElementsAre(6, 10));
+  EXPECT_FALSE(predictor_->RowsState()->is_held);
+}
+
+TEST_F(RowsTest, AnExportThatIsNotThereLeavesWhatIsServed) {
+  EXPECT_TRUE(absl::IsNotFound(predictor_->RollBackRows(7)));
+  EXPECT_TRUE(absl::IsInvalidArgument(predictor_->RollBackRows(0)));
+  EXPECT_EQ(Describe(*predictor_->RowsState()), "rows as of export 2, base 1");
+  EXPECT_THAT(Scores(), ElementsAre(6, 10));
+}
+
+TEST_F(RowsTest, AnIntervalThatIsNoneIsRefused) {
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(predictor_->WatchRows(-absl::Seconds(1))));
+  EXPECT_TRUE(predictor_->WatchRows(absl::Milliseconds(5)).ok());
+  EXPECT_TRUE(predictor_->WatchRows(absl::ZeroDuration()).ok());
 }
 
 }  // namespace

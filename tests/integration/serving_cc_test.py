@@ -128,6 +128,55 @@ def use_an_unknown_op(model: saved_model_pb2.SavedModel) -> None:
                 node.op = "Tfswitch>LookupOfTomorrow"
 
 
+class ServedRows:
+    """A table, and models of it that answer with the sums of rows.
+
+    Attributes:
+        table: Rows of one float.
+        models: Folder of versions.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.table = tsw.EmbeddingTable("user", 1)
+        self.models = folder / "models"
+        self.models.mkdir()
+
+    def save(self, version: int) -> Path:
+        """Saves a version under another name, then renames it."""
+        partial = self.models / f"{version}.partial"
+        tsw.saved_model.save(
+            lambda ids: {"score": tf.reduce_sum(self.table.lookup(ids), -1)},
+            partial,
+            inputs={"ids": tf.TensorSpec([None], tf.int64)},
+        )
+        return partial.rename(self.models / str(version))
+
+    def set_all(self, value: float, num_rows: int = 64) -> None:
+        self.table.assign(
+            np.arange(num_rows), np.full((num_rows, 1), value, np.float32)
+        )
+
+    def export(self, version: int = 1) -> tsw.export.ExportReport:
+        return tsw.export.delta(self.models / str(version))
+
+    def exports(self, version: int = 1) -> Path:
+        return self.models / str(version) / tsw.export.MODEL_ROWS
+
+
+@contextlib.contextmanager
+def rows_in_this_process(folder: Path) -> Iterator[ServedRows]:
+    with tsw.connect(f"local://{folder}"):
+        yield ServedRows(folder)
+
+
+def damage(export: Path) -> None:
+    """Changes a bit in the middle of the rows of an export."""
+    (rows,) = export.glob("*.safetensors")
+    content = bytearray(rows.read_bytes())
+    content[len(content) // 2] ^= 1
+    rows.write_bytes(content)
+
+
 IDS = np.array([[1, -7], [2**62, 5], [40, 41]])
 DENSE = np.array([[0.5, 0, 1], [0.25, 0.125, 3], [1, 2, 3]], np.float32)
 
@@ -367,11 +416,22 @@ def test_op_library_of_another_build_is_refused_with_the_remedy(
 
 
 def test_cpp_tests_of_the_predictor_pass(
-    programs: Path, two_versions: Path
+    programs: Path, two_versions: Path, tmp_path: Path
 ) -> None:
+    with rows_in_this_process(tmp_path) as rows:
+        rows.table.assign([3, 5], [[3.0], [5.0]])
+        rows.save(1)
+        rows.table.assign([3, 5], [[6.0], [10.0]])
+        assert rows.export().number == 2
+
     result = subprocess.run(
         [str(programs / "predictor_test")],
-        env={**os.environ, "SERVING_CC_TEST_MODELS": str(two_versions)},
+        env={
+            **os.environ,
+            "SERVING_CC_TEST_MODELS": str(two_versions),
+            "SERVING_CC_TEST_ROWS": str(rows.models),
+            "SERVING_CC_TEST_OP_LIBRARY": str(_loader._OPS_PATH),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -952,6 +1012,7 @@ def test_rows_on_a_server_are_read_by_both_programs(
         (["--model_dir="], "give --model_dir"),
         (["--modeldir=x"], "unknown argument '--modeldir=x'"),
         (["--max_requests=0"], "must be positive"),
+        (["--watch_rows_seconds=-1"], "must not be negative"),
         (["--address=256.0.0.1:1"], "cannot listen on 256.0.0.1:1"),
         (["--model_dir=/nowhere"], "cannot look for versions in '/nowhere'"),
         (["--version=7"], "version 7 is not in"),
@@ -1263,3 +1324,234 @@ def test_recorded_warm_up_requests_are_run(
         error = server.wait_for(2, ModelVersionStatus.END)
         assert "a warm-up request: input 'dense' is missing" in error
         assert server.predict(request(started="", gate=""))
+
+
+# --- Rows that change while they are served -----------------------------------
+
+
+class ScoreClient:
+    """Asks for the scores of some ids all the time, while rows change.
+
+    All rows are set to one value before each export, so an answer with two
+    would be of two exports.
+
+    Attributes:
+        values: What was answered, without repetition.
+    """
+
+    def __init__(self, server: PredictionServer, num_rows: int = 64) -> None:
+        self._server = server
+        self._request = request(ids=np.linspace(0, num_rows - 1, 64, dtype=int))
+        self._stop = threading.Event()
+        self._pool = futures.ThreadPoolExecutor(2)
+        self._runs = [self._pool.submit(self._run) for _ in range(2)]
+        self.values: list[float] = []
+
+    def ask(self) -> float:
+        answer = self._server.predict(self._request)
+        (value,) = set(tf.make_ndarray(answer.outputs["score"]).tolist())
+        return value
+
+    def wait_for(self, value: float) -> None:
+        wait_until(
+            lambda: self.ask() == value or self._has_failed(),
+            f"{value} is served: {self._server.log()[-2000:]}",
+        )
+
+    def __enter__(self) -> "ScoreClient":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stop.set()
+        self._pool.shutdown()
+        for run in self._runs:
+            changes = [v for v, _ in itertools.groupby(run.result())]
+            # One that was left does not come again.
+            assert len(set(changes)) == len(changes), changes
+            self.values = sorted({*self.values, *changes})
+
+    def _run(self) -> list[float]:
+        values = [self.ask()]
+        while not self._stop.is_set():
+            values.append(self.ask())
+        return values
+
+    def _has_failed(self) -> bool:
+        return any(run.done() and run.result() for run in self._runs)
+
+
+def test_exports_change_the_answers_of_a_running_server(
+    programs: Path, tmp_path: Path
+) -> None:
+    with rows_in_this_process(tmp_path) as rows:
+        rows.set_all(1)
+        rows.save(1)
+        with PredictionServer(
+            programs, rows.models, tmp_path, "--watch_rows_seconds=0.02"
+        ) as server:
+
+            def state() -> str:
+                return server.states()[1][1]
+
+            with ScoreClient(server) as client:
+                assert client.ask() == 1
+                assert state() == "rows as of export 1, base 1"
+
+                rows.set_all(2)
+                assert rows.export().number == 2
+                client.wait_for(2)
+
+                # A delta that is damaged before the server can see it.
+                rows.set_all(3)
+                elsewhere = tmp_path / "exports"
+                shutil.copytree(rows.exports(), elsewhere)
+                assert tsw.export.delta(elsewhere).number == 3
+                damage(elsewhere / "delta-00000003")
+                (elsewhere / "delta-00000003").rename(
+                    rows.exports() / "delta-00000003"
+                )
+                wait_until(lambda: "is damaged" in state(), "it is refused")
+                assert "rows as of export 2, base 1; newer" in state()
+                assert "newer rows are not served" in server.log()
+                assert server.is_serving()
+                assert client.ask() == 2
+
+                # What follows it is refused too, up to a newer base.
+                rows.set_all(4)
+                rows.export()
+                rows.set_all(5)
+                assert tsw.export.base(rows.models / "1").number == 5
+                client.wait_for(5)
+                rows.set_all(6)
+                rows.export()
+                client.wait_for(6)
+                wait_until(
+                    lambda: state() == "rows as of export 6, base 5",
+                    "the state has no error any more",
+                )
+                assert server.is_serving()
+
+            assert client.values == [1, 2, 5, 6]
+            assert server.stop() == 0
+
+
+def test_rows_of_an_export_that_was_killed_are_served_all_or_not(
+    programs: Path, tmp_path: Path
+) -> None:
+    num_rows = 400_000
+    with (
+        tsw.Server() as shard,
+        tsw.connect(f"grpc://{shard.address}"),
+    ):
+        rows = ServedRows(tmp_path)
+        rows.set_all(0, num_rows)
+        rows.save(1)
+
+        def unfinished() -> list[Path]:
+            return [p for p in rows.exports().glob(".*") if p.is_dir()]
+
+        def is_in_the_middle(exporter: subprocess.Popen, size: int) -> bool:
+            if exporter.poll() is not None:
+                return True
+            for folder in unfinished():
+                with contextlib.suppress(FileNotFoundError):
+                    files = [file.stat().st_size for file in folder.iterdir()]
+                    return sum(files) >= size
+            return False
+
+        with (
+            PredictionServer(
+                programs, rows.models, tmp_path, "--watch_rows_seconds=0.01"
+            ) as server,
+            ScoreClient(server, num_rows) as client,
+        ):
+            num_unfinished = 0
+            for value, size in enumerate((0, 1, num_rows), 1):
+                rows.set_all(value, num_rows)
+                exporter = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-c",
+                        "import sys, tfswitch as tsw\n"
+                        "with tsw.connect(sys.argv[1]):\n"
+                        "    tsw.export.delta(sys.argv[2])",
+                        f"grpc://{shard.address}",
+                        str(rows.models / "1"),
+                    ],
+                    env=environment(),
+                )
+                wait_until(
+                    functools.partial(is_in_the_middle, exporter, size),
+                    "the exporter writes",
+                )
+                exporter.kill()
+                exporter.wait(HANG_SECS)
+                num_unfinished += len(unfinished())
+                assert client.ask() in range(value + 1)
+            assert num_unfinished > 0
+            assert server.is_serving()
+
+            # The next exporter goes on.
+            rows.set_all(10, num_rows)
+            assert rows.export().published
+            assert not unfinished()
+            client.wait_for(10)
+
+        assert {0, 10} <= set(client.values) <= {0, 1, 2, 3, 10}
+
+
+def test_rows_that_are_checked_first_refuse_a_version_until_they_are_whole(
+    programs: Path, tmp_path: Path
+) -> None:
+    with rows_in_this_process(tmp_path) as rows:
+        rows.set_all(1, 50_000)
+        rows.save(1)
+        with PredictionServer(
+            programs, rows.models, tmp_path, "--verify_rows_first"
+        ) as server:
+            damage(
+                rows.save(2).rename(tmp_path / "2")
+                / tsw.export.MODEL_ROWS
+                / "base-00000001"
+            )
+            (tmp_path / "2").rename(rows.models / "2")
+            error = server.wait_for(2, ModelVersionStatus.END)
+            assert "is damaged" in error
+            assert str(rows.exports(2)) in error
+            assert server.states()[1][0] == ModelVersionStatus.AVAILABLE
+
+            tsw.export.base(rows.models / "2")
+
+            server.wait_for(2, ModelVersionStatus.AVAILABLE)
+
+        # Otherwise a block is checked when it is first used.
+        damage(rows.exports(2) / "base-00000002")
+        with PredictionServer(programs, rows.models, tmp_path) as server:
+            assert server.states()[2][0] == ModelVersionStatus.AVAILABLE
+
+
+def test_a_version_is_taken_while_rows_are_exported_to_it(
+    programs: Path, tmp_path: Path
+) -> None:
+    with rows_in_this_process(tmp_path) as rows:
+        rows.set_all(1)
+        rows.save(1)
+        with PredictionServer(
+            programs, rows.models, tmp_path, "--watch_rows_seconds=0.01"
+        ) as server:
+            rows.save(2)
+            values = itertools.count(2)
+
+            def is_taken() -> bool:
+                rows.set_all(next(values))
+                rows.export(2)
+                states = server.states()
+                assert states.get(2, (0,))[0] != ModelVersionStatus.END, states
+                return states.get(2, (0,))[0] == ModelVersionStatus.AVAILABLE
+
+            wait_until(is_taken, "version 2 serves")
+            last = next(values)
+            rows.set_all(last)
+            rows.export(2)
+            with ScoreClient(server) as client:
+                client.wait_for(last)

@@ -1,9 +1,12 @@
 """Tables to and from files, on each kind of cluster."""
 
+import contextlib
 import gzip
 import json
 import os
 import sys
+import tempfile
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tfswitch import _rows
-from tfswitch.interchange import _layout
+from tfswitch.interchange import _layout, _sorted
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -472,6 +475,147 @@ def test_large_row_groups_are_not_read_at_once(embedded, tmp_path, monkeypatch):
     assert tsw.interchange.read_parquet(table, tmp_path / "rows") == num_rows
 
     assert max(in_use) < floats.nbytes / 2
+
+
+def test_large_arrays_are_not_read_at_once(embedded, tmp_path):
+    table = filled_table(dim=64, num_rows=40_000)
+    tsw.interchange.write_numpy(table, tmp_path / "rows", slots=True)
+
+    with traced_memory() as peak:
+        tsw.interchange.read_numpy(table, tmp_path / "rows", slots=True)
+
+    assert peak[0] < os.path.getsize(tmp_path / "rows") / 4
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_come_in_any_order_and_compressed(
+    embedded, tmp_path, monkeypatch, save, order
+):
+    monkeypatch.setattr(_rows, "_CALL_BYTES", 100)
+    ids = np.arange(50, dtype=">i4")
+    values = np.random.default_rng(1).random((50, 2))
+    save(tmp_path / "rows.npz", ids=ids, values=np.asarray(values, order=order))
+    table = make_table()
+
+    assert tsw.interchange.read_numpy(table, tmp_path / "rows.npz") == 50
+
+    np.testing.assert_array_equal(
+        table.lookup(np.arange(50)), values.astype(np.float32)
+    )
+
+
+# --- Tables larger than the memory ------------------------------------------
+
+
+@contextlib.contextmanager
+def traced_memory():
+    """Yields a list that has the most bytes in use afterwards."""
+    peak = [0]
+    tracemalloc.start()
+    try:
+        yield peak
+        peak[0] = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@each_format
+def test_rows_that_are_sorted_in_runs_give_the_same_content(
+    cluster, tmp_path, monkeypatch, write, read
+):
+    table = filled_table(num_rows=500)
+    write(table, tmp_path / "at_once", slots=True)
+    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1000)
+    monkeypatch.setattr(_sorted, "_SAMPLES", 5)
+
+    assert write(table, tmp_path / "in_runs", slots=True) == 500
+
+    assert sorted(os.listdir(tmp_path)) == ["at_once", "in_runs"]
+    copy = make_table("copy")
+    read(copy, tmp_path / "in_runs", slots=True)
+    assert rows_of(copy) == rows_of(table)
+    if write is tsw.interchange.write_numpy:
+        one, other = (np.load(tmp_path / n) for n in ("at_once", "in_runs"))
+        assert all(one[k].tobytes() == other[k].tobytes() for k in one)
+    else:
+        at_once = (tmp_path / "at_once").read_bytes()
+        assert (tmp_path / "in_runs").read_bytes() == at_once
+
+
+@each_format
+def test_writing_takes_memory_for_a_run_and_not_for_the_table(
+    embedded, tmp_path, monkeypatch, write, read
+):
+    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1 << 18)
+    table = filled_table(dim=32, num_rows=60_000)
+    rows = 60_000 * (8 + 4 * 32 * 3)
+    options = (
+        {"rows_per_group": 1000}
+        if write is tsw.interchange.write_parquet
+        else {}
+    )
+    arrow_before = pa.total_allocated_bytes()
+
+    with traced_memory() as peak:
+        write(table, tmp_path / "rows", slots=True, **options)
+
+    # A message of an export is 8192 rows, which is 3 MB of these 23.
+    assert peak[0] < rows / 3
+    assert pa.total_allocated_bytes() - arrow_before < rows / 10
+
+
+def test_batches_are_as_long_as_asked_for(embedded, tmp_path, monkeypatch):
+    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1000)
+    table = filled_table(num_rows=500)
+    layout = _layout.Layout("array", table, slots=False)
+
+    with _sorted.SortedRows(layout, tmp_path) as rows:
+        batches = list(rows.batches(70))
+        again = list(rows.batches(70, ["values"]))
+
+    assert [len(batch["ids"]) for batch in batches] == [70] * 7 + [10]
+    ids = np.concatenate([batch["ids"] for batch in batches])
+    np.testing.assert_array_equal(ids, np.sort(table.export_rows()[0]))
+    for batch, values in zip(batches, again, strict=True):
+        assert list(values) == ["values"]
+        np.testing.assert_array_equal(batch["values"], values["values"])
+        np.testing.assert_array_equal(
+            table.lookup(batch["ids"]), batch["values"]
+        )
+
+
+def test_without_room_for_runs_the_folder_is_named(
+    embedded, tmp_path, monkeypatch
+):
+    def no_room(**kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1000)
+    monkeypatch.setattr(tempfile, "TemporaryFile", no_room)
+
+    with pytest.raises(OSError, match="a file of their size is needed") as told:
+        tsw.interchange.write_numpy(
+            filled_table(num_rows=500), tmp_path / "rows"
+        )
+
+    assert f"'{tmp_path}'" in str(told.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_visitor_raises_ends_the_export(cluster):
+    table = filled_table()
+    seen = []
+
+    def visit(ids, values, slots):
+        seen.append((len(ids), values.shape, slots))
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        table._native.visit_rows(False, visit)
+
+    assert seen == [(seen[0][0], (seen[0][0], 2), None)]
+    assert table.size() == 50
 
 
 # --- Slots of another optimizer ---------------------------------------------

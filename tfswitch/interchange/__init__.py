@@ -4,9 +4,10 @@ For other programs: to look at rows, to search them for neighbours, to start
 from rows that were trained elsewhere. To go on where training ended,
 `Cluster.save` is better: servers write and read checkpoints by themselves.
 
-Writers hold all rows in memory, write them sorted by id to a temporary file
-beside `path`, and rename it when it is complete, so that nobody sees half a
-file and an error leaves none behind. Readers set the rows of the ids in a file
+Writers write rows sorted by id to a temporary file beside `path`, and rename it
+when it is complete, so that nobody sees half a file and an error leaves none
+behind. Tables may be larger than the memory: what does not fit in 64 MiB is
+sorted in a file beside it. Readers set the rows of the ids in a file
 (`EmbeddingTable.assign`); other rows stay. Of an id that occurs several times
 the last row stays. Both work with tables in this process and on servers.
 """

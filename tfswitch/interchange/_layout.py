@@ -75,16 +75,6 @@ class Layout:
             sort_keys=True,
         )
 
-    def sorted_rows(self) -> Rows:
-        """All rows, by id: the same wherever they live."""
-        if SLOTS not in self.widths:
-            ids, values = self.table.export_rows()
-            order = np.argsort(ids)
-            return Rows(ids[order], values[order])
-        ids, values, slots = self.table._export_with_slots()
-        order = np.argsort(ids)
-        return Rows(ids[order], values[order], slots[order])
-
     def assign(self, batches: Iterable[Rows]) -> int:
         """Sets rows as they come; returns how many."""
         num_rows = 0

@@ -1,15 +1,18 @@
 """Rows in `.npz` files of NumPy."""
 
 import contextlib
+import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
+from tfswitch._rows import Rows, rows_per_call
 from tfswitch.interchange._files import published
 from tfswitch.interchange._layout import Layout, Source
+from tfswitch.interchange._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
 
 
@@ -46,14 +49,30 @@ def write_numpy(
     (3, 8)
     """
     layout = Layout("array", table, slots=slots)
-    with published(path) as temporary:
-        rows = layout.sorted_rows()
-        arrays = {
-            name: getattr(rows, what) for what, name in layout.names.items()
-        }
-        with open(temporary, "wb") as file:
-            np.savez(file, metadata=np.array(layout.metadata()), **arrays)
-    return len(rows.ids)
+    rows_per_batch = rows_per_call(sum(layout.widths.values()))
+    with (
+        published(path) as temporary,
+        SortedRows(layout, temporary.parent) as rows,
+        # As np.savez makes it, but for the order of things: that needs all of
+        # an array at once.
+        zipfile.ZipFile(temporary, "w") as archive,
+    ):
+        with archive.open("metadata.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, np.array(layout.metadata()))
+        for what, name in layout.names.items():
+            width = layout.widths.get(what)
+            header = {
+                "descr": "<i8" if width is None else "<f4",
+                "fortran_order": False,
+                "shape": (rows.num_rows,)
+                if width is None
+                else (rows.num_rows, width),
+            }
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, header)
+                for batch in rows.batches(rows_per_batch, [what]):
+                    member.write(np.ascontiguousarray(batch[what]).data)
+        return rows.num_rows
 
 
 def read_numpy(
@@ -63,6 +82,9 @@ def read_numpy(
     slots: bool = False,
 ) -> int:
     """Sets the rows of an `.npz` file, all or none.
+
+    Reads it twice, a batch at a time: all of it is checked before the first row
+    is set. An array in the order of Fortran is held in memory.
 
     Args:
         table: The table.
@@ -89,47 +111,121 @@ def read_numpy(
     """
     layout = Layout("array", table, slots=slots)
     file = os.fspath(path)
-    source = Source(layout, file)
-    arrays = _load(file, source, list(layout.names.values()))
-    ids = arrays["ids"]
-    if ids.ndim != 1:
-        raise ValueError(
-            f"'{file}': array 'ids' must be of rank 1, got shape {ids.shape}"
-        )
-    ids = source.to_ids(ids)
-    for name, width in layout.widths.items():
-        if arrays[name].shape != (len(ids), width):
-            raise ValueError(
-                f"'{file}': array '{name}' must be of shape "
-                f"{(len(ids), width)} for {len(ids)} ids and table "
-                f"'{table.name}', got {arrays[name].shape}"
-            )
-    rows = source.to_rows(ids, {name: arrays[name] for name in layout.widths})
-    return layout.assign([rows])
+    # All of it is checked before any row is set.
+    for _ in _read(file, layout):
+        pass
+    return layout.assign(_read(file, layout))
 
 
-def _load(
-    file: str, source: Source, names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Reads arrays of a file whose metadata fit."""
+class _Array:
+    """An array of an archive that is read from its beginning.
+
+    Attributes:
+        shape: Of the array.
+        dtype: Of the array.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, file: str, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._whole: np.ndarray | None = None
+        self._next = 0
+        with self._readable():
+            self._member = archive.open(f"{name}.npy")
+            version = np.lib.format.read_magic(self._member)
+            if version not in _READ_HEADER:
+                raise ValueError(f"it is of version {version} of the format")
+            header = _READ_HEADER[version](self._member)
+        self.shape, self._is_fortran, self.dtype = header
+        if self.dtype.hasobject:
+            with self._readable():
+                raise ValueError("it holds Python objects")
+
+    def read(self, num_rows: int) -> np.ndarray:
+        """The next rows; REQUIRES: so many are left."""
+        if self._is_fortran and len(self.shape) > 1:
+            if self._whole is None:  # A row is all over the file.
+                flat = self._read_flat(math.prod(self.shape))
+                self._whole = flat.reshape(self.shape[::-1]).T
+            rows = self._whole[self._next : self._next + num_rows]
+        else:
+            width = self.shape[1:]
+            flat = self._read_flat(num_rows * math.prod(width))
+            rows = flat.reshape(num_rows, *width)
+        self._next += num_rows
+        if self._next == self.shape[0]:
+            with self._readable():
+                self._member.read(1)  # The checksum is looked at behind it.
+        return rows
+
+    def _read_flat(self, size: int) -> np.ndarray:
+        num_bytes = size * self.dtype.itemsize
+        with self._readable():
+            data = self._member.read(num_bytes)
+            if len(data) < num_bytes:
+                raise ValueError("it ends early")
+        return np.frombuffer(data, self.dtype)
+
+    def _readable(self) -> contextlib.AbstractContextManager[None]:
+        return _readable(self._file, f"array '{self._name}'")
+
+
+# What NumPy writes for numbers; the third is for names of fields.
+_READ_HEADER = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def _read(file: str, layout: Layout) -> Iterator[Rows]:
+    """Yields the rows of a file whose metadata and shapes fit."""
     if not os.path.exists(file):
         raise FileNotFoundError(f"there is no file '{file}'")
-    # NumPy would take anything else for a pickle.
     if not zipfile.is_zipfile(file):
         raise OSError(f"'{file}' is no .npz file, or it is damaged")
     with _readable(file, "the list of its arrays"):
-        archive = np.load(file, allow_pickle=False)
+        archive = zipfile.ZipFile(file)
     with archive:
-        if "metadata" in archive.files:
+        source = Source(layout, file)
+        present = [
+            name.removesuffix(".npy")
+            for name in archive.namelist()
+            if name.endswith(".npy")
+        ]
+        if "metadata" in present:
             with _readable(file, "array 'metadata'"):
-                metadata = str(archive["metadata"])
-            source.check_state(metadata)
-        source.check_names(archive.files)
-        arrays = {}
-        for name in names:
-            with _readable(file, f"array '{name}'"):
-                arrays[name] = np.asarray(archive[name])
-    return arrays
+                with archive.open("metadata.npy") as member:
+                    metadata = np.lib.format.read_array(member)
+            source.check_state(str(metadata))
+        source.check_names(present)
+        arrays = {
+            what: _Array(archive, file, name)
+            for what, name in layout.names.items()
+        }
+        ids = arrays["ids"]
+        if len(ids.shape) != 1:
+            raise ValueError(
+                f"'{file}': array 'ids' must be of rank 1, got shape "
+                f"{ids.shape}"
+            )
+        if ids.dtype.kind not in "iu":
+            source.refuse_ids(str(ids.dtype))
+        num_rows = ids.shape[0]
+        for what, width in layout.widths.items():
+            if arrays[what].shape != (num_rows, width):
+                raise ValueError(
+                    f"'{file}': array '{what}' must be of shape "
+                    f"{(num_rows, width)} for {num_rows} ids and table "
+                    f"'{layout.table.name}', got {arrays[what].shape}"
+                )
+        step = rows_per_call(sum(layout.widths.values()))
+        # Once even if there are none: their checksums and dtypes count too.
+        for begin in range(0, max(1, num_rows), step):
+            size = min(step, num_rows - begin)
+            yield source.to_rows(
+                source.to_ids(ids.read(size)),
+                {what: arrays[what].read(size) for what in layout.widths},
+            )
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 from tfswitch._rows import Rows, rows_per_call
 from tfswitch.interchange._files import Paths, find_files, published
 from tfswitch.interchange._layout import Layout, Source
+from tfswitch.interchange._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
 
 # Of the schema's metadata, what tells of which table the rows are.
@@ -92,8 +93,10 @@ def write_parquet(
         ],
         metadata={_METADATA_KEY: layout.metadata()},
     )
-    with published(path) as temporary:
-        rows = layout.sorted_rows()
+    with (
+        published(path) as temporary,
+        SortedRows(layout, temporary.parent) as rows,
+    ):
         with pq.ParquetWriter(
             temporary,
             schema,
@@ -103,11 +106,10 @@ def write_parquet(
             write_statistics=[id_column],
             write_page_checksum=True,
         ) as writer:
-            for begin in range(0, len(rows.ids), rows_per_group):
-                part = slice(begin, begin + rows_per_group)
-                columns = [pa.array(rows.ids[part])]
+            for batch in rows.batches(rows_per_group):
+                columns = [pa.array(batch["ids"])]
                 for what, width in layout.widths.items():
-                    values = pa.array(getattr(rows, what)[part].reshape(-1))
+                    values = pa.array(batch[what].reshape(-1))
                     columns.append(
                         pa.FixedSizeListArray.from_arrays(values, width)
                     )
@@ -115,7 +117,7 @@ def write_parquet(
                     pa.Table.from_arrays(columns, schema=schema),
                     row_group_size=rows_per_group,
                 )
-    return len(rows.ids)
+        return rows.num_rows
 
 
 def read_parquet(

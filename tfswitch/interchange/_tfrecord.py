@@ -11,6 +11,7 @@ from google.protobuf import message as protobuf
 from tfswitch._rows import Rows, rows_per_call
 from tfswitch.interchange._files import Paths, find_files, published
 from tfswitch.interchange._layout import Layout, Source
+from tfswitch.interchange._sorted import Batch, SortedRows
 from tfswitch.table import EmbeddingTable
 
 
@@ -53,18 +54,25 @@ def write_tfrecord(
         "feature", table, slots=slots, ids=id_feature, values=embedding_feature
     )
     options = tf.io.TFRecordOptions(_compression_type(compression))
-    with published(path) as temporary:
-        rows = layout.sorted_rows()
+    with (
+        published(path) as temporary,
+        SortedRows(layout, temporary.parent) as rows,
+    ):
         try:
             with tf.io.TFRecordWriter(str(temporary), options) as writer:
-                for example in _examples(rows, layout):
-                    # The same rows give the same bytes.
-                    writer.write(example.SerializeToString(deterministic=True))
+                for batch in rows.batches(
+                    rows_per_call(sum(layout.widths.values()))
+                ):
+                    for example in _examples(batch, layout):
+                        # The same rows give the same bytes.
+                        writer.write(
+                            example.SerializeToString(deterministic=True)
+                        )
         except tf.errors.OpError as error:
             raise OSError(
                 f"'{os.fspath(path)}' cannot be written: {error.message}"
             ) from error
-    return len(rows.ids)
+        return rows.num_rows
 
 
 def read_tfrecord(
@@ -121,13 +129,13 @@ def read_tfrecord(
     )
 
 
-def _examples(rows: Rows, layout: Layout) -> Iterator[tf.train.Example]:
-    for row, row_id in enumerate(rows.ids.tolist()):
+def _examples(rows: Batch, layout: Layout) -> Iterator[tf.train.Example]:
+    for row, row_id in enumerate(rows["ids"].tolist()):
         example = tf.train.Example()
         features = example.features.feature
         features[layout.names["ids"]].int64_list.value.append(row_id)
         for what in layout.widths:
-            floats = getattr(rows, what)[row].tolist()
+            floats = rows[what][row].tolist()
             features[layout.names[what]].float_list.value.extend(floats)
         yield example
 

@@ -1,0 +1,231 @@
+"""All rows of a table by id, in bounded memory."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfswitch.interchange._layout import Layout
+
+# A few times this much memory is in use at once.
+_RUN_BYTES = 64 << 20
+# Ids of a run that are kept to find out how ids are spread.
+_SAMPLES = 4096
+
+Batch = dict[str, np.ndarray]
+
+
+class _Run(NamedTuple):
+    """Rows by id in the file: all ids, then all values, then all slots."""
+
+    offset: int
+    num_rows: int
+
+
+class SortedRows:
+    """All rows of a table as of one export, by id: the same wherever they live.
+
+    They come from servers in no order. So many as fit in a run are sorted in
+    memory. If there are more, the runs go to a file without a name, as large as
+    the rows, until this is closed; what is read is a range of ids of all runs
+    at a time, about as many rows as a run has.
+
+    Not thread-safe.
+
+    Args:
+        layout: Of the table.
+        folder: Where there is room for the file.
+
+    Attributes:
+        num_rows: How many there are.
+
+    Raises:
+        OSError: If the file cannot be written.
+        ConnectionError, TimeoutError: If a server does not answer.
+    """
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self._widths = {"ids": 1, **layout.widths}
+        self._dtypes: dict[str, np.dtype] = {
+            what: np.dtype(np.int64 if what == "ids" else np.float32)
+            for what in self._widths
+        }
+        row_bytes = sum(self._row_bytes(what) for what in self._widths)
+        self._run_rows = max(1, _RUN_BYTES // row_bytes)
+        self._folder = folder
+        self._file: Any = None
+        self._runs: list[_Run] = []
+        self._samples: list[np.ndarray] = []
+        # The only run, if there is one alone; what is not in a run yet.
+        self._only: Batch | None = None
+        self._waiting: list[Batch] = []
+        self._num_waiting = 0
+        self.num_rows = 0
+        try:
+            layout.table._native.visit_rows("slots" in layout.widths, self._add)
+            if self._file is None:
+                self._only = self._sort_waiting()
+            elif self._num_waiting:
+                self._spill(self._sort_waiting())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "SortedRows":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def batches(
+        self, rows_per_batch: int, fields: Sequence[str] = ()
+    ) -> Iterator[Batch]:
+        """Yields rows by id, `rows_per_batch` at a time, the last ones fewer.
+
+        May be called again, for the same rows.
+
+        Args:
+            rows_per_batch: How many.
+            fields: Which of `Rows`; by default all that the layout has.
+        """
+        fields = fields or list(self._widths)
+        left: Batch | None = None
+        for part in self._parts(fields):
+            if left is not None:
+                part = {
+                    what: np.concatenate([left[what], part[what]])
+                    for what in fields
+                }
+            num_rows = len(part[fields[0]])
+            full = num_rows - num_rows % rows_per_batch
+            for begin in range(0, full, rows_per_batch):
+                yield {
+                    what: part[what][begin : begin + rows_per_batch]
+                    for what in fields
+                }
+            # Copies: a view would keep all of the part.
+            left = {what: part[what][full:].copy() for what in fields}
+        if left is not None and len(left[fields[0]]):
+            yield left
+
+    def _add(
+        self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
+    ) -> None:
+        rows = {"ids": ids, "values": values}
+        if "slots" in self._widths:
+            assert slots is not None
+            rows["slots"] = slots
+        self.num_rows += len(ids)
+        begin = 0
+        while begin < len(ids):
+            end = min(len(ids), begin + self._run_rows - self._num_waiting)
+            # Only when there are more is it known that one run is too few.
+            if end == begin:
+                self._spill(self._sort_waiting())
+                continue
+            self._waiting.append(
+                {what: array[begin:end] for what, array in rows.items()}
+            )
+            self._num_waiting += end - begin
+            begin = end
+
+    def _sort_waiting(self) -> Batch:
+        """The rows that wait, by id; none wait any more."""
+        waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+        if not waiting:
+            return {what: self._empty(what, 0) for what in self._widths}
+        order = np.argsort(np.concatenate([rows["ids"] for rows in waiting]))
+        return {
+            what: np.concatenate([rows.pop(what) for rows in waiting])[order]
+            for what in self._widths
+        }
+
+    def _spill(self, run: Batch) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder)
+            offset = self._file.seek(0, os.SEEK_END)
+            for what in self._widths:
+                self._file.write(np.ascontiguousarray(run[what]).data)
+            self._file.flush()
+        except OSError as error:
+            raise OSError(
+                f"rows cannot be sorted in '{self._folder}', where a file of "
+                f"their size is needed besides the result: {error}"
+            ) from error
+        self._runs.append(_Run(offset, len(run["ids"])))
+        step = max(1, self._run_rows // _SAMPLES)
+        self._samples.append(run["ids"][::step].copy())
+
+    def _parts(self, fields: Sequence[str]) -> Iterator[Batch]:
+        """All rows by id, a range of ids at a time."""
+        if self._only is not None:
+            yield {what: self._only[what] for what in fields}
+            return
+        samples = np.sort(np.concatenate(self._samples))
+        num_parts = len(self._runs)
+        limits = samples[
+            [len(samples) * i // num_parts for i in range(1, num_parts)]
+        ]
+        # A part begins at its limit, the last one ends with the run.
+        ends = []
+        for run in self._runs:
+            ids = self._read("ids", run, 0, run.num_rows)
+            ends.append([*np.searchsorted(ids, limits), run.num_rows])
+        begins = [0] * num_parts
+        for part in range(num_parts):
+            slices = [
+                (run, begins[i], ends[i][part])
+                for i, run in enumerate(self._runs)
+            ]
+            begins = [end for _, _, end in slices]
+            ids = self._read_all("ids", slices)
+            order = np.argsort(ids)
+            yield {
+                what: (ids if what == "ids" else self._read_all(what, slices))[
+                    order
+                ]
+                for what in fields
+            }
+
+    def _read_all(
+        self, what: str, slices: Sequence[tuple[_Run, int, int]]
+    ) -> np.ndarray:
+        return np.concatenate(
+            [self._read(what, run, begin, end) for run, begin, end in slices]
+        )
+
+    def _read(self, what: str, run: _Run, begin: int, end: int) -> np.ndarray:
+        offset = run.offset
+        for field in self._widths:
+            if field == what:
+                break
+            offset += run.num_rows * self._row_bytes(field)
+        rows = self._empty(what, end - begin)
+        self._file.seek(offset + begin * self._row_bytes(what))
+        if rows.size and self._file.readinto(rows.data.cast("B")) < rows.nbytes:
+            raise OSError(
+                f"the file of sorted rows in '{self._folder}' ends early"
+            )
+        return rows
+
+    def _row_bytes(self, what: str) -> int:
+        return self._widths[what] * self._dtypes[what].itemsize
+
+    def _empty(self, what: str, num_rows: int) -> np.ndarray:
+        shape = (num_rows,) if what == "ids" else (num_rows, self._widths[what])
+        return np.empty(shape, self._dtypes[what])
