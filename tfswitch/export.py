@@ -90,7 +90,8 @@ def base(
             a SavedModel of `tfswitch.saved_model.save`, whose rows it then
             has.
         tables: Names, or `EmbeddingTable` objects. None means those of the
-            SavedModel, or all that the cluster has.
+            SavedModel, or all that the cluster has. Those of the SavedModel
+            must be among them.
         row_format: "float32", "float16", or "int8" with a scale per row.
         rule: Which rows; None means all.
         keep: Remove what is older than so many bases. None removes nothing.
@@ -184,8 +185,9 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
         return _Folder(folder, None)
     if "rows" not in model:
         raise ValueError(
-            f"the model in {folder!r} looks rows up on servers, and has none "
-            "that could be exported"
+            f"the model in {folder!r} looks rows up on servers, and has no "
+            'exports. Save one with mode="embedded", or export to another '
+            "folder."
         )
     rows = os.path.join(folder, os.path.dirname(MODEL_FILE), model["rows"])
     return _Folder(os.path.normpath(rows), sorted(model["tables"]))
@@ -215,6 +217,14 @@ def _names_of(
         raise ValueError(
             "`tables` must have names or tables. Received: "
             f"tables={list(names)!r}"
+        )
+    missing = sorted(set(folder.model_tables or ()).difference(names))
+    if missing:
+        raise ValueError(
+            f"the model that {folder.rows!r} belongs to looks up "
+            f"{', '.join(map(repr, missing))} as well, and could not serve an "
+            "export without. Leave `tables` out to export what it looks up. "
+            f"Received: tables={names!r}"
         )
     return sorted(set(names))
 

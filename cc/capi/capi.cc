@@ -48,11 +48,11 @@ struct Tfswitch_Table {
 };
 
 struct Tfswitch_ServedModel {
-  std::shared_ptr<tfswitch::ServedRows> rows;
+  std::shared_ptr<tfswitch::ServedModel> model;
 };
 
 struct Tfswitch_ServedRows {
-  std::shared_ptr<const tfswitch::RowSnapshot> snapshot;
+  std::shared_ptr<const tfswitch::PinnedRows> rows;
 };
 
 struct Tfswitch_Server {
@@ -1106,36 +1106,37 @@ int PublishExportC(Tfswitch_Cluster* cluster, const char* options_json,
 int OpenServedModelC(const char* model_file, Tfswitch_ServedModel** model,
                      char* error) {
   return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedRows> rows,
-                              OpenServedModel(model_file));
-    *model = new Tfswitch_ServedModel{std::move(rows)};
+    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> opened,
+                              OpenServedModel(model_file, OpenReadingClient));
+    *model = new Tfswitch_ServedModel{std::move(opened)};
     return absl::OkStatus();
   });
 }
 
 void CloseServedModel(Tfswitch_ServedModel* model) { delete model; }
 
+int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
+  return model->model->is_remote() ? 1 : 0;
+}
+
 Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
-  return new Tfswitch_ServedRows{model->rows->Pin()};
+  return new Tfswitch_ServedRows{model->model->Pin()};
 }
 
 void UnpinServedRows(Tfswitch_ServedRows* rows) { delete rows; }
 
-int ServedLookup(const Tfswitch_ServedRows* rows, const char* table,
-                 int32_t dim, const int64_t* keys, size_t num_keys,
-                 float* embeddings, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    for (const RowLayers& layers : rows->snapshot->tables()) {
-      if (layers.table != table) continue;
-      if (layers.dim != dim) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("table '", table, "' has dim ", layers.dim,
-                         " in this export, the lookup has dim ", dim));
-      }
-      return layers.Lookup(Keys(keys, num_keys), embeddings);
+int ServedLookup(const Tfswitch_ServedRows* rows,
+                 const Tfswitch_ServedPart* parts, size_t num_parts,
+                 char* error) {
+  return Guarded(error, [&] {
+    std::vector<LookupPart> lookups;
+    lookups.reserve(num_parts);
+    for (const Tfswitch_ServedPart& part :
+         absl::MakeConstSpan(parts, num_parts)) {
+      lookups.push_back({part.table, part.dim, Keys(part.keys, part.num_keys),
+                         part.embeddings});
     }
-    return absl::NotFoundError(absl::StrCat(
-        "table '", table, "' is not among those that the model serves"));
+    return rows->rows->Lookup(lookups);
   });
 }
 
@@ -1207,6 +1208,7 @@ constexpr Tfswitch_Api kApi = {
     PublishExportC,
     OpenServedModelC,
     CloseServedModel,
+    ServedModelIsRemote,
     PinServedRows,
     UnpinServedRows,
     ServedLookup,

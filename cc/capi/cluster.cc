@@ -1,5 +1,6 @@
 #include "cc/capi/cluster.h"
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
@@ -17,6 +19,9 @@
 
 namespace tfswitch {
 namespace {
+
+// Left to a server whose turn comes when the others have taken all the time.
+constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
 // What is open in this process. Never destroyed: threads of TensorFlow may
 // still push while static objects go.
@@ -44,6 +49,31 @@ uint64_t DrawClientId() {
   uint64_t id = 0;
   while (id == 0) id = (uint64_t{random()} << 32) | random();
   return id;
+}
+
+// A client of all servers. With `only_reads` it waits for all of them no longer
+// than `timeout`, and makes no table again.
+absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
+    const std::vector<std::string>& servers, absl::Duration timeout,
+    bool only_reads) {
+  const absl::Time deadline = absl::Now() + timeout;
+  std::vector<std::unique_ptr<ParameterClient>> shards;
+  for (size_t i = 0; i < servers.size(); ++i) {
+    GrpcClientOptions options;
+    options.address = servers[i];
+    options.shard_index = static_cast<uint32_t>(i);
+    options.num_shards = static_cast<uint32_t>(servers.size());
+    options.timeout = timeout;
+    if (only_reads) {
+      options.connect_timeout =
+          std::max<absl::Duration>(deadline - absl::Now(), kShortestWait);
+      options.creates_again = false;
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<ParameterClient> client,
+                              NewGrpcClient(options));
+    shards.push_back(std::move(client));
+  }
+  return NewShardedClient(std::move(shards));
 }
 
 }  // namespace
@@ -108,29 +138,33 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
   }
   // Outside the lock: servers may take their time to answer. If two threads
   // open the same cluster, the first one's counts.
-  std::vector<std::unique_ptr<ParameterClient>> shards;
+  std::unique_ptr<ParameterClient> client;
+  int num_shards = 1;
   if (parsed.is_remote) {
-    for (size_t i = 0; i < parsed.servers.size(); ++i) {
-      GrpcClientOptions options;
-      options.address = parsed.servers[i];
-      options.shard_index = static_cast<uint32_t>(i);
-      options.num_shards = static_cast<uint32_t>(parsed.servers.size());
-      options.timeout = timeout;
-      TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<ParameterClient> client,
-                                NewGrpcClient(options));
-      shards.push_back(std::move(client));
-    }
+    TFSWITCH_ASSIGN_OR_RETURN(client, ConnectToServers(parsed.servers, timeout,
+                                                       /*only_reads=*/false));
+    num_shards = static_cast<int>(parsed.servers.size());
   } else {
+    std::vector<std::unique_ptr<ParameterClient>> shards;
     shards.push_back(NewLocalClient(std::move(local_shard)));
+    client = NewShardedClient(std::move(shards));
   }
-  const int num_shards = static_cast<int>(shards.size());
-  std::shared_ptr<Cluster> cluster(new Cluster(
-      NewShardedClient(std::move(shards)), num_shards, parsed.is_remote));
+  std::shared_ptr<Cluster> cluster(
+      new Cluster(std::move(client), num_shards, parsed.is_remote));
   MutexLock lock(&registry.mutex);
   std::weak_ptr<Cluster>& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.lock()) return first;
   open = cluster;
   return cluster;
+}
+
+absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
+    const std::string& address, absl::Duration timeout) {
+  TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
+                            ParseClusterAddress(address));
+  if (!parsed.is_remote) return BadAddress(address, "no servers are there");
+  TuneMalloc();
+  return ConnectToServers(parsed.servers, timeout, /*only_reads=*/true);
 }
 
 absl::Status Cluster::Join(const WorkerOptions& options) {

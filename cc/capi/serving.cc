@@ -16,15 +16,22 @@ std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string StateToJson(const ServedRows::State& state) {
-  Json json = {{"number", state.number},
-               {"base_number", state.base_number},
-               {"created_ms", state.created_ms},
-               {"served_since_ms", state.served_since_ms},
-               {"held", state.is_held},
-               {"refused", state.num_refused},
-               {"error", nullptr}};
-  if (!state.error.ok()) json["error"] = std::string(state.error.message());
+std::string StateToJson(const ServedState& state) {
+  const ServedRows::State& rows = state.rows;
+  Json json = {{"number", rows.number},
+               {"base_number", rows.base_number},
+               {"created_ms", rows.created_ms},
+               {"served_since_ms", rows.served_since_ms},
+               {"held", rows.is_held},
+               {"refused", rows.num_refused},
+               {"error", nullptr},
+               {"mode", state.is_remote ? "remote" : "embedded"},
+               {"addresses", nullptr},
+               {"cached_rows", state.cached_rows},
+               {"cache_hits", state.num_cache_hits},
+               {"cache_misses", state.num_cache_misses}};
+  if (!rows.error.ok()) json["error"] = std::string(rows.error.message());
+  if (state.is_remote) json["addresses"] = state.addresses;
   return Dump(json);
 }
 
@@ -91,27 +98,27 @@ absl::StatusOr<std::string> CallServedModel(const std::string& path,
   reader.Read("number", std::numeric_limits<int64_t>::max(), &number);
   reader.Read("seconds", &seconds);
   TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-  TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<ServedRows> rows,
+  TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<ServedModel> model,
                             FindServedModel(path));
   if (call == "refresh") {
-    TFSWITCH_RETURN_IF_ERROR(rows->Refresh());
+    TFSWITCH_RETURN_IF_ERROR(model->Refresh());
   } else if (call == "roll_back") {
-    TFSWITCH_RETURN_IF_ERROR(rows->RollBack(static_cast<int64_t>(number)));
+    TFSWITCH_RETURN_IF_ERROR(model->RollBack(static_cast<int64_t>(number)));
   } else if (call == "resume") {
-    TFSWITCH_RETURN_IF_ERROR(rows->Resume());
+    TFSWITCH_RETURN_IF_ERROR(model->Resume());
   } else if (call == "watch") {
     if (!(seconds >= 0.0f)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "seconds: expected a number of at least 0, got ", seconds));
     }
-    rows->Watch(absl::Seconds(seconds));
+    TFSWITCH_RETURN_IF_ERROR(model->Watch(absl::Seconds(seconds)));
   } else if (call != "state") {
     return absl::InvalidArgumentError(
         absl::StrCat("call of a served model: expected state, refresh, watch, "
                      "roll_back or resume, got '",
                      call, "'"));
   }
-  return StateToJson(rows->state());
+  return StateToJson(model->state());
 }
 
 }  // namespace tfswitch

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 // Grows when a function changes or goes; new ones are added at the end.
-#define TFSWITCH_API_VERSION 7
+#define TFSWITCH_API_VERSION 8
 #define TFSWITCH_ERROR_SIZE 2048
 // Tables of one call of pull_many or push_unique_many.
 #define TFSWITCH_MAX_PARTS 256
@@ -111,6 +111,15 @@ typedef struct Tfswitch_PushPart {
   Tfswitch_PushOptions options;
   Tfswitch_PushResult result;  // Set by the call.
 } Tfswitch_PushPart;
+
+// One of the tables of served_lookup.
+typedef struct Tfswitch_ServedPart {
+  const char* table;
+  int32_t dim;  // What the caller takes it for.
+  const int64_t* keys;
+  size_t num_keys;
+  float* embeddings;  // num_keys x dim.
+} Tfswitch_ServedPart;
 
 // Where a worker of replicas_* below is.
 typedef struct Tfswitch_ReplicaPlace {
@@ -349,26 +358,32 @@ typedef struct Tfswitch_Api {
   int (*publish_export)(Tfswitch_Cluster* cluster, const char* options_json,
                         char** report_json, char* error);
 
-  // Opens the rows of an exported model by the file among its assets.
+  // Opens the rows of an exported model by the file among its assets. If they
+  // are on servers it waits for those.
   int (*open_served_model)(const char* model_file, Tfswitch_ServedModel** model,
                            char* error);
   void (*close_served_model)(Tfswitch_ServedModel* model);
-  // The rows that are served now. They do not change, and live until they are
-  // unpinned.
+  // Whether served_lookup waits for servers.
+  int32_t (*served_model_is_remote)(const Tfswitch_ServedModel* model);
+  // The rows that are served now. They do not change, unless they are on
+  // servers, and live until they are unpinned.
   Tfswitch_ServedRows* (*pin_served_rows)(Tfswitch_ServedModel* model);
   void (*unpin_served_rows)(Tfswitch_ServedRows* rows);
-  // Reads num_keys x dim floats; `dim` is what the caller takes it for.
-  int (*served_lookup)(const Tfswitch_ServedRows* rows, const char* table,
-                       int32_t dim, const int64_t* keys, size_t num_keys,
-                       float* embeddings, char* error);
+  // Reads the rows of all parts; from servers with one message to each, unless
+  // they are long. A table may come more than once.
+  int (*served_lookup)(const Tfswitch_ServedRows* rows,
+                       const Tfswitch_ServedPart* parts, size_t num_parts,
+                       char* error);
   // Steers a model that is open in this process. `path` is that of its model
   // file or SavedModel. {"call": name, ...}:
   //   state      -> {"number", "base_number", "created_ms", "served_since_ms",
-  //                  "held", "refused", "error"}
+  //                  "held", "refused", "error", "mode", "addresses",
+  //                  "cached_rows", "cache_hits", "cache_misses"}
   //   refresh    looks for newer exports                       -> as state
   //   watch      "seconds": looks for them so often, 0: never  -> as state
   //   roll_back  "number": serves as of this export            -> as state
   //   resume     serves the newest again                       -> as state
+  // All but state need files: FAILED_PRECONDITION if the rows are on servers.
   int (*served_model_call)(const char* path, const char* request_json,
                            char** response_json, char* error);
 } Tfswitch_Api;

@@ -242,7 +242,10 @@ class ShardedClient : public ParameterClient {
     TFSWITCH_ASSIGN_OR_RETURN(std::vector<TableInfo> infos,
                               shards_[0]->ListTables(table));
     std::map<std::string, TableInfo*> by_name;
-    for (TableInfo& info : infos) by_name[info.config.name] = &info;
+    for (TableInfo& info : infos) {
+      by_name[info.config.name] = &info;
+      Remember(info.config);
+    }
     for (size_t i = 1; i < shards_.size(); ++i) {
       TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> others,
                                 shards_[i]->ListTables(table));

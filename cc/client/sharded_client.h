@@ -15,7 +15,8 @@ namespace tfswitch {
 // shard it hands calls through without a copy.
 //
 // Pulls and pushes need the number of virtual shards of their table: the
-// client knows the tables it has created, and asks shard 0 for others once.
+// client knows the tables it has created or listed, and asks shard 0 for others
+// once.
 // A push is checked for NaN and Inf before any shard gets a part of it.
 //
 // Thread-safe.

@@ -52,13 +52,15 @@ REGISTER_OP("Tfswitch>OpenServedModel")
     .Input("model: resource")
     .Input("file: string")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
       return c->WithRank(c->input(1), 0, &unused);
     })
     .Doc(R"doc(
-Opens the rows that a model file names; again, it does nothing.
+Opens the rows that a model file names; again, it does nothing. If they are on
+servers it waits for those, no longer than the file says.
 
 model: Of `Tfswitch>ServedModel`.
 file: The path of the file, an asset of the SavedModel.
@@ -75,7 +77,8 @@ REGISTER_OP("Tfswitch>PinServedRows")
     })
     .Doc(R"doc(
 The rows that the model serves now. They stay the same for whoever holds them,
-whatever is exchanged meanwhile.
+whatever is exchanged meanwhile; unless they are on servers: then each lookup
+reads what is there.
 
 model: Of `Tfswitch>ServedModel`.
 rows: For `Tfswitch>ServedLookup`.
@@ -89,6 +92,7 @@ REGISTER_OP("Tfswitch>ServedLookup")
     .Attr("Tids: {int32, int64}")
     .Attr("tables: list(string) >= 1")
     .Attr("dims: list(int) >= 1")
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle embeddings;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &embeddings));
@@ -117,7 +121,8 @@ REGISTER_OP("Tfswitch>ServedLookup")
     })
     .Doc(R"doc(
 Reads one embedding per id of tables of an exported model. An id without a row
-reads as what its table has for it, and nothing is created.
+reads as what its table has for it, and nothing is created. From servers it reads
+with one message to each, unless the batches are long.
 
 rows: Of `Tfswitch>PinServedRows`.
 ids: For each table, of any shape.
@@ -142,14 +147,16 @@ class ServedModelResource : public tensorflow::ResourceBase {
     });
   }
 
-  // The pinned rows unpin themselves.
-  absl::Status Pin(std::shared_ptr<const Tfswitch_ServedRows>* rows) {
+  // The pinned rows unpin themselves. *is_remote: a lookup waits for servers.
+  absl::Status Pin(std::shared_ptr<const Tfswitch_ServedRows>* rows,
+                   bool* is_remote) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (model_ == nullptr) {
       return absl::FailedPreconditionError(
           "the rows of this model are not open: its initializer has not run. "
           "Load it with tf.saved_model.load, or in C++ with LoadSavedModel.");
     }
+    *is_remote = api_->served_model_is_remote(model_) != 0;
     *rows = std::shared_ptr<const Tfswitch_ServedRows>(
         api_->pin_served_rows(model_),
         [api = api_](const Tfswitch_ServedRows* pinned) {
@@ -169,6 +176,7 @@ class ServedModelResource : public tensorflow::ResourceBase {
 // The value of a variant tensor: it goes from op to op in one process.
 struct PinnedRows {
   std::shared_ptr<const Tfswitch_ServedRows> rows;
+  bool is_remote = false;
 
   static std::string TypeName() { return "tfswitch::PinnedRows"; }
   std::string DebugString() const { return TypeName(); }
@@ -204,21 +212,30 @@ absl::Status FindModel(OpKernelContext* context,
       context, tensorflow::HandleFromInput(context, 0), model);
 }
 
-class OpenServedModelOp : public OpKernel {
+class OpenServedModelOp : public AsyncOpKernel {
  public:
-  using OpKernel::OpKernel;
+  using AsyncOpKernel::AsyncOpKernel;
 
-  void Compute(OpKernelContext* context) override {
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     RefCountPtr<ServedModelResource> model;
-    OP_REQUIRES_OK(context, FindModel(context, &model));
+    OP_REQUIRES_OK_ASYNC(context, FindModel(context, &model), done);
     const Tensor& file = context->input(1);
-    OP_REQUIRES(context, tensorflow::TensorShapeUtils::IsScalar(file.shape()),
-                absl::InvalidArgumentError(
-                    absl::StrCat("`file` must be a scalar. Received: shape ",
-                                 file.shape().DebugString())));
-    OP_REQUIRES_OK(
+    OP_REQUIRES_ASYNC(context,
+                      tensorflow::TensorShapeUtils::IsScalar(file.shape()),
+                      absl::InvalidArgumentError(absl::StrCat(
+                          "`file` must be a scalar. Received: shape ",
+                          file.shape().DebugString())),
+                      done);
+    // It may wait for servers, or read all rows to check them.
+    RunApart(
         context,
-        model->Open(std::string(file.scalar<tensorflow::tstring>()())));
+        [resource = model.release(),
+         path = std::string(file.scalar<tensorflow::tstring>()())] {
+          absl::Status status = resource->Open(path);
+          resource->Unref();
+          return status;
+        },
+        std::move(done));
   }
 };
 
@@ -230,7 +247,7 @@ class PinServedRowsOp : public OpKernel {
     RefCountPtr<ServedModelResource> model;
     OP_REQUIRES_OK(context, FindModel(context, &model));
     PinnedRows pinned;
-    OP_REQUIRES_OK(context, model->Pin(&pinned.rows));
+    OP_REQUIRES_OK(context, model->Pin(&pinned.rows, &pinned.is_remote));
     Tensor* output = nullptr;
     tensorflow::AllocatorAttributes on_host;
     on_host.set_on_host(true);
@@ -241,38 +258,64 @@ class PinServedRowsOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-class ServedLookupOp : public OpKernel {
+class ServedLookupOp : public AsyncOpKernel {
  public:
-  explicit ServedLookupOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ServedLookupOp(OpKernelConstruction* context)
+      : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("tables", &tables_));
     OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    const auto* const pinned =
-        context->input(0).scalar<tensorflow::Variant>()().get<PinnedRows>();
-    OP_REQUIRES(context, pinned != nullptr && pinned->rows != nullptr,
-                absl::InvalidArgumentError(
-                    "`rows` must be what Tfswitch>PinServedRows gives"));
-    for (int i = 0; i < static_cast<int>(dims_.size()); ++i) {
-      const Tensor& ids = context->input(1 + i);
-      Tensor storage;
-      absl::Span<const int64_t> keys;
-      OP_REQUIRES_OK(context, KeysOf(context, ids, &storage, &keys));
-      TensorShape shape = ids.shape();
-      OP_REQUIRES_OK(context, shape.AddDimWithStatus(dims_[i]));
-      Tensor* embeddings = nullptr;
-      OP_REQUIRES_OK(context, context->allocate_output(i, shape, &embeddings));
-      OP_REQUIRES_OK(
-          context, CallCore([&](const Tfswitch_Api& api, char* error) {
-            return api.served_lookup(pinned->rows.get(), tables_[i].c_str(),
-                                     dims_[i], keys.data(), keys.size(),
-                                     embeddings->flat<float>().data(), error);
-          }));
-    }
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto call = std::make_shared<Call>();
+    OP_REQUIRES_OK_ASYNC(context, Prepare(context, call.get()), done);
+    RunAsync(
+        context, call->pinned.is_remote,
+        [call] {
+          absl::Status status =
+              CallCore([&](const Tfswitch_Api& api, char* error) {
+                return api.served_lookup(call->pinned.rows.get(),
+                                         call->parts.data(), call->parts.size(),
+                                         error);
+              });
+          // Before the op ends: whoever waits for it may close the model next.
+          call->pinned.rows.reset();
+          return status;
+        },
+        std::move(done));
   }
 
  private:
+  struct Call {
+    PinnedRows pinned;
+    std::vector<Tfswitch_ServedPart> parts;
+    std::vector<Tensor> widened;  // Ids that were int32.
+  };
+
+  absl::Status Prepare(OpKernelContext* context, Call* call) {
+    const auto* const pinned =
+        context->input(0).scalar<tensorflow::Variant>()().get<PinnedRows>();
+    if (pinned == nullptr || pinned->rows == nullptr) {
+      return absl::InvalidArgumentError(
+          "`rows` must be what Tfswitch>PinServedRows gives");
+    }
+    call->pinned = *pinned;
+    call->parts.resize(dims_.size());
+    call->widened.resize(dims_.size());
+    for (int i = 0; i < static_cast<int>(dims_.size()); ++i) {
+      const Tensor& ids = context->input(1 + i);
+      absl::Span<const int64_t> keys;
+      TF_RETURN_IF_ERROR(KeysOf(context, ids, &call->widened[i], &keys));
+      TensorShape shape = ids.shape();
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(dims_[i]));
+      Tensor* embeddings = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &embeddings));
+      call->parts[i] = {tables_[i].c_str(), dims_[i], keys.data(), keys.size(),
+                        embeddings->flat<float>().data()};
+    }
+    return absl::OkStatus();
+  }
+
   // Constant after construction.
   std::vector<std::string> tables_;
   std::vector<int> dims_;

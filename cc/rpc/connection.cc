@@ -255,6 +255,7 @@ absl::Status Connection::Call(CallKind kind, const char* method,
 }
 
 void Connection::Remember(const TableConfig& config) {
+  if (!options_.creates_again) return;
   MutexLock lock(&mutex_);
   known_tables_[config.name] = KnownTable{config, instance_id_};
 }
@@ -368,8 +369,10 @@ absl::Status Connection::CreateAgain(absl::Span<const std::string> tables,
 
 absl::Status Connection::Explain(const grpc::Status& status,
                                  absl::Duration timeout) const {
-  const std::string silence = absl::StrCat(name_, " did not answer within ",
-                                           absl::FormatDuration(timeout));
+  // What is left of another time reads as that.
+  const std::string silence = absl::StrCat(
+      name_, " did not answer within ",
+      absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
   if (IsServerAway(status)) {
     return absl::UnavailableError(absl::StrCat(silence, ": ", Reason(status),
                                                "; is the server running?"));

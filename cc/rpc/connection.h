@@ -79,7 +79,8 @@ class Connection {
       const char* service = v1::ParameterServer::service_full_name(),
       absl::Duration timeout = absl::InfiniteDuration());
 
-  // Remembers a table that the server has just been seen to have.
+  // Remembers a table that the server has just been seen to have, unless the
+  // options say that none is made again.
   void Remember(const TableConfig& config);
   void Forget(const std::string& table);
 

@@ -939,17 +939,20 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
                      "server printed"));
   }
   if (options.timeout <= absl::ZeroDuration() ||
-      options.bulk_timeout <= absl::ZeroDuration()) {
+      options.bulk_timeout <= absl::ZeroDuration() ||
+      options.connect_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "timeouts must be positive, got timeout ",
-        absl::FormatDuration(options.timeout), " and bulk_timeout ",
-        absl::FormatDuration(options.bulk_timeout)));
+        absl::FormatDuration(options.timeout), ", bulk_timeout ",
+        absl::FormatDuration(options.bulk_timeout), " and connect_timeout ",
+        absl::FormatDuration(options.connect_timeout)));
   }
   PrepareProcess();
   GrpcClientOptions canonical = options;
   canonical.address = address.ToString();
   auto connection = std::make_shared<Connection>(canonical);
-  TFSWITCH_RETURN_IF_ERROR(connection->Handshake());
+  TFSWITCH_RETURN_IF_ERROR(
+      connection->Handshake(absl::Now() + options.connect_timeout));
   return std::make_unique<GrpcClient>(std::move(connection));
 }
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# Where TensorFlow's functions look whether they are traced for a SavedModel.
+from tensorflow.python.saved_model import save_context
+
 from tfswitch import _loader
 
 _library = _loader.load_ops()
@@ -68,13 +71,41 @@ class ServedRows:
 
 @contextlib.contextmanager
 def serving(model: tf.Tensor) -> Iterator[ServedRows]:
-    """Lookups made in it read the rows that the model serves when they run."""
+    """Lookups made in it read the rows that the model serves when they run.
+
+    A `tf.function` that is called in it is traced for it alone. One traced
+    before looks up in the trainer's tables, and what is traced now, in the rows
+    of this graph: neither serves for the other.
+    """
     rows = ServedRows(model)
     token = _rows.set(rows)
     try:
-        yield rows
+        with _traced_apart():
+            yield rows
     finally:
         _rows.reset(token)
+
+
+@contextlib.contextmanager
+def _traced_apart() -> Iterator[None]:
+    """Functions that are called in it are traced for it alone.
+
+    TensorFlow keeps what it traces for a SavedModel apart, by how the model's
+    variables are saved. Ours are saved as by default, under another name.
+    """
+    if save_context.in_save_context():
+        options = save_context.get_save_options()
+        policy = options.experimental_variable_policy
+        options.experimental_variable_policy = object()
+        try:
+            yield
+        finally:
+            options.experimental_variable_policy = policy
+        return
+    options = tf.saved_model.SaveOptions()
+    options.experimental_variable_policy = object()
+    with save_context.save_context(options):
+        yield
 
 
 def present_rows() -> ServedRows | None:

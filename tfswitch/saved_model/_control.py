@@ -10,6 +10,9 @@ from tfswitch import _native
 class ServedState(NamedTuple):
     """What a loaded model serves.
 
+    A model that looks up on servers (mode "remote") has no exports: their
+    numbers and times are 0.
+
     Attributes:
         number: Of the export that its rows are of.
         base_number: Of the base that this goes back to.
@@ -17,8 +20,14 @@ class ServedState(NamedTuple):
             been learned by then is served.
         served_since_ms: When it was taken, in the same.
         held: Whether `roll_back` holds it there.
-        refused: How often something newer could not be served.
+        refused: How often something newer could not be served; of a remote
+            model how many lookups have failed.
         error: Why, if that is so now; else None.
+        mode: "embedded" or "remote".
+        addresses: Of the servers of a remote model; else None.
+        cached_rows: Rows in the cache of a remote model.
+        cache_hits: Ids that were read from there.
+        cache_misses: Ids that were looked for there and asked of servers.
     """
 
     number: int
@@ -28,6 +37,11 @@ class ServedState(NamedTuple):
     held: bool
     refused: int
     error: str | None
+    mode: str
+    addresses: str | None
+    cached_rows: int
+    cache_hits: int
+    cache_misses: int
 
 
 def state(path: str | os.PathLike[str]) -> ServedState:
@@ -48,7 +62,8 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     Raises:
         KeyError: As `state`, or if a file of something newer is missing.
         OSError, RuntimeError: If something newer is damaged, does not follow,
-            or is of another version. What was served stays.
+            or is of another version. What was served stays. A model that looks
+            up on servers raises RuntimeError: it serves what they have.
     """
     return _call(path, "refresh")
 
@@ -61,6 +76,7 @@ def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
     Raises:
         KeyError: As `state`.
         ValueError: If `seconds` is negative.
+        RuntimeError: If the model looks up on servers.
     """
     if not (isinstance(seconds, (int, float)) and 0 <= seconds < 1e9):
         raise ValueError(
@@ -76,6 +92,7 @@ def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
     Raises:
         KeyError: As `state`, or if there is no such export any more.
         ValueError: If `number` is none.
+        OSError, RuntimeError: As `refresh`.
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(

@@ -1,7 +1,10 @@
 """Writes a SavedModel whose lookups need no trainer."""
 
+import dataclasses
+import errno
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -34,15 +37,25 @@ def save(
     mode: str = "embedded",
     inputs: Mapping[str, tf.TensorSpec] | None = None,
     row_format: str = "float32",
+    addresses: str | None = None,
+    deadline_seconds: float = 5.0,
+    cache_rows: int = 0,
+    cache_seconds: float = 10.0,
 ) -> None:
     """Saves a trained model as a SavedModel for serving.
 
-    Lookups of its tables read row files below the model's folder, which are
-    mapped read-only: they are shared by all processes that serve the model, and
-    opened in milliseconds whatever their size. An id without a row reads as it
-    does in training; nothing is ever created. The rows begin a folder of
-    exports: `tfswitch.export.delta(path)` brings what changes later to servers
-    that run.
+    With `mode="embedded"` lookups of its tables read row files below the
+    model's folder, which are mapped read-only: they are shared by all processes
+    that serve the model, and opened in milliseconds whatever their size. The
+    rows begin a folder of exports: `tfswitch.export.delta(path)` brings what
+    changes later to servers that run.
+
+    With `mode="remote"` lookups ask the parameter servers, and read what they
+    have then. A lookup repeats what fails until its deadline; then it is an
+    error that names the server, and the next one tries again. The servers must
+    answer, and have the tables, when the model is loaded.
+
+    An id without a row reads as it does in training; nothing is ever created.
 
     Python loads it with `tf.saved_model.load` after `import tfswitch`. C++
     loads the op library with `TF_LoadLibrary`, then the model with
@@ -54,15 +67,24 @@ def save(
             `EmbeddingTable.lookup`, such as a `tf.Module` with `__call__`.
         path: A folder that is not there yet, for TensorFlow Serving a number
             such as "models/ctr/1". It appears when it is complete.
-        mode: "embedded", the only one so far.
+        mode: "embedded" or "remote".
         inputs: What the model takes, by name. None means the inputs of a
             functional or sequential model. A model with one input gets the
             tensor, others a dict.
-        row_format: "float32", "float16", or "int8" with a scale per row.
+        row_format: "float32", "float16", or "int8" with a scale per row. Of
+            row files.
+        addresses: Of the servers of a remote model, as for `tfswitch.connect`.
+            None means those that it was trained on. Where it is served,
+            TFSWITCH_SERVING_ADDRESSES can name others.
+        deadline_seconds: Longest time that a lookup of a remote model may take,
+            retries included.
+        cache_rows: How many rows a remote model may keep in each process that
+            serves it; 0 means none. Those that are read again stay.
+        cache_seconds: After how long a row that is kept is asked for again.
 
     Raises:
-        ValueError: If an argument is out of range, the model is not built, or
-            it has operations that cannot be served.
+        ValueError: If an argument is out of range or is of the other mode, the
+            model is not built, or it has operations that cannot be served.
         FileExistsError: If there is something at `path`.
         ConnectionError, TimeoutError: If a server does not answer.
 
@@ -71,13 +93,33 @@ def save(
     >>> tsw.saved_model.save(model, "models/ctr/1")
     >>> served = tf.saved_model.load("models/ctr/1")
     >>> served.serve({"user": users, "item": items})
+
+    Models that look up on servers, with 100,000 rows at hand for 10 seconds:
+
+    >>> tsw.saved_model.save(
+    ...     model, "models/ctr/2", mode="remote", cache_rows=100_000
+    ... )
     """
-    if mode != "embedded":
-        raise ValueError(f'`mode` must be "embedded". Received: mode={mode!r}')
+    if mode not in ("embedded", "remote"):
+        raise ValueError(
+            f'`mode` must be "embedded" or "remote". Received: mode={mode!r}'
+        )
     if row_format not in export.ROW_FORMATS:
         raise ValueError(
             f"`row_format` must be one of {', '.join(export.ROW_FORMATS)}. "
             f"Received: row_format={row_format!r}"
+        )
+    remote = _Remote(addresses, deadline_seconds, cache_rows, cache_seconds)
+    if mode == "embedded" and remote != _Remote():
+        raise ValueError(
+            "`addresses`, `deadline_seconds`, `cache_rows` and `cache_seconds` "
+            'are of models with `mode="remote"`. '
+            f"Received: mode={mode!r}, {remote}"
+        )
+    if mode == "remote" and row_format != "float32":
+        raise ValueError(
+            "`row_format` is of row files, which a model with "
+            f'`mode="remote"` has none of. Received: row_format={row_format!r}'
         )
     target = os.path.abspath(os.fspath(path))
     if os.path.exists(target):
@@ -92,13 +134,94 @@ def save(
         prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target)
     )
     try:
-        _write(model, call, structure, unfinished, row_format)
+        _write(
+            model,
+            call,
+            structure,
+            unfinished,
+            row_format,
+            remote if mode == "remote" else None,
+        )
         # mkdtemp makes it for its owner alone.
         os.chmod(unfinished, 0o755)
+        # What has the name is whole, also after a power failure.
+        _flush(unfinished)
         os.rename(unfinished, target)
+        _flush_one(os.path.dirname(target))
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+@dataclasses.dataclass(frozen=True)
+class _Remote:
+    """Where a remote model looks up, and how."""
+
+    addresses: str | None = None
+    deadline_seconds: float = 5.0
+    cache_rows: int = 0
+    cache_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.addresses is not None and not _are_addresses(self.addresses):
+            raise ValueError(
+                '`addresses` must be "grpc://host:port,host:port" or '
+                '"grpc+unix:///path", the servers in shard order. '
+                f"Received: addresses={self.addresses!r}"
+            )
+        for name in ("deadline_seconds", "cache_seconds"):
+            seconds = getattr(self, name)
+            if (
+                isinstance(seconds, bool)
+                or not isinstance(seconds, (int, float))
+                or not 1e-6 <= seconds <= 1e9
+            ):
+                raise ValueError(
+                    f"`{name}` must be a positive number of seconds. "
+                    f"Received: {name}={seconds!r}"
+                )
+        rows = self.cache_rows
+        if (
+            isinstance(rows, bool)
+            or not isinstance(rows, int)
+            or not 0 <= rows <= 2**40
+        ):
+            raise ValueError(
+                "`cache_rows` must be a number of rows, or 0 for no cache. "
+                f"Received: cache_rows={rows!r}"
+            )
+
+
+def _are_addresses(text: Any) -> bool:
+    if not isinstance(text, str):
+        return False
+    scheme, _, rest = text.partition("://")
+    servers = rest.split(",")
+    if scheme == "grpc+unix":
+        return all(server.startswith("/") for server in servers)
+    return scheme == "grpc" and all(
+        host and port for host, _, port in (s.rpartition(":") for s in servers)
+    )
+
+
+def _flush(folder: str) -> None:
+    """Has all that is below a folder, and the folder, written to the disk."""
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            _flush_one(os.path.join(parent, file))
+        _flush_one(parent)
+
+
+def _flush_one(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems have nothing to do for folders, and say so.
+        if not (os.path.isdir(path) and error.errno == errno.EINVAL):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 class _ServedModel(tf.saved_model.experimental.TrackableResource):
@@ -123,6 +246,7 @@ def _write(
     structure: Any,
     folder: str,
     row_format: str,
+    remote: _Remote | None,
 ) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         # Its name is that of the asset.
@@ -161,34 +285,47 @@ def _write(
             serve_by_name, autograph=False
         ).get_concrete_function(**{spec.name: spec for spec in specs})
         _check_graph(signature)
-        with open(file, "w", encoding="utf-8") as model_file:
-            json.dump(
-                {
-                    "format": "tfswitch-model",
-                    "version": 1,
-                    "mode": "embedded",
-                    "rows": os.path.relpath(
-                        export.MODEL_ROWS, os.path.dirname(export.MODEL_FILE)
-                    ),
-                    "tables": {n: t.dim for n, t in sorted(tables.items())},
-                },
-                model_file,
-            )
         clusters = {t.cluster.address: t.cluster for t in tables.values()}
+        content = {
+            "format": "tfswitch-model",
+            "version": 1,
+            # Another one at the same path is another model.
+            "id": secrets.token_hex(8),
+            "tables": {n: t.dim for n, t in sorted(tables.items())},
+        }
+        if remote is None:
+            content["mode"] = "embedded"
+            content["rows"] = os.path.relpath(
+                export.MODEL_ROWS, os.path.dirname(export.MODEL_FILE)
+            )
+        else:
+            content["mode"] = "remote"
+            content |= dataclasses.asdict(remote)
         if len(clusters) != 1:
             raise ValueError(
                 "the model must look up in tables of one cluster. Received: "
                 f"{sorted(clusters) or 'no lookup at all'}"
             )
+        (cluster,) = clusters.values()
+        if remote is not None and remote.addresses is None:
+            if not cluster.is_remote:
+                raise ValueError(
+                    f"the tables of the model are in {cluster.address!r}, in "
+                    "this process, where no other can look them up. Train on "
+                    'servers, as with tfswitch.connect("grpc://host:port"), '
+                    "say in `addresses` which servers the tables will be on, "
+                    'or save with `mode="embedded"`.'
+                )
+            content["addresses"] = cluster.address
+        with open(file, "w", encoding="utf-8") as model_file:
+            json.dump(content, model_file)
         tf.saved_model.save(
             module, folder, signatures={"serving_default": signature}
         )
-    export.base(
-        folder,
-        tables=tables,
-        row_format=row_format,
-        cluster=next(iter(clusters.values())),
-    )
+    if remote is None:
+        export.base(
+            folder, tables=tables, row_format=row_format, cluster=cluster
+        )
 
 
 def _call_of(
@@ -253,18 +390,45 @@ def _named_outputs(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
     return dict(zip(names, flat, strict=True))
 
 
+# What the graph may capture, besides what Keras keeps as weights.
+_PARTS = (
+    tf.Variable,
+    tf.saved_model.Asset,
+    tf.saved_model.experimental.TrackableResource,
+)
+
+
 def _parts_of(model: Any) -> Iterator[Any]:
-    """Variables and lookup tables that the graph may capture."""
-    if not isinstance(model, keras.Model):
-        yield model
-        return
-    for variable in model.variables:
-        is_tensorflows = isinstance(variable, tf.Variable)
-        yield variable if is_tensorflows else variable.value
-    for layer in model._flatten_layers():
-        for value in vars(layer).values():
-            if isinstance(value, tf.saved_model.experimental.TrackableResource):
-                yield value
+    """Variables and lookup tables that the graph may capture.
+
+    And not the functions of a `tf.Module`, which would be saved as well: they
+    may have been traced with the trainer's tables.
+    """
+    seen = set()
+    stack = [model]
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, _PARTS):
+            yield value
+        elif isinstance(value, keras.layers.Layer):
+            for variable in value.variables:
+                is_tensorflows = isinstance(variable, tf.Variable)
+                yield variable if is_tensorflows else variable.value
+            for layer in value._flatten_layers():
+                stack += [v for v in vars(layer).values() if _is_part(v)]
+        elif isinstance(value, Mapping):
+            stack += value.values()
+        elif isinstance(value, (list, tuple, set)):
+            stack += value
+        elif isinstance(value, tf.Module):
+            stack += vars(value).values()
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, _PARTS) and not isinstance(value, tf.Variable)
 
 
 def _check_graph(function: Any) -> None:
@@ -277,6 +441,6 @@ def _check_graph(function: Any) -> None:
             raise ValueError(
                 f"the model has the operation {node.op} ('{node.name}'), which "
                 "cannot be served. Look up with the layers or with "
-                "EmbeddingTable.lookup, and not in a tf.function of the "
-                "model's that was traced before."
+                "EmbeddingTable.lookup, and not in a concrete function of "
+                "the model's that was traced before."
             )

@@ -1,0 +1,80 @@
+#include "cc/serving/embedded_model.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/status_macros.h"
+#include "cc/serving/row_snapshot.h"
+
+namespace tfswitch {
+namespace {
+
+class PinnedSnapshot final : public PinnedRows {
+ public:
+  explicit PinnedSnapshot(std::shared_ptr<const RowSnapshot> snapshot)
+      : snapshot_(std::move(snapshot)) {}
+
+  absl::Status Lookup(absl::Span<const LookupPart> parts) const override {
+    for (const LookupPart& part : parts) {
+      TFSWITCH_RETURN_IF_ERROR(LookupOne(part));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status LookupOne(const LookupPart& part) const {
+    for (const RowLayers& layers : snapshot_->tables()) {
+      if (layers.table != part.table) continue;
+      if (layers.dim != part.dim) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("table '", part.table, "' has dim ", layers.dim,
+                         " in this export, the lookup has dim ", part.dim));
+      }
+      return layers.Lookup(part.keys, part.embeddings);
+    }
+    return absl::NotFoundError(absl::StrCat(
+        "table '", part.table, "' is not among those that the model serves"));
+  }
+
+  const std::shared_ptr<const RowSnapshot> snapshot_;
+};
+
+class EmbeddedModel final : public ServedModel {
+ public:
+  explicit EmbeddedModel(std::shared_ptr<ServedRows> rows)
+      : rows_(std::move(rows)) {}
+
+  bool is_remote() const override { return false; }
+  std::shared_ptr<const PinnedRows> Pin() const override {
+    return std::make_shared<const PinnedSnapshot>(rows_->Pin());
+  }
+  ServedState state() const override {
+    ServedState state;
+    state.rows = rows_->state();
+    return state;
+  }
+  absl::Status Refresh() override { return rows_->Refresh(); }
+  absl::Status Watch(absl::Duration interval) override {
+    rows_->Watch(interval);
+    return absl::OkStatus();
+  }
+  absl::Status RollBack(int64_t number) override {
+    return rows_->RollBack(number);
+  }
+  absl::Status Resume() override { return rows_->Resume(); }
+
+ private:
+  const std::shared_ptr<ServedRows> rows_;  // Has its own locks.
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ServedModel>> OpenEmbeddedModel(
+    const ServedRowsOptions& options, absl::Duration watch_interval) {
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedRows> rows,
+                            ServedRows::Open(options));
+  rows->Watch(watch_interval);
+  return std::make_shared<EmbeddedModel>(std::move(rows));
+}
+
+}  // namespace tfswitch

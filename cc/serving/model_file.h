@@ -1,0 +1,67 @@
+// The file among the assets of an exported model that says where its rows are.
+
+#ifndef TFSWITCH_CC_SERVING_MODEL_FILE_H_
+#define TFSWITCH_CC_SERVING_MODEL_FILE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace tfswitch {
+
+inline constexpr char kModelFileFormat[] = "tfswitch-model";
+inline constexpr int kModelFileVersion = 1;
+// Beneath the folder of a SavedModel.
+inline constexpr char kModelFilePath[] = "assets/tfswitch_model.json";
+
+// Where a model that looks up on servers finds them.
+struct RemoteRowsOptions {
+  // "grpc://host:port,host:port" or "grpc+unix:///path", in shard order.
+  std::string addresses;
+  // Longest time that a lookup may take, retries included.
+  absl::Duration deadline = absl::Seconds(5);
+  // Rows that are kept here, for so long.
+  uint64_t cache_rows = 0;
+  absl::Duration cache_lifetime = absl::Seconds(10);
+};
+
+// The file is JSON:
+//
+//   {"format": "tfswitch-model", "version": 1,
+//    "id": drawn when the model was saved,
+//    "mode": "embedded" or "remote",
+//    "tables": {name: dim},
+//    "rows": a folder of exports, relative to that of the file,    embedded
+//    "addresses": of the servers, "deadline_seconds": number,      remote
+//    "cache_rows": number, "cache_seconds": number}                remote
+struct ModelFile {
+  std::string id;
+  bool is_remote = false;
+  std::map<std::string, int> tables;  // With their dims.
+  std::string rows;                   // The folder; empty if is_remote.
+  RemoteRowsOptions remote;           // If is_remote.
+};
+
+// NotFound if there is no such file, DataLoss if it is damaged,
+// FailedPrecondition if it is of another version. Thread-safe.
+absl::StatusOr<ModelFile> ReadModelFile(const std::string& file);
+
+// What whoever serves a model says about it in environment variables.
+struct ServingEnvironment {
+  bool verify_first = false;      // TFSWITCH_SERVING_VERIFY_FIRST
+  absl::Duration watch_interval;  // TFSWITCH_SERVING_WATCH_SECONDS
+};
+
+// Reads the environment, and changes what a model file says of servers as
+// TFSWITCH_SERVING_ADDRESSES, _DEADLINE_SECONDS, _CACHE_ROWS and _CACHE_SECONDS
+// say. InvalidArgument naming the variable. As thread-safe as getenv.
+absl::StatusOr<ServingEnvironment> ReadServingEnvironment(
+    RemoteRowsOptions* remote);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SERVING_MODEL_FILE_H_

@@ -1,0 +1,31 @@
+// A model whose rows are on parameter servers.
+
+#ifndef TFSWITCH_CC_SERVING_REMOTE_MODEL_H_
+#define TFSWITCH_CC_SERVING_REMOTE_MODEL_H_
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cc/client/parameter_client.h"
+#include "cc/serving/model_file.h"
+#include "cc/serving/served_model.h"
+
+namespace tfswitch {
+
+// Serves what the servers have at the time of each lookup: what is pinned does
+// not hold it. A lookup of many tables is one call of the client; keys that
+// repeat are asked for once, and those in the cache not at all. Nothing is ever
+// made on a server.
+//
+// `tables` are those that the model looks up, with their dims:
+// FailedPrecondition if one is not there or has another dim. Else errors of the
+// client, which names the server.
+absl::StatusOr<std::shared_ptr<ServedModel>> OpenRemoteModel(
+    const RemoteRowsOptions& options, const std::map<std::string, int>& tables,
+    std::shared_ptr<ParameterClient> client);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SERVING_REMOTE_MODEL_H_

@@ -1,0 +1,453 @@
+"""Models that look up on servers: what they serve, and when servers go."""
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tfswitch._which_keras import IS_LEGACY, keras
+
+ROOT = Path(__file__).parents[2]
+IDS = np.array([1, 2, 3, 3, 10**12, -4])
+
+
+class Servers:
+    """Two servers on loopback, that can go away and come back."""
+
+    def __init__(self):
+        self.servers = [
+            tsw.Server(shard_index=i, num_shards=2) for i in range(2)
+        ]
+        for server in self.servers:
+            server.start()
+        self.addresses = [server.address for server in self.servers]
+        self.address = "grpc://" + ",".join(self.addresses)
+
+    def stop(self, shard):
+        self.servers[shard].stop()
+
+    def start(self, shard):
+        self.servers[shard] = tsw.Server(
+            self.addresses[shard], shard_index=shard, num_shards=2
+        )
+        self.servers[shard].start()
+
+
+@pytest.fixture
+def servers():
+    servers = Servers()
+    try:
+        yield servers
+    finally:
+        for server in servers.servers:
+            server.stop()
+
+
+@pytest.fixture
+def connected(servers):
+    with tsw.connect(servers.address, timeout=10.0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def table(connected):
+    table = tsw.EmbeddingTable("t", 4)
+    table.assign(np.arange(100), np.arange(400.0).reshape(100, 4) / 7)
+    return table
+
+
+def save(table, path, **kwargs):
+    """Saves a table's lookup."""
+    arguments = {"deadline_seconds": 10.0, **kwargs}
+    tsw.saved_model.save(
+        lambda ids: {"embeddings": table.lookup(ids)},
+        path,
+        mode="remote",
+        inputs={"ids": tf.TensorSpec([None], tf.int64)},
+        **arguments,
+    )
+    return path
+
+
+def serve(loaded, ids=IDS):
+    signature = loaded.signatures["serving_default"]
+    return signature(ids=tf.constant(ids, tf.int64))["embeddings"].numpy()
+
+
+def num_rows(cluster):
+    return {name: s["num_rows"] for name, s in cluster.stats().items()}
+
+
+def assert_same(scores, expected):
+    """The same bits; with tf_keras, which compiles other graphs, nearly."""
+    if IS_LEGACY:
+        np.testing.assert_allclose(scores, expected, rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(scores, expected)
+
+
+@pytest.mark.parametrize("cache_rows", [0, 1000, 10])
+def test_a_loaded_model_gives_the_bits_of_predict(
+    connected, tmp_path, cache_rows
+):
+    city = keras.Input((2,), dtype="string", name="city")
+    user = keras.Input((), dtype="int64", name="user")
+    embedded = tsw.keras.DynamicEmbeddings(
+        {
+            "city": tsw.keras.DynamicEmbedding(3, combiner="sum"),
+            "user": tsw.keras.DynamicEmbedding(2),
+        }
+    )({"city": city, "user": user})
+    x = keras.layers.Concatenate()(
+        [
+            embedded["city"],
+            embedded["user"],
+            tsw.keras.DynamicEmbedding(4)(user),
+        ]
+    )
+    x = keras.layers.Dense(8, "relu")(x)
+    score = keras.layers.Dense(1, "sigmoid", name="score")(x)
+    model = keras.Model({"city": city, "user": user}, score)
+    model.compile("adam", "binary_crossentropy")
+    random = np.random.default_rng(0)
+    inputs = {
+        "city": tf.constant(random.choice(["a", "b", "c", "d"], (64, 2))),
+        "user": tf.constant(random.integers(0, 30, 64)),
+    }
+    model.fit(
+        tf.data.Dataset.from_tensor_slices(
+            (inputs, random.integers(0, 2, 64))
+        ).batch(16),
+        verbose=0,
+    )
+    # Also ids that were never trained.
+    inputs = {"city": inputs["city"][::-1], "user": inputs["user"] * 3 - 1}
+    expected = model.predict(tf.data.Dataset.from_tensors(inputs), verbose=0)
+    before = num_rows(connected)
+
+    tsw.saved_model.save(
+        model, tmp_path / "1", mode="remote", cache_rows=cache_rows
+    )
+    loaded = tf.saved_model.load(tmp_path / "1")
+
+    for _ in range(3):
+        assert_same(
+            loaded.signatures["serving_default"](**inputs)["score"], expected
+        )
+    assert_same(loaded.serve(inputs), expected)
+    assert num_rows(connected) == before
+    state = tsw.saved_model.state(tmp_path / "1")
+    assert (state.mode, state.addresses) == ("remote", connected.address)
+    assert state.cached_rows <= cache_rows
+    assert (state.cache_hits > 0) == (cache_rows > 0)
+
+
+def test_what_is_trained_is_served_at_once_or_after_its_time(table, tmp_path):
+    now = tf.saved_model.load(save(table, tmp_path / "1"))
+    soon = tf.saved_model.load(
+        save(table, tmp_path / "2", cache_rows=10, cache_seconds=1.0)
+    )
+    before = table.lookup(IDS).numpy()
+    np.testing.assert_array_equal(serve(now), before)
+    start = time.monotonic()
+    np.testing.assert_array_equal(serve(soon), before)
+    table.push(IDS, np.ones((len(IDS), 4), np.float32))
+    table.assign([10**12], np.ones((1, 4)))
+    after = table.lookup(IDS).numpy()
+
+    np.testing.assert_array_equal(serve(now), after)
+    kept = serve(soon)
+    if time.monotonic() - start < 1.0:
+        np.testing.assert_array_equal(kept, before)
+    time.sleep(max(0.0, start + 1.1 - time.monotonic()))
+    np.testing.assert_array_equal(serve(soon), after)
+
+
+def test_rows_that_wait_for_admission_read_as_in_training(connected, tmp_path):
+    table = tsw.EmbeddingTable(
+        "t", 2, admission=tsw.admission.MinCount(2, not_admitted=0.5)
+    )
+    table.push([1, 1, 2], np.ones((3, 2), np.float32))
+    loaded = tf.saved_model.load(save(table, tmp_path / "1", cache_rows=9))
+    for _ in range(2):
+        np.testing.assert_array_equal(
+            serve(loaded, [1, 2, 3]), table.lookup([1, 2, 3]).numpy()
+        )
+    assert serve(loaded, [3])[0, 0] == 0.5
+    # Looking up has not counted.
+    assert num_rows(connected) == {"t": 1}
+
+
+def test_a_server_that_is_away_is_named_within_the_deadline(
+    servers, table, tmp_path
+):
+    path = save(table, tmp_path / "1", deadline_seconds=1.0)
+    loaded = tf.saved_model.load(path)
+    expected = table.lookup(IDS).numpy()
+    np.testing.assert_array_equal(serve(loaded), expected)
+    checkpoint = str(tmp_path / "checkpoint")
+    tsw.cluster.default_cluster().save(checkpoint)
+    away = servers.addresses[1]
+    servers.stop(1)
+
+    start = time.monotonic()
+    with pytest.raises(tf.errors.UnavailableError) as raised:
+        serve(loaded)
+    assert time.monotonic() - start < 5.0
+    assert f"shard 1 ({away}) did not answer within 1s" in str(raised.value)
+    assert "TFSWITCH_SERVING_ADDRESSES" in str(raised.value)
+    state = tsw.saved_model.state(path)
+    assert state.refused == 1 and away in state.error
+
+    # It has come back without its tables; who serves does not make them.
+    servers.start(1)
+    with pytest.raises(tf.errors.NotFoundError, match=r"no table 't'.*restore"):
+        serve(loaded)
+    with tsw.connect(servers.address) as again:
+        again.restore(checkpoint)
+    np.testing.assert_array_equal(serve(loaded), expected)
+    assert tsw.saved_model.state(path).error is None
+
+
+def test_a_server_that_comes_back_in_time_is_waited_for(
+    servers, table, tmp_path
+):
+    with tsw.connect(servers.address) as cluster:
+        cluster.save(str(tmp_path / "checkpoint"))
+    loaded = tf.saved_model.load(
+        save(table, tmp_path / "1", deadline_seconds=60.0)
+    )
+    expected = table.lookup(IDS).numpy()
+    servers.stop(1)
+    served = []
+    errors = []
+
+    def serve_apart():
+        try:
+            served.append(serve(loaded))
+        except tf.errors.NotFoundError as error:  # Not restored yet.
+            errors.append(error)
+
+    thread = threading.Thread(target=serve_apart)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    servers.start(1)
+    with tsw.connect(servers.address) as cluster:
+        cluster.restore(str(tmp_path / "checkpoint"))
+    thread.join(60)
+    assert served or errors
+    np.testing.assert_array_equal(serve(loaded), expected)
+
+
+def test_a_server_that_says_nothing_is_named_within_the_deadline(
+    table, tmp_path, monkeypatch
+):
+    path = save(table, tmp_path / "1", deadline_seconds=0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("TFSWITCH_SERVING_ADDRESSES", f"grpc://{address}")
+        start = time.monotonic()
+        with pytest.raises(
+            (tf.errors.DeadlineExceededError, tf.errors.UnavailableError),
+            match=address,
+        ):
+            tf.saved_model.load(path)
+        assert time.monotonic() - start < 10.0
+
+
+def test_many_lookups_at_once_do_not_hold_each_other_up(table, tmp_path):
+    """More of them than TensorFlow has threads, in one step and in many."""
+
+    def many(ids):
+        return {
+            "embeddings": tf.concat(
+                [table.lookup(ids + i) for i in range(40)], axis=1
+            )
+        }
+
+    tsw.saved_model.save(
+        many,
+        tmp_path / "1",
+        mode="remote",
+        inputs={"ids": tf.TensorSpec([None], tf.int64)},
+        cache_rows=20,
+        deadline_seconds=60.0,
+    )
+    loaded = tf.saved_model.load(tmp_path / "1")
+    ids = np.arange(20)
+    expected = serve(loaded, ids)
+    np.testing.assert_array_equal(
+        expected, many(tf.constant(ids))["embeddings"]
+    )
+    results = []
+    threads = [
+        threading.Thread(
+            target=lambda: results.extend(serve(loaded, ids) for _ in range(5))
+        )
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == 80
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_tables_are_checked_when_it_is_loaded(
+    connected, table, tmp_path, monkeypatch
+):
+    path = save(table, tmp_path / "1")
+    others = Servers()
+    try:
+        monkeypatch.setenv("TFSWITCH_SERVING_ADDRESSES", others.address)
+        with pytest.raises(
+            tf.errors.FailedPreconditionError, match="no table 't' at "
+        ):
+            tf.saved_model.load(path)
+        with tsw.connect(others.address):
+            other = tsw.EmbeddingTable("t", 8)
+        with pytest.raises(
+            tf.errors.FailedPreconditionError,
+            match=r"'t' has dim 8 .*the model has dim 4",
+        ):
+            tf.saved_model.load(path)
+        monkeypatch.setenv(
+            "TFSWITCH_SERVING_ADDRESSES",
+            "grpc://" + ",".join(others.addresses[::-1]),
+        )
+        with pytest.raises(
+            tf.errors.FailedPreconditionError, match="order of their shards"
+        ):
+            tf.saved_model.load(path)
+        monkeypatch.setenv("TFSWITCH_SERVING_ADDRESSES", "local://here")
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="no servers are there"
+        ):
+            tf.saved_model.load(path)
+        del other
+    finally:
+        for server in others.servers:
+            server.stop()
+
+
+def test_there_is_nothing_to_refresh(table, tmp_path):
+    path = save(table, tmp_path / "1")
+    loaded = tf.saved_model.load(path)
+    for call in (
+        tsw.saved_model.refresh,
+        tsw.saved_model.resume,
+        lambda path: tsw.saved_model.watch(path, 1),
+        lambda path: tsw.saved_model.roll_back(path, 1),
+    ):
+        with pytest.raises(RuntimeError, match="looks up on servers"):
+            call(path)
+    for publish in (tsw.export.base, tsw.export.delta):
+        with pytest.raises(ValueError, match=r"has no exports.*embedded"):
+            publish(path)
+    del loaded
+
+
+def test_what_is_served_where_it_was_not_trained(table, servers, tmp_path):
+    with tsw.connect(f"local://{tmp_path}"):
+        local = tsw.EmbeddingTable("t", 4)
+        with pytest.raises(ValueError, match=r"in this process.*addresses"):
+            save(local, tmp_path / "1")
+        assert not (tmp_path / "1").exists()
+        path = save(local, tmp_path / "1", addresses=servers.address)
+    np.testing.assert_array_equal(
+        serve(tf.saved_model.load(path)), table.lookup(IDS).numpy()
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"addresses": "a:1"}, "addresses='a:1'"),
+        ({"addresses": "local://x"}, "addresses='local://x'"),
+        ({"addresses": "grpc://a"}, "addresses='grpc://a'"),
+        ({"addresses": "grpc://a:1,"}, "addresses='grpc://a:1,'"),
+        ({"addresses": "grpc+unix://a"}, r"addresses='grpc\+unix://a'"),
+        ({"addresses": 3}, "addresses=3"),
+        ({"deadline_seconds": 0}, "deadline_seconds=0"),
+        ({"deadline_seconds": float("nan")}, "deadline_seconds=nan"),
+        ({"deadline_seconds": "1"}, "deadline_seconds='1'"),
+        ({"cache_rows": -1}, "cache_rows=-1"),
+        ({"cache_rows": 1.5}, "cache_rows=1.5"),
+        ({"cache_seconds": 0}, "cache_seconds=0"),
+        ({"row_format": "int8"}, "row_format='int8'"),
+        (
+            {"mode": "embedded", "cache_rows": 3},
+            r"are of models with.*cache_rows=3",
+        ),
+    ],
+)
+def test_arguments_are_named(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.saved_model.save(
+            lambda ids: ids, tmp_path / "1", **{"mode": "remote", **arguments}
+        )
+
+
+def test_the_file_says_where_the_rows_are(table, tmp_path):
+    path = save(
+        table, tmp_path / "1", cache_rows=7, cache_seconds=2, addresses=None
+    )
+    contents = json.loads((path / tsw.export.MODEL_FILE).read_text())
+    assert len(contents.pop("id")) == 16
+    assert contents == {
+        "format": "tfswitch-model",
+        "version": 1,
+        "mode": "remote",
+        "tables": {"t": 4},
+        "addresses": tsw.cluster.default_cluster().address,
+        "deadline_seconds": 10.0,
+        "cache_rows": 7,
+        "cache_seconds": 2,
+    }
+
+
+def test_cpp_serves_the_same_bits(table, tmp_path):
+    build = os.environ.get("TFSWITCH_BUILD_DIR")
+    program = Path(build or ROOT / "build") / "tests/cc/ops/serve_saved_model"
+    if not program.exists():
+        pytest.skip(f"{program} is not built")
+    path = save(table, tmp_path / "1", addresses="grpc://127.0.0.1:1")
+    command = [
+        program,
+        ROOT / "tfswitch/libtfswitch_ops.so",
+        path,
+        *map(str, IDS),
+    ]
+    address = tsw.cluster.default_cluster().address
+    served = subprocess.run(
+        command,
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TFSWITCH_SERVING_ADDRESSES": address},
+    )
+    np.testing.assert_array_equal(
+        np.array(served.stdout.split(), np.float32).reshape(-1, 4),
+        table.lookup(IDS).numpy(),
+    )
+
+    env = {**os.environ, "TFSWITCH_SERVING_DEADLINE_SECONDS": "0.5"}
+    refused = subprocess.run(
+        command, timeout=60, capture_output=True, text=True, env=env
+    )
+    assert refused.returncode == 1
+    assert "127.0.0.1:1) did not answer within 500ms" in refused.stderr
