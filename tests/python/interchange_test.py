@@ -572,6 +572,7 @@ def test_batches_are_as_long_as_asked_for(embedded, tmp_path, monkeypatch):
 
     with _sorted.SortedRows(layout, tmp_path) as rows:
         batches = list(rows.batches(70))
+        assert [len(b["ids"]) for b in rows.batches(300)] == [300, 200]
         again = list(rows.batches(70, ["values"]))
 
     assert [len(batch["ids"]) for batch in batches] == [70] * 7 + [10]

@@ -103,24 +103,23 @@ class SortedRows:
             fields: Which of `Rows`; by default all that the layout has.
         """
         fields = fields or list(self._widths)
-        left: Batch | None = None
+        waiting: list[Batch] = []
+        num_waiting = 0
         for part in self._parts(fields):
-            if left is not None:
-                part = {
-                    what: np.concatenate([left[what], part[what]])
-                    for what in fields
-                }
-            num_rows = len(part[fields[0]])
-            full = num_rows - num_rows % rows_per_batch
-            for begin in range(0, full, rows_per_batch):
-                yield {
-                    what: part[what][begin : begin + rows_per_batch]
-                    for what in fields
-                }
-            # Copies: a view would keep all of the part.
-            left = {what: part[what][full:].copy() for what in fields}
-        if left is not None and len(left[fields[0]]):
-            yield left
+            waiting.append(part)
+            num_waiting += len(part[fields[0]])
+            if num_waiting < rows_per_batch:
+                continue
+            rows = _join(waiting, fields)
+            num_full = num_waiting - num_waiting % rows_per_batch
+            for begin in range(0, num_full, rows_per_batch):
+                end = begin + rows_per_batch
+                yield {what: rows[what][begin:end] for what in fields}
+            # Copies: a view would keep all of the rows.
+            waiting = [{what: rows[what][num_full:].copy() for what in fields}]
+            num_waiting -= num_full
+        if num_waiting:
+            yield _join(waiting, fields)
 
     def _add(
         self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
@@ -229,3 +228,9 @@ class SortedRows:
     def _empty(self, what: str, num_rows: int) -> np.ndarray:
         shape = (num_rows,) if what == "ids" else (num_rows, self._widths[what])
         return np.empty(shape, self._dtypes[what])
+
+
+def _join(parts: Sequence[Batch], fields: Sequence[str]) -> Batch:
+    return {
+        what: np.concatenate([part[what] for part in parts]) for what in fields
+    }
