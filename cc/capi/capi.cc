@@ -1127,7 +1127,8 @@ void UnpinServedRows(Tfswitch_ServedRows* rows) { delete rows; }
 
 int ServedLookup(const Tfswitch_ServedRows* rows,
                  const Tfswitch_ServedPart* parts, size_t num_parts,
-                 char* error) {
+                 const Tfswitch_Threads* threads, char* error) {
+  const ThreadsOfCaller lent(threads);
   return Guarded(error, [&] {
     std::vector<LookupPart> lookups;
     lookups.reserve(num_parts);
@@ -1136,7 +1137,7 @@ int ServedLookup(const Tfswitch_ServedRows* rows,
       lookups.push_back({part.table, part.dim, Keys(part.keys, part.num_keys),
                          part.embeddings});
     }
-    return rows->rows->Lookup(lookups);
+    return rows->rows->Lookup(lookups, &lent);
   });
 }
 

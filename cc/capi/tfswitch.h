@@ -373,7 +373,7 @@ typedef struct Tfswitch_Api {
   // they are long. A table may come more than once.
   int (*served_lookup)(const Tfswitch_ServedRows* rows,
                        const Tfswitch_ServedPart* parts, size_t num_parts,
-                       char* error);
+                       const Tfswitch_Threads* threads, char* error);
   // Steers a model that is open in this process. `path` is that of its model
   // file or SavedModel. {"call": name, ...}:
   //   state      -> {"number", "base_number", "created_ms", "served_since_ms",

@@ -271,12 +271,12 @@ class ServedLookupOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Prepare(context, call.get()), done);
     RunAsync(
         context, call->pinned.is_remote,
-        [call] {
+        [call, threads = DeviceThreads(context)] {
           absl::Status status =
               CallCore([&](const Tfswitch_Api& api, char* error) {
                 return api.served_lookup(call->pinned.rows.get(),
                                          call->parts.data(), call->parts.size(),
-                                         error);
+                                         &threads, error);
               });
           // Before the op ends: whoever waits for it may close the model next.
           call->pinned.rows.reset();

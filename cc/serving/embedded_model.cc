@@ -1,8 +1,12 @@
 #include "cc/serving/embedded_model.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/mutex.h"
+#include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/row_snapshot.h"
 
@@ -14,15 +18,43 @@ class PinnedSnapshot final : public PinnedRows {
   explicit PinnedSnapshot(std::shared_ptr<const RowSnapshot> snapshot)
       : snapshot_(std::move(snapshot)) {}
 
-  absl::Status Lookup(absl::Span<const LookupPart> parts) const override {
+  absl::Status Lookup(absl::Span<const LookupPart> parts,
+                      const LentThreads* threads) const override {
+    std::vector<const RowLayers*> tables;
+    tables.reserve(parts.size());
+    size_t num_keys = 0;
     for (const LookupPart& part : parts) {
-      TFSWITCH_RETURN_IF_ERROR(LookupOne(part));
+      TFSWITCH_ASSIGN_OR_RETURN(const RowLayers* const layers, TableOf(part));
+      tables.push_back(layers);
+      num_keys += part.keys.size();
     }
-    return absl::OkStatus();
+    // Below it, a thread that has to be woken is late.
+    constexpr size_t kMinKeysPerRange = 512;
+    Mutex mutex;
+    absl::Status first;
+    // Ranges of all keys, one part behind the other.
+    const auto look_up = [&](size_t begin, size_t end) {
+      size_t before = 0;
+      for (size_t i = 0; i < parts.size() && before < end; ++i) {
+        const LookupPart& part = parts[i];
+        const size_t from = std::max(begin, before) - before;
+        const size_t to = std::min(end - before, part.keys.size());
+        before += part.keys.size();
+        if (from >= to) continue;
+        absl::Status status = tables[i]->Lookup(
+            part.keys.subspan(from, to - from),
+            part.embeddings + from * static_cast<size_t>(part.dim));
+        if (status.ok()) continue;
+        MutexLock lock(&mutex);
+        first.Update(std::move(status));
+      }
+    };
+    RunRanges(threads, num_keys, kMinKeysPerRange, look_up);
+    return first;
   }
 
  private:
-  absl::Status LookupOne(const LookupPart& part) const {
+  absl::StatusOr<const RowLayers*> TableOf(const LookupPart& part) const {
     for (const RowLayers& layers : snapshot_->tables()) {
       if (layers.table != part.table) continue;
       if (layers.dim != part.dim) {
@@ -30,7 +62,7 @@ class PinnedSnapshot final : public PinnedRows {
             absl::StrCat("table '", part.table, "' has dim ", layers.dim,
                          " in this export, the lookup has dim ", part.dim));
       }
-      return layers.Lookup(part.keys, part.embeddings);
+      return &layers;
     }
     return absl::NotFoundError(absl::StrCat(
         "table '", part.table, "' is not among those that the model serves"));

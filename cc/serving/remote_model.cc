@@ -60,8 +60,9 @@ class RemoteRows final : public PinnedRows {
   // Asks the servers for the tables.
   absl::Status Check() const;
 
-  absl::Status Lookup(absl::Span<const LookupPart> parts) const override {
-    absl::Status status = TryLookup(parts);
+  absl::Status Lookup(absl::Span<const LookupPart> parts,
+                      const LentThreads* threads) const override {
+    absl::Status status = TryLookup(parts, threads);
     // A lock only where something changes.
     if (!status.ok() || last_failed_.load(std::memory_order_relaxed)) {
       MutexLock lock(&mutex_);
@@ -91,7 +92,8 @@ class RemoteRows final : public PinnedRows {
   const std::string& addresses() const { return options_.addresses; }
 
  private:
-  absl::Status TryLookup(absl::Span<const LookupPart> parts) const;
+  absl::Status TryLookup(absl::Span<const LookupPart> parts,
+                         const LentThreads* threads) const;
   absl::StatusOr<RemoteTable> TableOf(const LookupPart& part) const;
   // Adds to what a server says what whoever serves the model can do.
   absl::Status Explain(const absl::Status& status) const;
@@ -182,7 +184,8 @@ absl::StatusOr<RemoteTable> RemoteRows::TableOf(const LookupPart& part) const {
   return found->second;
 }
 
-absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts) const {
+absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
+                                   const LentThreads* threads) const {
   const RowCache::Time now = std::chrono::steady_clock::now();
   std::vector<Request> requests;
   requests.reserve(parts.size());
@@ -219,6 +222,7 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts) const {
     PullPart pull;
     pull.args.table = std::string(part.table);
     pull.args.dim = part.dim;
+    pull.args.threads = threads;
     pull.embeddings = absl::MakeSpan(rows, request.keys.size() * dim);
     requests.push_back(std::move(request));
     // What it has moved with it.

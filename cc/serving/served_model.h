@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/parallel.h"
 #include "cc/client/parameter_client.h"
 #include "cc/serving/served_rows.h"
 
@@ -35,8 +36,9 @@ class PinnedRows {
 
   // Reads the rows of all parts; a key without one reads as its table says.
   // NotFound if the model has no such table, InvalidArgument if one has another
-  // dim. A table may come more than once.
-  virtual absl::Status Lookup(absl::Span<const LookupPart> parts) const = 0;
+  // dim. A table may come more than once. `threads` may be null.
+  virtual absl::Status Lookup(absl::Span<const LookupPart> parts,
+                              const LentThreads* threads) const = 0;
 };
 
 struct ServedState {

@@ -113,7 +113,7 @@ class RemoteModelTest : public testing::TestWithParam<int> {
                                    const std::vector<Key>& keys) {
     std::vector<float> rows(keys.size() * 2, -1.0f);
     const absl::Status status =
-        model.Pin()->Lookup({{"t", 2, keys, rows.data()}});
+        model.Pin()->Lookup({{"t", 2, keys, rows.data()}}, nullptr);
     EXPECT_TRUE(status.ok()) << status;
     std::vector<float> firsts;
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -129,7 +129,7 @@ class RemoteModelTest : public testing::TestWithParam<int> {
                                      const std::string& table, int dim) {
     const std::vector<Key> keys = {1};
     std::vector<float> rows(static_cast<size_t>(dim));
-    return model.Pin()->Lookup({{table, dim, keys, rows.data()}});
+    return model.Pin()->Lookup({{table, dim, keys, rows.data()}}, nullptr);
   }
 
   RemoteRowsOptions options_;
@@ -159,7 +159,8 @@ TEST_P(RemoteModelTest, ManyTablesAreOneCallAndRepeatedKeysGoOnce) {
                   ->Lookup({{"t", 2, first, a.data()},
                             {"u", 3, second, b.data()},
                             {"u", 3, {}, nullptr},
-                            {"t", 2, third, c.data()}})
+                            {"t", 2, third, c.data()}},
+                           nullptr)
                   .ok());
   EXPECT_THAT(a, ElementsAre(1, -1, 2, -2, 1, -1, 1, -1));
   EXPECT_THAT(b, Each(0.5f));
@@ -251,7 +252,7 @@ TEST_P(RemoteModelTest, WhatIsPinnedOutlivesTheModel) {
   model.reset();
   const std::vector<Key> keys = {5};
   std::vector<float> row(2);
-  ASSERT_TRUE(pinned->Lookup({{"t", 2, keys, row.data()}}).ok());
+  ASSERT_TRUE(pinned->Lookup({{"t", 2, keys, row.data()}}, nullptr).ok());
   EXPECT_THAT(row, ElementsAre(5, -5));
 }
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/synchronization/notification.h"
+#include "cc/base/thread_pool.h"
 #include "cc/client/local_client.h"
 #include "cc/serving/exporter.h"
 #include "cc/serving/model_file.h"
@@ -93,7 +94,8 @@ class ServedModelTest : public testing::Test {
   static float ValueOf(const ServedModel& model) {
     const std::vector<Key> keys = {1};
     float value = -1.0f;
-    const absl::Status status = model.Pin()->Lookup({{"t", 1, keys, &value}});
+    const absl::Status status =
+        model.Pin()->Lookup({{"t", 1, keys, &value}}, nullptr);
     EXPECT_TRUE(status.ok()) << status;
     return value;
   }
@@ -122,6 +124,41 @@ TEST_F(ServedModelTest, GraphsOfOneModelShareItsRows) {
   EXPECT_EQ(*FindServedModel(path_ + "/m"), *first);
   EXPECT_EQ(*FindServedModel(file()), *first);
   EXPECT_FALSE((*first)->is_remote());
+}
+
+TEST_F(ServedModelTest, ThreadsThatAreLentReadTheSame) {
+  std::vector<Key> keys(5000);
+  std::vector<float> values(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = static_cast<Key>(i) * 7;
+    values[i] = static_cast<float>(i);
+  }
+  AssignArgs args;
+  args.table = "t";
+  args.dim = 1;
+  args.keys = keys;
+  args.embeddings = values;
+  ASSERT_TRUE(client_->Assign(args).ok());
+  Save("a", 1.0f);
+  const auto model = Open();
+  ASSERT_TRUE(model.ok()) << model.status();
+  const ThreadPool threads(3);
+  // Parts of which some are empty and some shorter than a range.
+  for (const size_t size : {0, 1, 511, 2000, 5000}) {
+    std::vector<float> alone(size + 100, -1.0f);
+    std::vector<float> together(size + 100, -2.0f);
+    const auto parts = [&](std::vector<float>* to) {
+      const auto all = absl::MakeConstSpan(keys);
+      return std::vector<LookupPart>{
+          {"t", 1, all.subspan(0, size), to->data()},
+          {"t", 1, {}, nullptr},
+          {"t", 1, all.subspan(0, 100), to->data() + size}};
+    };
+    ASSERT_TRUE((*model)->Pin()->Lookup(parts(&alone), nullptr).ok());
+    ASSERT_TRUE((*model)->Pin()->Lookup(parts(&together), &threads).ok());
+    EXPECT_EQ(alone, together);
+    EXPECT_EQ(together[size + 99], 99.0f);
+  }
 }
 
 TEST_F(ServedModelTest, AModelSavedAnewAtAPathIsAnotherOne) {
