@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxModelFileBytes = size_t{16} << 20;
-constexpr uint64_t kMaxCacheRows = uint64_t{1} << 40;
+constexpr uint64_t kMaxCacheRows = uint64_t{1} << 32;
 constexpr double kMaxSeconds = 1e9;
 
 constexpr char kVerifyFirst[] = "TFSWITCH_SERVING_VERIFY_FIRST";

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace tfswitch {
 namespace {
 
 constexpr size_t kMaxShards = 64;
+constexpr size_t kReadAtOnce = 32;
 // Fewer would fill some shards long before others.
 constexpr size_t kMinRowsPerShard = 64;
 // Time is kept in 64 bits of nanoseconds; nobody waits for so long.
@@ -40,32 +42,46 @@ RowCache::RowCache(const RowCacheOptions& options)
   }
 }
 
-RowCache::Shard& RowCache::ShardOf(const Name& name) {
-  // The map of a shard goes by the low bits.
-  return shards_[(HashOfName()(name) >> 48) & (shards_.size() - 1)];
+size_t RowCache::ShardOf(const Name& name) const {
+  // The map of a shard goes by other bits.
+  return (HashOfName()(name) >> 40) & (shards_.size() - 1);
+}
+
+RowCache::Batch RowCache::SplitByShard(int table,
+                                       absl::Span<const Key> keys) const {
+  Batch batch;
+  batch.ends.assign(shards_.size(), 0);
+  std::vector<uint8_t> shards(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const size_t shard = ShardOf({table, keys[i]});
+    shards[i] = static_cast<uint8_t>(shard);
+    ++batch.ends[shard];
+  }
+  size_t begin = 0;
+  for (size_t& end : batch.ends) begin += std::exchange(end, begin);
+  batch.places.resize(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    batch.places[batch.ends[shards[i]]++] = static_cast<uint32_t>(i);
+  }
+  return batch;
 }
 
 void RowCache::Read(int table, absl::Span<const Key> keys, Time now,
                     float* embeddings, std::vector<size_t>* missing) {
-  const size_t dim = static_cast<size_t>(dims_[table]);
+  const Batch batch = SplitByShard(table, keys);
+  std::vector<uint8_t> was_found(keys.size(), 0);
+  size_t begin = 0;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const size_t end = batch.ends[i];
+    if (begin == end) continue;
+    ReadShard(&shards_[i], table, keys,
+              absl::MakeConstSpan(batch.places).subspan(begin, end - begin),
+              now, embeddings, was_found.data());
+    begin = end;
+  }
   const size_t missing_before = missing->size();
   for (size_t i = 0; i < keys.size(); ++i) {
-    const Name name{table, keys[i]};
-    Shard& shard = ShardOf(name);
-    MutexLock lock(&shard.mutex);
-    const auto found = shard.places.find(name);
-    if (found == shard.places.end()) {
-      missing->push_back(i);
-      continue;
-    }
-    Entry& entry = shard.entries[found->second];
-    // A row has another size if there was no memory for it.
-    if (IsOver(entry, now) || entry.row.size() != dim) {
-      missing->push_back(i);
-      continue;
-    }
-    entry.was_read = true;
-    std::memcpy(embeddings + i * dim, entry.row.data(), sizeof(float) * dim);
+    if (was_found[i] == 0) missing->push_back(i);
   }
   const size_t num_missing = missing->size() - missing_before;
   num_misses_.fetch_add(static_cast<int64_t>(num_missing),
@@ -74,24 +90,67 @@ void RowCache::Read(int table, absl::Span<const Key> keys, Time now,
                       std::memory_order_relaxed);
 }
 
+void RowCache::ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
+                         absl::Span<const uint32_t> places, Time now,
+                         float* embeddings, uint8_t* was_found) {
+  const size_t dim = static_cast<size_t>(dims_[table]);
+  MutexLock lock(&shard->mutex);
+  // What memory has to bring is asked for in three rounds: where the entries
+  // are, the entries, and their rows.
+  for (size_t begin = 0; begin < places.size(); begin += kReadAtOnce) {
+    const size_t count = std::min(kReadAtOnce, places.size() - begin);
+    const absl::Span<const uint32_t> chunk = places.subspan(begin, count);
+    Entry* entries[kReadAtOnce];
+    for (const uint32_t place : chunk) {
+      shard->places.prefetch(Name{table, keys[place]});
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const auto found = shard->places.find(Name{table, keys[chunk[i]]});
+      entries[i] = found == shard->places.end()
+                       ? nullptr
+                       : &shard->entries[found->second];
+      __builtin_prefetch(entries[i]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (entries[i] != nullptr) __builtin_prefetch(entries[i]->row.data());
+    }
+    for (size_t i = 0; i < count; ++i) {
+      Entry* const entry = entries[i];
+      // A row has another size if there was no memory for it.
+      if (entry == nullptr || IsOver(*entry, now) || entry->row.size() != dim) {
+        continue;
+      }
+      entry->was_read = true;
+      was_found[chunk[i]] = 1;
+      std::memcpy(embeddings + chunk[i] * dim, entry->row.data(),
+                  sizeof(float) * dim);
+    }
+  }
+}
+
 void RowCache::Write(int table, absl::Span<const Key> keys, const float* rows,
                      Time asked_at) {
   const size_t dim = static_cast<size_t>(dims_[table]);
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const Name name{table, keys[i]};
-    Shard& shard = ShardOf(name);
-    if (shard.max_entries == 0) continue;
+  const Batch batch = SplitByShard(table, keys);
+  size_t next = 0;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    Shard& shard = shards_[i];
+    if (next == batch.ends[i]) continue;
     MutexLock lock(&shard.mutex);
-    const auto found = shard.places.find(name);
-    Entry* entry = nullptr;
-    if (found == shard.places.end()) {
-      entry = Place(&shard, name, asked_at);
-    } else {
-      entry = &shard.entries[found->second];
-      if (entry->asked_at > asked_at) continue;
+    for (; next < batch.ends[i]; ++next) {
+      const size_t place = batch.places[next];
+      const Name name{table, keys[place]};
+      const auto found = shard.places.find(name);
+      Entry* entry = nullptr;
+      if (found == shard.places.end()) {
+        entry = Place(&shard, name, asked_at);
+      } else {
+        entry = &shard.entries[found->second];
+        if (entry->asked_at > asked_at) continue;
+      }
+      entry->row.assign(rows + place * dim, rows + (place + 1) * dim);
+      entry->asked_at = asked_at;
     }
-    entry->row.assign(rows + i * dim, rows + (i + 1) * dim);
-    entry->asked_at = asked_at;
   }
 }
 
@@ -116,7 +175,7 @@ RowCache::Entry* RowCache::Place(Shard* shard, const Name& name, Time now) {
   Entry& entry = shard->entries[place];
   entry.name = name;
   entry.was_read = false;
-  shard->places.emplace(name, place);
+  shard->places.emplace(name, static_cast<uint32_t>(place));
   return &entry;
 }
 

@@ -7,10 +7,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
@@ -31,7 +31,8 @@ struct RowCacheOptions {
 // those that come often.
 //
 // Rows are spread over shards by their keys, each with a lock and its part of
-// the places; two threads meet only in one shard.
+// the places; two threads meet only in one shard. A batch goes through the
+// shards one by one, and asks for memory before it is needed.
 //
 // Thread-safe.
 class RowCache {
@@ -39,11 +40,13 @@ class RowCache {
   // Does not jump, as the clock on the wall may.
   using Time = std::chrono::steady_clock::time_point;
 
-  // REQUIRES: options.lifetime > 0.
+  // REQUIRES: options.lifetime > 0, options.max_rows <= 2^32.
   explicit RowCache(const RowCacheOptions& options);
 
   // Writes the rows that are there to embeddings[i * dim, (i + 1) * dim) and
-  // appends the places i of all other keys to *missing.
+  // appends the places i of all other keys to *missing, in their order.
+  //
+  // REQUIRES: fewer than 2^31 keys, here and in Write().
   void Read(int table, absl::Span<const Key> keys, Time now, float* embeddings,
             std::vector<size_t>* missing);
 
@@ -70,6 +73,12 @@ class RowCache {
   struct HashOfName {
     size_t operator()(const Name& name) const;
   };
+  // A batch in the order of its shards: those of shard i are the places from
+  // ends[i - 1] to ends[i].
+  struct Batch {
+    std::vector<uint32_t> places;
+    std::vector<size_t> ends;
+  };
   struct Entry {
     Name name;
     Time asked_at;
@@ -80,12 +89,19 @@ class RowCache {
   struct alignas(64) Shard {
     mutable Mutex mutex;
     size_t max_entries = 0;  // Constant after construction.
-    std::unordered_map<Name, size_t, HashOfName> places ABSL_GUARDED_BY(mutex);
+    absl::flat_hash_map<Name, uint32_t, HashOfName> places
+        ABSL_GUARDED_BY(mutex);
     std::vector<Entry> entries ABSL_GUARDED_BY(mutex);
     size_t hand ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  Shard& ShardOf(const Name& name);
+  size_t ShardOf(const Name& name) const;
+  Batch SplitByShard(int table, absl::Span<const Key> keys) const;
+  // Reads the keys of one shard; sets was_found[i] for those keys[i] that are
+  // there.
+  void ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
+                 absl::Span<const uint32_t> places, Time now, float* embeddings,
+                 uint8_t* was_found);
   bool IsOver(const Entry& entry, Time now) const {
     return now - entry.asked_at >= lifetime_;
   }

@@ -184,7 +184,7 @@ class _Remote:
         if (
             isinstance(rows, bool)
             or not isinstance(rows, int)
-            or not 0 <= rows <= 2**40
+            or not 0 <= rows <= 2**32
         ):
             raise ValueError(
                 "`cache_rows` must be a number of rows, or 0 for no cache. "

@@ -261,6 +261,7 @@ TEST_P(RemoteModelTest, ThreadsShareTheCache) {
   options_.cache_lifetime = absl::Milliseconds(1);
   const auto model = Open();
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int seed = 0; seed < 4; ++seed) {
     threads.emplace_back([&model, seed] {
       for (int i = 0; i < 500; ++i) {

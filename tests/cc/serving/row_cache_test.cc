@@ -117,6 +117,7 @@ TEST_F(RowCacheTest, ThreadsReadWholeRows) {
   options.dims = {16};
   RowCache cache(options);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int seed = 0; seed < 4; ++seed) {
     threads.emplace_back([&cache, seed] {
       std::vector<float> row(16);

@@ -191,6 +191,7 @@ TEST_F(ServedModelTest, ThreadsThatOpenOneModelShareIt) {
   const std::string remote = file();
   std::vector<std::shared_ptr<ServedModel>> models(4);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (auto& model : models) {
     threads.emplace_back(
         [&] { model = OpenServedModel(remote, open_client).value(); });
