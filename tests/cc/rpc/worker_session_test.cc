@@ -23,6 +23,7 @@
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
 #include "tests/cc/testing/forwarding_group_client.h"
+#include "tests/cc/testing/forwarding_parameter_client.h"
 
 namespace tfswitch {
 namespace {
@@ -76,10 +77,11 @@ class MortalGroups final : public ForwardingGroupClient {
   bool is_heard_ = false;
 };
 
-class MortalClient final : public ParameterClient {
+class MortalClient final : public ForwardingParameterClient {
  public:
   explicit MortalClient(std::shared_ptr<ParameterClient> client)
-      : client_(std::move(client)), groups_(&client_->groups()) {}
+      : ForwardingParameterClient(std::move(client)),
+        groups_(&this->client().groups()) {}
 
   void Die() { groups_.Die(); }
   void FailNextCommits(int count, absl::Status status = absl::UnavailableError(
@@ -89,29 +91,6 @@ class MortalClient final : public ParameterClient {
   }
   MortalGroups& mortal_groups() { return groups_; }
 
-  absl::Status CreateTable(const TableConfig& config) override {
-    return client_->CreateTable(config);
-  }
-  absl::Status DropTable(const std::string& table) override {
-    return client_->DropTable(table);
-  }
-  absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const std::string& table) override {
-    return client_->ListTables(table);
-  }
-  std::unique_ptr<PendingCall> StartPull(
-      const PullArgs& args, absl::Span<float> embeddings) override {
-    return client_->StartPull(args, embeddings);
-  }
-  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
-                                         PushResult* result) override {
-    return client_->StartPush(args, result);
-  }
-  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
-                                           AssignResult* result) override {
-    return client_->StartAssign(args, result);
-  }
-  int num_shards() const override { return client_->num_shards(); }
   std::unique_ptr<PendingCall> StartCommitRound(int shard,
                                                 const std::string& group,
                                                 const Round& round,
@@ -120,57 +99,11 @@ class MortalClient final : public ParameterClient {
       --failing_commits_;
       return Done(failure_);
     }
-    return client_->StartCommitRound(shard, group, round, committed);
-  }
-  absl::StatusOr<int64_t> Erase(const std::string& table,
-                                absl::Span<const Key> keys) override {
-    return client_->Erase(table, keys);
-  }
-  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
-                                           ShrinkReport* report) override {
-    return client_->StartShrink(args, report);
-  }
-  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
-                         float day, absl::Span<UsageOfRow> usage,
-                         absl::Span<KeyState> states) override {
-    return client_->ReadUsage(table, keys, day, usage, states);
-  }
-  absl::Status Export(
-      const std::string& table, bool with_slots,
-      const std::function<absl::Status(const RowChunk&)>& visit) override {
-    return client_->Export(table, with_slots, visit);
-  }
-  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
-      const ExportChangesArgs& args,
-      const std::function<absl::Status(const ChangeChunk&)>& visit) override {
-    return client_->ExportChanges(args, visit);
-  }
-  absl::Status SettleExport(const std::string& table,
-                            const std::string& export_id,
-                            bool is_published) override {
-    return client_->SettleExport(table, export_id, is_published);
-  }
-  absl::StatusOr<std::vector<std::string>> SaveShard(
-      const SaveShardArgs& args) override {
-    return client_->SaveShard(args);
-  }
-  absl::Status CommitCheckpoint(
-      const std::string& path, const std::string& save_id,
-      const std::vector<std::string>& manifest_parts) override {
-    return client_->CommitCheckpoint(path, save_id, manifest_parts);
-  }
-  absl::StatusOr<std::vector<std::string>> StageRestore(
-      const StageRestoreArgs& args, int64_t* num_rows) override {
-    return client_->StageRestore(args, num_rows);
-  }
-  absl::Status CommitRestore(const std::string& restore_id,
-                             bool abort) override {
-    return client_->CommitRestore(restore_id, abort);
+    return client().StartCommitRound(shard, group, round, committed);
   }
   GroupClient& groups() override { return groups_; }
 
  private:
-  const std::shared_ptr<ParameterClient> client_;
   MortalGroups groups_;
   int failing_commits_ = 0;
   absl::Status failure_;

@@ -1,0 +1,107 @@
+// A client that passes calls on, for tests to override some of them.
+
+#ifndef TFSWITCH_TESTS_CC_TESTING_FORWARDING_PARAMETER_CLIENT_H_
+#define TFSWITCH_TESTS_CC_TESTING_FORWARDING_PARAMETER_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/client/parameter_client.h"
+
+namespace tfswitch {
+
+class ForwardingParameterClient : public ParameterClient {
+ public:
+  explicit ForwardingParameterClient(std::shared_ptr<ParameterClient> client)
+      : client_(std::move(client)) {}
+
+  absl::Status CreateTable(const TableConfig& config) override {
+    return client_->CreateTable(config);
+  }
+  absl::Status DropTable(const std::string& table) override {
+    return client_->DropTable(table);
+  }
+  absl::StatusOr<std::vector<TableInfo>> ListTables(
+      const std::string& table) override {
+    return client_->ListTables(table);
+  }
+  std::unique_ptr<PendingCall> StartPull(
+      const PullArgs& args, absl::Span<float> embeddings) override {
+    return client_->StartPull(args, embeddings);
+  }
+  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
+                                         PushResult* result) override {
+    return client_->StartPush(args, result);
+  }
+  std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
+                                           AssignResult* result) override {
+    return client_->StartAssign(args, result);
+  }
+  int num_shards() const override { return client_->num_shards(); }
+  std::unique_ptr<PendingCall> StartCommitRound(int shard,
+                                                const std::string& group,
+                                                const Round& round,
+                                                int64_t* committed) override {
+    return client_->StartCommitRound(shard, group, round, committed);
+  }
+  absl::StatusOr<int64_t> Erase(const std::string& table,
+                                absl::Span<const Key> keys) override {
+    return client_->Erase(table, keys);
+  }
+  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
+                                           ShrinkReport* report) override {
+    return client_->StartShrink(args, report);
+  }
+  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+                         float day, absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) override {
+    return client_->ReadUsage(table, keys, day, usage, states);
+  }
+  absl::Status Export(
+      const std::string& table, bool with_slots,
+      const std::function<absl::Status(const RowChunk&)>& visit) override {
+    return client_->Export(table, with_slots, visit);
+  }
+  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override {
+    return client_->ExportChanges(args, visit);
+  }
+  absl::Status SettleExport(const std::string& table,
+                            const std::string& export_id,
+                            bool is_published) override {
+    return client_->SettleExport(table, export_id, is_published);
+  }
+  absl::StatusOr<std::vector<std::string>> SaveShard(
+      const SaveShardArgs& args) override {
+    return client_->SaveShard(args);
+  }
+  absl::Status CommitCheckpoint(
+      const std::string& path, const std::string& save_id,
+      const std::vector<std::string>& manifest_parts) override {
+    return client_->CommitCheckpoint(path, save_id, manifest_parts);
+  }
+  absl::StatusOr<std::vector<std::string>> StageRestore(
+      const StageRestoreArgs& args, int64_t* num_rows) override {
+    return client_->StageRestore(args, num_rows);
+  }
+  absl::Status CommitRestore(const std::string& restore_id,
+                             bool abort) override {
+    return client_->CommitRestore(restore_id, abort);
+  }
+  GroupClient& groups() override { return client_->groups(); }
+
+ protected:
+  ParameterClient& client() { return *client_; }
+
+ private:
+  const std::shared_ptr<ParameterClient> client_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_TESTS_CC_TESTING_FORWARDING_PARAMETER_CLIENT_H_
