@@ -35,6 +35,13 @@ class _DurationParser(flags.ArgumentParser[float]):
         return "duration"
 
 
+class _DurationSerializer(flags.ArgumentSerializer[float]):
+    """The text of a default."""
+
+    def serialize(self, value: float) -> str:
+        return f"{value:g}s"
+
+
 _CLUSTER = flags.DEFINE_string(
     "cluster",
     None,
@@ -49,6 +56,7 @@ _EVERY = flags.DEFINE(
     "every",
     "30s",
     "export: from the beginning of one export to that of the next.",
+    serializer=_DurationSerializer(),
 )
 _BASE_EVERY = flags.DEFINE(
     _DurationParser(),
@@ -56,6 +64,7 @@ _BASE_EVERY = flags.DEFINE(
     None,
     "export: a base comes in place of a delta when the last one is so old. "
     "Default: only where there is none that a delta could follow.",
+    serializer=_DurationSerializer(),
 )
 _ONCE = flags.DEFINE_bool(
     "once", False, "export: writes one export and ends, with 1 if it fails."
