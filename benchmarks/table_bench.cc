@@ -1,6 +1,9 @@
 // What the table costs on one core, beside what no table could do better than.
 //
-//   table_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B]
+//   table_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--changes]
+//
+// With --changes it measures only what keeping track of changes for exports
+// costs a push: a table that does against one that does not.
 //
 // Speed is CPU time of the thread in ns per key; the variants take turns within
 // each repetition, in reversed order every second time, and the median is
@@ -419,14 +422,63 @@ void MeasureBatches(EmbeddingTable* table) {
   }
 }
 
+// The push of an export's trainer: rows that are there, with Adagrad.
+void MeasureTracking() {
+  std::vector<Variant> variants;
+  // Against itself: what of the ratios is chance.
+  for (const char* name : {"off", "off again", "on"}) {
+    variants.push_back({name, MakeTable(MakeConfig())});
+    Fill(variants.back().table.get(), 0, num_keys);
+  }
+  ChangeFilter filter;
+  Check(variants.back()
+            .table
+            ->ForEachChange(filter, batch_size,
+                            [](const ChangeChunk&) { return absl::OkStatus(); })
+            .status());
+  PageKeeper::Get().WaitUntilIdle();
+  const std::vector<float> gradients(static_cast<size_t>(batch_size * dim),
+                                     0.01f);
+  const auto push = [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+    Check(table
+              ->ApplyGradients(keys, gradients, 0.01f,
+                               /*insert_missing=*/false)
+              .status());
+  };
+  for (const bool is_zipf : {false, true}) {
+    PositionSource source(is_zipf);
+    Batches batches;
+    for (int64_t begin = 0; begin < kQueries; begin += batch_size) {
+      std::unordered_set<uint32_t> seen;
+      std::vector<Key> keys;
+      while (static_cast<int64_t>(keys.size()) < batch_size) {
+        const uint32_t position = source.Next();
+        if (seen.insert(position).second) keys.push_back(KeyAt(position));
+      }
+      batches.push_back(std::move(keys));
+    }
+    RaceTables(
+        is_zipf ? "push, zipf 1.05" : "push, uniform", &variants, &batches,
+        [] {}, push);
+  }
+  for (const Variant& variant : variants) {
+    printf("%s: %.1f B per key for changes\n", variant.name.c_str(),
+           static_cast<double>(variant.table->stats().change_bytes) /
+               static_cast<double>(num_keys));
+  }
+}
+
 int Main(int argc, char** argv) {
   num_keys = 10000000;
   reps = 7;
+  bool is_tracking = false;
   for (int i = 1; i < argc; ++i) {
-    if (!TakeFlag(argv[i])) {
+    if (std::string(argv[i]) == "--changes") {
+      is_tracking = true;
+    } else if (!TakeFlag(argv[i])) {
       fprintf(stderr,
               "usage: table_bench [--keys=N] [--dim=D] [--reps=R] "
-              "[--batch=B]; got '%s'\n",
+              "[--batch=B] [--changes]; got '%s'\n",
               argv[i]);
       return 2;
     }
@@ -434,6 +486,10 @@ int Main(int argc, char** argv) {
   const std::string level(SimdLevelName(ActiveSimdLevel()));
   printf("keys %ld, dim %d, batch %ld, reps %d, %s\n", num_keys, dim,
          batch_size, reps, level.c_str());
+  if (is_tracking) {
+    MeasureTracking();
+    return 0;
+  }
   std::unique_ptr<EmbeddingTable> table = MeasureGrowth();
   fflush(stdout);
   MeasureBatches(table.get());

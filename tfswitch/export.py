@@ -1,10 +1,17 @@
 """Base and delta exports: tables as files that serve."""
 
+import atexit
 import dataclasses
+import functools
 import json
 import os
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from absl import logging
 
 from tfswitch.cluster import Cluster, default_cluster
 
@@ -13,6 +20,12 @@ MODEL_FILE = "assets/tfswitch_model.json"
 MODEL_ROWS = "assets.extra/tfswitch"
 
 ROW_FORMATS = ("float32", "float16", "int8")
+
+# What an export raises that may go better the next time.
+_FAILURES = (KeyError, OSError, RuntimeError, ValueError)
+
+# The longest that an export in a thread is waited for.
+_STOP_SECS = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +74,9 @@ class ExportReport(NamedTuple):
         num_rows: Rows in it.
         num_removed: Ids in it that lost their rows.
         bytes: Of the row files.
+        kind: "base" or "delta".
+        why_base: Why it is a base, where a `Schedule` would have written a
+            delta that cannot follow; else empty.
     """
 
     number: int
@@ -68,14 +84,25 @@ class ExportReport(NamedTuple):
     num_rows: int
     num_removed: int
     bytes: int
+    kind: str
+    why_base: str
+
+    def __str__(self) -> str:
+        if not self.published:
+            return f"nothing has changed since export {self.number}"
+        why = f", because {self.why_base}" if self.why_base else ""
+        return (
+            f"{self.kind} {self.number}: {self.num_rows} rows, "
+            f"{self.num_removed} removed{why}"
+        )
 
 
 def base(
     path: str | os.PathLike[str],
     *,
     tables: Iterable[Any] | None = None,
-    row_format: str = "float32",
-    rule: ScoreRule | None = None,
+    row_format: str | None = None,
+    rule: ScoreRule | Literal["all"] | None = None,
     keep: int | None = None,
     cluster: Cluster | None = None,
 ) -> ExportReport:
@@ -92,8 +119,10 @@ def base(
         tables: Names, or `EmbeddingTable` objects. None means those of the
             SavedModel, or all that the cluster has. Those of the SavedModel
             must be among them.
-        row_format: "float32", "float16", or "int8" with a scale per row.
-        rule: Which rows; None means all.
+        row_format: "float32", "float16", or "int8" with a scale per row. None
+            means that of the export before it in the folder, or "float32".
+        rule: Which rows; "all" means all. None means the rule of the export
+            before it, or all.
         keep: Remove what is older than so many bases. None removes nothing.
         cluster: Where the tables are; by default that of `tfswitch.connect`.
 
@@ -113,45 +142,26 @@ def base(
     >>> tsw.export.delta("exports").published
     False
     """
-    if row_format not in ROW_FORMATS:
-        raise ValueError(
-            f"`row_format` must be one of {', '.join(ROW_FORMATS)}. "
-            f"Received: row_format={row_format!r}"
-        )
-    if keep is not None and (
-        isinstance(keep, bool) or not isinstance(keep, int) or keep < 1
-    ):
-        raise ValueError(
-            f"`keep` must be None or at least 1. Received: keep={keep!r}"
-        )
+    options = _options_of(row_format, rule, keep)
     folder = _folder_of(path)
     present = cluster if cluster is not None else default_cluster()
-    names = _names_of(tables, folder, present)
-    options: dict[str, Any] = {
-        "path": folder.rows,
-        "delta": False,
-        "tables": names,
-        "row_format": row_format,
-        "keep_bases": keep or 0,
-    }
-    return _publish(present, options, rule)
+    options["path"] = folder.rows
+    options["tables"] = _names_of(tables, folder, present)
+    return _publish(present, options)
 
 
 def delta(
     path: str | os.PathLike[str],
     *,
-    rule: ScoreRule | None = None,
     cluster: Cluster | None = None,
 ) -> ExportReport:
     """Exports what has changed since the last export in a folder.
 
-    It is of the tables, and in the format, of that export. Without changes
-    nothing is published.
+    It is of the tables, in the format and by the rule of that export; ids that
+    lost their rows are always in it. Without changes nothing is published.
 
     Args:
         path: As for `base`.
-        rule: Which rows; None means all that have changed. Ids that lost their
-            rows are always in it.
         cluster: Where the tables are; by default that of `tfswitch.connect`.
 
     Returns:
@@ -166,8 +176,274 @@ def delta(
         ConnectionError, TimeoutError: If a server does not answer.
     """
     present = cluster if cluster is not None else default_cluster()
-    options = {"path": _folder_of(path).rows, "delta": True}
-    return _publish(present, options, rule)
+    return _publish(present, {"path": _folder_of(path).rows, "delta": True})
+
+
+class Schedule:
+    """Exports to a folder again and again: bases, and deltas between them.
+
+    `export` writes what is due, `run` and `start` do so at intervals. An export
+    that fails is told and tried again the next time. Where a delta cannot
+    follow, because a server was restarted or a table made anew, a base does.
+    A table that is not there is an error, so that no base leaves it out.
+
+    Thread-safe. Training may go on meanwhile, as for `base`. One process at a
+    time exports to a folder.
+
+    Args:
+        path: As for `base`.
+        base_every_seconds: A base comes in place of a delta when the last one
+            is so old. None: only where there is none that a delta could follow.
+        tables: As for `base`.
+        row_format: As for `base`.
+        rule: As for `base`.
+        keep_bases: As `keep` of `base`.
+        cluster: As for `base`, or a function that connects, which is called
+            again if it raises.
+        tell: Called after each export at an interval, with what it has written
+            or the error; by default they are logged.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> schedule = tsw.export.Schedule("exports", base_every_seconds=86400)
+    >>> schedule.start(every_seconds=30)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        base_every_seconds: float | None = None,
+        tables: Iterable[Any] | None = None,
+        row_format: str | None = None,
+        rule: ScoreRule | Literal["all"] | None = None,
+        keep_bases: int | None = None,
+        cluster: Cluster | Callable[[], Cluster] | None = None,
+        tell: Callable[[ExportReport | Exception], None] | None = None,
+    ) -> None:
+        if base_every_seconds is not None:
+            check_seconds("base_every_seconds", base_every_seconds)
+        self._options = _options_of(row_format, rule, keep_bases, "keep_bases")
+        self._path = path
+        self._base_every_seconds = base_every_seconds
+        self._tables = None if tables is None else _checked_names(tables)
+        # Always the same one, whatever becomes the default.
+        self._connect = functools.cache(_connector(cluster))
+        self._tell = tell if tell is not None else _log
+        self._export_lock = threading.Lock()
+        self._thread_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+
+    def export(self) -> ExportReport:
+        """Writes a base if one is due, else a delta.
+
+        Returns:
+            What has been written.
+
+        Raises:
+            As `base`.
+        """
+        with self._export_lock:
+            cluster = self._connect()
+            folder = _folder_of(self._path)
+            options = {
+                **self._options,
+                "path": folder.rows,
+                "tables": _names_of(self._tables, folder, cluster),
+                "delta": not self._is_base_due(folder.rows),
+                "base_if_broken": True,
+            }
+            return _publish(cluster, options)
+
+    def try_export(self) -> bool:
+        """As `export`, but tells what has been written, or the error.
+
+        Returns:
+            Whether there was none.
+        """
+        try:
+            report = self.export()
+        except _FAILURES as error:
+            self._tell(error)
+            return False
+        self._tell(report)
+        return True
+
+    def run(self, every_seconds: float, wait: Callable[[float], bool]) -> None:
+        """Exports now, and then at intervals.
+
+        Args:
+            every_seconds: From the beginning of one export to that of the next,
+                which comes at once if the first took longer.
+            wait: Waits for so many seconds; returns whether to end instead.
+        """
+        check_seconds("every_seconds", every_seconds)
+        due = time.monotonic()
+        while True:
+            self.try_export()
+            due = max(due + every_seconds, time.monotonic())
+            if wait(max(due - time.monotonic(), 0.0)):
+                return
+
+    def start(self, every_seconds: float) -> None:
+        """Has a thread export at intervals, the first time after one.
+
+        The thread ends with `stop`, or with the program.
+
+        Args:
+            every_seconds: As for `run`.
+
+        Raises:
+            ValueError: If `every_seconds` is out of range.
+            RuntimeError: If the thread is there already.
+        """
+        check_seconds("every_seconds", every_seconds)
+        with self._thread_lock:
+            if self._thread is not None:
+                raise RuntimeError(
+                    f"exports to {os.fspath(self._path)!r} have been started "
+                    "already; call stop() first"
+                )
+            self._is_over.clear()
+
+            def run() -> None:
+                if not self._is_over.wait(every_seconds):
+                    self.run(every_seconds, self._is_over.wait)
+
+            # A daemon, for the program waits for others before `atexit`.
+            self._thread = threading.Thread(
+                target=run, name="tfswitch_export", daemon=True
+            )
+            self._thread.start()
+            atexit.register(self.stop)
+
+    def stop(self, timeout_secs: float = _STOP_SECS) -> None:
+        """Ends the thread, after the export that it is writing.
+
+        Args:
+            timeout_secs: The longest wait for it.
+
+        Raises:
+            TimeoutError: If it is still writing then.
+        """
+        with self._thread_lock:
+            if self._thread is None:
+                return
+            self._is_over.set()
+            self._thread.join(timeout_secs)
+            if self._thread.is_alive():
+                raise TimeoutError(
+                    f"an export to {os.fspath(self._path)!r} has not ended "
+                    f"within {timeout_secs:g} s"
+                )
+            self._thread = None
+            atexit.unregister(self.stop)
+
+    def _is_base_due(self, rows: str) -> bool:
+        created = _last_base_seconds(rows)
+        if created is None:
+            return True
+        if self._base_every_seconds is None:
+            return False
+        return time.time() - created >= self._base_every_seconds
+
+
+def _connector(
+    cluster: Cluster | Callable[[], Cluster] | None,
+) -> Callable[[], Cluster]:
+    if cluster is None:
+        return default_cluster
+    if isinstance(cluster, Cluster):
+        return lambda: cluster
+    return cluster
+
+
+def _log(result: ExportReport | Exception) -> None:
+    if isinstance(result, Exception):
+        logging.warning(
+            "tfswitch: an export has failed, and is tried again the next "
+            "time: %s",
+            describe(result),
+        )
+    else:
+        logging.info("tfswitch: %s", result)
+
+
+def describe(error: Exception) -> str:
+    """What an export has raised, without the quotes of a KeyError."""
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])
+    return str(error)
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raises ValueError unless `value` is a wait that is possible."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value <= threading.TIMEOUT_MAX
+    ):
+        raise ValueError(
+            f"`{name}` must be a positive number of seconds. "
+            f"Received: {name}={value!r}"
+        )
+
+
+def _last_base_seconds(rows: str) -> float | None:
+    """When the last base was begun, since 1970; None if there is none."""
+    try:
+        names = os.listdir(rows)
+    except FileNotFoundError:
+        return None
+    bases = [name for name in names if re.fullmatch(r"base-\d{8,}", name)]
+    if not bases:
+        return None
+    last = max(bases, key=lambda name: int(name.removeprefix("base-")))
+    try:
+        with open(
+            os.path.join(rows, last, "manifest.json"), encoding="utf-8"
+        ) as file:
+            return json.load(file)["content"]["created_ms"] / 1000
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # Damaged: nothing can follow it.
+
+
+def _options_of(
+    row_format: str | None,
+    rule: ScoreRule | Literal["all"] | None,
+    keep: int | None,
+    keep_name: str = "keep",
+) -> dict[str, Any]:
+    """The options of a base that are checked without a cluster."""
+    if row_format is not None and row_format not in ROW_FORMATS:
+        raise ValueError(
+            f"`row_format` must be None or one of {', '.join(ROW_FORMATS)}. "
+            f"Received: row_format={row_format!r}"
+        )
+    if keep is not None and (
+        isinstance(keep, bool) or not isinstance(keep, int) or keep < 1
+    ):
+        raise ValueError(
+            f"`{keep_name}` must be None or at least 1. "
+            f"Received: {keep_name}={keep!r}"
+        )
+    options: dict[str, Any] = {"delta": False, "keep_bases": keep or 0}
+    if row_format is not None:
+        options["row_format"] = row_format
+    if isinstance(rule, ScoreRule):
+        options["rule"] = dataclasses.asdict(rule)
+    elif rule == "all":
+        options["rule"] = rule
+    elif rule is not None:
+        raise ValueError(
+            '`rule` must be None, "all" or a tfswitch.export.ScoreRule. '
+            f"Received: rule={rule!r}"
+        )
+    return options
 
 
 class _Folder(NamedTuple):
@@ -196,10 +472,6 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
 def _names_of(
     tables: Iterable[Any] | None, folder: _Folder, cluster: Cluster
 ) -> list[str]:
-    if isinstance(tables, str):
-        raise ValueError(
-            f"`tables` must be a list. Received: tables={tables!r}"
-        )
     if tables is None:
         if folder.model_tables is not None:
             return folder.model_tables
@@ -212,6 +484,14 @@ def _names_of(
         if not names:
             raise ValueError(f"{cluster.address!r} has no tables to export")
         return sorted(names)
+    return _checked_names(tables)
+
+
+def _checked_names(tables: Iterable[Any]) -> list[str]:
+    if isinstance(tables, str):
+        raise ValueError(
+            f"`tables` must be a list. Received: tables={tables!r}"
+        )
     names = [getattr(table, "name", table) for table in tables]
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(
@@ -229,15 +509,6 @@ def _names_of(
     return sorted(set(names))
 
 
-def _publish(
-    cluster: Cluster, options: dict[str, Any], rule: ScoreRule | None
-) -> ExportReport:
-    if rule is not None:
-        if not isinstance(rule, ScoreRule):
-            raise ValueError(
-                "`rule` must be a tfswitch.export.ScoreRule. "
-                f"Received: rule={rule!r}"
-            )
-        options = {**options, "rule": dataclasses.asdict(rule)}
+def _publish(cluster: Cluster, options: dict[str, Any]) -> ExportReport:
     report = cluster._native.publish_export(json.dumps(options))
     return ExportReport(**json.loads(report))

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/local_client.h"
 #include "cc/client/sharded_client.h"
@@ -42,13 +42,6 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
       absl::StrCat("cluster address '", address, "': ", why,
                    ". Use 'local://', 'grpc://host:port,host:port' or "
                    "'grpc+unix:///path'"));
-}
-
-uint64_t DrawClientId() {
-  std::random_device random;
-  uint64_t id = 0;
-  while (id == 0) id = (uint64_t{random()} << 32) | random();
-  return id;
 }
 
 // A client of all servers. With `only_reads` it waits for all of them no longer
@@ -114,7 +107,7 @@ Cluster::Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
     : client_(std::move(client)),
       num_shards_(num_shards),
       is_remote_(is_remote),
-      client_id_(DrawClientId()) {}
+      client_id_(DrawId()) {}
 
 absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
     const std::string& address, absl::Duration timeout) {

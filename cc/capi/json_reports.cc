@@ -44,7 +44,8 @@ std::string TableInfosToJson(const std::vector<TableInfo>& infos) {
                     {"inserted_rows", info.stats.inserted_rows},
                     {"erased_rows", info.stats.erased_rows},
                     {"num_candidates", info.stats.num_candidates},
-                    {"admission_bytes", info.stats.admission_bytes}});
+                    {"admission_bytes", info.stats.admission_bytes},
+                    {"change_bytes", info.stats.change_bytes}});
   }
   return Dump(json);
 }

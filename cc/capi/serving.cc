@@ -45,8 +45,8 @@ absl::StatusOr<ExportOptions> ExportOptionsFromJson(const std::string& json) {
   uint64_t keep_bases = 0;
   reader.Read("path", &options.path);
   reader.Read("delta", &options.is_delta);
+  reader.Read("base_if_broken", &options.base_if_broken);
   reader.Read("row_format", &format);
-  reader.Read("day", &options.day);
   reader.Read("keep_bases", std::numeric_limits<int32_t>::max(), &keep_bases);
   options.keep_bases = static_cast<int>(keep_bases);
   if (const Json* const tables = reader.Find("tables"); tables != nullptr) {
@@ -60,7 +60,9 @@ absl::StatusOr<ExportOptions> ExportOptionsFromJson(const std::string& json) {
   }
   const Json* const rule = reader.Find("rule");
   TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-  if (rule != nullptr) {
+  if (rule != nullptr && *rule == "all") {
+    options.all_rows = true;
+  } else if (rule != nullptr) {
     ObjectReader rule_reader(*rule, "rule", "export options");
     ScoreRule& read = options.rule.emplace();
     rule_reader.Read("base_threshold", &read.base_threshold);
@@ -72,18 +74,20 @@ absl::StatusOr<ExportOptions> ExportOptionsFromJson(const std::string& json) {
     return absl::InvalidArgumentError(
         "export options: path: expected a folder");
   }
-  if (!options.is_delta) {
+  if (!format.empty()) {
     TFSWITCH_ASSIGN_OR_RETURN(options.format, RowFormatOf(format));
   }
   return options;
 }
 
 std::string ExportReportToJson(const ExportReport& report) {
-  return Dump({{"number", report.number},
+  return Dump({{"kind", report.is_delta ? "delta" : "base"},
+               {"number", report.number},
                {"published", report.is_published},
                {"num_rows", report.num_rows},
                {"num_removed", report.num_removed},
-               {"bytes", report.bytes}});
+               {"bytes", report.bytes},
+               {"why_base", report.why_base}});
 }
 
 absl::StatusOr<std::string> CallServedModel(const std::string& path,

@@ -24,7 +24,9 @@
 extern "C" {
 #endif
 
-// Grows when a function changes or goes; new ones are added at the end.
+// Grows when a function changes, goes, or is added, which is at the end: who
+// has been compiled with it would look for it behind the struct of an older
+// core.
 #define TFSWITCH_API_VERSION 8
 #define TFSWITCH_ERROR_SIZE 2048
 // Tables of one call of pull_many or push_unique_many.
@@ -350,11 +352,14 @@ typedef struct Tfswitch_Api {
 
   // --- Exports, and what serves them ---------------------------------------
   // Writes a base or a delta of tables to a folder of this machine.
-  // `options_json`: {"path", "delta": b, "tables": [names], "row_format":
-  // "float32", "float16" or "int8", "rule": {"base_threshold",
-  // "delta_threshold", "delta_keep_days"} or absent, "keep_bases": n}.
-  // `report_json` receives {"number", "published", "num_rows", "num_removed",
-  // "bytes"}.
+  // `options_json`: {"path", "delta": b, "base_if_broken": b, "tables":
+  // [names], "row_format": "float32", "float16" or "int8", "rule":
+  // {"base_threshold", "delta_threshold", "delta_keep_days"} or "all",
+  // "keep_bases": n}. The format and rule of a base that says none are those of
+  // the export before it. The day is the cluster's. `report_json` receives
+  // {"kind": "base" or "delta", "number", "published", "num_rows",
+  // "num_removed", "bytes", "why_base"}; the last is not empty if a base came
+  // in place of a delta that could not follow.
   int (*publish_export)(Tfswitch_Cluster* cluster, const char* options_json,
                         char** report_json, char* error);
 

@@ -261,6 +261,7 @@ class ShardedClient : public ParameterClient {
         sum.erased_rows += other.stats.erased_rows;
         sum.num_candidates += other.stats.num_candidates;
         sum.admission_bytes += other.stats.admission_bytes;
+        sum.change_bytes += other.stats.change_bytes;
       }
     }
     return infos;

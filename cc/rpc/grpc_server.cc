@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "cc/base/mutex.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/thread_pool.h"
 #include "cc/rpc/address.h"
@@ -35,13 +35,6 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
-
-uint64_t DrawInstanceId() {
-  std::random_device device;
-  uint64_t id = 0;
-  while (id == 0) id = uint64_t{device()} << 32 | device();
-  return id;
-}
 
 absl::Status Validate(const GrpcServerOptions& options) {
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
@@ -125,9 +118,9 @@ class RunningServer final : public GrpcServer {
   RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
       : num_threads_(NumThreads(options)),
         helpers_(num_threads_ - 1),
-        service_({options.protocol_version, DrawInstanceId(),
-                  options.max_message_bytes},
-                 shard, &gate_, &helpers_),
+        service_(
+            {options.protocol_version, DrawId(), options.max_message_bytes},
+            shard, &gate_, &helpers_),
         coordination_(shard, &gate_),
         shard_(std::move(shard)) {}
 

@@ -484,6 +484,7 @@ v1::TableInfo ToProto(const TableInfo& info) {
   proto.set_slot_floats(static_cast<uint32_t>(info.slot_floats));
   proto.set_num_candidates(info.stats.num_candidates);
   proto.set_admission_bytes(info.stats.admission_bytes);
+  proto.set_change_bytes(info.stats.change_bytes);
   return proto;
 }
 
@@ -500,6 +501,7 @@ TableInfo FromProto(const v1::TableInfo& proto) {
   info.slot_floats = ClampToInt(proto.slot_floats());
   info.stats.num_candidates = proto.num_candidates();
   info.stats.admission_bytes = proto.admission_bytes();
+  info.stats.change_bytes = proto.change_bytes();
   return info;
 }
 

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
-#include <random>
 #include <system_error>
 #include <utility>
 
@@ -23,6 +22,7 @@
 #include "absl/time/time.h"
 #include "cc/base/checksum.h"
 #include "cc/base/files.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/table/json_reader.h"
 
@@ -113,6 +113,21 @@ absl::Status FromJson(const Json& json, const std::string& path,
   return absl::OkStatus();
 }
 
+Json ToJson(const ScoreRule& rule) {
+  return {{"base_threshold", rule.base_threshold},
+          {"delta_threshold", rule.delta_threshold},
+          {"delta_keep_days", rule.delta_keep_days}};
+}
+
+absl::Status FromJson(const Json& json, absl::string_view document,
+                      ScoreRule* rule) {
+  ObjectReader reader(json, "rule", document);
+  reader.Read("base_threshold", &rule->base_threshold);
+  reader.Read("delta_threshold", &rule->delta_threshold);
+  reader.Read("delta_keep_days", &rule->delta_keep_days);
+  return reader.Finish();
+}
+
 absl::StatusOr<ExportManifest> ParseManifest(const Json& content,
                                              const ExportName& name) {
   constexpr absl::string_view kDocument = "manifest";
@@ -134,6 +149,7 @@ absl::StatusOr<ExportManifest> ParseManifest(const Json& content,
   if (tables == nullptr || !tables->is_object()) {
     reader.Fail("tables", "an object", tables == nullptr ? Json() : *tables);
   }
+  const Json* const rule = reader.Find("rule");
   TFSWITCH_RETURN_IF_ERROR(reader.Finish());
   if (format != kFormatName) {
     return absl::InvalidArgumentError(
@@ -142,6 +158,10 @@ absl::StatusOr<ExportManifest> ParseManifest(const Json& content,
   if (manifest.id.empty() || (name.is_delta && manifest.previous_id.empty())) {
     return absl::InvalidArgumentError(absl::StrCat(
         manifest.id.empty() ? "id" : "previous_id", ": it has none"));
+  }
+  if (rule != nullptr) {
+    TFSWITCH_RETURN_IF_ERROR(
+        FromJson(*rule, kDocument, &manifest.rule.emplace()));
   }
   if (kind != (name.is_delta ? "delta" : "base") || number != name.number) {
     return absl::InvalidArgumentError(
@@ -152,11 +172,6 @@ absl::StatusOr<ExportManifest> ParseManifest(const Json& content,
                                       kDocument, &manifest.tables[table]));
   }
   return manifest;
-}
-
-std::string DrawId() {
-  std::random_device random;
-  return Hex((uint64_t{random()} << 32) | random());
 }
 
 }  // namespace
@@ -280,7 +295,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
   }
   manifest.name.number += 1;
   manifest.name.is_delta = is_delta;
-  manifest.id = DrawId();
+  manifest.id = Hex(DrawId());
   if (is_delta) manifest.previous_id = writer->previous_.id;
   manifest.created_ms = absl::ToUnixMillis(absl::Now());
   writer->temporary_ =
@@ -332,6 +347,7 @@ absl::Status ExportWriter::Publish() {
                   {"created_ms", manifest_.created_ms},
                   {"tables", std::move(tables)}};
   if (manifest_.name.is_delta) content["previous_id"] = manifest_.previous_id;
+  if (manifest_.rule.has_value()) content["rule"] = ToJson(*manifest_.rule);
   const std::string compact =
       content.dump(-1, ' ', true, Json::error_handler_t::replace);
   const Json json = {

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "cc/serving/row_file_writer.h"
 #include "cc/table/change_log.h"
+#include "cc/table/embedding_table.h"
 
 namespace tfswitch {
 
@@ -56,6 +58,7 @@ struct ExportManifest {
   std::string id;           // Drawn: no two exports have the same.
   std::string previous_id;  // Of a delta: what it follows.
   int64_t created_ms = 0;   // Since 1970: no later change is in it for sure.
+  std::optional<ScoreRule> rule;  // By which rows were chosen; absent: all.
   std::map<std::string, ExportedTable> tables;
 };
 
@@ -91,6 +94,9 @@ class ExportWriter {
   const ExportManifest& previous() const { return previous_; }
   const ExportName& name() const { return manifest_.name; }
   const std::string& id() const { return manifest_.id; }
+
+  // By which rows are chosen, for those that follow.
+  void SetRule(const std::optional<ScoreRule>& rule) { manifest_.rule = rule; }
 
   // Adds a table; its rows go to the writer, which must be finished before
   // Publish().

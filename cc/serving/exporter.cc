@@ -12,24 +12,49 @@
 namespace tfswitch {
 namespace {
 
+// How all tables of an export are exported.
+struct Manner {
+  RowFormat format = RowFormat::kFloat32;  // Of a base.
+  std::optional<ScoreRule> rule;
+};
+
+// What the last export in the folder that can be read says; of the first one
+// the defaults.
+Manner LastManner(const ExportWriter& writer, const std::string& path) {
+  ExportManifest last = writer.previous();
+  if (last.name.number == 0) {
+    const auto names = ListExports(path);
+    for (size_t i = names.ok() ? names->size() : 0; i-- > 0;) {
+      auto manifest = ReadExport(path, (*names)[i]);
+      if (!manifest.ok()) continue;
+      last = *std::move(manifest);
+      break;
+    }
+  }
+  Manner manner;
+  manner.rule = last.rule;
+  if (!last.tables.empty()) manner.format = last.tables.begin()->second.format;
+  return manner;
+}
+
 // Exports one table; adds to the report.
-absl::Status ExportTable(ParameterClient& client, const ExportOptions& options,
-                         const std::string& table, ExportWriter* writer,
-                         ExportReport* report) {
+absl::Status ExportTable(ParameterClient& client, const Manner& manner,
+                         float day, const std::string& table,
+                         ExportWriter* writer, ExportReport* report) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                             client.ListTables(table));
   const TableConfig& config = infos[0].config;
   RowFileKind kind;
   kind.table = table;
   kind.dim = config.dim;
-  kind.format = options.format;
+  kind.format = manner.format;
   kind.default_row = MissingRow(config);
   ExportChangesArgs args;
   args.table = table;
-  args.rule = options.rule;
-  args.day = options.day;
+  args.rule = manner.rule;
+  args.day = day;
   args.export_id = writer->id();
-  if (options.is_delta) {
+  if (writer->name().is_delta) {
     const ExportedTable& before = writer->previous().tables.at(table);
     kind.format = before.format;
     args.since = before.cursors;
@@ -56,34 +81,40 @@ absl::Status ExportTable(ParameterClient& client, const ExportOptions& options,
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
-                                           const ExportOptions& options) {
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ExportWriter> writer,
-      ExportWriter::Begin(options.path, options.is_delta));
+absl::StatusOr<ExportReport> Publish(ParameterClient& client,
+                                     const ExportOptions& options,
+                                     bool is_delta) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<ExportWriter> writer,
+                            ExportWriter::Begin(options.path, is_delta));
+  Manner manner = LastManner(*writer, options.path);
   std::vector<std::string> tables = options.tables;
-  if (options.is_delta) {
+  if (!is_delta) {
+    if (options.format.has_value()) manner.format = *options.format;
+    if (options.rule.has_value()) manner.rule = options.rule;
+    if (options.all_rows) manner.rule.reset();
+  } else {
     tables.clear();
     for (const auto& [table, exported] : writer->previous().tables) {
       tables.push_back(table);
     }
   }
+  writer->SetRule(manner.rule);
   ExportReport report;
   report.number = writer->name().number;
+  report.is_delta = is_delta;
   absl::Status status;
   for (const std::string& table : tables) {
-    status = ExportTable(client, options, table, writer.get(), &report);
+    status =
+        ExportTable(client, manner, options.day, table, writer.get(), &report);
     if (!status.ok()) break;
   }
   const bool is_news =
-      !options.is_delta || report.num_rows > 0 || report.num_removed > 0;
+      !is_delta || report.num_rows > 0 || report.num_removed > 0;
   if (status.ok() && is_news) {
     status = writer->Publish();
     report.is_published = status.ok();
   }
-  if (options.rule.has_value()) {
+  if (manner.rule.has_value()) {
     for (const std::string& table : tables) {
       // If a server does not hear of it, its rows come once more, which is no
       // harm; what is published stays so.
@@ -104,6 +135,22 @@ absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
                    std::string(removed.message()).c_str());
     }
   }
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
+                                           const ExportOptions& options) {
+  auto report = Publish(client, options, options.is_delta);
+  // No export to follow, or a damaged one, or what has changed is not known.
+  const bool is_broken =
+      options.is_delta && (absl::IsFailedPrecondition(report.status()) ||
+                           absl::IsDataLoss(report.status()));
+  if (!is_broken || !options.base_if_broken) return report;
+  const absl::Status why = report.status();
+  report = Publish(client, options, /*is_delta=*/false);
+  if (report.ok()) report->why_base = std::string(why.message());
   return report;
 }
 

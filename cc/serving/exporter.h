@@ -17,20 +17,27 @@ namespace tfswitch {
 struct ExportOptions {
   std::string path;
   bool is_delta = false;
-  // A delta is of the tables, and in the format, of the export before it.
+  // In place of a delta that cannot follow what is there.
+  bool base_if_broken = false;
+  // Of a base. A delta is of the tables, in the formats and by the rule of the
+  // export before it.
   std::vector<std::string> tables;
-  RowFormat format = RowFormat::kFloat32;
-  std::optional<ScoreRule> rule;  // Absent: all that has changed.
+  // Absent: as in the export before it; in the first one float32 and all rows.
+  std::optional<RowFormat> format;
+  std::optional<ScoreRule> rule;
+  bool all_rows = false;  // No rule, whatever there was before.
   float day = kServersDay;
   int keep_bases = 0;  // Remove what is older than so many; 0: nothing.
 };
 
 struct ExportReport {
   int64_t number = 0;  // Of the export, or of the last one if there is no news.
+  bool is_delta = false;
   bool is_published = false;  // False: a delta without changes.
   int64_t num_rows = 0;
   int64_t num_removed = 0;
   int64_t bytes = 0;
+  std::string why_base;  // Why no delta could follow, of `base_if_broken`.
 };
 
 // Exports to the folder `path` of this machine, whole or not at all. NotFound

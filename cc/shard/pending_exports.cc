@@ -1,25 +1,40 @@
 #include "cc/shard/pending_exports.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace tfswitch {
 
 void PendingExports::Keep(Export exported) {
-  std::deque<Export> dropped;  // Freed outside the lock.
+  std::vector<Export> dropped;  // Freed outside the lock.
   MutexLock lock(&mutex_);
   const std::shared_ptr<EmbeddingTable> table = exported.table.lock();
-  const auto former =
-      std::find_if(exports_.begin(), exports_.end(), [&](const Export& each) {
-        return each.id == exported.id && each.table.lock() == table;
-      });
-  if (former != exports_.end()) {
-    dropped.push_back(std::move(*former));
-    exports_.erase(former);
+  for (std::vector<Export>& of_id : exports_) {
+    const auto first_dropped = std::stable_partition(
+        of_id.begin(), of_id.end(), [&](const Export& each) {
+          return !each.table.expired() &&
+                 !(each.id == exported.id && each.table.lock() == table);
+        });
+    std::move(first_dropped, of_id.end(), std::back_inserter(dropped));
+    of_id.erase(first_dropped, of_id.end());
   }
-  exports_.push_back(std::move(exported));
-  if (exports_.size() > kMaxExports) {
-    dropped.push_back(std::move(exports_.front()));
+  exports_.erase(std::remove_if(exports_.begin(), exports_.end(),
+                                [](const std::vector<Export>& of_id) {
+                                  return of_id.empty();
+                                }),
+                 exports_.end());
+  auto found = std::find_if(exports_.begin(), exports_.end(),
+                            [&](const std::vector<Export>& of_id) {
+                              return of_id[0].id == exported.id;
+                            });
+  if (found == exports_.end()) {
+    found = exports_.emplace(exports_.end());
+  }
+  found->push_back(std::move(exported));
+  if (exports_.size() > kMaxIds) {
+    std::move(exports_.front().begin(), exports_.front().end(),
+              std::back_inserter(dropped));
     exports_.pop_front();
   }
 }
@@ -29,14 +44,19 @@ void PendingExports::Settle(const EmbeddingTable& table, const std::string& id,
   Export settled;
   {
     MutexLock lock(&mutex_);
-    const auto found =
-        std::find_if(exports_.begin(), exports_.end(), [&](const Export& each) {
-          return each.id == id && each.table.lock().get() == &table;
-        });
-    if (found == exports_.end()) return;
-    settled = std::move(*found);
-    exports_.erase(found);
+    for (auto of_id = exports_.begin(); of_id != exports_.end(); ++of_id) {
+      const auto found =
+          std::find_if(of_id->begin(), of_id->end(), [&](const Export& each) {
+            return each.id == id && each.table.lock().get() == &table;
+          });
+      if (found == of_id->end()) continue;
+      settled = std::move(*found);
+      of_id->erase(found);
+      if (of_id->empty()) exports_.erase(of_id);
+      break;
+    }
   }
+  // Nothing is subtracted if it was not there: it has no table.
   const std::shared_ptr<EmbeddingTable> exported = settled.table.lock();
   if (is_published && exported != nullptr) {
     exported->SubtractDeltaScores(settled.keys, settled.scores);

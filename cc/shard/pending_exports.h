@@ -27,8 +27,8 @@ class PendingExports {
     std::vector<float> scores;
   };
 
-  // Keeps the last few; an export under the same id and of the same table is
-  // replaced.
+  // Keeps the last few ids, each with all of its tables: an export of the same
+  // table under the same id is replaced. Those of tables that are gone go, too.
   void Keep(Export exported);
   // Subtracts the scores, if `is_published`, and forgets them. What is not
   // known has been settled before.
@@ -36,10 +36,11 @@ class PendingExports {
               bool is_published);
 
  private:
-  static constexpr size_t kMaxExports = 16;
+  static constexpr size_t kMaxIds = 16;
 
   Mutex mutex_;
-  std::deque<Export> exports_ ABSL_GUARDED_BY(mutex_);
+  // In the order in which ids came first; what is of one id is together.
+  std::deque<std::vector<Export>> exports_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

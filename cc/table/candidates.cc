@@ -57,7 +57,7 @@ bool Candidates::Erase(Key key, uint32_t position) {
   return true;
 }
 
-void Candidates::Compact() {
+void Candidates::Compact(bool with_stamps) {
   if (!records_.IsWorthCompacting()) return;
   const uint64_t limit = records_.SortFreeRows();
   std::vector<uint32_t> left;
@@ -71,6 +71,9 @@ void Candidates::Compact() {
       }
       std::memcpy(records_.At(free_record), records_.At(record),
                   record_floats_ * sizeof(float));
+      if (with_stamps) {
+        records_.stamps()[free_record] = records_.stamps()[record];
+      }
       RacyStore(&bucket->rows[i], free_record);
       left.push_back(record);
     }

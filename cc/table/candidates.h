@@ -22,6 +22,9 @@ class Candidates {
   // REQUIRES: called once, before anything else. False if there is no memory.
   bool Init(MemorySpan index_0, MemorySpan index_1, MemorySpan records,
             int record_floats);
+  // For records that have stamps (table/change_log.h).
+  // REQUIRES: called at most once, after Init() and before anything else.
+  void InitStamps(MemorySpan stamps) { records_.InitStamps(stamps); }
 
   // A key's record; null if it is no candidate.
   float* Find(Key key, uint32_t position) const;
@@ -36,19 +39,27 @@ class Candidates {
   // False if it was none.
   bool Erase(Key key, uint32_t position);
 
+  // When a record has changed. REQUIRES: InitStamps(); it is one of Find(),
+  // Insert() or Visit().
+  uint32_t& StampOf(const float* record) const {
+    return records_.stamps()[records_.RowOf(record)];
+  }
+
   // Calls visit(key, record) for the candidates with a position in [begin,
   // end), of about `num_buckets` buckets; returns the end. Nothing may be
   // inserted or erased meanwhile.
   uint64_t Visit(uint64_t begin, uint64_t num_buckets,
                  const std::function<void(Key, const float*)>& visit) const;
 
-  // Moves records together and gives memory back, if it pays.
-  void Compact();
+  // Moves records together and gives memory back, if it pays. Stamps move with
+  // them if any has been written.
+  void Compact(bool with_stamps);
 
   int64_t size() const { return size_; }
   size_t resident_bytes() const {
     return index_.resident_bytes() + records_.resident_bytes();
   }
+  size_t stamp_bytes() const { return records_.stamp_bytes(); }
 
  private:
   StripeIndex index_;

@@ -74,8 +74,8 @@ class ChangeClock {
   Mutex mutex_;  // One end at a time.
 };
 
-// Keys of one stripe that read differently although no row of theirs is
-// stamped: they have lost it, or wait for one.
+// Keys of one stripe that have lost their row, or what was noted of them while
+// they waited for one: nothing is left of these that could have a stamp.
 //
 // Thread-compatible: guarded by the mutex of the stripe.
 class KeyChanges {
@@ -90,6 +90,8 @@ class KeyChanges {
   bool Knows(uint32_t epoch) const { return forgotten_ <= epoch; }
   // The keys with stamps above `epoch`; some may repeat.
   std::vector<Key> Since(uint32_t epoch) const;
+
+  size_t resident_bytes() const { return entries_.capacity() * sizeof(Entry); }
 
  private:
   struct Entry {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
-#include <random>
 #include <utility>
 #include <variant>
 
@@ -15,6 +14,7 @@
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/racy_memory.h"
+#include "cc/base/random_id.h"
 #include "cc/base/spin_wait.h"
 #include "cc/base/status_macros.h"
 #include "cc/optimizer/optimizer.h"
@@ -51,13 +51,6 @@ OptimizerConfig WeightConfig(const TableConfig& config) {
 }
 int WeightSlotFloats(const TableConfig& config) {
   return SlotFloats(WeightConfig(config), 1);
-}
-
-uint64_t DrawLogId() {
-  std::random_device random;
-  uint64_t id = 0;
-  while (id == 0) id = (uint64_t{random()} << 32) | random();
-  return id;
 }
 
 }  // namespace
@@ -180,7 +173,7 @@ EmbeddingTable::Impl::Impl(const TableConfig& table_config,
       candidate_floats_(candidate_statistics_.num_floats() +
                         (has_weights() ? 1 + WeightSlotFloats(config) : 0)),
       missing_row_(MissingRow(config)),
-      change_log_id_(DrawLogId()) {
+      change_log_id_(DrawId()) {
   if (has_weights()) weight_optimizer_.emplace(WeightConfig(config), 1);
 }
 
@@ -538,7 +531,7 @@ void EmbeddingTable::Impl::EraseLocked(Stripe* stripe, StripeIndex::Entry entry,
   // will see that its bucket has changed.
   stripe->rows.Free(row);
   stripe->CountErased();
-  if (stamp != 0) stripe->key_changes.Add(key, stamp);
+  NoteLossLocked(stripe, key, stamp);
 }
 
 int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
@@ -675,6 +668,10 @@ TableStats EmbeddingTable::Impl::stats() {
       stats.admission_bytes +=
           static_cast<int64_t>(stripe.candidates.resident_bytes());
     }
+    if (!change_clock_.is_running()) continue;
+    stats.change_bytes += static_cast<int64_t>(
+        stripe.key_changes.resident_bytes() + stripe.rows.stamp_bytes() +
+        stripe.candidates.stamp_bytes());
   }
   if (bloom != nullptr) {
     stats.admission_bytes += static_cast<int64_t>(bloom->resident_bytes());

@@ -45,6 +45,8 @@ struct TableStats {
   int64_t erased_rows = 0;      // Since creation.
   int64_t num_candidates = 0;   // Ids that wait for admission.
   int64_t admission_bytes = 0;  // What knows of them.
+  // What knows which rows have changed, once somebody has asked for changes.
+  int64_t change_bytes = 0;
 };
 
 // A push, as the table gets it.
@@ -103,8 +105,9 @@ struct ChangeFilter {
   // Where the last visit ended; without a log, all keys that do not read as
   // those without a row.
   ChangeCursor since;
-  // In place of `since` for rows. A row that was visited may have its score
-  // subtracted afterwards.
+  // In place of `since` for rows: what it does not choose keeps what it read
+  // as, unless it has lost its row meanwhile. A row that was visited may have
+  // its score subtracted afterwards.
   std::optional<ScoreRule> rule;
   float day = kServersDay;
 };
@@ -115,8 +118,9 @@ struct ChangeChunk {
   absl::Span<const Key> keys;          // With what they read as:
   absl::Span<const float> embeddings;  // keys.size() x dim.
   absl::Span<const float>
-      delta_scores;               // keys.size(), or empty without a rule.
-  absl::Span<const Key> removed;  // Read as keys without a row, now.
+      delta_scores;  // keys.size(), or empty without a rule.
+  // Read as keys without a row. Not in a chunk that has others.
+  absl::Span<const Key> removed;
 };
 
 // A run of rows handed out by EmbeddingTable::ForEachRow. Valid only during

@@ -27,6 +27,12 @@ bool EmbeddingTable::Impl::InitCandidates() {
       RoundDownTo(candidate_reservation_.size() / kNumStripes, kHugePageBytes);
   // Records are not much longer than their place in the index.
   const size_t index_bytes = RoundDownTo(stripe_bytes / 4, kHugePageBytes);
+  // As many stamps as records, which have four floats at least.
+  const size_t stamp_bytes =
+      has_weights()
+          ? RoundUpTo((stripe_bytes - 2 * index_bytes) / 5, kHugePageBytes)
+          : 0;
+  const size_t record_bytes = stripe_bytes - 2 * index_bytes - stamp_bytes;
   for (int s = 0; s < kNumStripes; ++s) {
     const size_t at = s * stripe_bytes;
     Stripe& stripe = stripes_[s];
@@ -34,10 +40,13 @@ bool EmbeddingTable::Impl::InitCandidates() {
     if (!stripe.candidates.Init(
             candidate_reservation_.Span(at, index_bytes),
             candidate_reservation_.Span(at + index_bytes, index_bytes),
-            candidate_reservation_.Span(at + 2 * index_bytes,
-                                        stripe_bytes - 2 * index_bytes),
+            candidate_reservation_.Span(at + 2 * index_bytes, record_bytes),
             candidate_floats_)) {
       return false;
+    }
+    if (has_weights()) {
+      stripe.candidates.InitStamps(candidate_reservation_.Span(
+          at + 2 * index_bytes + record_bytes, stamp_bytes));
     }
   }
   return true;
@@ -163,7 +172,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
   if (!IsAdmitted(record, batch.day)) {
     if (has_weights()) {
       weight_optimizer_->Step(record + weight_at, gradient, input);
-      NoteCandidateLocked(stripe, key, stamp);
+      StampCandidateLocked(stripe, record, stamp);
     }
     return false;
   }
@@ -184,8 +193,9 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
   return true;
 }
 
-absl::Status EmbeddingTable::Impl::ForEachCandidate(
-    int64_t max_keys,
+template <typename IsChosen>
+absl::Status EmbeddingTable::Impl::VisitCandidates(
+    int64_t max_keys, const IsChosen& is_chosen,
     const std::function<absl::Status(const CandidateChunk&)>& visit) {
   if (!config.admission.has_candidates()) return absl::OkStatus();
   const size_t width = static_cast<size_t>(candidate_floats_);
@@ -201,6 +211,7 @@ absl::Status EmbeddingTable::Impl::ForEachCandidate(
         MutexLock lock(&stripe.mutex);
         begin = stripe.candidates.Visit(
             begin, buckets_per_visit, [&](Key key, const float* record) {
+              if (!is_chosen(stripe, record)) return;
               keys.push_back(key);
               records.insert(records.end(), record, record + width);
             });
@@ -210,6 +221,25 @@ absl::Status EmbeddingTable::Impl::ForEachCandidate(
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status EmbeddingTable::Impl::ForEachCandidate(
+    int64_t max_keys,
+    const std::function<absl::Status(const CandidateChunk&)>& visit) {
+  return VisitCandidates(
+      max_keys, [](const Stripe&, const float*) { return true; }, visit);
+}
+
+absl::Status EmbeddingTable::Impl::ForEachChangedCandidate(
+    uint32_t since, int64_t max_keys,
+    const std::function<absl::Status(const CandidateChunk&)>& visit) {
+  if (!has_weights()) return absl::OkStatus();
+  return VisitCandidates(
+      max_keys,
+      [since](const Stripe& stripe, const float* record) {
+        return stripe.candidates.StampOf(record) > since;
+      },
+      visit);
 }
 
 absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
@@ -232,7 +262,7 @@ absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
           }
           if (record == nullptr) return OutOfMemory();
           std::copy_n(records + (begin + i) * width, width, record);
-          NoteCandidateLocked(stripe, block[i], change.stamp());
+          StampCandidateLocked(stripe, record, change.stamp());
           return absl::OkStatus();
         }));
   }

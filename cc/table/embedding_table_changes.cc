@@ -99,26 +99,17 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     if (filter.rule.has_value()) chunk.AddScore(0.0f);
   };
 
-  // Keys without a row first: of one that gets its row meanwhile the row is
-  // the later.
-  if (is_all && has_weights()) {
-    TFSWITCH_RETURN_IF_ERROR(ForEachCandidate(
-        max_keys, [&](const CandidateChunk& candidates) -> absl::Status {
-          for (size_t i = 0; i < candidates.keys.size(); ++i) {
-            add_candidate(candidates.keys[i],
-                          candidates.records.data() +
-                              i * static_cast<size_t>(candidate_floats_));
-          }
-          return chunk.Emit(min_keys, visit);
-        }));
-  }
+  // Losses first, then keys without a row: what a key has got since then comes
+  // later. One that has come back and is not chosen stays lost.
   for (Stripe& stripe : stripes_) {
     if (is_all) break;
     std::vector<Key> keys;
     {
       MutexLock lock(&stripe.mutex);
       if (!stripe.key_changes.Knows(since)) {
-        return unknown("too many rows have gone since then");
+        return unknown(
+            "more rows and waiting keys have gone since then than the table "
+            "remembers");
       }
       keys = stripe.key_changes.Since(since);
     }
@@ -127,22 +118,26 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     const auto step = static_cast<size_t>(
         std::clamp<int64_t>(max_keys, 1, int64_t{kMaxKernelKeys}));
     for (size_t begin = 0; begin < keys.size(); begin += step) {
-      {
-        MutexLock lock(&stripe.mutex);
-        for (const Key key : absl::MakeConstSpan(keys).subspan(begin, step)) {
-          const uint32_t position = PositionOfHash(HashKey(key));
-          if (stripe.index.Find(key, position).bucket != nullptr) continue;
-          const float* const record =
-              has_weights() ? stripe.candidates.Find(key, position) : nullptr;
-          if (record != nullptr) {
-            add_candidate(key, record);
-          } else {
-            chunk.Remove(key);
-          }
-        }
+      for (const Key key : absl::MakeConstSpan(keys).subspan(begin, step)) {
+        chunk.Remove(key);
       }
       TFSWITCH_RETURN_IF_ERROR(chunk.Emit(min_keys, visit));
     }
+  }
+  TFSWITCH_RETURN_IF_ERROR(chunk.Emit(1, visit));
+  const auto add_candidates =
+      [&](const CandidateChunk& candidates) -> absl::Status {
+    for (size_t i = 0; i < candidates.keys.size(); ++i) {
+      add_candidate(candidates.keys[i],
+                    candidates.records.data() +
+                        i * static_cast<size_t>(candidate_floats_));
+    }
+    return chunk.Emit(min_keys, visit);
+  };
+  if (has_weights()) {
+    TFSWITCH_RETURN_IF_ERROR(
+        is_all ? ForEachCandidate(max_keys, add_candidates)
+               : ForEachChangedCandidate(since, max_keys, add_candidates));
   }
 
   std::vector<float> embedding(static_cast<size_t>(config.dim));

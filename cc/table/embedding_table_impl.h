@@ -130,6 +130,11 @@ class EmbeddingTable::Impl {
   absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit);
+  // The same for those that read differently since an epoch, which candidates
+  // with weights do.
+  absl::Status ForEachChangedCandidate(
+      uint32_t since, int64_t max_keys,
+      const std::function<absl::Status(const CandidateChunk&)>& visit);
   absl::Status AssignCandidates(absl::Span<const Key> keys,
                                 const float* records);
   absl::StatusOr<ChangeCursor> ForEachChange(
@@ -226,13 +231,21 @@ class EmbeddingTable::Impl {
   void ForgetLocked(Stripe* stripe, Key key, uint32_t position,
                     uint32_t stamp) {
     if (config.admission.has_candidates() &&
-        stripe->candidates.Erase(key, position)) {
-      NoteCandidateLocked(stripe, key, stamp);
+        stripe->candidates.Erase(key, position) && has_weights()) {
+      NoteLossLocked(stripe, key, stamp);
     }
   }
+  // A key has nothing any more that could have a stamp; the stripe's mutex is
+  // held.
+  static void NoteLossLocked(Stripe* stripe, Key key, uint32_t stamp) {
+    if (stamp != 0) stripe->key_changes.Add(key, stamp);
+  }
   // A candidate reads differently from now on; the stripe's mutex is held.
-  void NoteCandidateLocked(Stripe* stripe, Key key, uint32_t stamp) {
-    if (stamp != 0 && has_weights()) stripe->key_changes.Add(key, stamp);
+  void StampCandidateLocked(Stripe* stripe, const float* record,
+                            uint32_t stamp) const {
+    if (stamp != 0 && has_weights()) {
+      stripe->candidates.StampOf(record) = stamp;
+    }
   }
 
   // Removes the row of an entry; the stripe's mutex is held.
@@ -277,6 +290,12 @@ class EmbeddingTable::Impl {
   void SiftCandidates(const std::function<bool(const float*)>& visit);
   // Moves rows of a stripe together and gives memory back.
   void Compact(Stripe* stripe);
+
+  // Those for which is_chosen(stripe, record), under the stripe's mutex.
+  template <typename IsChosen>
+  absl::Status VisitCandidates(
+      int64_t max_keys, const IsChosen& is_chosen,
+      const std::function<absl::Status(const CandidateChunk&)>& visit);
 
   bool has_weights() const {
     return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;

@@ -85,7 +85,7 @@ void EmbeddingTable::Impl::SiftCandidates(
                                       });
       for (const Key key : chosen) {
         stripe.candidates.Erase(key, PositionOfHash(HashKey(key)));
-        NoteCandidateLocked(&stripe, key, change.stamp());
+        if (has_weights()) NoteLossLocked(&stripe, key, change.stamp());
       }
     }
   }
@@ -218,7 +218,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
       Compact(&stripe);
       if (!config.admission.has_candidates()) continue;
       MutexLock stripe_lock(&stripe.mutex);
-      stripe.candidates.Compact();
+      stripe.candidates.Compact(has_weights() && change_clock_.is_running());
     }
   }
   return report;

@@ -46,6 +46,12 @@ class RowStore {
 
   char* data() const { return columns_[0].data(); }
   float* At(uint32_t row) const { return columns_[0].At(row); }
+  // The row that is At() there.
+  uint32_t RowOf(const float* at) const {
+    return static_cast<uint32_t>(
+        static_cast<size_t>(reinterpret_cast<const char*>(at) - data()) /
+        columns_[0].stride);
+  }
   // Null without InitStatistics().
   char* statistics_data() const { return columns_[1].data(); }
   float* StatisticsAt(uint32_t row) const { return columns_[1].At(row); }
@@ -72,7 +78,10 @@ class RowStore {
   // of SortFreeRows().
   bool ReleaseTail();
 
+  // Without stamps.
   size_t resident_bytes() const;
+  // Of the stamps, if they have been written.
+  size_t stamp_bytes() const { return columns_[2].resident_bytes(next_row_); }
 
  private:
   // One of the arrays; with stride 0 there is none.

@@ -41,3 +41,12 @@ def test_warm_starts_with_tf_keras():
     support.run_pytest(
         "tests/python/warm_start_test.py", TF_USE_LEGACY_KERAS="1"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_exports_while_training_with_tf_keras():
+    pytest.importorskip("tf_keras")
+    support.run_pytest(
+        "tests/python/export_tables_test.py", TF_USE_LEGACY_KERAS="1"
+    )

@@ -1,4 +1,4 @@
-"""`tfswitch serve` and `tfswitch version`."""
+"""`tfswitch serve`, `tfswitch export` and `tfswitch version`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from absl import app, flags
 
 import tfswitch
 from tfswitch import _tf_config
-from tfswitch.cli import server_binary
+from tfswitch.cli import export_command, server_binary
 
 _ADDRESS = flags.DEFINE_string(
     "address",
@@ -40,7 +40,9 @@ _MAX_MESSAGE_BYTES = flags.DEFINE_integer(
     lower_bound=1,
 )
 
-_USAGE = "usage: tfswitch serve|version [flags]; tfswitch --help lists flags"
+_USAGE = (
+    "usage: tfswitch serve|export|version [flags]; tfswitch --help lists flags"
+)
 
 
 def _place_from_environment() -> tuple[str, int, int]:
@@ -92,21 +94,24 @@ def _version() -> None:
     print(f"tfswitch {tfswitch.__version__}")
 
 
-_COMMANDS: dict[str, Callable[[], None]] = {
+# What they return is the exit code.
+_COMMANDS: dict[str, Callable[[], int | None]] = {
     "serve": _serve,
+    "export": export_command.run,
     "version": _version,
 }
 
 
-def _run(argv: Sequence[str]) -> None:
+def _run(argv: Sequence[str]) -> int | None:
     if len(argv) != 2 or argv[1] not in _COMMANDS:
         raise app.UsageError(f"{_USAGE}. Received: {' '.join(argv[1:])!r}")
-    _COMMANDS[argv[1]]()
+    return _COMMANDS[argv[1]]()
 
 
 def main() -> None:
     """The entry point of the `tfswitch` program."""
     # `--help` lists those of the program's own file, which is a small script.
-    for flag in flags.FLAGS.get_flags_for_module(__name__):
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    for module in (__name__, export_command.__name__):
+        for flag in flags.FLAGS.get_flags_for_module(module):
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     app.run(_run, argv=["tfswitch", *sys.argv[1:]])

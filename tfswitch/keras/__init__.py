@@ -1,4 +1,4 @@
-"""The Keras layers, optimizer and callback, for Keras 3 and for tf_keras.
+"""The Keras layers, optimizer and callbacks, for Keras 3 and for tf_keras.
 
 With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 `tf.keras` is, they are those of tf_keras; else those of Keras 3.
@@ -6,6 +6,7 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.dynamic_embeddings import DynamicEmbeddings
+from tfswitch.keras.export_tables import ExportTables
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.keras.sampled_losses import NCE, SampledSoftmax
 from tfswitch.keras.sync_epochs import SyncEpochs
@@ -15,6 +16,7 @@ __all__ = [
     "NCE",
     "DynamicEmbedding",
     "DynamicEmbeddings",
+    "ExportTables",
     "ParameterServerOptimizer",
     "SampledSoftmax",
     "SyncEpochs",

@@ -69,8 +69,15 @@ INSTANTIATE_TEST_SUITE_P(LocalAndGrpc, CapiTest, testing::Bool(),
 
 TEST(CapiVersionTest, AnotherApiVersionIsRefused) {
   EXPECT_EQ(Tfswitch_GetApi(TFSWITCH_API_VERSION + 1), nullptr);
+  EXPECT_EQ(Tfswitch_GetApi(TFSWITCH_API_VERSION - 1), nullptr);
   EXPECT_STREQ(Tfswitch_GetApi(TFSWITCH_API_VERSION)->version(),
                TFSWITCH_VERSION);
+}
+
+// A core of the same version must have all functions that a caller knows.
+TEST(CapiVersionTest, AFunctionMoreIsAnotherVersion) {
+  EXPECT_EQ(TFSWITCH_API_VERSION, 8);
+  EXPECT_EQ(sizeof(Tfswitch_Api), 62 * sizeof(void*));
 }
 
 TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {

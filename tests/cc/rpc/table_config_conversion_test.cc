@@ -184,7 +184,7 @@ TEST(TableConfigConversionTest, SizesThatDoNotFitAreRefusedByValidate) {
 TEST(TableConfigConversionTest, TableInfoComesBackEqual) {
   TableInfo info;
   info.config = Base();
-  info.stats = TableStats{1, 2, 3, 4, 5, 6, 7};
+  info.stats = TableStats{1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
   info.slot_floats = 32;
 
   const TableInfo back = FromProto(ToProto(info));
@@ -198,6 +198,9 @@ TEST(TableConfigConversionTest, TableInfoComesBackEqual) {
   EXPECT_EQ(back.stats.row_stride_bytes, 5);
   EXPECT_EQ(back.stats.inserted_rows, 6);
   EXPECT_EQ(back.stats.erased_rows, 7);
+  EXPECT_EQ(back.stats.num_candidates, 8);
+  EXPECT_EQ(back.stats.admission_bytes, 9);
+  EXPECT_EQ(back.stats.change_bytes, 10);
 }
 
 }  // namespace

@@ -13,12 +13,29 @@
 #include "cc/shard/shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/forwarding_client.h"
 
 namespace tfswitch {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
+
+// While rows are read, puts a file where the export is to come.
+class ObstructingClient final : public ForwardingClient {
+ public:
+  ObstructingClient(std::shared_ptr<ParameterClient> client, std::string file)
+      : ForwardingClient(std::move(client)), file_(std::move(file)) {}
+
+  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override {
+    std::ofstream(file_) << "in the way";
+    return client_->ExportChanges(args, visit);
+  }
+
+ private:
+  const std::string file_;
+};
 
 // With one shard, and with three.
 class ExporterTest : public testing::TestWithParam<int> {
@@ -34,7 +51,7 @@ class ExporterTest : public testing::TestWithParam<int> {
     std::filesystem::remove_all(path_, error);
   }
 
-  static std::unique_ptr<ParameterClient> MakeClient(int num_shards) {
+  static std::shared_ptr<ParameterClient> MakeClient(int num_shards) {
     std::vector<std::unique_ptr<ParameterClient>> shards;
     for (int i = 0; i < num_shards; ++i) {
       ShardOptions options;
@@ -55,10 +72,10 @@ class ExporterTest : public testing::TestWithParam<int> {
   }
 
   // One step that takes 1 off each float.
-  void Push(const std::vector<Key>& keys) {
+  void Push(const std::vector<Key>& keys, const std::string& table = "t") {
     const std::vector<float> gradients(keys.size() * 2, 1.0f);
     PushArgs args;
-    args.table = "t";
+    args.table = table;
     args.dim = 2;
     args.keys = keys;
     args.gradients = gradients;
@@ -95,7 +112,7 @@ class ExporterTest : public testing::TestWithParam<int> {
     EXPECT_EQ(rows, trained);
   }
 
-  const std::unique_ptr<ParameterClient> client_;
+  const std::shared_ptr<ParameterClient> client_;
   std::string path_;
   ExportOptions options_;
 };
@@ -177,13 +194,94 @@ TEST_P(ExporterTest, ScoresAreSettledOnlyWhenTheExportIsThere) {
   options_.rule = ScoreRule{1.0f, 1.0f, 16.0f};
   EXPECT_EQ(Publish(false).num_rows, 3);
   Push({2});
-  // A file where the folder should come: it cannot be published.
-  std::ofstream(path_ + "/delta-00000002") << "in the way";
+  const std::string file = path_ + "/delta-00000002";
+  ObstructingClient obstructing(client_, file);
   options_.is_delta = true;
-  EXPECT_FALSE(PublishExport(*client_, options_).ok());
-  std::filesystem::remove(path_ + "/delta-00000002");
+  const absl::Status status = PublishExport(obstructing, options_).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot publish"));
+  std::filesystem::remove(file);
   EXPECT_EQ(Publish(true).num_rows, 1);
   EXPECT_FALSE(Publish(true).is_published);
+}
+
+TEST_P(ExporterTest, ScoresOfManyTablesAreSettled) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.statistics.nonclk_coeff = 1.0f;
+  options_.tables.clear();
+  for (int i = 0; i < 20; ++i) {
+    config.name = absl::StrCat("t", i);
+    options_.tables.push_back(config.name);
+    ASSERT_TRUE(client_->CreateTable(config).ok());
+    Push({1, 2, 3}, config.name);
+  }
+  options_.rule = ScoreRule{1.0f, 1.0f, 16.0f};
+  EXPECT_EQ(Publish(false).num_rows, 60);
+  EXPECT_FALSE(Publish(true).is_published);
+}
+
+TEST_P(ExporterTest, FormatAndRuleAreThoseOfTheExportBefore) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.statistics.nonclk_coeff = 1.0f;
+  ASSERT_TRUE(client_->CreateTable(config).ok());
+  Push({1, 2, 3});
+  Push({3});
+  options_.rule = ScoreRule{2.0f, 0.125f, 16.0f};
+  options_.format = RowFormat::kInt8;
+  EXPECT_EQ(Publish(false).num_rows, 1);
+  options_.rule.reset();
+  options_.format.reset();
+  Push({2});
+  EXPECT_EQ(Publish(true).num_rows, 1);
+  EXPECT_EQ(Publish(false).num_rows, 2);
+  const ExportManifest base = ReadExport(path_, {3, false}).value();
+  ASSERT_TRUE(base.rule.has_value());
+  EXPECT_EQ(base.rule->base_threshold, 2.0f);
+  EXPECT_EQ(base.rule->delta_threshold, 0.125f);
+  EXPECT_EQ(base.rule->delta_keep_days, 16.0f);
+  EXPECT_EQ(base.tables.at("t").format, RowFormat::kInt8);
+
+  // Also of one that is older, if the last cannot be read.
+  std::ofstream(path_ + "/base-00000003/manifest.json") << "damaged";
+  EXPECT_EQ(Publish(false).num_rows, 2);
+  EXPECT_EQ(ReadExport(path_, {4, false})->tables.at("t").format,
+            RowFormat::kInt8);
+  options_.all_rows = true;
+  options_.format = RowFormat::kFloat16;
+  EXPECT_EQ(Publish(false).num_rows, 3);
+  options_.all_rows = false;
+  EXPECT_EQ(Publish(false).num_rows, 3);
+  EXPECT_FALSE(ReadExport(path_, {6, false})->rule.has_value());
+}
+
+TEST_P(ExporterTest, ABaseFollowsWhereADeltaCannotIfThatIsWanted) {
+  ASSERT_TRUE(client_->CreateTable(Config()).ok());
+  Push({1});
+  options_.base_if_broken = true;
+  const ExportReport first = Publish(true);
+  EXPECT_FALSE(first.is_delta);
+  EXPECT_THAT(first.why_base, HasSubstr("there is no export"));
+  Push({2});
+  const ExportReport delta = Publish(true);
+  EXPECT_TRUE(delta.is_delta);
+  EXPECT_EQ(delta.why_base, "");
+
+  ASSERT_TRUE(client_->DropTable("t").ok());
+  // A table that has gone may come back, and is not left out.
+  EXPECT_EQ(PublishExport(*client_, options_).status().code(),
+            absl::StatusCode::kNotFound);
+  ASSERT_TRUE(client_->CreateTable(Config()).ok());
+  Push({1, 2, 3});
+  const ExportReport again = Publish(true);
+  EXPECT_FALSE(again.is_delta);
+  EXPECT_EQ(again.number, 3);
+  EXPECT_EQ(again.num_rows, 3);
+  EXPECT_THAT(again.why_base, HasSubstr("made, restored or moved"));
+
+  std::ofstream(path_ + "/base-00000003/manifest.json") << "damaged";
+  EXPECT_EQ(Publish(true).number, 4);
+  ExpectServedAsTrained();
 }
 
 INSTANTIATE_TEST_SUITE_P(Shards, ExporterTest, testing::Values(1, 3));

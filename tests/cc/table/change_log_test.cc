@@ -28,6 +28,16 @@ TableConfig Config() {
   return config;
 }
 
+// With weights for keys that wait for their third push.
+TableConfig CandidateConfig() {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kUsage;
+  config.optimizer = OptimizerConfig(std::vector<SegmentConfig>{
+      {1, 1.0f, SgdConfig{}, {}}, {0, 1.0f, SgdConfig{}, {}}});
+  config.admission = {MinCountAdmission{3}, {NotAdmittedKind::kWeight, 0.0f}};
+  return config;
+}
+
 std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
   return EmbeddingTable::Create(config).value();
 }
@@ -157,40 +167,131 @@ TEST(ChangeLogTest, EvictedRowsAreTold) {
   EXPECT_THAT(VisitSince(table.get(), cursor).removed, ElementsAre(1));
 }
 
+// The same, where there are so many that only the keys are wanted, sorted.
+struct ManyChanges {
+  std::vector<Key> keys;
+  size_t num_removed = 0;
+  ChangeCursor cursor;
+};
+
+ManyChanges VisitMany(EmbeddingTable* table, const ChangeFilter& filter) {
+  ManyChanges changes;
+  const auto cursor = table->ForEachChange(
+      filter, 8192, [&](const ChangeChunk& chunk) -> absl::Status {
+        changes.keys.insert(changes.keys.end(), chunk.keys.begin(),
+                            chunk.keys.end());
+        changes.num_removed += chunk.removed.size();
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(cursor.ok()) << cursor.status();
+  changes.cursor = cursor.value_or(ChangeCursor{});
+  std::sort(changes.keys.begin(), changes.keys.end());
+  return changes;
+}
+
 TEST(ChangeLogTest, StampsMoveWithTheirRows) {
   TableConfig config = Config();
-  config.dim = 2;
+  config.dim = 16;
   config.statistics.kind = StatisticsKind::kUsage;
   const auto table = MakeTable(config);
   constexpr int kRows = 1 << 20;
+  constexpr int kLast = 1000;
   std::vector<Key> keys(kRows);
   for (int i = 0; i < kRows; ++i) keys[i] = i;
-  Assign(table.get(), keys, 1.0f);
-  ChangeFilter all;
-  const ChangeCursor cursor =
-      table
-          ->ForEachChange(all, 8192,
-                          [](const ChangeChunk&) { return absl::OkStatus(); })
-          .value();
+  const std::vector<float> rows(keys.size() * 16, 1.0f);
+  ASSERT_TRUE(table->Assign(keys, rows).ok());
+  ChangeFilter filter;
+  filter.since = VisitMany(table.get(), filter).cursor;
   // The last ones, which move when the others have gone.
-  std::vector<Key> last(keys.end() - 1000, keys.end());
-  Push(table.get(), last);
+  const std::vector<Key> last(keys.end() - kLast, keys.end());
+  GradientBatch batch;
+  batch.keys = last;
+  batch.gradients = absl::MakeConstSpan(rows).first(last.size() * 16);
+  batch.learning_rate = 1.0f;
+  batch.day = 100.0f;
+  ASSERT_TRUE(table->ApplyGradients(batch).ok());
   EvictionConfig rules;
-  rules.max_rows = 1000;
+  rules.max_rows = 2 * kLast;
   rules.order = EvictionOrder::kLfu;
+  const TableStats before = table->stats();
   ASSERT_TRUE(table->Shrink(rules, 100.0f, false).ok());
+
+  // They have moved, or the memory behind them would still be there.
+  const TableStats after = table->stats();
+  EXPECT_EQ(after.num_rows, 2 * kLast);
+  EXPECT_GT(before.row_bytes, int64_t{64} * kRows);
+  EXPECT_LT(after.row_bytes + after.reserved_bytes,
+            (before.row_bytes + before.reserved_bytes) / 2);
+  const ManyChanges changes = VisitMany(table.get(), filter);
+  EXPECT_EQ(changes.keys, last);
+  EXPECT_EQ(changes.num_removed, kRows - 2 * kLast);
+}
+
+// They are as many as those that wait, whatever happens to them.
+TEST(ChangeLogTest, PushesToCandidatesAreNotForgotten) {
+  TableConfig config = CandidateConfig();
+  config.admission.policy = MinCountAdmission{1000};
+  const auto table = MakeTable(config);
+  constexpr int kCandidates = 50000;
+  std::vector<Key> keys(kCandidates);
+  for (int i = 0; i < kCandidates; ++i) keys[i] = i;
+  Push(table.get(), keys);
+  const ChangeCursor cursor = VisitAll(table.get()).cursor;
+  Push(table.get(), keys);
+  const int64_t bytes = table->stats().change_bytes;
+  EXPECT_GE(bytes, 4 * kCandidates);
+  for (int i = 0; i < 10; ++i) Push(table.get(), keys);
+  EXPECT_EQ(table->stats().change_bytes, bytes);
   const Changes changes = VisitSince(table.get(), cursor);
-  EXPECT_EQ(KeysOf(changes), last);
-  EXPECT_EQ(changes.removed.size(), kRows - 1000);
+  EXPECT_EQ(changes.rows.size(), kCandidates);
+  EXPECT_THAT(changes.rows.at(3), ElementsAre(12.0f, 0.0f));
+  Push(table.get(), {5});
+  EXPECT_THAT(KeysOf(VisitSince(table.get(), changes.cursor)), ElementsAre(5));
+}
+
+TEST(ChangeLogTest, StampsMoveWithTheirCandidates) {
+  TableConfig config = CandidateConfig();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.admission.policy = ShowClickAdmission{1e6f};
+  const auto table = MakeTable(config);
+  constexpr int kCandidates = 1 << 21;
+  std::vector<Key> keys(kCandidates);
+  for (int i = 0; i < kCandidates; ++i) keys[i] = i;
+  Push(table.get(), keys);
+  ChangeFilter filter;
+  filter.since = VisitMany(table.get(), filter).cursor;
+  const std::vector<Key> last(keys.end() - 1000, keys.end());
+  const std::vector<float> many(last.size(), 100.0f);
+  const std::vector<float> none(last.size(), 0.0f);
+  Push(table.get(), last, {many, many, none});
+  const int64_t before = table->stats().admission_bytes;
+  EvictionConfig rules;
+  rules.delete_threshold = 1.0f;
+  ASSERT_TRUE(table->Shrink(rules, 100.0f, false).ok());
+  EXPECT_EQ(table->stats().num_candidates, 1000);
+  // They have moved, or the memory behind them would still be there.
+  EXPECT_LT(table->stats().admission_bytes, before - (16 << 20));
+  const ManyChanges changes = VisitMany(table.get(), filter);
+  EXPECT_EQ(changes.keys, last);
+  EXPECT_EQ(changes.num_removed, kCandidates - 1000);
+}
+
+TEST(ChangeLogTest, MemoryIsCountedFromTheFirstVisitOn) {
+  const auto table = MakeTable(Config());
+  std::vector<Key> keys(100000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(i);
+  Assign(table.get(), keys, 1.0f);
+  EXPECT_EQ(table->stats().change_bytes, 0);
+  VisitAll(table.get());
+  const int64_t stamps = table->stats().change_bytes;
+  EXPECT_GE(stamps, 4 * 100000);
+  EXPECT_LT(stamps, 4 * 100000 + 16 * 4096);
+  table->Erase(keys);
+  EXPECT_GE(table->stats().change_bytes, stamps + 16 * 100000);
 }
 
 TEST(ChangeLogTest, WeightsOfCandidatesCountAsWhatTheirKeysReadAs) {
-  TableConfig config = Config();
-  config.statistics.kind = StatisticsKind::kUsage;
-  config.optimizer = OptimizerConfig(std::vector<SegmentConfig>{
-      {1, 1.0f, SgdConfig{}, {}}, {0, 1.0f, SgdConfig{}, {}}});
-  config.admission = {MinCountAdmission{3}, {NotAdmittedKind::kWeight, 0.0f}};
-  const auto table = MakeTable(config);
+  const auto table = MakeTable(CandidateConfig());
   Push(table.get(), {1});
   const Changes all = VisitAll(table.get());
   EXPECT_THAT(all.rows.at(1), ElementsAre(1.0f, 0.0f));
@@ -242,6 +343,39 @@ TEST(ChangeLogTest, ARuleChoosesByScoreAndStartsAnewWhenItsModelIsWritten) {
 
   delta.day = 117.0f;
   EXPECT_THAT(KeysOf(Visit(table.get(), delta)), IsEmpty());
+}
+
+TEST(ChangeLogTest, WhatTheRuleLeavesOutAfterALossIsRemoved) {
+  TableConfig config = CandidateConfig();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.statistics.nonclk_coeff = 1.0f;
+  config.admission.policy = ShowClickAdmission{5.0f};
+  const auto table = MakeTable(config);
+  const auto push = [&](const std::vector<Key>& keys, float shows) {
+    const std::vector<float> counts(keys.size(), 1.0f);
+    const std::vector<float> all_shows(keys.size(), shows);
+    const std::vector<float> clicks(keys.size(), 0.0f);
+    Push(table.get(), keys, {counts, all_shows, clicks});
+  };
+  push({1, 2, 3, 4}, 8.0f);  // Rows.
+  push({5, 6, 7}, 3.0f);     // Candidates.
+  ChangeFilter filter;
+  filter.rule = ScoreRule{2.0f, 2.0f, 16.0f};
+  filter.day = 100.0f;
+  const Changes base = Visit(table.get(), filter);
+  EXPECT_THAT(KeysOf(base), ElementsAre(1, 2, 3, 4, 5, 6, 7));
+  table->SubtractDeltaScores(base.score_keys, base.scores);
+
+  table->Erase(std::vector<Key>{1, 2, 3, 5, 6});
+  Assign(table.get(), {1}, 9.0f);  // A row without a score.
+  push({2}, 1.0f);                 // A candidate below the threshold,
+  push({3}, 3.0f);                 // one above it,
+  push({5}, 6.0f);                 // and a row.
+  push({7}, 1.0f);
+  filter.since = base.cursor;
+  const Changes delta = Visit(table.get(), filter);
+  EXPECT_THAT(KeysOf(delta), ElementsAre(3, 5, 7));
+  EXPECT_THAT(delta.removed, ElementsAre(1, 2, 6));
 }
 
 TEST(ChangeLogTest, ACursorOfAnotherTableIsRefused) {

@@ -1,0 +1,159 @@
+"""ExportTables, for the Keras that TF_USE_LEGACY_KERAS chooses."""
+
+import queue
+
+import numpy as np
+import pytest
+
+import tfswitch as tsw
+from tests.support import running_servers
+from tfswitch._which_keras import keras
+
+DEADLINE_SECS = 60.0
+
+
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
+def model(request):
+    """A model of one table, "user"."""
+    with (
+        running_servers(request.param) as address,
+        tsw.connect(address),
+    ):
+        ids = keras.Input((), dtype="int64")
+        vectors = tsw.keras.DynamicEmbedding(4, name="user")(ids)
+        model = keras.Model(ids, keras.layers.Dense(1)(vectors))
+        model.compile("sgd", "mse")
+        yield model
+
+
+@pytest.fixture
+def told():
+    """What exports have told; `told.put` is their `tell`."""
+    return queue.SimpleQueue()
+
+
+def fit(model, *callbacks, ids=range(40), epochs=1, fail_at=None):
+    ids = np.array(ids, np.int64)
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == fail_at:
+                raise InterruptedError("on purpose")
+
+    model.fit(
+        ids,
+        np.ones(len(ids)),
+        batch_size=4,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks, Fail()],
+    )
+
+
+def drain(told):
+    results = []
+    while not told.empty():
+        results.append(told.get())
+    return results
+
+
+def test_tables_are_exported_between_batches(model, tmp_path, told):
+    callback = tsw.keras.ExportTables(tmp_path, every_batches=4, tell=told.put)
+
+    fit(model, callback, epochs=2)
+
+    # After batches 4, 8, 12, 16 and 20 of twice 10, and at the end.
+    reports = drain(told)
+    assert [r.kind for r in reports] == ["base", *["delta"] * 5]
+    assert [r.num_rows for r in reports] == [16, 16, 16, 16, 16, 0]
+    assert not reports[-1].published
+
+
+def test_batches_of_one_execution_end_together(model, tmp_path, told):
+    model.compile("sgd", "mse", steps_per_execution=5)
+    callback = tsw.keras.ExportTables(tmp_path, every_batches=4, tell=told.put)
+
+    fit(model, callback)
+
+    assert [r.num_rows for r in drain(told)] == [20, 20, 0]
+
+
+def test_a_thread_exports_while_fit_trains(model, tmp_path, told):
+    callback = tsw.keras.ExportTables(
+        tmp_path, every_seconds=0.01, tell=told.put
+    )
+    kinds = []
+
+    class WaitForExports(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch < 2:
+                while True:
+                    result = told.get(timeout=DEADLINE_SECS)
+                    if getattr(result, "published", False):
+                        break
+                kinds.append(result.kind)
+
+    fit(model, callback, WaitForExports())
+
+    assert kinds == ["base", "delta"]
+    assert drain(told)[-1].number >= 2
+    names = [f.name for f in tmp_path.iterdir() if f.name[0] != "."]
+    assert min(names) == "base-00000001"
+    assert callback._schedule._thread is None
+
+
+def test_what_is_exported_is_what_was_trained(model, tmp_path, told):
+    (tmp_path / "former").mkdir()
+    fit(model)
+    tsw.saved_model.save(model, tmp_path / "model")
+    callback = tsw.keras.ExportTables(
+        tmp_path / "model", every_batches=100, tell=told.put
+    )
+
+    fit(model, callback, ids=range(20, 60))
+
+    (report,) = drain(told)
+    assert (report.kind, report.num_rows) == ("delta", 40)
+
+
+def test_a_failed_export_does_not_end_training(model, tmp_path, told):
+    path = tmp_path / "file"
+    path.write_text("in the way")
+    callback = tsw.keras.ExportTables(path, every_batches=5, tell=told.put)
+
+    fit(model, callback)
+
+    assert len(drain(told)) == 3
+
+
+def test_a_fit_that_fails_can_be_repeated(model, tmp_path, told):
+    callback = tsw.keras.ExportTables(
+        tmp_path, every_seconds=1000.0, tell=told.put
+    )
+    with pytest.raises(InterruptedError):
+        fit(model, callback, fail_at=2)
+
+    fit(model, callback)
+
+    (report,) = drain(told)
+    assert (report.kind, report.num_rows) == ("base", 40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "one of `every_seconds` and `every_batches`"),
+        (
+            {"every_seconds": 1, "every_batches": 1},
+            "one of `every_seconds` and `every_batches`",
+        ),
+        ({"every_seconds": 0}, "`every_seconds` must be"),
+        ({"every_batches": 0}, "`every_batches` must be"),
+        ({"every_batches": 1.5}, "`every_batches` must be"),
+        ({"every_batches": 1, "row_format": "int4"}, "`row_format`"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.keras.ExportTables(tmp_path, **arguments)

@@ -1,0 +1,263 @@
+"""Exports: what a base goes on with, and those that come by themselves."""
+
+import json
+import queue
+import subprocess
+import sys
+import types
+
+import pytest
+
+import tfswitch as tsw
+from tests.support import environment, free_ports
+from tfswitch import export
+
+DEADLINE_SECS = 60.0
+
+
+def make_table(name="t", **kwargs):
+    return tsw.EmbeddingTable(
+        name,
+        2,
+        initializer="zeros",
+        optimizer=tsw.optimizers.SGD(1.0),
+        **kwargs,
+    )
+
+
+def push(table, ids, **kwargs):
+    table.push(ids, [[1.0, 1.0]] * len(ids), **kwargs)
+
+
+def names_in(path):
+    return sorted(file.name for file in path.iterdir() if file.name[0] != ".")
+
+
+def manifest_of(path, name):
+    return json.loads((path / name / "manifest.json").read_text())["content"]
+
+
+@pytest.fixture
+def table(cluster):
+    """A table with the rows 1, 2, 3, on each kind of cluster."""
+    table = make_table()
+    push(table, [1, 2, 3])
+    return table
+
+
+@pytest.fixture
+def told():
+    """What a schedule has told; `told.put` is its `tell`."""
+    return queue.SimpleQueue()
+
+
+def test_a_base_goes_on_with_format_and_rule(embedded, tmp_path):
+    table = make_table(statistics=tsw.statistics.ShowClick(nonclk_coeff=1.0))
+    push(table, [1, 2], shows=[5, 1])
+    rule = export.ScoreRule(2.0, 0.5, 7.0)
+
+    assert export.base(tmp_path, row_format="int8", rule=rule).num_rows == 1
+    push(table, [2], shows=[3])
+    assert export.delta(tmp_path).num_rows == 1
+    assert export.base(tmp_path).num_rows == 2
+
+    content = manifest_of(tmp_path, "base-00000003")
+    assert content["rule"] == {
+        "base_threshold": 2.0,
+        "delta_threshold": 0.5,
+        "delta_keep_days": 7.0,
+    }
+    assert content["tables"]["t"]["row_format"] == "int8"
+    push(table, [9], shows=[1])
+    report = export.base(tmp_path, row_format="float16", rule="all")
+    assert report.num_rows == 3
+    assert "rule" not in manifest_of(tmp_path, "base-00000004")
+
+
+def test_memory_of_changes_is_in_stats(table, tmp_path):
+    assert table.stats()["change_bytes"] == 0
+
+    export.base(tmp_path)
+
+    assert table.stats()["change_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"row_format": "int4"}, "`row_format` must be None or one of"),
+        ({"rule": "some"}, "`rule` must be None"),
+        ({"keep_bases": 0}, "`keep_bases` must be"),
+        ({"base_every_seconds": 0}, "`base_every_seconds` must be"),
+        ({"base_every_seconds": float("nan")}, "`base_every_seconds` must be"),
+        ({"tables": "t"}, "`tables` must be a list"),
+        ({"tables": []}, "`tables` must have names"),
+    ],
+)
+def test_bad_arguments_of_a_schedule_are_named(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        export.Schedule(tmp_path, **arguments)
+
+
+def test_a_schedule_writes_a_base_and_then_deltas(table, tmp_path):
+    schedule = export.Schedule(tmp_path)
+
+    first = schedule.export()
+    push(table, [4])
+    second = schedule.export()
+    third = schedule.export()
+
+    assert (first.kind, first.number, first.num_rows) == ("base", 1, 3)
+    assert (second.kind, second.number, second.num_rows) == ("delta", 2, 1)
+    assert not third.published
+    assert str(second) == "delta 2: 1 rows, 0 removed"
+    assert str(third) == "nothing has changed since export 2"
+    assert names_in(tmp_path) == ["base-00000001", "delta-00000002"]
+
+
+def test_a_base_comes_when_the_last_one_is_old(table, tmp_path, monkeypatch):
+    schedule = export.Schedule(tmp_path, base_every_seconds=100.0, keep_bases=1)
+    schedule.export()
+    begun = manifest_of(tmp_path, "base-00000001")["created_ms"] / 1000
+    for seconds, kind in ((99.0, "delta"), (101.0, "base")):
+        clock = types.SimpleNamespace(time=lambda s=seconds: begun + s)
+        monkeypatch.setattr(export, "time", clock)
+        push(table, [4])
+        # Another schedule, as after a restart of its program.
+        again = export.Schedule(
+            tmp_path, base_every_seconds=100.0, keep_bases=1
+        )
+        assert again.export().kind == kind
+
+    assert names_in(tmp_path) == ["base-00000003"]
+
+
+def test_a_base_follows_where_a_delta_cannot(table, tmp_path):
+    schedule = export.Schedule(tmp_path, row_format="float16")
+    schedule.export()
+    table.cluster._native.drop_table("t")
+    again = make_table()
+    push(again, [8])
+
+    report = schedule.export()
+
+    assert (report.kind, report.num_rows) == ("base", 1)
+    assert "made, restored or moved" in report.why_base
+    assert str(report).endswith(report.why_base)
+    (tmp_path / "base-00000002" / "manifest.json").write_text("damaged")
+    assert schedule.export().kind == "base"
+
+
+def test_a_restarted_server_leads_to_a_base(tmp_path, told):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with tsw.Server(address), tsw.connect(f"grpc://{address}"):
+        push(make_table(), [1, 2])
+        # As in a program of its own.
+        cluster = tsw.Cluster(f"grpc://{address}", timeout=1.0)
+        schedule = export.Schedule(
+            tmp_path, tables=["t"], cluster=cluster, tell=told.put
+        )
+        assert schedule.try_export()
+    assert not schedule.try_export()
+    with tsw.Server(address), tsw.connect(f"grpc://{address}"):
+        push(make_table(), [5])
+        assert schedule.try_export()
+
+    assert told.get().kind == "base"
+    assert isinstance(told.get(), (ConnectionError, TimeoutError))
+    report = told.get()
+    assert (report.kind, report.number, report.num_rows) == ("base", 2, 1)
+
+
+def test_a_table_that_is_gone_is_not_left_out(embedded, tmp_path, told):
+    for name in ("t", "u"):
+        push(make_table(name), [1])
+    schedule = export.Schedule(tmp_path, tell=told.put)
+    assert schedule.try_export()
+    embedded._native.drop_table("u")
+
+    assert not schedule.try_export()
+
+    told.get()
+    assert "'u'" in export.describe(told.get())
+    assert names_in(tmp_path) == ["base-00000001"]
+
+
+def test_a_cluster_that_is_away_is_tried_again(embedded, tmp_path, told):
+    table = make_table()
+    push(table, [1])
+    answers = iter([ConnectionError("the server is away"), embedded])
+
+    def connect():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    schedule = export.Schedule(tmp_path, cluster=connect, tell=told.put)
+
+    assert [schedule.try_export() for _ in range(3)] == [False, True, True]
+
+    assert str(told.get()) == "the server is away"
+    assert told.get().kind == "base"
+
+
+def test_a_schedule_runs_until_its_wait_ends_it(table, tmp_path, told):
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        push(table, [10 + len(waits)])
+        return len(waits) == 3
+
+    export.Schedule(tmp_path, tell=told.put).run(30.0, wait)
+
+    assert [told.get().kind for _ in range(3)] == ["base", "delta", "delta"]
+    assert told.empty()
+    assert 0.0 <= waits[0] <= 30.0
+
+
+def test_a_thread_exports_until_it_is_stopped(table, tmp_path, told):
+    schedule = export.Schedule(tmp_path, tell=told.put)
+    schedule.start(0.01)
+    with pytest.raises(RuntimeError, match="have been started already"):
+        schedule.start(0.01)
+
+    assert told.get(timeout=DEADLINE_SECS).kind == "base"
+    push(table, [7])
+    while True:
+        report = told.get(timeout=DEADLINE_SECS)
+        if report.published:
+            break
+    schedule.stop()
+    schedule.stop()
+
+    assert (report.kind, report.num_rows) == ("delta", 1)
+    while not told.empty():
+        told.get()
+    push(table, [8])
+    schedule.start(0.01)
+    assert told.get(timeout=DEADLINE_SECS).number == 3
+    schedule.stop()
+
+
+def test_a_thread_ends_with_the_program(tmp_path):
+    program = f"""
+import queue
+import tfswitch as tsw
+table = tsw.EmbeddingTable("t", 2)
+table.push([1], [[1.0, 1.0]])
+told = queue.SimpleQueue()
+tsw.export.Schedule({str(tmp_path)!r}, tell=told.put).start(0.001)
+print(told.get(timeout={DEADLINE_SECS}))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "base 1: 1 rows, 0 removed\n"

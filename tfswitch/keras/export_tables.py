@@ -1,0 +1,133 @@
+"""Exports of tables while `fit` trains."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from tfswitch.cluster import Cluster
+from tfswitch.export import (
+    ExportReport,
+    Schedule,
+    ScoreRule,
+    check_seconds,
+)
+from tfswitch.keras import _backend
+
+
+class ExportTables(_backend.Callback):
+    """Exports tables at intervals while `fit` trains, and when it ends.
+
+    With `every_seconds` a thread does it, and training is not held up: each row
+    is whole, but two rows may be of different moments. With `every_batches` it
+    is done between two batches, so that rows are those of one moment as far as
+    this process trains them; the next batch waits for it.
+
+    The first export is a base, written after the first interval, for tables may
+    be made by the first batch. What follows is as `tfswitch.export.Schedule`
+    has it. An export that fails is told by a warning of `absl.logging`, and
+    tried again the next time; training goes on.
+
+    Of several workers let one have the callback: one process at a time exports
+    to a folder. If `fit` ends by an error the thread goes on until the next
+    `fit`, or the end of the program.
+
+    Args:
+        path: A folder of exports on this machine, which is made if need be, or
+            a SavedModel of `tfswitch.saved_model.save`, whose rows it then
+            has.
+        every_seconds: From one export to the next. This or `every_batches`.
+        every_batches: Training batches from one export to the next. Several
+            `steps_per_execution` are one moment at which it may come.
+        base_every_seconds: A base comes in place of a delta when the last one
+            is so old. None: only where there is none that a delta could follow.
+        tables: Names, or `EmbeddingTable` objects. None means those of the
+            SavedModel, or all that the cluster has.
+        row_format: As for `tfswitch.export.base`.
+        rule: As for `tfswitch.export.base`.
+        keep_bases: Remove what is older than so many bases. None removes
+            nothing.
+        cluster: Where the tables are; by default that of `tfswitch.connect`.
+        tell: Called after each export with what it has written, or the error,
+            in place of logging. In the thread, with `every_seconds`.
+
+    Raises:
+        ValueError: If an argument is out of range, or not one of
+            `every_seconds` and `every_batches` is given.
+
+    Example:
+
+    >>> model.fit(
+    ...     dataset,
+    ...     callbacks=[tsw.keras.ExportTables("exports", every_seconds=30)],
+    ... )
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every_seconds: float | None = None,
+        every_batches: int | None = None,
+        base_every_seconds: float | None = None,
+        tables: Iterable[Any] | None = None,
+        row_format: str | None = None,
+        rule: ScoreRule | Literal["all"] | None = None,
+        keep_bases: int | None = None,
+        cluster: Cluster | None = None,
+        tell: Callable[[ExportReport | Exception], None] | None = None,
+    ) -> None:
+        super().__init__()
+        if (every_seconds is None) == (every_batches is None):
+            raise ValueError(
+                "one of `every_seconds` and `every_batches` must be given. "
+                f"Received: every_seconds={every_seconds!r}, "
+                f"every_batches={every_batches!r}"
+            )
+        if every_batches is not None and (
+            isinstance(every_batches, bool)
+            or not isinstance(every_batches, int)
+            or every_batches < 1
+        ):
+            raise ValueError(
+                "`every_batches` must be an integer of at least 1. "
+                f"Received: every_batches={every_batches!r}"
+            )
+        if every_seconds is not None:
+            check_seconds("every_seconds", every_seconds)
+        self._every_seconds = every_seconds
+        self._every_batches = every_batches
+        self._schedule = Schedule(
+            path,
+            base_every_seconds=base_every_seconds,
+            tables=tables,
+            row_format=row_format,
+            rule=rule,
+            keep_bases=keep_bases,
+            cluster=cluster,
+            tell=tell,
+        )
+        self._num_batches = 0  # Since the last export.
+        self._num_batches_of_epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._num_batches = 0
+        if self._every_seconds is not None:
+            self._schedule.stop()  # The last `fit` may have ended by an error.
+            self._schedule.start(self._every_seconds)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._num_batches_of_epoch = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._every_batches is None:
+            return
+        # The batches of one execution end together.
+        self._num_batches += batch + 1 - self._num_batches_of_epoch
+        self._num_batches_of_epoch = batch + 1
+        if self._num_batches >= self._every_batches:
+            self._num_batches = 0
+            self._schedule.try_export()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._schedule.stop()
+        self._schedule.try_export()
