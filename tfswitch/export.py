@@ -484,7 +484,16 @@ def _names_of(
         if not names:
             raise ValueError(f"{cluster.address!r} has no tables to export")
         return sorted(names)
-    return _checked_names(tables)
+    names = _checked_names(tables)
+    missing = sorted(set(folder.model_tables or ()).difference(names))
+    if missing:
+        raise ValueError(
+            f"the model that {folder.rows!r} belongs to looks up "
+            f"{', '.join(map(repr, missing))} as well, and could not serve an "
+            "export without. Leave `tables` out to export what it looks up. "
+            f"Received: tables={names!r}"
+        )
+    return names
 
 
 def _checked_names(tables: Iterable[Any]) -> list[str]:
@@ -497,14 +506,6 @@ def _checked_names(tables: Iterable[Any]) -> list[str]:
         raise ValueError(
             "`tables` must have names or tables. Received: "
             f"tables={list(names)!r}"
-        )
-    missing = sorted(set(folder.model_tables or ()).difference(names))
-    if missing:
-        raise ValueError(
-            f"the model that {folder.rows!r} belongs to looks up "
-            f"{', '.join(map(repr, missing))} as well, and could not serve an "
-            "export without. Leave `tables` out to export what it looks up. "
-            f"Received: tables={names!r}"
         )
     return sorted(set(names))
 
