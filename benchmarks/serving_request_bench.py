@@ -9,10 +9,12 @@ Prints milliseconds, and the second model as a multiple of the first, which is
 the one with fed embeddings.
 """
 
+import os
 import pathlib
 import subprocess
-import sys
 import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
@@ -26,11 +28,14 @@ _PROGRAM = flags.DEFINE_string(
 _ROWS = flags.DEFINE_integer("rows", 10_000_000, "Of the table.")
 _REQUESTS = flags.DEFINE_integer("requests", 3000, "Of each model, per round.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Runs of the program.")
+_HIDDEN = flags.DEFINE_list(
+    "hidden", ["64", "32"], "Units of the layers; the DeepFM paper has 400 x 3."
+)
+_THREADS = flags.DEFINE_list("threads", ["1", "2"], "Of TensorFlow, in turns.")
 _ROW_FORMATS = flags.DEFINE_list("row_formats", ["float32"], "Of the rows.")
 
 FIELDS = 26
 DIM = 8  # Of the vectors; one more float of each row is its linear weight.
-HIDDEN = (64, 32)
 
 
 def deepfm(rows: keras.KerasTensor) -> keras.KerasTensor:
@@ -41,7 +46,7 @@ def deepfm(rows: keras.KerasTensor) -> keras.KerasTensor:
         - keras.ops.sum(keras.ops.square(vectors), axis=1)
     ) / 2.0
     deep = keras.layers.Flatten()(vectors)
-    for units in HIDDEN:
+    for units in map(int, _HIDDEN.value):
         deep = keras.layers.Dense(units, "relu")(deep)
     parts = [
         keras.ops.sum(linear, axis=1, keepdims=True),
@@ -91,18 +96,21 @@ def main(_: list[str]) -> None:
                 if file.is_file()
             )
             print(f"{path}: {size / 2**20:.0f} MiB")
-        sys.stdout.flush()
         for _ in range(_ROUNDS.value):
-            subprocess.run(
-                [
-                    _PROGRAM.value,
-                    f"--models={','.join(models)}",
-                    f"--num_ids={_ROWS.value}",
-                    f"--requests={_REQUESTS.value}",
-                ],
-                check=True,
-                env={"TF_CPP_MIN_LOG_LEVEL": "2"},
-            )
+            for threads in _THREADS.value:
+                print(f"threads: {threads}", flush=True)
+                subprocess.run(
+                    [
+                        _PROGRAM.value,
+                        f"--models={','.join(models)}",
+                        f"--num_ids={_ROWS.value}",
+                        f"--requests={_REQUESTS.value}",
+                        f"--threads={threads}",
+                    ],
+                    check=True,
+                    env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+                    stderr=subprocess.DEVNULL,
+                )
 
 
 if __name__ == "__main__":

@@ -251,6 +251,19 @@ absl::Status RowFile::BadRow(Key key, int64_t row) const {
                               num_embeddings_));
 }
 
+void RowFile::BuildFilter() const {
+  std::call_once(build_filter_, [this] {
+    auto filter = std::make_unique<KeyFilter>(
+        static_cast<size_t>(num_rows() + num_removed()));
+    ForEachKey([&filter](Key key, int64_t) {
+      filter->Add(HashKey(key));
+      return absl::OkStatus();
+    }).IgnoreError();  // It has no error of its own.
+    filter_storage_ = std::move(filter);
+    filter_.store(filter_storage_.get(), std::memory_order_release);
+  });
+}
+
 absl::Status RowFile::ForEachKey(
     const std::function<absl::Status(Key, int64_t)>& visit) const {
   for (const ServedBucket* bucket = buckets_; bucket < end_buckets_; ++bucket) {

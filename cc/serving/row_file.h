@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "absl/types/span.h"
 #include "cc/base/files.h"
 #include "cc/base/hash.h"
+#include "cc/serving/key_filter.h"
 #include "cc/serving/row_decode.h"
 #include "cc/serving/row_file_writer.h"
 #include "cc/serving/row_format.h"
@@ -29,7 +31,7 @@ inline constexpr size_t kRowFileHeaderBytes = 4096;
 // Header and checksums are verified when the file is opened, and each block of
 // rows or index when it is first used, or all of them by Verify().
 //
-// Thread-safe. Immutable but for what it knows to be verified.
+// Thread-safe. Immutable but for what it knows of its contents.
 class RowFile {
  public:
   // NotFound if there is no such file, DataLoss if it is not the one that
@@ -88,6 +90,14 @@ class RowFile {
 
   RowDecoder decoder() const { return decoder_; }
 
+  // Has searches pass over most keys that are not here; for files that have few
+  // of the keys that are asked for. REQUIRES: is_verified().
+  void BuildFilter() const;
+  // Null if there is none.
+  const KeyFilter* filter() const {
+    return filter_.load(std::memory_order_acquire);
+  }
+
   // Calls visit(key, row), row as of Search(), for all keys.
   // REQUIRES: is_verified().
   absl::Status ForEachKey(
@@ -139,6 +149,10 @@ class RowFile {
   mutable std::atomic<size_t> num_unverified_{0};
   // A bit per block.
   mutable std::vector<std::atomic<uint64_t>> verified_;
+
+  mutable std::once_flag build_filter_;
+  mutable std::unique_ptr<const KeyFilter> filter_storage_;
+  mutable std::atomic<const KeyFilter*> filter_{nullptr};
 };
 
 }  // namespace tfswitch

@@ -41,19 +41,49 @@ struct Places {
   const char* rows[kBlock];
 };
 
+// Moves those of `left` that the filter does not have to its front, and returns
+// how many they are; the others follow.
+size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
+                size_t num_left) {
+  uint16_t maybe[kBlock];
+  size_t num_maybe = 0;
+  size_t num_passed = 0;
+  for (size_t n = 0; n < num_left; ++n) {
+    if (n + kAhead < num_left) {
+      __builtin_prefetch(filter.Word(hashes[left[n + kAhead]]));
+    }
+    const uint16_t i = left[n];
+    const bool is_maybe =
+        KeyFilter::MayHave(*filter.Word(hashes[i]), hashes[i]);
+    // Without a branch; what is written in vain is written over.
+    maybe[num_maybe] = i;
+    left[num_passed] = i;
+    num_maybe += static_cast<size_t>(is_maybe);
+    num_passed += static_cast<size_t>(!is_maybe);
+  }
+  std::copy(maybe, maybe + num_maybe, left + num_passed);
+  return num_passed;
+}
+
 // Finds keys in one file. `left` has the positions of those that no newer file
 // knows, and keeps those that this one does not know either.
 absl::Status FindIn(const RowFile& file, const Key* keys,
                     const uint64_t* hashes, uint16_t* left, size_t* num_left,
                     Places* places) {
   const bool is_verified = file.is_verified();
+  const KeyFilter* const filter = file.filter();
+  const size_t num_passed =
+      filter == nullptr ? 0 : PassOver(*filter, hashes, left, *num_left);
   const ServedBucket* homes[kBlock];
-  for (size_t n = 0; n < *num_left; ++n) homes[n] = file.Home(hashes[left[n]]);
-  for (size_t n = 0; n < std::min(kAhead, *num_left); ++n) {
+  for (size_t n = num_passed; n < *num_left; ++n) {
+    homes[n] = file.Home(hashes[left[n]]);
+  }
+  for (size_t n = num_passed; n < std::min(num_passed + kAhead, *num_left);
+       ++n) {
     __builtin_prefetch(homes[n]);
   }
-  size_t still_left = 0;
-  for (size_t n = 0; n < *num_left; ++n) {
+  size_t still_left = num_passed;
+  for (size_t n = num_passed; n < *num_left; ++n) {
     if (n + kAhead < *num_left) __builtin_prefetch(homes[n + kAhead]);
     const uint16_t i = left[n];
     int64_t row;
@@ -158,6 +188,7 @@ absl::Status RowLayers::MergeNewest() {
                             RowFile::Map(fd, name, info));
   // It has just been written; this has its pages mapped.
   TFSWITCH_RETURN_IF_ERROR(merged->Verify());
+  merged->BuildFilter();
   files.erase(files.begin());
   files[0] = std::move(merged);
   return absl::OkStatus();

@@ -181,6 +181,8 @@ absl::Status ServedRows::AddExport(const ExportManifest& manifest, bool verify,
           absl::StrCat("row file '", path, "' is of table '",
                        file->kind().table, "', expected '", layers.table, "'"));
     }
+    // Of the ids that are asked for, a delta has few.
+    if (manifest.name.is_delta) file->BuildFilter();
     layers.files.insert(layers.files.begin(), std::move(file));
   }
   return absl::OkStatus();

@@ -198,6 +198,26 @@ TEST_F(RowFileTest, Int8RefusesWhatItCannotHold) {
   }
 }
 
+TEST_F(RowFileTest, AFilterHasAllKeysAndFewOthers) {
+  std::vector<Key> keys(20'000);
+  std::iota(keys.begin(), keys.end(), Key{-10'000});
+  const auto file = Open(Write(Kind(RowFormat::kFloat32, 1), keys, {50'000}));
+  EXPECT_EQ(file->filter(), nullptr);
+  ASSERT_TRUE(file->Verify().ok());
+  file->BuildFilter();
+  const KeyFilter* const filter = file->filter();
+  ASSERT_NE(filter, nullptr);
+  const auto may_have = [&](Key key) {
+    const uint64_t hash = HashKey(key);
+    return KeyFilter::MayHave(*filter->Word(hash), hash);
+  };
+  keys.push_back(50'000);
+  for (const Key key : keys) ASSERT_TRUE(may_have(key)) << key;
+  int num_others = 0;
+  for (Key key = 100'000; key < 200'000; ++key) num_others += may_have(key);
+  EXPECT_LT(num_others, 3000);
+}
+
 TEST_F(RowFileTest, VerifyingEndsWhenItIsCancelled) {
   std::vector<Key> keys(500);
   std::iota(keys.begin(), keys.end(), Key{0});
