@@ -29,6 +29,16 @@ std::string FolderOf(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash + 1);
 }
 
+FileStamp StampIn(const struct stat& info) {
+  FileStamp stamp;
+  stamp.device = info.st_dev;
+  stamp.inode = info.st_ino;
+  stamp.size = info.st_size;
+  stamp.changed_ns =
+      int64_t{info.st_ctim.tv_sec} * 1'000'000'000 + info.st_ctim.tv_nsec;
+  return stamp;
+}
+
 }  // namespace
 
 absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
@@ -108,13 +118,7 @@ absl::StatusOr<FileStamp> StampOf(const std::string& path) {
   if (stat(path.c_str(), &info) != 0) {
     return ErrnoStatus("examine", path, errno);
   }
-  FileStamp stamp;
-  stamp.device = info.st_dev;
-  stamp.inode = info.st_ino;
-  stamp.size = info.st_size;
-  stamp.changed_ns =
-      int64_t{info.st_ctim.tv_sec} * 1'000'000'000 + info.st_ctim.tv_nsec;
-  return stamp;
+  return StampIn(info);
 }
 
 absl::Status SyncFolder(const std::string& folder) {
@@ -192,11 +196,12 @@ absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Map(
   if (fstat(fd, &info) != 0) return ErrnoStatus("examine", path, errno);
   const auto size = static_cast<size_t>(info.st_size);
   if (size == 0) {
-    return absl::WrapUnique(new MappedFile(nullptr, 0));
+    return absl::WrapUnique(new MappedFile(nullptr, 0, StampIn(info)));
   }
   void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return ErrnoStatus("map", path, errno);
-  return absl::WrapUnique(new MappedFile(static_cast<const char*>(data), size));
+  return absl::WrapUnique(
+      new MappedFile(static_cast<const char*>(data), size, StampIn(info)));
 }
 
 MappedFile::~MappedFile() {

@@ -82,12 +82,16 @@ class MappedFile {
 
   const char* data() const { return data_; }
   size_t size() const { return size_; }
+  // As of its opening.
+  const FileStamp& stamp() const { return stamp_; }
 
  private:
-  MappedFile(const char* data, size_t size) : data_(data), size_(size) {}
+  MappedFile(const char* data, size_t size, const FileStamp& stamp)
+      : data_(data), size_(size), stamp_(stamp) {}
 
   const char* const data_;
   const size_t size_;
+  const FileStamp stamp_;
 };
 
 }  // namespace tfswitch

@@ -1120,7 +1120,11 @@ int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
 }
 
 Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
-  return new Tfswitch_ServedRows{model->model->Pin()};
+  try {
+    return new Tfswitch_ServedRows{model->model->Pin()};
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 
 void UnpinServedRows(Tfswitch_ServedRows* rows) { delete rows; }

@@ -371,7 +371,7 @@ typedef struct Tfswitch_Api {
   // Whether served_lookup waits for servers.
   int32_t (*served_model_is_remote)(const Tfswitch_ServedModel* model);
   // The rows that are served now. They do not change, unless they are on
-  // servers, and live until they are unpinned.
+  // servers, and live until they are unpinned. NULL: no memory.
   Tfswitch_ServedRows* (*pin_served_rows)(Tfswitch_ServedModel* model);
   void (*unpin_served_rows)(Tfswitch_ServedRows* rows);
   // Reads the rows of all parts; from servers with one message to each, unless

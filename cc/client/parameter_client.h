@@ -29,6 +29,7 @@ struct TableInfo {
   TableConfig config;
   TableStats stats;
   int slot_floats = 0;
+  int num_shards = 1;  // That have it.
 };
 
 // Identifies a push under retry; client_id 0 means no protection.

@@ -252,6 +252,7 @@ class ShardedClient : public ParameterClient {
       for (const TableInfo& other : others) {
         const auto it = by_name.find(other.config.name);
         if (it == by_name.end()) continue;  // Being created just now.
+        it->second->num_shards += other.num_shards;
         TableStats& sum = it->second->stats;
         sum.num_rows += other.stats.num_rows;
         sum.index_bytes += other.stats.index_bytes;

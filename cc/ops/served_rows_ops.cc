@@ -157,9 +157,12 @@ class ServedModelResource : public tensorflow::ResourceBase {
           "Load it with tf.saved_model.load, or in C++ with LoadSavedModel.");
     }
     *is_remote = api_->served_model_is_remote(model_) != 0;
+    Tfswitch_ServedRows* const pinned_rows = api_->pin_served_rows(model_);
+    if (pinned_rows == nullptr) {
+      return absl::ResourceExhaustedError("no memory to look rows up");
+    }
     *rows = std::shared_ptr<const Tfswitch_ServedRows>(
-        api_->pin_served_rows(model_),
-        [api = api_](const Tfswitch_ServedRows* pinned) {
+        pinned_rows, [api = api_](const Tfswitch_ServedRows* pinned) {
           api->unpin_served_rows(const_cast<Tfswitch_ServedRows*>(pinned));
         });
     return absl::OkStatus();

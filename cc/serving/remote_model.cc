@@ -137,15 +137,15 @@ absl::Status RemoteRows::Check() const {
   // Of all tables: one call to each server, however many the model has.
   const auto infos = client_->ListTables("");
   if (!infos.ok()) return Explain(infos.status());
-  std::map<std::string, int> dims;
+  std::map<std::string, const TableInfo*> tables;
   std::vector<std::string> names;
   for (const TableInfo& info : *infos) {
-    dims[info.config.name] = info.config.dim;
+    tables[info.config.name] = &info;
     names.push_back(info.config.name);
   }
   for (const auto& [name, table] : tables_) {
-    const auto found = dims.find(name);
-    if (found == dims.end()) {
+    const auto found = tables.find(name);
+    if (found == tables.end()) {
       // Not NotFound: TensorFlow takes that for a missing file of the model.
       return absl::FailedPreconditionError(
           absl::StrCat("there is no table '", name, "' at ", options_.addresses,
@@ -154,9 +154,16 @@ absl::Status RemoteRows::Check() const {
                        ". Train or restore it there, or name other servers in "
                        "TFSWITCH_SERVING_ADDRESSES."));
     }
-    if (found->second != table.dim) {
+    const TableInfo& info = *found->second;
+    if (info.num_shards != client_->num_shards()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "table '", name, "' has dim ", found->second, " at ",
+          "table '", name, "' is on ", info.num_shards, " of the ",
+          client_->num_shards(), " servers at ", options_.addresses,
+          ": the others have lost it. Restore it there."));
+    }
+    if (info.config.dim != table.dim) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "table '", name, "' has dim ", info.config.dim, " at ",
           options_.addresses, ", the model has dim ", table.dim,
           " for it. Save the model again, or name the servers it was trained "
           "on in TFSWITCH_SERVING_ADDRESSES."));

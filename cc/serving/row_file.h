@@ -49,6 +49,7 @@ class RowFile {
   int64_t num_removed() const { return info_.num_removed; }
   int64_t bytes() const { return info_.bytes; }
   const RowFileInfo& info() const { return info_; }
+  const FileStamp& stamp() const { return file_->stamp(); }
 
   // Reads the whole file and compares it with its checksums. DataLoss naming
   // the file and the place; Cancelled, as soon as is_cancelled() says so.

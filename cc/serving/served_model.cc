@@ -71,14 +71,18 @@ absl::StatusOr<std::shared_ptr<ServedModel>> Open(
 std::shared_ptr<Entry> EntryOf(const std::string& file, const std::string& id) {
   Registry& registry = TheRegistry();
   MutexLock lock(&registry.mutex);
+  // Those that nobody serves and nobody opens go.
+  for (auto it = registry.entries.begin(); it != registry.entries.end();) {
+    std::vector<std::shared_ptr<Entry>>& of_path = it->second;
+    of_path.erase(std::remove_if(of_path.begin(), of_path.end(),
+                                 [](const std::shared_ptr<Entry>& entry) {
+                                   return entry.use_count() == 1 &&
+                                          entry->model.expired();
+                                 }),
+                  of_path.end());
+    it = of_path.empty() ? registry.entries.erase(it) : std::next(it);
+  }
   std::vector<std::shared_ptr<Entry>>& entries = registry.entries[file];
-  // Those that nobody serves and nobody opens.
-  entries.erase(std::remove_if(entries.begin(), entries.end(),
-                               [](const std::shared_ptr<Entry>& entry) {
-                                 return entry.use_count() == 1 &&
-                                        entry->model.expired();
-                               }),
-                entries.end());
   for (const std::shared_ptr<Entry>& entry : entries) {
     if (entry->id == id) return entry;
   }
@@ -103,11 +107,16 @@ absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
   // Others that open this model wait, and need the same rows; those that open
   // another do not.
   MutexLock lock(&entry->opening);
-  if (std::shared_ptr<ServedModel> model = ModelOf(*entry)) return model;
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> model,
-                            Open(std::move(content), open_client));
+  std::shared_ptr<ServedModel> model = ModelOf(*entry);
+  if (model == nullptr) {
+    TFSWITCH_ASSIGN_OR_RETURN(model, Open(std::move(content), open_client));
+  }
   MutexLock registry_lock(&TheRegistry().mutex);
   entry->model = model;
+  // The last one that was opened is the one that its path means.
+  auto& entries = TheRegistry().entries[file];
+  const auto place = std::find(entries.begin(), entries.end(), entry);
+  if (place != entries.end()) std::rotate(place, place + 1, entries.end());
   return model;
 }
 

@@ -1,6 +1,8 @@
 #include "cc/serving/served_rows.h"
 
 #include <algorithm>
+#include <iterator>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -71,12 +73,10 @@ absl::StatusOr<std::shared_ptr<ServedRows>> ServedRows::Open(
 ServedRows::~ServedRows() {
   std::thread watcher;
   {
-    MutexLock lock(&update_mutex_);
-    watcher.swap(watcher_);
-  }
-  {
+    // An update under way notices, and ends.
     MutexLock lock(&mutex_);
     is_ending_ = true;
+    watcher.swap(watcher_);
     changed_.NotifyAll();
   }
   if (watcher.joinable()) watcher.join();
@@ -192,10 +192,11 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
     const std::string& path, const RowFileInfo& info, bool verify) {
   std::weak_ptr<const RowFile>& open = open_[path];
   std::shared_ptr<const RowFile> file = open.lock();
-  if (file == nullptr || !(file->info() == info)) {
+  const auto stamp = StampOf(path);
+  if (file == nullptr || !(file->info() == info) || !stamp.ok() ||
+      !(*stamp == file->stamp())) {
     const auto refused = refused_.find(path);
     if (refused != refused_.end()) {
-      const auto stamp = StampOf(path);
       if (stamp.ok() && *stamp == refused->second.stamp) {
         return refused->second.status;
       }
@@ -204,26 +205,33 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
     TFSWITCH_ASSIGN_OR_RETURN(file, RowFile::Open(path, info));
   }
   if (verify) {
-    const absl::Status status = file->Verify();
-    if (!status.ok()) return Refuse(path, status);
+    const absl::Status status = file->Verify([this] { return IsEnding(); });
+    if (!status.ok()) {
+      if (!absl::IsCancelled(status)) Refuse(*file, status);
+      return status;
+    }
   }
   open = file;
   return file;
 }
 
-absl::Status ServedRows::Refuse(const std::string& path, absl::Status status) {
-  const auto stamp = StampOf(path);
-  if (stamp.ok()) refused_[path] = {*stamp, status};
-  open_.erase(path);
-  return status;
+void ServedRows::Refuse(const RowFile& file, const absl::Status& status) {
+  // Of the file that was read: what has its path by now may be whole.
+  refused_[file.path()] = {file.stamp(), status};
+}
+
+void ServedRows::ForgetFiles() {
+  for (auto it = open_.begin(); it != open_.end();) {
+    it = it->second.expired() ? open_.erase(it) : std::next(it);
+  }
+  for (auto it = refused_.begin(); it != refused_.end();) {
+    it = StampOf(it->first).ok() ? std::next(it) : refused_.erase(it);
+  }
 }
 
 absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
                                                     int64_t after,
                                                     bool verify) {
-  for (auto it = open_.begin(); it != open_.end();) {
-    it = it->second.expired() ? open_.erase(it) : std::next(it);
-  }
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
                             ListExports(options_.path));
   Built built;
@@ -274,16 +282,27 @@ absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
 }
 
 void ServedRows::RunVerify(const Built& built) {
+  try {
+    VerifyBuilt(built);
+  } catch (const std::bad_alloc&) {
+    NoteError(
+        absl::ResourceExhaustedError("no memory to check what is served"));
+  }
+}
+
+void ServedRows::VerifyBuilt(const Built& built) {
   for (const RowLayers& layers : built.snapshot->tables()) {
     for (const std::shared_ptr<const RowFile>& file : layers.files) {
       absl::Status status = file->Verify([this] { return IsEnding(); });
       if (status.ok()) continue;
       if (absl::IsCancelled(status)) return;
       MutexLock lock(&update_mutex_);
-      Refuse(file->path(), status).IgnoreError();  // It is `status`.
-      NoteError(status);
+      Refuse(*file, status);
       const State before = state();
-      if (before.is_held || before.base_number != built.base_number) return;
+      // The rows that came after it have nothing to do with it.
+      if (before.base_number != built.base_number) return;
+      NoteError(status);
+      if (before.is_held) return;
       auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
       // With none, what is damaged is refused where it is read.
       if (older.ok()) Serve(older->snapshot, older->base_number);
@@ -312,6 +331,7 @@ absl::Status ServedRows::Refresh() {
 }
 
 absl::Status ServedRows::RefreshLocked() {
+  ForgetFiles();
   const State before = state();
   if (before.is_held) return absl::OkStatus();
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
@@ -414,8 +434,8 @@ absl::Status ServedRows::Resume() {
 }
 
 void ServedRows::Watch(absl::Duration interval) {
-  MutexLock lock(&update_mutex_);
-  MutexLock state_lock(&mutex_);
+  // Not after an update, which may take long.
+  MutexLock lock(&mutex_);
   interval_ = interval;
   changed_.NotifyAll();
   if (interval > absl::ZeroDuration() && !watcher_.joinable()) {
@@ -440,7 +460,11 @@ void ServedRows::RunWatch() {
       next = absl::Now() + interval_;
     }
     // What goes wrong is in the state, for whoever asks.
-    Refresh().IgnoreError();
+    try {
+      Refresh().IgnoreError();
+    } catch (const std::bad_alloc&) {
+      NoteError(absl::ResourceExhaustedError("no memory for newer rows"));
+    }
   }
 }
 

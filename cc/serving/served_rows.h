@@ -103,8 +103,10 @@ class ServedRows {
   absl::StatusOr<std::shared_ptr<const RowFile>> OpenFile(
       const std::string& path, const RowFileInfo& info, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  absl::Status Refuse(const std::string& path, absl::Status status)
+  void Refuse(const RowFile& file, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
+  // Forgets files that are closed or gone.
+  void ForgetFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   absl::Status RefreshLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // Serves the deltas that follow what is served.
   absl::Status FollowLocked(const std::vector<ExportName>& names)
@@ -116,6 +118,7 @@ class ServedRows {
   void RunWatch();
   // Checks what is served, which nobody has.
   void RunVerify(const Built& built);
+  void VerifyBuilt(const Built& built);
   // Of the base that is served, found while it is.
   absl::Status DamageLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
@@ -132,7 +135,7 @@ class ServedRows {
   absl::Duration interval_ ABSL_GUARDED_BY(mutex_);
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   CondVar changed_;
-  std::thread watcher_ ABSL_GUARDED_BY(update_mutex_);
+  std::thread watcher_ ABSL_GUARDED_BY(mutex_);
   std::thread verifier_;  // Constant after Open().
 
   // Row files by their paths: those in use, and those that were damaged.

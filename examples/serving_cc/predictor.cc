@@ -140,8 +140,14 @@ std::shared_ptr<const ModelVersion> Predictor::current() const {
 }
 
 Predictor::State Predictor::state() const {
-  absl::MutexLock lock(&mutex_);
-  return state_;
+  State state;
+  {
+    absl::MutexLock lock(&mutex_);
+    state = state_;
+  }
+  // As they are now, not as they were when the folder was looked at.
+  if (state.version >= 0) state.rows = RowsState();
+  return state;
 }
 
 absl::Status Predictor::Pin(int64_t version) {
@@ -236,14 +242,21 @@ absl::Status Predictor::WatchRows(absl::Duration interval) {
   }
   absl::MutexLock lock(&watch_mutex_);
   watch_interval_ = interval;
+  is_watch_set_ = true;
   return rows_api_->Watch(current()->folder(), interval);
 }
 
 void Predictor::WatchRowsOf(const ModelVersion& model,
                             const ModelVersion* before) {
-  if (!rows_api_.ok()) return;
+  if (!rows_api_.ok()) {
+    LOG_IF(ERROR, std::filesystem::exists(
+                      absl::StrCat(model.folder(), "/", kModelFile)))
+        << "the rows of version " << model.version()
+        << " stay as they are: " << rows_api_.status().message();
+    return;
+  }
   absl::MutexLock lock(&watch_mutex_);
-  if (watch_interval_ > absl::ZeroDuration()) {
+  if (watch_interval_ > absl::ZeroDuration() || is_watch_set_) {
     const absl::Status status =
         rows_api_->Watch(model.folder(), watch_interval_);
     // Which says that there are none.

@@ -157,6 +157,7 @@ class Predictor {
   // After `load_mutex_`, before `mutex_`.
   absl::Mutex watch_mutex_ ABSL_ACQUIRED_AFTER(load_mutex_);
   absl::Duration watch_interval_ ABSL_GUARDED_BY(watch_mutex_);
+  bool is_watch_set_ ABSL_GUARDED_BY(watch_mutex_) = false;  // By WatchRows.
 
   mutable absl::Mutex mutex_;
   std::shared_ptr<const ModelVersion> current_ ABSL_GUARDED_BY(mutex_);

@@ -14,8 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kModelFile[] = "assets/tfswitch_model.json";
-
 std::string Request(const char* call) { return Json({{"call", call}}).dump(); }
 
 // A field that is missing, null or of another type is the default.

@@ -15,6 +15,9 @@ struct Tfswitch_Api;
 
 namespace serving_cc {
 
+// Of a SavedModel whose rows are tfswitch's.
+inline constexpr char kModelFile[] = "assets/tfswitch_model.json";
+
 // What a model serves.
 struct ServedState {
   int64_t number = 0;       // Of the export that its rows are of.

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -144,6 +145,9 @@ int Run(int argc, char** argv) {
   PredictorOptions options;
   options.op_library = SERVING_CC_OP_LIBRARY;
   options.poll_interval = absl::ZeroDuration();
+  // Nothing beside the requests takes time.
+  options.watch_rows_interval = absl::ZeroDuration();
+  setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", /*overwrite=*/0);
   Load load;
   std::string models;
   int32_t threads = 1;

@@ -126,6 +126,19 @@ TEST_F(ServedModelTest, GraphsOfOneModelShareItsRows) {
   EXPECT_FALSE((*first)->is_remote());
 }
 
+TEST_F(ServedModelTest, APathMeansTheModelThatWasOpenedLast) {
+  Save("a", 1.0f);
+  const auto first = Open().value();
+  fs::rename(path_ + "/m", path_ + "/first");
+  Save("b", 2.0f);
+  const auto second = Open().value();
+  EXPECT_EQ(*FindServedModel(file()), second);
+  fs::remove_all(path_ + "/m");
+  fs::rename(path_ + "/first", path_ + "/m");
+  EXPECT_EQ(Open().value(), first);
+  EXPECT_EQ(*FindServedModel(file()), first);
+}
+
 TEST_F(ServedModelTest, ThreadsThatAreLentReadTheSame) {
   std::vector<Key> keys(5000);
   std::vector<float> values(keys.size());

@@ -303,6 +303,29 @@ TEST_F(ServedRowsTest, TheOnlyBaseIsServedAsFarAsItIsWholeAndMendedByACopy) {
   EXPECT_THAT(Read(*rows, {7, 999}), ElementsAre(2.0f, 1.0f));
 }
 
+TEST_F(ServedRowsTest, AWholeCopyIsNotTakenForTheDamagedFileThatItReplaced) {
+  std::map<Key, float> all;
+  for (Key key = 0; key < 3000; ++key) all[key] = 1.0f;
+  Base(all);
+  const std::string path = FileOf("base-00000001");
+  std::filesystem::copy_file(path, root_ + "/whole");
+  FlipByte(path, 4096 + 64 + 999 * 16);
+  // What is open is the damaged file; its path has the whole one by the time
+  // that anybody reads on.
+  auto manifest = ReadExport(path_, {1, false});
+  ASSERT_TRUE(manifest.ok());
+  const auto rows = Open();
+  std::filesystem::rename(root_ + "/whole", path);
+  const absl::Time give_up = absl::Now() + absl::Seconds(30);
+  while (rows->state().error.ok() && absl::Now() < give_up &&
+         !rows->Pin()->tables()[0].files[0]->is_verified()) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(rows->Refresh().ok());
+  EXPECT_THAT(Read(*rows, {999}), ElementsAre(1.0f));
+  EXPECT_TRUE(rows->RollBack(1).ok());
+}
+
 TEST_F(ServedRowsTest, AFileThatHappensToHaveTheNameOfAnExportIsNone) {
   Base({{1, 1.0f}});
   std::ofstream(path_ + "/base-00000002") << "no folder";
