@@ -165,6 +165,16 @@ TEST_F(RowsTest, TheNewestExportIsServed) {
   EXPECT_THAT(Scores(), ElementsAre(6, 10));
 }
 
+TEST(DescribeTest, RowsOnServersAreOfNoExport) {
+  ServedState state;
+  state.addresses = "grpc://ps0:7077";
+  EXPECT_EQ(Describe(state), "rows at grpc://ps0:7077");
+  state.error = "shard 0 did not answer";
+  EXPECT_EQ(Describe(state),
+            "rows at grpc://ps0:7077; the last lookup failed: shard 0 did not "
+            "answer");
+}
+
 TEST_F(RowsTest, AnEarlierExportIsServedUntilResume) {
   EXPECT_TRUE(predictor_->RollBackRows(1).ok());
   EXPECT_THAT(Scores(), ElementsAre(3, 5));

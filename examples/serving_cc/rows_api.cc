@@ -33,6 +33,11 @@ T Field(const Json& json, const char* name, T standard) {
 }  // namespace
 
 std::string Describe(const ServedState& state) {
+  if (!state.addresses.empty()) {
+    return absl::StrCat(
+        "rows at ", state.addresses,
+        state.error.empty() ? "" : "; the last lookup failed: ", state.error);
+  }
   std::string text = absl::StrCat("rows as of export ", state.number, ", base ",
                                   state.base_number);
   if (state.is_held) absl::StrAppend(&text, ", held there");
@@ -99,6 +104,7 @@ absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
   state.is_held = Field(json, "held", false);
   state.num_refused = Field<int64_t>(json, "refused", 0);
   state.error = Field<std::string>(json, "error", "");
+  state.addresses = Field<std::string>(json, "addresses", "");
   return state;
 }
 

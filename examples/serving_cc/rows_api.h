@@ -26,9 +26,12 @@ struct ServedState {
   bool is_held = false;     // By RollBack.
   int64_t num_refused = 0;  // How often something newer could not be served.
   std::string error;        // Why, if that is so now; else empty.
+  // Of the servers, if lookups ask those. Then there are no exports,
+  // num_refused counts lookups that failed, and error is that of the last one.
+  std::string addresses;
 };
 
-// "rows as of export 3, base 1", and what is wrong.
+// "rows as of export 3, base 1" or "rows at grpc://...", and what is wrong.
 std::string Describe(const ServedState& state);
 
 // Steers models that this process has loaded, by the folders of their

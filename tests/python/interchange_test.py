@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import os
+import resource
 import sys
 import tempfile
 import tracemalloc
@@ -969,6 +970,34 @@ def test_damaged_files_are_named(embedded, tmp_path, write, read, damage):
         read(make_table("copy"), path)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_bit_of_a_damaged_array_file_is_told_otherwise(
+    embedded, tmp_path, save
+):
+    """Whatever zipfile and NumPy make of it: the documented types, named."""
+    path = tmp_path / "rows.npz"
+    table = make_table()
+    save(path, ids=[3, 5], values=np.array([[1.0, 2.0], [3.0, 4.0]], "f4"))
+    content = path.read_bytes()
+    assert tsw.interchange.read_numpy(table, path) == 2
+    whole = rows_of(table)
+    told = 0
+    for place in range(len(content)):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                tsw.interchange.read_numpy(table, path)
+            except (OSError, ValueError) as error:
+                assert f"'{path}'" in str(error), (place, bit)
+                assert not str(error).endswith(": "), (place, bit)
+                told += 1
+        # Dates and the like change nothing.
+        assert rows_of(table) == whole, place
+    assert told > 4 * len(content)
+
+
 def test_files_compressed_otherwise_are_named(embedded, tmp_path):
     table = filled_table()
     for written, asked in ((None, "gzip"), ("gzip", None)):
@@ -1088,6 +1117,22 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     with pytest.raises(OSError, match="no space left"):
         write(filled_table(), path)
 
+    assert [file.name for file in tmp_path.iterdir()] == ["rows"]
+    assert path.read_bytes() == b"old"
+
+
+@each_format
+def test_without_room_for_a_file_it_is_named(embedded, tmp_path, write, read):
+    table = filled_table(num_rows=5000)
+    path = tmp_path / "rows"
+    path.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"'{path}' cannot be written"):
+            write(table, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [file.name for file in tmp_path.iterdir()] == ["rows"]
     assert path.read_bytes() == b"old"
 

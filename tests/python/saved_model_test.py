@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -297,6 +298,109 @@ def test_a_callable_with_tables_is_served(tmp_path):
     )
 
 
+def make_hash_table():
+    return tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(
+            tf.constant([1, 2], tf.int64), tf.constant([2, 1], tf.int64)
+        ),
+        default_value=-1,
+    )
+
+
+class Scorer:
+    """No `tf.Module`: nobody knows what it has."""
+
+    def __init__(self, table):
+        self.table = table
+        self.weight = tf.Variable([1.0, 10.0])
+        self.parts = {"names": [make_hash_table()]}
+
+    def __call__(self, ids):
+        rows = self.table.lookup(self.parts["names"][0].lookup(ids))
+        return {"score": tf.linalg.matvec(rows, self.weight)}
+
+
+class TrackableScorer(Scorer, tf.__internal__.tracking.AutoTrackable):
+    pass
+
+
+class Swapped(keras.layers.Layer):
+    """Exchanges ids by a lookup table that is in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = [make_hash_table()]
+
+    def call(self, ids):
+        return self.names[0].lookup(ids)
+
+
+def keras_scorer(table):
+    ids = keras.Input((), dtype="int64", name="ids")
+    rows = tsw.keras.DynamicEmbedding(2, name="of_keras")(Swapped()(ids))
+    score = keras.layers.Dense(1, name="score")(rows)
+    return keras.Model(ids, {"score": score})
+
+
+def lambda_of_keras(table):
+    model = keras_scorer(table)
+    return lambda ids: {"score": model(ids)["score"]}
+
+
+def module_of_a_loaded_model(table):
+    class Weigher(tf.Module):
+        def __init__(self):
+            self.weight = tf.Variable([1.0, 10.0])
+            self.names = make_hash_table()
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None], tf.int64, name="ids"),
+                tf.TensorSpec([None, 2], name="rows"),
+            ]
+        )
+        def weigh(self, ids, rows):
+            by_name = tf.cast(self.names.lookup(ids), tf.float32)
+            return tf.linalg.matvec(rows, self.weight) * by_name
+
+    class OfLoaded(tf.Module):
+        def __init__(self, folder):
+            tf.saved_model.save(Weigher(), folder)
+            self.loaded = tf.saved_model.load(folder)
+
+        def __call__(self, ids):
+            return {"score": self.loaded.weigh(ids, table.lookup(ids))}
+
+    with tempfile.TemporaryDirectory() as folder:
+        return OfLoaded(folder)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Scorer,
+        TrackableScorer,
+        keras_scorer,
+        lambda_of_keras,
+        module_of_a_loaded_model,
+    ],
+)
+def test_what_the_graph_reads_is_saved_whoever_has_it(tmp_path, make):
+    ids = np.array([1, 2, 3])
+    with tsw.connect(f"local://{tmp_path}"):
+        table = tsw.EmbeddingTable("t", 2)
+        table.assign([1, 2], [[1.0, 2.0], [3.0, 4.0]])
+        scorer = make(table)
+        expected = scorer(tf.constant(ids, tf.int64))["score"].numpy()
+        tsw.saved_model.save(
+            scorer,
+            tmp_path / "1",
+            inputs={"ids": tf.TensorSpec([None], tf.int64)},
+        )
+    loaded = tf.saved_model.load(tmp_path / "1")
+    assert_same(serve(loaded, {"ids": ids}), expected)
+
+
 def test_rows_that_wait_for_admission_read_as_in_training(tmp_path):
     with tsw.connect(f"local://{tmp_path}"):
         table = tsw.EmbeddingTable(
@@ -433,6 +537,42 @@ def test_a_models_own_functions_serve_and_train_as_before(
         np.testing.assert_array_equal(served, expected)
 
 
+@pytest.mark.parametrize("is_called_first", [True, False])
+def test_a_save_leaves_no_graph_in_a_models_own_functions(
+    tmp_path, is_called_first
+):
+    ids = tf.constant([1, 2], tf.int64)
+    with tsw.connect(f"local://{tmp_path}"):
+        table = tsw.EmbeddingTable("t", 1)
+        table.assign([1], [[3.0]])
+
+        @tf.function
+        def rows(ids):
+            return table.lookup(ids)
+
+        @tf.function
+        def score(ids):
+            return {"score": rows(ids) * 2.0}
+
+        if is_called_first:
+            score(ids)
+        before = [f.experimental_get_tracing_count() for f in (rows, score)]
+        for version in range(3):
+            tsw.saved_model.save(
+                score,
+                tmp_path / str(version),
+                inputs={"ids": tf.TensorSpec([None], tf.int64)},
+            )
+        assert before == [
+            f.experimental_get_tracing_count() for f in (rows, score)
+        ]
+        expected = [[6.0], [0.0]]
+        np.testing.assert_array_equal(score(ids)["score"], expected)
+    for version in range(3):
+        loaded = tf.saved_model.load(tmp_path / str(version))
+        np.testing.assert_array_equal(serve(loaded, {"ids": ids}), expected)
+
+
 def test_exports_of_a_model_have_its_tables(model, tmp_path):
     path = tmp_path / "1"
     tsw.saved_model.save(model, path)
@@ -527,6 +667,31 @@ class TestBadInput:
         with pytest.raises(FileExistsError, match="folder of its own"):
             save()
 
+    def test_a_link_to_nothing_is_not_replaced(self, save, tmp_path):
+        (tmp_path / "1").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(FileExistsError, match="folder of its own"):
+            save()
+        assert os.listdir(tmp_path) == ["1"]
+
+    def test_a_resource_that_nothing_has_is_named(self, save, tmp_path):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tf.float32, shape=[], shared_name="of_nobody"
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=1.0)
+        table = tsw.EmbeddingTable("u", 2)
+
+        def score(ids):
+            weight = tf.raw_ops.ReadVariableOp(
+                resource=handle, dtype=tf.float32
+            )
+            return {"score": table.lookup(ids) * weight}
+
+        with pytest.raises(
+            ValueError, match=r"of_nobody.*Keep it in a tf\.Mod"
+        ):
+            save(model=score)
+        assert os.listdir(tmp_path) == []
+
     def test_operations_of_training_are_refused(self, save):
         table = tsw.EmbeddingTable("u", 2)
 
@@ -553,6 +718,8 @@ class TestBadInput:
             tsw.saved_model.roll_back(path, 0)
         with pytest.raises(ValueError, match="seconds=-1"):
             tsw.saved_model.watch(path, -1)
+        with pytest.raises(ValueError, match="seconds=True"):
+            tsw.saved_model.watch(path, True)
         del loaded
 
     def test_the_environment_is_checked(self, save, monkeypatch):

@@ -1,6 +1,7 @@
 """Files that appear when they are whole, and those that a path stands for."""
 
 import contextlib
+import errno
 import glob
 import os
 import uuid
@@ -12,7 +13,14 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @contextlib.contextmanager
 def published(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a name for a file that becomes `path` if nothing is raised."""
+    """Yields a name for a file that becomes `path` if nothing is raised.
+
+    Raises:
+        FileNotFoundError: If there is no folder for it.
+        IsADirectoryError: If it is a folder.
+        OSError: If it cannot be written, such as on a full disk; named by
+            `path`.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(
@@ -33,6 +41,14 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
         finally:
             os.close(descriptor)
         os.replace(temporary, target)
+    except OSError as error:
+        # A full disk has no name, or that of the file that nobody asked for.
+        if type(error) is not OSError or f"'{target}'" in str(error):
+            raise
+        raise OSError(
+            error.errno or errno.EIO,
+            f"'{target}' cannot be written: {error.strerror or error}",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,8 +1,11 @@
 """Rows in `.npz` files of NumPy."""
 
 import contextlib
+import lzma
 import math
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -38,7 +41,8 @@ def write_numpy(
 
     Raises:
         ValueError: If `table` is no `EmbeddingTable`.
-        OSError: If the file cannot be written.
+        OSError: If the file cannot be written, such as on a full disk. The
+            message names it; a file that was there stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -228,9 +232,32 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
             )
 
 
+# What zipfile, its decompressors and NumPy raise for a damaged bit. It may say
+# that a member is encrypted, or packed in a way they do not know.
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    lzma.LZMAError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+)
+
+
 @contextlib.contextmanager
 def _readable(file: str, what: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise OSError(f"'{file}': {what} cannot be read: {error}") from error
+    except _UNREADABLE as error:
+        # Some have no message.
+        why = str(error) or f"it is damaged ({type(error).__name__})"
+        raise OSError(f"'{file}': {what} cannot be read: {why}") from error

@@ -54,7 +54,8 @@ def write_parquet(
     Raises:
         ImportError: If pyarrow is not installed.
         ValueError: If an argument is out of range.
-        OSError: If the file cannot be written.
+        OSError: If the file cannot be written, such as on a full disk. The
+            message names it; a file that was there stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:

@@ -42,7 +42,8 @@ def write_tfrecord(
 
     Raises:
         ValueError: If an argument is out of range.
-        OSError: If the file cannot be written.
+        OSError: If the file cannot be written, such as on a full disk. The
+            message names it; a file that was there stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:

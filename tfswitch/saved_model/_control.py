@@ -49,6 +49,12 @@ def state(path: str | os.PathLike[str]) -> ServedState:
 
     Raises:
         KeyError: If none is loaded from there in this process.
+
+    Example:
+
+    >>> served = tf.saved_model.load("models/ctr/1")
+    >>> tsw.saved_model.state("models/ctr/1").number
+    1
     """
     return _call(path, "state")
 
@@ -64,6 +70,12 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
         OSError, RuntimeError: If something newer is damaged, does not follow,
             or is of another version. What was served stays. A model that looks
             up on servers raises RuntimeError: it serves what they have.
+
+    Example:
+
+    >>> tsw.export.delta("models/ctr/1")
+    >>> tsw.saved_model.refresh("models/ctr/1").number
+    2
     """
     return _call(path, "refresh")
 
@@ -75,10 +87,18 @@ def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
 
     Raises:
         KeyError: As `state`.
-        ValueError: If `seconds` is negative.
+        ValueError: If `seconds` is no number of at least 0.
         RuntimeError: If the model looks up on servers.
+
+    Example:
+
+    >>> tsw.saved_model.watch("models/ctr/1", 5.0)
     """
-    if not (isinstance(seconds, (int, float)) and 0 <= seconds < 1e9):
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, (int, float))
+        or not 0 <= seconds < 1e9
+    ):
         raise ValueError(
             "`seconds` must be a number of at least 0. "
             f"Received: seconds={seconds!r}"
@@ -93,6 +113,12 @@ def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
         KeyError: As `state`, or if there is no such export any more.
         ValueError: If `number` is none.
         OSError, RuntimeError: As `refresh`.
+
+    Example:
+
+    >>> state = tsw.saved_model.roll_back("models/ctr/1", 1)
+    >>> state.number, state.held
+    (1, True)
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(
@@ -107,6 +133,11 @@ def resume(path: str | os.PathLike[str]) -> ServedState:
 
     Raises:
         KeyError, OSError, RuntimeError: As `refresh`.
+
+    Example:
+
+    >>> tsw.saved_model.resume("models/ctr/1").number
+    2
     """
     return _call(path, "resume")
 

@@ -1,5 +1,6 @@
 """Writes a SavedModel whose lookups need no trainer."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -12,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch import export
+from tfswitch import _addresses, export
 from tfswitch._which_keras import keras
 from tfswitch.ops import serving_ops
 from tfswitch.ops.resources import HOST
@@ -84,7 +85,8 @@ def save(
 
     Raises:
         ValueError: If an argument is out of range or is of the other mode, the
-            model is not built, or it has operations that cannot be served.
+            model is not built, or it has operations or resources that cannot
+            be served.
         FileExistsError: If there is something at `path`.
         ConnectionError, TimeoutError: If a server does not answer.
 
@@ -122,7 +124,8 @@ def save(
             f'`mode="remote"` has none of. Received: row_format={row_format!r}'
         )
     target = os.path.abspath(os.fspath(path))
-    if os.path.exists(target):
+    # A link to nothing as well: the rename would replace it.
+    if os.path.lexists(target):
         raise FileExistsError(
             f"there is something at {target!r} already. Save each version of a "
             "model to a folder of its own."
@@ -163,10 +166,14 @@ class _Remote:
     cache_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.addresses is not None and not _are_addresses(self.addresses):
+        why = (
+            None
+            if self.addresses is None
+            else _addresses.why_no_servers(self.addresses)
+        )
+        if why is not None:
             raise ValueError(
-                '`addresses` must be "grpc://host:port,host:port" or '
-                '"grpc+unix:///path", the servers in shard order. '
+                f"`addresses` must be {_addresses.SERVERS}: {why}. "
                 f"Received: addresses={self.addresses!r}"
             )
         for name in ("deadline_seconds", "cache_seconds"):
@@ -190,18 +197,6 @@ class _Remote:
                 "`cache_rows` must be a number of rows, or 0 for no cache. "
                 f"Received: cache_rows={rows!r}"
             )
-
-
-def _are_addresses(text: Any) -> bool:
-    if not isinstance(text, str):
-        return False
-    scheme, _, rest = text.partition("://")
-    servers = rest.split(",")
-    if scheme == "grpc+unix":
-        return all(server.startswith("/") for server in servers)
-    return scheme == "grpc" and all(
-        host and port for host, _, port in (s.rpartition(":") for s in servers)
-    )
 
 
 def _flush(folder: str) -> None:
@@ -248,7 +243,8 @@ def _write(
     row_format: str,
     remote: _Remote | None,
 ) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
         # Its name is that of the asset.
         file = os.path.join(scratch, os.path.basename(export.MODEL_FILE))
         module = tf.Module()
@@ -256,6 +252,7 @@ def _write(
         module.served_model = _ServedModel(module.model_file)
         # Made now, and not in the first graph that asks for it.
         handle = module.served_model.resource_handle
+        stack.callback(serving_ops.forget_traces, handle)
         module.parts = list(_parts_of(model))
         tables: dict[str, Any] = {}
 
@@ -285,6 +282,7 @@ def _write(
             serve_by_name, autograph=False
         ).get_concrete_function(**{spec.name: spec for spec in specs})
         _check_graph(signature)
+        module.parts.extend(_captured_besides(signature, module))
         clusters = {t.cluster.address: t.cluster for t in tables.values()}
         content = {
             "format": "tfswitch-model",
@@ -319,9 +317,19 @@ def _write(
             content["addresses"] = cluster.address
         with open(file, "w", encoding="utf-8") as model_file:
             json.dump(content, model_file)
-        tf.saved_model.save(
-            module, folder, signatures={"serving_default": signature}
-        )
+        try:
+            tf.saved_model.save(
+                module, folder, signatures={"serving_default": signature}
+            )
+        except AssertionError as error:
+            lost = _without_owner(signature, module)
+            if not lost:
+                raise
+            raise ValueError(
+                "the model reads what cannot be saved with it, for no "
+                f"tf.Variable or lookup table has it: {', '.join(lost)}. "
+                "Keep it in a tf.Module or a Keras model."
+            ) from error
     if remote is None:
         export.base(
             folder, tables=tables, row_format=row_format, cluster=cluster
@@ -429,6 +437,48 @@ def _parts_of(model: Any) -> Iterator[Any]:
 
 def _is_part(value: Any) -> bool:
     return isinstance(value, _PARTS) and not isinstance(value, tf.Variable)
+
+
+def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
+    """What a graph has captured that is not in a module yet.
+
+    Such as the variables of a model that a lambda calls, or of an object that
+    is no `tf.Module`: whoever has them, the graph reads them.
+    """
+    known = _handles_in(module)
+    for variable in function.variables:
+        if id(variable.handle) not in known:
+            known.add(id(variable.handle))
+            yield variable
+    for handle in _captured(function, known):
+        # As TensorFlow notes whose it is, to say so when it refuses.
+        owner = getattr(handle, "_parent_trackable", lambda: None)()
+        if owner is not None:
+            yield owner
+
+
+def _without_owner(function: Any, module: tf.Module) -> list[str]:
+    """The resources that a graph reads and a module does not have."""
+    return [str(each) for each in _captured(function, _handles_in(module))]
+
+
+def _captured(function: Any, known: set[int]) -> list[tf.Tensor]:
+    return [
+        tensor
+        for tensor, _ in function.graph.captures
+        if tensor.dtype in (tf.resource, tf.variant) and id(tensor) not in known
+    ]
+
+
+def _handles_in(module: tf.Module) -> set[int]:
+    """The identities of the resources of all that is below a module."""
+    handles = set()
+    for each in tf.train.TrackableView(module).descendants():
+        if isinstance(each, tf.Variable):
+            handles.add(id(each.handle))
+        elif isinstance(each, tf.saved_model.experimental.TrackableResource):
+            handles.add(id(each.resource_handle))
+    return handles
 
 
 def _check_graph(function: Any) -> None:

@@ -1,0 +1,63 @@
+"""What addresses of servers look like, for who does not connect to them now.
+
+The rules of cc/capi/cluster.cc and cc/rpc/address.cc, which check what is
+connected to.
+"""
+
+import re
+
+SERVERS = (
+    '"grpc://host:port,host:port" or "grpc+unix:///path", the servers in shard '
+    "order"
+)
+
+# What the kernel takes: sockaddr_un.sun_path, less the byte that ends it.
+_MAX_UNIX_PATH = 107
+_MAX_PORT = 65535
+
+
+def why_no_servers(address: object) -> str | None:
+    """Returns what is wrong with the address of a cluster of servers.
+
+    Args:
+        address: As for `tfswitch.connect`. One of tables in this process is
+            wrong.
+
+    Returns:
+        Why, or None if it can be connected to, should servers be there.
+    """
+    if not isinstance(address, str):
+        return "it is no string"
+    scheme, separator, rest = address.partition("://")
+    if not separator or scheme not in ("grpc", "grpc+unix"):
+        return "it has another scheme"
+    for server in rest.split(","):
+        is_unix = scheme == "grpc+unix"
+        why = _why_no_path(server) if is_unix else _why_no_server(server)
+        if why is not None:
+            return f"{why} in {server!r}"
+    return None
+
+
+def _why_no_server(server: str) -> str | None:
+    if server.startswith("unix:"):
+        return _why_no_path(server.removeprefix("unix:"))
+    host, _, port = server.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not host:
+        return "the host or the port is missing"
+    if ":" in host and not is_bracketed:
+        return "an IPv6 host needs brackets"
+    if re.search(r"[\s/]", host):
+        return "the host has a blank or a slash"
+    if not re.fullmatch(r"[0-9]+", port) or int(port) > _MAX_PORT:
+        return f"{port!r} is no port"
+    return None
+
+
+def _why_no_path(path: str) -> str | None:
+    if not path.startswith("/"):
+        return "there is no absolute path"
+    if len(path.encode(errors="surrogateescape")) > _MAX_UNIX_PATH:
+        return f"the path is longer than {_MAX_UNIX_PATH} bytes"
+    return None
