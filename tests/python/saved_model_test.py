@@ -537,42 +537,6 @@ def test_a_models_own_functions_serve_and_train_as_before(
         np.testing.assert_array_equal(served, expected)
 
 
-@pytest.mark.parametrize("is_called_first", [True, False])
-def test_a_save_leaves_no_graph_in_a_models_own_functions(
-    tmp_path, is_called_first
-):
-    ids = tf.constant([1, 2], tf.int64)
-    with tsw.connect(f"local://{tmp_path}"):
-        table = tsw.EmbeddingTable("t", 1)
-        table.assign([1], [[3.0]])
-
-        @tf.function
-        def rows(ids):
-            return table.lookup(ids)
-
-        @tf.function
-        def score(ids):
-            return {"score": rows(ids) * 2.0}
-
-        if is_called_first:
-            score(ids)
-        before = [f.experimental_get_tracing_count() for f in (rows, score)]
-        for version in range(3):
-            tsw.saved_model.save(
-                score,
-                tmp_path / str(version),
-                inputs={"ids": tf.TensorSpec([None], tf.int64)},
-            )
-        assert before == [
-            f.experimental_get_tracing_count() for f in (rows, score)
-        ]
-        expected = [[6.0], [0.0]]
-        np.testing.assert_array_equal(score(ids)["score"], expected)
-    for version in range(3):
-        loaded = tf.saved_model.load(tmp_path / str(version))
-        np.testing.assert_array_equal(serve(loaded, {"ids": ids}), expected)
-
-
 def test_exports_of_a_model_have_its_tables(model, tmp_path):
     path = tmp_path / "1"
     tsw.saved_model.save(model, path)

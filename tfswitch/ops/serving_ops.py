@@ -2,15 +2,10 @@
 
 import contextlib
 import contextvars
-import dataclasses
-import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-
-# What functions keep that they were traced to.
-from tensorflow.core.function.polymorphism import function_cache
 
 # Where TensorFlow's functions look whether they are traced for a SavedModel.
 from tensorflow.python.saved_model import save_context
@@ -80,53 +75,19 @@ def serving(model: tf.Tensor) -> Iterator[ServedRows]:
 
     A `tf.function` that is called in it is traced for it alone. One traced
     before looks up in the trainer's tables, and what is traced now, in the rows
-    of this graph: neither serves for the other. It is kept until
-    `forget_traces`.
+    of this graph: neither serves for the other.
     """
     rows = ServedRows(model)
     token = _rows.set(rows)
     try:
-        with _traced_apart(_Apart(id(model))):
+        with _traced_apart():
             yield rows
     finally:
         _rows.reset(token)
 
 
-def forget_traces(model: tf.Tensor) -> None:
-    """Drops what functions were traced to in `serving`.
-
-    Nobody can call it again, and each save of a model adds to it. To be called
-    when what has been traced is saved: graphs call the functions of others.
-    """
-    # Nothing tells which functions a model has called.
-    caches = [
-        each
-        for each in gc.get_objects()
-        if type(each) is function_cache.FunctionCache
-    ]
-    for cache in caches:
-        # Not of its interface; without them the graphs stay, as harmless.
-        traced = getattr(cache, "_primary", {})
-        by_context = getattr(cache, "_dispatch_dict", {})
-        for key in [key for key in list(traced) if _is_of(model, key[0])]:
-            traced.pop(key, None)
-            by_context.pop(key[0], None)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Apart:
-    """A name for how variables are saved, which no other trace has."""
-
-    model: int  # The identity of its resource.
-
-
-def _is_of(model: tf.Tensor, context: Any) -> bool:
-    policy = getattr(getattr(context, "context", None), "variable_policy", None)
-    return isinstance(policy, _Apart) and policy.model == id(model)
-
-
 @contextlib.contextmanager
-def _traced_apart(policy: _Apart) -> Iterator[None]:
+def _traced_apart() -> Iterator[None]:
     """Functions that are called in it are traced for it alone.
 
     TensorFlow keeps what it traces for a SavedModel apart, by how the model's
@@ -134,15 +95,15 @@ def _traced_apart(policy: _Apart) -> Iterator[None]:
     """
     if save_context.in_save_context():
         options = save_context.get_save_options()
-        former = options.experimental_variable_policy
-        options.experimental_variable_policy = policy
+        policy = options.experimental_variable_policy
+        options.experimental_variable_policy = object()
         try:
             yield
         finally:
-            options.experimental_variable_policy = former
+            options.experimental_variable_policy = policy
         return
     options = tf.saved_model.SaveOptions()
-    options.experimental_variable_policy = policy
+    options.experimental_variable_policy = object()
     with save_context.save_context(options):
         yield
 

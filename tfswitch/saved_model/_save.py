@@ -1,6 +1,5 @@
 """Writes a SavedModel whose lookups need no trainer."""
 
-import contextlib
 import dataclasses
 import errno
 import json
@@ -243,8 +242,7 @@ def _write(
     row_format: str,
     remote: _Remote | None,
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+    with tempfile.TemporaryDirectory() as scratch:
         # Its name is that of the asset.
         file = os.path.join(scratch, os.path.basename(export.MODEL_FILE))
         module = tf.Module()
@@ -252,7 +250,6 @@ def _write(
         module.served_model = _ServedModel(module.model_file)
         # Made now, and not in the first graph that asks for it.
         handle = module.served_model.resource_handle
-        stack.callback(serving_ops.forget_traces, handle)
         module.parts = list(_parts_of(model))
         tables: dict[str, Any] = {}
 
