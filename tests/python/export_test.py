@@ -441,8 +441,10 @@ def test_the_program_does_not_wait_for_a_silent_server(tmp_path):
 import socket
 import tfswitch as tsw
 tsw.export._EXIT_SECS = 0.1
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    address = "grpc://127.0.0.1:%d" % listener.getsockname()[1]
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind({str(tmp_path / "s")!r})
+    listener.listen()
+    address = "grpc+unix://" + listener.getsockname()
     tsw.export.Schedule(
         {str(tmp_path)!r}, cluster=lambda: tsw.Cluster(address, timeout=1e4)
     ).start(0.001)
