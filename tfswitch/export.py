@@ -1,6 +1,7 @@
 """Base and delta exports: tables as files that serve."""
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import json
@@ -24,8 +25,10 @@ ROW_FORMATS = ("float32", "float16", "int8")
 # What an export raises that may go better the next time.
 _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
 
-# The longest that an export in a thread is waited for.
+# The longest that an export in a thread is waited for, and so at exit. What is
+# left of one that is cut off the next export removes.
 _STOP_SECS = 3600.0
+_EXIT_SECS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +79,7 @@ class ExportReport(NamedTuple):
         bytes: Of the row files.
         kind: "base" or "delta".
         why_base: Why it is a base, where a `Schedule` would have written a
-            delta that cannot follow; else empty.
+            delta and that cannot follow; else empty.
     """
 
     number: int
@@ -117,8 +120,9 @@ def base(
             a SavedModel of `tfswitch.saved_model.save`, whose rows it then
             has.
         tables: Names, or `EmbeddingTable` objects. None means those of the
-            SavedModel, or all that the cluster has. Those of the SavedModel
-            must be among them.
+            SavedModel; in other folders all that the cluster has, and those of
+            the export before it, so that none is left out because a server has
+            lost it. Those of the SavedModel must be among them.
         row_format: "float32", "float16", or "int8" with a scale per row. None
             means that of the export before it in the folder, or "float32".
         rule: Which rows; "all" means all. None means the rule of the export
@@ -133,7 +137,7 @@ def base(
         ValueError: If an argument is out of range.
         RuntimeError: If another process is exporting to the folder, or a table
             does not count what `rule` goes by.
-        KeyError: If there is no such table.
+        KeyError: If there is no such table, or none at all.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -146,7 +150,7 @@ def base(
     folder = _folder_of(path)
     present = cluster if cluster is not None else default_cluster()
     options["path"] = folder.rows
-    options["tables"] = _names_of(tables, folder, present)
+    options["tables"] = _names_of(tables, folder)
     return _publish(present, options)
 
 
@@ -184,8 +188,10 @@ class Schedule:
 
     `export` writes what is due, `run` and `start` do so at intervals. An export
     that fails is told and tried again the next time. Where a delta cannot
-    follow, because a server was restarted or a table made anew, a base does.
-    A table that is not there is an error, so that no base leaves it out.
+    follow, because a server was restarted or a table made anew, a base does; so
+    it does where the last export is not of the tables, the format or the rule
+    that are given here. A table that is not there is an error, so that no base
+    leaves it out. Where a base that is due fails a delta is written meanwhile.
 
     Thread-safe. Training may go on meanwhile, as for `base`. One process at a
     time exports to a folder.
@@ -194,14 +200,15 @@ class Schedule:
         path: As for `base`.
         base_every_seconds: A base comes in place of a delta when the last one
             is so old. None: only where there is none that a delta could follow.
-        tables: As for `base`.
+        tables: As for `base`. With None a new table leads to a base, too,
+            except in a SavedModel.
         row_format: As for `base`.
         rule: As for `base`.
         keep_bases: As `keep` of `base`.
         cluster: As for `base`, or a function that connects, which is called
             again if it raises.
         tell: Called after each export at an interval, with what it has written
-            or the error; by default they are logged.
+            or the error; by default they are logged. What it raises is logged.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -245,19 +252,12 @@ class Schedule:
             What has been written.
 
         Raises:
-            As `base`.
+            As `base`. If that was due, a delta may have been written instead.
         """
-        with self._export_lock:
-            cluster = self._connect()
-            folder = _folder_of(self._path)
-            options = {
-                **self._options,
-                "path": folder.rows,
-                "tables": _names_of(self._tables, folder, cluster),
-                "delta": not self._is_base_due(folder.rows),
-                "base_if_broken": True,
-            }
-            return _publish(cluster, options)
+        report, failure = self._export()
+        if failure is not None:
+            raise failure
+        return report
 
     def try_export(self) -> bool:
         """As `export`, but tells what has been written, or the error.
@@ -265,13 +265,16 @@ class Schedule:
         Returns:
             Whether there was none.
         """
+        # Whatever it is, the next export may go better.
         try:
-            report = self.export()
-        except _FAILURES as error:
-            self._tell(error)
+            report, failure = self._export()
+        except Exception as error:
+            self._try_tell(error)
             return False
-        self._tell(report)
-        return True
+        if failure is not None:
+            self._try_tell(failure)
+        self._try_tell(report)
+        return failure is None
 
     def run(self, every_seconds: float, wait: Callable[[float], bool]) -> None:
         """Exports now, and then at intervals.
@@ -319,7 +322,7 @@ class Schedule:
                 target=run, name="tfswitch_export", daemon=True
             )
             self._thread.start()
-            atexit.register(self.stop)
+            atexit.register(self._stop_at_exit)
 
     def stop(self, timeout_secs: float = _STOP_SECS) -> None:
         """Ends the thread, after the export that it is writing.
@@ -341,7 +344,45 @@ class Schedule:
                     f"within {timeout_secs:g} s"
                 )
             self._thread = None
-            atexit.unregister(self.stop)
+            atexit.unregister(self._stop_at_exit)
+
+    def _stop_at_exit(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            self.stop(_EXIT_SECS)
+
+    def _export(self) -> tuple[ExportReport, Exception | None]:
+        """What has been written, and why not the base that was due."""
+        with self._export_lock:
+            folder = _folder_of(self._path)
+            options = {
+                **self._options,
+                "path": folder.rows,
+                "tables": _names_of(self._tables, folder),
+            }
+            a_delta = {**options, "delta": True}
+            cluster = self._connect()
+            if not self._is_base_due(folder.rows):
+                a_delta["base_if_broken"] = True
+                return _publish(cluster, a_delta), None
+            try:
+                return _publish(cluster, options), None
+            except Exception as error:
+                failure = error
+            # Who serves goes on meanwhile.
+            try:
+                return _publish(cluster, a_delta), failure
+            except Exception:
+                raise failure from None
+
+    def _try_tell(self, result: ExportReport | Exception) -> None:
+        if isinstance(result, Exception) and not isinstance(result, _FAILURES):
+            logging.error(
+                "tfswitch: an unexpected error of an export", exc_info=result
+            )
+        try:
+            self._tell(result)
+        except Exception:
+            logging.exception("tfswitch: the `tell` of an export has failed")
 
     def _is_base_due(self, rows: str) -> bool:
         created = _last_base_seconds(rows)
@@ -470,20 +511,10 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
 
 
 def _names_of(
-    tables: Iterable[Any] | None, folder: _Folder, cluster: Cluster
-) -> list[str]:
+    tables: Iterable[Any] | None, folder: _Folder
+) -> list[str] | Literal["all"]:
     if tables is None:
-        if folder.model_tables is not None:
-            return folder.model_tables
-        infos = json.loads(cluster._native.list_tables())
-        names = [
-            info["config"]["name"]
-            for info in infos
-            if not info["config"].get("layout")
-        ]
-        if not names:
-            raise ValueError(f"{cluster.address!r} has no tables to export")
-        return sorted(names)
+        return "all" if folder.model_tables is None else folder.model_tables
     names = _checked_names(tables)
     missing = sorted(set(folder.model_tables or ()).difference(names))
     if missing:
@@ -502,7 +533,7 @@ def _checked_names(tables: Iterable[Any]) -> list[str]:
             f"`tables` must be a list. Received: tables={tables!r}"
         )
     names = [getattr(table, "name", table) for table in tables]
-    if not names or not all(isinstance(name, str) for name in names):
+    if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(
             "`tables` must have names or tables. Received: "
             f"tables={list(names)!r}"

@@ -49,7 +49,10 @@ absl::StatusOr<ExportOptions> ExportOptionsFromJson(const std::string& json) {
   reader.Read("row_format", &format);
   reader.Read("keep_bases", std::numeric_limits<int32_t>::max(), &keep_bases);
   options.keep_bases = static_cast<int>(keep_bases);
-  if (const Json* const tables = reader.Find("tables"); tables != nullptr) {
+  const Json* const tables = reader.Find("tables");
+  if (tables != nullptr && *tables == "all") {
+    options.all_tables = true;
+  } else if (tables != nullptr) {
     for (const Json& table : *tables) {
       if (!table.is_string()) {
         reader.Fail("tables", "a list of names", *tables);

@@ -353,10 +353,12 @@ typedef struct Tfswitch_Api {
   // --- Exports, and what serves them ---------------------------------------
   // Writes a base or a delta of tables to a folder of this machine.
   // `options_json`: {"path", "delta": b, "base_if_broken": b, "tables":
-  // [names], "row_format": "float32", "float16" or "int8", "rule":
+  // [names] or "all", "row_format": "float32", "float16" or "int8", "rule":
   // {"base_threshold", "delta_threshold", "delta_keep_days"} or "all",
   // "keep_bases": n}. The format and rule of a base that says none are those of
-  // the export before it. The day is the cluster's. `report_json` receives
+  // the export before it; a delta cannot follow one that differs from what is
+  // said. "all" tables are those of the cluster and of the export before. The
+  // day is the cluster's. `report_json` receives
   // {"kind": "base" or "delta", "number", "published", "num_rows",
   // "num_removed", "bytes", "why_base"}; the last is not empty if a base came
   // in place of a delta that could not follow.

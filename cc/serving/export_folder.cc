@@ -261,7 +261,8 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
   auto writer = absl::WrapUnique(new ExportWriter(path, lock));
   if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return ErrnoStatus("lock", lock_path, errno);
-    return absl::FailedPreconditionError(
+    // Not as where a delta cannot follow, for which a base is the remedy.
+    return absl::AbortedError(
         absl::StrCat("another export is being written to '", path,
                      "'; wait for it, or end its process"));
   }

@@ -82,7 +82,7 @@ std::string RowFilePath(const std::string& path, const ExportName& name,
 class ExportWriter {
  public:
   // Makes the folder if need be. The export's number is the next one.
-  // FailedPrecondition if another process is writing to the folder.
+  // Aborted if another process is writing to the folder.
   static absl::StatusOr<std::unique_ptr<ExportWriter>> Begin(
       const std::string& path, bool is_delta);
   // Without Publish() nothing has happened.

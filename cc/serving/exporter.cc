@@ -1,6 +1,9 @@
 #include "cc/serving/exporter.h"
 
+#include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/base/internal/raw_logging.h"
@@ -18,32 +21,107 @@ struct Manner {
   std::optional<ScoreRule> rule;
 };
 
-// What the last export in the folder that can be read says; of the first one
-// the defaults.
-Manner LastManner(const ExportWriter& writer, const std::string& path) {
-  ExportManifest last = writer.previous();
-  if (last.name.number == 0) {
-    const auto names = ListExports(path);
-    for (size_t i = names.ok() ? names->size() : 0; i-- > 0;) {
-      auto manifest = ReadExport(path, (*names)[i]);
-      if (!manifest.ok()) continue;
-      last = *std::move(manifest);
-      break;
+// The last export in the folder that can be read; number 0 if there is none.
+ExportManifest LastExport(const ExportWriter& writer, const std::string& path) {
+  if (writer.previous().name.number != 0) return writer.previous();
+  const auto names = ListExports(path);
+  for (size_t i = names.ok() ? names->size() : 0; i-- > 0;) {
+    auto manifest = ReadExport(path, (*names)[i]);
+    if (manifest.ok()) return *std::move(manifest);
+  }
+  return {};
+}
+
+using Configs = std::map<std::string, TableConfig>;
+
+// All tables of a client. By one call that names none: one that names a table
+// makes it again, empty, if a server has lost it.
+absl::StatusOr<Configs> ListConfigs(ParameterClient& client) {
+  TFSWITCH_ASSIGN_OR_RETURN(std::vector<TableInfo> infos,
+                            client.ListTables(""));
+  Configs configs;
+  for (TableInfo& info : infos) {
+    configs[info.config.name] = std::move(info.config);
+  }
+  return configs;
+}
+
+// The names of what is exported, each of which is in `configs`.
+absl::StatusOr<std::set<std::string>> TablesOf(const ExportOptions& options,
+                                               const Configs& configs,
+                                               const ExportManifest& last) {
+  std::set<std::string> tables(options.tables.begin(), options.tables.end());
+  if (options.all_tables) {
+    for (const auto& [table, config] : configs) {
+      // One with a layout has no vectors.
+      if (config.layout.empty()) tables.insert(table);
     }
   }
-  Manner manner;
-  manner.rule = last.rule;
-  if (!last.tables.empty()) manner.format = last.tables.begin()->second.format;
-  return manner;
+  if (options.all_tables || (options.is_delta && tables.empty())) {
+    for (const auto& [table, exported] : last.tables) tables.insert(table);
+  }
+  if (tables.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("there are no tables to export to '", options.path, "'"));
+  }
+  for (const std::string& table : tables) {
+    if (configs.count(table) > 0) continue;
+    return absl::NotFoundError(
+        last.tables.count(table) == 0
+            ? absl::StrCat("no table '", table, "'")
+            : absl::StrCat("no table '", table, "', which ",
+                           last.name.ToString(), " in '", options.path,
+                           "' has. Restore or make it, or name the tables of "
+                           "a base without it."));
+  }
+  return tables;
+}
+
+bool IsSame(const ScoreRule& a, const ScoreRule& b) {
+  return a.base_threshold == b.base_threshold &&
+         a.delta_threshold == b.delta_threshold &&
+         a.delta_keep_days == b.delta_keep_days;
+}
+
+// FailedPrecondition if an export of `options` would not be as the last one.
+absl::Status CheckSame(const ExportOptions& options,
+                       const std::set<std::string>& tables,
+                       const ExportManifest& last) {
+  const auto differs = [&last](absl::string_view what) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " ", last.name.ToString(), ". Export a base."));
+  };
+  for (const std::string& table : tables) {
+    if (last.tables.count(table) == 0) {
+      return differs(absl::StrCat("table '", table, "' is not in"));
+    }
+  }
+  for (const auto& [table, exported] : last.tables) {
+    if (tables.count(table) == 0) {
+      return differs(
+          absl::StrCat("table '", table, "' is not asked for, as in"));
+    }
+    if (options.format.has_value() && exported.format != *options.format) {
+      return differs(absl::StrCat("rows are to be ", NameOf(*options.format),
+                                  ", and are ", NameOf(exported.format),
+                                  " in"));
+    }
+  }
+  if (options.all_rows && last.rule.has_value()) {
+    return differs("all rows are asked for, and a rule chose those of");
+  }
+  if (options.rule.has_value() &&
+      !(last.rule.has_value() && IsSame(*last.rule, *options.rule))) {
+    return differs("rows are to be chosen by another rule than in");
+  }
+  return absl::OkStatus();
 }
 
 // Exports one table; adds to the report.
 absl::Status ExportTable(ParameterClient& client, const Manner& manner,
-                         float day, const std::string& table,
+                         float day, const TableConfig& config,
                          ExportWriter* writer, ExportReport* report) {
-  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
-                            client.ListTables(table));
-  const TableConfig& config = infos[0].config;
+  const std::string& table = config.name;
   RowFileKind kind;
   kind.table = table;
   kind.dim = config.dim;
@@ -86,26 +164,27 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
                                      bool is_delta) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<ExportWriter> writer,
                             ExportWriter::Begin(options.path, is_delta));
-  Manner manner = LastManner(*writer, options.path);
-  std::vector<std::string> tables = options.tables;
-  if (!is_delta) {
-    if (options.format.has_value()) manner.format = *options.format;
-    if (options.rule.has_value()) manner.rule = options.rule;
-    if (options.all_rows) manner.rule.reset();
-  } else {
-    tables.clear();
-    for (const auto& [table, exported] : writer->previous().tables) {
-      tables.push_back(table);
-    }
-  }
+  // Of a delta it is what that follows.
+  const ExportManifest last = LastExport(*writer, options.path);
+  // Before the first table is read, which takes a while.
+  TFSWITCH_ASSIGN_OR_RETURN(const Configs configs, ListConfigs(client));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::set<std::string> tables,
+                            TablesOf(options, configs, last));
+  if (is_delta) TFSWITCH_RETURN_IF_ERROR(CheckSame(options, tables, last));
+  Manner manner;
+  manner.rule = last.rule;
+  if (!last.tables.empty()) manner.format = last.tables.begin()->second.format;
+  if (options.format.has_value()) manner.format = *options.format;
+  if (options.rule.has_value()) manner.rule = options.rule;
+  if (options.all_rows) manner.rule.reset();
   writer->SetRule(manner.rule);
   ExportReport report;
   report.number = writer->name().number;
   report.is_delta = is_delta;
   absl::Status status;
   for (const std::string& table : tables) {
-    status =
-        ExportTable(client, manner, options.day, table, writer.get(), &report);
+    status = ExportTable(client, manner, options.day, configs.at(table),
+                         writer.get(), &report);
     if (!status.ok()) break;
   }
   const bool is_news =
@@ -143,7 +222,8 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
 absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
                                            const ExportOptions& options) {
   auto report = Publish(client, options, options.is_delta);
-  // No export to follow, or a damaged one, or what has changed is not known.
+  // No export to follow, a damaged one or another than is asked for, or what
+  // has changed is not known.
   const bool is_broken =
       options.is_delta && (absl::IsFailedPrecondition(report.status()) ||
                            absl::IsDataLoss(report.status()));

@@ -19,9 +19,12 @@ struct ExportOptions {
   bool is_delta = false;
   // In place of a delta that cannot follow what is there.
   bool base_if_broken = false;
-  // Of a base. A delta is of the tables, in the formats and by the rule of the
-  // export before it.
-  std::vector<std::string> tables;
+  // A delta is of the tables, in the formats and by the rule of the export
+  // before it; it cannot follow one that differs from what is said here.
+  std::vector<std::string> tables;  // Empty: a delta's are as before.
+  // In place of `tables`: all that the client has, and those of the export
+  // before, so that none is left out because a server has lost it.
+  bool all_tables = false;
   // Absent: as in the export before it; in the first one float32 and all rows.
   std::optional<RowFormat> format;
   std::optional<ScoreRule> rule;
@@ -42,7 +45,8 @@ struct ExportReport {
 
 // Exports to the folder `path` of this machine, whole or not at all. NotFound
 // for a table that is not there, FailedPrecondition if a delta cannot follow:
-// there is no base, or what has changed since is not known.
+// there is no base, it is another one than `options` have, or what has changed
+// since is not known. Aborted if another process is exporting to the folder.
 absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
                                            const ExportOptions& options);
 

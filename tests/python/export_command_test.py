@@ -1,9 +1,12 @@
 """`tfswitch export`, with servers."""
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from absl import app, flags
@@ -52,7 +55,7 @@ def test_once_writes_what_is_due(servers, tmp_path):
     flag_values = [f"--cluster={servers}", f"--path={tmp_path}"]
 
     base = run_once(*flag_values, "--tables=t", "--row_format=int8")
-    delta = run_once(*flag_values)
+    delta = run_once(*flag_values, "--tables=t")
 
     assert base.returncode == delta.returncode == 0, base.stderr + delta.stderr
     assert base.stdout == "base 1: 2 rows, 0 removed\n"
@@ -106,6 +109,77 @@ def test_it_exports_until_a_signal_comes(
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGINT, signal.SIGTERM),
+    ],
+)
+@pytest.mark.parametrize("once", [False, True])
+def test_a_second_signal_ends_it_while_a_server_is_silent(
+    tmp_path, first, second, once
+):
+    # No port, to which others may connect as well.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    with (
+        listener,
+        subprocess.Popen(
+            [
+                *COMMAND,
+                f"--cluster=grpc+unix://{tmp_path}/s",
+                f"--path={tmp_path}",
+                f"--once={once}",
+            ],
+            env=environment(),
+        ) as process,
+    ):
+        listener.settimeout(60.0)
+        connection, _ = listener.accept()
+        with connection:
+            process.send_signal(first)
+            begin = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1.0)
+            assert process.returncode is None
+            process.send_signal(second)
+
+            assert process.wait(timeout=60) == 128 + second
+    assert time.monotonic() - begin < 15.0  # A call waits for 30 s.
+
+
+def test_a_malformed_address_is_not_tried_again(tmp_path):
+    result = subprocess.run(
+        [*COMMAND, "--cluster=grpc+unix://here", f"--path={tmp_path}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert result.returncode == 1
+    assert "tfswitch export: failed: cluster address" in result.stderr
+
+
+def test_a_model_without_exports_is_not_tried_again(servers, tmp_path):
+    (tmp_path / "assets").mkdir()
+    (tmp_path / export.MODEL_FILE).write_text('{"tables": {}}')
+
+    result = subprocess.run(
+        [*COMMAND, f"--cluster={servers}", f"--path={tmp_path}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert result.returncode == 1
+    assert "looks rows up on servers, and has no exports" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [("30s", 30.0), ("1.5m", 90.0), ("24h", 86400.0), ("2d", 172800.0)],
 )
@@ -115,7 +189,9 @@ def test_durations_have_units(parse, text, seconds):
     assert export_command._EVERY.value == seconds
 
 
-@pytest.mark.parametrize("text", ["30", "s", "0s", "-1s", "1 h", "1w"])
+@pytest.mark.parametrize(
+    "text", ["30", "s", "0s", "-1s", "1 h", "1w", "999999999d"]
+)
 def test_bad_durations_are_named(parse, text):
     with pytest.raises(flags.IllegalFlagValueError, match=r"--every=.*30s, 5m"):
         parse(f"--every={text}")
@@ -138,7 +214,7 @@ def test_flags_reach_the_schedule(parse, monkeypatch):
         "--keep_bases=4",
     )
 
-    export_command._schedule()
+    export_command._schedule(print)
 
     assert made.pop("cluster").args == ("grpc://127.0.0.1:1",)
     assert made == {
@@ -148,7 +224,7 @@ def test_flags_reach_the_schedule(parse, monkeypatch):
         "row_format": None,
         "rule": export.ScoreRule(base_threshold=2.0, delta_keep_days=3.0),
         "keep_bases": 4,
-        "tell": export_command._tell,
+        "tell": print,
     }
 
 
@@ -162,7 +238,7 @@ def test_servers_may_come_from_tf_config(parse, monkeypatch):
     )
     parse("--path=exports")
 
-    export_command._schedule()
+    export_command._schedule(print)
 
     assert made["cluster"].args == ("grpc://a:1,b:2",)
 
@@ -172,6 +248,9 @@ def test_servers_may_come_from_tf_config(parse, monkeypatch):
     [
         (["--path=p"], "--cluster must be given"),
         (["--path=p", "--cluster=local://"], "--cluster=local://"),
+        (["--path=p", "--cluster=grpc://a"], "host:port.*'a' in --cl"),
+        (["--path=p", "--cluster=grpc://a:1,b:x"], "host:port.*'b:x' in --cl"),
+        (["--path=p", "--cluster=grpc://a:70000"], "host:port.*'a:70000' in"),
         (["--cluster=grpc://a:1"], "--path must be given"),
         (
             [
@@ -181,6 +260,18 @@ def test_servers_may_come_from_tf_config(parse, monkeypatch):
                 "--base_threshold=1",
             ],
             "--all_rows does not go with --base_threshold",
+        ),
+        (
+            ["--path=p", "--cluster=grpc://a:1", "--tables="],
+            "`tables` must have names",
+        ),
+        (
+            ["--path=p", "--cluster=grpc://a:1", "--tables=a,,b"],
+            "`tables` must have names",
+        ),
+        (
+            ["--path=p", "--cluster=grpc://a:1", "--base_threshold=nan"],
+            "`base_threshold` must be a number",
         ),
     ],
 )

@@ -140,6 +140,20 @@ def test_a_fit_that_fails_can_be_repeated(model, tmp_path, told):
     assert (report.kind, report.num_rows) == ("base", 40)
 
 
+def test_a_thread_of_a_fit_that_failed_can_be_stopped(model, tmp_path, told):
+    callback = tsw.keras.ExportTables(
+        tmp_path, every_seconds=0.01, tell=told.put
+    )
+    with pytest.raises(InterruptedError):
+        fit(model, callback, fail_at=2)
+
+    callback.stop()
+    callback.stop()
+
+    drain(told)
+    assert callback._schedule._thread is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,6 @@
 """Exports: what a base goes on with, and those that come by themselves."""
 
+import fcntl
 import json
 import queue
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import types
 
 import pytest
+import tensorflow as tf
 
 import tfswitch as tsw
 from tests.support import environment, free_ports
@@ -92,6 +94,7 @@ def test_memory_of_changes_is_in_stats(table, tmp_path):
         ({"base_every_seconds": float("nan")}, "`base_every_seconds` must be"),
         ({"tables": "t"}, "`tables` must be a list"),
         ({"tables": []}, "`tables` must have names"),
+        ({"tables": [""]}, "`tables` must have names"),
     ],
 )
 def test_bad_arguments_of_a_schedule_are_named(tmp_path, arguments, message):
@@ -183,6 +186,176 @@ def test_a_table_that_is_gone_is_not_left_out(embedded, tmp_path, told):
     assert names_in(tmp_path) == ["base-00000001"]
 
 
+@pytest.mark.parametrize("base_every_seconds", [None, 1e-6])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_base_leaves_no_table_out_that_a_server_has_lost(
+    tmp_path, base_every_seconds, lost
+):
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+
+    def serve(index):
+        server = tsw.Server(addresses[index], shard_index=index, num_shards=2)
+        return server.start()
+
+    def schedule(cluster):
+        return export.Schedule(
+            tmp_path, cluster=cluster, base_every_seconds=base_every_seconds
+        )
+
+    address = "grpc://" + ",".join(addresses)
+    servers = [serve(0), serve(1)]
+    # Each as in a program of its own.
+    exporter, trainer = (tsw.Cluster(address) for _ in range(2))
+    for name in ("t", "u"):
+        push(make_table(name, cluster=trainer), [1, 2, 3, 4])
+    trainer.close()
+    ours = schedule(exporter)
+    assert ours.export().kind == "base"
+    servers[lost].stop()
+    servers[lost] = serve(lost)
+    trainer = tsw.Cluster(address)
+    push(make_table("t", cluster=trainer), [9])
+
+    for each in (ours, schedule(trainer)):
+        with pytest.raises(KeyError, match="'u'"):
+            each.export()
+
+    assert names_in(tmp_path) == ["base-00000001"]
+    push(make_table("u", cluster=trainer), [9])
+    assert ours.export().kind == "base"
+    exporter.close()
+    trainer.close()
+    for server in servers:
+        server.stop()
+
+
+def test_a_base_by_hand_leaves_no_table_out_unless_told(embedded, tmp_path):
+    with pytest.raises(KeyError, match="no tables to export"):
+        export.base(tmp_path)
+    for name in ("t", "u"):
+        push(make_table(name), [1])
+    export.base(tmp_path)
+    embedded._native.drop_table("u")
+
+    with pytest.raises(KeyError, match=r"'u', which base-00000001 in .* has"):
+        export.base(tmp_path)
+    assert export.base(tmp_path, tables=["t"]).num_rows == 1
+    assert export.base(tmp_path).number == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tables": ["t", "u"]}, "'u' is not in base-00000001"),
+        ({"tables": ["u"]}, "'u' is not in base-00000001"),
+        ({"tables": None}, "'u' is not in base-00000001"),
+        ({"row_format": "int8"}, "to be int8, and are float16 in base-0"),
+        ({"rule": export.ScoreRule(2.0)}, "by another rule than in base-0"),
+        ({"rule": "all"}, "all rows are asked for, and a rule chose"),
+    ],
+)
+def test_a_base_comes_where_the_last_export_is_another(
+    embedded, tmp_path, options, why
+):
+    for name in ("t", "u"):
+        table = make_table(name, statistics=tsw.statistics.ShowClick())
+        push(table, [1], shows=[5])
+    rule = export.ScoreRule(0.1, 0.2, 3.0)
+    export.base(tmp_path, tables=["t"], row_format="float16", rule=rule)
+    same = {"tables": ["t"], "row_format": "float16", "rule": rule}
+    assert not export.Schedule(tmp_path, **same).export().published
+
+    schedule = export.Schedule(tmp_path, **{**same, **options})
+    report = schedule.export()
+
+    assert (report.kind, report.number) == ("base", 2)
+    assert why in report.why_base
+    assert not schedule.export().published
+
+
+def test_a_saved_model_says_which_tables_are_exported(embedded, tmp_path):
+    table = make_table()
+    push(table, [1])
+    path = tmp_path / "model"
+    tsw.saved_model.save(
+        lambda ids: {"vectors": table.lookup(ids)},
+        path,
+        inputs={"ids": tf.TensorSpec([None], tf.int64)},
+    )
+    push(make_table("u"), [1])
+    push(table, [2])
+
+    report = export.Schedule(path).export()
+
+    assert (report.kind, report.num_rows) == ("delta", 1)
+
+
+def test_a_busy_folder_leads_to_no_base(embedded, tmp_path):
+    table = make_table()
+    push(table, [1])
+    schedule = export.Schedule(tmp_path)
+    schedule.export()
+    push(table, [2])
+    with open(tmp_path / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        with pytest.raises(RuntimeError, match="another export"):
+            schedule.export()
+
+    assert schedule.export().kind == "delta"
+
+
+def test_a_delta_comes_where_a_base_that_is_due_fails(
+    table, tmp_path, told, monkeypatch
+):
+    schedule = export.Schedule(tmp_path, base_every_seconds=1e-6, tell=told.put)
+    publish = export._publish
+
+    def fail_bases(cluster, options):
+        if not options["delta"]:
+            raise OSError("the disk is full")
+        return publish(cluster, options)
+
+    monkeypatch.setattr(export, "_publish", fail_bases)
+    assert not schedule.try_export()  # There is none to follow.
+    monkeypatch.undo()
+    schedule.try_export()
+    push(table, [4])
+    monkeypatch.setattr(export, "_publish", fail_bases)
+
+    assert not schedule.try_export()
+    push(table, [5])
+    with pytest.raises(OSError, match="disk is full"):
+        schedule.export()
+
+    failed, base, failed_again, delta = (told.get() for _ in range(4))
+    assert str(failed) == str(failed_again) == "the disk is full"
+    assert (base.kind, delta.kind, delta.num_rows) == ("base", "delta", 1)
+    assert names_in(tmp_path)[1:] == ["delta-00000002", "delta-00000003"]
+
+
+def test_a_thread_survives_whatever_is_raised(embedded, tmp_path, told):
+    push(make_table(), [1])
+    errors = [ZeroDivisionError("on purpose")]
+
+    def connect():
+        if errors:
+            raise errors.pop()
+        return embedded
+
+    def tell(result):
+        told.put(result)
+        raise LookupError("on purpose")
+
+    schedule = export.Schedule(tmp_path, cluster=connect, tell=tell)
+    schedule.start(0.01)
+
+    assert isinstance(told.get(timeout=DEADLINE_SECS), ZeroDivisionError)
+    assert told.get(timeout=DEADLINE_SECS).kind == "base"
+    assert not told.get(timeout=DEADLINE_SECS).published
+    schedule.stop()
+
+
 def test_a_cluster_that_is_away_is_tried_again(embedded, tmp_path, told):
     table = make_table()
     push(table, [1])
@@ -261,3 +434,30 @@ print(told.get(timeout={DEADLINE_SECS}))
 
     assert result.returncode == 0, result.stderr
     assert result.stdout == "base 1: 1 rows, 0 removed\n"
+
+
+def test_the_program_does_not_wait_for_a_silent_server(tmp_path):
+    program = f"""
+import socket
+import tfswitch as tsw
+tsw.export._EXIT_SECS = 0.1
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind({str(tmp_path / "s")!r})
+    listener.listen()
+    address = "grpc+unix://" + listener.getsockname()
+    tsw.export.Schedule(
+        {str(tmp_path)!r}, cluster=lambda: tsw.Cluster(address, timeout=1e4)
+    ).start(0.001)
+    connection = listener.accept()
+    print("asked")
+    raise SystemExit(7)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert (result.returncode, result.stdout) == (7, "asked\n"), result.stderr

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import os
 import queue
 import re
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Literal
 
@@ -14,6 +16,9 @@ from absl import app, flags
 
 from tfswitch import _tf_config, export
 from tfswitch.cluster import Cluster
+
+# The longest that a signal is not heard.
+_POLL_SECS = 0.2
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -27,9 +32,10 @@ class _DurationParser(flags.ArgumentParser[float]):
         if isinstance(argument, (int, float)):
             return float(argument)
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", argument.strip())
-        if match is None or not float(match[1]) > 0:
+        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if not 0 < seconds <= threading.TIMEOUT_MAX:
             raise ValueError(f"expected {self.syntactic_help}")
-        return float(match[1]) * _UNITS[match[2]]
+        return seconds
 
     def flag_type(self) -> str:
         return "duration"
@@ -115,23 +121,33 @@ _KEEP_BASES = flags.DEFINE_integer(
 
 def run() -> int:
     """Exports until a signal comes, or once; returns the exit code."""
-    schedule = _schedule()
-    if _ONCE.value:
-        return 0 if schedule.try_export() else 1
-    with _stop_signals() as stopped:
+    is_over = threading.Event()
+    has_exported = is_hopeless = False
 
-        def wait(seconds: float) -> bool:
-            try:
-                stopped.get(timeout=seconds)
-            except queue.Empty:
-                return False
-            return True
+    def tell(result: export.ExportReport | Exception) -> None:
+        nonlocal has_exported, is_hopeless
+        _tell(result)
+        if not isinstance(result, Exception):
+            has_exported = True
+        elif isinstance(result, ValueError) and not has_exported:
+            # A wrong flag, which the next time is none the better.
+            is_hopeless = True
+            is_over.set()
 
-        schedule.run(_EVERY.value, wait)
-    return 0
+    schedule = _schedule(tell)
+
+    def work() -> int:
+        if _ONCE.value:
+            return 0 if schedule.try_export() else 1
+        schedule.run(_EVERY.value, is_over.wait)
+        return 1 if is_hopeless else 0
+
+    return _run_until_signals(work, is_over)
 
 
-def _schedule() -> export.Schedule:
+def _schedule(
+    tell: Callable[[export.ExportReport | Exception], None],
+) -> export.Schedule:
     address = _CLUSTER.value
     if address is None:
         servers = _tf_config.ps_addresses()
@@ -145,18 +161,36 @@ def _schedule() -> export.Schedule:
             "--cluster must be of servers, as grpc://host:port. Received: "
             f"--cluster={address}"
         )
+    _check_ports(address)
     if _PATH.value is None:
         raise app.UsageError("--path must be given")
-    return export.Schedule(
-        _PATH.value,
-        base_every_seconds=_BASE_EVERY.value,
-        tables=_TABLES.value,
-        row_format=_ROW_FORMAT.value,
-        rule=_rule(),
-        keep_bases=_KEEP_BASES.value,
-        cluster=functools.partial(Cluster, address),
-        tell=_tell,
-    )
+    try:
+        return export.Schedule(
+            _PATH.value,
+            base_every_seconds=_BASE_EVERY.value,
+            tables=_TABLES.value,
+            row_format=_ROW_FORMAT.value,
+            rule=_rule(),
+            keep_bases=_KEEP_BASES.value,
+            cluster=functools.partial(Cluster, address),
+            tell=tell,
+        )
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
+
+
+def _check_ports(address: str) -> None:
+    # A connection looks at an address only when it has the servers before it.
+    scheme, servers = address.split("://", 1)
+    for server in servers.split(","):
+        if scheme == "grpc+unix" or server.startswith("unix:"):
+            continue
+        match = re.fullmatch(r".+:(\d{1,5})", server, re.ASCII)
+        if match is None or not 0 < int(match[1]) <= 65535:
+            raise app.UsageError(
+                "--cluster must name servers as host:port. Received: "
+                f"{server!r} in --cluster={address}"
+            )
 
 
 def _rule() -> export.ScoreRule | Literal["all"] | None:
@@ -185,25 +219,53 @@ def _tell(result: export.ExportReport | Exception) -> None:
         print(result, flush=True)
 
 
-@contextlib.contextmanager
-def _stop_signals() -> Iterator["queue.SimpleQueue[None]"]:
-    """Yields a queue that gets something when the program is to end.
+def _run_until_signals(
+    work: Callable[[], int], is_over: threading.Event
+) -> int:
+    """Calls `work` in a thread, for a handler waits for the main one's Python.
 
-    A second signal ends the program at once, which leaves no half export.
+    Args:
+        work: Returns the exit code. A second signal does not wait for it, which
+            leaves no half export.
+        is_over: Set by a first signal.
     """
-    # Its `put` may interrupt its `get`, which an Event does not promise.
-    stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
+    results: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def run() -> None:
+        code = 1
+        try:
+            code = work()
+        finally:
+            results.put(code)
+
+    with _stop_signals(is_over):
+        threading.Thread(
+            target=run, name="tfswitch_export_command", daemon=True
+        ).start()
+        while True:
+            # A signal that another thread gets does not interrupt a wait.
+            with contextlib.suppress(queue.Empty):
+                return results.get(timeout=_POLL_SECS)
+
+
+@contextlib.contextmanager
+def _stop_signals(is_over: threading.Event) -> Iterator[None]:
+    """Has a first signal set `is_over`, and a second one end the program."""
+    has_come = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        stopped.put(None)
+        nonlocal has_come
+        if has_come:
+            os._exit(128 + number)
+        has_come = True
+        is_over.set()
 
     former = {
         number: signal.signal(number, stop)
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
-        yield stopped
+        yield
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

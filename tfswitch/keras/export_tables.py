@@ -28,8 +28,8 @@ class ExportTables(_backend.Callback):
     tried again the next time; training goes on.
 
     Of several workers let one have the callback: one process at a time exports
-    to a folder. If `fit` ends by an error the thread goes on until the next
-    `fit`, or the end of the program.
+    to a folder. If `fit` ends by an error the thread goes on until `stop`, the
+    next `fit`, or the end of the program.
 
     Args:
         path: A folder of exports on this machine, which is made if need be, or
@@ -40,8 +40,7 @@ class ExportTables(_backend.Callback):
             `steps_per_execution` are one moment at which it may come.
         base_every_seconds: A base comes in place of a delta when the last one
             is so old. None: only where there is none that a delta could follow.
-        tables: Names, or `EmbeddingTable` objects. None means those of the
-            SavedModel, or all that the cluster has.
+        tables: As for `tfswitch.export.Schedule`.
         row_format: As for `tfswitch.export.base`.
         rule: As for `tfswitch.export.base`.
         keep_bases: Remove what is older than so many bases. None removes
@@ -131,3 +130,10 @@ class ExportTables(_backend.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         self._schedule.stop()
         self._schedule.try_export()
+
+    def stop(self) -> None:
+        """Ends the thread, after the export that it is writing.
+
+        For a `fit` that has ended by an error; else it has been done.
+        """
+        self._schedule.stop()

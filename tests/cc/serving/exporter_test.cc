@@ -18,6 +18,7 @@
 namespace tfswitch {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 // While rows are read, puts a file where the export is to come.
@@ -35,6 +36,23 @@ class ObstructingClient final : public ForwardingClient {
 
  private:
   const std::string file_;
+};
+
+class CountingClient final : public ForwardingClient {
+ public:
+  using ForwardingClient::ForwardingClient;
+
+  int num_exports() const { return num_exports_; }
+
+  absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
+      const ExportChangesArgs& args,
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override {
+    ++num_exports_;
+    return client_->ExportChanges(args, visit);
+  }
+
+ private:
+  int num_exports_ = 0;
 };
 
 // With one shard, and with three.
@@ -282,6 +300,94 @@ TEST_P(ExporterTest, ABaseFollowsWhereADeltaCannotIfThatIsWanted) {
   std::ofstream(path_ + "/base-00000003/manifest.json") << "damaged";
   EXPECT_EQ(Publish(true).number, 4);
   ExpectServedAsTrained();
+}
+
+TEST_P(ExporterTest, ATableThatIsGoneIsNotLeftOutOfAnExportOfAll) {
+  options_.tables.clear();
+  options_.all_tables = true;
+  EXPECT_EQ(PublishExport(*client_, options_).status().code(),
+            absl::StatusCode::kNotFound);
+  TableConfig other = Config();
+  other.name = "u";
+  ASSERT_TRUE(client_->CreateTable(Config()).ok());
+  ASSERT_TRUE(client_->CreateTable(other).ok());
+  Push({1});
+  Publish(false);
+  ASSERT_TRUE(client_->DropTable("u").ok());
+  Push({2});
+  options_.base_if_broken = true;
+  CountingClient client(client_);
+  for (const bool is_delta : {false, true}) {
+    options_.is_delta = is_delta;
+    const absl::Status status = PublishExport(client, options_).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("'u'"), HasSubstr("base-00000001")));
+  }
+  // Nor if the last export that tells of it is not the last one.
+  std::filesystem::create_directory(path_ + "/base-00000002");
+  EXPECT_EQ(PublishExport(client, options_).status().code(),
+            absl::StatusCode::kNotFound);
+  // No table was read in vain.
+  EXPECT_EQ(client.num_exports(), 0);
+
+  options_.all_tables = false;
+  options_.tables = {"t"};
+  EXPECT_EQ(Publish(false).num_rows, 2);
+}
+
+TEST_P(ExporterTest, ADeltaDoesNotFollowAnotherExportThanIsAskedFor) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  ASSERT_TRUE(client_->CreateTable(config).ok());
+  Push({1});
+  options_.base_if_broken = true;
+  options_.format = RowFormat::kFloat32;
+  Publish(false);
+  const auto why = [this] { return Publish(true).why_base; };
+  EXPECT_EQ(why(), "");
+
+  options_.format = RowFormat::kInt8;
+  EXPECT_THAT(why(), HasSubstr("int8, and are float32 in base-00000001"));
+  EXPECT_EQ(why(), "");
+  options_.rule = ScoreRule{0.1f, 0.2f, 3.0f};
+  EXPECT_THAT(why(), HasSubstr("another rule"));
+  EXPECT_EQ(why(), "");
+  options_.rule->delta_threshold = 0.3f;
+  EXPECT_THAT(why(), HasSubstr("another rule"));
+  options_.rule.reset();
+  EXPECT_EQ(why(), "");
+  options_.all_rows = true;
+  EXPECT_THAT(why(), HasSubstr("all rows"));
+  EXPECT_EQ(why(), "");
+
+  config.name = "u";
+  ASSERT_TRUE(client_->CreateTable(config).ok());
+  EXPECT_EQ(why(), "");
+  options_.tables = {"u", "t"};
+  EXPECT_THAT(why(), HasSubstr("'u' is not in"));
+  EXPECT_EQ(why(), "");
+  options_.tables = {"u"};
+  EXPECT_THAT(why(), HasSubstr("'t' is not asked for"));
+  options_.tables.clear();
+  EXPECT_EQ(why(), "");
+  options_.all_tables = true;
+  EXPECT_THAT(why(), HasSubstr("'t' is not in"));
+  EXPECT_EQ(why(), "");
+
+  options_.base_if_broken = false;
+  options_.format = RowFormat::kFloat16;
+  EXPECT_EQ(PublishExport(*client_, options_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(ExporterTest, ABusyFolderLeadsToNoBase) {
+  ASSERT_TRUE(client_->CreateTable(Config()).ok());
+  options_.base_if_broken = true;
+  Publish(true);
+  const auto busy = ExportWriter::Begin(path_, /*is_delta=*/true).value();
+  EXPECT_EQ(PublishExport(*client_, options_).status().code(),
+            absl::StatusCode::kAborted);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shards, ExporterTest, testing::Values(1, 3));

@@ -436,7 +436,7 @@ TEST_F(ServedRowsTest, OneProcessAtATimeExports) {
   Base({{1, 1.0f}});
   const auto first = ExportWriter::Begin(path_, true).value();
   const absl::Status second = ExportWriter::Begin(path_, true).status();
-  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(second.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(second.message()),
               AllOf(HasSubstr("another export"), HasSubstr(path_)));
 }
