@@ -41,6 +41,8 @@ absl::StatusOr<Configs> ListConfigs(ParameterClient& client) {
                             client.ListTables(""));
   Configs configs;
   for (TableInfo& info : infos) {
+    // Else one server has lost it, or has yet to make it.
+    if (info.num_shards != client.num_shards()) continue;
     configs[info.config.name] = std::move(info.config);
   }
   return configs;
