@@ -178,8 +178,10 @@ double PssMib() {
 std::vector<double> PssOf(int num_processes, const std::string& path,
                           const Options& options) {
   int ready[2];
+  // One for each step, so that nobody takes a step that is another's.
   int go[2];
-  if (pipe(ready) != 0 || pipe(go) != 0) Die("pipe");
+  int end[2];
+  if (pipe(ready) != 0 || pipe(go) != 0 || pipe(end) != 0) Die("pipe");
   std::vector<pid_t> processes;
   for (int i = 0; i < num_processes; ++i) {
     const pid_t process = fork();
@@ -193,29 +195,30 @@ std::vector<double> PssOf(int num_processes, const std::string& path,
       const double pss = PssMib();
       if (write(ready[1], &pss, sizeof(pss)) != sizeof(pss)) _exit(1);
       // Until all have counted.
-      if (read(go[0], &byte, 1) != 1) _exit(1);
+      if (read(end[0], &byte, 1) != 1) _exit(1);
       _exit(0);
     }
     processes.push_back(process);
   }
-  const auto release = [&] {
+  const auto release = [&](int fd) {
     const std::string bytes(processes.size(), '.');
-    if (write(go[1], bytes.data(), bytes.size()) < 0) Die("write");
+    if (write(fd, bytes.data(), bytes.size()) < 0) Die("write");
   };
   char byte;
   for (int i = 0; i < num_processes; ++i) {
     if (read(ready[0], &byte, 1) != 1) Die("a process has ended");
   }
-  release();
+  release(go[1]);
   std::vector<double> pss(processes.size());
   for (double& each : pss) {
     if (read(ready[0], &each, sizeof(each)) != sizeof(each)) {
       Die("a process has ended");
     }
   }
-  release();
+  release(end[1]);
   for (const pid_t process : processes) waitpid(process, nullptr, 0);
-  for (const int fd : {ready[0], ready[1], go[0], go[1]}) close(fd);
+  for (const int fd : {ready[0], ready[1], go[0], go[1], end[0], end[1]})
+    close(fd);
   return pss;
 }
 
