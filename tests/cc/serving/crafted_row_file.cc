@@ -114,8 +114,8 @@ void FixChecksums(Json* header, std::string* body) {
     checksums.push_back(Checksum(
         body->data() + at, std::min<uint64_t>(kRowFileBlockBytes, begin - at)));
   }
-  std::memcpy(body->data() + begin, checksums.data(),
-              std::min<uint64_t>(end - begin, checksums.size() * 8));
+  const uint64_t size = std::min<uint64_t>(end - begin, checksums.size() * 8);
+  if (size > 0) std::memcpy(body->data() + begin, checksums.data(), size);
   (*header)["__metadata__"]["checksums_xxh3"] =
       absl::StrFormat("%016x", Checksum(body->data() + begin, end - begin));
 }
