@@ -42,6 +42,7 @@ GroupSession::~GroupSession() {
     is_ending_ = true;
     changed_.NotifyAll();
   }
+  // If no server hears of it, the lease ends.
   Leave(kPartingTime).IgnoreError();
   if (keeper_.joinable()) keeper_.join();
 }

@@ -305,7 +305,10 @@ void ServedRows::VerifyBuilt(const Built& built) {
       if (before.is_held) return;
       auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
       // With none, what is damaged is refused where it is read.
-      if (older.ok()) Serve(older->snapshot, older->base_number);
+      if (!older.ok()) return;
+      Serve(older->snapshot, older->base_number);
+      // None, if the file has been copied again meanwhile.
+      NoteError(older->newer);
       return;
     }
   }

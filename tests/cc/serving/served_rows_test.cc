@@ -98,6 +98,15 @@ class ServedRowsTest : public testing::Test {
     return Read(*rows.Pin(), keys);
   }
 
+  // Whether it does, before a test would be given up.
+  static bool ComesTrue(const std::function<bool()>& condition) {
+    const absl::Time give_up = absl::Now() + absl::Seconds(30);
+    while (!condition() && absl::Now() < give_up) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return condition();
+  }
+
   std::string FileOf(const std::string& name) const {
     return absl::StrCat(path_, "/", name, "/t.safetensors");
   }
@@ -263,10 +272,7 @@ TEST_F(ServedRowsTest, DamageThatIsFoundLaterEndsWithAnOlderBase) {
   std::filesystem::copy_file(path, root_ + "/whole");
   FlipByte(path, 4096 + 64 + 999 * 16);
   const auto rows = Open();
-  const absl::Time give_up = absl::Now() + absl::Seconds(30);
-  while (rows->state().number != 2 && absl::Now() < give_up) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  EXPECT_TRUE(ComesTrue([&] { return rows->state().number == 2; }));
   EXPECT_THAT(Read(*rows, {7, 999}), ElementsAre(2.0f, 1.0f));
   EXPECT_EQ(rows->state().error.code(), absl::StatusCode::kDataLoss);
   const int64_t num_refused = rows->state().num_refused;
@@ -288,10 +294,7 @@ TEST_F(ServedRowsTest, TheOnlyBaseIsServedAsFarAsItIsWholeAndMendedByACopy) {
   std::filesystem::copy_file(path, root_ + "/whole");
   FlipByte(path, 4096 + 64 + 999 * 16);
   const auto rows = Open();
-  const absl::Time give_up = absl::Now() + absl::Seconds(30);
-  while (rows->state().error.ok() && absl::Now() < give_up) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  EXPECT_TRUE(ComesTrue([&] { return !rows->state().error.ok(); }));
   Delta({{7, 2.0f}});
   EXPECT_EQ(rows->Refresh().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(rows->state().number, 2);
@@ -312,15 +315,12 @@ TEST_F(ServedRowsTest, AWholeCopyIsNotTakenForTheDamagedFileThatItReplaced) {
   FlipByte(path, 4096 + 64 + 999 * 16);
   // What is open is the damaged file; its path has the whole one by the time
   // that anybody reads on.
-  auto manifest = ReadExport(path_, {1, false});
-  ASSERT_TRUE(manifest.ok());
   const auto rows = Open();
   std::filesystem::rename(root_ + "/whole", path);
-  const absl::Time give_up = absl::Now() + absl::Seconds(30);
-  while (rows->state().error.ok() && absl::Now() < give_up &&
-         !rows->Pin()->tables()[0].files[0]->is_verified()) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  EXPECT_TRUE(ComesTrue([&] {
+    return !rows->state().error.ok() ||
+           rows->Pin()->tables()[0].files[0]->is_verified();
+  }));
   EXPECT_TRUE(rows->Refresh().ok());
   EXPECT_THAT(Read(*rows, {999}), ElementsAre(1.0f));
   EXPECT_TRUE(rows->RollBack(1).ok());
@@ -390,10 +390,7 @@ TEST_F(ServedRowsTest, AWatchServesWhatAppears) {
   const auto rows = Open();
   rows->Watch(absl::Milliseconds(5));
   Delta({{1, 2.0f}});
-  const absl::Time give_up = absl::Now() + absl::Seconds(30);
-  while (rows->state().number != 2 && absl::Now() < give_up) {
-    absl::SleepFor(absl::Milliseconds(5));
-  }
+  EXPECT_TRUE(ComesTrue([&] { return rows->state().number == 2; }));
   EXPECT_THAT(Read(*rows, {1}), ElementsAre(2.0f));
 }
 
