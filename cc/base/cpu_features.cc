@@ -13,8 +13,8 @@ absl::string_view SimdLevelName(SimdLevel level) {
 
 SimdLevel BestSimdLevel() {
 #if defined(__x86_64__) && !TFSWITCH_THREAD_SANITIZER
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-                 __builtin_cpu_supports("bmi2")
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                 __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")
              ? SimdLevel::kAvx2
              : SimdLevel::kScalar;
 #else

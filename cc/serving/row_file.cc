@@ -55,7 +55,27 @@ struct Array {
   bool HasElements(size_t bytes) const {
     return shape[0] <= (end - begin) / bytes && shape[0] * bytes == end - begin;
   }
+  // Whether it is one of words, at a place for such.
+  bool HasWords() const {
+    return dtype == "U64" && HasElements(sizeof(uint64_t)) &&
+           begin % sizeof(uint64_t) == 0;
+  }
 };
+
+// Of a file without slots, nothing of it is used.
+bool ReadHash(const Json& metadata, uint64_t num_slots, uint64_t num_pilots,
+              PerfectHash* hash) {
+  if (num_slots == 0) return num_pilots == 0;
+  if (!absl::SimpleAtoi(TextOf(metadata, "seed"), &hash->seed) ||
+      !absl::SimpleAtoi(TextOf(metadata, "num_parts"), &hash->num_parts) ||
+      hash->num_parts == 0 || num_pilots == 0 ||
+      num_slots % hash->num_parts != 0 || num_pilots % hash->num_parts != 0) {
+    return false;
+  }
+  hash->slots_per_part = num_slots / hash->num_parts;
+  hash->pilots_per_part = num_pilots / hash->num_parts;
+  return hash->slots_per_part <= UINT32_MAX;
+}
 
 }  // namespace
 
@@ -130,34 +150,42 @@ absl::Status RowFile::ReadHeader() {
   blocks_ = data + kRowFileHeaderBytes;
   const uint64_t limit = file_->size() - kRowFileHeaderBytes;
   Array default_row;
-  Array embeddings;
-  Array buckets;
+  Array records;
+  Array pilots;
+  Array used;
+  Array removed;
   Array checksums;
-  int64_t num_homes = 0;
   if (!default_row.Read(header, "default_row", limit) ||
       default_row.dtype != "F32" || !default_row.HasElements(sizeof(float)) ||
       default_row.shape[0] == 0 || default_row.shape[0] > INT32_MAX) {
     return Damaged("array 'default_row' of its header");
   }
   kind_.dim = static_cast<int>(default_row.shape[0]);
-  row_bytes_ = RowBytes(kind_.format, kind_.dim);
-  if (!embeddings.Read(header, "embeddings", limit) ||
-      embeddings.dtype != SafetensorsDtypeOf(kind_.format) ||
-      !embeddings.HasElements(row_bytes_)) {
-    return Damaged("array 'embeddings' of its header");
+  view_.record_bytes = RecordBytes(kind_.format, kind_.dim);
+  if (!records.Read(header, "records", limit) || records.dtype != "U8" ||
+      !records.HasElements(view_.record_bytes)) {
+    return Damaged("array 'records' of its header");
   }
-  if (!buckets.Read(header, "buckets", limit) || buckets.dtype != "I64" ||
-      !buckets.HasElements(sizeof(ServedBucket)) ||
-      buckets.begin % sizeof(ServedBucket) != 0 ||
-      !absl::SimpleAtoi(TextOf(metadata, "num_homes"), &num_homes) ||
-      num_homes <= 0 || static_cast<uint64_t>(num_homes) > buckets.shape[0]) {
-    return Damaged("array 'buckets' of its header");
+  view_.num_slots = records.shape[0];
+  if (!pilots.Read(header, "pilots", limit) || pilots.dtype != "U8" ||
+      !pilots.HasElements(1) ||
+      !ReadHash(metadata, view_.num_slots, pilots.shape[0], &view_.hash)) {
+    return Damaged("array 'pilots' of its header");
+  }
+  const uint64_t num_words = NumWords(view_.num_slots);
+  if (!used.Read(header, "used", limit) || !used.HasWords() ||
+      used.shape[0] != num_words) {
+    return Damaged("array 'used' of its header");
+  }
+  if (!removed.Read(header, "removed", limit) || !removed.HasWords() ||
+      (removed.shape[0] != 0 && removed.shape[0] != num_words)) {
+    return Damaged("array 'removed' of its header");
   }
   if (!checksums.Read(header, "checksums", limit) || checksums.dtype != "U64" ||
       !checksums.HasElements(sizeof(uint64_t)) ||
       checksums.begin % sizeof(uint64_t) != 0 ||
-      checksums.begin <
-          std::max({default_row.end, embeddings.end, buckets.end}) ||
+      checksums.begin < std::max({default_row.end, records.end, pilots.end,
+                                  used.end, removed.end}) ||
       checksums.shape[0] !=
           (checksums.begin + kRowFileBlockBytes - 1) / kRowFileBlockBytes) {
     return Damaged("array 'checksums' of its header");
@@ -170,11 +198,12 @@ absl::Status RowFile::ReadHeader() {
   }
 
   decoder_ = FindRowDecoder(kind_.format);
-  num_embeddings_ = static_cast<int64_t>(embeddings.shape[0]);
-  rows_ = blocks_ + embeddings.begin;
-  buckets_ = reinterpret_cast<const ServedBucket*>(blocks_ + buckets.begin);
-  end_buckets_ = buckets_ + buckets.shape[0];
-  num_homes_ = static_cast<uint64_t>(num_homes);
+  view_.records = blocks_ + records.begin;
+  view_.pilots = reinterpret_cast<const uint8_t*>(blocks_ + pilots.begin);
+  used_ = reinterpret_cast<const uint64_t*>(blocks_ + used.begin);
+  if (removed.shape[0] != 0) {
+    view_.removed = reinterpret_cast<const uint64_t*>(blocks_ + removed.begin);
+  }
   checksums_ = reinterpret_cast<const uint64_t*>(blocks_ + checksums.begin);
   blocks_bytes_ = checksums.begin;
   verified_ = std::vector<std::atomic<uint64_t>>(
@@ -232,30 +261,37 @@ absl::Status RowFile::Verify(const std::function<bool()>& is_cancelled) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> RowFile::SearchVerified(const ServedBucket* home,
-                                                Key key) const {
-  for (const ServedBucket* bucket = home; bucket < end_buckets_; ++bucket) {
-    TFSWITCH_RETURN_IF_ERROR(VerifyBytes(bucket, sizeof(*bucket)));
-    const int64_t row = SearchBucket(*bucket, key);
-    if (row != kGoOn) return row;
-  }
-  return kNoRow;
+absl::Status RowFile::VerifyRecord(uint64_t slot) const {
+  TFSWITCH_RETURN_IF_ERROR(VerifyBytes(view_.Record(slot), view_.record_bytes));
+  if (view_.removed == nullptr) return absl::OkStatus();
+  return VerifyBytes(view_.removed + slot / 64, sizeof(uint64_t));
 }
 
-absl::Status RowFile::VerifyRow(int64_t row) const {
-  return VerifyBytes(Row(row), row_bytes_);
+RowFile::Found RowFile::FoundIn(uint64_t slot, Key key) const {
+  const char* const record = view_.Record(slot);
+  if (KeyOf(record) != key) return {};
+  return {true, view_.IsRemoved(slot) ? nullptr : RowOf(record)};
 }
 
-absl::Status RowFile::BadRow(Key key, int64_t row) const {
-  return Damaged(absl::StrCat("it has id ", key, " in row ", row, " of ",
-                              num_embeddings_));
+RowFile::Found RowFile::Find(Key key) const {
+  if (view_.num_slots == 0) return {};
+  return FoundIn(view_.Slot(view_.hash.PointOf(HashKey(key))), key);
+}
+
+absl::StatusOr<RowFile::Found> RowFile::FindVerified(Key key) const {
+  if (view_.num_slots == 0) return Found{};
+  const uint64_t point = view_.hash.PointOf(HashKey(key));
+  TFSWITCH_RETURN_IF_ERROR(VerifyPilot(point));
+  const uint64_t slot = view_.Slot(point);
+  TFSWITCH_RETURN_IF_ERROR(VerifyRecord(slot));
+  return FoundIn(slot, key);
 }
 
 void RowFile::BuildFilter() const {
   std::call_once(build_filter_, [this] {
     auto filter = std::make_unique<KeyFilter>(
         static_cast<size_t>(num_rows() + num_removed()));
-    ForEachKey([&filter](Key key, int64_t) {
+    ForEachKey([&filter](Key key, const char*) {
       filter->Add(HashKey(key));
       return absl::OkStatus();
     }).IgnoreError();  // It has no error of its own.
@@ -265,13 +301,12 @@ void RowFile::BuildFilter() const {
 }
 
 absl::Status RowFile::ForEachKey(
-    const std::function<absl::Status(Key, int64_t)>& visit) const {
-  for (const ServedBucket* bucket = buckets_; bucket < end_buckets_; ++bucket) {
-    const uint32_t used = std::min<uint32_t>(bucket->meta & kServedUsedMask,
-                                             kServedKeysPerBucket);
-    for (uint32_t i = 0; i < used; ++i) {
-      TFSWITCH_RETURN_IF_ERROR(visit(bucket->keys[i], bucket->rows[i]));
-    }
+    const std::function<absl::Status(Key, const char*)>& visit) const {
+  for (uint64_t slot = 0; slot < view_.num_slots; ++slot) {
+    if (!HasBit(used_, slot)) continue;
+    const char* const record = view_.Record(slot);
+    TFSWITCH_RETURN_IF_ERROR(
+        visit(KeyOf(record), view_.IsRemoved(slot) ? nullptr : RowOf(record)));
   }
   return absl::OkStatus();
 }

@@ -18,6 +18,7 @@
 #include "cc/base/files.h"
 #include "cc/base/hash.h"
 #include "cc/serving/key_filter.h"
+#include "cc/serving/perfect_hash.h"
 #include "cc/serving/row_decode.h"
 #include "cc/serving/row_file_writer.h"
 #include "cc/serving/row_format.h"
@@ -25,7 +26,7 @@
 namespace tfswitch {
 
 inline constexpr char kRowFileFormat[] = "tfswitch-rows";
-inline constexpr int kRowFileVersion = 1;
+inline constexpr int kRowFileVersion = 2;
 inline constexpr size_t kRowFileHeaderBytes = 4096;
 
 // Header and checksums are verified when the file is opened, and each block of
@@ -60,34 +61,53 @@ class RowFile {
     return num_unverified_.load(std::memory_order_acquire) == 0;
   }
 
-  // Parts of a search, in their order; prefetching is up to the caller. Nothing
-  // that a file may hold leads to a read outside of it.
-  const ServedBucket* Home(uint64_t hash) const {
-    return buckets_ + ServedHome(hash, num_homes_);
-  }
-  // The row number of a key, kRemovedRow, or kNoRow.
-  static constexpr int64_t kNoRow = -1;
-  int64_t Search(const ServedBucket* home, Key key) const {
-    for (const ServedBucket* bucket = home; bucket < end_buckets_; ++bucket) {
-      const int64_t row = SearchBucket(*bucket, key);
-      if (row != kGoOn) return row;
+  // What is known of a key.
+  struct Found {
+    bool is_here = false;
+    // Its bytes; null: it has lost its row, or is not here.
+    const char* row = nullptr;
+  };
+  // REQUIRES: is_verified().
+  Found Find(Key key) const;
+  // Verifies what it reads.
+  absl::StatusOr<Found> FindVerified(Key key) const;
+
+  // Where all lies, and the parts of a search in their order; prefetching and
+  // verifying are up to the caller. Nothing that a file may hold leads to a
+  // read outside of it.
+  struct View {
+    PerfectHash hash;
+    uint64_t num_slots = 0;  // Without any, nothing else may be used.
+    size_t record_bytes = 0;
+    const uint8_t* pilots = nullptr;
+    const char* records = nullptr;
+    const uint64_t* removed = nullptr;  // Null: none is.
+
+    const uint8_t* Pilot(uint64_t point) const {
+      return pilots + hash.PilotOf(point);
     }
-    return kNoRow;
+    uint64_t Slot(uint64_t point) const {
+      return hash.SlotOf(point, *Pilot(point));
+    }
+    const char* Record(uint64_t slot) const {
+      return records + slot * record_bytes;
+    }
+    bool IsRemoved(uint64_t slot) const {
+      return removed != nullptr && HasBit(removed, slot);
+    }
+  };
+  const View& view() const { return view_; }
+  static Key KeyOf(const char* record) {
+    Key key;
+    __builtin_memcpy(&key, record, sizeof(key));
+    return key;
   }
-  // Search() with each bucket verified before it is read.
-  absl::StatusOr<int64_t> SearchVerified(const ServedBucket* home,
-                                         Key key) const;
-  // The bytes of a row. REQUIRES: IsRow(row).
-  bool IsRow(int64_t row) const {
-    return static_cast<uint64_t>(row) < static_cast<uint64_t>(num_embeddings_);
+  static const char* RowOf(const char* record) { return record + sizeof(Key); }
+  absl::Status VerifyPilot(uint64_t point) const {
+    return VerifyBytes(view_.Pilot(point), 1);
   }
-  const char* Row(int64_t row) const {
-    return rows_ + static_cast<size_t>(row) * row_bytes_;
-  }
-  size_t row_bytes() const { return row_bytes_; }
-  absl::Status VerifyRow(int64_t row) const;
-  // DataLoss: a number that IsRow() does not take.
-  absl::Status BadRow(Key key, int64_t row) const;
+  // And whether it is removed.
+  absl::Status VerifyRecord(uint64_t slot) const;
 
   RowDecoder decoder() const { return decoder_; }
 
@@ -99,10 +119,17 @@ class RowFile {
     return filter_.load(std::memory_order_acquire);
   }
 
-  // Calls visit(key, row), row as of Search(), for all keys.
+  // False: the filter has it that the key is not here.
+  bool MayHave(Key key) const {
+    const KeyFilter* const filter = this->filter();
+    const uint64_t hash = HashKey(key);
+    return filter == nullptr || KeyFilter::MayHave(*filter->Word(hash), hash);
+  }
+
+  // Calls visit(key, row), row as of Found, for all keys.
   // REQUIRES: is_verified().
   absl::Status ForEachKey(
-      const std::function<absl::Status(Key, int64_t)>& visit) const;
+      const std::function<absl::Status(Key, const char*)>& visit) const;
 
  private:
   RowFile(std::unique_ptr<MappedFile> file, std::string path,
@@ -112,18 +139,12 @@ class RowFile {
       std::unique_ptr<MappedFile> mapped, const std::string& path,
       const RowFileInfo& expected);
 
-  // As Search() in one bucket; kGoOn: look in the next one.
-  static constexpr int64_t kGoOn = -2;
-  static int64_t SearchBucket(const ServedBucket& bucket, Key key) {
-    // Without a branch per key, which nothing could predict.
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < kServedKeysPerBucket; ++i) {
-      found |= static_cast<uint32_t>(bucket.keys[i] == key) << i;
-    }
-    found &= (1u << (bucket.meta & kServedUsedMask)) - 1;
-    if (found != 0) return bucket.rows[__builtin_ctz(found)];
-    return (bucket.meta & kServedOverflow) == 0 ? kNoRow : kGoOn;
+  static bool HasBit(const uint64_t* words, uint64_t at) {
+    return (words[at / 64] >> (at % 64) & 1) != 0;
   }
+  // The words of a bit for each of `num_slots`.
+  static uint64_t NumWords(uint64_t num_slots) { return (num_slots + 63) / 64; }
+  Found FoundIn(uint64_t slot, Key key) const;
 
   absl::Status ReadHeader();
   absl::Status Damaged(absl::string_view why) const;
@@ -137,12 +158,8 @@ class RowFile {
   const RowFileInfo info_;
   RowFileKind kind_;
   RowDecoder decoder_ = nullptr;
-  size_t row_bytes_ = 0;
-  int64_t num_embeddings_ = 0;
-  const char* rows_ = nullptr;
-  const ServedBucket* buckets_ = nullptr;
-  const ServedBucket* end_buckets_ = nullptr;
-  uint64_t num_homes_ = 0;
+  View view_;
+  const uint64_t* used_ = nullptr;
   const char* blocks_ = nullptr;
   size_t blocks_bytes_ = 0;
   const uint64_t* checksums_ = nullptr;

@@ -15,6 +15,7 @@
 #include "cc/base/checksum.h"
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
+#include "cc/serving/perfect_hash.h"
 #include "cc/serving/row_file.h"
 #include "nlohmann/json.hpp"
 
@@ -23,48 +24,92 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Beyond it a search goes on in the next bucket more often: 8 in 100 at 3.
-constexpr uint64_t kKeysPerHome = 3;
+// In place of the number of a row.
+constexpr uint32_t kRemoved = ~uint32_t{0};
+constexpr size_t kMaxKeys = kRemoved;
+constexpr size_t kRecordsAlignment = 64;
 
-// An index of `keys`, of which the last entry of each counts.
-struct Index {
-  uint64_t num_homes;
-  std::vector<ServedBucket> buckets;
-  int64_t num_rows = 0;
-  int64_t num_removed = 0;
-
-  Index(const std::vector<Key>& keys, const std::vector<uint32_t>& rows)
-      : num_homes(keys.size() / kKeysPerHome + 1) {
-    // A few more, for what the last one has no room for.
-    buckets.reserve(num_homes + 16);
-    buckets.resize(num_homes);
-    // From the last one, so that what comes before is passed over.
-    for (size_t i = keys.size(); i-- > 0;) Insert(keys[i], rows[i]);
-  }
-
- private:
-  void Insert(Key key, uint32_t row) {
-    for (uint64_t at = ServedHome(HashKey(key), num_homes);; ++at) {
-      if (at == buckets.size()) buckets.emplace_back();
-      ServedBucket& bucket = buckets[at];
-      const uint32_t used = bucket.meta & kServedUsedMask;
-      for (uint32_t i = 0; i < used; ++i) {
-        if (bucket.keys[i] == key) return;
-      }
-      if (used == kServedKeysPerBucket) {
-        bucket.meta |= kServedOverflow;
-        continue;
-      }
-      bucket.keys[used] = key;
-      bucket.rows[used] = row;
-      ++bucket.meta;
-      ++(row == kRemovedRow ? num_removed : num_rows);
-      return;
-    }
-  }
+// A key: its point (serving/perfect_hash.h), and where it was said.
+struct Entry {
+  uint64_t point;
+  uint32_t at;
 };
 
+constexpr uint64_t kBitsPerWord = 64;
+
+void SetBit(uint64_t at, std::vector<uint64_t>* words) {
+  (*words)[at / kBitsPerWord] |= uint64_t{1} << (at % kBitsPerWord);
+}
+
 }  // namespace
+
+// Slots for all keys.
+struct RowFileWriter::Places {
+  PerfectHash hash;
+  std::vector<uint8_t> pilots;
+  // One for each key, part by part.
+  std::vector<Entry> entries;
+  std::vector<size_t> begins;  // Of parts, and the end.
+
+  absl::Span<const Entry> Part(uint64_t part) const {
+    return absl::MakeSpan(entries).subspan(begins[part],
+                                           begins[part + 1] - begins[part]);
+  }
+
+  // Of keys that are there more than once the last one stays.
+  void Sort(const std::vector<Key>& keys) {
+    begins.assign(hash.num_parts + 1, 0);
+    for (const Key key : keys) {
+      ++begins[hash.PartOf(hash.PointOf(HashKey(key))) + 1];
+    }
+    for (size_t i = 1; i < begins.size(); ++i) begins[i] += begins[i - 1];
+    entries.resize(keys.size());
+    std::vector<size_t> next = begins;
+    for (size_t at = 0; at < keys.size(); ++at) {
+      const uint64_t point = hash.PointOf(HashKey(keys[at]));
+      entries[next[hash.PartOf(point)]++] = {point, static_cast<uint32_t>(at)};
+    }
+    size_t size = 0;
+    for (uint64_t part = 0; part < hash.num_parts; ++part) {
+      const auto begin =
+          entries.begin() + static_cast<std::ptrdiff_t>(begins[part]);
+      const auto end =
+          entries.begin() + static_cast<std::ptrdiff_t>(begins[part + 1]);
+      std::sort(begin, end, [](const Entry& a, const Entry& b) {
+        return a.point != b.point ? a.point < b.point : a.at > b.at;
+      });
+      begins[part] = size;
+      const auto last = std::unique(
+          begin, end,
+          [](const Entry& a, const Entry& b) { return a.point == b.point; });
+      size = static_cast<size_t>(
+          std::copy(begin, last,
+                    entries.begin() + static_cast<std::ptrdiff_t>(size)) -
+          entries.begin());
+    }
+    begins.back() = size;
+    entries.resize(size);
+  }
+
+  bool FindPilots() {
+    size_t max_keys = 0;
+    for (uint64_t part = 0; part < hash.num_parts; ++part) {
+      max_keys = std::max(max_keys, Part(part).size());
+    }
+    SizePerfectHash(max_keys, &hash);
+    pilots.resize(hash.num_pilots());
+    std::vector<uint64_t> points;
+    for (uint64_t part = 0; part < hash.num_parts; ++part) {
+      points.clear();
+      for (const Entry& entry : Part(part)) points.push_back(entry.point);
+      if (!tfswitch::FindPilots(hash, points,
+                                pilots.data() + part * hash.pilots_per_part)) {
+        return false;
+      }
+    }
+    return true;
+  }
+};
 
 // Writes behind the header, with a checksum of each block.
 class RowFileWriter::BlockFile {
@@ -147,11 +192,71 @@ class RowFileWriter::BlockFile {
   std::vector<uint64_t> checksums_;
 };
 
+// Rows in the order in which they come: in memory, and from some size on in a
+// file, unless the new file is in memory too.
+class RowFileWriter::Spool {
+ public:
+  // `path` is that of the new file, or empty.
+  explicit Spool(const std::string& path)
+      : path_(path.empty() ? path : path + ".rows") {}
+  ~Spool() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Spool(const Spool&) = delete;
+  Spool& operator=(const Spool&) = delete;
+
+  void Reserve(size_t bytes) {
+    pending_.reserve(path_.empty() ? bytes : std::min(bytes, kBufferBytes));
+  }
+
+  absl::Status Append(const char* bytes, size_t size) {
+    pending_.insert(pending_.end(), bytes, bytes + size);
+    if (path_.empty() || pending_.size() < kBufferBytes) {
+      return absl::OkStatus();
+    }
+    return Flush();
+  }
+
+  // All of them, for as long as this is there.
+  absl::StatusOr<const char*> Read() {
+    if (fd_ < 0) return pending_.data();
+    TFSWITCH_RETURN_IF_ERROR(Flush());
+    TFSWITCH_ASSIGN_OR_RETURN(mapped_, MappedFile::Map(fd_, path_));
+    return mapped_->data();
+  }
+
+ private:
+  static constexpr size_t kBufferBytes = size_t{32} << 20;
+
+  absl::Status Flush() {
+    if (fd_ < 0) TFSWITCH_RETURN_IF_ERROR(Open());
+    absl::Status status =
+        WriteAll(fd_, path_, pending_.data(), pending_.size());
+    pending_.clear();
+    return status;
+  }
+
+  absl::Status Open() {
+    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    // It goes with the process, however that ends.
+    if (fd_ < 0 || unlink(path_.c_str()) != 0) {
+      return ErrnoStatus("create", path_, errno);
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  int fd_ = -1;
+  std::vector<char> pending_;
+  std::unique_ptr<MappedFile> mapped_;
+};
+
 RowFileWriter::RowFileWriter(std::unique_ptr<BlockFile> file,
                              const RowFileKind& kind)
     : kind_(kind),
       row_bytes_(RowBytes(kind.format, kind.dim)),
       file_(std::move(file)),
+      spool_(std::make_unique<Spool>(file_->is_owned() ? file_->path() : "")),
       row_(row_bytes_) {
   // The header's place; it is written last.
   const std::string nothing(kRowFileHeaderBytes, ' ');
@@ -161,7 +266,7 @@ RowFileWriter::RowFileWriter(std::unique_ptr<BlockFile> file,
         file_->Append(reinterpret_cast<const char*>(kind_.default_row.data()),
                       kind_.default_row.size() * sizeof(float));
   }
-  if (status_.ok()) status_ = file_->PadTo(sizeof(ServedBucket));
+  if (status_.ok()) status_ = file_->PadTo(kRecordsAlignment);
 }
 
 absl::StatusOr<std::unique_ptr<RowFileWriter>> RowFileWriter::Create(
@@ -184,14 +289,12 @@ RowFileWriter::~RowFileWriter() {
   if (!is_finished_ && file_->is_owned()) unlink(file_->path().c_str());
 }
 
-absl::Status RowFileWriter::CheckRoom(size_t num_rows) const {
+absl::Status RowFileWriter::CheckRoom(size_t num_keys) const {
   TFSWITCH_RETURN_IF_ERROR(status_);
-  if (static_cast<int64_t>(num_written_ + num_rows) <= kMaxRowsPerFile) {
-    return absl::OkStatus();
-  }
+  if (keys_.size() + num_keys <= kMaxKeys) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("table '", kind_.table, "': a row file has room for ",
-                   kMaxRowsPerFile, " rows; spread the table over several"));
+                   kMaxKeys, " ids; spread the table over several"));
 }
 
 absl::Status RowFileWriter::Add(absl::Span<const Key> keys,
@@ -225,13 +328,91 @@ absl::Status RowFileWriter::Add(absl::Span<const Key> keys,
 absl::Status RowFileWriter::AddEncoded(Key key, const char* row) {
   TFSWITCH_RETURN_IF_ERROR(CheckRoom(1));
   keys_.push_back(key);
-  rows_.push_back(num_written_++);
-  return file_->Append(row, row_bytes_);
+  rows_.push_back(num_spooled_++);
+  return spool_->Append(row, row_bytes_);
+}
+
+void RowFileWriter::Reserve(size_t num_keys) {
+  keys_.reserve(num_keys);
+  rows_.reserve(num_keys);
+  spool_->Reserve(num_keys * row_bytes_);
 }
 
 void RowFileWriter::Remove(absl::Span<const Key> keys) {
   keys_.insert(keys_.end(), keys.begin(), keys.end());
-  rows_.insert(rows_.end(), keys.size(), kRemovedRow);
+  rows_.insert(rows_.end(), keys.size(), kRemoved);
+}
+
+absl::StatusOr<RowFileWriter::Places> RowFileWriter::FindPlaces() {
+  TFSWITCH_RETURN_IF_ERROR(CheckRoom(0));
+  Places places;
+  if (keys_.empty()) return places;
+  places.hash.num_parts = NumPerfectHashParts(keys_.size());
+  // One is enough, but for keys that were chosen to be in each other's way.
+  constexpr Key kMaxSeeds = 64;
+  for (Key seed = 0; seed < kMaxSeeds; ++seed) {
+    places.hash.seed = HashKey(seed);
+    places.Sort(keys_);
+    if (places.FindPilots()) return places;
+  }
+  return absl::InternalError(absl::StrCat(
+      "table '", kind_.table, "': no places for ", keys_.size(), " ids in ",
+      kMaxSeeds, " attempts. Please report it, with the ids."));
+}
+
+absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
+                                         std::vector<uint64_t>* used,
+                                         std::vector<uint64_t>* removed) {
+  const PerfectHash& hash = places.hash;
+  constexpr uint32_t kNobody = ~uint32_t{0};
+  // Keys and rows were said in another order: each is a cache miss or two.
+  constexpr size_t kAhead = 16;
+  // Written at a time, so that it stays in the cache.
+  constexpr uint64_t kSlotsPerWrite = 512;
+  const size_t record_bytes = sizeof(Key) + row_bytes_;
+  std::vector<uint32_t> said(hash.slots_per_part + 2 * kAhead);
+  std::vector<char> records;
+  for (uint64_t part = 0; part < hash.num_parts; ++part) {
+    std::fill(said.begin(), said.end(), kNobody);
+    for (const Entry& entry : places.Part(part)) {
+      said[hash.SlotInPart(
+          entry.point, places.pilots[hash.PilotOf(entry.point)])] = entry.at;
+    }
+    for (uint64_t i = 0; i < hash.slots_per_part; ++i) {
+      if (i % kSlotsPerWrite == 0) {
+        TFSWITCH_RETURN_IF_ERROR(file_->Append(records.data(), records.size()));
+        // Zeros, for those without a row.
+        records.assign(
+            std::min(kSlotsPerWrite, hash.slots_per_part - i) * record_bytes,
+            '\0');
+      }
+      if (const uint32_t at = said[i + 2 * kAhead]; at != kNobody) {
+        __builtin_prefetch(&keys_[at]);
+        __builtin_prefetch(&rows_[at]);
+      }
+      if (const uint32_t at = said[i + kAhead];
+          at != kNobody && rows_[at] != kRemoved) {
+        __builtin_prefetch(rows + size_t{rows_[at]} * row_bytes_);
+      }
+      const uint64_t slot = part * hash.slots_per_part + i;
+      const uint32_t at = said[i];
+      char* const record = records.data() + i % kSlotsPerWrite * record_bytes;
+      // An empty slot has an id that is not looked for in it.
+      const Key key = keys_[at != kNobody ? at : places.entries.front().at];
+      std::memcpy(record, &key, sizeof(key));
+      if (at == kNobody) continue;
+      SetBit(slot, used);
+      if (rows_[at] == kRemoved) {
+        SetBit(slot, removed);
+      } else {
+        std::memcpy(record + sizeof(key), rows + size_t{rows_[at]} * row_bytes_,
+                    row_bytes_);
+      }
+    }
+    TFSWITCH_RETURN_IF_ERROR(file_->Append(records.data(), records.size()));
+    records.clear();
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
@@ -245,32 +426,40 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
                     {"data_offsets", {begin, end}}};
     begin = end;
   };
-  const auto describe_padding = [&](const char* name) {
-    const uint64_t end = (begin + sizeof(ServedBucket) - 1) /
-                         sizeof(ServedBucket) * sizeof(ServedBucket);
+  const auto pad = [&](const char* name, size_t multiple) {
+    const uint64_t end = (begin + multiple - 1) / multiple * multiple;
     describe(name, "U8", {end - begin}, end);
+    return file_->PadTo(multiple);
+  };
+  const auto append = [&](const char* name, const char* dtype,
+                          const auto& values) {
+    const size_t bytes = values.size() * sizeof(values[0]);
+    describe(name, dtype, {values.size()}, begin + bytes);
+    return file_->Append(reinterpret_cast<const char*>(values.data()), bytes);
   };
   describe("default_row", "F32", {kind_.dim}, kind_.dim * sizeof(float));
-  describe_padding("padding_0");
-  const size_t width = kind_.format == RowFormat::kInt8
-                           ? row_bytes_
-                           : static_cast<size_t>(kind_.dim);
-  describe("embeddings", SafetensorsDtypeOf(kind_.format),
-           {num_written_, width}, file_->position());
-  TFSWITCH_RETURN_IF_ERROR(file_->PadTo(sizeof(ServedBucket)));
-  describe_padding("padding_1");
+  TFSWITCH_RETURN_IF_ERROR(pad("padding_0", kRecordsAlignment));
 
   RowFileInfo info;
-  uint64_t num_homes;
+  PerfectHash hash;
   {
-    const Index index(keys_, rows_);
-    const size_t bytes = index.buckets.size() * sizeof(ServedBucket);
-    TFSWITCH_RETURN_IF_ERROR(file_->Append(
-        reinterpret_cast<const char*>(index.buckets.data()), bytes));
-    describe("buckets", "I64", {index.buckets.size(), 8}, file_->position());
-    info.num_rows = index.num_rows;
-    info.num_removed = index.num_removed;
-    num_homes = index.num_homes;
+    TFSWITCH_ASSIGN_OR_RETURN(const char* const rows, spool_->Read());
+    TFSWITCH_ASSIGN_OR_RETURN(const Places places, FindPlaces());
+    hash = places.hash;
+    for (const Entry& entry : places.entries) {
+      ++(rows_[entry.at] == kRemoved ? info.num_removed : info.num_rows);
+    }
+    const uint64_t num_words =
+        (hash.num_slots() + kBitsPerWord - 1) / kBitsPerWord;
+    std::vector<uint64_t> used(num_words);
+    std::vector<uint64_t> removed(info.num_removed > 0 ? num_words : 0);
+    TFSWITCH_RETURN_IF_ERROR(WriteRecords(places, rows, &used, &removed));
+    describe("records", "U8", {hash.num_slots(), sizeof(Key) + row_bytes_},
+             file_->position());
+    TFSWITCH_RETURN_IF_ERROR(append("pilots", "U8", places.pilots));
+    TFSWITCH_RETURN_IF_ERROR(pad("padding_1", sizeof(uint64_t)));
+    TFSWITCH_RETURN_IF_ERROR(append("used", "U64", used));
+    TFSWITCH_RETURN_IF_ERROR(append("removed", "U64", removed));
   }
   TFSWITCH_RETURN_IF_ERROR(file_->Flush());
   const std::vector<uint64_t>& checksums = file_->checksums();
@@ -288,7 +477,8 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
       {"row_format", std::string(NameOf(kind_.format))},
       {"num_rows", absl::StrCat(info.num_rows)},
       {"num_removed", absl::StrCat(info.num_removed)},
-      {"num_homes", absl::StrCat(num_homes)},
+      {"seed", absl::StrCat(hash.seed)},
+      {"num_parts", absl::StrCat(hash.num_parts)},
       {"checksums_xxh3",
        absl::StrFormat("%016x", Checksum(checksum_bytes, num_checksum_bytes))}};
   std::string text = header.dump(-1, ' ', /*ensure_ascii=*/false,

@@ -1,5 +1,7 @@
-// Writes a row file (serving/row_format.h), row by row, in bounded memory: what
-// is kept is 12 bytes per key, and the index while it is built.
+// Writes a row file (serving/row_format.h), row by row, in bounded memory: 12
+// bytes per key, and 16 more in Finish(). Where a row lies is known when all
+// keys are, so until then rows are in a file without a name beside the new one,
+// if they are many.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_
 #define TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_
@@ -53,6 +55,9 @@ class RowFileWriter {
                                                 const RowFileKind& kind);
   ~RowFileWriter();
 
+  // Makes room for so many keys.
+  void Reserve(size_t num_keys);
+
   // InvalidArgument if `embeddings` are not keys.size() x dim, or not finite
   // and the format is int8.
   absl::Status Add(absl::Span<const Key> keys,
@@ -61,22 +66,32 @@ class RowFileWriter {
   absl::Status AddEncoded(Key key, const char* row);
   void Remove(absl::Span<const Key> keys);
 
-  // Flushes the file to the disk.
+  // Flushes the file to the disk. The same rows give the same file, whatever
+  // their order.
   absl::StatusOr<RowFileInfo> Finish();
 
  private:
   class BlockFile;
+  class Spool;
+  struct Places;
   RowFileWriter(std::unique_ptr<BlockFile> file, const RowFileKind& kind);
-  absl::Status CheckRoom(size_t num_rows) const;
+  absl::Status CheckRoom(size_t num_keys) const;
+  // Gives each key a slot.
+  absl::StatusOr<Places> FindPlaces();
+  // Also sets the bits of slots that are used, and of those without a row.
+  absl::Status WriteRecords(const Places& places, const char* rows,
+                            std::vector<uint64_t>* used,
+                            std::vector<uint64_t>* removed);
 
   const RowFileKind kind_;
   const size_t row_bytes_;
   std::unique_ptr<BlockFile> file_;
+  std::unique_ptr<Spool> spool_;
   bool is_finished_ = false;
-  // What was said, in order.
+  // What was said, in order: of a row its number in the spool, or kRemoved.
   std::vector<Key> keys_;
   std::vector<uint32_t> rows_;
-  uint32_t num_written_ = 0;
+  uint32_t num_spooled_ = 0;
   std::vector<char> row_;
   absl::Status status_;  // Of the beginning of the file.
 };

@@ -11,35 +11,32 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/files.h"
+#include "cc/base/racy_memory.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/row_file_writer.h"
 
 namespace tfswitch {
 namespace {
 
-// Keys that are looked up together. What is prefetched for them fits into the
-// second level of the cache.
-constexpr size_t kBlock = 256;
-// Searches whose cache misses overlap.
-constexpr size_t kAhead = 24;
+// Keys that are looked up together.
+constexpr size_t kBlock = 1024;
+// Searches whose cache misses overlap, at each step.
+constexpr size_t kAhead = 32;
+// The second level of the cache, which takes more misses at a time.
+constexpr int kLocality = 2;
 constexpr size_t kLineBytes = 64;
 // Beyond this many lines the hardware has noticed the stream.
 constexpr size_t kMaxPrefetchLines = 8;
 
-void PrefetchRow(const char* row, size_t bytes) {
+// Inlined in any case: a call of what only prefetches is dropped by compilers.
+TFSWITCH_ALWAYS_INLINE void PrefetchRecord(const char* record, size_t bytes) {
   bytes = std::min(bytes, kMaxPrefetchLines * kLineBytes);
   for (size_t at = 0; at < bytes; at += kLineBytes) {
-    __builtin_prefetch(row + at);
+    __builtin_prefetch(record + at, /*rw=*/0, kLocality);
   }
-  // A row need not begin with a line.
-  __builtin_prefetch(row + bytes - 1);
+  // It need not begin with a line.
+  __builtin_prefetch(record + bytes - 1, /*rw=*/0, kLocality);
 }
-
-// Where the rows of a block of keys are.
-struct Places {
-  const RowFile* files[kBlock];  // Null: no row.
-  const char* rows[kBlock];
-};
 
 // Moves those of `left` that the filter does not have to its front, and returns
 // how many they are; the others follow.
@@ -65,42 +62,56 @@ size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
   return num_passed;
 }
 
-// Finds keys in one file. `left` has the positions of those that no newer file
-// knows, and keeps those that this one does not know either.
-absl::Status FindIn(const RowFile& file, const Key* keys,
-                    const uint64_t* hashes, uint16_t* left, size_t* num_left,
-                    Places* places) {
-  const bool is_verified = file.is_verified();
+// Reads the rows of keys from one file. `left` has the positions of those that
+// no newer file knows, and keeps those that this one does not know either.
+template <bool kIsVerified>
+absl::Status ReadFrom(const RowFile& file, const Key* keys,
+                      const uint64_t* hashes, uint16_t* left, size_t* num_left,
+                      const float* default_row, float* embeddings) {
+  // A copy: stores into `embeddings` cannot change it.
+  const RowFile::View view = file.view();
+  if (view.num_slots == 0) return absl::OkStatus();
   const KeyFilter* const filter = file.filter();
-  const size_t num_passed =
+  const size_t begin =
       filter == nullptr ? 0 : PassOver(*filter, hashes, left, *num_left);
-  const ServedBucket* homes[kBlock];
-  for (size_t n = num_passed; n < *num_left; ++n) {
-    homes[n] = file.Home(hashes[left[n]]);
+  const size_t end = *num_left;
+  const RowDecoder decode = file.decoder();
+  const int dim = file.kind().dim;
+  uint64_t points[kBlock];
+  uint64_t slots[kBlock];
+  const auto find_pilot = [&](size_t n) {
+    if (n >= end) return;
+    points[n] = view.hash.PointOf(hashes[left[n]]);
+    __builtin_prefetch(view.Pilot(points[n]));
+  };
+  const auto find_slot = [&](size_t n) -> absl::Status {
+    if (n >= end) return absl::OkStatus();
+    if (!kIsVerified) TFSWITCH_RETURN_IF_ERROR(file.VerifyPilot(points[n]));
+    slots[n] = view.Slot(points[n]);
+    PrefetchRecord(view.Record(slots[n]), view.record_bytes);
+    return absl::OkStatus();
+  };
+  for (size_t n = begin; n < begin + 2 * kAhead; ++n) find_pilot(n);
+  for (size_t n = begin; n < begin + kAhead; ++n) {
+    TFSWITCH_RETURN_IF_ERROR(find_slot(n));
   }
-  for (size_t n = num_passed; n < std::min(num_passed + kAhead, *num_left);
-       ++n) {
-    __builtin_prefetch(homes[n]);
-  }
-  size_t still_left = num_passed;
-  for (size_t n = num_passed; n < *num_left; ++n) {
-    if (n + kAhead < *num_left) __builtin_prefetch(homes[n + kAhead]);
+  size_t still_left = begin;
+  for (size_t n = begin; n < end; ++n) {
+    find_pilot(n + 2 * kAhead);
+    TFSWITCH_RETURN_IF_ERROR(find_slot(n + kAhead));
+    const uint64_t slot = slots[n];
+    if (!kIsVerified) TFSWITCH_RETURN_IF_ERROR(file.VerifyRecord(slot));
+    const char* const record = view.Record(slot);
     const uint16_t i = left[n];
-    int64_t row;
-    if (is_verified) {
-      row = file.Search(homes[n], keys[i]);
-    } else {
-      TFSWITCH_ASSIGN_OR_RETURN(row, file.SearchVerified(homes[n], keys[i]));
-    }
-    if (row == RowFile::kNoRow) {
+    if (RowFile::KeyOf(record) != keys[i]) {
       left[still_left++] = i;
-    } else if (file.IsRow(row)) {
-      if (!is_verified) TFSWITCH_RETURN_IF_ERROR(file.VerifyRow(row));
-      places->files[i] = &file;
-      places->rows[i] = file.Row(row);
-      PrefetchRow(places->rows[i], file.row_bytes());
-    } else if (row != int64_t{kRemovedRow}) {
-      return file.BadRow(keys[i], row);
+      continue;
+    }
+    float* const to = embeddings + i * static_cast<size_t>(dim);
+    if (view.IsRemoved(slot)) {
+      std::copy(default_row, default_row + dim, to);
+    } else {
+      decode(RowFile::RowOf(record), dim, to);
     }
   }
   *num_left = still_left;
@@ -112,30 +123,26 @@ absl::Status FindIn(const RowFile& file, const Key* keys,
 absl::Status RowLayers::Lookup(absl::Span<const Key> keys,
                                float* embeddings) const {
   const auto width = static_cast<size_t>(dim);
-  const std::vector<float>& default_row = files.front()->kind().default_row;
+  const float* const default_row = files.front()->kind().default_row.data();
   uint64_t hashes[kBlock];
   uint16_t left[kBlock];
-  Places places;
   for (size_t begin = 0; begin < keys.size(); begin += kBlock) {
     const absl::Span<const Key> block = keys.subspan(begin, kBlock);
+    float* const to = embeddings + begin * width;
     for (size_t i = 0; i < block.size(); ++i) {
       hashes[i] = HashKey(block[i]);
       left[i] = static_cast<uint16_t>(i);
-      places.files[i] = nullptr;
     }
     size_t num_left = block.size();
     for (const std::shared_ptr<const RowFile>& file : files) {
       if (num_left == 0) break;
+      const auto read =
+          file->is_verified() ? &ReadFrom<true> : &ReadFrom<false>;
       TFSWITCH_RETURN_IF_ERROR(
-          FindIn(*file, block.data(), hashes, left, &num_left, &places));
+          read(*file, block.data(), hashes, left, &num_left, default_row, to));
     }
-    float* to = embeddings + begin * width;
-    for (size_t i = 0; i < block.size(); ++i, to += width) {
-      if (places.files[i] != nullptr) {
-        places.files[i]->decoder()(places.rows[i], dim, to);
-      } else {
-        std::copy(default_row.begin(), default_row.end(), to);
-      }
+    for (size_t n = 0; n < num_left; ++n) {
+      std::copy(default_row, default_row + width, to + left[n] * width);
     }
   }
   return absl::OkStatus();
@@ -160,29 +167,30 @@ absl::Status RowLayers::MergeNewest() {
   auto close_file = absl::MakeCleanup([fd] { close(fd); });
   const std::unique_ptr<RowFileWriter> writer =
       RowFileWriter::WriteTo(fd, name, newer.kind());
+  writer->Reserve(static_cast<size_t>(newer.num_rows() + newer.num_removed() +
+                                      older.num_rows() + older.num_removed()));
   std::vector<float> floats(static_cast<size_t>(dim));
   const auto copy = [&](const RowFile& file, Key key,
-                        int64_t row) -> absl::Status {
-    if (row == int64_t{kRemovedRow}) {
+                        const char* row) -> absl::Status {
+    if (row == nullptr) {
       writer->Remove({&key, 1});
       return absl::OkStatus();
     }
-    if (!file.IsRow(row)) return file.BadRow(key, row);
     if (file.kind().format == newer.kind().format) {
-      return writer->AddEncoded(key, file.Row(row));
+      return writer->AddEncoded(key, row);
     }
-    file.decoder()(file.Row(row), dim, floats.data());
+    file.decoder()(row, dim, floats.data());
     return writer->Add({&key, 1}, floats);
   };
-  TFSWITCH_RETURN_IF_ERROR(
-      older.ForEachKey([&](Key key, int64_t row) -> absl::Status {
-        if (newer.Search(newer.Home(HashKey(key)), key) != RowFile::kNoRow) {
-          return absl::OkStatus();
-        }
-        return copy(older, key, row);
-      }));
-  TFSWITCH_RETURN_IF_ERROR(newer.ForEachKey(
-      [&](Key key, int64_t row) { return copy(newer, key, row); }));
+  for (const RowFile* const file : {&older, &newer}) {
+    TFSWITCH_RETURN_IF_ERROR(
+        file->ForEachKey([&](Key key, const char* row) -> absl::Status {
+          if (file == &older && newer.MayHave(key) && newer.Find(key).is_here) {
+            return absl::OkStatus();
+          }
+          return copy(*file, key, row);
+        }));
+  }
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, writer->Finish());
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<const RowFile> merged,
                             RowFile::Map(fd, name, info));

@@ -24,8 +24,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kArrays[] = {"default_row", "embeddings", "buckets",
-                                   "checksums"};
+constexpr const char* kArrays[] = {"default_row", "records", "pilots",
+                                   "used",        "removed", "checksums"};
+constexpr size_t kNumArrays = 6;
 
 // Reads the choices in their order; all that follow the last are 0.
 class Choices {
@@ -72,7 +73,7 @@ std::string WholeFile(int fd) {
 }
 
 void ChangeHeader(Choices* choices, Json* header) {
-  Json& array = (*header)[kArrays[choices->Byte() % 4]];
+  Json& array = (*header)[kArrays[choices->Byte() % kNumArrays]];
   switch (choices->Byte() % 6) {
     case 0:
     case 1:
@@ -94,8 +95,9 @@ void ChangeHeader(Choices* choices, Json* header) {
       return;
     }
     case 4:
-      (*header)["__metadata__"]["num_homes"] =
-          std::to_string(static_cast<int64_t>(choices->Instead(1)));
+      (*header)["__metadata__"]
+               [choices->Byte() % 2 == 0 ? "num_parts" : "seed"] =
+                   std::to_string(choices->Instead(1));
       return;
     default:
       array["dtype"] = choices->Byte() % 2 == 0 ? Json("F16") : Json(7);
@@ -138,7 +140,7 @@ std::string ReadAll(const std::shared_ptr<const RowFile>& file) {
     return "a lookup before all is verified differs from one after it";
   }
   int64_t num_keys = 0;
-  file->ForEachKey([&](Key, int64_t) {
+  file->ForEachKey([&](Key, const char*) {
         ++num_keys;
         return absl::OkStatus();
       })

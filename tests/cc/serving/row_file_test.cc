@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -78,13 +79,12 @@ class RowFileTest : public testing::Test {
 
   // What a key reads as; empty if it has no row.
   static std::vector<float> Read(const RowFile& file, Key key) {
-    const auto row = file.SearchVerified(file.Home(HashKey(key)), key);
-    EXPECT_TRUE(row.ok()) << row.status();
-    EXPECT_EQ(*row, file.Search(file.Home(HashKey(key)), key));
-    if (!row.ok() || !file.IsRow(*row)) return {};
-    EXPECT_TRUE(file.VerifyRow(*row).ok());
+    const auto found = file.FindVerified(key);
+    EXPECT_TRUE(found.ok()) << found.status();
+    if (!found.ok() || found->row == nullptr) return {};
+    EXPECT_EQ(file.Find(key).row, found->row);
     std::vector<float> values(static_cast<size_t>(file.kind().dim));
-    file.decoder()(file.Row(*row), file.kind().dim, values.data());
+    file.decoder()(found->row, file.kind().dim, values.data());
     return values;
   }
 
@@ -140,11 +140,91 @@ TEST_F(RowFileTest, OfAKeyTheLastWordCounts) {
   EXPECT_EQ(info.num_removed, 1);
   const auto file = Open(info);
   EXPECT_EQ(Read(*file, 1), std::vector<float>{2.0f});
-  EXPECT_EQ(file->SearchVerified(file->Home(HashKey(2)), 2).value(),
-            int64_t{kRemovedRow});
+  EXPECT_TRUE(file->FindVerified(2).value().is_here);
+  EXPECT_EQ(Read(*file, 2), std::vector<float>());
   EXPECT_EQ(Read(*file, 3), std::vector<float>{4.0f});
-  EXPECT_EQ(file->SearchVerified(file->Home(HashKey(4)), 4).value(),
-            RowFile::kNoRow);
+  EXPECT_FALSE(file->FindVerified(4).value().is_here);
+}
+
+TEST_F(RowFileTest, EachNumberOfKeysHasItsPlaces) {
+  // Each size of a part has its own chances.
+  for (Key num_keys = 1; num_keys < 300; ++num_keys) {
+    std::vector<Key> keys(static_cast<size_t>(num_keys));
+    std::iota(keys.begin(), keys.end(), -num_keys / 2);
+    const auto file = Open(Write(Kind(RowFormat::kFloat32, 1), keys));
+    ASSERT_EQ(file->num_rows(), num_keys);
+    for (const Key key : keys) ASSERT_EQ(Read(*file, key), RowOf(key, 1));
+    ASSERT_FALSE(file->FindVerified(num_keys).value().is_here);
+    Key num_visited = 0;
+    Key sum = 0;
+    EXPECT_TRUE(file->ForEachKey([&](Key key, const char*) {
+                      ++num_visited;
+                      sum += key;
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    ASSERT_EQ(num_visited, num_keys);
+    ASSERT_EQ(sum, std::accumulate(keys.begin(), keys.end(), Key{0}));
+  }
+}
+
+TEST_F(RowFileTest, ManyRowsHaveSeveralParts) {
+  std::vector<Key> keys(250'000);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const auto file = Open(Write(Kind(RowFormat::kInt8, 3), keys, {-7}));
+  EXPECT_EQ(file->view().hash.num_parts, 3);
+  EXPECT_LT(file->view().num_slots, 260'000);
+  ASSERT_TRUE(file->Verify().ok());
+  for (const Key key : keys) {
+    const RowFile::Found found = file->Find(key);
+    ASSERT_TRUE(found.is_here) << key;
+    float values[3];
+    file->decoder()(found.row, 3, values);
+    ASSERT_NEAR(values[0], static_cast<float>(key % 1000) / 7.0f, 0.6f);
+  }
+  EXPECT_TRUE(file->Find(-7).is_here);
+  EXPECT_EQ(file->Find(-7).row, nullptr);
+}
+
+// Whoever knows the hash can choose ids that come to lie together.
+TEST_F(RowFileTest, KeysThatWereChosenToCollideHavePlaces) {
+  const PerfectHash unseeded;
+  std::vector<Key> keys;
+  for (Key key = 0; keys.size() < 300; ++key) {
+    if (unseeded.PointOf(HashKey(key)) >> 52 == 0) keys.push_back(key);
+  }
+  for (const Key key : keys) ASSERT_EQ(unseeded.PointOf(HashKey(key)) >> 52, 0);
+  const auto file = Open(Write(Kind(RowFormat::kFloat32, 2), keys));
+  EXPECT_NE(file->view().hash.seed, 0);
+  for (const Key key : keys) ASSERT_EQ(Read(*file, key), RowOf(key, 2));
+}
+
+TEST_F(RowFileTest, TheOrderOfRowsDoesNotMatter) {
+  std::vector<Key> keys(5000);
+  std::iota(keys.begin(), keys.end(), Key{-100});
+  const RowFileKind kind = Kind(RowFormat::kFloat16, 5);
+  const RowFileInfo info = Write(kind, keys, {7000, 8000});
+  std::shuffle(keys.begin(), keys.end(), std::mt19937(9));
+  EXPECT_EQ(Write(kind, keys, {8000, 7000}).header_checksum,
+            info.header_checksum);
+}
+
+TEST_F(RowFileTest, RowsOfALargeFileWaitWithoutAName) {
+  auto writer =
+      RowFileWriter::Create(path_, Kind(RowFormat::kFloat32, 4096)).value();
+  // 64 MiB.
+  for (Key key = 0; key < 4096; ++key) {
+    ASSERT_TRUE(writer->Add(std::vector<Key>{key}, RowOf(key, 4096)).ok());
+  }
+  const auto num_files = [this] {
+    return std::distance(std::filesystem::directory_iterator(folder_), {});
+  };
+  EXPECT_EQ(num_files(), 1);
+  const auto file = Open(writer->Finish().value());
+  EXPECT_EQ(num_files(), 1);
+  for (Key key = 0; key < 4096; ++key) {
+    ASSERT_EQ(Read(*file, key), RowOf(key, 4096));
+  }
 }
 
 TEST_F(RowFileTest, AnEmptyFileHasNoKeys) {
@@ -275,11 +355,11 @@ TEST_F(RowFileTest, NoFlippedBitGoesUnnoticed) {
       EXPECT_THAT(std::string(damaged.message()), HasSubstr(path_));
       // A row that is read is right, or refused.
       for (const Key key : keys) {
-        const auto row =
-            (*file)->SearchVerified((*file)->Home(HashKey(key)), key);
-        if (!row.ok() || !(*file)->VerifyRow(*row).ok()) continue;
+        const auto found = (*file)->FindVerified(key);
+        if (!found.ok()) continue;
+        ASSERT_TRUE(found->is_here) << key;
         std::vector<float> values(8);
-        (*file)->decoder()((*file)->Row(*row), 8, values.data());
+        (*file)->decoder()(found->row, 8, values.data());
         ASSERT_EQ(values, RowOf(key, 8));
       }
     }

@@ -251,15 +251,25 @@ TEST_F(ServedRowsTest, WithoutCheckingADamagedRowIsRefusedWhenItIsRead) {
   std::map<Key, float> all;
   for (Key key = 0; key < 3000; ++key) all[key] = 1.0f;
   Base(all);
-  // A row some blocks behind the header, and far before the index.
+  // Some blocks behind the header: it has rows, and other blocks have others.
   FlipByte(FileOf("base-00000001"), 4096 + 64 + 999 * 16);
   const auto rows = Open();
   ASSERT_NE(rows, nullptr);
-  EXPECT_THAT(Read(*rows, {0, 1, 5}), ElementsAre(1.0f, 1.0f, 1.0f));
-  std::vector<float> row(kDim);
-  EXPECT_EQ(
-      rows->Pin()->tables()[0].Lookup(std::vector<Key>{999}, row.data()).code(),
-      absl::StatusCode::kDataLoss);
+  const auto snapshot = rows->Pin();
+  int num_refused = 0;
+  for (const auto& [key, value] : all) {
+    std::vector<float> row(kDim);
+    const absl::Status status =
+        snapshot->tables()[0].Lookup(std::vector<Key>{key}, row.data());
+    if (status.ok()) {
+      ASSERT_EQ(row[0], value) << key;
+    } else {
+      ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss);
+      ++num_refused;
+    }
+  }
+  EXPECT_GT(num_refused, 0);
+  EXPECT_LT(num_refused, 1000);
 }
 
 TEST_F(ServedRowsTest, DamageThatIsFoundLaterEndsWithAnOlderBase) {
