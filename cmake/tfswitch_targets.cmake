@@ -26,7 +26,9 @@ function(tfswitch_cc_test name)
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock
                                         GTest::gtest_main)
-  target_compile_options(${name} PRIVATE ${TFSWITCH_WARNINGS})
+  # The rooms stay optimised; a test's own code builds in two thirds of the time
+  # of -O2.
+  target_compile_options(${name} PRIVATE -Og ${TFSWITCH_WARNINGS})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
 endfunction()
