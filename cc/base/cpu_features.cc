@@ -1,5 +1,10 @@
 #include "cc/base/cpu_features.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <cstdint>
 #include <cstdlib>
 
 #include "absl/base/internal/raw_logging.h"
@@ -13,7 +18,14 @@ absl::string_view SimdLevelName(SimdLevel level) {
 
 SimdLevel BestSimdLevel() {
 #if defined(__x86_64__) && !TFSWITCH_THREAD_SANITIZER
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+  // Of F16C clang 14 cannot ask in this way.
+  uint32_t eax = 0;
+  uint32_t ebx = 0;
+  uint32_t ecx = 0;
+  uint32_t edx = 0;
+  const bool has_f16c =
+      __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  return has_f16c && __builtin_cpu_supports("avx2") &&
                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")
              ? SimdLevel::kAvx2
              : SimdLevel::kScalar;

@@ -204,6 +204,36 @@ absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Map(
       new MappedFile(static_cast<const char*>(data), size, StampIn(info)));
 }
 
+absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Copy(
+    int fd, const std::string& path) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus("examine", path, errno);
+  const auto size = static_cast<size_t>(info.st_size);
+  if (size == 0) return Map(fd, path);
+  void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return ErrnoStatus("copy", path, errno);
+  auto* const data = static_cast<char*>(memory);
+  std::unique_ptr<MappedFile> copy =
+      absl::WrapUnique(new MappedFile(data, size, StampIn(info)));
+  madvise(memory, size, MADV_HUGEPAGE);
+  for (size_t at = 0; at < size;) {
+    const ssize_t read =
+        pread(fd, data + at, size - at, static_cast<off_t>(at));
+    if (read < 0 && errno == EINTR) continue;
+    if (read < 0) return ErrnoStatus("read", path, errno);
+    if (read == 0) {
+      return absl::DataLossError(
+          absl::StrCat("'", path, "' has become shorter"));
+    }
+    at += static_cast<size_t>(read);
+  }
+  if (mprotect(memory, size, PROT_READ) != 0) {
+    return ErrnoStatus("protect", path, errno);
+  }
+  return copy;
+}
+
 MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(const_cast<char*>(data_), size_);
 }

@@ -76,6 +76,10 @@ class MappedFile {
   // Of a file that is open; the caller keeps the descriptor.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Map(
       int fd, const std::string& path);
+  // A copy of such a file in memory of this process: in huge pages where the
+  // kernel has them, which it may not have for files in memory.
+  static absl::StatusOr<std::unique_ptr<MappedFile>> Copy(
+      int fd, const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

@@ -30,7 +30,7 @@
 namespace tfswitch {
 
 inline constexpr char kExportManifestName[] = "manifest.json";
-inline constexpr int kExportVersion = 1;
+inline constexpr int kExportVersion = 2;
 
 struct ExportName {
   int64_t number = 0;

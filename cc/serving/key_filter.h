@@ -33,8 +33,7 @@ class KeyFilter {
   static constexpr size_t kBitsPerKey = 16;
   static constexpr size_t kBitsPerWord = 64;
 
-  // From the high bits of the hash, as the places of a row file; the bits in
-  // the word from low ones.
+  // From the high bits of the hash; the bits in the word from low ones.
   size_t Place(uint64_t hash) const {
     return static_cast<size_t>(
         (static_cast<unsigned __int128>(hash) * words_.size()) >> 64);

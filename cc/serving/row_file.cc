@@ -105,6 +105,13 @@ absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Map(
   return Make(std::move(mapped), path, expected);
 }
 
+absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Copy(
+    int fd, const std::string& path, const RowFileInfo& expected) {
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> copy,
+                            MappedFile::Copy(fd, path));
+  return Make(std::move(copy), path, expected);
+}
+
 absl::Status RowFile::Damaged(absl::string_view why) const {
   return absl::DataLossError(
       absl::StrCat("row file '", path_, "' is damaged: ", why,
@@ -172,6 +179,16 @@ absl::Status RowFile::ReadHeader() {
       !ReadHash(metadata, view_.num_slots, pilots.shape[0], &view_.hash)) {
     return Damaged("array 'pilots' of its header");
   }
+  const auto counts_fit = [this](int64_t a, int64_t b) {
+    return a >= 0 && b >= 0 && static_cast<uint64_t>(a) <= view_.num_slots &&
+           static_cast<uint64_t>(b) <=
+               view_.num_slots - static_cast<uint64_t>(a);
+  };
+  if (!counts_fit(info_.num_rows, info_.num_removed)) {
+    return Damaged(absl::StrCat("it has ", view_.num_slots,
+                                " slots, its manifest says ", info_.num_rows,
+                                " rows and ", info_.num_removed, " removed"));
+  }
   const uint64_t num_words = NumWords(view_.num_slots);
   if (!used.Read(header, "used", limit) || !used.HasWords() ||
       used.shape[0] != num_words) {
@@ -200,7 +217,6 @@ absl::Status RowFile::ReadHeader() {
   decoder_ = FindRowDecoder(kind_.format);
   view_.records = blocks_ + records.begin;
   view_.pilots = reinterpret_cast<const uint8_t*>(blocks_ + pilots.begin);
-  used_ = reinterpret_cast<const uint64_t*>(blocks_ + used.begin);
   if (removed.shape[0] != 0) {
     view_.removed = reinterpret_cast<const uint64_t*>(blocks_ + removed.begin);
   }
@@ -303,8 +319,11 @@ void RowFile::BuildFilter() const {
 absl::Status RowFile::ForEachKey(
     const std::function<absl::Status(Key, const char*)>& visit) const {
   for (uint64_t slot = 0; slot < view_.num_slots; ++slot) {
-    if (!HasBit(used_, slot)) continue;
     const char* const record = view_.Record(slot);
+    // Others are copies of an id that is elsewhere.
+    if (view_.Slot(view_.hash.PointOf(HashKey(KeyOf(record)))) != slot) {
+      continue;
+    }
     TFSWITCH_RETURN_IF_ERROR(
         visit(KeyOf(record), view_.IsRemoved(slot) ? nullptr : RowOf(record)));
   }

@@ -30,7 +30,7 @@ inline constexpr int kRowFileVersion = 2;
 inline constexpr size_t kRowFileHeaderBytes = 4096;
 
 // Header and checksums are verified when the file is opened, and each block of
-// rows or index when it is first used, or all of them by Verify().
+// what is behind the header when it is first used, or all of them by Verify().
 //
 // Thread-safe. Immutable but for what it knows of its contents.
 class RowFile {
@@ -42,6 +42,9 @@ class RowFile {
       const std::string& path, const RowFileInfo& expected);
   // Of a file that is open, which the caller may close.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Map(
+      int fd, const std::string& path, const RowFileInfo& expected);
+  // The same in memory of this process, as MappedFile::Copy().
+  static absl::StatusOr<std::shared_ptr<const RowFile>> Copy(
       int fd, const std::string& path, const RowFileInfo& expected);
 
   const std::string& path() const { return path_; }
@@ -159,7 +162,6 @@ class RowFile {
   RowFileKind kind_;
   RowDecoder decoder_ = nullptr;
   View view_;
-  const uint64_t* used_ = nullptr;
   const char* blocks_ = nullptr;
   size_t blocks_bytes_ = 0;
   const uint64_t* checksums_ = nullptr;

@@ -1,11 +1,13 @@
 #include "cc/serving/row_file_writer.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -95,6 +97,12 @@ struct RowFileWriter::Places {
     size_t max_keys = 0;
     for (uint64_t part = 0; part < hash.num_parts; ++part) {
       max_keys = std::max(max_keys, Part(part).size());
+    }
+    // All parts have the room of the largest one. They differ by 1 in 100,
+    // unless keys were chosen to come together.
+    if (hash.num_parts > 1 &&
+        max_keys > entries.size() / hash.num_parts * 11 / 10) {
+      return false;
     }
     SizePerfectHash(max_keys, &hash);
     pilots.resize(hash.num_pilots());
@@ -197,8 +205,7 @@ class RowFileWriter::BlockFile {
 class RowFileWriter::Spool {
  public:
   // `path` is that of the new file, or empty.
-  explicit Spool(const std::string& path)
-      : path_(path.empty() ? path : path + ".rows") {}
+  explicit Spool(std::string path) : path_(std::move(path)) {}
   ~Spool() {
     if (fd_ >= 0) close(fd_);
   }
@@ -221,7 +228,16 @@ class RowFileWriter::Spool {
   absl::StatusOr<const char*> Read() {
     if (fd_ < 0) return pending_.data();
     TFSWITCH_RETURN_IF_ERROR(Flush());
+    // Else what could not be kept would be read as something else.
+    if (fdatasync(fd_) != 0) return ErrnoStatus("flush rows of", path_, errno);
     TFSWITCH_ASSIGN_OR_RETURN(mapped_, MappedFile::Map(fd_, path_));
+    // Rows are read here and there: with read-ahead each would bring much more
+    // that is gone before it is needed, unless all of them stay in memory.
+    const auto free_bytes = static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) *
+                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    if (mapped_->size() > free_bytes / 2) {
+      madvise(const_cast<char*>(mapped_->data()), mapped_->size(), MADV_RANDOM);
+    }
     return mapped_->data();
   }
 
@@ -236,12 +252,18 @@ class RowFileWriter::Spool {
     return status;
   }
 
+  // Without a name: it goes with the process, however that ends.
   absl::Status Open() {
-    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    // It goes with the process, however that ends.
-    if (fd_ < 0 || unlink(path_.c_str()) != 0) {
-      return ErrnoStatus("create", path_, errno);
-    }
+    const size_t slash = path_.rfind('/');
+    const std::string folder =
+        slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+    fd_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd_ >= 0) return absl::OkStatus();
+    // Not all file systems have that.
+    std::string pattern = folder + "/.rowsXXXXXX";
+    fd_ = mkostemp(pattern.data(), O_CLOEXEC);
+    if (fd_ < 0) return ErrnoStatus("keep rows beside", path_, errno);
+    unlink(pattern.c_str());
     return absl::OkStatus();
   }
 
@@ -329,7 +351,8 @@ absl::Status RowFileWriter::AddEncoded(Key key, const char* row) {
   TFSWITCH_RETURN_IF_ERROR(CheckRoom(1));
   keys_.push_back(key);
   rows_.push_back(num_spooled_++);
-  return spool_->Append(row, row_bytes_);
+  status_ = spool_->Append(row, row_bytes_);
+  return status_;
 }
 
 void RowFileWriter::Reserve(size_t num_keys) {
@@ -353,6 +376,12 @@ absl::StatusOr<RowFileWriter::Places> RowFileWriter::FindPlaces() {
   for (Key seed = 0; seed < kMaxSeeds; ++seed) {
     places.hash.seed = HashKey(seed);
     places.Sort(keys_);
+    // Fewer, where keys were said more than once.
+    if (const uint64_t num_parts = NumPerfectHashParts(places.entries.size());
+        num_parts != places.hash.num_parts) {
+      places.hash.num_parts = num_parts;
+      places.Sort(keys_);
+    }
     if (places.FindPilots()) return places;
   }
   return absl::InternalError(absl::StrCat(
@@ -454,6 +483,7 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
     std::vector<uint64_t> used(num_words);
     std::vector<uint64_t> removed(info.num_removed > 0 ? num_words : 0);
     TFSWITCH_RETURN_IF_ERROR(WriteRecords(places, rows, &used, &removed));
+    spool_.reset();
     describe("records", "U8", {hash.num_slots(), sizeof(Key) + row_bytes_},
              file_->position());
     TFSWITCH_RETURN_IF_ERROR(append("pilots", "U8", places.pilots));

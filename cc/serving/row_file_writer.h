@@ -1,7 +1,8 @@
-// Writes a row file (serving/row_format.h), row by row, in bounded memory: 12
-// bytes per key, and 16 more in Finish(). Where a row lies is known when all
+// Writes a row file (serving/row_format.h), row by row, in bounded memory: some
+// 20 bytes per key, and 16 more in Finish(). Where a row lies is known when all
 // keys are, so until then rows are in a file without a name beside the new one,
-// if they are many.
+// or in memory if they are few or the new file is in memory. Then they are read
+// here and there: it goes much faster if the page cache has room for them.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_
 #define TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_

@@ -24,18 +24,6 @@ absl::string_view NameOf(RowFormat format) {
   return "";
 }
 
-const char* SafetensorsDtypeOf(RowFormat format) {
-  switch (format) {
-    case RowFormat::kFloat32:
-      return "F32";
-    case RowFormat::kFloat16:
-      return "F16";
-    case RowFormat::kInt8:
-      return "I8";
-  }
-  return "";
-}
-
 absl::StatusOr<RowFormat> RowFormatOf(absl::string_view name) {
   for (const RowFormat format :
        {RowFormat::kFloat32, RowFormat::kFloat16, RowFormat::kInt8}) {

@@ -11,8 +11,9 @@
 //   records      [slots, 8 + row bytes]: an id and its row, which for int8 is a
 //                scale as float32 and then the values
 //   pilots       which slot an id has (serving/perfect_hash.h)
-//   used         a bit for each slot that an id has; the others have a copy of
-//                an id of another slot, so that nothing is found there
+//   used         a bit for each slot that an id has, for other readers; the
+//                others have an id of another slot, so that nothing is found
+//                there
 //   removed      in a file of changes, a bit for each slot whose id lost its
 //                row; else empty
 //   checksums    uint64 [blocks]: XXH3 of each block; the header has theirs
@@ -37,8 +38,6 @@ enum class RowFormat : uint8_t { kFloat32, kFloat16, kInt8 };
 
 // "float32", "float16" or "int8".
 absl::string_view NameOf(RowFormat format);
-// What safetensors calls the elements of its rows: "F32", "F16" or "I8".
-const char* SafetensorsDtypeOf(RowFormat format);
 // InvalidArgument naming the formats there are.
 absl::StatusOr<RowFormat> RowFormatOf(absl::string_view name);
 

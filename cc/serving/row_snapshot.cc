@@ -193,8 +193,7 @@ absl::Status RowLayers::MergeNewest() {
   }
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, writer->Finish());
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<const RowFile> merged,
-                            RowFile::Map(fd, name, info));
-  // It has just been written; this has its pages mapped.
+                            RowFile::Copy(fd, name, info));
   TFSWITCH_RETURN_IF_ERROR(merged->Verify());
   merged->BuildFilter();
   files.erase(files.begin());

@@ -35,7 +35,8 @@ struct ModelOptions {
   std::string signature = "serving_default";
   std::vector<std::string> tags = {"serve"};
   // Threads of sessions. They are made for the first one of the process, and
-  // the others share them. 0: one per core.
+  // the others share them. 0: one per core. Without threads for ops, at -1, a
+  // request runs in the thread that asks: small models answer sooner so.
   int intra_op_threads = 0;
   int inter_op_threads = 0;
   // Run when a version is loaded, after those that lie with it (see

@@ -272,7 +272,8 @@ int Run(int argc, char** argv) {
       Flag("intra_op_threads", &options.model.intra_op_threads,
            "threads for the work inside of ops; 0: one per core"),
       Flag("inter_op_threads", &options.model.inter_op_threads,
-           "threads that run ops; 0: one per core"),
+           "threads that run ops; 0: one per core; -1: none, a request runs in "
+           "the thread that took it, and small models answer sooner"),
       Flag("help", &help, "prints this text"),
   };
   const bool parsed = tensorflow::Flags::Parse(&argc, argv, flags);

@@ -44,8 +44,8 @@ TEST(CraftedFilesTest, ADefaultRowBehindTheBlocksIsRefused) {
   // dim 1, float32, no rows; one change: array 0 (default_row), moved (3), by
   // 64 x 255 bytes and so on; whatever lies behind all blocks is refused.
   for (int step = 0; step < 256; ++step) {
-    const CraftedResult result = ReadCrafted(
-        std::vector<uint8_t>{0, 0, 0, 1, 0, 3, 3, static_cast<uint8_t>(step)});
+    const CraftedResult result = ReadCrafted(std::vector<uint8_t>{
+        0, 0, 0, 0, 1, 0, 3, 3, static_cast<uint8_t>(step)});
     ASSERT_EQ(result.fault, "") << step;
     ASSERT_TRUE(step < 4 || !result.is_open) << step;
   }

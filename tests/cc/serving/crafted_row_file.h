@@ -16,7 +16,7 @@ struct CraftedResult {
   std::string fault;
 };
 
-// Makes a row file and changes its header, its index and its rows as `choices`
+// Makes a row file and changes its header and what is behind it as `choices`
 // say, with checksums that fit, so that nothing but the checks of the header
 // and of what is read stands between the reader and what is not there. Then
 // opens it and reads all of it in each way there is.

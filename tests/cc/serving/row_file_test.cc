@@ -1,10 +1,12 @@
 #include "cc/serving/row_file.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -199,6 +201,62 @@ TEST_F(RowFileTest, KeysThatWereChosenToCollideHavePlaces) {
   for (const Key key : keys) ASSERT_EQ(Read(*file, key), RowOf(key, 2));
 }
 
+// So many in one part that all parts would be as large.
+TEST_F(RowFileTest, KeysThatWereChosenForOnePartTakeNoMoreRoom) {
+  PerfectHash unseeded;
+  unseeded.num_parts = NumPerfectHashParts(200'000);
+  std::vector<Key> keys;
+  for (Key key = 0; keys.size() < 200'000; ++key) {
+    if (unseeded.PartOf(unseeded.PointOf(HashKey(key))) == 0) {
+      keys.push_back(key);
+    }
+  }
+  const auto file = Open(Write(Kind(RowFormat::kFloat32, 1), keys));
+  EXPECT_LT(file->view().num_slots, 210'000);
+  for (size_t i = 0; i < keys.size(); i += 100) {
+    ASSERT_EQ(Read(*file, keys[i]), RowOf(keys[i], 1));
+  }
+}
+
+TEST_F(RowFileTest, KeysThatAreSaidTwiceTakeNoMoreRoom) {
+  std::vector<Key> keys(60'000);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const RowFileKind kind = Kind(RowFormat::kFloat32, 1);
+  const RowFileInfo info = Write(kind, keys);
+  keys.insert(keys.end(), keys.begin(), keys.end());
+  EXPECT_EQ(Write(kind, keys).header_checksum, info.header_checksum);
+}
+
+TEST_F(RowFileTest, RowsThatCannotBeKeptAreNotForgotten) {
+  auto writer =
+      RowFileWriter::Create(path_, Kind(RowFormat::kFloat32, 4096)).value();
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = rlim_t{16} << 20;
+  const auto ignored = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  absl::Status failed;
+  for (Key key = 0; key < 4096 && failed.ok(); ++key) {
+    failed = writer->Add(std::vector<Key>{key}, RowOf(key, 4096));
+  }
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, ignored);
+  EXPECT_FALSE(failed.ok());
+  EXPECT_EQ(writer->Add(std::vector<Key>{1}, RowOf(1, 4096)), failed);
+  EXPECT_EQ(writer->Finish().status(), failed);
+}
+
+TEST_F(RowFileTest, AManifestThatCountsMoreKeysThanThereIsRoomForIsRefused) {
+  RowFileInfo info = Write(Kind(RowFormat::kFloat32, 1), {1, 2, 3});
+  for (const int64_t lie : {int64_t{-1}, int64_t{1} << 60}) {
+    RowFileInfo wrong = info;
+    wrong.num_removed = lie;
+    EXPECT_EQ(RowFile::Open(path_, wrong).status().code(),
+              absl::StatusCode::kDataLoss);
+  }
+}
+
 TEST_F(RowFileTest, TheOrderOfRowsDoesNotMatter) {
   std::vector<Key> keys(5000);
   std::iota(keys.begin(), keys.end(), Key{-100});
@@ -219,7 +277,17 @@ TEST_F(RowFileTest, RowsOfALargeFileWaitWithoutAName) {
   const auto num_files = [this] {
     return std::distance(std::filesystem::directory_iterator(folder_), {});
   };
+  // The new one, and one that is nowhere.
   EXPECT_EQ(num_files(), 1);
+  int num_open = 0;
+  const std::string prefix = std::filesystem::canonical(folder_).string() + "/";
+  for (const auto& file :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string to = std::filesystem::read_symlink(file, gone).string();
+    num_open += static_cast<int>(to.rfind(prefix, 0) == 0);
+  }
+  EXPECT_EQ(num_open, 2);
   const auto file = Open(writer->Finish().value());
   EXPECT_EQ(num_files(), 1);
   for (Key key = 0; key < 4096; ++key) {
@@ -327,6 +395,25 @@ TEST_F(RowFileTest, InstructionSetsDecodeTheSameBits) {
   }
 }
 
+TEST_F(RowFileTest, InstructionSetsDecodeTheSameHalves) {
+  std::vector<uint16_t> halves;
+  for (uint32_t half = 0; half < 0x10000; ++half) {
+    const uint32_t magnitude = half & 0x7fff;
+    // Signalling NaN, which no row has.
+    if (magnitude > 0x7c00 && magnitude < 0x7e00) continue;
+    halves.push_back(static_cast<uint16_t>(half));
+  }
+  const auto* const bytes = reinterpret_cast<const char*>(halves.data());
+  const int dim = static_cast<int>(halves.size());
+  std::vector<float> scalar_row(halves.size());
+  std::vector<float> active_row(halves.size());
+  scalar::FindRowDecoder(RowFormat::kFloat16)(bytes, dim, scalar_row.data());
+  FindRowDecoder(RowFormat::kFloat16)(bytes, dim, active_row.data());
+  EXPECT_EQ(std::memcmp(scalar_row.data(), active_row.data(),
+                        halves.size() * sizeof(float)),
+            0);
+}
+
 TEST_F(RowFileTest, AFileThatIsNotWholeIsRefused) {
   const RowFileInfo info = Write(Kind(RowFormat::kFloat32, 4), {1, 2, 3});
   std::filesystem::resize_file(path_, static_cast<size_t>(info.bytes) - 1);
@@ -374,10 +461,14 @@ TEST_F(RowFileTest, AFileInMemoryIsOneToo) {
   const auto writer =
       RowFileWriter::WriteTo(fd, "memory", Kind(RowFormat::kFloat16, 4));
   ASSERT_TRUE(writer->Add(std::vector<Key>{8}, RowOf(8, 4)).ok());
-  const auto file = RowFile::Map(fd, "memory", writer->Finish().value());
+  const RowFileInfo info = writer->Finish().value();
+  const auto file = RowFile::Map(fd, "memory", info);
+  const auto copy = RowFile::Copy(fd, "memory", info);
   close(fd);
   ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE(copy.ok()) << copy.status();
   EXPECT_EQ(Read(**file, 8).size(), 4);
+  EXPECT_EQ(Read(**copy, 8), Read(**file, 8));
 }
 
 TEST_F(RowFileTest, WithoutFinishThereIsNoFile) {

@@ -386,9 +386,10 @@ TEST_F(ServedRowsTest, AnotherVersionOfTheFormatIsNamed) {
     std::ifstream file(manifest);
     text.assign(std::istreambuf_iterator<char>(file), {});
   }
-  const size_t at = text.find("\"version\": 1");
+  const std::string version = absl::StrCat("\"version\": ", kExportVersion);
+  const size_t at = text.find(version);
   ASSERT_NE(at, std::string::npos);
-  text.replace(at, 12, "\"version\": 9");
+  text.replace(at, version.size(), "\"version\": 9");
   std::ofstream(manifest) << text;
   const absl::Status other = ServedRows::Open(options_).status();
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
