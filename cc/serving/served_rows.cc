@@ -297,11 +297,14 @@ void ServedRows::VerifyBuilt(const Built& built) {
       if (status.ok()) continue;
       if (absl::IsCancelled(status)) return;
       MutexLock lock(&update_mutex_);
-      Refuse(*file, status);
+      // Copies are kept for other threads: this one goes before they are let
+      // in.
+      const absl::Status damage = std::move(status);
+      Refuse(*file, damage);
       const State before = state();
       // The rows that came after it have nothing to do with it.
       if (before.base_number != built.base_number) return;
-      NoteError(status);
+      NoteError(damage);
       if (before.is_held) return;
       auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
       // With none, what is damaged is refused where it is read.
