@@ -26,7 +26,12 @@ _names = itertools.count()
 def running_servers(num_servers: int) -> Iterator[str]:
     """Yields the address of new servers; 0: of tables in this process."""
     if num_servers == 0:
-        yield f"local://test-{os.getpid()}-{next(_names)}"
+        address = f"local://test-{os.getpid()}-{next(_names)}"
+        yield address
+        # It would live as long as the process.
+        with tsw.Cluster(address) as cluster:
+            for name in cluster.tables():
+                cluster._native.drop_table(name)
         return
     with contextlib.ExitStack() as stack:
         servers = [

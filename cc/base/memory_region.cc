@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -26,32 +28,54 @@ bool OvercommitIsForbidden() {
   return (file >> mode) && mode == 2;
 }
 
+// What a process can address without asking for more.
+constexpr size_t kAddressSpace = size_t{1} << 47;
+
+// Of it, in reservations.
+std::atomic<size_t> reserved_bytes{0};
+
+bool IsBeyondAddressSpace(const void* map) {
+  return reinterpret_cast<uintptr_t>(map) >= kAddressSpace;
+}
+
+void* Map(void* hint, size_t bytes, int protection) {
+  return mmap(hint, bytes, protection,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+// Asks for addresses that only processors with five levels of page tables have,
+// and only for those who name one. MAP_FAILED without.
+void* MapBeyondAddressSpace(size_t bytes, int protection) {
+#if TFSWITCH_THREAD_SANITIZER || defined(__SANITIZE_ADDRESS__)
+  return MAP_FAILED;  // They do not know such addresses.
+#else
+  void* const map =
+      Map(reinterpret_cast<void*>(2 * kAddressSpace), bytes, protection);
+  if (map == MAP_FAILED || IsBeyondAddressSpace(map)) return map;
+  munmap(map, bytes);
+  return MAP_FAILED;
+#endif
+}
+
 }  // namespace
 
 absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
                                                             size_t min_bytes) {
   const bool is_usable = !OvercommitIsForbidden();
-  for (size_t size = RoundUpTo(bytes, kHugePageBytes);;
-       size = RoundUpTo(size / 2, kHugePageBytes)) {
-    // One huge page more than asked, to align within.
-    const size_t map_bytes = size + kHugePageBytes;
-    void* const map =
-        mmap(nullptr, map_bytes, is_usable ? PROT_READ | PROT_WRITE : PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map != MAP_FAILED) {
-      madvise(map, map_bytes, MADV_NOHUGEPAGE);
-      MemoryReservation reservation;
-      reservation.map_ = map;
-      reservation.map_bytes_ = map_bytes;
-      char* const begin = static_cast<char*>(map);
-      const size_t misalignment =
-          reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
-      reservation.data_ =
-          begin + (misalignment == 0 ? 0 : kHugePageBytes - misalignment);
-      reservation.size_ = size;
-      reservation.is_usable_ = is_usable;
-      return reservation;
-    }
+  const int protection = is_usable ? PROT_READ | PROT_WRITE : PROT_NONE;
+  const size_t wish = RoundUpTo(bytes, kHugePageBytes);
+  const size_t left =
+      kAddressSpace - std::min(kAddressSpace, reserved_bytes.load());
+  // One huge page more than asked, to align within.
+  size_t size = std::min(
+      wish, RoundUpTo(std::max(left / kShare, min_bytes), kHugePageBytes));
+  void* map = size < wish
+                  ? MapBeyondAddressSpace(wish + kHugePageBytes, protection)
+                  : MAP_FAILED;
+  if (map != MAP_FAILED) size = wish;
+  while (map == MAP_FAILED) {
+    map = Map(nullptr, size + kHugePageBytes, protection);
+    if (map != MAP_FAILED) break;
     if (size / 2 < min_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "cannot reserve ", size, " bytes of address space (",
@@ -59,11 +83,25 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
           "); raise the limit of this process (`ulimit -v`) or use fewer "
           "tables"));
     }
+    size = RoundUpTo(size / 2, kHugePageBytes);
   }
+  MemoryReservation reservation;
+  reservation.map_ = map;
+  reservation.map_bytes_ = size + kHugePageBytes;
+  if (!IsBeyondAddressSpace(map)) reserved_bytes += reservation.map_bytes_;
+  madvise(map, reservation.map_bytes_, MADV_NOHUGEPAGE);
+  const auto begin = reinterpret_cast<uintptr_t>(map);
+  reservation.data_ =
+      static_cast<char*>(map) + (RoundUpTo(begin, kHugePageBytes) - begin);
+  reservation.size_ = size;
+  reservation.is_usable_ = is_usable;
+  return reservation;
 }
 
 MemoryReservation::~MemoryReservation() {
-  if (map_ != nullptr) munmap(map_, map_bytes_);
+  if (map_ == nullptr) return;
+  munmap(map_, map_bytes_);
+  if (!IsBeyondAddressSpace(map_)) reserved_bytes -= map_bytes_;
 }
 
 MemorySpan MemoryReservation::Span(size_t begin, size_t bytes) const {

@@ -68,11 +68,17 @@ class MemorySpan {
 // Whatever the system's default, its memory comes in small pages, so that what
 // is small stays small; the PageKeeper makes huge ones.
 //
-// Thread-compatible.
+// Thread-compatible. Create() and the destructor are safe to call in any
+// thread.
 class MemoryReservation {
  public:
-  // Reserves `bytes`, or half of that, and so on down to `min_bytes`, whatever
-  // the system gives. ResourceExhausted if it gives nothing.
+  static constexpr size_t kShare = 64;
+
+  // Reserves `bytes`; where they are more than kShare of what reservations of
+  // this process have left of its address space, that share, so that later ones
+  // and everything else find room; or half of that, and so on, whatever the
+  // system gives, but never less than `min_bytes`. ResourceExhausted if it
+  // gives nothing.
   static absl::StatusOr<MemoryReservation> Create(size_t bytes,
                                                   size_t min_bytes);
 

@@ -1,7 +1,5 @@
 """The ops of many tables, against those of one."""
 
-import gc
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -328,9 +326,6 @@ def test_a_server_that_is_away_is_named():
 
 
 def test_each_of_very_many_pushes_counts_in_any_order_of_tables(cluster):
-    # On three servers they reserve 54 of the 128 TB that a process can address:
-    # the tables of earlier tests must not wait for the collector.
-    gc.collect()
     tables = [make_table(f"t{i}", 1, initializer="zeros") for i in range(256)]
     for table in tables:
         table.lookup_or_create([1])

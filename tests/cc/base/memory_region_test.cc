@@ -56,6 +56,27 @@ TEST(MemoryReservationTest, TakesLessWhereTheWishCannotBeHad) {
       absl::StatusCode::kResourceExhausted);
 }
 
+#if !TFSWITCH_THREAD_SANITIZER && !defined(__SANITIZE_ADDRESS__)
+// Sanitizers leave programs less of their address space.
+TEST(MemoryReservationTest, LeavesRoomForOthersHoweverManyAskForALot) {
+  constexpr size_t kWish = size_t{3} << 40;
+  constexpr size_t kLeast = size_t{1} << 30;
+  std::vector<MemoryReservation> reservations;
+  for (int i = 0; i < 300; ++i) {
+    auto reservation = MemoryReservation::Create(kWish, kLeast);
+    ASSERT_TRUE(reservation.ok()) << i << ": " << reservation.status();
+    reservations.push_back(*std::move(reservation));
+  }
+
+  EXPECT_GE(reservations.front().size(), size_t{1} << 40);
+  EXPECT_GE(reservations.back().size(), size_t{16} << 30);
+  reservations.clear();
+  const auto after = MemoryReservation::Create(size_t{1} << 40, kLeast);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->size(), size_t{1} << 40);
+}
+#endif
+
 TEST(MemorySpanTest, GrowsInPlaceUpToItsCapacity) {
   const MemoryReservation reservation = Reserve(64 * kMiB);
   MemorySpan span(reservation.data(), 64 * kMiB, 0);
