@@ -6,17 +6,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "cc/base/status_macros.h"
-#include "nlohmann/json.hpp"
+#include "cc/table/json_reader.h"
 
 namespace tfswitch {
 namespace {
-
-using Json = nlohmann::json;
-
-std::string Dump(const Json& json) {
-  // Replaces invalid UTF-8, where the default would throw.
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
 
 Json ToJson(const WorkerGroup::Stats& workers) {
   std::vector<int64_t> staleness = workers.staleness;
@@ -47,27 +40,27 @@ std::string TableInfosToJson(const std::vector<TableInfo>& infos) {
                     {"admission_bytes", info.stats.admission_bytes},
                     {"change_bytes", info.stats.change_bytes}});
   }
-  return Dump(json);
+  return DumpJson(json);
 }
 
 std::string ShrinkReportToJson(const ShrinkReport& report) {
-  return Dump({{"evicted_rows", report.evicted_rows},
-               {"evicted_bytes", report.evicted_bytes},
-               {"by",
-                {{"ttl", report.by_ttl},
-                 {"show_click_score", report.by_show_click_score},
-                 {"l2_norm", report.by_l2_norm},
-                 {"max_rows", report.by_max_rows}}},
-               {"evicted_candidates", report.evicted_candidates},
-               {"remaining_rows", report.remaining_rows},
-               {"remaining_usage",
-                {{"count", report.remaining_count},
-                 {"show", report.remaining_show},
-                 {"click", report.remaining_click}}}});
+  return DumpJson({{"evicted_rows", report.evicted_rows},
+                   {"evicted_bytes", report.evicted_bytes},
+                   {"by",
+                    {{"ttl", report.by_ttl},
+                     {"show_click_score", report.by_show_click_score},
+                     {"l2_norm", report.by_l2_norm},
+                     {"max_rows", report.by_max_rows}}},
+                   {"evicted_candidates", report.evicted_candidates},
+                   {"remaining_rows", report.remaining_rows},
+                   {"remaining_usage",
+                    {{"count", report.remaining_count},
+                     {"show", report.remaining_show},
+                     {"click", report.remaining_click}}}});
 }
 
 std::string CheckpointReportToJson(const CheckpointReport& report) {
-  return Dump({{"tables", report.tables}, {"num_rows", report.num_rows}});
+  return DumpJson({{"tables", report.tables}, {"num_rows", report.num_rows}});
 }
 
 absl::StatusOr<std::vector<std::string>> NamesFromJson(
@@ -152,39 +145,40 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {
 }
 
 std::string WorkerReportToJson(const WorkerSession::Report& report) {
-  return Dump({{"group", report.member.group},
-               {"worker", report.member.worker},
-               {"clock", report.clock},
-               {"round", report.round},
-               {"dropped_steps", report.dropped},
-               {"left", report.has_left},
-               {"in_step", report.is_in_step},
-               {"waits",
-                {{"count", report.waits.count},
-                 {"total_s", absl::ToDoubleSeconds(report.waits.total)},
-                 {"longest_s", absl::ToDoubleSeconds(report.waits.longest)}}},
-               {"workers", ToJson(report.group)}});
+  return DumpJson(
+      {{"group", report.member.group},
+       {"worker", report.member.worker},
+       {"clock", report.clock},
+       {"round", report.round},
+       {"dropped_steps", report.dropped},
+       {"left", report.has_left},
+       {"in_step", report.is_in_step},
+       {"waits",
+        {{"count", report.waits.count},
+         {"total_s", absl::ToDoubleSeconds(report.waits.total)},
+         {"longest_s", absl::ToDoubleSeconds(report.waits.longest)}}},
+       {"workers", ToJson(report.group)}});
 }
 
 std::string GroupStatsToJson(const WorkerGroup::Stats& stats) {
-  return Dump(ToJson(stats));
+  return DumpJson(ToJson(stats));
 }
 
 std::string WorkItemToJson(const WorkItem& item) {
-  return Dump({{"epoch", item.epoch},
-               {"index", item.index},
-               {"value", item.value},
-               {"offset", item.offset}});
+  return DumpJson({{"epoch", item.epoch},
+                   {"index", item.index},
+                   {"value", item.value},
+                   {"offset", item.offset}});
 }
 
 std::string WorkQueueStatsToJson(const WorkQueue::Stats& stats) {
-  return Dump({{"epoch", stats.epoch},
-               {"epochs", stats.num_epochs},
-               {"items", stats.num_items},
-               {"finished", stats.num_finished},
-               {"leased", stats.num_leased},
-               {"returned", stats.num_returned},
-               {"reissued", stats.reissued}});
+  return DumpJson({{"epoch", stats.epoch},
+                   {"epochs", stats.num_epochs},
+                   {"items", stats.num_items},
+                   {"finished", stats.num_finished},
+                   {"leased", stats.num_leased},
+                   {"returned", stats.num_returned},
+                   {"reissued", stats.reissued}});
 }
 
 }  // namespace tfswitch

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Never destroyed, as what is open in cc/capi/cluster.cc.
-struct Registry {
+struct GroupRegistry {
   Mutex mutex;
   std::map<std::string, std::unique_ptr<ReplicaCoordinator>> groups
       ABSL_GUARDED_BY(mutex);
@@ -113,7 +113,7 @@ absl::StatusOr<std::string> Answer(const absl::Status& status, Json answer) {
 }  // namespace
 
 ReplicaCoordinator& ReplicasOf(const std::string& group) {
-  static Registry* const registry = new Registry;
+  static GroupRegistry* const registry = new GroupRegistry;
   MutexLock lock(&registry->mutex);
   std::unique_ptr<ReplicaCoordinator>& found = registry->groups[group];
   if (found == nullptr) found = std::make_unique<ReplicaCoordinator>(group);

@@ -12,10 +12,6 @@
 namespace tfswitch {
 namespace {
 
-std::string Dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 std::string StateToJson(const ServedState& state) {
   const ServedRows::State& rows = state.rows;
   Json json = {{"number", rows.number},
@@ -32,7 +28,7 @@ std::string StateToJson(const ServedState& state) {
                {"cache_misses", state.num_cache_misses}};
   if (!rows.error.ok()) json["error"] = std::string(rows.error.message());
   if (state.is_remote) json["addresses"] = state.addresses;
-  return Dump(json);
+  return DumpJson(json);
 }
 
 }  // namespace
@@ -84,13 +80,13 @@ absl::StatusOr<ExportOptions> ExportOptionsFromJson(const std::string& json) {
 }
 
 std::string ExportReportToJson(const ExportReport& report) {
-  return Dump({{"kind", report.is_delta ? "delta" : "base"},
-               {"number", report.number},
-               {"published", report.is_published},
-               {"num_rows", report.num_rows},
-               {"num_removed", report.num_removed},
-               {"bytes", report.bytes},
-               {"why_base", report.why_base}});
+  return DumpJson({{"kind", report.is_delta ? "delta" : "base"},
+                   {"number", report.number},
+                   {"published", report.is_published},
+                   {"num_rows", report.num_rows},
+                   {"num_removed", report.num_removed},
+                   {"bytes", report.bytes},
+                   {"why_base", report.why_base}});
 }
 
 absl::StatusOr<std::string> CallServedModel(const std::string& path,

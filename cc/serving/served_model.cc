@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // A model that is open, is being opened, or was.
-struct Entry {
+struct KnownModel {
   // Held by who opens it. Taken before the registry's mutex.
   Mutex opening;
   std::string id;                    // Constant.
@@ -34,7 +34,7 @@ struct Entry {
 struct Registry {
   Mutex mutex;
   // By the path of the model file, in the order in which they were opened.
-  std::map<std::string, std::vector<std::shared_ptr<Entry>>> entries
+  std::map<std::string, std::vector<std::shared_ptr<KnownModel>>> entries
       ABSL_GUARDED_BY(mutex);
 };
 
@@ -68,31 +68,32 @@ absl::StatusOr<std::shared_ptr<ServedModel>> Open(
 }
 
 // The place of a model; the last one at its path if it is new.
-std::shared_ptr<Entry> EntryOf(const std::string& file, const std::string& id) {
+std::shared_ptr<KnownModel> EntryOf(const std::string& file,
+                                    const std::string& id) {
   Registry& registry = TheRegistry();
   MutexLock lock(&registry.mutex);
   // Those that nobody serves and nobody opens go.
   for (auto it = registry.entries.begin(); it != registry.entries.end();) {
-    std::vector<std::shared_ptr<Entry>>& of_path = it->second;
+    std::vector<std::shared_ptr<KnownModel>>& of_path = it->second;
     of_path.erase(std::remove_if(of_path.begin(), of_path.end(),
-                                 [](const std::shared_ptr<Entry>& entry) {
+                                 [](const std::shared_ptr<KnownModel>& entry) {
                                    return entry.use_count() == 1 &&
                                           entry->model.expired();
                                  }),
                   of_path.end());
     it = of_path.empty() ? registry.entries.erase(it) : std::next(it);
   }
-  std::vector<std::shared_ptr<Entry>>& entries = registry.entries[file];
-  for (const std::shared_ptr<Entry>& entry : entries) {
+  std::vector<std::shared_ptr<KnownModel>>& entries = registry.entries[file];
+  for (const std::shared_ptr<KnownModel>& entry : entries) {
     if (entry->id == id) return entry;
   }
-  auto entry = std::make_shared<Entry>();
+  auto entry = std::make_shared<KnownModel>();
   entry->id = id;
   entries.push_back(entry);
   return entry;
 }
 
-std::shared_ptr<ServedModel> ModelOf(const Entry& entry) {
+std::shared_ptr<ServedModel> ModelOf(const KnownModel& entry) {
   MutexLock lock(&TheRegistry().mutex);
   return entry.model.lock();
 }
@@ -103,7 +104,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
     const std::string& model_file, const OpenClient& open_client) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::string file, CanonicalPath(model_file));
   TFSWITCH_ASSIGN_OR_RETURN(ModelFile content, ReadModelFile(file));
-  const std::shared_ptr<Entry> entry = EntryOf(file, content.id);
+  const std::shared_ptr<KnownModel> entry = EntryOf(file, content.id);
   // Others that open this model wait, and need the same rows; those that open
   // another do not.
   MutexLock lock(&entry->opening);

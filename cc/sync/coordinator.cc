@@ -1,23 +1,17 @@
 #include "cc/sync/coordinator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 
 namespace {
-
-// For leases: a clock that nobody sets.
-absl::Time SteadyNow() {
-  return absl::UnixEpoch() +
-         absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
 
 absl::Status NoQueue(const std::string& queue) {
   return absl::FailedPreconditionError(absl::StrCat(

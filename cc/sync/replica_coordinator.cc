@@ -1,12 +1,12 @@
 #include "cc/sync/replica_coordinator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
@@ -22,11 +22,6 @@ constexpr char kEndOfSession[] = "end of session";
 
 // What a check says while there is nothing to say.
 absl::Status NotYet() { return absl::UnavailableError("not yet"); }
-
-absl::Time SteadyNow() {
-  return absl::UnixEpoch() +
-         absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
 
 }  // namespace
 

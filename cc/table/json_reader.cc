@@ -71,6 +71,11 @@ absl::StatusOr<Json> ParseJson(absl::string_view text, int max_depth) {
   return json;
 }
 
+std::string DumpJson(const Json& json) {
+  // The default would throw.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 double ShortestDouble(float value) {
   for (int digits = 6; digits < 9; ++digits) {
     char text[32];

@@ -29,6 +29,9 @@ inline constexpr int kMaxJsonDepth = 32;
 absl::StatusOr<Json> ParseJson(absl::string_view text,
                                int max_depth = kMaxJsonDepth);
 
+// In one line, with U+FFFD in place of what is not UTF-8.
+std::string DumpJson(const Json& json);
+
 // Shortest number that gives the same float back: 0.1, not 0.10000000149.
 double ShortestDouble(float value);
 

@@ -1,0 +1,20 @@
+// A clock that nobody sets, for leases.
+
+#ifndef TFSWITCH_CC_BASE_STEADY_CLOCK_H_
+#define TFSWITCH_CC_BASE_STEADY_CLOCK_H_
+
+#include <chrono>
+
+#include "absl/time/time.h"
+
+namespace tfswitch {
+
+// Only differences mean something.
+inline absl::Time SteadyNow() {
+  return absl::UnixEpoch() +
+         absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_STEADY_CLOCK_H_
