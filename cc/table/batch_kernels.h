@@ -2,9 +2,9 @@
 // set. Memory latency is hidden by working on three blocks of the batch in
 // turn:
 //
-//   block b       hash the keys, prefetch their buckets
 //   block b - 1   search the buckets, prefetch the rows
 //   block b - 2   copy the rows, or step the optimizer on them
+//   block b       between them, hash the keys, prefetch their buckets
 //
 // No lock is taken for reading. Where a bucket turns out to be locked, moved or
 // changed in between, the key is handed to a RetrySink, which takes its time.

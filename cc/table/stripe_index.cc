@@ -22,7 +22,7 @@ constexpr size_t kMinHugeArrayBytes = 2 * kHugePageBytes;
 
 // Memory behind the cursor goes back in steps of this size, or of whole huge
 // pages where it is in such.
-constexpr size_t kMinMovedBytes = 64 * 1024;
+constexpr size_t kMovedStepBytes = 64 * 1024;
 
 }  // namespace
 
@@ -276,7 +276,7 @@ void StripeIndex::ReleaseMoved() {
   Array& from = current();
   const size_t moved = cursor_ * sizeof(Bucket);
   const size_t end = RoundDownTo(
-      moved, moved <= from.huge_bytes ? kHugePageBytes : kMinMovedBytes);
+      moved, moved <= from.huge_bytes ? kHugePageBytes : kMovedStepBytes);
   if (end <= from.released_bytes) return;
   PageKeeper::Get().Release(from.span, from.released_bytes, end);
   from.released_bytes = end;
