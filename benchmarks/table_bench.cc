@@ -491,7 +491,8 @@ int Main(int argc, char** argv) {
     return 0;
   }
   // First, in a process that has given no memory back: the host of a virtual
-  // machine may take such memory away meanwhile, which stops the machine.
+  // machine may take such memory away, and inserts wait until it is there
+  // again.
   MeasureSingleInserts();
   fflush(stdout);
   const std::unique_ptr<EmbeddingTable> table = MeasureGrowth();
