@@ -48,6 +48,7 @@
 #include "cc/client/local_client.h"
 #include "cc/rpc/grpc_client.h"
 #include "cc/rpc/grpc_server.h"
+#include "cc/rpc/process_settings.h"
 #include "cc/shard/shard.h"
 
 namespace tfswitch {
@@ -223,6 +224,7 @@ std::string StartRaw(bool with_table) {
 }
 
 std::string StartGrpc() {
+  PrepareServerProgram();
   GrpcServerOptions options;
   options.num_threads = num_threads;
   if (unix_sockets) options.address = absl::StrCat("unix:", SocketPath("grpc"));

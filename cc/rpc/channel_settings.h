@@ -14,9 +14,12 @@ inline constexpr int kMaxFrameBytes = 1 << 20;
 inline constexpr int kReadChunkBytes = 1 << 20;
 inline constexpr int kMaxReadChunkBytes = 4 << 20;
 
-// A call with more embeddings than this is sent in parts, each at least as
-// large.
+// A pull of more embeddings than this is sent in parts, each at least as large.
 inline constexpr size_t kMinPartBytes = 5 << 18;
+// The same for a push. In parts it costs more: all of it is searched for NaN
+// before the first one goes, so that a bad gradient in the last leaves nothing
+// applied.
+inline constexpr size_t kMinPushPartBytes = 4 << 20;
 inline constexpr size_t kMaxPartsPerCall = 8;
 
 // A host that vanishes without a word is noticed after the sum of both.

@@ -113,9 +113,9 @@ absl::Status ParseProto(const char* name, MessagePieces pieces,
 
 // How many keys each part of a call has. While one part is on its way, the
 // other end works on the part before, which is in its cache still.
-size_t KeysPerPart(size_t num_keys, size_t row_bytes) {
+size_t KeysPerPart(size_t num_keys, size_t row_bytes, size_t min_part_bytes) {
   const size_t num_parts = std::clamp<size_t>(
-      num_keys * row_bytes / kMinPartBytes, 1, kMaxPartsPerCall);
+      num_keys * row_bytes / min_part_bytes, 1, kMaxPartsPerCall);
   return (num_keys + num_parts - 1) / num_parts;
 }
 
@@ -203,7 +203,7 @@ size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
   const uint64_t headers = kMaxUsageHeaders + table.size();
   const uint64_t room =
       max_message_bytes > headers ? max_message_bytes - headers : 0;
-  return std::min<size_t>(KeysPerPart(num_keys, kUsageBytes),
+  return std::min<size_t>(KeysPerPart(num_keys, kUsageBytes, kMinPartBytes),
                           std::max<uint64_t>(1, room / kUsageBytes));
 }
 
@@ -375,7 +375,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMany(
     }
     const size_t width = static_cast<size_t>(args.dim);
     const size_t keys_per_piece =
-        KeysPerPart(args.keys.size(), width * sizeof(float));
+        KeysPerPart(args.keys.size(), width * sizeof(float), kMinPartBytes);
     size_t begin = 0;
     do {
       PullPart piece = part;
@@ -500,7 +500,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     // of one step, where a round is applied.
     const size_t keys_per_piece =
         args.keys_are_unique && args.step.group.empty()
-            ? KeysPerPart(args.keys.size(), width * sizeof(float))
+            ? KeysPerPart(args.keys.size(), width * sizeof(float),
+                          kMinPushPartBytes)
             : args.keys.size();
     const bool is_split = keys_per_piece < args.keys.size();
     if ((is_split || parts.size() > 1) && !args.is_checked) {

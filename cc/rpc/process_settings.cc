@@ -1,5 +1,9 @@
 #include "cc/rpc/process_settings.h"
 
+#include <grpcpp/version_info.h>
+
+#include <cstdlib>
+
 #include "absl/synchronization/mutex.h"
 #include "cc/base/malloc_tuning.h"
 
@@ -12,6 +16,13 @@ void PrepareProcess() {
     return true;
   }();
   (void)prepared;
+}
+
+void PrepareServerProgram() {
+// Other versions may not know the name, and would complain.
+#if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51
+  setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", /*overwrite=*/0);
+#endif
 }
 
 }  // namespace tfswitch

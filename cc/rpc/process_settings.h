@@ -16,6 +16,14 @@ namespace tfswitch {
 // Thread-safe.
 void PrepareProcess();
 
+// For a program that does nothing but serve; others would change what belongs
+// to their host. Called before there are threads and before anything of gRPC.
+//
+// gRPC 1.51 reads into pieces of 64 KiB, whatever size a channel asks for, as
+// long as its experiment `tcp_read_chunks` is on, which is the default. This
+// sets GRPC_EXPERIMENTS to turn it off, unless the variable is set already.
+void PrepareServerProgram();
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_

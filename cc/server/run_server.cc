@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/rpc/grpc_server.h"
+#include "cc/rpc/process_settings.h"
 #include "cc/server/server_flags.h"
 #include "cc/shard/shard.h"
 
@@ -41,6 +42,7 @@ int RunServer(const std::vector<std::string>& arguments) {
     std::printf("tfswitch-server %s\n", TFSWITCH_VERSION);
     return kStopped;
   }
+  PrepareServerProgram();
   if (!TuneMalloc()) {
     std::fprintf(stderr,
                  "tfswitch-server: warning: malloc refused its settings; "

@@ -289,8 +289,8 @@ TEST(GrpcClientTest, OwnedGradientsAreApplied) {
 }
 
 // As many as are sent in several parts, the last one shorter.
-constexpr int kManyRows = 1001;
-constexpr int kWideDim = 1024;
+constexpr int kManyRows = 1025;
+constexpr int kWideDim = 2048;
 
 PushArgs LongPush(const std::vector<Key>& keys,
                   const std::vector<float>& gradients) {

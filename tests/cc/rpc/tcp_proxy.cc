@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,33 @@ bool SendAll(int fd, const char* data, size_t size) {
     size -= sent;
   }
   return true;
+}
+
+// A frame of HTTP/2, RFC 9113 section 4.1: three bytes of length, one of type.
+constexpr size_t kFrameHeader = 9;
+constexpr size_t kFrameType = 3;
+
+bool TakeFrame(std::string* bytes, std::string* frame) {
+  if (bytes->size() < kFrameHeader) return false;
+  size_t size = 0;
+  for (size_t i = 0; i < kFrameType; ++i) {
+    size = size << 8 | static_cast<uint8_t>((*bytes)[i]);
+  }
+  size += kFrameHeader;
+  if (bytes->size() < size) return false;
+  *frame = bytes->substr(0, size);
+  bytes->erase(0, size);
+  return true;
+}
+
+// Those of the connection go on, or a long request would wait for leave to send
+// its rest.
+bool IsOfAnswer(const std::string& frame) {
+  constexpr char kSettings = 4;
+  constexpr char kPing = 6;
+  constexpr char kWindowUpdate = 8;
+  const char type = frame[kFrameType];
+  return type != kSettings && type != kPing && type != kWindowUpdate;
 }
 
 }  // namespace
@@ -132,14 +160,13 @@ bool TcpProxy::Forward(Pair* pair) {
   if (size > 0 && !SendAll(pair->target, buffer, size)) return false;
   size = recv(pair->target, buffer, sizeof(buffer), MSG_DONTWAIT);
   if (size == 0 || (size < 0 && errno != EAGAIN)) return false;
-  if (size > 0) pair->held.append(buffer, size);
-  if (!hold_ && !pair->held.empty()) {
-    if (!SendAll(pair->client, pair->held.data(), pair->held.size())) {
-      return false;
-    }
-    pair->held.clear();
+  if (size > 0) pair->arrived.append(buffer, size);
+  std::string to_client;
+  if (!hold_) to_client.swap(pair->held);
+  for (std::string frame; TakeFrame(&pair->arrived, &frame);) {
+    (hold_ && IsOfAnswer(frame) ? pair->held : to_client) += frame;
   }
-  return true;
+  return SendAll(pair->client, to_client.data(), to_client.size());
 }
 
 void TcpProxy::Run() {

@@ -28,7 +28,8 @@ class TcpProxy {
   // New connections go there.
   void SetTarget(const std::string& target);
 
-  // While on, what the target sends piles up here instead of reaching clients.
+  // While on, the answers of the target, which speaks HTTP/2, pile up here
+  // instead of reaching clients.
   void HoldAnswers(bool hold);
 
   // While on, nothing is read from either side, as if the network were gone.
@@ -45,7 +46,8 @@ class TcpProxy {
   struct Pair {
     int client = -1;
     int target = -1;
-    std::string held;  // From the target, not yet sent to the client.
+    std::string arrived;  // From the target: the beginning of a frame.
+    std::string held;     // Answers not yet sent to the client.
   };
 
   void Run();

@@ -129,6 +129,11 @@ TEST(ServerProgramTest, ServesTheClient) {
 
   ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
   EXPECT_EQ(PushOnes(*client, "t", 2, {1, 2, 3}, {1, 1})->updated_rows, 3);
+
+  // Nothing was said meanwhile, by gRPC about its settings for example.
+  program.Send(SIGTERM);
+  EXPECT_EQ(program.Wait(), 0);
+  EXPECT_EQ(program.ReadErrors(), "");
 }
 
 TEST(ServerProgramTest, KilledInMidCallAndStartedAgainItIsUsedAgain) {
