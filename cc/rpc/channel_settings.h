@@ -16,9 +16,9 @@ inline constexpr int kMaxReadChunkBytes = 4 << 20;
 
 // A pull of more embeddings than this is sent in parts, each at least as large.
 inline constexpr size_t kMinPartBytes = 5 << 18;
-// The same for a push. In parts it costs more: all of it is searched for NaN
-// before the first one goes, so that a bad gradient in the last leaves nothing
-// applied.
+// The same for a push that a message can hold. In parts it costs more: all of
+// it is searched for NaN before the first one goes, so that a bad gradient in
+// the last leaves nothing applied.
 inline constexpr size_t kMinPushPartBytes = 4 << 20;
 inline constexpr size_t kMaxPartsPerCall = 8;
 

@@ -498,11 +498,13 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     const size_t width = static_cast<size_t>(args.dim);
     // The gradients of one key must meet on the server, to be summed, and those
     // of one step, where a round is applied.
+    const bool may_be_cut = args.keys_are_unique && args.step.group.empty();
+    const bool fits_whole =
+        PushRequestBytes(args) <= connection_->max_message_bytes();
     const size_t keys_per_piece =
-        args.keys_are_unique && args.step.group.empty()
-            ? KeysPerPart(args.keys.size(), width * sizeof(float),
-                          kMinPushPartBytes)
-            : args.keys.size();
+        may_be_cut ? KeysPerPart(args.keys.size(), width * sizeof(float),
+                                 fits_whole ? kMinPushPartBytes : kMinPartBytes)
+                   : args.keys.size();
     const bool is_split = keys_per_piece < args.keys.size();
     if ((is_split || parts.size() > 1) && !args.is_checked) {
       if (absl::Status status = CheckPush(args); !status.ok()) {

@@ -364,6 +364,21 @@ TEST(GrpcClientTest, LongPushWithABadGradientIsNotHalfApplied) {
   EXPECT_EQ(client->ListTables("t")->at(0).stats.num_rows, 0);
 }
 
+TEST(GrpcClientTest, PushLongerThanAMessageGoesInPartsThatFit) {
+  GrpcServerOptions options;
+  options.max_message_bytes = 3 << 20;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", kWideDim)).ok());
+  const std::vector<Key> keys = RandomKeys(500);  // 4 MB of gradients.
+  const std::vector<float> gradients(keys.size() * kWideDim, 1.0f);
+
+  const auto result = client->Push(LongPush(keys, gradients));
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->updated_rows, 500);
+}
+
 TEST(GrpcClientTest, LongPushWithAPartThatDoesNotFitIsNotHalfApplied) {
   GrpcServerOptions options;
   options.max_message_bytes = 1 << 20;
