@@ -1,4 +1,4 @@
-"""What tests of several files need: processes."""
+"""Servers for tests, in this process and as programs."""
 
 import contextlib
 import itertools
@@ -9,13 +9,12 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from types import TracebackType
 
 import tfswitch as tsw
+from tests.programs import environment
 
-ROOT = pathlib.Path(__file__).parents[1]
 SERVER = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
 
 
@@ -55,37 +54,6 @@ def free_ports(count: int) -> list[int]:
         if len(ports) == count:
             return ports
     raise RuntimeError("no free ports")
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """This process's environment, with the checkout on Python's path."""
-    path = os.pathsep.join(
-        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    )
-    return {**os.environ, "PYTHONPATH": path, **variables}
-
-
-def run_pytest(path: str, *options: str, **variables: str) -> None:
-    """Runs a test file in another process, which must pass.
-
-    Args:
-        path: The file.
-        options: For pytest.
-        variables: Of the environment.
-    """
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *options,
-            path,
-        ],
-        cwd=ROOT,
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-20_000:]
 
 
 class ServerProcess:

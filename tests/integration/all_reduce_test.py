@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.integration.distributed_examples_test import launch, matches
-from tests.support import ROOT
+from tests.programs import ROOT
 
 pytestmark = pytest.mark.slow
 

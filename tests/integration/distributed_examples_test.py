@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, environment
+from tests.programs import ROOT, environment
 
 EXAMPLES = ROOT / "examples" / "distributed"
 

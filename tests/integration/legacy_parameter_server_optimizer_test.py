@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import support
+from tests.programs import run_pytest
 
 
 @pytest.mark.slow
@@ -11,7 +11,7 @@ def test_the_optimizer_with_tf_keras():
     pytest.importorskip("tf_keras")
     # Where the servers are makes no difference between the two Keras.
     for name in ("parameter_server_optimizer", "sync_epochs"):
-        support.run_pytest(
+        run_pytest(
             f"tests/python/{name}_test.py",
             "-k",
             "not two_servers",

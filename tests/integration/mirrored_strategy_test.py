@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests import support
+from tests.programs import run_pytest
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras3", "tf_keras"])
 def test_the_layer_under_mirrored_strategy(legacy):
-    support.run_pytest(
+    run_pytest(
         "tests/integration/two_devices_cases.py", TF_USE_LEGACY_KERAS=legacy
     )

@@ -1,6 +1,6 @@
 """Tables under tf.distribute.ParameterServerStrategy."""
 
-from tests.support import run_pytest
+from tests.programs import run_pytest
 
 
 def test_workers_of_a_parameter_server_strategy_use_tables() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tfswitch as tsw
-from tests.support import ROOT
+from tests.programs import ROOT
 
 pytest.importorskip("grpc_tools")
 pytest.importorskip("grpc_health")

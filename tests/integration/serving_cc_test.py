@@ -33,7 +33,7 @@ from tensorflow_serving.apis import (
 )
 
 import tfswitch as tsw
-from tests.support import ROOT, environment
+from tests.programs import ROOT, environment
 from tfswitch import _loader
 
 SOURCES = ROOT / "examples/serving_cc"

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.support import ROOT, environment
+from tests.programs import ROOT, environment
 
 pytestmark = pytest.mark.slow
 

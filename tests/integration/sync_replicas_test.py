@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tests.integration.worker_process import WorkerProcess
-from tests.support import ROOT, ServerProcess, free_ports
+from tests.programs import ROOT
+from tests.support import ServerProcess, free_ports
 
 pytestmark = pytest.mark.slow
 

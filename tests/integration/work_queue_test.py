@@ -9,7 +9,8 @@ import pytest
 import tfswitch as tsw
 from tests.integration import work_queue_program
 from tests.integration.worker_process import WorkerProcess
-from tests.support import ROOT, ServerProcess
+from tests.programs import ROOT
+from tests.support import ServerProcess
 
 pytestmark = pytest.mark.slow
 

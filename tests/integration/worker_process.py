@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 
-from tests.support import ROOT, environment
+from tests.programs import ROOT, environment
 
 # A hang fails after this; nothing is measured by it.
 HANG_SECS = 120.0

@@ -13,7 +13,8 @@ import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.integration import worker_program
 from tests.integration.worker_process import HANG_SECS, WorkerProcess
-from tests.support import ROOT, ServerProcess, environment
+from tests.programs import ROOT, environment
+from tests.support import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from absl import app
 from absl.testing import flagsaver
 
 import tfswitch as tsw
-from tests.support import environment
+from tests.programs import environment
 from tfswitch.cli import main as cli
 from tfswitch.cli import server_binary
 

@@ -13,7 +13,8 @@ from absl import app, flags
 from absl.testing import flagsaver
 
 import tfswitch as tsw
-from tests.support import environment, running_servers
+from tests.programs import environment
+from tests.support import running_servers
 from tfswitch import export
 from tfswitch.cli import export_command
 from tfswitch.cli import main as cli

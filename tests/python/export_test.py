@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
-from tests.support import environment, free_ports
+from tests.programs import environment
+from tests.support import free_ports
 from tfswitch import export
 
 DEADLINE_SECS = 60.0
