@@ -127,13 +127,6 @@ inverses: For each table.
 dims: The dim of each table.
 )doc");
 
-absl::Status CheckDim(const TableResource& table, int dim) {
-  if (table.dim() == dim) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("table '", table.name(), "' has dim ", table.dim(),
-                   ", and the lookup was built for dim ", dim));
-}
-
 // What both ops read, as they were built.
 class ManyLookups : public AsyncOpKernel {
  public:

@@ -109,13 +109,6 @@ inverse: For each id, in row-major order, its place in `unique_ids`.
 dim: The table's dim.
 )doc");
 
-absl::Status CheckDim(const TableResource& table, int dim) {
-  if (table.dim() == dim) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("table '", table.name(), "' has dim ", table.dim(),
-                   ", and the lookup was built for dim ", dim));
-}
-
 absl::Status AllocateEmbeddings(OpKernelContext* context, const Tensor& ids,
                                 int dim, float** embeddings) {
   TensorShape shape = ids.shape();

@@ -137,6 +137,13 @@ absl::Status LookupTable(OpKernelContext* context,
       context, tensorflow::HandleFromInput(context, 0), table);
 }
 
+absl::Status CheckDim(const TableResource& table, int dim) {
+  if (table.dim() == dim) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("table '", table.name(), "' has dim ", table.dim(),
+                   ", and the lookup was built for dim ", dim));
+}
+
 absl::Status TableList::Lookup(OpKernelContext* context, int num_tables) {
   tables_.resize(num_tables);
   for (int i = 0; i < num_tables; ++i) {

@@ -89,6 +89,9 @@ class TableResource : public tensorflow::ResourceBase {
 absl::Status LookupTable(tensorflow::OpKernelContext* context,
                          tensorflow::core::RefCountPtr<TableResource>* table);
 
+// InvalidArgument unless the table has the dim that a lookup was built for.
+absl::Status CheckDim(const TableResource& table, int dim);
+
 // The tables of an op of many.
 //
 // Not thread-safe.

@@ -16,11 +16,8 @@
 #include "cc/rpc/status_conversion.h"
 
 namespace tfswitch {
-namespace {
 
-enum class Method { kPull, kPush, kPullMany, kPushMany, kAssign };
-
-}  // namespace
+enum class DataPlane::Method { kPull, kPush, kPullMany, kPushMany, kAssign };
 
 // One call from the time it is asked for to the time its answer has gone out;
 // then the object is used again. Belongs to the thread of its queue.

@@ -53,6 +53,7 @@ class DataPlane {
   void Shutdown();
 
  private:
+  enum class Method;
   class Call;
   struct Queue;
 

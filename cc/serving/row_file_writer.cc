@@ -31,12 +31,6 @@ constexpr uint32_t kRemoved = ~uint32_t{0};
 constexpr size_t kMaxKeys = kRemoved;
 constexpr size_t kRecordsAlignment = 64;
 
-// A key: its point (serving/perfect_hash.h), and where it was said.
-struct Entry {
-  uint64_t point;
-  uint32_t at;
-};
-
 constexpr uint64_t kBitsPerWord = 64;
 
 void SetBit(uint64_t at, std::vector<uint64_t>* words) {
@@ -47,6 +41,12 @@ void SetBit(uint64_t at, std::vector<uint64_t>* words) {
 
 // Slots for all keys.
 struct RowFileWriter::Places {
+  // A key: its point (serving/perfect_hash.h), and where it was said.
+  struct Entry {
+    uint64_t point;
+    uint32_t at;
+  };
+
   PerfectHash hash;
   std::vector<uint8_t> pilots;
   // One for each key, part by part.
@@ -77,13 +77,14 @@ struct RowFileWriter::Places {
           entries.begin() + static_cast<std::ptrdiff_t>(begins[part]);
       const auto end =
           entries.begin() + static_cast<std::ptrdiff_t>(begins[part + 1]);
-      std::sort(begin, end, [](const Entry& a, const Entry& b) {
+      std::sort(begin, end, [](const Places::Entry& a, const Places::Entry& b) {
         return a.point != b.point ? a.point < b.point : a.at > b.at;
       });
       begins[part] = size;
       const auto last = std::unique(
-          begin, end,
-          [](const Entry& a, const Entry& b) { return a.point == b.point; });
+          begin, end, [](const Places::Entry& a, const Places::Entry& b) {
+            return a.point == b.point;
+          });
       size = static_cast<size_t>(
           std::copy(begin, last,
                     entries.begin() + static_cast<std::ptrdiff_t>(size)) -
@@ -109,7 +110,8 @@ struct RowFileWriter::Places {
     std::vector<uint64_t> points;
     for (uint64_t part = 0; part < hash.num_parts; ++part) {
       points.clear();
-      for (const Entry& entry : Part(part)) points.push_back(entry.point);
+      for (const Places::Entry& entry : Part(part))
+        points.push_back(entry.point);
       if (!tfswitch::FindPilots(hash, points,
                                 pilots.data() + part * hash.pilots_per_part)) {
         return false;
@@ -403,7 +405,7 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
   std::vector<char> records;
   for (uint64_t part = 0; part < hash.num_parts; ++part) {
     std::fill(said.begin(), said.end(), kNobody);
-    for (const Entry& entry : places.Part(part)) {
+    for (const Places::Entry& entry : places.Part(part)) {
       said[hash.SlotInPart(
           entry.point, places.pilots[hash.PilotOf(entry.point)])] = entry.at;
     }
@@ -475,7 +477,7 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
     TFSWITCH_ASSIGN_OR_RETURN(const char* const rows, spool_->Read());
     TFSWITCH_ASSIGN_OR_RETURN(const Places places, FindPlaces());
     hash = places.hash;
-    for (const Entry& entry : places.entries) {
+    for (const Places::Entry& entry : places.entries) {
       ++(rows_[entry.at] == kRemoved ? info.num_removed : info.num_rows);
     }
     const uint64_t num_words =

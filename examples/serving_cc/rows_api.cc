@@ -14,7 +14,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string Request(const char* call) { return Json({{"call", call}}).dump(); }
+std::string JsonRequest(const char* call) {
+  return Json({{"call", call}}).dump();
+}
 
 // A field that is missing, null or of another type is the default.
 template <typename T>
@@ -109,7 +111,7 @@ absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
 }
 
 absl::StatusOr<ServedState> RowsApi::State(const std::string& folder) const {
-  return Call(folder, Request("state"));
+  return Call(folder, JsonRequest("state"));
 }
 
 absl::Status RowsApi::Watch(const std::string& folder,
@@ -120,7 +122,7 @@ absl::Status RowsApi::Watch(const std::string& folder,
 }
 
 absl::Status RowsApi::Refresh(const std::string& folder) const {
-  return Call(folder, Request("refresh")).status();
+  return Call(folder, JsonRequest("refresh")).status();
 }
 
 absl::Status RowsApi::RollBack(const std::string& folder,
@@ -134,7 +136,7 @@ absl::Status RowsApi::RollBack(const std::string& folder,
 }
 
 absl::Status RowsApi::Resume(const std::string& folder) const {
-  return Call(folder, Request("resume")).status();
+  return Call(folder, JsonRequest("resume")).status();
 }
 
 }  // namespace serving_cc

@@ -149,6 +149,10 @@ TEST(OptimizerConfigTest, EqualityIsThatOfAllFields) {
 }
 
 TEST(OptimizerConfigTest, NamesAreThoseOfTheProto) {
+  EXPECT_EQ(OptimizerName(SgdConfig{}), "sgd");
+  EXPECT_EQ(OptimizerName(AdagradConfig{}), "adagrad");
+  EXPECT_EQ(OptimizerName(AdamConfig{}), "adam");
+  EXPECT_EQ(OptimizerName(AdamWConfig{}), "adamw");
   EXPECT_EQ(OptimizerName(GroupFtrlConfig{}), "group_ftrl");
   EXPECT_EQ(OptimizerName(OptimizerConfig(std::vector<SegmentConfig>{
                 {1, 1.0f, FtrlConfig{}, {}}, {0, 1.0f, AdamConfig{}, {}}})),

@@ -190,12 +190,5 @@ TEST(OptimizerConfigTest, DefaultsAreValidAndNanIsNot) {
               HasSubstr("adamw.epsilon"));
 }
 
-TEST(OptimizerConfigTest, NamesAreThoseOfTheProto) {
-  EXPECT_EQ(OptimizerName(SgdConfig{}), "sgd");
-  EXPECT_EQ(OptimizerName(AdagradConfig{}), "adagrad");
-  EXPECT_EQ(OptimizerName(AdamConfig{}), "adam");
-  EXPECT_EQ(OptimizerName(AdamWConfig{}), "adamw");
-}
-
 }  // namespace
 }  // namespace tfswitch

@@ -16,15 +16,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/testing/deadlines.h"
 
 namespace tfswitch {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr absl::Duration kLong = absl::Seconds(60);
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
 // The parameter is the number of servers; 0: tables in this process.
 class GroupClientTest : public testing::TestWithParam<int> {

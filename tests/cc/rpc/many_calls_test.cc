@@ -30,7 +30,7 @@ using testing::Contains;
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr int kDim = 16;
+constexpr int kRowDim = 16;
 
 // Counts the calls that reach it; its rows are zeros.
 class CountingServer final : public v1::ParameterServer::Service {
@@ -111,7 +111,7 @@ class CountingServer final : public v1::ParameterServer::Service {
  private:
   static void Answer(const v1::PullRequest& request,
                      v1::PullResponse* response) {
-    response->mutable_values()->Resize(request.keys_size() * kDim, 0.0f);
+    response->mutable_values()->Resize(request.keys_size() * kRowDim, 0.0f);
   }
 
   const uint32_t shard_index_;
@@ -141,12 +141,12 @@ ManyCalls MakeStep(ParameterClient& client, int num_tables, int num_keys) {
   ManyCalls calls;
   for (int i = 0; i < num_tables; ++i) {
     const std::string table = absl::StrCat("t", i);
-    EXPECT_TRUE(client.CreateTable(SmallTable(table, kDim)).ok());
-    calls.AddPull(table, kDim, RandomKeys(num_keys, i), true);
+    EXPECT_TRUE(client.CreateTable(SmallTable(table, kRowDim)).ok());
+    calls.AddPull(table, kRowDim, RandomKeys(num_keys, i), true);
   }
   for (int i = 0; i < num_tables; ++i) {
     calls
-        .AddPush(absl::StrCat("t", i), kDim, RandomKeys(num_keys, i), 1.0f,
+        .AddPush(absl::StrCat("t", i), kRowDim, RandomKeys(num_keys, i), 1.0f,
                  {1, static_cast<uint64_t>(i + 1)})
         .keys_are_unique = true;
   }
@@ -333,7 +333,7 @@ TEST(ManyCallsTest, EachLostTableIsMadeOnceAndSaidToBeEmpty) {
   options.address = server->address();
   auto client = Connect(options.address).value();
   ManyCalls step = MakeStep(*client, 30, 1);
-  step.AddPush("t0", kDim, {1}, 1.0f, {1, 1000});
+  step.AddPush("t0", kRowDim, {1}, 1.0f, {1, 1000});
   server.reset();
   server = StartServer(options);
   testing::internal::CaptureStderr();
@@ -390,13 +390,13 @@ TEST(ManyCallsTest, WhatFitsOneMessageToTheByteIsOneMessage) {
     uint64_t pull_answers = 0;
     for (int i = 0; i < 2; ++i) {
       const std::string table = absl::StrCat("t", i);
-      calls.AddPull(table, kDim, RandomKeys(300, i));
+      calls.AddPull(table, kRowDim, RandomKeys(300, i));
       // What the server reserves for headers.
-      pull_answers += 11 + 11 + 300 * kDim * sizeof(float);
+      pull_answers += 11 + 11 + 300 * kRowDim * sizeof(float);
     }
     for (int i = 0; i < 2; ++i) {
       const std::string table = absl::StrCat("t", i);
-      PushArgs& args = calls.AddPush(table, kDim, RandomKeys(300, i), 1.0f,
+      PushArgs& args = calls.AddPush(table, kRowDim, RandomKeys(300, i), 1.0f,
                                      {1, uint64_t{1} + i});
       const std::vector<float>& ones = calls.floats(2 + i);
       args.observations = {absl::MakeConstSpan(ones).first(300),
@@ -405,7 +405,7 @@ TEST(ManyCallsTest, WhatFitsOneMessageToTheByteIsOneMessage) {
       v1::PushRequest* push = pushes.add_requests();
       push->set_table(table);
       push->mutable_keys()->Resize(300, 1);
-      push->mutable_gradients()->Resize(300 * kDim, 1.0f);
+      push->mutable_gradients()->Resize(300 * kRowDim, 1.0f);
       push->mutable_counts()->Resize(300, 1.0f);
       push->mutable_shows()->Resize(300, 1.0f);
       push->mutable_clicks()->Resize(300, 1.0f);
@@ -467,8 +467,8 @@ TEST(ManyCallsTest, APieceOverTheLimitIsNotSentAndNamesItsTable) {
   const auto server = StartServer(options);
   auto client = Connect(server->address()).value();
   ManyCalls step = MakeStep(*client, 3, 40);
-  step.AddPull("t1", kDim, RandomKeys(70), true);
-  step.AddPush("t1", kDim, RandomKeys(70), 1.0f, {1, 9});
+  step.AddPull("t1", kRowDim, RandomKeys(70), true);
+  step.AddPush("t1", kRowDim, RandomKeys(70), 1.0f, {1, 9});
 
   const absl::Status pushed = client->StartPushMany(step.pushes)->Wait();
   const int64_t num_rows = client->ListTables("t0")->at(0).stats.num_rows;

@@ -21,6 +21,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/testing/deadlines.h"
 #include "tests/cc/testing/forwarding_group_client.h"
 
 namespace tfswitch {
@@ -30,10 +31,8 @@ using testing::HasSubstr;
 
 using ItemState = WorkerSession::ItemState;
 
-constexpr absl::Duration kLong = absl::Seconds(60);
-
-WorkerOptions OptionsOf(uint32_t worker, uint32_t num_workers,
-                        ConsistencyKind kind = ConsistencyKind::kBsp) {
+WorkerOptions SessionOptions(uint32_t worker, uint32_t num_workers,
+                             ConsistencyKind kind = ConsistencyKind::kBsp) {
   WorkerOptions options;
   options.group = "g";
   options.worker = worker;
@@ -84,7 +83,7 @@ WorkItem Take(WorkerSession& session, const std::string& queue = "q") {
 }
 
 TEST_P(WorkQueueTest, ItemsPassOverTheWireWhole) {
-  const auto session = Join(OptionsOf(0, 1));
+  const auto session = Join(SessionOptions(0, 1));
   WorkQueueOptions options = QueueOptions(2, 3);
   options.items[0] = "gs://bucket/caf\xc3\xa9 %20.csv";
   ASSERT_TRUE(session->CreateWorkQueue("q", options).ok());
@@ -114,7 +113,7 @@ TEST_P(WorkQueueTest, ItemsPassOverTheWireWhole) {
 TEST_P(WorkQueueTest, ProgressCountsWithTheEndOfTheStep) {
   for (const ConsistencyKind kind :
        {ConsistencyKind::kAsp, ConsistencyKind::kSsp, ConsistencyKind::kBsp}) {
-    const auto session = Join(OptionsOf(0, 1, kind));
+    const auto session = Join(SessionOptions(0, 1, kind));
     const std::string queue = session->options().consistency.ToString();
     ASSERT_TRUE(session->CreateWorkQueue(queue, QueueOptions(1)).ok());
     Take(*session, queue);
@@ -136,7 +135,7 @@ TEST_P(WorkQueueTest, ProgressCountsWithTheEndOfTheStep) {
 }
 
 TEST_P(WorkQueueTest, AStepThatHasPushedNothingIsTakenBack) {
-  const auto session = Join(OptionsOf(0, 1));
+  const auto session = Join(SessionOptions(0, 1));
   ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(1)).ok());
   Take(*session);
   ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 0, 3).ok());
@@ -157,7 +156,7 @@ TEST_P(WorkQueueTest, AStepThatHasPushedNothingIsTakenBack) {
 }
 
 TEST_P(WorkQueueTest, OneThatWasGivenUpHasLostItsItem) {
-  const auto session = Join(OptionsOf(0, 1));
+  const auto session = Join(SessionOptions(0, 1));
   ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(2)).ok());
   Take(*session);
   ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 0, 3).ok());
@@ -176,7 +175,7 @@ TEST_P(WorkQueueTest, OneThatWasGivenUpHasLostItsItem) {
 }
 
 TEST_P(WorkQueueTest, OneThatWasGivenUpComesBackToTakeAndToFinish) {
-  const auto session = Join(OptionsOf(0, 1));
+  const auto session = Join(SessionOptions(0, 1));
   ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(2)).ok());
   GiveUp(*session);
   EXPECT_EQ(Take(*session).index, 0);
@@ -188,7 +187,7 @@ TEST_P(WorkQueueTest, OneThatWasGivenUpComesBackToTakeAndToFinish) {
 }
 
 TEST_P(WorkQueueTest, OthersMustAskWithTheSameOptions) {
-  const auto session = Join(OptionsOf(0, 1));
+  const auto session = Join(SessionOptions(0, 1));
   ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(2)).ok());
   const absl::Status other = session->CreateWorkQueue("q", QueueOptions(3));
   EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
@@ -201,7 +200,7 @@ TEST_P(WorkQueueTest, TablesAndQueuesAreSavedTogether) {
   const std::string path = testing::TempDir() + "/work_queues_" +
                            std::to_string(GetParam()) + "_checkpoint";
   std::filesystem::remove_all(path);
-  const auto session = Join(OptionsOf(0, 1));
+  const auto session = Join(SessionOptions(0, 1));
   const auto client = cluster_.Connect();
   ASSERT_TRUE(session->CreateWorkQueue("q", QueueOptions(3, 2)).ok());
   Take(*session);
@@ -222,7 +221,7 @@ TEST_P(WorkQueueTest, TablesAndQueuesAreSavedTogether) {
   const ClusterUnderTest others{GetParam() == 0 ? 0 : 2};
   const auto other_client = others.Connect();
   ASSERT_TRUE(RestoreCheckpoint(*other_client, path, {"t"}).ok());
-  auto other = *WorkerSession::Join(others.Connect(), OptionsOf(3, 1));
+  auto other = *WorkerSession::Join(others.Connect(), SessionOptions(3, 1));
   EXPECT_EQ(other->TakeWorkItem("q").status().code(),
             absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(RestoreCheckpoint(*other_client, path, {}).ok());
@@ -245,7 +244,8 @@ TEST_P(WorkQueueTest, TablesAndQueuesAreSavedTogether) {
   // Where the queue has other items nothing is restored.
   const ClusterUnderTest third{GetParam()};
   const auto third_client = third.Connect();
-  const auto worker = *WorkerSession::Join(third.Connect(), OptionsOf(0, 1));
+  const auto worker =
+      *WorkerSession::Join(third.Connect(), SessionOptions(0, 1));
   ASSERT_TRUE(worker->CreateWorkQueue("q", QueueOptions(4, 2)).ok());
   const absl::Status refused =
       RestoreCheckpoint(*third_client, path, {}).status();
@@ -321,7 +321,7 @@ TEST(WorkQueueOfUnreliableWorkersTest,
         const auto client = cluster.Connect();
         UnreliableGroups unreliable(&client->groups(), 10 * seed + w);
         const std::shared_ptr<GroupClient> groups(client, &unreliable);
-        const WorkerOptions options = OptionsOf(w, kWorkers);
+        const WorkerOptions options = SessionOptions(w, kWorkers);
         auto session =
             *GroupSession::Join(groups, "g", options.group_options, w);
         ASSERT_TRUE(

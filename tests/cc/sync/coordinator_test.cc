@@ -11,20 +11,18 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/deadlines.h"
 
 namespace tfswitch {
 namespace {
 
 using testing::HasSubstr;
 
-WorkerGroupOptions Options(uint32_t num_workers) {
+WorkerGroupOptions GroupOf(uint32_t num_workers) {
   WorkerGroupOptions options;
   options.num_workers = num_workers;
   return options;
 }
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
-absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
 
 // Trains `num_steps` steps in rounds; returns the rounds it waited for.
 std::vector<Round> TrainInRounds(Coordinator* coordinator, uint32_t worker,
@@ -51,7 +49,7 @@ std::vector<Round> TrainInRounds(Coordinator* coordinator, uint32_t worker,
 TEST(CoordinatorTest, UnevenWorkersSeeTheSameRoundsAndAllEnd) {
   constexpr int kWorkers = 4;
   Coordinator coordinator;
-  ASSERT_TRUE(coordinator.CreateGroup("g", Options(kWorkers)).ok());
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(kWorkers)).ok());
   std::vector<std::vector<Round>> rounds(kWorkers);
   std::vector<std::thread> threads;
   for (int w = 0; w < kWorkers; ++w) {
@@ -79,7 +77,7 @@ TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
   constexpr int kSteps = 2000;
   constexpr int64_t kStaleness = 2;
   Coordinator coordinator;
-  ASSERT_TRUE(coordinator.CreateGroup("g", Options(kWorkers)).ok());
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(kWorkers)).ok());
   std::vector<std::thread> threads;
   for (uint32_t w = 0; w < kWorkers; ++w) {
     threads.emplace_back([&, w] {
@@ -110,7 +108,7 @@ TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
 
 TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
   Coordinator coordinator;
-  ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   const WorkerGroup::Place a = *coordinator.Join("g", 0);
   ASSERT_TRUE(coordinator.Join("g", 4).ok());
   ASSERT_TRUE(coordinator.Arrive("g", 0, a.incarnation, 0, 0, 1.0).ok());
@@ -128,7 +126,7 @@ TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
 }
 
 TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
-  WorkerGroupOptions options = Options(2);
+  WorkerGroupOptions options = GroupOf(2);
   options.lease = absl::Milliseconds(200);
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
@@ -145,7 +143,7 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
 
 TEST(CoordinatorTest, ShutdownEndsAllWaits) {
   Coordinator coordinator;
-  ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   const WorkerGroup::Place a = *coordinator.Join("g", 0);
   std::thread waiting([&] {
     EXPECT_EQ(coordinator.WaitForRound("g", 0, a.incarnation, 0, Soon())
@@ -161,24 +159,24 @@ TEST(CoordinatorTest, GroupsAreCreatedOnceAndUnknownOnesAreNamed) {
   Coordinator coordinator;
   EXPECT_EQ(coordinator.Join("g", 0).status().code(),
             absl::StatusCode::kNotFound);
-  ASSERT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
-  EXPECT_TRUE(coordinator.CreateGroup("g", Options(2)).ok());
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
+  EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   const auto member = coordinator.Join("g", 0);
   ASSERT_TRUE(member.ok());
-  const absl::Status other = coordinator.CreateGroup("g", Options(3));
+  const absl::Status other = coordinator.CreateGroup("g", GroupOf(3));
   EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(other.message(), HasSubstr("num_workers=2"));
   EXPECT_THAT(other.message(), HasSubstr("num_workers=3"));
-  EXPECT_EQ(coordinator.CreateGroup("", Options(1)).code(),
+  EXPECT_EQ(coordinator.CreateGroup("", GroupOf(1)).code(),
             absl::StatusCode::kInvalidArgument);
-  WorkerGroupOptions senseless = Options(1);
+  WorkerGroupOptions senseless = GroupOf(1);
   senseless.lease = absl::ZeroDuration();
   EXPECT_EQ(coordinator.CreateGroup("h", senseless).code(),
             absl::StatusCode::kInvalidArgument);
 
   // Nobody trains in it any more: it is free for another job.
   ASSERT_TRUE(coordinator.Leave("g", 0, member->incarnation).ok());
-  EXPECT_TRUE(coordinator.CreateGroup("g", Options(3)).ok());
+  EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(3)).ok());
   const auto anew = coordinator.Join("g", 0);
   ASSERT_TRUE(anew.ok());
   EXPECT_GT(anew->incarnation, member->incarnation);

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/deadlines.h"
 
 namespace tfswitch {
 namespace {
@@ -18,11 +19,8 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::Property;
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
-absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
-
-WorkerGroupOptions Options(uint32_t num_workers,
-                           absl::Duration lease = absl::Seconds(30)) {
+WorkerGroupOptions ReplicasOf(uint32_t num_workers,
+                              absl::Duration lease = absl::Seconds(30)) {
   WorkerGroupOptions options;
   options.num_workers = num_workers;
   options.lease = lease;
@@ -87,7 +85,7 @@ void Train(ReplicaCoordinator* replicas, const WorkerGroupOptions& options,
 
 TEST(ReplicaCoordinatorTest, UnevenWorkersAreAppliedRoundByRoundAndAllEnd) {
   constexpr int kWorkers = 4;
-  const WorkerGroupOptions options = Options(kWorkers);
+  const WorkerGroupOptions options = ReplicasOf(kWorkers);
   ReplicaCoordinator replicas("g");
   // Two sessions on one coordinator.
   for (int session = 0; session < 2; ++session) {
@@ -119,8 +117,8 @@ TEST(ReplicaCoordinatorTest, UnevenWorkersAreAppliedRoundByRoundAndAllEnd) {
 
 TEST(ReplicaCoordinatorTest, AStepIsOverWhenItsRoundHasBeenApplied) {
   ReplicaCoordinator replicas("g");
-  const uint64_t applier = *replicas.BeginApplying(Options(1));
-  ReplicaPlace place = *Join(&replicas, Options(1), 0);
+  const uint64_t applier = *replicas.BeginApplying(ReplicasOf(1));
+  ReplicaPlace place = *Join(&replicas, ReplicasOf(1), 0);
   bool has_arrived = false;
   const absl::Status early =
       replicas.EndStep(0, 1.0, AtOnce(), &place, &has_arrived);
@@ -138,12 +136,12 @@ TEST(ReplicaCoordinatorTest, AStepIsOverWhenItsRoundHasBeenApplied) {
 
 TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
   ReplicaCoordinator replicas("g");
-  const auto early = Join(&replicas, Options(2), 1, 0, AtOnce());
+  const auto early = Join(&replicas, ReplicasOf(2), 1, 0, AtOnce());
   EXPECT_EQ(early.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(early.status().message(), HasSubstr("the chief"));
-  const uint64_t applier = *replicas.BeginApplying(Options(2));
-  ReplicaPlace zero = *Join(&replicas, Options(2), 0);
-  const ReplicaPlace one = *Join(&replicas, Options(2), 1);
+  const uint64_t applier = *replicas.BeginApplying(ReplicasOf(2));
+  ReplicaPlace zero = *Join(&replicas, ReplicasOf(2), 0);
+  const ReplicaPlace one = *Join(&replicas, ReplicasOf(2), 1);
   bool has_arrived = false;
   EXPECT_THAT(replicas.EndStep(0, 1.0, AtOnce(), &zero, &has_arrived).message(),
               HasSubstr("round 0 waits for worker 1 (at step 0)"));
@@ -163,7 +161,7 @@ TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
 }
 
 TEST(ReplicaCoordinatorTest, AnApplierThatIsNotHeardOfEndsAll) {
-  const WorkerGroupOptions options = Options(2, absl::Milliseconds(50));
+  const WorkerGroupOptions options = ReplicasOf(2, absl::Milliseconds(50));
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   ReplicaPlace place = *Join(&replicas, options, 1);
@@ -182,9 +180,9 @@ TEST(ReplicaCoordinatorTest, AnApplierThatIsNotHeardOfEndsAll) {
 TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
   for (const bool fails : {false, true}) {
     ReplicaCoordinator replicas("g");
-    const uint64_t applier = *replicas.BeginApplying(Options(2));
-    const ReplicaPlace chief = *Join(&replicas, Options(2), 0);
-    const ReplicaPlace place = *Join(&replicas, Options(2), 1);
+    const uint64_t applier = *replicas.BeginApplying(ReplicasOf(2));
+    const ReplicaPlace chief = *Join(&replicas, ReplicasOf(2), 0);
+    const ReplicaPlace place = *Join(&replicas, ReplicasOf(2), 1);
     if (fails) {
       replicas.FailApplying(applier, "NaN in 'v'");
     } else {
@@ -196,16 +194,16 @@ TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
     EXPECT_THAT(ended.message(),
                 HasSubstr(fails ? "NaN in 'v'" : "has left before the others"));
     // What comes next is not harmed.
-    EXPECT_TRUE(replicas.BeginApplying(Options(2)).ok());
-    EXPECT_TRUE(Join(&replicas, Options(2), 1).ok());
+    EXPECT_TRUE(replicas.BeginApplying(ReplicasOf(2)).ok());
+    EXPECT_TRUE(Join(&replicas, ReplicasOf(2), 1).ok());
   }
 }
 
 TEST(ReplicaCoordinatorTest, AnApplierThatFailsFirstEndsTheJoinOfItsWorker) {
   ReplicaCoordinator replicas("g");
-  const uint64_t applier = *replicas.BeginApplying(Options(1));
+  const uint64_t applier = *replicas.BeginApplying(ReplicasOf(1));
   replicas.FailApplying(applier, "'v' is not initialized");
-  EXPECT_THAT(Join(&replicas, Options(1), 0, 0, Soon(), applier).status(),
+  EXPECT_THAT(Join(&replicas, ReplicasOf(1), 0, 0, Soon(), applier).status(),
               AllOf(Property(&absl::Status::code,
                              absl::StatusCode::kFailedPrecondition),
                     Property(&absl::Status::message,
@@ -214,9 +212,9 @@ TEST(ReplicaCoordinatorTest, AnApplierThatFailsFirstEndsTheJoinOfItsWorker) {
 
 TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
   ReplicaCoordinator replicas("g");
-  const uint64_t first = *replicas.BeginApplying(Options(1));
-  const ReplicaPlace place = *Join(&replicas, Options(1), 0);
-  EXPECT_TRUE(replicas.BeginApplying(Options(1)).ok());
+  const uint64_t first = *replicas.BeginApplying(ReplicasOf(1));
+  const ReplicaPlace place = *Join(&replicas, ReplicasOf(1), 0);
+  EXPECT_TRUE(replicas.BeginApplying(ReplicasOf(1)).ok());
   EXPECT_THAT(replicas.Beat(0, place.incarnation, first).message(),
               HasSubstr("was started again"));
   EXPECT_THAT(replicas.ConfirmRound(first, 0).message(),
@@ -225,7 +223,7 @@ TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
 
 TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
   const absl::Duration lease = absl::Seconds(2);
-  const WorkerGroupOptions options = Options(2, lease);
+  const WorkerGroupOptions options = ReplicasOf(2, lease);
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   std::vector<Round> rounds;
@@ -261,7 +259,7 @@ TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
 TEST(ReplicaCoordinatorTest,
      WhatADeadWorkerHasContributedIsAppliedBeforeTheEnd) {
   const absl::Duration lease = absl::Seconds(2);
-  const WorkerGroupOptions options = Options(2, lease);
+  const WorkerGroupOptions options = ReplicasOf(2, lease);
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -287,13 +285,14 @@ TEST(ReplicaCoordinatorTest,
 
 TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
   ReplicaCoordinator replicas("g");
-  EXPECT_EQ(
-      replicas.BeginApplying(Options(1, absl::ZeroDuration())).status().code(),
-      absl::StatusCode::kInvalidArgument);
-  const uint64_t applier = *replicas.BeginApplying(Options(2));
-  EXPECT_EQ(Join(&replicas, Options(3), 0).status().code(),
+  EXPECT_EQ(replicas.BeginApplying(ReplicasOf(1, absl::ZeroDuration()))
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  const uint64_t applier = *replicas.BeginApplying(ReplicasOf(2));
+  EXPECT_EQ(Join(&replicas, ReplicasOf(3), 0).status().code(),
             absl::StatusCode::kAlreadyExists);
-  ReplicaPlace place = *Join(&replicas, Options(2), 0);
+  ReplicaPlace place = *Join(&replicas, ReplicasOf(2), 0);
   bool has_arrived = false;
   EXPECT_EQ(replicas.EndStep(0, -1.0, Soon(), &place, &has_arrived).code(),
             absl::StatusCode::kInvalidArgument);
@@ -301,7 +300,7 @@ TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
   EXPECT_EQ(replicas.ConfirmRound(applier, 0).code(),
             absl::StatusCode::kOutOfRange);
   // Another process with the same index takes the place.
-  const ReplicaPlace same = *Join(&replicas, Options(2), 0);
+  const ReplicaPlace same = *Join(&replicas, ReplicasOf(2), 0);
   EXPECT_NE(same.incarnation, place.incarnation);
   EXPECT_THAT(replicas.EndStep(0, 1.0, Soon(), &place, &has_arrived).message(),
               HasSubstr("started again elsewhere"));
@@ -309,15 +308,15 @@ TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
 
 TEST(ReplicaCoordinatorTest, WhoIsStartedAgainDoesNotJoinADeadApplier) {
   ReplicaCoordinator replicas("g");
-  ASSERT_TRUE(replicas.BeginApplying(Options(2)).ok());
-  const ReplicaPlace before = *Join(&replicas, Options(2), 1);
+  ASSERT_TRUE(replicas.BeginApplying(ReplicasOf(2)).ok());
+  const ReplicaPlace before = *Join(&replicas, ReplicasOf(2), 1);
   // All are killed, and come again before the leases have ended.
   absl::SleepFor(absl::Seconds(2.1));
-  EXPECT_THAT(Join(&replicas, Options(2), 1, 0, AtOnce()).status().message(),
+  EXPECT_THAT(Join(&replicas, ReplicasOf(2), 1, 0, AtOnce()).status().message(),
               HasSubstr("the worker that takes the steps is not heard of"));
   absl::StatusOr<ReplicaPlace> place;
-  std::thread other([&] { place = Join(&replicas, Options(2), 1); });
-  EXPECT_TRUE(replicas.BeginApplying(Options(2)).ok());
+  std::thread other([&] { place = Join(&replicas, ReplicasOf(2), 1); });
+  EXPECT_TRUE(replicas.BeginApplying(ReplicasOf(2)).ok());
   other.join();
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_GT(place->incarnation, before.incarnation);
@@ -325,7 +324,7 @@ TEST(ReplicaCoordinatorTest, WhoIsStartedAgainDoesNotJoinADeadApplier) {
 }
 
 TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
-  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
+  const WorkerGroupOptions options = ReplicasOf(2, absl::Seconds(2));
   ReplicaCoordinator replicas("g");
   uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -345,7 +344,7 @@ TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
 }
 
 TEST(ReplicaCoordinatorTest, TheApplierLeavesThoughAnotherIsElsewhere) {
-  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
+  const WorkerGroupOptions options = ReplicasOf(2, absl::Seconds(2));
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -374,7 +373,7 @@ TEST(ReplicaCoordinatorTest, TheApplierLeavesThoughAnotherIsElsewhere) {
 }
 
 TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
-  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
+  const WorkerGroupOptions options = ReplicasOf(2, absl::Seconds(2));
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -397,9 +396,9 @@ TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
 
 TEST(ReplicaCoordinatorTest, WhoLeavesDuringItsStepStaysAway) {
   ReplicaCoordinator replicas("g");
-  ASSERT_TRUE(replicas.BeginApplying(Options(2)).ok());
-  ReplicaPlace one = *Join(&replicas, Options(2), 1);
-  ASSERT_TRUE(Join(&replicas, Options(2), 0).ok());
+  ASSERT_TRUE(replicas.BeginApplying(ReplicasOf(2)).ok());
+  ReplicaPlace one = *Join(&replicas, ReplicasOf(2), 1);
+  ASSERT_TRUE(Join(&replicas, ReplicasOf(2), 0).ok());
   bool has_arrived = false;
   EXPECT_EQ(replicas.EndStep(1, 1.0, AtOnce(), &one, &has_arrived).code(),
             absl::StatusCode::kDeadlineExceeded);
@@ -410,7 +409,7 @@ TEST(ReplicaCoordinatorTest, WhoLeavesDuringItsStepStaysAway) {
 }
 
 TEST(ReplicaCoordinatorTest, WhoLeavesMayNotKnowWhatItHasBecome) {
-  const WorkerGroupOptions options = Options(2, absl::Seconds(2));
+  const WorkerGroupOptions options = ReplicasOf(2, absl::Seconds(2));
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
@@ -425,7 +424,7 @@ TEST(ReplicaCoordinatorTest, WhoLeavesMayNotKnowWhatItHasBecome) {
 }
 
 TEST(ReplicaCoordinatorTest, AnApplierLivesThoughItHasNotJoined) {
-  const WorkerGroupOptions options = Options(1, absl::Milliseconds(200));
+  const WorkerGroupOptions options = ReplicasOf(1, absl::Milliseconds(200));
   ReplicaCoordinator replicas("g");
   replicas.FailApplying(*replicas.BeginApplying(options), "of before");
   const uint64_t applier = *replicas.BeginApplying(options);
@@ -440,28 +439,29 @@ TEST(ReplicaCoordinatorTest, AnApplierLivesThoughItHasNotJoined) {
 
 TEST(ReplicaCoordinatorTest, AJoinThatWaitsOnIsOneJoin) {
   ReplicaCoordinator replicas("g");
-  const uint64_t applier = *replicas.BeginApplying(Options(1));
-  ReplicaPlace zero = *Join(&replicas, Options(1), 0);
+  const uint64_t applier = *replicas.BeginApplying(ReplicasOf(1));
+  ReplicaPlace zero = *Join(&replicas, ReplicasOf(1), 0);
   bool has_arrived = false;
   EXPECT_FALSE(replicas.EndStep(0, 1.0, AtOnce(), &zero, &has_arrived).ok());
   // Its step has closed the round, which has yet to be applied.
   ReplicaPlace place;
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(
-        replicas.Join(Options(1), 0, zero.incarnation, 0, AtOnce(), &place)
+        replicas.Join(ReplicasOf(1), 0, zero.incarnation, 0, AtOnce(), &place)
             .code(),
         absl::StatusCode::kDeadlineExceeded);
   }
   EXPECT_EQ(replicas.stats().rejoined, 1);
   ASSERT_TRUE(replicas.ConfirmRound(applier, 0).ok());
   EXPECT_TRUE(
-      replicas.Join(Options(1), 0, zero.incarnation, 0, Soon(), &place).ok());
+      replicas.Join(ReplicasOf(1), 0, zero.incarnation, 0, Soon(), &place)
+          .ok());
   EXPECT_TRUE(replicas.Beat(0, place.incarnation, 0).ok());
 }
 
 TEST(ReplicaCoordinatorTest, WhoHasNotJoinedIsToldToGiveTheHook) {
   ReplicaCoordinator replicas("g");
-  ASSERT_TRUE(replicas.BeginApplying(Options(1)).ok());
+  ASSERT_TRUE(replicas.BeginApplying(ReplicasOf(1)).ok());
   ReplicaPlace nowhere;
   bool has_arrived = false;
   EXPECT_THAT(

@@ -11,13 +11,12 @@
 #include "cc/sync/coordinator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/deadlines.h"
 
 namespace tfswitch {
 namespace {
 
 using testing::HasSubstr;
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
 WorkQueueOptions QueueOptions(int num_items, int64_t num_epochs = 1) {
   WorkQueueOptions options;

@@ -22,7 +22,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::UnorderedElementsAre;
 
-WorkQueueOptions Options(int num_items, int64_t num_epochs = 1) {
+WorkQueueOptions LetteredItems(int num_items, int64_t num_epochs = 1) {
   WorkQueueOptions options;
   for (int i = 0; i < num_items; ++i) {
     options.items.push_back(std::string(1, static_cast<char>('a' + i)));
@@ -46,7 +46,7 @@ std::vector<std::string> Drain(WorkQueue* queue, uint32_t worker = 0,
 }
 
 TEST(WorkQueueTest, EveryItemIsHandedOutOnceAnEpoch) {
-  WorkQueue queue("q", Options(3, 2));
+  WorkQueue queue("q", LetteredItems(3, 2));
   EXPECT_THAT(Drain(&queue), ElementsAre("a", "b", "c"));
   EXPECT_EQ(queue.stats().epoch, 0);  // Until somebody asks.
   queue.EndEpochIfFinished();
@@ -60,7 +60,7 @@ TEST(WorkQueueTest, EveryItemIsHandedOutOnceAnEpoch) {
 }
 
 TEST(WorkQueueTest, WorkersHaveDifferentItemsAndOneEach) {
-  WorkQueue queue("q", Options(2));
+  WorkQueue queue("q", LetteredItems(2));
   const WorkItem a = *queue.Take(0, 1);
   const WorkItem b = *queue.Take(1, 2);
   EXPECT_NE(a.index, b.index);
@@ -70,14 +70,14 @@ TEST(WorkQueueTest, WorkersHaveDifferentItemsAndOneEach) {
 }
 
 TEST(WorkQueueTest, AnEpochGoesOnWhileSomebodyHasAnItem) {
-  WorkQueue queue("q", Options(1, 2));
+  WorkQueue queue("q", LetteredItems(1, 2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
   queue.EndEpochIfFinished();
   EXPECT_EQ(queue.stats().epoch, 0);
 }
 
 TEST(WorkQueueTest, AnItemOfOneThatHasGoneGoesOnAtItsOffset) {
-  WorkQueue queue("q", Options(2));
+  WorkQueue queue("q", LetteredItems(2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
   ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 5}).ok());
   queue.ReturnItems(NobodyIsThere);
@@ -96,7 +96,7 @@ TEST(WorkQueueTest, AnItemOfOneThatHasGoneGoesOnAtItsOffset) {
 }
 
 TEST(WorkQueueTest, AnotherIncarnationIsAnotherWorker) {
-  WorkQueue queue("q", Options(2));
+  WorkQueue queue("q", LetteredItems(2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
   ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 3}).ok());
   EXPECT_EQ(queue.Take(0, 2)->offset, 3);
@@ -105,7 +105,7 @@ TEST(WorkQueueTest, AnotherIncarnationIsAnotherWorker) {
 }
 
 TEST(WorkQueueTest, RepeatingAnEventChangesNothing) {
-  WorkQueue queue("q", Options(2));
+  WorkQueue queue("q", LetteredItems(2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
   ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 4}).ok());
   ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 4}).ok());
@@ -117,7 +117,7 @@ TEST(WorkQueueTest, RepeatingAnEventChangesNothing) {
 }
 
 TEST(WorkQueueTest, OrdersDependOnSeedAndEpochAlone) {
-  WorkQueueOptions options = Options(20, 3);
+  WorkQueueOptions options = LetteredItems(20, 3);
   options.shuffles = true;
   options.seed = 7;
   const auto order_of = [](const WorkQueueOptions& of, int epochs) {
@@ -142,7 +142,7 @@ TEST(WorkQueueTest, OrdersDependOnSeedAndEpochAlone) {
 }
 
 TEST(WorkQueueTest, WhatDiffersIsNamed) {
-  const WorkQueueOptions here = Options(3, 2);
+  const WorkQueueOptions here = LetteredItems(3, 2);
   const auto changed = [&](auto change) {
     WorkQueueOptions asked = here;
     change(&asked);
@@ -161,14 +161,14 @@ TEST(WorkQueueTest, WhatDiffersIsNamed) {
 }
 
 TEST(WorkQueueTest, OptionsThatMakeNoSenseAreRefused) {
-  EXPECT_FALSE(Options(0).Validate().ok());
-  EXPECT_FALSE(Options(1, 0).Validate().ok());
-  EXPECT_TRUE(Options(1, 1).Validate().ok());
+  EXPECT_FALSE(LetteredItems(0).Validate().ok());
+  EXPECT_FALSE(LetteredItems(1, 0).Validate().ok());
+  EXPECT_TRUE(LetteredItems(1, 1).Validate().ok());
 }
 
 TEST(WorkQueueTest, AStateThatDoesNotFitIsRefused) {
   const auto restore = [](const WorkQueue::State& state) {
-    return WorkQueue("q", Options(3, 2)).Restore(state).code();
+    return WorkQueue("q", LetteredItems(3, 2)).Restore(state).code();
   };
   EXPECT_EQ(restore({0, 2, {{1, 5}}}), absl::StatusCode::kOk);
   EXPECT_EQ(restore({2, 0, {}}), absl::StatusCode::kOk);
@@ -222,7 +222,7 @@ constexpr int64_t kEpochs = 3;
 class RandomTraining {
  public:
   explicit RandomTraining(uint32_t seed) : random_(seed) {
-    options_ = Options(Draw(5) + 1, kEpochs);
+    options_ = LetteredItems(Draw(5) + 1, kEpochs);
     options_.shuffles = Draw(2) == 0;
     options_.seed = seed;
     queue_.emplace("q", options_);

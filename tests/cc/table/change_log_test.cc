@@ -10,6 +10,7 @@
 #include "cc/table/embedding_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/table/table_testing.h"
 
 namespace tfswitch {
 namespace {
@@ -36,10 +37,6 @@ TableConfig CandidateConfig() {
       {1, 1.0f, SgdConfig{}, {}}, {0, 1.0f, SgdConfig{}, {}}});
   config.admission = {MinCountAdmission{3}, {NotAdmittedKind::kWeight, 0.0f}};
   return config;
-}
-
-std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
-  return EmbeddingTable::Create(config).value();
 }
 
 void Assign(EmbeddingTable* table, const std::vector<Key>& keys, float value) {

@@ -1,0 +1,19 @@
+#ifndef TFSWITCH_TESTS_CC_TESTING_DEADLINES_H_
+#define TFSWITCH_TESTS_CC_TESTING_DEADLINES_H_
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace tfswitch {
+
+// A test that waits so long hangs.
+inline constexpr absl::Duration kLong = absl::Seconds(60);
+
+inline absl::Time Soon() { return absl::Now() + kLong; }
+
+// Of waits that must end without what they wait for.
+inline absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_TESTS_CC_TESTING_DEADLINES_H_
