@@ -1,6 +1,7 @@
 """Fixtures for all Python tests."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,9 @@ import pytest
 import tfswitch as tsw
 from tests.support import running_servers
 from tfswitch import cluster as cluster_lib
+
+# Each collection would look at all that TensorFlow has made, for 0.3 s.
+gc.freeze()
 
 # In CI the same examples each time; a failure prints how to replay it.
 hypothesis.settings.register_profile(

@@ -4,6 +4,7 @@ See tests/warm_python.py for how a program here differs from one that a new
 interpreter runs. Tests of importing itself start interpreters of their own.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -134,7 +135,9 @@ class PythonProgram:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end at this moment.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

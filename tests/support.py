@@ -17,8 +17,12 @@ from tests.programs import environment
 
 SERVER = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
 
-
 _names = itertools.count()
+
+
+def examples(count: int) -> int:
+    """How many examples a property is tried with: more in long runs."""
+    return count * 20 if os.environ.get("TFSWITCH_LONG_TESTS") else count
 
 
 @contextlib.contextmanager

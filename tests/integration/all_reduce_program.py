@@ -7,7 +7,6 @@ Worker 0 has batches of 4, 4, 4 samples, worker 1 of 4 and 1, worker 2 none.
 """
 
 import json
-import os
 
 import numpy as np
 import tensorflow as tf
@@ -20,17 +19,6 @@ BATCHES = [
     [],
 ]
 NUM_SAMPLES = 17
-
-
-def make_strategy():
-    config = json.loads(os.environ["TF_CONFIG"])
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": config["cluster"]["worker"]}),
-        task_type="worker",
-        task_id=config["task"]["index"],
-        rpc_layer="grpc",
-    )
-    return tf.distribute.MultiWorkerMirroredStrategy(resolver)
 
 
 def train(strategy, mine, is_sparse):
@@ -60,16 +48,18 @@ def train(strategy, mine, is_sparse):
         if total == 0.0:
             break
         result -= average.numpy()
-    return result.reshape(-1)
+    return result.reshape(-1).tolist()
 
 
 def main():
-    strategy = make_strategy()
-    task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    for is_sparse in (False, True):
-        weights = train(strategy, BATCHES[task], is_sparse)
-        name = "sparse" if is_sparse else "dense"
-        print(name, *(f"{w:.6f}" for w in weights), flush=True)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    mine = BATCHES[resolver.task_id]
+    weights = {
+        "dense": train(strategy, mine, is_sparse=False),
+        "sparse": train(strategy, mine, is_sparse=True),
+    }
+    print(json.dumps(weights))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,16 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, environment
+from tests.programs import ROOT, run_python
 
 EXAMPLES = ROOT / "examples" / "distributed"
 
 # 3,200 ratings to train with, 800 held out. Two workers have 2,133 and 1,067 of
-# them: 17 and 9 batches. Three have 1,600, 1,066 and 534.
+# them: 17 and 9 batches.
 DATA = ("--max_ratings=4000", "--batch_size=128", "--epochs=2")
 
 pytestmark = pytest.mark.slow
@@ -23,22 +21,9 @@ def launch(
     program: str | Path, *arguments: str, expected_code: int = 0
 ) -> list[str]:
     """Runs a program with launch.py; returns the lines that it printed."""
-    variables = environment(TF_CPP_MIN_LOG_LEVEL="3")
-    for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS"):
-        variables.pop(name, None)
-    result = subprocess.run(
-        [
-            sys.executable,
-            EXAMPLES / "launch.py",
-            program,
-            "--timeout_s=200",
-            *arguments,
-        ],
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=250,
+    result = run_python(
+        *(EXAMPLES / "launch.py", program, "--timeout_s=200", *arguments),
+        check=False,
     )
     assert result.returncode == expected_code, result.stdout[-8000:]
     return result.stdout.splitlines()
@@ -55,10 +40,8 @@ def check_auc(lines: list[str], task: str) -> None:
     assert float(found[1]) > 0.55
 
 
-@pytest.mark.parametrize("consistency", ["asp", "ssp", "bsp"])
-def test_keras_workers_end_epochs_together(
-    consistency: str,
-) -> None:
+@pytest.mark.parametrize("consistency", ["ssp", "bsp"])
+def test_keras_workers_end_epochs_together(consistency: str) -> None:
     lines = launch(
         "keras_workers.py",
         "--workers=2",
@@ -97,7 +80,7 @@ def test_keras_workers_end_epochs_together(
 
 
 def test_multi_worker_mirrored_counts_each_sample_once() -> None:
-    lines = launch("multi_worker_mirrored.py", "--workers=3", "--", *DATA)
+    lines = launch("multi_worker_mirrored.py", "--workers=2", "--", *DATA)
 
     for epoch in (1, 2):
         found = matches(
@@ -105,7 +88,7 @@ def test_multi_worker_mirrored_counts_each_sample_once() -> None:
             r"of all workers",
             lines,
         )
-        assert len(found) == 3
+        assert len(found) == 2
         assert {int(line[2]) for line in found} == {3200}
         assert len({line[1] for line in found}) == 1
     check_auc(lines, "worker 0")

@@ -1,48 +1,37 @@
-"""Runs the tests of the Keras layers with tf_keras, in another process."""
+"""Runs tests of what Keras calls again with tf_keras, in other processes.
+
+That is what a layer, a callback or an optimizer does in a model: training,
+saving, configs, masks and mixed precision. Left out are tests of what only
+tfswitch does, such as its messages, and of where tables are.
+"""
 
 import pytest
 
 from tests.programs import run_pytest
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_layer_with_tf_keras():
-    pytest.importorskip("tf_keras")
-    run_pytest(
-        "tests/python/dynamic_embedding_test.py", TF_USE_LEGACY_KERAS="1"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_layer_of_many_features_with_tf_keras():
-    pytest.importorskip("tf_keras")
-    run_pytest(
-        "tests/python/dynamic_embeddings_test.py", TF_USE_LEGACY_KERAS="1"
-    )
+OUR_OWN = "servers or refused or named"
+TESTS = {
+    "dynamic_embedding": (
+        "not (gradients_equal or freed or learning_rate or subclassed)"
+    ),
+    "dynamic_embeddings": "not gone",
+    "export_tables": "not thread",
+    "parameter_server_optimizer": (
+        "fit_equals or rows_equals or custom_loop or eager or execution"
+        " or schedule or saved or config or layers_see"
+    ),
+    "sampled_losses": "(layer or model or score) and not (soft or weigh)",
+    "sync_epochs": "not counts_for_nothing",
+    "warm_start": "not any_ids",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_layers_of_sampled_losses_with_tf_keras():
+@pytest.mark.parametrize("name", TESTS)
+def test_with_tf_keras(name):
     pytest.importorskip("tf_keras")
     run_pytest(
-        "tests/python/sampled_losses_test.py",
-        "-k=layer or model or score",
+        f"tests/python/{name}_test.py",
+        *("-k", f"({TESTS[name]}) and not ({OUR_OWN})"),
         TF_USE_LEGACY_KERAS="1",
     )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_warm_starts_with_tf_keras():
-    pytest.importorskip("tf_keras")
-    run_pytest("tests/python/warm_start_test.py", TF_USE_LEGACY_KERAS="1")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_exports_while_training_with_tf_keras():
-    pytest.importorskip("tf_keras")
-    run_pytest("tests/python/export_tables_test.py", TF_USE_LEGACY_KERAS="1")

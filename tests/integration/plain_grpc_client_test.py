@@ -1,109 +1,179 @@
-"""What users in other languages do: generate a client from protos/, call."""
+"""What users in other languages do: generate a client from protos/, call.
 
-import json
-import os
-import pathlib
+That it works without tfswitch, the client in docs/wire_protocol.md shows, which
+examples_test.py runs.
+"""
+
+import importlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pool
 
 import tfswitch as tsw
 from tests.programs import ROOT
 
+grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc_tools")
-pytest.importorskip("grpc_health")
-pytest.importorskip("grpc_reflection")
+health_pb2 = pytest.importorskip("grpc_health.v1.health_pb2")
+health_pb2_grpc = pytest.importorskip("grpc_health.v1.health_pb2_grpc")
+reflection = pytest.importorskip(
+    "grpc_reflection.v1alpha.proto_reflection_descriptor_database"
+)
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
-    """A folder with the code that protoc makes of protos/."""
+    """The modules that protoc makes of protos/, by the ends of their names."""
     folder = tmp_path_factory.mktemp("generated")
-    protos = sorted((ROOT / "protos").rglob("*.proto"))
     subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "grpc_tools.protoc",
+            *(sys.executable, "-m", "grpc_tools.protoc"),
             f"-I{ROOT / 'protos'}",
             f"--python_out={folder}",
             f"--grpc_python_out={folder}",
-            *map(str, protos),
+            *sorted((ROOT / "protos").rglob("*.proto")),
         ],
         check=True,
     )
-    # Goes before the installed package of the same name.
-    for package in (folder / "tfswitch", folder / "tfswitch" / "v1"):
-        (package / "__init__.py").touch()
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        # As tfswitch.v1, beside the modules of the package.
+        patch.setattr(
+            tsw, "__path__", [*tsw.__path__, str(folder / "tfswitch")]
+        )
+        yield lambda name: importlib.import_module(f"tfswitch.v1.{name}")
 
 
 @pytest.fixture(scope="module")
-def found(generated):
-    """What the client printed, and the table as tfswitch sees it after."""
-    client = pathlib.Path(__file__).parent / "plain_grpc_client.py"
+def pb(generated):
+    return generated("parameter_server_pb2")
+
+
+@pytest.fixture(scope="module")
+def server():
     with tsw.Server() as server:
-        result = subprocess.run(
-            [sys.executable, str(client), server.address],
-            env={**os.environ, "PYTHONPATH": str(generated)},
-            capture_output=True,
-            text=True,
-            timeout=100,
+        yield server
+
+
+@pytest.fixture(scope="module")
+def channel(server):
+    with grpc.insecure_channel(server.address) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="module")
+def stub(generated, channel):
+    services = generated("parameter_server_pb2_grpc")
+    return services.ParameterServerStub(channel)
+
+
+@pytest.fixture
+def create(generated, pb):
+    """A request for a table."""
+    configs = generated("table_config_pb2")
+    config = configs.TableConfig(
+        name="plain",
+        dim=2,
+        optimizer=configs.OptimizerConfig(sgd=configs.OptimizerConfig.Sgd()),
+        initializer=configs.InitializerConfig(
+            constant=configs.InitializerConfig.Constant(value=1.0)
+        ),
+    )
+    return pb.CreateTableRequest(protocol_version=1, config=config)
+
+
+def test_a_plain_client_creates_pushes_and_pulls(server, pb, stub, create):
+    handshake = stub.Handshake(pb.HandshakeRequest(protocol_version=1))
+    assert (handshake.shard_index, handshake.num_shards) == (0, 1)
+    assert [stub.CreateTable(create).created for _ in range(2)] == [True, False]
+    push = pb.PushRequest(
+        table="plain",
+        keys=[7, -8, 7],
+        gradients=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        learning_rate=0.5,
+        insert_missing=True,
+    )
+    assert stub.Push(push).updated_rows == 2
+    pull = pb.PullRequest(table="plain", keys=[-8, 7, 9])
+    assert stub.Pull(pull).values == [-0.5, -1.0, -2.0, -3.0, 0.0, 0.0]
+    chunks = stub.Export(pb.ExportRequest(table="plain"))
+    assert sorted(key for chunk in chunks for key in chunk.keys) == [-8, 7]
+    (info,) = stub.ListTables(pb.ListTablesRequest()).tables
+    assert (info.config.name, info.num_rows) == ("plain", 2)
+
+    # A push with an identity is applied once, and answered again.
+    push.client_id, push.sequence = 42, 1
+    assert [stub.Push(push).duplicate for _ in range(2)] == [False, True]
+    with tsw.connect(f"grpc://{server.address}"):
+        table = tsw.EmbeddingTable(
+            "plain", 2, initializer="ones", optimizer=tsw.optimizers.SGD(0.5)
         )
-        assert result.returncode == 0, result.stderr
-        found = json.loads(result.stdout)
-        with tsw.connect(f"grpc://{server.address}"):
-            table = tsw.EmbeddingTable(
-                "plain",
-                2,
-                initializer="ones",
-                optimizer=tsw.optimizers.SGD(0.5),
-            )
-            found["rows"] = table.lookup([-8, 7]).numpy()
-    return found
+        np.testing.assert_array_equal(
+            table.lookup([-8, 7]), [[-2.0, -3.0], [-5.0, -7.0]]
+        )
 
 
-def test_a_plain_client_creates_pushes_and_pulls(found):
-    assert found["shard"] == [0, 1]
-    assert found["created"] == [True, False]
-    assert found["updated_rows"] == 2
-    assert found["pulled"] == [-0.5, -1.0, -2.0, -3.0, 0.0, 0.0]
-    assert found["exported"] == [-8, 7]
-    assert found["tables"] == [["plain", 2]]
+def test_errors_have_a_code_and_name_the_thing(pb, stub, create):
+    stub.CreateTable(create)
+    old = pb.CreateTableRequest(protocol_version=99, config=create.config)
+    create.config.dim = 3
+    push = {"table": "plain", "keys": [7], "learning_rate": 0.5}
+    not_finite = [1.0, float("nan")]
+
+    for call, request, code, parts in (
+        (
+            stub.Handshake,
+            pb.HandshakeRequest(protocol_version=99),
+            "FAILED_PRECONDITION",
+            ["99", "1"],
+        ),
+        (stub.CreateTable, old, "FAILED_PRECONDITION", ["99", "1"]),
+        (
+            stub.Pull,
+            pb.PullRequest(table="gone", keys=[1]),
+            "NOT_FOUND",
+            ["gone", "plain"],
+        ),
+        (
+            stub.Push,
+            pb.PushRequest(gradients=[1.0], **push),
+            "INVALID_ARGUMENT",
+            ["plain", "1", "2"],
+        ),
+        (
+            stub.Push,
+            pb.PushRequest(gradients=not_finite, **push),
+            "INVALID_ARGUMENT",
+            ["plain", "7", "NaN"],
+        ),
+        (stub.CreateTable, create, "ALREADY_EXISTS", ["plain", "2", "3"]),
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            call(request)
+        assert raised.value.code().name == code
+        for part in parts:
+            assert part in raised.value.details()
 
 
-def test_a_repeated_push_is_answered_and_not_applied(found):
-    assert found["duplicates"] == [False, True]
-    np.testing.assert_array_equal(found["rows"], [[-2.0, -3.0], [-5.0, -7.0]])
+def test_the_health_service_says_serving(channel):
+    stub = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "tfswitch.v1.ParameterServer"):
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-@pytest.mark.parametrize(
-    ("what", "code", "parts"),
-    [
-        ("old protocol", "FAILED_PRECONDITION", ["99", "1"]),
-        ("old protocol of a table", "FAILED_PRECONDITION", ["99", "1"]),
-        ("unknown table", "NOT_FOUND", ["gone", "plain"]),
-        ("wrong shape", "INVALID_ARGUMENT", ["plain", "1", "2"]),
-        ("not finite", "INVALID_ARGUMENT", ["plain", "7", "NaN"]),
-        ("another config", "ALREADY_EXISTS", ["plain", "2", "3"]),
-    ],
-)
-def test_errors_have_a_code_and_name_the_thing(found, what, code, parts):
-    actual_code, message = found["errors"][what]
+def test_the_reflection_service_describes_the_server(channel):
+    found = reflection.ProtoReflectionDescriptorDatabase(channel)
 
-    assert actual_code == code
-    for part in parts:
-        assert part in message
-
-
-def test_the_health_service_says_serving(found):
-    assert found["health"] == ["SERVING", "SERVING"]
-
-
-def test_the_reflection_service_describes_the_server(found):
-    assert "tfswitch.v1.ParameterServer" in found["services"]
-    assert "tfswitch.v1.Coordination" in found["services"]
-    assert "grpc.health.v1.Health" in found["services"]
-    assert {"Handshake", "Pull", "Push", "Export"} <= set(found["methods"])
+    assert {
+        "tfswitch.v1.ParameterServer",
+        "tfswitch.v1.Coordination",
+        "grpc.health.v1.Health",
+    } <= set(found.get_services())
+    service = descriptor_pool.DescriptorPool(found).FindServiceByName(
+        "tfswitch.v1.ParameterServer"
+    )
+    methods = {method.name for method in service.methods}
+    assert {"Handshake", "Pull", "Push", "Export"} <= methods

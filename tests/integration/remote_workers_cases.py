@@ -4,35 +4,18 @@ In a process of its own, which connects to TensorFlow's servers for good. They
 run in the same process, but each has its own devices and resources.
 """
 
-import contextlib
-import random
-import socket
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
-
-
-def free_addresses(count):
-    """TensorFlow's servers have to be told of each other's ports."""
-    # Below the ports that the system gives to clients.
-    ports = random.sample(range(20_000, 32_000), 1000)
-    found = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            listener = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                listener.bind(("127.0.0.1", ports[-1]))
-                found.append(f"127.0.0.1:{ports[-1]}")
-            ports.pop()
-    return found
+from tests.support import free_ports
 
 
 @pytest.fixture(scope="module")
 def strategy():
-    ps, *workers = free_addresses(3)
+    # They have to be told of each other's ports.
+    ps, *workers = (f"127.0.0.1:{port}" for port in free_ports(3))
     spec = tf.train.ClusterSpec({"ps": [ps], "worker": workers})
     # They share the threads of the process and wait for each other on them.
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=16)

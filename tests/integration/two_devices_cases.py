@@ -68,8 +68,7 @@ def rows(layer):
 
 
 @pytest.mark.parametrize(
-    ("policy", "scale"),
-    [("float32", None), ("float32", 2.0**9), ("mixed_float16", 2.0**9)],
+    ("policy", "scale"), [("float32", None), ("mixed_float16", 2.0**9)]
 )
 def test_two_replicas_learn_what_one_learns(strategy, policy, scale):
     one, one_layer = make_model()

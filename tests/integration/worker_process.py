@@ -5,10 +5,9 @@ import json
 import queue
 import signal
 import subprocess
-import sys
 import threading
 
-from tests.programs import ROOT, environment
+from tests.programs import PythonProgram, environment
 
 # A hang fails after this; nothing is measured by it.
 HANG_SECS = 120.0
@@ -28,18 +27,18 @@ class WorkerProcess:
         self._log = log
         self._lines = queue.Queue()
         with log.open("w") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, str(program), json.dumps(job)],
-                cwd=ROOT,
+            self._process = PythonProgram(
+                program,
+                json.dumps(job),
                 env=environment(
                     TF_CONFIG=json.dumps(tf_config), TF_CPP_MIN_LOG_LEVEL="2"
                 ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                text=True,
             )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self):
         for line in self._process.stdout:
@@ -86,15 +85,15 @@ class WorkerProcess:
             return "no exit code"
 
     def end(self):
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait(HANG_SECS)
-        self._process.stdin.close()
+        with self._process:
+            self.signal(signal.SIGKILL)
+            self._process.wait(HANG_SECS)
+            self._reader.join(HANG_SECS)
 
     def _failed(self, what):
         # Programs that listen write their stacks.
-        self._process.send_signal(signal.SIGUSR1)
+        self.signal(signal.SIGUSR1)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        self._process.kill()
+        self.signal(signal.SIGKILL)
         return f"the worker {what}:\n{self._log.read_text()[-10_000:]}"

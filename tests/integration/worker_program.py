@@ -28,7 +28,6 @@ DIM, IDS_PER_SAMPLE, NUM_IDS = 3, 2, 7
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adam": lambda: keras.optimizers.Adam(0.02),

@@ -8,36 +8,42 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
+from tests.conftest import running_cluster
 
 START = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
 
 @pytest.fixture
-def table(cluster):
-    table = tsw.EmbeddingTable(
-        "user", 2, optimizer=tsw.optimizers.SGD(0.5), cluster=cluster
-    )
-    table.assign([1, 2], START)
-    yield table
-    # Whatever went wrong, nothing changed.
-    assert table.size() == 2
-    np.testing.assert_array_equal(table.lookup([1, 2]), START)
+def table(request):
+    """In this process, where a test does not ask for servers."""
+    with running_cluster(getattr(request, "param", 0)):
+        table = tsw.EmbeddingTable("user", 2, optimizer=tsw.optimizers.SGD(0.5))
+        table.assign([1, 2], START)
+        yield table
+        # Whatever went wrong, nothing changed.
+        assert table.size() == 2
+        np.testing.assert_array_equal(table.lookup([1, 2]), START)
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([1.0], "got float64.*Cast them"),
-        (tf.constant([1.0]), "got float32.*Cast them"),
-        (np.array(["a", None]), "objects with None"),
-        ([True], "got bool"),
-        (tf.constant([True]), "got bool"),
-        (tf.ragged.constant([[1], []]), "RaggedTensor.*flat_values"),
-        (tf.sparse.from_dense([1]), "SparseTensor.*values"),
-    ],
+# For what servers refuse, and not Python.
+on_servers_too = pytest.mark.parametrize(
+    "table", [0, 3], ids=["embedded", "three_servers"], indirect=True
 )
+
+
 @pytest.mark.parametrize(
-    "method", ["lookup", "lookup_or_create", "push", "assign", "remove"]
+    ("method", "ids", "message"),
+    [
+        ("lookup", [1.0], "got float64.*Cast them"),
+        ("push", tf.constant([1.0]), "got float32.*Cast them"),
+        ("lookup", np.array(["a", None]), "objects with None"),
+        ("lookup_or_create", [True], "got bool"),
+        ("lookup", tf.constant([True]), "got bool"),
+        ("push", tf.ragged.constant([[1], []]), "RaggedTensor.*flat_values"),
+        ("lookup", tf.sparse.from_dense([1]), "SparseTensor.*values"),
+        ("assign", [1.0], "table 'user'"),
+        ("remove", [True], "table 'user'"),
+    ],
 )
 def test_ids_that_are_neither_integers_nor_strings_are_named(
     table, method, ids, message
@@ -46,31 +52,22 @@ def test_ids_that_are_neither_integers_nor_strings_are_named(
     if method in ("push", "assign"):
         arguments.append(np.zeros((1, 2), np.float32))
 
-    if method in ("assign", "remove"):
-        message = "table 'user'"
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
         getattr(table, method)(*arguments)
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 3), (2, 1), (3, 2), (2,), (1, 2, 2), (4,), ()]
-)
-def test_gradients_of_a_wrong_shape_are_named(table, shape):
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (2,), (1, 2, 2), ()])
+def test_gradients_and_values_of_a_wrong_shape_are_named(table, shape):
     with pytest.raises(ValueError, match="user") as error:
         table.push([1, 2], np.zeros(shape, np.float32))
-
     assert f"[{','.join(map(str, shape))}]" in str(error.value)
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (2,), (1, 2, 2), ()])
-def test_values_of_a_wrong_shape_are_named(table, shape):
     with pytest.raises(ValueError, match=r"'user'.*\(2, 2\)") as error:
         table.assign([1, 2], np.zeros(shape, np.float32))
-
     assert str(shape) in str(error.value)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@on_servers_too
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
 def test_gradients_that_are_not_finite_name_the_id(table, bad):
     gradients = np.ones((3, 2), np.float32)
     gradients[1, 1] = bad
@@ -81,6 +78,7 @@ def test_gradients_that_are_not_finite_name_the_id(table, bad):
     assert "nothing was applied" in str(error.value)
 
 
+@on_servers_too
 def test_gradients_that_overflow_when_summed_name_the_id(table):
     gradients = np.full((2, 2), 3e38, np.float32)
 
@@ -88,6 +86,7 @@ def test_gradients_that_overflow_when_summed_name_the_id(table):
         table.push([2, 2], gradients)
 
 
+@on_servers_too
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_values_that_are_not_finite_name_the_id(table, bad):
     with pytest.raises(ValueError, match=r"'user'.* 2 "):
@@ -102,6 +101,7 @@ def test_a_bad_learning_rate_is_named(table, rate):
         table.learning_rate = rate
 
 
+@on_servers_too
 def test_errors_in_a_graph_are_those_of_tensorflow(table):
     push = tf.function(lambda g: table.push([1, 2], g))
 
@@ -120,6 +120,7 @@ def test_python_methods_refuse_symbolic_tensors(table, method):
         )(tf.constant([1, 2]))
 
 
+@on_servers_too
 @pytest.mark.parametrize(
     ("arguments", "difference"),
     [
@@ -213,7 +214,7 @@ def test_garbage_bytes_on_the_port_leave_the_server_serving():
 
 def test_a_server_that_is_not_there_is_named(unused_address):
     with pytest.raises((ConnectionError, TimeoutError), match=unused_address):
-        tsw.connect(f"grpc://{unused_address}", timeout=2.0)
+        tsw.connect(f"grpc://{unused_address}", timeout=0.5)
 
 
 def test_a_port_that_speaks_no_grpc_is_named():
@@ -221,7 +222,7 @@ def test_a_port_that_speaks_no_grpc_is_named():
         address = f"127.0.0.1:{listener.getsockname()[1]}"
 
         with pytest.raises((ConnectionError, TimeoutError), match=address):
-            tsw.connect(f"grpc://{address}", timeout=2.0)
+            tsw.connect(f"grpc://{address}", timeout=0.5)
 
 
 @pytest.fixture

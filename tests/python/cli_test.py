@@ -1,36 +1,25 @@
 """The command line, as far as it needs no server."""
 
-import subprocess
-import sys
-
 import pytest
 from absl import app
 from absl.testing import flagsaver
 
 import tfswitch as tsw
-from tests.programs import environment
+from tests.programs import run_python
 from tfswitch.cli import main as cli
 from tfswitch.cli import server_binary
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "tfswitch", *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_version_is_that_of_the_package():
-    result = run("version")
+    result = run_python("-m", "tfswitch", "version")
 
-    assert result.returncode == 0, result.stderr
     assert result.stdout == f"tfswitch {tsw.__version__}\n"
 
 
 def test_a_bad_flag_is_named_with_the_range():
-    result = run("serve", "--num_shards=0")
+    result = run_python(
+        "-m", "tfswitch", "serve", "--num_shards=0", check=False
+    )
 
     assert result.returncode != 0
     assert "num_shards" in result.stderr

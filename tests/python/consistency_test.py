@@ -98,7 +98,7 @@ def test_the_field_of_a_table_config(consistency, expected):
 
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)
-def test_a_table_has_what_it_was_given(cluster, consistency):
+def test_a_table_has_what_it_was_given(embedded, consistency):
     table = tsw.EmbeddingTable("t", 2, consistency=consistency)
     again = tsw.EmbeddingTable("t", 2, consistency=consistency.get_config())
 
@@ -129,11 +129,11 @@ def test_one_name_has_one_consistency(cluster, here, asked, difference):
         tsw.EmbeddingTable("t", 2, consistency=asked)
 
 
-def test_a_bad_consistency_of_a_table_makes_no_table(cluster):
+def test_a_bad_consistency_of_a_table_makes_no_table(embedded):
     with pytest.raises(ValueError, match="Received: consistency='ssp'"):
         tsw.EmbeddingTable("t", 2, consistency="ssp")
 
-    assert cluster.tables() == []
+    assert embedded.tables() == []
 
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)

@@ -1,11 +1,8 @@
 """DenseTable: a model's dense variables on servers."""
 
-import re
-
 import keras
 import numpy as np
 import pytest
-import safetensors.numpy
 import tensorflow as tf
 
 import tfswitch as tsw
@@ -30,33 +27,6 @@ SHAPES = {
     "one": (1,),
 }
 
-PAIRS = [
-    pytest.param(SGD(0.1), lambda: keras.optimizers.SGD(0.1), id="sgd"),
-    pytest.param(
-        tsw.optimizers.Momentum(0.1),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        id="momentum",
-    ),
-    pytest.param(
-        SGD(0.1, momentum=0.8, nesterov=True),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
-        id="nesterov",
-    ),
-    pytest.param(
-        tsw.optimizers.Adagrad(0.1),
-        lambda: keras.optimizers.Adagrad(0.1),
-        id="adagrad",
-    ),
-    pytest.param(
-        tsw.optimizers.Adam(0.1), lambda: keras.optimizers.Adam(0.1), id="adam"
-    ),
-    pytest.param(
-        tsw.optimizers.AdamW(0.1, weight_decay=0.02),
-        lambda: keras.optimizers.AdamW(0.1, weight_decay=0.02),
-        id="adamw",
-    ),
-]
-
 
 def make_table(shapes=None, name="dense", **kwargs):
     kwargs.setdefault("optimizer", SGD(1.0))
@@ -79,6 +49,12 @@ def assert_equal(found, expected, **tolerance):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.fixture
+def cluster(make_cluster):
+    """Of servers, each of which has a part of the values."""
+    return make_cluster(3)
+
+
 ZEROS = [np.zeros((2, 3)), np.zeros(3)]
 ONES = [np.ones((2, 3)), np.ones(3)]
 
@@ -93,11 +69,6 @@ def test_pull_before_initialize_is_refused(cluster):
         RuntimeError, match=r"dense table 'dense'.*has not been initialised"
     ):
         table.pull()
-
-
-def test_pull_before_initialize_in_a_graph_is_an_error_of_tensorflow(embedded):
-    table = make_table()
-
     with pytest.raises(tf.errors.FailedPreconditionError, match="initialise"):
         tf.function(table.pull)()
 
@@ -121,16 +92,18 @@ def test_values_come_back_as_they_were_set(cluster):
     assert table.initialize(values)
 
     assert_equal(table.pull(), values)
+    table.assign([2 * value for value in values])
+    assert_equal(table.pull(), [2 * value for value in values])
     assert table.shapes == SHAPES
     assert table.cluster is cluster
     assert table.name == "dense"
     assert repr(table.consistency.kind) == "'asp'"
 
 
-@pytest.mark.parametrize(
-    "size", [1, 7, 8, 9, 100, 2047, 2048, 2049, 5000, 70_001]
-)
-def test_sizes_from_one_float_up(cluster, size):
+@pytest.mark.parametrize("num_servers", [0, 3])
+@pytest.mark.parametrize("size", [1, 8, 9, 2049, 70_001])
+def test_sizes_from_one_float_up(make_cluster, num_servers, size):
+    make_cluster(num_servers)
     values = [np.random.default_rng(2).normal(size=size).astype(np.float32)]
     table = make_table({"a": (size,)})
 
@@ -194,37 +167,30 @@ def test_initialize_does_not_fill_a_gap(embedded, begin_at):
         table.pull()
 
 
-def test_values_that_are_not_finite_are_named_and_leave_nothing(embedded):
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_named_and_leave_nothing(cluster, bad):
     table = make_table({"a": (50,), "b": (50,)})
 
     with pytest.raises(ValueError, match="value of 'b' has NaN or Inf"):
-        table.initialize([np.ones(50), np.full(50, np.nan)])
+        table.initialize([np.ones(50), np.full(50, bad)])
 
+    assert cluster.stats()["dense"]["num_rows"] == 0
     assert table.initialize([np.ones(50), np.zeros(50)])
-
-
-def test_assign_sets_all_values(cluster):
-    table = make_table({"a": (100,), "b": ()})
-    table.initialize([np.ones(100), np.array(1.0)])
-
-    table.assign([np.full(100, 3.0), np.array(4.0)])
-
-    assert_equal(table.pull(), [np.full(100, 3.0), np.array(4.0)])
 
 
 # --- Steps ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_pushes_equal_keras(cluster, ours, theirs):
+def test_pushes_equal_keras(cluster):
+    """Other rules are those of `optimizer_rules_test.py`."""
     rng = np.random.default_rng(3)
     start = random_values(rng, SHAPES)
-    table = make_table(SHAPES, optimizer=ours)
+    table = make_table(SHAPES, optimizer=tsw.optimizers.Adam(0.1))
     table.initialize(start)
     variables = [keras.Variable(value) for value in start]
-    optimizer = theirs()
+    optimizer = keras.optimizers.Adam(0.1)
 
-    for _ in range(8):
+    for _ in range(4):
         gradients = random_values(rng, SHAPES)
         optimizer.apply([tf.constant(g) for g in gradients], variables)
         table.push(gradients, learning_rate=0.1)
@@ -254,19 +220,6 @@ def test_no_gradient_means_zeros(cluster):
     assert_equal(
         table.pull(), [np.full((2, 3), -1.9), np.full(3, -2.9)], **TOLERANCE
     )
-
-
-def test_padding_does_not_come_back(cluster):
-    """The last block is wider than what it holds."""
-    table = make_table({"a": (9,)}, optimizer=tsw.optimizers.Adam(0.1))
-    table.initialize([np.ones(9)])
-
-    for _ in range(3):
-        table.push([np.ones(9)], learning_rate=0.1)
-
-    values = table.pull()[0].numpy()
-    assert values.shape == (9,)
-    np.testing.assert_array_equal(values, np.full(9, values[0]))
 
 
 def test_gradients_may_be_of_other_kinds(cluster):
@@ -358,7 +311,6 @@ def test_bsp_steps_once_per_round():
         ([np.ones((2, 3)), np.ones(4)], r"'b' must have shape \(3,\), got"),
         ([np.ones((2, 3)), np.ones((1, 3))], r"'b' .*got \(1, 3\)"),
         ([np.ones((2, 3))], r"expected 2 .* \(a, b\), got 1"),
-        ([np.ones((2, 3)), np.ones(3), 1.0], "got 3"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_applied(
@@ -376,8 +328,9 @@ def test_what_does_not_fit_is_named_and_nothing_is_applied(
     assert_equal(table.pull(), ONES)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["first", "last"])
+@pytest.mark.parametrize(
+    ("bad", "name"), [(np.nan, "first"), (-np.inf, "last")]
+)
 def test_a_gradient_that_is_not_finite_is_named(cluster, bad, name):
     shapes = {"first": (3000,), "last": (3000,)}
     table = make_table(shapes)
@@ -404,18 +357,7 @@ def test_a_graph_refuses_what_is_not_finite(cluster):
     assert_equal(table.pull(), ONES)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_first_values_that_are_not_finite_are_refused(cluster, bad):
-    table = make_table()
-
-    with pytest.raises(ValueError, match=r"'dense'.*nothing was applied"):
-        table.initialize([np.full((2, 3), bad), np.ones(3)])
-
-    assert cluster.stats()["dense"]["num_rows"] == 0
-    assert table.initialize(ONES)
-
-
-@pytest.mark.parametrize("rate", [float("nan"), -1.0, float("inf")])
+@pytest.mark.parametrize("rate", [float("nan"), -1.0])
 def test_a_bad_learning_rate_is_refused_and_nothing_is_applied(cluster, rate):
     table = make_table()
     table.initialize(ONES)
@@ -435,7 +377,6 @@ def test_a_bad_learning_rate_is_refused_and_nothing_is_applied(cluster, rate):
         ({"a": (-1, 2)}, r"known\. Received: 'a': \(-1, 2\)"),
         ({"a": (None,)}, r"known\. Received: 'a': \(None,\)"),
         ({"a": 3}, "known. Received: 'a': 3"),
-        ({"a": "34"}, "known. Received: 'a': '34'"),
         ({"a": (2.5,)}, r"known\. Received: 'a': \(2\.5,\)"),
         ({"a": tf.TensorShape(None)}, "known. Received: 'a'"),
         ({3: (1,)}, "must map names.* Received: 3"),
@@ -453,7 +394,6 @@ def test_bad_shapes_are_named(embedded, shapes, message):
     [
         ({"shapes": {"a": (3, 2), "b": (3,)}}, "a:2x3;b:3.*a:3x2;b:3"),
         ({"shapes": {"b": (3,), "a": (2, 3)}}, "a:2x3;b:3.*b:3;a:2x3"),
-        ({"shapes": {"a": (2, 3)}}, "a:2x3;b:3.*a:2x3"),
         ({"shapes": {"a": (2, 3), "c": (3,)}}, "b:3.*c:3"),
         ({"shapes": {"a:2x3;b": (3,)}}, "a:2x3;b:3.*a%3A2x3%3Bb:3"),
         ({"optimizer": "adam"}, "sgd.*adam"),
@@ -487,31 +427,7 @@ def test_an_embedding_table_is_no_dense_table(cluster):
 # --- Servers ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 100, 5000, 300_000, 1_000_003])
-@pytest.mark.parametrize("num_servers", [1, 2, 3])
-def test_servers_have_even_shares(tmp_path, make_cluster, size, num_servers):
-    cluster = make_cluster(num_servers)
-    table = make_table({"a": (size,)})
-    table.initialize([np.zeros(size)])
-
-    cluster.save(tmp_path)  # Every server writes what it has.
-
-    blocks = [0] * num_servers
-    for path in tmp_path.rglob("*.safetensors"):
-        tensors = safetensors.numpy.load_file(path)
-        server = int(re.search(r"-s(\d+)-", path.name)[1])
-        blocks[server] += sum(
-            len(t) for t in tensors.values() if t.dtype == np.int64
-        )
-    assert sum(blocks) == table._num_blocks
-    # Servers own whole virtual shards, of which there are 1,024.
-    per_virtual_shard = -(-table._num_blocks // 1024)
-    assert max(blocks) - min(blocks) <= 1 + per_virtual_shard
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [(0, 2), (1, 3), (2, 1), (3, 0), (3, 2)]
-)
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3), (3, 0)])
 def test_a_checkpoint_restores_to_other_servers(tmp_path, before, after):
     rng = np.random.default_rng(5)
     start, gradients = (random_values(rng, SHAPES) for _ in range(2))

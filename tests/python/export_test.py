@@ -1,17 +1,15 @@
 """Exports: what a base goes on with, and those that come by themselves."""
 
-import fcntl
 import json
 import queue
-import subprocess
-import sys
 import types
 
 import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
-from tests.programs import environment
+from tests.conftest import running_cluster
+from tests.programs import run_python
 from tests.support import free_ports
 from tfswitch import export
 
@@ -40,12 +38,13 @@ def manifest_of(path, name):
     return json.loads((path / name / "manifest.json").read_text())["content"]
 
 
-@pytest.fixture
-def table(cluster):
-    """A table with the rows 1, 2, 3, on each kind of cluster."""
-    table = make_table()
-    push(table, [1, 2, 3])
-    return table
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
+def table(request):
+    """A table with the rows 1, 2, 3, in this process and on servers."""
+    with running_cluster(request.param):
+        table = make_table()
+        push(table, [1, 2, 3])
+        yield table
 
 
 @pytest.fixture
@@ -173,22 +172,7 @@ def test_a_restarted_server_leads_to_a_base(tmp_path, told):
     assert (report.kind, report.number, report.num_rows) == ("base", 2, 1)
 
 
-def test_a_table_that_is_gone_is_not_left_out(embedded, tmp_path, told):
-    for name in ("t", "u"):
-        push(make_table(name), [1])
-    schedule = export.Schedule(tmp_path, tell=told.put)
-    assert schedule.try_export()
-    embedded._native.drop_table("u")
-
-    assert not schedule.try_export()
-
-    told.get()
-    assert "'u'" in export.describe(told.get())
-    assert names_in(tmp_path) == ["base-00000001"]
-
-
-@pytest.mark.parametrize("base_every_seconds", [None, 1e-6])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(("base_every_seconds", "lost"), [(None, 0), (1e-6, 1)])
 def test_a_base_leaves_no_table_out_that_a_server_has_lost(
     tmp_path, base_every_seconds, lost
 ):
@@ -291,21 +275,6 @@ def test_a_saved_model_says_which_tables_are_exported(embedded, tmp_path):
     assert (report.kind, report.num_rows) == ("delta", 1)
 
 
-def test_a_busy_folder_leads_to_no_base(embedded, tmp_path):
-    table = make_table()
-    push(table, [1])
-    schedule = export.Schedule(tmp_path)
-    schedule.export()
-    push(table, [2])
-    with open(tmp_path / ".lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-        with pytest.raises(RuntimeError, match="another export"):
-            schedule.export()
-
-    assert schedule.export().kind == "delta"
-
-
 def test_a_delta_comes_where_a_base_that_is_due_fails(
     table, tmp_path, told, monkeypatch
 ):
@@ -357,25 +326,6 @@ def test_a_thread_survives_whatever_is_raised(embedded, tmp_path, told):
     schedule.stop()
 
 
-def test_a_cluster_that_is_away_is_tried_again(embedded, tmp_path, told):
-    table = make_table()
-    push(table, [1])
-    answers = iter([ConnectionError("the server is away"), embedded])
-
-    def connect():
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    schedule = export.Schedule(tmp_path, cluster=connect, tell=told.put)
-
-    assert [schedule.try_export() for _ in range(3)] == [False, True, True]
-
-    assert str(told.get()) == "the server is away"
-    assert told.get().kind == "base"
-
-
 def test_a_schedule_runs_until_its_wait_ends_it(table, tmp_path, told):
     waits = []
 
@@ -425,15 +375,8 @@ told = queue.SimpleQueue()
 tsw.export.Schedule({str(tmp_path)!r}, tell=told.put).start(0.001)
 print(told.get(timeout={DEADLINE_SECS}))
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = run_python("-c", program)
 
-    assert result.returncode == 0, result.stderr
     assert result.stdout == "base 1: 1 rows, 0 removed\n"
 
 
@@ -453,12 +396,6 @@ with socket.socket(socket.AF_UNIX) as listener:
     print("asked")
     raise SystemExit(7)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = run_python("-c", program, check=False)
 
     assert (result.returncode, result.stdout) == (7, "asked\n"), result.stderr

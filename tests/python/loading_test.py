@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, environment, run_python
+
 PACKAGE = ROOT / "tfswitch"
 OPS = PACKAGE / "libtfswitch_ops.so"
 CORE = PACKAGE / "libtfswitch_core.so"
 (NATIVE,) = PACKAGE.glob("_native.*.so")
 
-# Steps of the programs below. They load the libraries by their paths, because
-# `import tfswitch` has an order of its own.
+# Steps of the programs below. All but one load the libraries by their paths,
+# because `import tfswitch` has an order of its own.
 STEPS = {
     "import tensorflow": """
         import tensorflow as tf
@@ -36,6 +37,11 @@ STEPS = {
         spec = importlib.util.spec_from_file_location("_native", NATIVE)
         native = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(native)
+    """,
+    "import tfswitch": """
+        import tensorflow as tf
+        from tfswitch import _loader, _native as native
+        ops = _loader.load_ops()
     """,
     "import grpcio": """
         import grpc
@@ -103,112 +109,66 @@ STEPS = {
     """,
 }
 
+# Each library comes before and after each other one.
 ORDERS = {
-    "ops_then_native": [
-        "import tensorflow",
-        "load ops",
-        "load native",
-        "start servers",
-        "use ops and native",
-    ],
-    "native_then_ops": [
-        "load native",
-        "start servers",
-        "import tensorflow",
-        "load ops",
-        "use ops and native",
-    ],
-    "grpcio_first": [
+    "tfswitch_after_grpcio_and_pyarrow": [
         "import grpcio",
-        "import tensorflow",
-        "load ops",
-        "load native",
-        "start servers",
-        "use grpcio",
-        "use ops and native",
-        "use grpcio",
-    ],
-    "grpcio_between_native_and_ops": [
-        "load native",
-        "import grpcio",
-        "start servers",
-        "use grpcio",
-        "import tensorflow",
-        "load ops",
-        "use ops and native",
-        "use grpcio",
-    ],
-    "grpcio_last": [
-        "import tensorflow",
-        "load ops",
-        "load native",
-        "start servers",
-        "use ops and native",
-        "import grpcio",
-        "use grpcio",
-        "use ops and native",
-    ],
-    "pyarrow_first": [
         "import pyarrow",
-        "import tensorflow",
-        "load ops",
+        "import tfswitch",
+        "start servers",
+    ],
+    "native_first_pyarrow_last": [
         "load native",
         "start servers",
-        "use pyarrow",
-        "use ops and native",
-        "use pyarrow",
-    ],
-    "pyarrow_last": [
-        "load native",
+        "import grpcio",
         "import tensorflow",
         "load ops",
+        "import pyarrow",
+    ],
+    "pyarrow_first_ops_last": [
+        "import pyarrow",
+        "load native",
+        "start servers",
+        "import grpcio",
+        "import tensorflow",
+        "load ops",
+    ],
+    "tensorflow_first_grpcio_last": [
+        "import tensorflow",
+        "load ops",
+        "load native",
         "start servers",
         "use ops and native",
         "import pyarrow",
-        "use pyarrow",
-        "use ops and native",
+        "import grpcio",
     ],
 }
 
 
-def run_python(program: str, **environment: str) -> str:
-    """Runs a program in a new interpreter and returns what it printed."""
-    prelude = f"OPS = {str(OPS)!r}\nNATIVE = {str(NATIVE)!r}\n"
+def run_new_interpreter(program: str, **variables: str) -> str:
+    """Runs a program that nothing was imported for; returns what it printed."""
     result = subprocess.run(
-        [sys.executable, "-c", prelude + program],
-        env={**os.environ, **environment},
+        [sys.executable, "-c", program],
+        env=environment(**variables),
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return result.stdout
 
 
+def steps_program(steps: list[str], native: Path = NATIVE) -> str:
+    prelude = f"OPS = {str(OPS)!r}\nNATIVE = {str(native)!r}\n"
+    return prelude + "".join(textwrap.dedent(STEPS[step]) for step in steps)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_libraries_work_in_any_order(order: str) -> None:
-    steps = [*ORDERS[order], "stop servers"]
-    program = "".join(textwrap.dedent(STEPS[step]) for step in steps)
+    uses = ["use grpcio", "use pyarrow", "use ops and native", "use grpcio"]
+    program = steps_program([*ORDERS[order], *uses, "stop servers"])
 
-    assert run_python(program).endswith("done\n")
-
-
-def test_import_tfswitch_after_grpcio_serves_and_reads_over_grpc() -> None:
-    program = """
-import grpc
-import numpy as np
-import tfswitch as tsw
-
-with tsw.Server("127.0.0.1:0") as server:
-    with tsw.connect(f"grpc://{server.address}") as cluster:
-        table = tsw.EmbeddingTable("t", 4, initializer="ones", cluster=cluster)
-        read = table.lookup_or_create([1, 2, 1])
-        np.testing.assert_array_equal(read, np.ones((3, 4)))
-print("done")
-"""
-
-    assert run_python(program).endswith("done\n")
+    assert run_new_interpreter(program).endswith("done\n")
 
 
 def test_server_command_starts_without_tensorflow() -> None:
@@ -221,7 +181,9 @@ sys.argv = ["tfswitch-server", "--version"]
 tfswitch_server.main()
 """
 
-    assert re.match(r"tfswitch-server \d+\.\d+\.\d+", run_python(program))
+    assert re.match(
+        r"tfswitch-server \d+\.\d+\.\d+", run_new_interpreter(program)
+    )
 
 
 # --- What is said when a library is missing or does not fit ------------------
@@ -239,7 +201,7 @@ def build_library(path: Path, source: str) -> None:
     )
 
 
-def open_table_with(ops: Path, **environment: str) -> str:
+def open_table_with(ops: Path, **variables: str) -> str:
     """The error of the table handle op of an op library."""
     program = f"""
 import tensorflow as tf
@@ -249,7 +211,7 @@ try:
 except tf.errors.FailedPreconditionError as error:
     print(error.message)
 """
-    return run_python(program, **environment)
+    return run_python("-c", program, env=environment(**variables)).stdout
 
 
 def test_op_without_the_core_says_which_file_is_missing(tmp_path: Path) -> None:
@@ -262,8 +224,8 @@ def test_op_without_the_core_says_which_file_is_missing(tmp_path: Path) -> None:
 
 
 def test_module_without_the_core_raises_import_error(tmp_path: Path) -> None:
-    native = shutil.copy(NATIVE, tmp_path)
-    program = textwrap.dedent(STEPS["load native"]).replace(
+    native = Path(shutil.copy(NATIVE, tmp_path))
+    program = steps_program(["load native"], native).replace(
         "spec.loader.exec_module(native)",
         textwrap.dedent("""
             try:
@@ -273,18 +235,18 @@ def test_module_without_the_core_raises_import_error(tmp_path: Path) -> None:
         """),
     )
 
-    message = run_python(f"NATIVE = {str(native)!r}\n{program}")
+    message = run_new_interpreter(program)
 
     assert str(tmp_path / "libtfswitch_core.so") in message
     assert "Reinstall tfswitch" in message
 
 
 def test_core_path_can_be_set_in_the_environment(tmp_path: Path) -> None:
-    native = shutil.copy(NATIVE, tmp_path)
-    program = textwrap.dedent(STEPS["load native"]) + "print(native.version())"
+    native = Path(shutil.copy(NATIVE, tmp_path))
+    program = steps_program(["load native"], native)
 
-    version = run_python(
-        f"NATIVE = {str(native)!r}\n{program}", TFSWITCH_CORE_LIBRARY=str(CORE)
+    version = run_new_interpreter(
+        program + "print(native.version())", TFSWITCH_CORE_LIBRARY=str(CORE)
     )
 
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", version)
@@ -313,7 +275,7 @@ def test_library_that_is_not_a_core_is_refused(tmp_path: Path) -> None:
 
 def load_ops_from(path: Path) -> str:
     """The ImportError of the loader for an op library."""
-    return run_python(f"""
+    program = f"""
 from pathlib import Path
 from tfswitch import _loader
 _loader._OPS_PATH = Path({str(path)!r})
@@ -321,7 +283,8 @@ try:
     _loader.load_ops.__wrapped__()
 except ImportError as error:
     print(error)
-""")
+"""
+    return run_python("-c", program).stdout
 
 
 def test_ops_of_another_tensorflow_name_both_versions(tmp_path: Path) -> None:
@@ -381,11 +344,12 @@ def serve_program() -> Path:
 SAVE_AND_SERVE = """
 import json
 import subprocess
+import sys
 import numpy as np
 import tensorflow as tf
 from tfswitch import _loader, _native
 
-program, path, where = ARGUMENTS
+program, library, path, where = sys.argv[1:]
 ops = _loader.load_ops()
 if where == "remote":
     servers = [_native.Server("127.0.0.1:0", i, 2) for i in range(2)]
@@ -419,8 +383,7 @@ expected = model(ids)["embeddings"].numpy()
 assert np.all(expected[0] == expected[2]) and np.all(expected != 0)
 tf.saved_model.save(model, path, signatures=model.__call__)
 served = subprocess.run(
-    [program, OPS, path,
-     *map(str, ids)],
+    [program, library, path, *map(str, ids)],
     capture_output=True, text=True, timeout=200)
 assert served.returncode == 0, served.stderr
 np.testing.assert_array_equal(
@@ -433,8 +396,8 @@ print("done")
 def test_cpp_server_linked_to_tensorflow_answers_as_python_does(
     where: str, tmp_path: Path
 ) -> None:
-    arguments = [str(serve_program()), str(tmp_path), where]
+    printed = run_python(
+        "-c", SAVE_AND_SERVE, serve_program(), OPS, tmp_path, where
+    ).stdout
 
-    printed = run_python(f"ARGUMENTS = {arguments}\n{SAVE_AND_SERVE}")
-
-    assert printed.endswith("done\n")
+    assert printed == "done\n"

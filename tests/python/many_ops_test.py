@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
+from tests.conftest import running_cluster
 from tfswitch import ops
 from tfswitch._loader import load_ops
 
@@ -32,9 +33,15 @@ def run_eagerly(function):
     return function
 
 
-@pytest.fixture(params=[run_eagerly, tf.function], ids=["eager", "function"])
+@pytest.fixture(
+    params=[(0, run_eagerly), (3, tf.function)],
+    ids=["embedded_eager", "servers_in_a_function"],
+)
 def mode(request):
-    return request.param
+    """How ops are run; tables are in this process or on servers."""
+    num_servers, mode = request.param
+    with running_cluster(num_servers):
+        yield mode
 
 
 IDS = {"a": [[1, 2], [1, 5]], "b": 7, "c": []}
@@ -45,7 +52,7 @@ def make_tables(suffix=""):
     return {name: make_table(name + suffix, DIMS[name]) for name in IDS}
 
 
-def test_lookups_of_many_are_those_of_each(cluster, mode):
+def test_lookups_of_many_are_those_of_each(mode):
     tables, alone = make_tables(), make_tables("_alone")
     ids = {name: tf.constant(value, tf.int64) for name, value in IDS.items()}
     for name in IDS:
@@ -66,7 +73,7 @@ def test_lookups_of_many_are_those_of_each(cluster, mode):
             table.remove([1, 2, 5, 7])
 
 
-def test_training_lookups_of_many_are_those_of_each(cluster, mode):
+def test_training_lookups_of_many_are_those_of_each(mode):
     tables, alone = make_tables(), make_tables("_alone")
     anchors = {name: tf.Variable(0.0) for name in IDS}
     factor = {name: 1.0 + i for i, name in enumerate(IDS)}
@@ -116,7 +123,7 @@ def test_training_lookups_of_many_are_those_of_each(cluster, mode):
         )
 
 
-def test_a_table_that_comes_twice_takes_a_step_for_each(cluster):
+def test_a_table_that_comes_twice_takes_a_step_for_each(embedded):
     table = make_table("t", 2, initializer="zeros")
     anchor = tf.Variable(0.0)
 
@@ -154,7 +161,7 @@ def test_tables_of_several_clusters_go_together(make_cluster):
         )
 
 
-def test_a_table_that_the_loss_does_not_use_is_pushed_zeros(cluster, mode):
+def test_a_table_that_the_loss_does_not_use_is_pushed_zeros(mode):
     a, b = make_table("a", 2), make_table("b", 2)
     rows = b.lookup_or_create([1]).numpy()
     anchor = tf.Variable(0.0)
@@ -175,8 +182,9 @@ def test_a_table_that_the_loss_does_not_use_is_pushed_zeros(cluster, mode):
     np.testing.assert_array_equal(b.lookup([1]), rows)
 
 
-@pytest.mark.parametrize("num_ids", [2049, 60_000])
-def test_long_batches_of_many_agree(cluster, num_ids):
+@pytest.mark.parametrize(("num_servers", "num_ids"), [(0, 2049), (3, 60_000)])
+def test_long_batches_of_many_agree(make_cluster, num_servers, num_ids):
+    make_cluster(num_servers)
     tables = [make_table(f"t{i}", 8 * i + 8) for i in range(4)]
     draw = np.random.default_rng(0)
     ids = [draw.integers(-(2**63), 2**63, num_ids) for _ in tables]
@@ -258,7 +266,7 @@ def arguments(table, **changes):
         ({"shows": [[], [1.0]]}, "`shows` must be empty or.*each of 2 ids"),
     ],
 )
-def test_wrong_inputs_are_named_and_make_no_rows(cluster, changes, message):
+def test_wrong_inputs_are_named_and_make_no_rows(embedded, changes, message):
     table = make_table("t", 2)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
@@ -267,7 +275,7 @@ def test_wrong_inputs_are_named_and_make_no_rows(cluster, changes, message):
     assert table.size() == 0
 
 
-def test_wrong_pushes_are_named_and_apply_nothing(cluster):
+def test_wrong_pushes_are_named_and_apply_nothing(embedded):
     table = make_table("t", 2)
     table.assign([1, 2], np.ones((2, 2), np.float32))
     good = {
@@ -325,27 +333,27 @@ def test_a_server_that_is_away_is_named():
             ops.training_lookup_many([lookup_of(table, [1], anchor)] * 2)
 
 
-def test_each_of_very_many_pushes_counts_in_any_order_of_tables(cluster):
+def test_each_of_very_many_pushes_counts_in_any_order_of_tables(make_cluster):
+    make_cluster(1)
     tables = [make_table(f"t{i}", 1, initializer="zeros") for i in range(256)]
-    for table in tables:
-        table.lookup_or_create([1])
-    tables.reverse()
-    ones = {
-        "tables": [t.handle for t in tables],
-        "unique_ids": [[1]] * 256,
-        "inverses": [[0]] * 256,
-        "gradients": [[[1.0]]] * 256,
-        "learning_rates": [1.0] * 256,
-        "loss_scale": 0.0,
-        "shows": [[]] * 256,
-        "clicks": [[]] * 256,
-        "global_steps": [0] * 256,
-    }
+    handles = [table.handle for table in reversed(tables)]
+    rows = {"ids": [[1]] * 256, "dims": [1] * 256}
+    ops.lookup_many(handles, **rows, insert_missing=True)
     for _ in range(6):
-        library.tfswitch_push_unique_many(**ones)
+        library.tfswitch_push_unique_many(
+            tables=handles,
+            unique_ids=[[1]] * 256,
+            inverses=[[0]] * 256,
+            gradients=[[[1.0]]] * 256,
+            learning_rates=[1.0] * 256,
+            loss_scale=0.0,
+            shows=[[]] * 256,
+            clicks=[[]] * 256,
+            global_steps=[0] * 256,
+        )
 
-    for table in tables:
-        assert table.lookup([1]).numpy().tolist() == [[-6.0]]
+    found = ops.lookup_many(handles, **rows, insert_missing=False)
+    np.testing.assert_array_equal(found, np.full((256, 1, 1), -6.0))
 
 
 def test_more_tables_than_a_call_takes_are_refused(embedded):

@@ -1,8 +1,7 @@
 """Rules and options that read counts, shows and steps of a push.
 
 The client counts how often an id is in a push; `table.push` takes shows, and
-`table.iterations` is the step that pushes carry. `optimizer_references.py` is
-the NumPy side.
+`table.iterations` is the step that pushes carry.
 """
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
-from tests.python import optimizer_references as references
 from tests.python.worker_threads import (
     in_threads,
     join_workers,
@@ -18,50 +16,17 @@ from tests.python.worker_threads import (
 )
 from tfswitch import optimizers
 
-TOLERANCE = {"rtol": 5e-6, "atol": 5e-7}
-
-
-def test_cowclip_counts_the_ids_of_a_push(cluster):
-    rng = np.random.default_rng(31)
-    ids = np.arange(5)
-    counts = np.arange(1, 6)
-    start = rng.normal(size=(5, 4)).astype(np.float32)
-    start[0] = 0.0  # Its threshold is the floor.
-    # Far above the thresholds of rare ids, far below those of frequent ones.
-    gradients = rng.normal(size=(6, 5, 4)).astype(np.float32) * 2
-    table = tsw.EmbeddingTable(
-        "t",
-        4,
-        optimizer=optimizers.Adagrad(
-            0.1, l2=0.01, cowclip=optimizers.CowClip(0.5, 0.25)
-        ),
-    )
-    table.assign(ids, start)
-
-    for gradient in gradients:
-        places = rng.permutation(np.repeat(ids, counts))
-        table.push(ids[places], gradient[places] / counts[places][:, None])
-
-    expected, _ = references.run(
-        references.with_options(
-            references.adagrad(), l2=0.01, cowclip_r=0.5, cowclip_zeta=0.25
-        ),
-        start.astype(np.float64),
-        gradients,
-        [references.Step(0.1, count=counts[:, None])] * len(gradients),
-    )
-    np.testing.assert_allclose(table.lookup(ids), expected, **TOLERANCE)
-
 
 @pytest.mark.parametrize(
     ("w", "gradient", "count", "clipped"),
     [
+        ([0.003, 0.004], [0.3, 0.4], 1, [0.003, 0.004]),
         ([0.003, 0.004], [0.3, 0.4], 2, [0.006, 0.008]),
         ([0.003, 0.004], [0.003, 0.004], 2, [0.003, 0.004]),
         ([0.0, 0.0], [0.3, 0.4], 3, [2.5456e-5, 3.3941e-5]),
     ],
 )
-def test_cowclip_golden_vectors(cluster, w, gradient, count, clipped):
+def test_cowclip_counts_the_ids_of_a_push(cluster, w, gradient, count, clipped):
     table = tsw.EmbeddingTable(
         "t", 2, optimizer=optimizers.SGD(1.0, cowclip=optimizers.CowClip())
     )
@@ -75,79 +40,61 @@ def test_cowclip_golden_vectors(cluster, w, gradient, count, clipped):
 
 
 @pytest.mark.parametrize(
-    ("ours", "reference"),
+    ("rule", "second"),
     [
-        (optimizers.PaddleAdagrad(0.05), references.paddle_adagrad()),
-        (optimizers.PaddleStdAdagrad(0.05), references.paddle_std_adagrad()),
+        (optimizers.PaddleAdagrad(0.05), [-0.0149379, -0.0448758]),
+        (optimizers.PaddleStdAdagrad(0.05), [-0.0149010, -0.0449501]),
     ],
     ids=["paddle_adagrad", "paddle_std_adagrad"],
 )
-def test_shows_scale_paddles_adagrads(cluster, ours, reference):
-    rng = np.random.default_rng(32)
-    ids = np.arange(5)
-    start = rng.normal(size=(5, 4)).astype(np.float32)
-    gradients = rng.normal(size=(6, 5, 4)).astype(np.float32)
-    # 0 shows are a scale of 1.
-    shows = rng.integers(0, 5, size=(6, 5)).astype(np.float32)
-    table = tsw.EmbeddingTable("t", 4, optimizer=ours)
-    table.assign(ids, start)
+def test_shows_scale_paddles_adagrads(cluster, rule, second):
+    table = tsw.EmbeddingTable("t", 2, optimizer=rule)
+    table.assign([7, 8], [[0.01, -0.02]] * 2)
 
-    for gradient, shown in zip(gradients, shows, strict=True):
-        table.push(ids, gradient, shows=shown)
-
-    expected, _ = references.run(
-        reference,
-        start.astype(np.float64),
-        gradients,
-        [references.Step(0.05, shows=shown[:, None]) for shown in shows],
-    )
-    np.testing.assert_allclose(table.lookup(ids), expected, **TOLERANCE)
-
-
-def test_paddle_golden_vectors(cluster):
-    table = tsw.EmbeddingTable("t", 2, optimizer=optimizers.PaddleAdagrad(0.05))
-    table.assign([7], [[0.01, -0.02]])
-
-    table.push([7], [[0.4, -0.2]], shows=[2.0])
-    first = table.lookup([7])[0].numpy()
-    table.push([7], [[0.3, 0.6]], shows=[1.0])
-
-    np.testing.assert_allclose(first, [0.0, -0.015], atol=1e-6)
+    # No shows are a scale of 1.
+    table.push([7, 8], [[0.4, -0.2]] * 2, shows=[2.0, 0.0])
     np.testing.assert_allclose(
-        table.lookup([7])[0], [-0.0149379, -0.0448758], atol=1e-6
+        table.lookup([7, 8]), [[0.0, -0.015], [-0.01, -0.01]], atol=1e-6
     )
+    table.push([7], [[0.3, 0.6]], shows=[1.0])
+    np.testing.assert_allclose(table.lookup([7])[0], second, atol=1e-7)
 
 
 @pytest.mark.parametrize("compat", [False, True])
 def test_adagrad_decays_with_the_tables_iterations(cluster, compat):
     rng = np.random.default_rng(33)
     ids = np.arange(3)
-    start = rng.normal(size=(3, 4)).astype(np.float32)
-    steps = [1, 9, 35, 36, 37, 38, 90]
-    gradients = rng.normal(size=(len(steps), 3, 4)).astype(np.float32)
+    row = rng.normal(size=(3, 4)).astype(np.float32)
     table = tsw.EmbeddingTable(
         "t",
         4,
-        optimizer=optimizers.AdagradDecay(0.1, decay_step=10, compat=compat),
+        optimizer=optimizers.AdagradDecay(
+            0.1, 0.2, decay_step=10, decay_rate=0.5, compat=compat
+        ),
     )
-    table.assign(ids, start)
+    table.assign(ids, row)
 
-    for gradient, step in zip(gradients, steps, strict=True):
+    accumulator = np.full((3, 4), 0.2)
+    periods = 0
+    for step in (1, 9, 35, 36, 37, 38, 90):
+        gradient = rng.normal(size=(3, 4)).astype(np.float32)
         table.iterations = step
         table.push(ids, gradient)
+        # All periods that have passed, or one a push.
+        passed = (step + 1) // 10 - periods
+        passed = min(passed, 1) if compat else passed
+        periods += passed
+        if passed:
+            accumulator = np.maximum(accumulator * 0.5**passed, 0.2)
+        accumulator += gradient.astype(np.float64) ** 2
+        row = row - 0.1 * gradient / np.sqrt(accumulator)
 
-    expected, _ = references.run(
-        references.adagrad_decay(decay_step=10, compat=compat),
-        start.astype(np.float64),
-        gradients,
-        [references.Step(0.1, global_step=step) for step in steps],
-    )
-    np.testing.assert_allclose(table.lookup(ids), expected, **TOLERANCE)
+    np.testing.assert_allclose(table.lookup(ids), row, rtol=5e-6, atol=5e-7)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_restored_table_goes_on_if_it_is_told_its_steps(
-    cluster, tmp_path, is_told
+    embedded, tmp_path, is_told
 ):
     """No checkpoint has them: both the rate and the decay go by them."""
 
@@ -226,7 +173,7 @@ def test_counts_and_shows_of_all_workers_of_a_round_are_summed(num_workers):
         assert usage["click"].tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 3])
 def test_shows_of_dense_tables_do_not_depend_on_the_workers(num_workers):
     with running_clients(0) as client:
         workers = join_workers(client, num_workers, consistency="bsp")

@@ -1,4 +1,4 @@
-"""Optimizers: arguments, conversion from Keras, and equality with Keras."""
+"""Optimizers: names, conversion from Keras, and a model that Keras trains."""
 
 import keras
 import numpy as np
@@ -8,71 +8,18 @@ import tensorflow as tf
 import tfswitch as tsw
 from tfswitch import optimizers
 
-# Float32 sums in another order than Keras's.
-TOLERANCE = {"rtol": 2e-6, "atol": 2e-7}
 
-PAIRS = [
-    pytest.param(
-        optimizers.SGD(0.1), lambda: keras.optimizers.SGD(0.1), id="sgd"
-    ),
-    pytest.param(
-        optimizers.Momentum(0.1),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        id="momentum",
-    ),
-    pytest.param(
-        optimizers.SGD(0.1, momentum=0.8, nesterov=True),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
-        id="nesterov",
-    ),
-    pytest.param(
-        optimizers.Adagrad(0.1),
-        lambda: keras.optimizers.Adagrad(0.1),
-        id="adagrad",
-    ),
-    pytest.param(
-        optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-3),
-        lambda: keras.optimizers.Adagrad(
-            0.1, initial_accumulator_value=0.0, epsilon=1e-3
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (
+            optimizers.SGD(0.1, momentum=0.8, nesterov=True),
+            lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
         ),
-        id="adagrad_with_arguments",
-    ),
-    pytest.param(
-        optimizers.Adam(0.1), lambda: keras.optimizers.Adam(0.1), id="adam"
-    ),
-    pytest.param(
-        optimizers.Adam(0.1, 0.8, 0.95, 1e-3),
-        lambda: keras.optimizers.Adam(
-            0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-3
-        ),
-        id="adam_with_arguments",
-    ),
-]
-
-
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_pushes_equal_keras_on_the_rows_touched(cluster, ours, theirs):
-    rng = np.random.default_rng(11)
-    start = rng.normal(size=(6, 5)).astype(np.float32)
-    ids = np.array([3, -9, 2**40, 0, 17, 5])
-    table = tsw.EmbeddingTable("t", 5, optimizer=ours)
-    table.assign(ids, start)
-    variable = keras.Variable(start)
-    optimizer = theirs()
-
-    for _ in range(20):
-        # Each row at least once, some repeated, in another order.
-        places = rng.permutation(np.r_[0:6, rng.integers(0, 6, 7)])
-        gradients = rng.normal(size=(13, 5)).astype(np.float32)
-        summed = np.zeros((6, 5), np.float32)
-        np.add.at(summed, places, gradients)
-        optimizer.apply([tf.constant(summed)], [variable])
-        table.push(ids[places], gradients)
-
-    np.testing.assert_allclose(table.lookup(ids), variable, **TOLERANCE)
-
-
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+        (optimizers.Adam(0.1), lambda: keras.optimizers.Adam(0.1)),
+    ],
+    ids=["nesterov", "adam"],
+)
 def test_a_keras_model_learns_the_same_rows(embedded, ours, theirs):
     rng = np.random.default_rng(12)
     vocabulary, dim, steps = 6, 4, 10
@@ -124,17 +71,6 @@ def test_a_keras_model_learns_the_same_rows(embedded, ours, theirs):
     )
 
 
-def test_rows_not_touched_stay(cluster):
-    table = tsw.EmbeddingTable("t", 2, optimizer="momentum")
-    table.push([1, 2], np.ones((2, 2)))
-    before = table.lookup([2]).numpy()
-
-    for _ in range(3):
-        table.push([1], np.ones((1, 2)))
-
-    np.testing.assert_array_equal(table.lookup([2]), before)
-
-
 @pytest.mark.parametrize(
     ("identifier", "expected"),
     [
@@ -150,31 +86,6 @@ def test_names_have_the_defaults_of_keras(identifier, expected):
     found = optimizers.get(identifier)
 
     assert found.get_config() == expected.get_config()
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (
-            lambda: keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
-            optimizers.SGD(0.5, 0.9, True),
-        ),
-        (
-            lambda: keras.optimizers.Adagrad(0.5, 0.25, 0.125),
-            optimizers.Adagrad(0.5, 0.25, 0.125),
-        ),
-        (
-            lambda: keras.optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
-            optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
-        ),
-        (
-            lambda: keras.optimizers.AdamW(0.5, 0.25, amsgrad=True),
-            optimizers.AMSGrad(0.5, weight_decay=0.25),
-        ),
-    ],
-)
-def test_keras_objects_are_converted(theirs, ours):
-    assert optimizers.get(theirs()) == ours
 
 
 def test_a_keras_schedule_stays_a_schedule():
@@ -254,35 +165,8 @@ def test_an_unknown_setting_of_a_config_is_named(class_name, key, value):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [
-        optimizers.SGD(0.5, 0.25, True),
-        optimizers.Momentum(0.5),
-        optimizers.Adagrad(0.5, 0.25, 0.125),
-        optimizers.Adam(0.5, 0.25, 0.125, 0.0625),
-    ],
-)
-def test_config_round_trip_keeps_every_argument(optimizer):
-    assert optimizers.get(optimizer.to_config()) == optimizer
-    assert type(optimizer).from_config(optimizer.get_config()) == optimizer
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: optimizers.SGD(-1.0), "learning_rate=-1.0"),
-        (lambda: optimizers.SGD(float("nan")), "learning_rate=nan"),
-        (lambda: optimizers.SGD("fast"), "learning_rate='fast'"),
-        (lambda: optimizers.SGD(momentum=1.5), "Received: momentum=1.5"),
-        (lambda: optimizers.SGD(momentum=True), "Received: momentum=True"),
-        (lambda: optimizers.SGD(nesterov=1), "Received: nesterov=1"),
-        (lambda: optimizers.Adagrad(epsilon=0.0), "Received: epsilon=0.0"),
-        (
-            lambda: optimizers.Adagrad(initial_accumulator_value=-1.0),
-            "initial_accumulator_value=-1.0",
-        ),
-        (lambda: optimizers.Adam(beta_1=1.0), "Received: beta_1=1.0"),
-        (lambda: optimizers.Adam(beta_2=-0.1), "Received: beta_2=-0.1"),
         (lambda: optimizers.get("nadam"), "Received: 'nadam'"),
         (lambda: optimizers.get(keras.optimizers.Nadam()), "optimizer"),
         (
@@ -295,7 +179,7 @@ def test_config_round_trip_keeps_every_argument(optimizer):
         ),
     ],
 )
-def test_bad_arguments_are_named(make, message):
+def test_what_is_no_optimizer_of_a_table_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -306,8 +190,6 @@ def test_optimizers_are_immutable():
 
 
 def test_a_weight_decay_of_zero_comes_back_as_zero():
-    import keras
-
     zero = optimizers.AdamW(0.1, 0.0)
     assert optimizers.get(zero.to_config()) == zero
     from_keras = optimizers.get(keras.optimizers.AdamW(0.1, weight_decay=0.0))

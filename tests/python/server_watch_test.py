@@ -1,15 +1,64 @@
-"""Calls of sessions whose servers fall silent."""
+"""Calls of sessions whose servers fall silent, by a clock of the tests' own."""
 
 import threading
-import time
+import types
 
 import pytest
 import tensorflow as tf
 
+from tests.python.worker_threads import HANG_SECS, Call, wait_until
+from tfswitch.train import _server_sessions
 from tfswitch.train._server_sessions import ServerWatch
 
-# A hang fails after this.
-HANG_SECS = 60.0
+# How often the watch looks, and what each look at the clock takes.
+WATCH_SECS = 0.002
+PATIENCE_SECS = 10 * WATCH_SECS
+
+
+class Clock:
+    """Time passes when somebody looks, and all have beaten since."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.looks = 0
+        self._beats = threading.Condition()
+        self._missing = set()
+        self._servers = set()
+
+    def beat_of(self, server):
+        """Returns what a server calls at each beat."""
+        self._servers.add(server)
+
+        def beat():
+            with self._beats:
+                self._missing.discard(server)
+                self._beats.notify_all()
+
+        return beat
+
+    def jump(self, secs):
+        with self._beats:
+            self.now += secs
+
+    def monotonic(self):
+        with self._beats:
+            self._beats.wait_for(lambda: not self._missing, HANG_SECS)
+            self._missing |= self._servers
+            self.now += WATCH_SECS
+            self.looks += 1
+            return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(_server_sessions, "_WATCH_SECS", WATCH_SECS)
+    monkeypatch.setattr(
+        _server_sessions,
+        "time",
+        types.SimpleNamespace(monotonic=clock.monotonic),
+    )
+    return clock
 
 
 @pytest.fixture
@@ -21,51 +70,51 @@ def forever():
 
 
 @pytest.fixture
-def watch(request, forever):
-    """Watches a server "good", and one that answers as the parameter says."""
+def watch(request, clock, forever):
+    """Watches a server "good", and one that raises an error, or hangs."""
+    other = forever.wait
+    if request.param is not None:
+        beat = clock.beat_of("other")
+
+        def other():
+            beat()
+            raise request.param(None, None, "of the server")
+
     watch = ServerWatch(
-        {"good": lambda: None, "other": lambda: request.param(forever)},
-        pause_secs=0.01,
-        patience_secs=1.0,
+        {"good": clock.beat_of("good"), "other": other},
+        pause_secs=0.001,
+        patience_secs=PATIENCE_SECS,
     )
     watch.start()
     yield watch
     watch.stop()
 
 
-def _hang(forever):
-    forever.wait()
-
-
-def _is_away(forever):
-    raise tf.errors.UnavailableError(None, None, "away")
-
-
-def _answers(forever):
-    raise tf.errors.NotFoundError(None, None, "no such worker")
-
-
-def _is_cancelled(forever):
-    raise tf.errors.CancelledError(None, None, "of the session")
+hangs = pytest.mark.parametrize("watch", [None], ids=["hangs"], indirect=True)
+answers = pytest.mark.parametrize(
+    "watch", [tf.errors.NotFoundError], indirect=True
+)
 
 
 @pytest.mark.parametrize(
-    "watch", [_hang, _is_away, _is_cancelled], indirect=True
+    "watch",
+    [None, tf.errors.UnavailableError, tf.errors.CancelledError],
+    ids=["hangs", "is_away", "is_cancelled"],
+    indirect=True,
 )
 def test_a_call_ends_when_a_server_is_silent(watch, forever):
     with pytest.raises(ConnectionError, match="parameter servers other were"):
-        watch.call(forever.wait)
+        Call(watch.call, forever.wait).result()
 
 
-@pytest.mark.parametrize("watch", [_answers], indirect=True)
-def test_an_error_of_a_server_is_an_answer(watch):
-    give_up = time.monotonic() + 3.0  # Three times the patience.
-    while time.monotonic() < give_up:
+@answers
+def test_an_error_of_a_server_is_an_answer(watch, clock):
+    while clock.now < 10 * PATIENCE_SECS:
         assert watch.call(lambda x, y=0: x + y, 1, y=2) == 3
     assert watch.failure is None
 
 
-@pytest.mark.parametrize("watch", [_answers], indirect=True)
+@answers
 def test_a_call_raises_what_the_function_raises(watch):
     def fail():
         raise KeyError("of the function")
@@ -76,35 +125,30 @@ def test_a_call_raises_what_the_function_raises(watch):
         watch.call(lambda: (_ for _ in ()).throw(TimeoutError("its own")))
 
 
-@pytest.mark.parametrize("watch", [_hang], indirect=True)
+@hangs
 def test_a_session_that_does_not_close_is_left_behind(watch, forever):
     watch.close(forever.wait)
     assert "other" in watch.failure
 
 
-@pytest.mark.parametrize("watch", [_answers], indirect=True)
-def test_trying_gives_up_quietly(watch, forever):
+def test_trying_gives_up_quietly(forever):
     def fail():
         raise tf.errors.UnavailableError(None, None, "away")
 
-    begun = time.monotonic()
+    watch = ServerWatch({}, pause_secs=1.0, patience_secs=1.0)
     watch.try_for(HANG_SECS, fail)
     watch.try_for(0.1, forever.wait)
-    assert time.monotonic() - begun < HANG_SECS
 
 
-def test_a_process_that_was_stopped_blames_no_server(monkeypatch):
+def test_a_process_that_was_stopped_blames_no_server(clock):
     """Time that passes at once, as for one that was stopped."""
-    now = [0.0]
-    clock = time.monotonic
-    monkeypatch.setattr(
-        "tfswitch.train._server_sessions.time.monotonic",
-        lambda: clock() + now[0],
-    )
-    watch = ServerWatch({"good": lambda: None}, 0.01, 2.0)
+    watch = ServerWatch({"good": clock.beat_of("good")}, 0.001, PATIENCE_SECS)
     watch.start()
-    watch.call(time.sleep, 0.3)
-    now[0] = 1000.0
-    watch.call(time.sleep, 0.6)
+    for _ in range(2):
+        before = clock.looks
+        wait_until(lambda before=before: clock.looks > before + 2)
+        clock.jump(1000.0)
+    before = clock.looks
+    wait_until(lambda: clock.looks > before + 2)
     watch.stop()
     assert watch.failure is None

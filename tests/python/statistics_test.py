@@ -1,10 +1,16 @@
-"""What tables count of their rows, on each cluster."""
+"""What tables count of their rows, on servers mostly."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
+
+
+@pytest.fixture
+def cluster(make_cluster):
+    """Of servers, where what tables count has to travel."""
+    return make_cluster(2)
 
 
 def make_table(**kwargs):
@@ -63,21 +69,14 @@ def test_shows_and_clicks_decay_once_for_each_day_that_passes(cluster):
     np.testing.assert_allclose(table.usage([9])["show"], [shows * 0.81], 1e-5)
     cluster.day = 21
     np.testing.assert_allclose(table.usage([9])["show"], [shows * 0.9], 1e-5)
-    # Clicks of all days, undecayed.
-    total = sum(0.1 * (s - c) + c for s, c in pushes.values())
-    np.testing.assert_allclose(table.usage([9])["delta_score"], [total], 1e-5)
-
-
-def test_a_day_of_the_past_neither_decays_nor_ages(cluster):
-    table = make_table()
-    cluster.day = 10
-    push(table, [1], shows=[5])
+    # A day of the past neither decays nor ages.
     cluster.day = 4
-    push(table, [1], shows=[5])
-
-    usage = table.usage([1])
-    assert usage["show"].tolist() == [10.0]
-    assert usage["last_seen_day"].tolist() == [10.0]
+    push(table, [9], shows=[5])
+    np.testing.assert_allclose(table.usage([9])["show"], [shows + 5], 1e-5)
+    assert table.usage([9])["last_seen_day"].tolist() == [20]
+    # Clicks of all days, undecayed.
+    total = 0.5 + sum(0.1 * (s - c) + c for s, c in pushes.values())
+    np.testing.assert_allclose(table.usage([9])["delta_score"], [total], 1e-5)
 
 
 def test_without_a_day_it_is_the_clocks(cluster):
@@ -292,10 +291,6 @@ def test_bad_observations_are_refused_and_change_nothing(
         (lambda: tsw.statistics.ShowClick(nonclk_coeff=-1), "nonclk_coeff"),
         (lambda: tsw.statistics.ShowClick(click_coeff="1"), "click_coeff"),
         (
-            lambda: tsw.statistics.ShowClick(show_click_decay_rate=1.01),
-            "show_click_decay_rate",
-        ),
-        (
             lambda: tsw.statistics.ShowClick(show_click_decay_rate=0.0),
             "show_click_decay_rate",
         ),
@@ -316,15 +311,17 @@ def test_policies_that_need_shows_refuse_statistics_without(embedded):
         )
 
 
-@pytest.mark.parametrize("day", [-1, float("nan"), "today", True, 1e9])
+@pytest.mark.parametrize("day", [-1, float("nan"), "today", 1e9])
 def test_a_day_that_is_none_is_refused(embedded, day):
     with pytest.raises(ValueError, match="`day` must be"):
         embedded.day = day
     assert embedded.day is None
 
 
-@pytest.mark.parametrize("mask_zero", [False, True])
-@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+@pytest.mark.parametrize(
+    ("kind", "mask_zero"),
+    [("dense", False), ("ragged", True), ("ragged", False), ("sparse", True)],
+)
 def test_shows_of_another_structure_are_refused(embedded, kind, mask_zero):
     layer = tsw.keras.DynamicEmbedding(
         2,

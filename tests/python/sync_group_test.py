@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.python.worker_threads import Call, in_threads, running_clients
-from tests.support import running_servers
 
 Worker = tsw.train.Worker
 SyncGroup = tsw.train.SyncGroup
@@ -110,12 +109,11 @@ def account(client, counts, epochs):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_every_sample_is_trained_once_with_its_weight(client, counts, epochs):
-    account(client, counts, epochs)
+def test_every_sample_is_trained_once_with_its_weight(client, counts):
+    account(client, counts, epochs=2)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_amounts_of_data(client, seed):
     random = np.random.default_rng(seed)
     counts = [
@@ -126,59 +124,6 @@ def test_random_amounts_of_data(client, seed):
         counts[0] = [1]
 
     account(client, counts, epochs=int(random.integers(1, 4)))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
-def test_it_trains_as_one_process_with_the_union_of_the_batches(
-    client, optimizer
-):
-    random = np.random.default_rng(3)
-    features = random.normal(size=(3, 5, 4, 3)).astype(np.float32)
-    targets = random.normal(size=(3, 5, 4)).astype(np.float32)
-    lengths = [5, 3, 4]
-
-    def gradient_of(weights, x, y):
-        return 2.0 * x.T @ (x @ weights - y) / len(y)
-
-    def train(worker):
-        weights = tf.Variable(np.ones(3, np.float32))
-        group = make_group(client, worker, 3, [weights], optimizer)
-        with group.epoch() as steps:
-            for i in range(lengths[worker]):
-                size = 4 - (i == lengths[worker] - 1) * worker
-                x, y = features[worker, i, :size], targets[worker, i, :size]
-                steps.step([gradient_of(weights.numpy(), x, y)], weight=size)
-        return weights.numpy()
-
-    def train_alone():
-        weights = tf.Variable(np.ones(3, np.float32))
-        with running_servers(0) as address, tsw.Cluster(address) as cluster:
-            group = SyncGroup(
-                [weights],
-                optimizer,
-                worker=Worker(0, 1, consistency="bsp", cluster=cluster),
-            )
-            with group.epoch() as steps:
-                for i in range(max(lengths)):
-                    parts = [
-                        (features[w, i, :size], targets[w, i, :size])
-                        for w in range(3)
-                        if i < lengths[w]
-                        for size in [4 - (i == lengths[w] - 1) * w]
-                    ]
-                    x = np.concatenate([x for x, _ in parts])
-                    y = np.concatenate([y for _, y in parts])
-                    steps.step(
-                        [gradient_of(weights.numpy(), x, y)], weight=len(y)
-                    )
-            group.leave()
-        return weights.numpy()
-
-    results = in_threads(*(lambda w=w: train(w) for w in range(3)))
-
-    expected = train_alone()
-    for result in results:
-        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
 # --- Who comes, goes, fails -------------------------------------------------

@@ -1,13 +1,11 @@
 """SyncReplicasOptimizer with tfswitch's and with TensorFlow's servers."""
 
 import contextlib
+import functools
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
-import time
 import zlib
 
 import numpy as np
@@ -17,12 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfswitch as tsw
+from tests.programs import PythonProgram
 from tests.python.worker_threads import (
+    HANG_SECS,
     Call,
     in_threads,
     running_clients,
+    wait_until,
 )
-from tests.support import free_ports
+from tests.support import examples, free_ports
 
 v1 = tf.compat.v1
 
@@ -185,13 +186,20 @@ class Script:
             **kwargs,
         )
 
-    def run(self, batches, path=None, before_step=None):
-        """Trains with the batches; returns the hook's last numbers."""
+    @contextlib.contextmanager
+    def training(self, path=None):
+        """A session; yields it, and a function that takes a step in it."""
         with self.graph.as_default(), self.session(path) as session:
+            yield (
+                session,
+                lambda batch: session.run(self.train_op, {self.ids: batch}),
+            )
+
+    def run(self, batches, path=None):
+        """Trains with the batches; returns the hook's last numbers."""
+        with self.training(path) as (session, step):
             for batch in batches:
-                if before_step is not None:
-                    before_step()
-                session.run(self.train_op, {self.ids: batch})
+                step(batch)
             self.hook.finish_epoch()
             during = self.hook.stats
             self.values = session.run(
@@ -224,13 +232,42 @@ def expected_weights(batches, num_rows, epochs=1):
     return weights * epochs
 
 
-def run_all(scripts, batches, **kwargs):
+def each_runs(function, scripts, *arguments):
+    """Calls it at once for all scripts, with what is of each; the results."""
     return in_threads(
-        *(
-            lambda s=s, b=b: s.run(b, **kwargs)
-            for s, b in zip(scripts, batches, strict=True)
+        *map(
+            lambda *mine: functools.partial(function, *mine),
+            scripts,
+            *arguments,
         )
     )
+
+
+def make_scripts(servers, name, count, **kwargs):
+    """Of all workers of a job."""
+    return [Script(servers, name, i, count, **kwargs) for i in range(count)]
+
+
+def train(servers, name, batches, **kwargs):
+    """Trains with the batches of each worker; returns the scripts."""
+    scripts = make_scripts(servers, name, len(batches), **kwargs)
+    each_runs(Script.run, scripts, batches)
+    return scripts
+
+
+def train_alone(model, inner, batches, change=lambda pairs: pairs):
+    """Returns what one process makes of all batches of each step."""
+    with tf.Graph().as_default():
+        ids = v1.placeholder(tf.int64, [None])
+        optimizer = inner()
+        pairs = optimizer.compute_gradients(model(ids))
+        train_op = optimizer.apply_gradients(change(pairs))
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for step in range(max(map(len, batches))):
+                union = [b[step] for b in batches if step < len(b)]
+                session.run(train_op, {ids: np.concatenate(union)})
+            return session.run({v.op.name: v for _, v in pairs})
 
 
 _cases = iter(range(1_000_000))
@@ -241,27 +278,22 @@ _cases = iter(range(1_000_000))
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
 )
 @settings(
-    max_examples=15,
+    max_examples=examples(6),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_every_sample_counts_once_whatever_workers_have(servers, counts, sizes):
     batches, num_rows = batches_of(counts, sizes)
     name = f"every_sample_{next(_cases)}"
-    scripts = [
-        Script(servers, name, i, len(counts), num_rows=max(num_rows, 1))
-        for i in range(len(counts))
-    ]
-
-    stats = run_all(scripts, batches)
+    scripts = train(servers, name, batches, num_rows=max(num_rows, 1))
 
     wanted = expected_weights(batches, max(num_rows, 1))
     for script in scripts:
         np.testing.assert_allclose(script.values["w"], wanted, atol=1e-6)
         assert script.values["global_step"] == max(counts)
-    assert stats[0]["rounds"] == max(counts)
-    assert stats[0]["samples"] == num_rows
-    assert stats[0]["dropped"] == 0
+    assert scripts[0].stats["rounds"] == max(counts)
+    assert scripts[0].stats["samples"] == num_rows
+    assert scripts[0].stats["dropped"] == 0
 
 
 def _model(ids, is_sparse=True):
@@ -291,7 +323,7 @@ def _model(ids, is_sparse=True):
     ],
     ids=["sgd", "momentum", "nesterov", "adagrad", "adam"],
 )
-def test_uneven_workers_equal_one_process(servers, name, inner, tolerance):
+def test_uneven_workers_equal_one_process(client, name, inner, tolerance):
     is_sparse = not isinstance(inner(), v1.train.MomentumOptimizer)
     random = np.random.default_rng(7)
     batches = [
@@ -301,32 +333,15 @@ def test_uneven_workers_equal_one_process(servers, name, inner, tolerance):
         ]
         for n in (5, 0, 8)
     ]
-    scripts = [
-        Script(
-            servers,
-            name,
-            i,
-            3,
-            inner=inner,
-            model=lambda ids: _model(ids, is_sparse),
-        )
-        for i in range(3)
-    ]
 
-    run_all(scripts, batches)
+    def model(ids):
+        return _model(ids, is_sparse)
 
-    with tf.Graph().as_default():
-        ids = v1.placeholder(tf.int64, [None])
-        loss = _model(ids, is_sparse)
-        optimizer = inner()
-        grads_and_vars = optimizer.compute_gradients(loss)
-        train_op = optimizer.apply_gradients(grads_and_vars)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            for step in range(8):
-                union = [b[step] for b in batches if step < len(b)]
-                session.run(train_op, {ids: np.concatenate(union)})
-            wanted = session.run({v.op.name: v for _, v in grads_and_vars})
+    scripts = train(
+        TableServers(client), name, batches, inner=inner, model=model
+    )
+
+    wanted = train_alone(model, inner, batches)
     for script in scripts:
         for key, value in wanted.items():
             np.testing.assert_allclose(
@@ -352,7 +367,7 @@ def test_tables_are_trained_in_the_same_steps(client, name):
         for i in range(2)
     ]
 
-    run_all(scripts, batches)
+    each_runs(Script.run, scripts, batches)
 
     wanted = expected_weights(batches, 64)
     np.testing.assert_allclose(scripts[1].values["w"], wanted, atol=1e-6)
@@ -361,39 +376,25 @@ def test_tables_are_trained_in_the_same_steps(client, name):
     )
 
 
-def test_a_batch_without_weight_counts_as_any_other(servers, name):
-    scripts = [Script(servers, name, i, 2, weighted=False) for i in range(2)]
-    run_all(scripts, [[[0, 1, 2]], [[3]]])
-    np.testing.assert_allclose(
-        scripts[0].values["w"][:4], [1 / 6, 1 / 6, 1 / 6, 1 / 2], atol=1e-6
-    )
-
-
 @pytest.mark.parametrize(
-    ("normalize", "wanted"),
+    ("options", "batches", "wanted"),
     [
-        ("step", [0.25, 0.25, 0.25, 0.25, 0.5, 0.5]),
-        ("replicas", [0.25, 0.25, 0.25, 0.25, 0.5, 0.5]),
-        ("initial", [0.25, 0.25, 0.25, 0.25, 0.25, 0.25]),
+        ({"weighted": False}, [[[0, 1, 2]], [[3]]], [1 / 6] * 3 + [1 / 2]),
+        (
+            {"normalize": "replicas"},
+            [[[0, 1, 2], [4, 5]], [[3]]],
+            [1 / 6] * 3 + [1 / 2] * 3,
+        ),
+        ({"normalize": "initial"}, [[[0, 1], [4, 5]], [[2, 3]]], [1 / 4] * 6),
     ],
+    ids=["without_weight", "replicas", "initial"],
 )
-def test_normalize_says_by_what_a_step_is_divided(
-    servers, name, normalize, wanted
+def test_a_step_may_be_divided_by_replicas_or_as_at_first(
+    servers, name, options, batches, wanted
 ):
-    scripts = [
-        Script(servers, name, i, 2, normalize=normalize) for i in range(2)
-    ]
-    run_all(scripts, [[[0, 1], [4, 5]], [[2, 3]]])
-    np.testing.assert_allclose(scripts[0].values["w"][:6], wanted, atol=1e-6)
-
-
-def test_replicas_weigh_alike_however_large_their_batches(servers, name):
-    scripts = [
-        Script(servers, name, i, 2, normalize="replicas") for i in range(2)
-    ]
-    run_all(scripts, [[[0, 1, 2]], [[3]]])
+    scripts = train(servers, name, batches, **options)
     np.testing.assert_allclose(
-        scripts[0].values["w"][:4], [1 / 6, 1 / 6, 1 / 6, 1 / 2], atol=1e-6
+        scripts[0].values["w"][: len(wanted)], wanted, atol=1e-6
     )
 
 
@@ -401,12 +402,10 @@ def test_replicas_weigh_alike_however_large_their_batches(servers, name):
 def test_backup_workers_use_or_count_every_gradient(servers, name, late):
     counts = [10, 4, 6]
     batches, num_rows = batches_of(counts, [2])
-    scripts = [
-        Script(servers, name, i, 3, aggregate=2, late=late) for i in range(3)
-    ]
 
-    stats = run_all(scripts, batches)[0]
+    scripts = train(servers, name, batches, aggregate=2, late=late)
 
+    stats = scripts[0].stats
     assert stats["contributions"] + stats["dropped"] == sum(counts)
     if late == "carry":
         assert stats["dropped"] == 0
@@ -419,22 +418,6 @@ def test_backup_workers_use_or_count_every_gradient(servers, name, late):
     )
     for script in scripts:
         assert script.values["global_step"] == stats["rounds"]
-
-
-def test_the_checkpoint_has_what_all_workers_did(servers, name, tmp_path):
-    batches = [[[0]], [[1], [2], [3]]]  # The chief ends first.
-    scripts = [Script(servers, name, i, 2) for i in range(2)]
-
-    in_threads(
-        lambda: scripts[0].run(batches[0], path=tmp_path),
-        lambda: scripts[1].run(batches[1]),
-    )
-
-    saved = v1.train.load_checkpoint(str(tmp_path))
-    np.testing.assert_allclose(
-        saved.get_tensor("w")[:4], [0.5, 0.5, 1.0, 1.0], atol=1e-6
-    )
-    assert saved.get_tensor("global_step") == 3
 
 
 def test_the_end_of_a_dataset_ends_the_loop_when_all_have_ended(
@@ -487,71 +470,29 @@ def test_the_end_of_a_dataset_ends_the_loop_when_all_have_ended(
 def test_epochs_in_one_session_and_sessions_one_after_the_other(
     servers, name, tmp_path
 ):
-    batches, _ = batches_of([3, 1], [2])
-    scripts = [Script(servers, name, i, 2) for i in range(2)]
+    """Those without a batch are waited for, too."""
+    batches, _ = batches_of([0, 3, 1], [2])
 
     def run(script, mine):
+        seen = []
         for _ in range(2):
-            with (
-                script.graph.as_default(),
-                script.session(tmp_path) as session,
-            ):
+            with script.training(tmp_path) as (session, step):
                 for _ in range(3):
                     script.hook.start_epoch()
                     for batch in mine:
-                        session.run(script.train_op, {script.ids: batch})
+                        step(batch)
                     script.hook.finish_epoch()
+                    seen.append(int(session.run(script.step)))
+        return seen
 
-    in_threads(
-        *(
-            lambda s=s, b=b: run(s, b)
-            for s, b in zip(scripts, batches, strict=True)
-        )
-    )
+    found = each_runs(run, make_scripts(servers, name, 3), batches)
 
+    assert found == [[3, 6, 9, 12, 15, 18]] * 3
     saved = v1.train.load_checkpoint(str(tmp_path))
     np.testing.assert_allclose(
         saved.get_tensor("w"), expected_weights(batches, 64, 6), atol=1e-5
     )
     assert saved.get_tensor("global_step") == 18
-
-
-def test_workers_of_very_different_speed_lose_nothing(servers, name):
-    batches, num_rows = batches_of([4, 12], [2, 1])
-    scripts = [Script(servers, name, i, 2) for i in range(2)]
-    in_threads(
-        *(
-            lambda s=s, b=b, p=p: s.run(b, before_step=lambda: time.sleep(p))
-            for s, b, p in zip(scripts, batches, [0.04, 0.002], strict=True)
-        )
-    )
-    for script in scripts:
-        np.testing.assert_allclose(
-            script.values["w"][:num_rows],
-            expected_weights(batches, num_rows),
-            atol=1e-6,
-        )
-        assert script.stats["dropped"] == 0
-
-
-def test_epochs_without_data_are_waited_for(servers, name):
-    scripts = [Script(servers, name, i, 2) for i in range(2)]
-
-    def run(script, batches):
-        with script.graph.as_default(), script.session() as session:
-            seen = []
-            for _ in range(3):
-                for batch in batches:
-                    session.run(script.train_op, {script.ids: batch})
-                script.hook.finish_epoch()
-                seen.append(int(session.run(script.step)))
-            return seen
-
-    found = in_threads(
-        lambda: run(scripts[0], []), lambda: run(scripts[1], [[1], [2]])
-    )
-
-    assert found == [[2, 4, 6], [2, 4, 6]]
 
 
 def test_variables_that_nobody_trains_are_those_of_the_chief(servers, name):
@@ -567,9 +508,7 @@ def test_variables_that_nobody_trains_are_those_of_the_chief(servers, name):
             tf.reduce_sum(ids), tf.float32
         )
 
-    scripts = [Script(servers, name, i, 2, model=model) for i in range(2)]
-
-    run_all(scripts, [[[0]], [[0], [0]]])
+    scripts = train(servers, name, [[[0]], [[0], [0]]], model=model)
 
     one, other = (script.values for script in scripts)
     np.testing.assert_array_equal(one["frozen"], other["frozen"])
@@ -583,29 +522,23 @@ def test_a_lost_server_ends_the_script_and_repeats_nothing(name):
     ):
         script = Script(TableServers(lambda _: cluster), name, 0, 1)
         with (
-            script.graph.as_default(),
             pytest.raises(ConnectionError, match="Start the worker again"),
-            script.session() as session,
+            script.training() as (_, step),
         ):
-            session.run(script.train_op, {script.ids: [0]})
+            step([0])
             server.stop()
-            session.run(script.train_op, {script.ids: [1]})
+            step([1])
 
 
 def test_a_restored_chief_brings_its_values_and_steps_to_new_servers(
     servers, name, tmp_path
 ):
-    scripts = [Script(servers, f"{name}_1", i, 2) for i in range(2)]
-    in_threads(
-        lambda: scripts[0].run([[0]] * 3, path=tmp_path),
-        lambda: scripts[1].run([[1]]),
-    )
-
-    scripts = [Script(servers, f"{name}_2", i, 2) for i in range(2)]
-    in_threads(
-        lambda: scripts[0].run([[2]], path=tmp_path),
-        lambda: scripts[1].run([[3]] * 2),
-    )
+    for job, batches in [
+        ("1", [[[0]] * 3, [[1]]]),
+        ("2", [[[2]], [[3]] * 2]),
+    ]:
+        scripts = make_scripts(servers, f"{name}_{job}", 2)
+        each_runs(Script.run, scripts, batches, [tmp_path, None])
 
     for script in scripts:
         assert script.values["global_step"] == 5
@@ -615,18 +548,16 @@ def test_a_restored_chief_brings_its_values_and_steps_to_new_servers(
 
 
 def test_one_that_fails_is_not_waited_for(servers, name):
-    scripts = [Script(servers, name, i, 2) for i in range(2)]
+    scripts = make_scripts(servers, name, 2)
+    other = Call(scripts[0].run, [[0]] * 4)
 
-    def fail():
-        with scripts[1].graph.as_default(), scripts[1].session() as session:
-            session.run(scripts[1].train_op, {scripts[1].ids: [1]})
-            raise KeyError("of the user")
-
-    def run():
-        with pytest.raises(KeyError, match="of the user"):
-            fail()
-
-    in_threads(run, lambda: scripts[0].run([[0]] * 4))
+    with (
+        pytest.raises(KeyError, match="of the user"),
+        scripts[1].training() as (_, step),
+    ):
+        step([1])
+        raise KeyError("of the user")
+    other.result()
 
     np.testing.assert_allclose(
         scripts[0].values["w"][:2], [3.5, 0.5], atol=1e-6
@@ -637,59 +568,47 @@ def test_one_that_fails_is_not_waited_for(servers, name):
 def test_a_loop_that_skips_a_bad_batch_loses_no_other(
     servers, name, num_of_other
 ):
-    scripts = [Script(servers, name, i, 2) for i in range(2)]
+    """Also while the other waits at the end of the epoch."""
+    scripts = make_scripts(servers, name, 2)
+    other = Call(scripts[0].run, [[0]] * num_of_other)
 
-    def wait_until_other_waits(script):
-        for _ in range(1000):
-            if script.hook.engine.stats()["waiting"] == 1:
-                return
-            time.sleep(0.01)
-        raise AssertionError("the other does not wait at the end of the epoch")
-
-    def skip_what_is_bad(script):
-        num_bad = 0
-        with script.graph.as_default(), script.session() as session:
-            for batch in [[1], [999], [2], [3]]:
-                if batch == [999] and num_of_other == 1:
-                    wait_until_other_waits(script)
-                try:
-                    session.run(script.train_op, {script.ids: batch})
-                except tf.errors.InvalidArgumentError:
-                    num_bad += 1
-            script.hook.finish_epoch()
-            script.stats = script.hook.stats
-            script.values = session.run({"w": script.variable})
-        assert num_bad == 1
-
-    in_threads(
-        lambda: skip_what_is_bad(scripts[1]),
-        lambda: scripts[0].run([[0]] * num_of_other),
-    )
+    script = scripts[1]
+    with script.training() as (session, step):
+        step([1])
+        if num_of_other == 1:
+            wait_until(lambda: script.hook.engine.stats()["waiting"] == 1)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step([999])
+        step([2])
+        step([3])
+        script.hook.finish_epoch()
+        stats = script.hook.stats
+        values = session.run(script.variable)
+    other.result()
 
     wanted = {3: [1.5, 0.5, 0.5, 0.5], 1: [0.5, 0.5, 1.0, 1.0]}[num_of_other]
-    np.testing.assert_array_equal(scripts[1].values["w"][:4], wanted)
-    assert scripts[1].stats["rounds"] == 3
-    assert scripts[1].stats["contributions"] == 3 + num_of_other
-    assert scripts[1].stats["dropped"] == 0
+    np.testing.assert_array_equal(values[:4], wanted)
+    assert stats["rounds"] == 3
+    assert stats["contributions"] == 3 + num_of_other
+    assert stats["dropped"] == 0
+
+
+def _log_model(ids):
+    """Of a negative id the gradient is NaN."""
+    return tf.reduce_mean(
+        v1.get_variable("v", initializer=tf.ones([2]))
+        * tf.math.log(tf.cast(ids, tf.float32))
+    )
 
 
 def test_nan_gradients_name_the_variable_and_change_nothing(client, name):
-    script = Script(
-        TableServers(client),
-        name,
-        0,
-        1,
-        model=lambda ids: tf.reduce_mean(
-            v1.get_variable("v", initializer=tf.ones([2]))
-            * tf.math.log(tf.cast(ids, tf.float32))
-        ),
-    )
-    with script.graph.as_default(), script.session() as session:
-        session.run(script.train_op, {script.ids: [1, 1]})
+    script = Script(TableServers(client), name, 0, 1, model=_log_model)
+    with script.training() as (_, step):
+        step([1, 1])
         stored = script.hook.engine._dense._table
         before = np.sort(stored.export_rows()[1])
         with pytest.raises(tf.errors.InvalidArgumentError, match="'v'"):
-            session.run(script.train_op, {script.ids: [-1, -1]})
+            step([-1, -1])
         np.testing.assert_array_equal(np.sort(stored.export_rows()[1]), before)
 
 
@@ -737,18 +656,14 @@ def test_sessions_without_hooks_call_them_themselves(servers, name):
             session.close()
             return values
 
-    scripts = [Script(servers, name, i, 2) for i in range(2)]
+    scripts = make_scripts(servers, name, 2)
     if isinstance(servers, VariableServers):  # Or it looks every 30 s.
         with scripts[0].graph.as_default():
             v1.train.ChiefSessionCreator(
                 **servers.session_args(0)
             ).create_session().close()
 
-    found = in_threads(
-        lambda: run(scripts[0], [[0]]), lambda: run(scripts[1], [[1], [2]])
-    )
-
-    for values in found:
+    for values in each_runs(run, scripts, [[[0]], [[1], [2]]]):
         np.testing.assert_allclose(values[:3], [0.5, 0.5, 1.0], atol=1e-6)
 
 
@@ -783,16 +698,18 @@ def _many_kinds(ids):
 
 
 @pytest.mark.parametrize(
-    "inner",
+    ("inner", "clips"),
     [
-        lambda: v1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
-        lambda: v1.train.FtrlOptimizer(0.1),
-        lambda: v1.train.RMSPropOptimizer(0.1),
-        lambda: v1.train.AdamOptimizer(0.1),
+        (
+            lambda: v1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+            False,
+        ),
+        (lambda: v1.train.FtrlOptimizer(0.1), True),
+        (lambda: v1.train.RMSPropOptimizer(0.1), False),
+        (lambda: v1.train.AdamOptimizer(0.1), True),
     ],
-    ids=["nesterov", "ftrl", "rmsprop", "adam"],
+    ids=["nesterov", "ftrl-clips", "rmsprop", "adam-clips"],
 )
-@pytest.mark.parametrize("clips", [False, True])
 def test_any_optimizer_equals_one_process_in_float64(
     variable_servers, name, inner, clips
 ):
@@ -809,32 +726,15 @@ def test_any_optimizer_equals_one_process_in_float64(
         ]
         for w, n in enumerate((5, 8))
     ]
-    scripts = [
-        Script(
-            variable_servers,
-            name,
-            i,
-            2,
-            inner=inner,
-            model=_many_kinds,
-            post_aggregate=clip if clips else None,
-        )
-        for i in range(2)
-    ]
+    options = {"post_aggregate": clip} if clips else {}
+    scripts = train(
+        *(variable_servers, name, batches),
+        inner=inner,
+        model=_many_kinds,
+        **options,
+    )
 
-    run_all(scripts, batches)
-
-    with tf.Graph().as_default():
-        ids = v1.placeholder(tf.int64, [None])
-        optimizer = inner()
-        pairs = optimizer.compute_gradients(_many_kinds(ids))
-        train_op = optimizer.apply_gradients(clip(pairs) if clips else pairs)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            for step in range(8):
-                union = [b[step] for b in batches if step < len(b)]
-                session.run(train_op, {ids: np.concatenate(union)})
-            wanted = session.run({v.op.name: v for _, v in pairs})
+    wanted = train_alone(_many_kinds, inner, batches, *options.values())
     assert len(wanted) == 6
     for key, value in wanted.items():
         np.testing.assert_allclose(
@@ -845,22 +745,14 @@ def test_any_optimizer_equals_one_process_in_float64(
 def test_two_runs_are_bitwise_equal(variable_servers, name):
     batches = [[[3, 1, 3], [2]], [[1], [5, 3]], [[3, 2, 1]]]
 
-    def values(run):
-        scripts = [
-            Script(
-                variable_servers,
-                f"{name}{run}",
-                i,
-                3,
-                model=_model,
-                inner=lambda: v1.train.AdamOptimizer(0.1),
-            )
-            for i in range(3)
-        ]
-        run_all(scripts, batches)
-        return scripts[0].values
-
-    one, other = values(0), values(1)
+    one, other = (
+        train(
+            *(variable_servers, f"{name}{run}", batches),
+            model=_model,
+            inner=lambda: v1.train.AdamOptimizer(0.1),
+        )[0].values
+        for run in range(2)
+    )
     for key, value in one.items():
         np.testing.assert_array_equal(value, other[key])
 
@@ -868,18 +760,12 @@ def test_two_runs_are_bitwise_equal(variable_servers, name):
 def test_rows_are_averaged_over_the_gradients_that_have_them(
     variable_servers, name
 ):
-    scripts = [
-        Script(
-            variable_servers,
-            name,
-            i,
-            2,
-            sparse_average="rows",
-            weighted=False,
-        )
-        for i in range(2)
-    ]
-    run_all(scripts, [[[3, 1, 5, 5]], [[1, 3, 3, 7]]])
+    batches = [[[3, 1, 5, 5]], [[1, 3, 3, 7]]]
+    scripts = train(
+        *(variable_servers, name, batches),
+        sparse_average="rows",
+        weighted=False,
+    )
     # Of the mean of each batch: 1 and 3 are in both.
     np.testing.assert_allclose(
         scripts[0].values["w"][[1, 3, 5, 7]], [0.25, 0.375, 0.5, 0.25]
@@ -890,11 +776,8 @@ def test_rows_are_averaged_over_the_gradients_that_have_them(
 def test_variables_of_all_float_types_are_trained(
     variable_servers, name, dtype
 ):
-    scripts = [
-        Script(variable_servers, name, i, 2, num_rows=8, dtype=dtype)
-        for i in range(2)
-    ]
-    run_all(scripts, [[[0, 1], [4, 5]], [[2, 3]]])
+    batches = [[[0, 1], [4, 5]], [[2, 3]]]
+    scripts = train(variable_servers, name, batches, num_rows=8, dtype=dtype)
     np.testing.assert_allclose(
         scripts[0].values["w"].astype(np.float32),
         [0.25, 0.25, 0.25, 0.25, 0.5, 0.5, 0, 0],
@@ -918,17 +801,14 @@ def test_the_session_of_tensorflow_saves_when_all_have_ended(
                 session.run(script.train_op, {script.ids: batch})
             script.hook.finish_epoch()
 
-    scripts = [Script(variable_servers, name, i, 2) for i in range(2)]
+    scripts = make_scripts(variable_servers, name, 2)
     with (
         scripts[0].graph.as_default(),
         v1.Session(**_target(variable_servers, 0)) as session,
     ):
         session.run(v1.global_variables_initializer())
 
-    in_threads(
-        lambda: run(scripts[0], [[0]]),
-        lambda: run(scripts[1], [[1], [2], [3]]),
-    )
+    each_runs(run, scripts, [[[0]], [[1], [2], [3]]])
 
     saved = v1.train.load_checkpoint(str(tmp_path))
     np.testing.assert_allclose(
@@ -945,24 +825,18 @@ def _target(servers, index):
 def test_nothing_is_left_staged_after_many_epochs(variable_servers, name):
     counts = [4, 1, 0]
     batches, _ = batches_of(counts, [2])
-    scripts = [Script(variable_servers, name, i, 3) for i in range(3)]
 
     def run(script, mine):
-        with script.graph.as_default(), script.session() as session:
-            for _ in range(20):
+        with script.training() as (session, step):
+            for _ in range(10):
                 for batch in mine:
-                    session.run(script.train_op, {script.ids: batch})
+                    step(batch)
                 script.hook.finish_epoch()
             if script.is_chief:
                 return session.run(script.hook.engine._clear)
         return None
 
-    left = in_threads(
-        *(
-            lambda s=s, b=b: run(s, b)
-            for s, b in zip(scripts, batches, strict=True)
-        )
-    )
+    left = each_runs(run, make_scripts(variable_servers, name, 3), batches)
 
     assert left[0] == [0]
 
@@ -976,27 +850,10 @@ def test_a_failed_step_of_the_chief_ends_all_with_the_reason(
             for g, v in grads_and_vars
         ]
 
-    scripts = [
-        Script(
-            variable_servers,
-            name,
-            i,
-            2,
-            model=lambda ids: tf.reduce_mean(
-                v1.get_variable("v", initializer=tf.ones([2]))
-                * tf.math.log(tf.cast(ids, tf.float32))
-            ),
-            post_aggregate=check,
-        )
-        for i in range(2)
-    ]
-
-    def run(script):
-        with script.graph.as_default(), script.session() as session:
-            session.run(script.train_op, {script.ids: [1, 1]})
-            session.run(script.train_op, {script.ids: [-1, -1]})
-
-    calls = [Call(run, script) for script in scripts]
+    scripts = make_scripts(
+        *(variable_servers, name, 2), model=_log_model, post_aggregate=check
+    )
+    calls = [Call(script.run, [[1, 1], [-1, -1]]) for script in scripts]
     for call in calls:
         with pytest.raises(tf.errors.OpError, match="could not be taken: bad"):
             call.result()
@@ -1014,8 +871,9 @@ def test_what_the_step_lacks_is_told(variable_servers, name):
         script.run([[0]])
 
 
-@pytest.mark.parametrize("normalize", ["step", "initial"])
-@pytest.mark.parametrize("sparse_average", ["batch", "rows"])
+@pytest.mark.parametrize(
+    ("normalize", "sparse_average"), [("step", "rows"), ("initial", "batch")]
+)
 def test_a_batch_that_is_masked_away_does_no_harm(
     variable_servers, name, normalize, sparse_average
 ):
@@ -1031,21 +889,14 @@ def test_a_batch_that_is_masked_away_does_no_harm(
         )
         return -tf.reduce_sum(rows * kept) / tf.reduce_sum(kept)
 
-    scripts = [
-        Script(
-            variable_servers,
-            name,
-            i,
-            2,
-            model=model,
-            normalize=normalize,
-            sparse_average=sparse_average,
-            weighted=False,
-            batch_weight=lambda ids: tf.reduce_sum(tf.cast(ids < 63, tf.int32)),
-        )
-        for i in range(2)
-    ]
-    run_all(scripts, [[[0], [1]], [[2], [63]]])
+    scripts = train(
+        *(variable_servers, name, [[[0], [1]], [[2], [63]]]),
+        model=model,
+        normalize=normalize,
+        sparse_average=sparse_average,
+        weighted=False,
+        batch_weight=lambda ids: tf.reduce_sum(tf.cast(ids < 63, tf.int32)),
+    )
 
     of_last = 1.0 if normalize == "step" else 0.5
     np.testing.assert_allclose(
@@ -1061,16 +912,14 @@ def test_a_batch_that_is_masked_away_does_no_harm(
 
 
 def test_without_the_chief_the_others_end(variable_servers, name):
-    scripts = [Script(variable_servers, name, i, 2) for i in range(2)]
-
-    def fail():
-        with scripts[0].graph.as_default(), scripts[0].session() as session:
-            session.run(scripts[0].train_op, {scripts[0].ids: [1]})
-            raise KeyError("of the user")
-
+    scripts = make_scripts(variable_servers, name, 2)
     other = Call(scripts[1].run, [[0]] * 4)
-    with pytest.raises(KeyError, match="of the user"):
-        fail()
+    with (
+        pytest.raises(KeyError, match="of the user"),
+        scripts[0].training() as (_, step),
+    ):
+        step([1])
+        raise KeyError("of the user")
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="has left"):
         other.result()
@@ -1090,9 +939,7 @@ class PlainServers(VariableServers):
             "import tensorflow as tf; "
             f"tf.compat.v1.train.Server({cluster!r}, 'ps', 0).join()"
         )
-        process = subprocess.Popen([sys.executable, "-c", program])
-        stack.callback(process.wait)
-        stack.callback(process.kill)
+        stack.enter_context(PythonProgram("-c", program))
         self._servers = [None, v1.train.Server(cluster, "worker", 0)]
 
 
@@ -1136,25 +983,21 @@ def test_servers_that_are_away_are_named_in_time(name):
 def test_a_variable_worker_of_another_job_is_refused(variable_servers, name):
     first = Script(variable_servers, name, 0, 2)
     joined = threading.Event()
-    may_end = threading.Event()
 
     def run():
-        with first.graph.as_default(), first.session():
+        with first.training():
             joined.set()
-            may_end.wait(60)
 
     call = Call(run)
-    assert joined.wait(60)
+    assert joined.wait(HANG_SECS)
     other = Script(variable_servers, name, 1, 2, num_rows=32)
     with (
-        other.graph.as_default(),
         pytest.raises(ValueError, match="with other options"),
+        other.training(),
     ):
-        other.session()
-    may_end.set()
+        pass
     # The epoch's end waits for nobody who has never joined.
-    second = Script(variable_servers, name, 1, 2)
-    second.run([])
+    Script(variable_servers, name, 1, 2).run([])
     call.result()
 
 
@@ -1164,13 +1007,12 @@ def test_two_chiefs_are_told(variable_servers, name):
         for which in ("first", "second")
     )
     with (
-        first.graph.as_default(),
         pytest.raises(tf.errors.FailedPreconditionError, match="started again"),
-        first.session() as session,
+        first.training() as (_, step),
     ):
-        session.run(first.train_op, {first.ids: [0]})
+        step([0])
         second.run([[1]])
-        session.run(first.train_op, {first.ids: [0]})
+        step([0])
 
 
 # --- Bad input ---------------------------------------------------------------
@@ -1278,14 +1120,15 @@ def test_two_workers_with_one_task_index_are_told(client, name):
     twice = threading.Event()
 
     def run():
-        with first.graph.as_default(), first.session() as session:
+        with first.training() as (_, step):
             joined.set()
-            twice.wait(60)
-            session.run(first.train_op, {first.ids: [0]})
+            twice.wait(HANG_SECS)
+            step([0])
 
     call = Call(run)
-    assert joined.wait(60)
-    with running_clients_of(client(0).address, 33.0) as other:
+    assert joined.wait(HANG_SECS)
+    # A client of its own, by its timeout.
+    with tsw.Cluster(client(0).address, timeout=33.0) as other:
         worker = tsw.train.Worker(
             0,
             2,
@@ -1298,12 +1141,6 @@ def test_two_workers_with_one_task_index_are_told(client, name):
         with pytest.raises(tf.errors.OpError, match="worker 0"):
             call.result()
         worker.leave()
-
-
-@contextlib.contextmanager
-def running_clients_of(address, timeout):
-    with tsw.Cluster(address, timeout=timeout) as cluster:
-        yield cluster
 
 
 def test_a_worker_of_another_job_is_refused(client, name):

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
+from tests.support import examples
 
 DIM = 2
 LEARNING_RATE = 0.5
@@ -111,6 +112,10 @@ class ServersMachine(TableMachine):
 
 
 TestEmbeddedTable = TableMachine.TestCase
-TestEmbeddedTable.settings = settings(max_examples=60, stateful_step_count=30)
+TestEmbeddedTable.settings = settings(
+    max_examples=examples(40), stateful_step_count=30
+)
 TestTableOnServers = ServersMachine.TestCase
-TestTableOnServers.settings = settings(max_examples=15, stateful_step_count=30)
+TestTableOnServers.settings = settings(
+    max_examples=examples(10), stateful_step_count=30
+)

@@ -1,4 +1,8 @@
-"""EmbeddingTable, on each kind of cluster."""
+"""EmbeddingTable, on each kind of cluster.
+
+With table_model_test.py it is the suite that shows that tables in this process
+and on servers are the same; tests of other files need not repeat it.
+"""
 
 import threading
 
@@ -24,19 +28,11 @@ def rows_of(table):
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def test_lookup_of_unknown_ids_reads_zeros_and_creates_nothing(cluster):
+def test_lookup_reads_zeros_and_lookup_or_create_gives_each_id_one_row(cluster):
     table = make_table(initializer="ones")
 
-    values = table.lookup([[1, 2], [3, 1]])
-
-    assert values.shape == (2, 2, 2)
-    np.testing.assert_array_equal(values, np.zeros((2, 2, 2)))
+    np.testing.assert_array_equal(table.lookup([5, 6]), np.zeros((2, 2)))
     assert table.size() == 0
-
-
-def test_lookup_or_create_gives_each_id_one_row(cluster):
-    table = make_table(initializer="ones")
-
     values = table.lookup_or_create([5, 6, 5])
 
     np.testing.assert_array_equal(values, np.ones((3, 2)))
@@ -69,22 +65,6 @@ def test_ids_of_all_integer_types_mean_the_same_rows(cluster, dtype):
     )
 
 
-def test_extreme_and_negative_ids_are_ordinary(cluster):
-    table = make_table()
-    ids = [INT64_MIN, INT64_MIN + 1, -1, 0, 1, INT64_MAX - 1, INT64_MAX]
-    values = np.arange(14, dtype=np.float32).reshape(7, 2)
-
-    table.assign(ids, values)
-
-    np.testing.assert_array_equal(table.lookup(ids), values)
-    assert rows_of(table) == dict(zip(ids, values.tolist(), strict=True))
-    assert table.remove([INT64_MIN, INT64_MAX]) == 2
-    np.testing.assert_array_equal(
-        table.lookup([INT64_MIN, INT64_MAX]), np.zeros((2, 2))
-    )
-    np.testing.assert_array_equal(table.lookup(ids[1:-1]), values[1:-1])
-
-
 def test_push_sums_duplicate_ids_and_steps_once(cluster):
     table = make_table()
 
@@ -96,21 +76,6 @@ def test_push_sums_duplicate_ids_and_steps_once(cluster):
     np.testing.assert_array_equal(
         table.lookup([7, 8]), [[-2.0, -1.0], [-1.0, -1.0]]
     )
-
-
-def test_push_creates_missing_rows_before_the_step(cluster):
-    table = make_table(initializer="ones")
-
-    table.push([4], [[1.0, 2.0]])
-
-    np.testing.assert_array_equal(table.lookup([4]), [[0.5, 0.0]])
-
-
-def test_push_of_an_empty_batch_changes_nothing(cluster):
-    table = make_table()
-
-    assert int(table.push([], np.zeros((0, 2), np.float32))) == 0
-    assert table.size() == 0
 
 
 def test_push_takes_a_learning_rate_of_its_own(cluster):
@@ -168,28 +133,12 @@ def test_a_variable_learning_rate_is_read_at_each_push(embedded, kind):
     np.testing.assert_array_equal(table.lookup([1]), [[-1.5, 0.0]])
 
 
-def test_assign_keeps_the_last_of_repeated_ids(cluster):
-    table = make_table()
-
-    table.assign([1, 2, 1], [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-
-    assert rows_of(table) == {1: [3.0, 3.0], 2: [2.0, 2.0]}
-
-
 def test_assign_takes_eager_tensors_and_any_shape(cluster):
     table = make_table()
 
     table.assign(tf.constant([[1], [2]]), tf.constant([[[1.0, 2.0]]] * 2))
 
     assert rows_of(table) == {1: [1.0, 2.0], 2: [1.0, 2.0]}
-
-
-def test_remove_counts_the_rows_it_removed(cluster):
-    table = make_table()
-    table.lookup_or_create([1, 2, 3])
-
-    assert table.remove([1, 9, 1, 3]) == 2
-    assert list(rows_of(table)) == [2]
 
 
 def test_a_removed_row_starts_anew(cluster):
@@ -259,7 +208,7 @@ def test_stats_count_rows_and_bytes(cluster):
     assert cluster.stats() == {"user": stats}
 
 
-@pytest.mark.parametrize("dim", [1, 3, 16, 4096])
+@pytest.mark.parametrize("dim", [3, 4096])
 def test_rows_of_all_lengths(cluster, dim):
     table = make_table(dim=dim, optimizer="adam")
     values = np.random.default_rng(2).normal(size=(5, dim)).astype(np.float32)

@@ -76,6 +76,7 @@ def test_ps_entries_are_the_servers_in_shard_order(tf_config):
         (("chief", 0), 0),
         (("worker", 0), 1),
         (("worker", 1), 2),
+        (("worker", "1"), 2),  # As text.
         (("ps", 0), None),
         (("evaluator", 0), None),
     ],
@@ -85,34 +86,23 @@ def test_the_chief_is_worker_0(tf_config, task, expected):
 
     assert _tf_config.worker_id() == expected
     assert _tf_config.num_workers() == 3
-    assert _tf_config.task() == task
+    assert _tf_config.task() == (task[0], int(task[1]))
 
 
-def test_the_master_of_older_launchers_is_a_chief(tf_config):
-    tf_config({"master": ["m:1"], "worker": ["w:1"]}, ("worker", 0))
-
-    assert _tf_config.worker_id() == 1
-    assert _tf_config.num_workers() == 2
-
-
-def test_without_a_chief_worker_0_is_worker_0(tf_config):
-    tf_config({"worker": ["w0:1", "w1:1"]}, ("worker", 1))
-
-    assert _tf_config.worker_id() == 1
-    assert _tf_config.num_workers() == 2
-
-
-def test_a_single_chief_may_be_written_without_a_list(tf_config):
-    tf_config({"chief": "c:1", "worker": ["w:1"]}, ("worker", 0))
+@pytest.mark.parametrize(
+    ("cluster", "index"),
+    [
+        ({"master": ["m:1"], "worker": ["w:1"]}, 0),
+        ({"chief": "c:1", "worker": ["w:1"]}, 0),
+        ({"worker": ["w0:1", "w1:1"]}, 1),
+    ],
+    ids=["master_of_older_launchers", "chief_without_a_list", "no_chief"],
+)
+def test_chiefs_are_told_in_several_ways(tf_config, cluster, index):
+    tf_config(cluster, ("worker", index))
 
     assert _tf_config.worker_id() == 1
     assert _tf_config.num_workers() == 2
-
-
-def test_an_index_may_be_written_as_text(tf_config):
-    tf_config(JOB, ("worker", "1"))
-
-    assert _tf_config.worker_id() == 2
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -136,36 +126,23 @@ def test_a_task_that_is_none_is_named(monkeypatch, task):
 # --- Workers ----------------------------------------------------------------
 
 
-def test_a_worker_takes_its_place_from_it(tf_config):
-    tf_config({**JOB, "ps": []}, ("worker", 1))
+@pytest.mark.parametrize(
+    ("task", "arguments", "expected"),
+    [
+        (("worker", 1), (), (2, 3, False)),
+        (("chief", 0), (), (0, 3, True)),
+        (("worker", 1), (0, 7), (0, 7, True)),  # Arguments come before it.
+    ],
+)
+def test_a_worker_takes_its_place_from_it(tf_config, task, arguments, expected):
+    tf_config({**JOB, "ps": []}, task)
 
-    with tsw.connect("local://tf_config_worker"):
-        worker = tsw.train.Worker()
-        worker.leave()
-
-    assert (worker.worker_id, worker.num_workers) == (2, 3)
-    assert not worker.is_chief
-
-
-def test_the_chief_is_chief(tf_config):
-    tf_config({**JOB, "ps": []}, ("chief", 0))
-
-    with tsw.connect("local://tf_config_chief"):
-        worker = tsw.train.Worker()
-        worker.leave()
-
-    assert worker.is_chief
-    assert worker.worker_id == 0
-
-
-def test_arguments_of_a_worker_come_before_it(tf_config):
-    tf_config({**JOB, "ps": []}, ("worker", 1))
-
-    with tsw.connect("local://tf_config_arguments"):
-        worker = tsw.train.Worker(0, 7)
-        worker.leave()
-
-    assert (worker.worker_id, worker.num_workers) == (0, 7)
+    with (
+        tsw.connect("local://tf_config_worker"),
+        tsw.train.Worker(*arguments) as worker,
+    ):
+        found = (worker.worker_id, worker.num_workers, worker.is_chief)
+    assert found == expected
 
 
 def test_without_it_a_worker_is_the_only_one(embedded):
@@ -203,52 +180,44 @@ def served(monkeypatch):
     return serve
 
 
-def test_serve_without_it_is_the_only_server(served):
-    assert served() == [
-        "--address=127.0.0.1:7077",
-        "--shard_index=0",
-        "--num_shards=1",
-    ]
+ALONE = ("127.0.0.1:7077", 0, 1)
 
 
 @pytest.mark.parametrize(
-    ("number", "address"), [(0, "0.0.0.0:7077"), (1, "0.0.0.0:7078")]
+    ("task", "flags", "expected"),
+    [
+        (("ps", 0), (), ("0.0.0.0:7077", 0, 2)),
+        (("ps", 1), (), ("0.0.0.0:7078", 1, 2)),
+        # Flags come before it.
+        (("ps", 1), ("--address=unix:/s",), ("unix:/s", 1, 2)),
+        (
+            ("ps", 1),
+            ("--shard_index=0", "--num_shards=5"),
+            ("0.0.0.0:7078", 0, 5),
+        ),
+        # Any other is the only server.
+        (("worker", 0), (), ALONE),
+        (("chief", 0), (), ALONE),
+        (None, (), ALONE),
+    ],
 )
 def test_serve_takes_its_place_from_a_ps_task(
-    tf_config, served, number, address
+    tf_config, served, task, flags, expected
 ):
-    tf_config(JOB, ("ps", number))
-
-    assert served() == [
-        f"--address={address}",
-        f"--shard_index={number}",
-        "--num_shards=2",
-    ]
-
-
-@pytest.mark.parametrize("task", [("worker", 0), ("chief", 0), None])
-def test_serve_of_another_task_is_the_only_server(tf_config, served, task):
     tf_config(JOB, task)
 
-    assert served() == [
-        "--address=127.0.0.1:7077",
-        "--shard_index=0",
-        "--num_shards=1",
-    ]
+    assert served(*flags) == flags_of(*expected)
 
 
-def test_flags_of_serve_come_before_it(tf_config, served):
-    tf_config(JOB, ("ps", 1))
+def test_serve_without_it_is_the_only_server(served):
+    assert served() == flags_of(*ALONE)
 
-    assert served("--address=unix:/s") == [
-        "--address=unix:/s",
-        "--shard_index=1",
-        "--num_shards=2",
-    ]
-    assert served("--shard_index=0", "--num_shards=5") == [
-        "--address=0.0.0.0:7078",
-        "--shard_index=0",
-        "--num_shards=5",
+
+def flags_of(address, shard_index, num_shards):
+    return [
+        f"--address={address}",
+        f"--shard_index={shard_index}",
+        f"--num_shards={num_shards}",
     ]
 
 

@@ -19,6 +19,7 @@ from tests.python.worker_threads import (
     running_clients,
     wait_until,
 )
+from tests.support import examples
 from tfswitch.keras._backend import keras
 
 Worker = tsw.train.Worker
@@ -31,7 +32,7 @@ FILES = ["a", "b", "c", "d", "e"]
 SAMPLES = 10  # In each.
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["embedded", "one_server", "two_servers"])
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
 def client(request):
     with running_clients(request.param) as client:
         yield client
@@ -191,11 +192,8 @@ def test_a_worker_has_one_item_until_it_is_finished(client):
     }
 
 
-@pytest.mark.parametrize("consistency", ["asp", "bsp"])
-def test_others_go_on_where_the_last_step_of_the_dead_has_left_it(
-    client, consistency
-):
-    dying, other = join_workers(client, 2, consistency=consistency)
+def test_others_go_on_where_the_last_step_of_the_dead_has_left_it(client):
+    dying, other = join_workers(client, 2, consistency="bsp")
     queue = make_queue(dying, ["a"])
     item = queue.take()
     item.advance(3)
@@ -211,29 +209,8 @@ def test_others_go_on_where_the_last_step_of_the_dead_has_left_it(
     assert item_of_other.stats()["reissued"] == 1
 
 
-def test_a_step_counts_though_its_worker_is_started_anew(client):
-    """Its samples are behind the offset at which others go on."""
-    workers = join_workers(client, 2, consistency=SUM)
-    table = make_counts(client(0))
-    item = make_queue(workers[0], FILES).take()
-    item.advance(3)
-    table.push([id_of("a", i) for i in range(3)], np.ones((3, 1)))
-    waiting = Call(workers[0].end_step)
-    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
-
-    again = Call(lambda: Worker(0, 2, consistency=SUM, cluster=client(2)))
-    wait_until(lambda: workers[1].stats()["workers"]["rejoined"] == 1)
-    workers[1].end_step()
-    with contextlib.suppress(RuntimeError):  # That there is another one.
-        waiting.result()
-
-    assert make_queue(again.result(), FILES).take().offset == 3
-    assert counts_of(table).sum() == 3.0
-
-
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_a_step_counts_though_its_job_is_started_anew(client, num_workers):
-    """On the same servers, also with other settings of the group."""
+def test_a_step_counts_though_its_job_is_started_anew(client):
+    """On the same servers, with other settings of the group."""
     workers = join_workers(client, 2, consistency=SUM)
     waiting = Call(train_three, workers[0], client(0))
     wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
@@ -241,10 +218,8 @@ def test_a_step_counts_though_its_job_is_started_anew(client, num_workers):
 
     again = in_threads(
         *(
-            lambda n=n: Worker(
-                n, num_workers, consistency=SUM, cluster=client(10 + n)
-            )
-            for n in range(num_workers)
+            lambda n=n: Worker(n, 3, consistency=SUM, cluster=client(10 + n))
+            for n in range(3)
         )
     )
 
@@ -291,19 +266,6 @@ def test_an_item_of_one_that_was_given_up_is_lost(client, capfd):
     assert (again.value, again.offset) == ("a", 0)
     assert item.is_lost  # That it is here again changes nothing.
     again.advance(1)
-
-
-def test_one_that_hears_of_it_late_has_lost_its_item_as_well(client):
-    worker = Worker(0, 1, cluster=client(0))
-    queue = make_queue(worker, ["a", "b"])
-    values = []
-    for epoch in queue.epochs():
-        for item in epoch:
-            values.append(item.value)
-            if len(values) == 1:
-                give_up(client(1), worker)
-
-    assert values == ["a", "a", "b"]  # The first one was not finished.
 
 
 def test_a_worker_that_has_left_comes_back_for_an_item(client):
@@ -356,6 +318,7 @@ def test_a_server_that_was_started_again_knows_no_queue():
                     RuntimeError, match=r"no work queue 'train'.*restore"
                 ):
                     call()
+            cluster.close()  # While there is a server to hear it.
 
 
 # --- Epochs ------------------------------------------------------------------
@@ -386,35 +349,6 @@ def test_an_epoch_has_to_be_gone_through(local):
             pass
 
 
-def test_the_epoch_goes_on_while_somebody_has_an_item(client):
-    one, two = join_workers(client, 2)
-    queues = [make_queue(worker, ["a"], epochs=2) for worker in (one, two)]
-    item = queues[0].take()
-    assert queues[1].take() is None
-    waiting = Call(queues[1].finish_epoch)
-    wait_until(lambda: one.stats()["workers"]["waiting"] == 1)
-    assert not waiting.is_over
-
-    item.finish()
-    assert queues[0].take() is None
-    assert queues[0].finish_epoch()
-    assert waiting.result()
-    assert queues[1].take().epoch == 1
-
-
-def test_who_waits_for_the_end_takes_over_from_the_dead(client):
-    one, two = join_workers(client, 2)
-    queues = [make_queue(worker, ["a"], epochs=2) for worker in (one, two)]
-    queues[0].take()
-    waiting = Call(queues[1].finish_epoch)
-    wait_until(lambda: one.stats()["workers"]["waiting"] == 1)
-
-    one._native.leave_group(10.0)  # The lease as if it had ended.
-
-    assert not waiting.result()
-    assert queues[1].take().epoch == 0
-
-
 def test_an_end_of_epoch_that_takes_too_long_names_who_is_missing(client):
     one, two = join_workers(client, 2)
     queue = make_queue(one, ["a"], timeout_secs=0.05)
@@ -426,31 +360,21 @@ def test_an_end_of_epoch_that_takes_too_long_names_who_is_missing(client):
         queue.finish_epoch()
 
 
-@pytest.mark.parametrize("consistency", ["asp", SUM], ids=["asp", "bsp"])
-def test_workers_train_every_sample_once_an_epoch(client, consistency):
-    workers = join_workers(client, 3, consistency=consistency)
-    table = make_counts(client(0), consistency)
-    taken = [0] * 3
+def test_workers_that_do_not_wait_train_every_sample_once_an_epoch(client):
+    workers = join_workers(client, 3, consistency="asp")
 
     def run(number):
         queue = make_queue(workers[number], FILES, epochs=2, shuffle=True)
-
-        def before_step():
-            taken[number] += 1
-
-        train(queue, table_of(number), random.Random(number), before_step)
+        table = make_counts(client(number), "asp")
+        train(queue, table, random.Random(number))
         workers[number].leave()
-
-    def table_of(number):
-        return make_counts(client(number), consistency)
 
     in_threads(*(lambda n=n: run(n) for n in range(3)))
 
-    assert sum(taken) > 0
-    np.testing.assert_array_equal(counts_of(table), 2.0)
+    np.testing.assert_array_equal(counts_of(make_counts(client(0), "asp")), 2.0)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=examples(5), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.parametrize("num_servers", [0, 2])
 def test_every_sample_counts_once_whoever_dies_and_comes_back(

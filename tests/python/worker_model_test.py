@@ -28,6 +28,7 @@ from tests.python.worker_threads import (
     running_clients,
     wait_until,
 )
+from tests.support import examples
 
 Consistency = tsw.train.Consistency
 
@@ -425,8 +426,12 @@ class StaleServersMachine(StaleMachine):
     num_servers = 1
 
 
-EMBEDDED = settings(max_examples=120, stateful_step_count=40, deadline=None)
-SERVERS = settings(max_examples=25, stateful_step_count=40, deadline=None)
+EMBEDDED = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
+SERVERS = settings(
+    max_examples=examples(15), stateful_step_count=40, deadline=None
+)
 
 TestBspEmbedded = WorkersMachine.TestCase
 TestBspEmbedded.settings = EMBEDDED

@@ -30,7 +30,7 @@ KINDS = [
 ]
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["embedded", "one_server", "two_servers"])
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
 def client(request):
     """`client(i)` is client number i of one cluster, of each kind."""
     with running_clients(request.param) as client:
@@ -189,10 +189,9 @@ def test_the_example_of_the_docstring(embedded):
 # --- Joining ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_two_workers_with_one_id_the_first_hears_of_the_remedy(client, kind):
-    first = Worker(0, 1, consistency=kind, cluster=client(0))
-    second = Worker(0, 1, consistency=kind, cluster=client(1))
+def test_of_two_workers_with_one_id_the_first_hears_of_the_remedy(client):
+    first = Worker(0, 1, consistency="bsp", cluster=client(0))
+    second = Worker(0, 1, consistency="bsp", cluster=client(1))
 
     with pytest.raises(
         RuntimeError, match=r"worker 0 .*give each process its own worker id"
@@ -201,21 +200,6 @@ def test_of_two_workers_with_one_id_the_first_hears_of_the_remedy(client, kind):
 
     second.end_step()
     assert second.stats()["workers"]["active"] == 1
-
-
-def test_the_one_that_was_replaced_does_not_take_part(client):
-    first = Worker(0, 1, consistency="bsp", cluster=client(0))
-    table = make_table(client(0))
-    second_table = make_table(client(1))
-    table.push([1], [[1.0]])
-    second = Worker(0, 1, consistency="bsp", cluster=client(1))
-    second_table.push([1], [[8.0]])
-
-    with pytest.raises(RuntimeError, match="its own worker id"):
-        first.end_step()
-    second.end_step()
-
-    assert value_of(table) == -8.0
 
 
 @pytest.mark.parametrize(
@@ -246,15 +230,6 @@ def test_a_group_that_all_have_left_takes_other_settings(client):
     Worker(0, 2, consistency="bsp", cluster=client(0)).leave()
 
     worker = Worker(0, 1, consistency="asp", cluster=client(1))
-    worker.end_step()
-
-    assert worker.stats()["workers"]["active"] == 1
-
-
-def test_a_new_worker_takes_the_place_of_the_one_before(client):
-    Worker(0, 2, consistency="bsp", cluster=client(0))
-    worker = Worker(0, 1, consistency="asp", cluster=client(0))
-
     worker.end_step()
 
     assert worker.stats()["workers"]["active"] == 1
@@ -357,7 +332,7 @@ def test_a_round_without_samples_changes_nothing(client):
 # --- ssp and asp ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("staleness", [0, 2])
 def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client, staleness):
     fast, slow = join_workers(client, 2, consistency=Consistency.ssp(staleness))
     table = make_table(client(0), Consistency.ssp(staleness))
@@ -407,11 +382,8 @@ def test_a_wait_that_takes_too_long_names_who_is_missing(client, kind):
         one.end_step()
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(Consistency.ssp(0), id="ssp"), "bsp"]
-)
-def test_a_wait_for_workers_that_never_joined_counts_them(client, kind):
-    worker = Worker(0, 3, consistency=kind, wait_secs=0.05, cluster=client(0))
+def test_a_wait_for_workers_that_never_joined_counts_them(client):
+    worker = Worker(0, 3, consistency="bsp", wait_secs=0.05, cluster=client(0))
 
     with pytest.raises(TimeoutError, match="2 of 3 workers that have not join"):
         worker.end_step()
@@ -450,7 +422,7 @@ def test_a_timeout_does_not_let_a_worker_run_ahead(client):
     assert fast.stats()["clock"] == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[1:])
 def test_who_never_joins_is_not_waited_for_beyond_join_secs(client, kind):
     worker = Worker(0, 3, consistency=kind, join_secs=0.05, cluster=client(0))
 
@@ -458,66 +430,6 @@ def test_who_never_joins_is_not_waited_for_beyond_join_secs(client, kind):
         Call(worker.end_step).result()
 
     assert worker.stats()["clock"] == 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nobody_waits_for_a_worker_that_has_left(client, kind):
-    one, two = join_workers(client, 2, consistency=kind)
-    two.leave()
-
-    for _ in range(3):
-        Call(one.end_step).result()
-
-    assert one.stats()["workers"]["active"] == 1
-
-
-def test_leaving_ends_the_wait_of_others(client):
-    one, two, three = join_workers(client, 3, consistency="bsp")
-    table = make_table(client(0))
-    table.push([1], [[2.0]])
-    waits = [Call(one.end_step), Call(two.end_step)]
-    wait_until(lambda: arrivals(three) == 2)
-
-    three.leave()
-
-    for wait in waits:
-        wait.result()
-    assert value_of(table) == -1.0
-
-
-def test_what_was_pushed_before_leaving_in_mid_step_is_given_up(client):
-    one, two = join_workers(client, 2, consistency="bsp")
-    tables = [make_table(client(i)) for i in range(2)]
-
-    tables[1].push([1], [[100.0]])
-    two.leave()
-    tables[0].push([1], [[1.0]])
-    one.end_step()
-
-    assert value_of(tables[0]) == -1.0
-
-
-def test_a_worker_that_ends_its_last_step_and_leaves_counts(client):
-    one, two = join_workers(client, 2, consistency="bsp")
-    tables = [make_table(client(i)) for i in range(2)]
-    for i, table in enumerate(tables):
-        table.push([1], [[1.0 + i]])
-
-    end_steps(one, two)
-    two.leave()
-    tables[0].push([1], [[10.0]])
-    one.end_step()
-
-    assert value_of(tables[0]) == -11.5
-
-
-def test_leaving_twice_is_leaving_once(client):
-    worker = Worker(0, 1, cluster=client(0))
-
-    worker.leave()
-    worker.leave()
-
-    assert worker.stats()["workers"]["active"] == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -536,69 +448,7 @@ def test_the_next_step_joins_again(client, kind):
     assert worker.stats()["workers"]["rejoined"] == 1
 
 
-def test_a_group_begins_anew_with_all_its_workers(client):
-    """As with a second `fit`: nobody runs ahead of those still to come."""
-    one, two = join_workers(client, 2, consistency="bsp")
-    tables = [make_table(client(i)) for i in range(2)]
-    end_steps(one, two)
-    one.leave()
-    two.leave()
-
-    tables[0].push([1], [[2.0]])
-    first = Call(one.end_step)
-    wait_until(lambda: arrivals(one) == 3)
-
-    assert not first.is_over
-    tables[1].push([1], [[4.0]])
-    two.end_step()
-    first.result()
-    assert value_of(tables[0]) == -3.0
-
-
 # --- Late ones --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_late_one_begins_where_the_slowest_is(client, kind):
-    one, two = join_workers(client, 2, consistency=kind)
-    for _ in range(3):
-        end_steps(one, two)
-
-    late = Worker(1, 2, consistency=kind, cluster=client(2))
-
-    assert late.stats()["clock"] == 3
-    end_steps(one, late)
-    assert late.stats()["workers"]["rejoined"] == 1
-
-
-def test_a_late_one_counts_in_the_rounds_to_come(client):
-    one = Worker(0, 3, consistency="bsp", join_secs=0.01, cluster=client(0))
-    tables = [make_table(client(i)) for i in range(2)]
-    tables[0].push([1], [[1.0]])
-    one.end_step()
-
-    late = Worker(2, 3, consistency="bsp", join_secs=0.01, cluster=client(1))
-    tables[0].push([1], [[1.0]])
-    tables[1].push([1], [[3.0]])
-    end_steps(one, late)
-
-    assert value_of(tables[0]) == -3.0
-    assert one.stats()["clock"] == late.stats()["clock"] == 2
-
-
-def test_a_late_one_finds_what_the_rounds_before_led_to(client):
-    """Also if the one that saw the round close was not to apply it."""
-    one, two = join_workers(client, 2, consistency="bsp")
-    table = make_table(client(0))
-    table.push([1], [[2.0]])
-    blocked = Call(one.end_step)
-    wait_until(lambda: arrivals(two) == 1)
-    two.leave()  # Closes the round, and applies it nowhere.
-
-    Worker(1, 2, consistency="bsp", cluster=client(2))
-
-    assert value_of(make_table(client(2))) == -2.0
-    blocked.result()
 
 
 def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
@@ -617,26 +467,6 @@ def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
 
     assert late.stats()["workers"]["rounds"] == 1
     assert value_of(table) == -2.0
-
-
-def test_one_started_again_takes_its_step_once_more(client):
-    one, two = join_workers(client, 2, consistency="bsp")
-    tables = [make_table(client(i)) for i in range(3)]
-    tables[0].push([1], [[50.0]])
-    blocked = Call(one.end_step)
-    wait_until(lambda: arrivals(two) == 1)
-
-    again = Worker(0, 2, consistency="bsp", cluster=client(2))
-
-    with pytest.raises(RuntimeError, match="its own worker id"):
-        blocked.result()
-    tables[1].push([1], [[4.0]])
-    tables[2].push([1], [[2.0]])
-    end_steps(again, two)
-    assert value_of(tables[0]) == -3.0
-    assert again.stats()["dropped_steps"] == 0
-    assert again.stats()["workers"]["contributions"] == 2
-    assert again.stats()["workers"]["dropped"] == 1
 
 
 # --- Pushes -----------------------------------------------------------------
@@ -783,20 +613,16 @@ def test_stats_count_steps_and_waits(client):
     assert sum(workers["staleness"]) == workers["staleness"][0] == 8
 
 
-def test_a_context_leaves_at_its_end(client):
-    with Worker(0, 2, consistency="bsp", cluster=client(0)) as worker:
+def test_a_context_leaves_at_its_end_and_with_an_error(client):
+    with Worker(0, 1, consistency="bsp", cluster=client(0)) as worker:
         assert worker.stats()["workers"]["active"] == 1
 
+    worker.leave()  # Once more is no error.
     assert worker.stats()["workers"]["active"] == 0
 
-
-def test_a_context_leaves_with_an_error_too(client):
-    with (
-        pytest.raises(ZeroDivisionError),
-        Worker(0, 2, consistency="bsp", cluster=client(0)) as worker,
-    ):
+    with pytest.raises(ZeroDivisionError), worker:
+        worker.end_step()
         raise ZeroDivisionError
-
     assert worker.stats()["workers"]["active"] == 0
 
 
@@ -858,12 +684,11 @@ def test_a_worker_of_a_closed_cluster_is_refused(local):
 # --- Servers that are away --------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_is_gone_is_named(kind):
+def test_a_server_that_is_gone_is_named():
     server = tsw.Server().start()
     cluster = tsw.Cluster(f"grpc://{server.address}", timeout=0.5)
     address = server.address
-    worker = Worker(0, 1, consistency=kind, cluster=cluster)
+    worker = Worker(0, 1, consistency="bsp", cluster=cluster)
     worker.end_step()
 
     server.stop()
@@ -872,16 +697,17 @@ def test_a_server_that_is_gone_is_named(kind):
         worker.end_step,
         worker.leave,
         worker.stats,
-        lambda: Worker(0, 1, consistency=kind, cluster=cluster),
+        lambda: Worker(0, 1, consistency="bsp", cluster=cluster),
     ):
         with pytest.raises(AWAY, match=address):
             Call(call).result()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize(
-    "kind", [pytest.param(Consistency.ssp(0), id="ssp"), "bsp"]
+    ("number", "kind"),
+    [(signal.SIGSTOP, Consistency.ssp(0)), (signal.SIGKILL, "bsp")],
+    ids=["hangs", "killed"],
 )
 def test_a_server_that_stops_answering_ends_a_wait(number, kind):
     """`wait_secs` is for other workers; the server has its own deadline."""
@@ -925,17 +751,16 @@ def test_a_server_that_was_started_again_is_joined_again(capfd):
     assert "step that has just ended does not count" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_was_started_again_is_left_and_joined(kind):
+def test_a_server_that_was_started_again_is_left_and_joined():
     server = tsw.Server().start()
     address = server.address
     with tsw.Cluster(f"grpc://{address}", timeout=20.0) as cluster:
-        worker = Worker(0, 1, consistency=kind, cluster=cluster)
+        worker = Worker(0, 1, consistency="bsp", cluster=cluster)
         server.stop()
 
         with tsw.Server(address):
             worker.leave()  # Nobody knows it there.
-            again = Worker(0, 1, consistency=kind, cluster=cluster)
+            again = Worker(0, 1, consistency="bsp", cluster=cluster)
             again.end_step()
 
             assert again.stats()["clock"] == 1
