@@ -191,7 +191,7 @@ TEST(ChangeLogTest, StampsMoveWithTheirRows) {
   config.dim = 16;
   config.statistics.kind = StatisticsKind::kUsage;
   const auto table = MakeTable(config);
-  constexpr int kRows = 1 << 20;
+  constexpr int kRows = (1 << 20) / kSlowdown;
   constexpr int kLast = 1000;
   std::vector<Key> keys(kRows);
   for (int i = 0; i < kRows; ++i) keys[i] = i;
@@ -213,12 +213,14 @@ TEST(ChangeLogTest, StampsMoveWithTheirRows) {
   const TableStats before = table->stats();
   ASSERT_TRUE(table->Shrink(rules, 100.0f, false).ok());
 
-  // They have moved, or the memory behind them would still be there.
   const TableStats after = table->stats();
   EXPECT_EQ(after.num_rows, 2 * kLast);
-  EXPECT_GT(before.row_bytes, int64_t{64} * kRows);
-  EXPECT_LT(after.row_bytes + after.reserved_bytes,
-            (before.row_bytes + before.reserved_bytes) / 2);
+  if (kSlowdown == 1) {  // Else it is all in the pages that stay.
+    // They have moved, or the memory behind them would still be there.
+    EXPECT_GT(before.row_bytes, int64_t{64} * kRows);
+    EXPECT_LT(after.row_bytes + after.reserved_bytes,
+              (before.row_bytes + before.reserved_bytes) / 2);
+  }
   const ManyChanges changes = VisitMany(table.get(), filter);
   EXPECT_EQ(changes.keys, last);
   EXPECT_EQ(changes.num_removed, kRows - 2 * kLast);
@@ -251,7 +253,7 @@ TEST(ChangeLogTest, StampsMoveWithTheirCandidates) {
   config.statistics.kind = StatisticsKind::kShowClick;
   config.admission.policy = ShowClickAdmission{1e6f};
   const auto table = MakeTable(config);
-  constexpr int kCandidates = 1 << 21;
+  constexpr int kCandidates = (1 << 21) / kSlowdown;
   std::vector<Key> keys(kCandidates);
   for (int i = 0; i < kCandidates; ++i) keys[i] = i;
   Push(table.get(), keys);
@@ -266,8 +268,9 @@ TEST(ChangeLogTest, StampsMoveWithTheirCandidates) {
   rules.delete_threshold = 1.0f;
   ASSERT_TRUE(table->Shrink(rules, 100.0f, false).ok());
   EXPECT_EQ(table->stats().num_candidates, 1000);
-  // They have moved, or the memory behind them would still be there.
-  EXPECT_LT(table->stats().admission_bytes, before - (16 << 20));
+  if (kSlowdown == 1) {  // As above.
+    EXPECT_LT(table->stats().admission_bytes, before - (16 << 20));
+  }
   const ManyChanges changes = VisitMany(table.get(), filter);
   EXPECT_EQ(changes.keys, last);
   EXPECT_EQ(changes.num_removed, kCandidates - 1000);

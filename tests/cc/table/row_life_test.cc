@@ -286,8 +286,9 @@ TEST(RowLifeTest, ShrunkTablesAgreeWithAModel) {
   std::map<Key, Row> model;
   for (int round = 0; round < 60; ++round) {
     const auto day = static_cast<float>(round);
-    const auto first = static_cast<Key>(random() % 60'000);
-    const std::vector<Key> keys = KeyRange(first, 1 + random() % 20'000);
+    const auto first = static_cast<Key>(random() % (60'000 / kSlowdown));
+    const std::vector<Key> keys =
+        KeyRange(first, 1 + random() % (20'000 / kSlowdown));
     Push(table.get(), keys, day);
     for (const Key key : keys) {
       model[key].value += 1.0f;
