@@ -46,15 +46,29 @@ def running_servers(num_servers: int) -> Iterator[str]:
         yield "grpc://" + ",".join(s.address for s in servers)
 
 
+_claims: list[socket.socket] = []
+
+
 def free_ports(count: int) -> list[int]:
-    """Returns ports below those that outgoing connections get."""
+    """Returns ports below those that outgoing connections get.
+
+    No other test process gets them while this one lives.
+    """
     ports: list[int] = []
     candidates = list(range(20_000, 32_000))
-    random.shuffle(candidates)
+    # Not the generator that Keras seeds: all processes would ask for the same.
+    random.SystemRandom().shuffle(candidates)
     for port in candidates:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
+        claim = socket.socket(socket.AF_UNIX)
+        with socket.socket() as probe:
+            try:
+                claim.bind(f"\0tfswitch_test_port_{port}")
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                claim.close()
+                continue
+        _claims.append(claim)
+        ports.append(port)
         if len(ports) == count:
             return ports
     raise RuntimeError("no free ports")

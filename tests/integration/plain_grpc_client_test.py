@@ -7,6 +7,7 @@ examples_test.py runs.
 import importlib
 import subprocess
 import sys
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -177,3 +178,51 @@ def test_the_reflection_service_describes_the_server(channel):
     )
     methods = {method.name for method in service.methods}
     assert {"Handshake", "Pull", "Push", "Export"} <= methods
+
+
+def test_a_push_whose_answer_is_lost_comes_again_with_its_identity(
+    generated, pb
+):
+    services = generated("parameter_server_pb2_grpc")
+    configs, pushes = [], []
+
+    class Server(services.ParameterServerServicer):
+        def Handshake(self, request, context):  # noqa: N802 - gRPC's name.
+            return pb.HandshakeResponse(
+                protocol_version=1,
+                num_shards=1,
+                instance_id=1,
+                max_message_bytes=1 << 20,
+            )
+
+        def CreateTable(self, request, context):  # noqa: N802
+            configs.append(request.config)
+            return pb.CreateTableResponse(created=True)
+
+        def ListTables(self, request, context):  # noqa: N802
+            return pb.ListTablesResponse(
+                tables=[pb.TableInfo(config=configs[-1])]
+            )
+
+        def Push(self, request, context):  # noqa: N802
+            pushes.append((request.client_id, request.sequence))
+            if len(pushes) == 1:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
+            return pb.PushResponse(updated_rows=1)
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    services.add_ParameterServerServicer_to_server(Server(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with tsw.connect(f"grpc://127.0.0.1:{port}"):
+            table = tsw.EmbeddingTable("plain", 1)
+            for _ in range(2):
+                table.push([7], [[1.0]])
+    finally:
+        server.stop(None)
+
+    lost, repeated, later = pushes
+    assert lost == repeated
+    assert lost[0] == later[0] != 0
+    assert lost[1] < later[1]

@@ -354,6 +354,19 @@ def test_padding_takes_no_part_in_pooling(combiner):
     assert layer.compute_mask(tf.constant([[1, 0]])) is None
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_padding_takes_no_part_in_pooling_whatever_it_weighs(combiner):
+    layer = make_pooling_layer(combiner, mask_zero=True)
+
+    output = layer(
+        tf.constant([[1, 2, 0]]), weights=tf.constant([[1.0, 0.5, 8.0]])
+    )
+
+    np.testing.assert_allclose(
+        output, pooled(combiner, [[1, 2]], [[1.0, 0.5]]), rtol=1e-6
+    )
+
+
 def test_id_zero_is_ordinary_without_mask_zero():
     layer = make_layer()
 

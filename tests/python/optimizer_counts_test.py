@@ -92,6 +92,30 @@ def test_adagrad_decays_with_the_tables_iterations(cluster, compat):
     np.testing.assert_allclose(table.lookup(ids), row, rtol=5e-6, atol=5e-7)
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_adagrad_decays_with_the_steps_of_a_layer(embedded, together):
+    rule = optimizers.AdagradDecay(1.0, 0.01, decay_step=10, decay_rate=0.25)
+    layer = embedding = tsw.keras.DynamicEmbedding(
+        1, embeddings_initializer="zeros", optimizer=rule
+    )
+    if together:
+        layer = tsw.keras.DynamicEmbeddings({"id": embedding})
+    embedding.table.iterations = 8
+
+    for _ in range(2):  # Steps 9 and 10.
+        ids = tf.constant([7])
+        with tf.GradientTape() as tape:
+            rows = layer({"id": ids} if together else ids, training=True)
+            loss = tf.reduce_sum(rows["id"] if together else rows)
+        tape.gradient(loss, layer.trainable_variables)
+
+    np.testing.assert_allclose(
+        embedding.table.lookup([7]),
+        [[-1 / np.sqrt(1.01) - 1 / np.sqrt(0.25 * 1.01 + 1.0)]],
+        rtol=1e-6,
+    )
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_restored_table_goes_on_if_it_is_told_its_steps(
     embedded, tmp_path, is_told

@@ -484,6 +484,24 @@ def test_a_worker_that_comes_second_begins_with_the_first_ones_values(cluster):
 
 
 @pytest.mark.parametrize(
+    "ids",
+    [
+        tf.constant([[1, 2, 3], [4, 5, 6]]),
+        tf.ragged.constant([[1, 2, 3], [4]]),
+        tf.sparse.from_dense([[1, 2, 3], [4, 0, 0]]),
+    ],
+    ids=["dense", "ragged", "sparse"],
+)
+def test_a_layer_tells_the_first_dimension_of_its_ids(embedded, ids):
+    batch_size.start_recording()
+    layer = tsw.keras.DynamicEmbedding(1, combiner="sum")
+
+    layer(ids, training=True)
+
+    assert batch_size.read() == 2.0
+
+
+@pytest.mark.parametrize(
     ("weight", "in_graph", "expected"),
     [
         (None, True, 1.0),

@@ -119,6 +119,40 @@ def test_the_last_values_are_in_the_model(client):
         np.testing.assert_array_equal(np.asarray(variable), value)
 
 
+def test_an_epoch_ends_with_what_others_have_trained_since(client):
+    worker = Worker(0, 2, consistency="asp", cluster=client(0))
+    peer = Worker(1, 2, consistency="asp", cluster=client(1))
+    model = make_model(worker, "asp")
+    model.optimizer.build(model.trainable_variables)
+    peers_table = tsw.DenseTable(
+        "dense_variables",
+        model.optimizer.table.shapes,
+        optimizer=tsw.optimizers.SGD(0.1),
+        cluster=client(1),
+    )
+    waits, values = [], []
+
+    def others(event):
+        if event == "end":  # After this worker's last step.
+            peers_table.push([[[1.0]], [1.0]])
+            waits.append(Call(peer.wait_at_barrier, "end of epoch"))
+
+    def note(event):
+        if event == "end":
+            values.extend(np.array(v) for v in model.trainable_variables)
+
+    model.fit(
+        FEATURES,
+        TARGETS,
+        verbose=0,
+        callbacks=[Recorder(others), tsw.keras.SyncEpochs(), Recorder(note)],
+    )
+    waits[0].result()
+
+    for mine, value in zip(values, peers_table.pull(), strict=True):
+        np.testing.assert_array_equal(mine, value)
+
+
 def test_others_that_do_not_come_are_named(client):
     worker = Worker(0, 2, consistency="asp", cluster=client(0))
     peer = Worker(1, 2, consistency="asp", cluster=client(1))

@@ -1,5 +1,8 @@
 #include "cc/checkpoint/checkpoint.h"
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -7,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -104,6 +108,46 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesNoFiles) {
     EXPECT_EQ(CountRowFiles(), 1);
   }
   EXPECT_EQ(CountRowFiles(), 0);
+}
+
+TEST_F(CheckpointTest, AManifestThatCannotBeWrittenLeavesTheFormerOne) {
+  Save(*MakeTable("user", 10), "s1");
+  PartWriter writer(path_, "s2", 0, 1, true);
+  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 20)).ok());
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 64;
+  const auto former = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status status = Commit(path_, "s2", {writer.Finish()});
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, former);
+
+  EXPECT_THAT(status.message(), HasSubstr("manifest.json"));
+  const auto manifest = ReadManifest(path_);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->save_id, "s1");
+  auto loaded = MakeTable("user", 0);
+  ASSERT_TRUE(
+      LoadTable(path_, manifest->tables.at("user"), 0, 1, *loaded).ok());
+  EXPECT_EQ(loaded->size(), 10);
+}
+
+TEST_F(CheckpointTest, AFileThatIsNotSeenWholeLeavesTheFormerManifest) {
+  Save(*MakeTable("user", 10), "s1");
+  PartWriter writer(path_, "s2", 0, 1, true);
+  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 20)).ok());
+  for (const auto& entry :
+       std::filesystem::directory_iterator(path_ + "/user")) {
+    if (!absl::StrContains(entry.path().string(), "s2-")) continue;
+    std::filesystem::resize_file(entry, entry.file_size() - 1);
+  }
+
+  const absl::Status status = Commit(path_, "s2", {writer.Finish()});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("is not visible in"));
+  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
 }
 
 TEST_F(CheckpointTest, TheNextSaveRemovesWhatAKilledOneLeft) {

@@ -1,5 +1,8 @@
 #include "cc/shard/shard.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,6 +20,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/hash.h"
+#include "cc/base/racy_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -56,6 +61,19 @@ TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 of 2"));
   EXPECT_EQ(table->size(), 0);
+
+  // Key 0 is this shard's, and takes no step either.
+  const std::vector<Key> keys = {0, foreign};
+  const std::vector<float> floats(4, 1.0f);
+  ShardPush push;
+  push.keys = keys;
+  push.gradients = floats;
+  push.learning_rate = 1.0f;
+  push.insert_missing = true;
+  EXPECT_EQ(shard.Push(*table, push).status(), status);
+  EXPECT_EQ(shard.Assign(*table, keys, floats, {}, false).status(), status);
+  EXPECT_EQ(shard.Erase(*table, keys).status(), status);
+  EXPECT_EQ(table->size(), 0);
 }
 
 TEST(ShardTest, EveryKeyHasOneOwner) {
@@ -78,6 +96,60 @@ TEST(ShardTest, MoreServersThanVirtualShardsIsRefused) {
   EXPECT_EQ(shard.CreateTable(config).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
+
+#if !TFSWITCH_THREAD_SANITIZER && !defined(__SANITIZE_ADDRESS__)
+// Sanitizers need more address space than the limit leaves.
+TEST(ShardTest, APushThatRanOutOfMemoryCountsAsApplied) {
+  constexpr int kDim = 4096;
+  constexpr size_t kKeys = 4000;  // In one stripe, which has room for fewer.
+  Shard shard{ShardOptions{}};
+  TableConfig config = Config("t");
+  config.dim = kDim;
+  config.initializer = ConstantInitializer{1.0f};
+  {
+    // Less than a table takes where it can, and more than the least it takes.
+    size_t pages = 0;
+    ASSERT_TRUE(std::ifstream("/proc/self/statm") >> pages);
+    rlimit before;
+    ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+    rlimit small = before;
+    small.rlim_cur = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) +
+                     (size_t{800} << 20);
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &small), 0);
+    const auto created = shard.CreateTable(config);
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+    ASSERT_TRUE(created.ok()) << created.status();
+  }
+  std::vector<Key> keys;
+  for (Key key = 0; keys.size() < kKeys; ++key) {
+    if (HashKey(key) >> 60 == 0) keys.push_back(key);
+  }
+  const std::vector<float> gradients(kKeys * kDim, 0.25f);
+  EmbeddingTable& table = *shard.FindTable("t").value();
+  ShardPush push;
+  push.learning_rate = 1.0f;
+  push.insert_missing = true;
+  push.keys_are_unique = true;
+  push.client_id = 1;
+  push.keys = absl::MakeConstSpan(keys).first(1);
+  push.gradients = absl::MakeConstSpan(gradients).first(kDim);
+  push.sequence = 1;
+  ASSERT_TRUE(shard.Push(table, push).ok());
+
+  push.keys = keys;
+  push.gradients = gradients;
+  push.sequence = 2;
+  EXPECT_EQ(shard.Push(table, push).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  const auto repeated = shard.Push(table, push);
+
+  ASSERT_TRUE(repeated.ok()) << repeated.status();
+  EXPECT_TRUE(repeated->duplicate);
+  std::vector<float> row(kDim);
+  ASSERT_TRUE(shard.Pull(table, {keys[0]}, false, absl::MakeSpan(row)).ok());
+  EXPECT_EQ(row[0], 0.5f);
+}
+#endif
 
 TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
   Shard shard(ShardOptions{});
