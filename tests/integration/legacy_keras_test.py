@@ -29,7 +29,6 @@ TESTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TESTS)
 def test_with_tf_keras(name):
-    pytest.importorskip("tf_keras")
     run_pytest(
         f"tests/python/{name}_test.py",
         *("-k", f"({TESTS[name]}) and not ({OUR_OWN})"),

@@ -9,20 +9,17 @@ import subprocess
 import sys
 from concurrent import futures
 
+import grpc
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import (
+    proto_reflection_descriptor_database as reflection,
+)
 
 import tfswitch as tsw
 from tests.programs import ROOT
-
-grpc = pytest.importorskip("grpc")
-pytest.importorskip("grpc_tools")
-health_pb2 = pytest.importorskip("grpc_health.v1.health_pb2")
-health_pb2_grpc = pytest.importorskip("grpc_health.v1.health_pb2_grpc")
-reflection = pytest.importorskip(
-    "grpc_reflection.v1alpha.proto_reflection_descriptor_database"
-)
 
 
 @pytest.fixture(scope="module")
