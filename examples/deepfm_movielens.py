@@ -270,6 +270,9 @@ def train(model: keras.Model, data: tuple) -> float:
 def running_servers(count: int) -> Iterator[str]:
     """Runs server programs on free ports; gives what `connect` takes."""
     program = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
+    # Servers save below a folder that they are given.
+    root = pathlib.Path(_SAVE_DIR.value or ".").resolve()
+    root.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         addresses = []
         for i in range(count):
@@ -279,6 +282,7 @@ def running_servers(count: int) -> Iterator[str]:
                     "--address=127.0.0.1:0",
                     f"--shard_index={i}",
                     f"--num_shards={count}",
+                    f"--checkpoint_root={root}",
                 ],
                 stdout=subprocess.PIPE,
                 text=True,

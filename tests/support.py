@@ -39,7 +39,9 @@ def running_servers(num_servers: int) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(
-                tsw.Server(shard_index=i, num_shards=num_servers)
+                tsw.Server(
+                    shard_index=i, num_shards=num_servers, checkpoint_root="/"
+                )
             )
             for i in range(num_servers)
         ]
@@ -101,6 +103,7 @@ class ServerProcess:
                 f"--address={address}",
                 f"--shard_index={shard_index}",
                 f"--num_shards={num_shards}",
+                "--checkpoint_root=/",
             ],
             env=environment(),
             stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -36,7 +37,13 @@ class Cluster:
         timeout: Longest wait of one call for a server, in seconds.
     """
 
-    def __init__(self, address: str, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float = 30.0,
+        on_lost_tables: str = "fail",
+    ) -> None:
         if not isinstance(address, str) or not address.startswith(
             ("local://", "grpc://", "grpc+unix://")
         ):
@@ -52,9 +59,15 @@ class Cluster:
                 "`timeout` must be a positive number of seconds. "
                 f"Received: timeout={timeout!r}"
             )
+        if on_lost_tables not in ("fail", "recreate"):
+            raise ValueError(
+                '`on_lost_tables` must be "fail" or "recreate". '
+                f"Received: on_lost_tables={on_lost_tables!r}"
+            )
         self.address = address
         self.timeout = float(timeout)
         self._native = _native.Cluster(address, self.timeout)
+        self._native.set_recreates_lost_tables(on_lost_tables == "recreate")
         self._closed = False
         self._previous: Cluster | None = None
         # What the process is in the cluster ends with the connection.
@@ -119,6 +132,9 @@ class Cluster:
     def stats(self) -> dict[str, dict[str, Any]]:
         """Returns row counts and memory of all tables by name.
 
+        `lost` is empty, or says which server has lost its part of the table in
+        a restart; the other values are then those of the parts that are left.
+
         Example:
 
         >>> tsw.connect("local://").stats()
@@ -130,33 +146,64 @@ class Cluster:
         }
 
     def save(
-        self, path: str | os.PathLike[str], tables: Sequence[str] = ()
+        self,
+        path: str | os.PathLike[str],
+        tables: Sequence[str] = (),
+        *,
+        keep: int = 2,
+        drop: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Saves tables as a checkpoint that any number of servers can load.
 
         With all tables it saves where work queues are, too
         (`tfswitch.data.WorkQueue`).
 
-        An older checkpoint at `path` stays whole until the new one is
-        complete; its tables that are not saved now are kept.
+        A folder holds several saves, each of them whole. With `tables` named,
+        the other tables of the save before are kept in the new one.
 
         Args:
             path: A folder. Every server writes its rows there, so with servers
-                on several machines it must be a shared one.
+                on several machines it must be a shared one. Servers take it
+                from their `--checkpoint_root`, and refuse paths that are not
+                below it.
             tables: Names; empty for all.
+            keep: How many saves stay in the folder, this one included, from 1.
+                One more stays if it has the last rows of a table that was made
+                again since, under the same name.
+            drop: Names of tables of the save before that the new one may be
+                without. A save of all tables is refused if another one of them
+                is missing.
 
         Returns:
-            `{"tables": [names], "num_rows": n}`.
+            `{"tables": [names], "num_rows": n, "save": its number in the
+            folder, from 1}`.
 
         Raises:
             KeyError: If there is no table of that name.
-            OSError: If a file cannot be written.
+            OSError: If a file cannot be written, a server has lost its part of
+                a table, or the path is not below a server's folder
+                (`PermissionError`).
+            RuntimeError: If tables of the save before are missing. Nothing is
+                saved then.
         """
-        report = self._native.save(os.fspath(path), _names(tables))
-        return json.loads(report)
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ValueError(
+                f"`keep` must be an integer of at least 1. Received: {keep!r}"
+            )
+        return self._checkpoint(
+            self._native.save,
+            path=os.fspath(path),
+            tables=_names("tables", tables),
+            keep=keep,
+            drop=_names("drop", drop),
+        )
 
     def restore(
-        self, path: str | os.PathLike[str], tables: Sequence[str] = ()
+        self,
+        path: str | os.PathLike[str],
+        tables: Sequence[str] = (),
+        *,
+        save: int | None = None,
     ) -> dict[str, Any]:
         """Replaces tables by their saved rows, once all servers have read them.
 
@@ -165,18 +212,71 @@ class Cluster:
         Args:
             path: A folder that `save` wrote, on this or another cluster.
             tables: Names; empty for all in the checkpoint.
+            save: The number of the save. None: the newest that can be read; a
+                warning says so if newer ones are damaged.
 
         Returns:
-            `{"tables": [names], "num_rows": n}`.
+            `{"tables": [names], "num_rows": n, "save": number}`, and "skipped":
+            [why] if newer saves could not be restored.
 
         Raises:
-            KeyError: If the checkpoint or one of the tables is not there.
+            KeyError: If the checkpoint, the save or one of the tables is not
+                there.
             OSError: If the checkpoint is damaged; nothing has changed then.
             RuntimeError: If a table or a work queue is there with settings that
                 the saved one does not fit; nothing has changed then, either.
         """
-        report = self._native.restore(os.fspath(path), _names(tables))
-        return json.loads(report)
+        if save is not None and (
+            isinstance(save, bool) or not isinstance(save, int) or save < 1
+        ):
+            raise ValueError(
+                "`save` must be None or the number of a save, from 1. "
+                f"Received: {save!r}"
+            )
+        report = self._checkpoint(
+            self._native.restore,
+            path=os.fspath(path),
+            tables=_names("tables", tables),
+            save=save or 0,
+        )
+        if report.get("skipped"):
+            warnings.warn(
+                f"restored save {report['save']} of '{os.fspath(path)}', as "
+                "newer ones cannot be read: " + "; ".join(report["skipped"]),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return report
+
+    @staticmethod
+    def _checkpoint(call: Callable[[str], str], **request: Any) -> Any:
+        return json.loads(call(json.dumps(request)))
+
+    def reset_lost_tables(self) -> list[dict[str, Any]]:
+        """Goes on with tables that have lost rows, without those rows.
+
+        A server that was restarted has no tables. Calls for a table of which a
+        server has lost its part then fail with one error that names both, until
+        a checkpoint is restored or this is called. The lost part is made again,
+        empty; rows of other servers stay. Other processes that use the table
+        get the error as well, and call this too to go on.
+
+        Returns:
+            For each table that goes on `{"table": name, "shards": [indices of
+            the servers that had lost it], "num_lost_rows": n}`. The number is
+            that of the last count by `size`, `stats` or `save` of this process;
+            None if there was none. The list of shards is empty if another
+            process had made the table whole already.
+
+        Raises:
+            ConnectionError, TimeoutError: If a server does not answer.
+
+        Example:
+
+        >>> cluster.reset_lost_tables()
+        [{'table': 'item', 'shards': [1], 'num_lost_rows': 1020}]
+        """
+        return json.loads(self._native.reset_lost_tables())
 
     def close(self) -> None:
         """Ends the connection; tables that are in use keep theirs.
@@ -219,7 +319,12 @@ class Cluster:
         return json.loads(self._native.list_tables(name))
 
 
-def connect(address: str = "local://", *, timeout: float = 30.0) -> Cluster:
+def connect(
+    address: str = "local://",
+    *,
+    timeout: float = 30.0,
+    on_lost_tables: str = "fail",
+) -> Cluster:
     """Connects to a cluster and makes it the default for new tables.
 
     Without a call of `connect`, tables live in this process, or on the servers
@@ -232,13 +337,21 @@ def connect(address: str = "local://", *, timeout: float = 30.0) -> Cluster:
             "grpc://host:port,host:port": servers, in shard order;
             "grpc+unix:///path": one server on this machine.
         timeout: Longest wait of a call for a server, in seconds.
+        on_lost_tables: What follows when a server was restarted and has lost
+            its part of a table. "fail": calls for the table fail, with
+            `OSError`, or `tf.errors.DataLossError` in graphs, until a
+            checkpoint is restored or `Cluster.reset_lost_tables` is called.
+            "recreate": calls go on with empty rows there, and a warning on the
+            error stream says so once. It holds for all that this process does
+            with the cluster.
 
     Returns:
         The cluster. As a context manager it closes at the end, and the former
         default comes back.
 
     Raises:
-        ValueError: If the address has none of these forms.
+        ValueError: If the address has none of these forms, or another argument
+            a value that is not allowed.
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.
 
@@ -248,7 +361,7 @@ def connect(address: str = "local://", *, timeout: float = 30.0) -> Cluster:
     ...     table = tsw.EmbeddingTable("user", 16)
     """
     global _default
-    cluster = Cluster(address, timeout=timeout)
+    cluster = Cluster(address, timeout=timeout, on_lost_tables=on_lost_tables)
     with _lock:
         cluster._previous = _default
         _default = cluster
@@ -281,11 +394,11 @@ def _address_from_environment() -> str:
     return "grpc://" + ",".join(servers) if servers else "local://"
 
 
-def _names(tables: Sequence[str]) -> list[str]:
+def _names(argument: str, tables: Sequence[str]) -> list[str]:
     if isinstance(tables, str):
         raise ValueError(
-            "`tables` must be a list of names. "
-            f"Received: tables={tables!r}; write [{tables!r}]"
+            f"`{argument}` must be a list of names. "
+            f"Received: {argument}={tables!r}; write [{tables!r}]"
         )
     return list(tables)
 

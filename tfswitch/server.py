@@ -1,5 +1,6 @@
 """A parameter server inside a Python process, for tests and notebooks."""
 
+import os
 from types import TracebackType
 
 from tfswitch import _native
@@ -18,6 +19,9 @@ class Server:
         num_shards: How many servers the cluster has.
         num_threads: Threads that serve; 0 for one per core.
         max_message_bytes: Longest message; 0 for 1 GiB.
+        checkpoint_root: The folder below which clients may save and restore.
+            Relative paths of theirs are taken from it. None: the current
+            folder, unless that is "/"; then saves are refused.
 
     Example:
 
@@ -33,6 +37,7 @@ class Server:
         num_shards: int = 1,
         num_threads: int = 0,
         max_message_bytes: int = 0,
+        checkpoint_root: str | os.PathLike[str] | None = None,
     ) -> None:
         for name, value, least in (
             ("shard_index", shard_index, 0),
@@ -59,6 +64,9 @@ class Server:
         self._num_shards = num_shards
         self._num_threads = num_threads
         self._max_message_bytes = max_message_bytes
+        self._checkpoint_root = (
+            None if checkpoint_root is None else os.fspath(checkpoint_root)
+        )
         self._native: _native.Server | None = None
 
     @property
@@ -92,6 +100,7 @@ class Server:
                 self._num_shards,
                 self._num_threads,
                 self._max_message_bytes,
+                self._checkpoint_root,
             )
         return self
 

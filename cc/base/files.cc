@@ -1,10 +1,12 @@
 #include "cc/base/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
@@ -14,9 +16,13 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
@@ -76,6 +82,61 @@ std::string FileNameOf(absl::string_view text) {
   return name;
 }
 
+absl::Status CheckId(absl::string_view what, absl::string_view id) {
+  const bool is_good = !id.empty() && id.size() <= 64 &&
+                       std::all_of(id.begin(), id.end(), [](unsigned char c) {
+                         return std::isalnum(c) != 0 || c == '-' || c == '_';
+                       });
+  if (is_good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": expected 1 to 64 letters, digits, '-' and '_', got '",
+      absl::CHexEscape(id.substr(0, 80)), "'"));
+}
+
+std::string DefaultRoot() {
+  std::error_code error;
+  const fs::path current = fs::current_path(error);
+  return error || current == "/" ? "" : current.string();
+}
+
+absl::StatusOr<std::string> ResolveBelow(const std::string& root,
+                                         const std::string& path) {
+  if (path.empty()) {
+    return absl::InvalidArgumentError("a path is needed. Received: ''");
+  }
+  const auto outside = [&](absl::string_view why) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("path '", path, "' is not below '", root,
+                     "', the folder whose files clients may name", why));
+  };
+  std::error_code error;
+  const fs::path base = fs::canonical(root, error);
+  if (error) return ErrnoStatus("find folder", root, error.value());
+  const fs::path asked = base / path;  // `path` alone, if it is absolute.
+  for (const fs::path& part : asked) {
+    if (part == "..") return outside(": it has a '..'");
+  }
+  const fs::path found = fs::weakly_canonical(asked, error);
+  if (error) return ErrnoStatus("find", asked.string(), error.value());
+  const auto is_below = [&base](const fs::path& one) {
+    return std::mismatch(base.begin(), base.end(), one.begin(), one.end())
+               .first == base.end();
+  };
+  if (!is_below(found)) return outside("");
+  // What lies in it, such as the folders of a checkpoint's tables.
+  fs::recursive_directory_iterator entry(found, error);
+  for (; !error && entry != fs::recursive_directory_iterator();
+       entry.increment(error)) {
+    if (entry.depth() > 0) entry.disable_recursion_pending();
+    if (entry->is_symlink(error) &&
+        !is_below(fs::weakly_canonical(entry->path(), error))) {
+      return outside(
+          absl::StrCat(": '", entry->path().string(), "' leads away"));
+    }
+  }
+  return found.string();
+}
+
 absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
                       size_t size) {
   while (size > 0) {
@@ -133,9 +194,10 @@ absl::Status SyncFolder(const std::string& folder) {
 
 absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const absl::Span<const char>> pieces) {
-  const std::string temporary = absl::StrCat(path, ".tmp");
+  const std::string temporary =
+      absl::StrCat(path, ".", absl::Hex(DrawId()), ".tmp");
   const int fd =
-      open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+      open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", temporary, errno);
   auto remove_temporary =
       absl::MakeCleanup([&temporary] { unlink(temporary.c_str()); });
@@ -180,6 +242,32 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                        " bytes that are expected of it"));
     }
   }
+}
+
+absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
+    const std::string& folder, absl::Duration wait) {
+  const std::string path = absl::StrCat(folder, "/.lock");
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus("create", path, errno);
+  auto lock = absl::WrapUnique(new FolderLock(fd));
+  const absl::Time deadline = SteadyNow() + wait;
+  while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      return ErrnoStatus("lock", path, errno);
+    }
+    if (SteadyNow() >= deadline) {
+      return absl::AbortedError(absl::StrCat(
+          "another process writes to '", folder, "'; wait for it, or end it"));
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  return lock;
+}
+
+FolderLock::~FolderLock() {
+  // Also for children of a fork, which have the descriptor still.
+  flock(fd_, LOCK_UN);
+  close(fd_);
 }
 
 absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(

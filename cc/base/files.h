@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 namespace tfswitch {
@@ -23,6 +24,21 @@ absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
 // A file or folder name for any text: letters, digits, '-', '_' and dots that
 // are not first stay, each other byte becomes %XX.
 std::string FileNameOf(absl::string_view text);
+
+// InvalidArgument unless `id`, which names `what` and comes from outside, can
+// be part of a file name: 1 to 64 letters, digits, '-' and '_'.
+absl::Status CheckId(absl::string_view what, absl::string_view id);
+
+// The folder that a server takes clients' paths from if it is given none: that
+// it was started in, or "" if that is "/".
+std::string DefaultRoot();
+
+// The folder or file that a client's `path` means: it is taken from `root`, a
+// folder. PermissionDenied if it would be elsewhere: an absolute path not below
+// `root`, a ".." in it, or a symbolic link, in the path or up to two levels
+// below it, that leads away.
+absl::StatusOr<std::string> ResolveBelow(const std::string& root,
+                                         const std::string& path);
 
 // Writes all of `bytes` to an open file; `path` is for the error.
 absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
@@ -52,8 +68,8 @@ absl::StatusOr<FileStamp> StampOf(const std::string& path);
 // crash.
 absl::Status SyncFolder(const std::string& folder);
 
-// Writes `pieces` to a temporary name in the same folder, flushes it to the
-// disk and renames it to `path`.
+// Writes `pieces` to a temporary name in the same folder, which no other writer
+// has, flushes it to the disk and renames it to `path`.
 absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const absl::Span<const char>> pieces);
 absl::Status WriteFileAtomically(const std::string& path,
@@ -63,6 +79,22 @@ absl::Status WriteFileAtomically(const std::string& path,
 // `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes);
+
+// A folder that one writer at a time has, of all processes that ask for this
+// lock; on NFS, of all on this machine.
+class FolderLock {
+ public:
+  // Waits at most `wait` for the writer that has it; then Aborted.
+  static absl::StatusOr<std::unique_ptr<FolderLock>> Take(
+      const std::string& folder, absl::Duration wait);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  explicit FolderLock(int fd) : fd_(fd) {}
+  const int fd_;
+};
 
 // A whole file as read-only memory, shared with all processes that map it. The
 // file may be deleted meanwhile, though not on NFS by another machine; making

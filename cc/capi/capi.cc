@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/base/files.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
@@ -600,26 +601,26 @@ int DropTable(Tfswitch_Cluster* cluster, const char* table, char* error) {
                  [&] { return cluster->cluster->client().DropTable(table); });
 }
 
-int Save(Tfswitch_Cluster* cluster, const char* path, const char* tables_json,
+int Save(Tfswitch_Cluster* cluster, const char* request_json,
          char** report_json, char* error) {
   return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> tables,
-                              NamesFromJson(tables_json));
+    TFSWITCH_ASSIGN_OR_RETURN(const SaveOptions options,
+                              SaveOptionsFromJson(request_json));
     TFSWITCH_ASSIGN_OR_RETURN(
         const CheckpointReport report,
-        SaveCheckpoint(cluster->cluster->client(), path, tables));
+        SaveCheckpoint(cluster->cluster->client(), options));
     return HandOver(CheckpointReportToJson(report), report_json);
   });
 }
 
-int Restore(Tfswitch_Cluster* cluster, const char* path,
-            const char* tables_json, char** report_json, char* error) {
+int Restore(Tfswitch_Cluster* cluster, const char* request_json,
+            char** report_json, char* error) {
   return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> tables,
-                              NamesFromJson(tables_json));
+    TFSWITCH_ASSIGN_OR_RETURN(const RestoreOptions options,
+                              RestoreOptionsFromJson(request_json));
     TFSWITCH_ASSIGN_OR_RETURN(
         const CheckpointReport report,
-        RestoreCheckpoint(cluster->cluster->client(), path, tables));
+        RestoreCheckpoint(cluster->cluster->client(), options));
     return HandOver(CheckpointReportToJson(report), report_json);
   });
 }
@@ -930,6 +931,9 @@ int StartServer(const Tfswitch_ServerOptions* options, Tfswitch_Server** server,
     ShardOptions shard_options;
     shard_options.shard_index = options->shard_index;
     shard_options.num_shards = options->num_shards;
+    shard_options.checkpoint_root = options->checkpoint_root != nullptr
+                                        ? options->checkpoint_root
+                                        : DefaultRoot();
     TFSWITCH_RETURN_IF_ERROR(shard_options.Validate());
     GrpcServerOptions server_options;
     server_options.address = options->address;
@@ -1154,6 +1158,19 @@ int ServedModelCall(const char* path, const char* request_json,
   });
 }
 
+void SetRecreatesLostTables(Tfswitch_Cluster* cluster, int32_t recreates) {
+  cluster->cluster->client().SetOnLostTables(
+      recreates != 0 ? OnLostTables::kRecreate : OnLostTables::kFail);
+}
+
+int ResetLostTablesC(Tfswitch_Cluster* cluster, char** json, char* error) {
+  return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ResetTable> tables,
+                              cluster->cluster->client().ResetLostTables());
+    return HandOver(ResetTablesToJson(tables), json);
+  });
+}
+
 constexpr Tfswitch_Api kApi = {
     TFSWITCH_API_VERSION,
     Version,
@@ -1218,6 +1235,8 @@ constexpr Tfswitch_Api kApi = {
     UnpinServedRows,
     ServedLookup,
     ServedModelCall,
+    SetRecreatesLostTables,
+    ResetLostTablesC,
 };
 
 }  // namespace

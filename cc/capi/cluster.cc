@@ -44,11 +44,11 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
                    "'grpc+unix:///path'"));
 }
 
-// A client of all servers. With `only_reads` it waits for all of them no longer
-// than `timeout`, and makes no table again.
+// A client of all servers. Who only reads waits for all of them no longer than
+// `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     const std::vector<std::string>& servers, absl::Duration timeout,
-    bool only_reads) {
+    OnLostTables on_lost_tables) {
   const absl::Time deadline = absl::Now() + timeout;
   std::vector<std::unique_ptr<ParameterClient>> shards;
   for (size_t i = 0; i < servers.size(); ++i) {
@@ -57,16 +57,15 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     options.shard_index = static_cast<uint32_t>(i);
     options.num_shards = static_cast<uint32_t>(servers.size());
     options.timeout = timeout;
-    if (only_reads) {
+    if (on_lost_tables == OnLostTables::kFollow) {
       options.connect_timeout =
           std::max<absl::Duration>(deadline - absl::Now(), kShortestWait);
-      options.creates_again = false;
     }
     TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<ParameterClient> client,
                               NewGrpcClient(options));
     shards.push_back(std::move(client));
   }
-  return NewShardedClient(std::move(shards));
+  return NewShardedClient(std::move(shards), {on_lost_tables});
 }
 
 }  // namespace
@@ -134,13 +133,14 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
   std::unique_ptr<ParameterClient> client;
   int num_shards = 1;
   if (parsed.is_remote) {
-    TFSWITCH_ASSIGN_OR_RETURN(client, ConnectToServers(parsed.servers, timeout,
-                                                       /*only_reads=*/false));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        client, ConnectToServers(parsed.servers, timeout, OnLostTables::kFail));
     num_shards = static_cast<int>(parsed.servers.size());
   } else {
     std::vector<std::unique_ptr<ParameterClient>> shards;
     shards.push_back(NewLocalClient(std::move(local_shard)));
-    client = NewShardedClient(std::move(shards));
+    client = NewShardedClient(std::move(shards),
+                              {OnLostTables::kFail, /*tracks_losses=*/false});
   }
   std::shared_ptr<Cluster> cluster(
       new Cluster(std::move(client), num_shards, parsed.is_remote));
@@ -157,7 +157,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
                             ParseClusterAddress(address));
   if (!parsed.is_remote) return BadAddress(address, "no servers are there");
   TuneMalloc();
-  return ConnectToServers(parsed.servers, timeout, /*only_reads=*/true);
+  return ConnectToServers(parsed.servers, timeout, OnLostTables::kFollow);
 }
 
 absl::Status Cluster::Join(const WorkerOptions& options) {

@@ -28,10 +28,11 @@ struct ClusterAddress {
 // InvalidArgument naming the address and the accepted forms.
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address);
 
-// Connects to servers only to read what is there: it makes no table, not even
-// one that a server has lost. InvalidArgument for an address of this process;
-// else an error of the first server that does not answer within `timeout`,
-// which is that of each call, too.
+// Connects to servers only to read what is there: it makes no table, and a
+// table that a server has lost is read again when others have made it whole.
+// InvalidArgument for an address of this process; else an error of the first
+// server that does not answer within `timeout`, which is that of each call,
+// too.
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 

@@ -1,5 +1,7 @@
 #include "cc/capi/json_reports.h"
 
+#include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +30,7 @@ std::string TableInfosToJson(const std::vector<TableInfo>& infos) {
   Json json = Json::array();
   for (const TableInfo& info : infos) {
     json.push_back({{"config", Json::parse(TableConfigToJson(info.config))},
+                    {"lost", std::string(info.lost.message())},
                     {"slot_floats", info.slot_floats},
                     {"num_rows", info.stats.num_rows},
                     {"index_bytes", info.stats.index_bytes},
@@ -39,6 +42,18 @@ std::string TableInfosToJson(const std::vector<TableInfo>& infos) {
                     {"num_candidates", info.stats.num_candidates},
                     {"admission_bytes", info.stats.admission_bytes},
                     {"change_bytes", info.stats.change_bytes}});
+  }
+  return DumpJson(json);
+}
+
+std::string ResetTablesToJson(const std::vector<ResetTable>& tables) {
+  Json json = Json::array();
+  for (const ResetTable& table : tables) {
+    json.push_back({{"table", table.name},
+                    {"shards", table.shards},
+                    {"num_lost_rows", table.num_lost_rows < 0
+                                          ? Json(nullptr)
+                                          : Json(table.num_lost_rows)}});
   }
   return DumpJson(json);
 }
@@ -60,26 +75,76 @@ std::string ShrinkReportToJson(const ShrinkReport& report) {
 }
 
 std::string CheckpointReportToJson(const CheckpointReport& report) {
-  return DumpJson({{"tables", report.tables}, {"num_rows", report.num_rows}});
+  Json json = {{"tables", report.tables},
+               {"num_rows", report.num_rows},
+               {"save", report.save}};
+  if (!report.skipped.empty()) json["skipped"] = report.skipped;
+  return DumpJson(json);
 }
 
-absl::StatusOr<std::vector<std::string>> NamesFromJson(
-    const std::string& json) {
-  std::vector<std::string> names;
-  if (json.empty()) return names;
-  const Json list = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!list.is_array()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected a JSON list of table names, got: ", json));
-  }
-  for (const Json& name : list) {
-    if (!name.is_string()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("expected a JSON list of table names, got: ", json));
+namespace {
+
+// What a request to save or restore has in common. Python has checked it.
+template <typename Options>
+absl::Status ReadCheckpointRequest(const Json& request, Options* options) {
+  const auto names = [&request](const char* field,
+                                std::vector<std::string>* to) {
+    const auto it = request.find(field);
+    if (it == request.end()) return true;
+    if (!it->is_array()) return false;
+    for (const Json& name : *it) {
+      if (!name.is_string()) return false;
+      to->push_back(name.get<std::string>());
     }
-    names.push_back(name.get<std::string>());
+    return true;
+  };
+  bool is_good = request.is_object() && request.contains("path") &&
+                 request["path"].is_string() &&
+                 names("tables", &options->tables);
+  if constexpr (std::is_same_v<Options, SaveOptions>) {
+    is_good = is_good && names("drop", &options->dropped_tables);
   }
-  return names;
+  if (!is_good) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "expected a path and lists of table names, got: ", DumpJson(request)));
+  }
+  options->path = request["path"].template get<std::string>();
+  return absl::OkStatus();
+}
+
+absl::Status ReadNumber(const Json& request, const char* field, int64_t least,
+                        int64_t most, int64_t* number) {
+  const auto it = request.find(field);
+  if (it == request.end()) return absl::OkStatus();
+  if (!it->is_number_integer() || it->get<int64_t>() < least ||
+      it->get<int64_t>() > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", field, "' must be an integer from ", least, " to ",
+                     most, ". Received: ", DumpJson(*it)));
+  }
+  *number = it->get<int64_t>();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<SaveOptions> SaveOptionsFromJson(const std::string& json) {
+  const Json request = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  SaveOptions options;
+  TFSWITCH_RETURN_IF_ERROR(ReadCheckpointRequest(request, &options));
+  int64_t keep = options.keep;
+  TFSWITCH_RETURN_IF_ERROR(ReadNumber(request, "keep", 1, INT32_MAX, &keep));
+  options.keep = static_cast<int>(keep);
+  return options;
+}
+
+absl::StatusOr<RestoreOptions> RestoreOptionsFromJson(const std::string& json) {
+  const Json request = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  RestoreOptions options;
+  TFSWITCH_RETURN_IF_ERROR(ReadCheckpointRequest(request, &options));
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadNumber(request, "save", 0, INT64_MAX, &options.save));
+  return options;
 }
 
 absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {

@@ -18,11 +18,14 @@ std::string TableInfosToJson(const std::vector<TableInfo>& infos);
 
 // {"tables": [...], "num_rows": n}
 std::string ShrinkReportToJson(const ShrinkReport& report);
+
+// See reset_lost_tables there.
+std::string ResetTablesToJson(const std::vector<ResetTable>& tables);
 std::string CheckpointReportToJson(const CheckpointReport& report);
 
-// A JSON list of strings; an empty text is an empty list. InvalidArgument if
-// it is anything else.
-absl::StatusOr<std::vector<std::string>> NamesFromJson(const std::string& json);
+// See save and restore there.
+absl::StatusOr<SaveOptions> SaveOptionsFromJson(const std::string& json);
+absl::StatusOr<RestoreOptions> RestoreOptionsFromJson(const std::string& json);
 
 // See join_group and worker_report of cc/capi/tfswitch.h.
 absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json);

@@ -27,7 +27,7 @@ extern "C" {
 // Grows when a function changes, goes, or is added, which is at the end: who
 // has been compiled with it would look for it behind the struct of an older
 // core.
-#define TFSWITCH_API_VERSION 8
+#define TFSWITCH_API_VERSION 9
 #define TFSWITCH_ERROR_SIZE 2048
 // Tables of one call of pull_many or push_unique_many.
 #define TFSWITCH_MAX_PARTS 256
@@ -66,6 +66,8 @@ typedef struct Tfswitch_ServerOptions {
   uint32_t num_shards;
   int32_t num_threads;         // 0: one per core.
   uint64_t max_message_bytes;  // 0: the default, 1 GiB.
+  // Below it clients may save and restore; NULL: the current folder.
+  const char* checkpoint_root;
 } Tfswitch_ServerOptions;
 
 typedef struct Tfswitch_PushOptions {
@@ -164,12 +166,14 @@ typedef struct Tfswitch_Api {
   int (*list_tables)(Tfswitch_Cluster* cluster, const char* table, char** json,
                      char* error);
   int (*drop_table)(Tfswitch_Cluster* cluster, const char* table, char* error);
-  // `tables_json`: JSON list of names, "[]" for all. `report_json` receives
-  // {"tables": [names], "num_rows": n}.
-  int (*save)(Tfswitch_Cluster* cluster, const char* path,
-              const char* tables_json, char** report_json, char* error);
-  int (*restore)(Tfswitch_Cluster* cluster, const char* path,
-                 const char* tables_json, char** report_json, char* error);
+  // `request_json`: {"path", "tables": [names], none for all}, to save with
+  // "keep" and "drop": [names], to restore with "save": number or 0.
+  // `report_json` receives {"tables": [names], "num_rows": n, "save": number}
+  // and, if newer saves could not be restored, "skipped": [why].
+  int (*save)(Tfswitch_Cluster* cluster, const char* request_json,
+              char** report_json, char* error);
+  int (*restore)(Tfswitch_Cluster* cluster, const char* request_json,
+                 char** report_json, char* error);
 
   // --- Tables -----------------------------------------------------------
   // Creates the table, or attaches to it if it exists with an equal config.
@@ -393,6 +397,16 @@ typedef struct Tfswitch_Api {
   // All but state need files: FAILED_PRECONDITION if the rows are on servers.
   int (*served_model_call)(const char* path, const char* request_json,
                            char** response_json, char* error);
+
+  // --- Lost tables ------------------------------------------------------
+  // What follows when a restarted server has lost its part of a table: 0: calls
+  // fail with DATA_LOSS; 1: they go on with empty rows there, which is said on
+  // stderr. Holds for all who have this cluster open.
+  void (*set_recreates_lost_tables)(Tfswitch_Cluster* cluster,
+                                    int32_t recreates);
+  // Goes on with all tables that have lost rows. `json` receives a list of
+  // {"table", "shards": [those that had lost it], "num_lost_rows": n or null}.
+  int (*reset_lost_tables)(Tfswitch_Cluster* cluster, char** json, char* error);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

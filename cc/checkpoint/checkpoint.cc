@@ -1,11 +1,11 @@
 #include "cc/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <set>
-#include <sstream>
 #include <system_error>
 #include <utility>
 #include <variant>
@@ -13,6 +13,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
@@ -28,6 +30,8 @@ using Json = nlohmann::json;
 constexpr char kFormatName[] = "tfswitch-checkpoint";
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
+// Millions of row files.
+constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
 template <typename T>
 absl::Span<const char> BytesOf(const std::vector<T>& values) {
@@ -68,6 +72,7 @@ Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
       files.push_back(FileToJson(file));
     }
     json[name] = {{"config", Json::parse(TableConfigToJson(table.config))},
+                  {"incarnation", absl::StrFormat("%016x", table.incarnation)},
                   {"slot_floats", table.slot_floats},
                   {"num_rows", num_rows},
                   {"files", std::move(files)}};
@@ -96,7 +101,16 @@ absl::Status Damaged(const std::string& what, absl::string_view field) {
   return absl::DataLossError(absl::StrCat(what, " is damaged: ", field));
 }
 
-absl::StatusOr<RowFile> FileFromJson(const Json& json,
+// Whether a name is one that PartWriter gives a file of `table`.
+bool IsFileNameOf(const std::string& table, absl::string_view name) {
+  return absl::ConsumePrefix(&name, FileNameOf(table) + "/") &&
+         absl::ConsumeSuffix(&name, ".safetensors") && !name.empty() &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '-' || c == '_';
+         });
+}
+
+absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
                                      const std::string& what) {
   RowFile file;
   std::string crc32;
@@ -120,9 +134,7 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
                                              Json::error_handler_t::replace)));
     }
   }
-  const fs::path name(file.name);
-  if (name.is_absolute() ||
-      std::find(name.begin(), name.end(), "..") != name.end()) {
+  if (!IsFileNameOf(table, file.name)) {
     return Damaged(what, absl::StrCat("file name '", file.name, "'"));
   }
   if (!json.contains("virtual_shards") || !json["virtual_shards"].is_array() ||
@@ -165,6 +177,16 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
       return Damaged(what, absl::StrCat("config of table '", name,
                                         "': ", status.message()));
     }
+    if (absl::Status bad = table.config.Validate();
+        !bad.ok() || table.config.name != name) {
+      return Damaged(
+          what, absl::StrCat("config of table '", name, "': ", bad.message()));
+    }
+    std::string incarnation;
+    if (Get(entry, "incarnation", &incarnation) &&
+        !absl::SimpleHexAtoi(incarnation, &table.incarnation)) {
+      return Damaged(what, absl::StrCat("incarnation of table '", name, "'"));
+    }
     if (const auto day = entry.find("last_day"); day != entry.end()) {
       if (!day->is_number() ||
           !CheckDay(name, static_cast<float>(day->get<double>())).ok()) {
@@ -173,7 +195,8 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
       table.last_day = static_cast<float>(day->get<double>());
     }
     for (const Json& file : entry["files"]) {
-      TFSWITCH_ASSIGN_OR_RETURN(RowFile row_file, FileFromJson(file, what));
+      TFSWITCH_ASSIGN_OR_RETURN(RowFile row_file,
+                                FileFromJson(file, name, what));
       table.files.push_back(std::move(row_file));
     }
     tables->emplace(name, std::move(table));
@@ -181,33 +204,123 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
   return absl::OkStatus();
 }
 
-// Removes row files that only the former manifest names, and what saves that
-// failed have left in the folders of the tables. The new manifest is published:
-// a file that cannot be removed is only garbage.
-void RemoveUnnamedFiles(const std::string& path, const Manifest& manifest,
-                        const Manifest& former) {
-  std::set<fs::path> named;
-  std::set<fs::path> folders;
-  for (const Manifest* each : {&manifest, &former}) {
-    for (const auto& [name, table] : each->tables) {
-      folders.insert(fs::path(path) / FileNameOf(name));
-      if (each != &manifest) continue;
-      for (const RowFile& file : table.files) {
-        named.insert(fs::path(path) / file.name);
-      }
+std::string ManifestPath(const std::string& path, int64_t number) {
+  return number == 0 ? absl::StrCat(path, "/", kManifestName)
+                     : absl::StrFormat("%s/manifest-%06d.json", path, number);
+}
+
+// NotFound if there is no such file.
+absl::StatusOr<Manifest> ReadManifestFile(const std::string& file_name) {
+  const std::string what =
+      absl::StrCat("checkpoint manifest '", file_name, "'");
+  absl::StatusOr<std::string> contents =
+      ReadWholeFile(file_name, kMaxManifestBytes);
+  if (absl::IsResourceExhausted(contents.status())) {
+    return Damaged(what, contents.status().message());
+  }
+  TFSWITCH_RETURN_IF_ERROR(contents.status());
+  const Json json = Json::parse(*contents, nullptr, /*allow_exceptions=*/false);
+  std::string format;
+  int version = 0;
+  if (!Get(json, "format", &format) || format != kFormatName ||
+      !Get(json, "version", &version)) {
+    return Damaged(what, "it is not JSON of a tfswitch checkpoint");
+  }
+  if (version != kFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " has format version ", version, "; this tfswitch reads version ",
+        kFormatVersion, ". Use the tfswitch that wrote it"));
+  }
+  Manifest manifest;
+  if (!Get(json, "save_id", &manifest.save_id) || !json.contains("tables")) {
+    return Damaged(what, "fields 'save_id' and 'tables'");
+  }
+  if (json.contains("save") && !Get(json, "save", &manifest.number)) {
+    return Damaged(what, "field 'save'");
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      TablesFromJson(json["tables"], what, &manifest.tables));
+  manifest.work_queues = WorkQueuesFromJson(json);
+  return manifest;
+}
+
+// The numbers of the saves before the newest, newest first.
+absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                            ListFolder(path));
+  std::vector<int64_t> numbers;
+  for (absl::string_view file : files) {
+    int64_t number = 0;
+    if (absl::ConsumePrefix(&file, "manifest-") &&
+        absl::ConsumeSuffix(&file, ".json") &&
+        absl::SimpleAtoi(file, &number) && number > 0) {
+      numbers.push_back(number);
+    }
+  }
+  std::sort(numbers.rbegin(), numbers.rend());
+  return numbers;
+}
+
+// Whether `save` has rows of an incarnation of a table of `newest` that none of
+// the saves that are kept has.
+bool HasLastRowsOf(const Manifest& save, const Manifest& newest,
+                   const std::vector<Manifest>& kept) {
+  return std::any_of(
+      save.tables.begin(), save.tables.end(), [&](const auto& entry) {
+        if (newest.tables.count(entry.first) == 0) return false;
+        return std::none_of(
+            kept.begin(), kept.end(), [&](const Manifest& each) {
+              const auto it = each.tables.find(entry.first);
+              return it != each.tables.end() &&
+                     it->second.incarnation == entry.second.incarnation;
+            });
+      });
+}
+
+// Removes the saves that are not kept. The newest is published: what cannot be
+// removed or read stays, and is only garbage.
+void RemoveOldSaves(const std::string& path, const Manifest& newest, int keep) {
+  std::vector<Manifest> kept = {newest};
+  std::vector<Manifest> old;
+  bool keeps_other_rows = false;
+  for (const int64_t number :
+       FormerSaves(path).value_or(std::vector<int64_t>())) {
+    absl::StatusOr<Manifest> save =
+        ReadManifestFile(ManifestPath(path, number));
+    if (!save.ok() || number >= newest.number) continue;
+    save->number = number;
+    if (kept.size() < static_cast<size_t>(keep)) {
+      kept.push_back(*std::move(save));
+    } else {
+      old.push_back(*std::move(save));
+    }
+  }
+  std::set<std::string> named;
+  const auto name_files = [&named](const Manifest& save) {
+    for (const auto& [table, saved] : save.tables) {
+      for (const RowFile& file : saved.files) named.insert(file.name);
+    }
+  };
+  for (const Manifest& save : kept) name_files(save);
+  std::vector<const Manifest*> gone;
+  for (const Manifest& save : old) {
+    if (!keeps_other_rows && HasLastRowsOf(save, newest, kept)) {
+      keeps_other_rows = true;
+      name_files(save);
+    } else {
+      gone.push_back(&save);
     }
   }
   std::error_code error;
-  for (const fs::path& folder : folders) {
-    std::vector<fs::path> unnamed;
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      const std::string extension = entry.path().extension().string();
-      if ((extension == ".safetensors" || extension == ".tmp") &&
-          named.count(entry.path()) == 0) {
-        unnamed.push_back(entry.path());
+  for (const Manifest* save : gone) {
+    // First, so that no manifest names a file that is gone.
+    fs::remove(ManifestPath(path, save->number), error);
+    for (const auto& [table, saved] : save->tables) {
+      for (const RowFile& file : saved.files) {
+        if (named.count(file.name) > 0) continue;
+        fs::remove(fs::path(path) / file.name, error);
       }
     }
-    for (const fs::path& file : unnamed) fs::remove(file, error);
   }
 }
 
@@ -224,49 +337,48 @@ struct PartWriter::Data {
   uint32_t attempt = std::random_device()();
   std::map<std::string, SavedTable> tables;
   std::string work_queues;
-  std::vector<std::string> written;
+  Interrupt interrupt;
+  std::vector<std::string> written;  // Their paths.
   bool is_finished = false;
 };
 
 PartWriter::PartWriter(std::string path, std::string save_id,
                        uint32_t shard_index, uint32_t num_shards,
-                       bool all_tables)
+                       bool all_tables, Interrupt interrupt)
     : data_(std::make_unique<Data>()) {
   data_->path = std::move(path);
   data_->save_id = std::move(save_id);
   data_->shard_index = shard_index;
   data_->num_shards = num_shards;
   data_->all_tables = all_tables;
+  data_->interrupt = std::move(interrupt);
 }
 
 PartWriter::~PartWriter() {
   if (data_->is_finished) return;
-  for (const std::string& name : data_->written) {
+  for (const std::string& file : data_->written) {
     std::error_code error;  // A file that stays is only garbage.
-    fs::remove(fs::path(data_->path) / name, error);
+    fs::remove(file, error);
   }
 }
 
 absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   SavedTable saved;
   saved.config = table.config();
+  saved.incarnation = table.incarnation();
   saved.slot_floats = table.slot_floats();
   saved.last_day = table.last_day();
   const int dim = table.dim();
   const int slot_floats = table.slot_floats();
   const std::string folder = FileNameOf(saved.config.name);
-  std::error_code error;
-  fs::create_directories(fs::path(data_->path) / folder, error);
-  if (error) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("cannot create the checkpoint folder '", data_->path, "/",
-                     folder, "': ", error.message()));
-  }
+  TFSWITCH_RETURN_IF_ERROR(
+      CreateFolders(absl::StrCat(data_->path, "/", folder)));
 
   // Writes one file of `num_rows` rows and adds it to those of the table.
   const auto write =
       [&](FileKind kind, int64_t num_rows,
           const std::vector<TensorToWrite>& tensors) -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(data_->interrupt());
     RowFile file;
     file.kind = kind;
     file.num_rows = num_rows;
@@ -278,15 +390,16 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
     file.virtual_shards_end =
         FirstVirtualShardOf(data_->shard_index + 1,
                             saved.config.num_virtual_shards, data_->num_shards);
+    const std::string file_path = absl::StrCat(data_->path, "/", file.name);
     TFSWITCH_ASSIGN_OR_RETURN(
         const WrittenFile written,
-        WriteSafetensors(absl::StrCat(data_->path, "/", file.name), tensors,
+        WriteSafetensors(file_path, tensors,
                          {{"format", kFormatName},
                           {"table", saved.config.name},
                           {"optimizer", OptimizerName(saved.config.optimizer)},
                           {"kind", NameOf(kind)},
                           {"save_id", data_->save_id}}));
-    data_->written.push_back(file.name);
+    data_->written.push_back(file_path);
     file.bytes = written.bytes;
     file.crc32 = written.crc32;
     saved.files.push_back(std::move(file));
@@ -333,6 +446,7 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
         static_cast<int64_t>(sizeof(Key) + sizeof(float) * width);
     TFSWITCH_RETURN_IF_ERROR(table.ForEachCandidate(
         8192, [&](const CandidateChunk& chunk) -> absl::Status {
+          TFSWITCH_RETURN_IF_ERROR(data_->interrupt());
           keys.insert(keys.end(), chunk.keys.begin(), chunk.keys.end());
           records.insert(records.end(), chunk.records.begin(),
                          chunk.records.end());
@@ -374,6 +488,7 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
   TFSWITCH_RETURN_IF_ERROR(table.ForEachRow(
       std::min<int64_t>(rows_per_file, 8192),
       [&](const RowChunk& chunk) -> absl::Status {
+        TFSWITCH_RETURN_IF_ERROR(data_->interrupt());
         keys.insert(keys.end(), chunk.keys.begin(), chunk.keys.end());
         embeddings.insert(embeddings.end(), chunk.embeddings.begin(),
                           chunk.embeddings.end());
@@ -392,6 +507,8 @@ void PartWriter::SetWorkQueues(std::string json) {
   data_->work_queues = std::move(json);
 }
 
+std::vector<std::string> PartWriter::paths() const { return data_->written; }
+
 std::string PartWriter::Finish() {
   data_->is_finished = true;
   Json json = {{"save_id", data_->save_id},
@@ -403,13 +520,20 @@ std::string PartWriter::Finish() {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-absl::Status Commit(const std::string& path, const std::string& save_id,
-                    const std::vector<std::string>& manifest_parts) {
+namespace {
+
+// How long a commit waits for one of another process, which takes moments.
+constexpr absl::Duration kLockTimeout = absl::Seconds(30);
+
+absl::StatusOr<Manifest> JoinParts(
+    const std::string& save_id, const std::vector<std::string>& manifest_parts,
+    bool* all_tables) {
   const std::string what = absl::StrCat("save '", save_id, "'");
   Manifest manifest;
   manifest.save_id = save_id;
-  bool all_tables = true;
+  *all_tables = true;
   std::set<uint32_t> shards;
+  std::map<std::string, size_t> num_parts;
   for (const std::string& part : manifest_parts) {
     const Json json = Json::parse(part, nullptr, /*allow_exceptions=*/false);
     std::string part_save_id;
@@ -431,13 +555,14 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
           shard_index, " of ", num_shards, " and save '", part_save_id,
           "'. Every shard must save once under the same save_id"));
     }
-    all_tables = all_tables && part_all_tables;
+    *all_tables = *all_tables && part_all_tables;
     if (manifest.work_queues.empty()) {
       manifest.work_queues = WorkQueuesFromJson(json);
     }
     std::map<std::string, SavedTable> tables;
     TFSWITCH_RETURN_IF_ERROR(TablesFromJson(json["tables"], what, &tables));
     for (auto& [name, table] : tables) {
+      ++num_parts[name];
       const auto [it, is_new] = manifest.tables.emplace(name, table);
       if (is_new) continue;
       if (it->second.config != table.config) {
@@ -445,92 +570,200 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
             absl::StrCat(what, ": table '", name, "' differs between shards: ",
                          DescribeDifference(it->second.config, table.config)));
       }
+      if (it->second.incarnation != table.incarnation) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            what, ": table '", name,
+            "' is not the same table on all shards: it was made again on some "
+            "of them while it was saved. Save again"));
+      }
       it->second.last_day = std::max(it->second.last_day, table.last_day);
       it->second.files.insert(it->second.files.end(), table.files.begin(),
                               table.files.end());
     }
   }
+  for (const auto& [name, count] : num_parts) {
+    if (count == manifest_parts.size()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, ": table '", name, "' is on ", count, " of ",
+        manifest_parts.size(),
+        " shards: the others have lost it, or it was made or dropped while it "
+        "was saved"));
+  }
+  return manifest;
+}
+
+absl::Status CheckVisible(const std::string& path, const Manifest& manifest) {
   for (const auto& [name, table] : manifest.tables) {
     for (const RowFile& file : table.files) {
       std::error_code error;
       const auto size = fs::file_size(fs::path(path) / file.name, error);
       if (error || static_cast<int64_t>(size) != file.bytes) {
         return absl::FailedPreconditionError(absl::StrCat(
-            what, ": file '", file.name, "' is not visible in '", path,
+            "save '", manifest.save_id, "': file '", file.name,
+            "' is not visible in '", path,
             "' from the server that writes the manifest; save to a folder that "
             "all servers share"));
       }
     }
   }
+  return absl::OkStatus();
+}
 
+absl::Status CheckDropped(const std::string& path, const Manifest& manifest,
+                          const Manifest& former,
+                          const std::vector<std::string>& dropped_tables) {
+  std::vector<std::string> missing;
+  for (const auto& [name, table] : former.tables) {
+    if (manifest.tables.count(name) == 0 &&
+        std::find(dropped_tables.begin(), dropped_tables.end(), name) ==
+            dropped_tables.end()) {
+      missing.push_back(absl::StrCat("'", name, "'"));
+    }
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "checkpoint '", path,
+      "' has tables that the servers have not: ", absl::StrJoin(missing, ", "),
+      ". Restore them, save to another path, or name them in `drop` to save "
+      "without them"));
+}
+
+// Gives the newest save the name of a former one.
+absl::Status Retire(const std::string& path, const Manifest& former) {
+  const std::string from = ManifestPath(path, 0);
+  const std::string to = ManifestPath(path, former.number);
+  std::error_code error;
+  fs::create_hard_link(from, to, error);
+  if (!error || error.value() == EEXIST) return absl::OkStatus();
+  // Where there are no links.
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string contents,
+                            ReadWholeFile(from, kMaxManifestBytes));
+  return WriteFileAtomically(to, contents);
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> Commit(const std::string& path,
+                               const std::string& save_id,
+                               const std::vector<std::string>& manifest_parts,
+                               const CommitOptions& options) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
+  if (options.keep < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keep must be at least 1. Received: ", options.keep));
+  }
+  bool all_tables = true;
+  TFSWITCH_ASSIGN_OR_RETURN(Manifest manifest,
+                            JoinParts(save_id, manifest_parts, &all_tables));
+  TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<FolderLock> lock,
+                            FolderLock::Take(path, kLockTimeout));
   Manifest former;
-  absl::StatusOr<Manifest> read = ReadManifest(path);
+  absl::StatusOr<Manifest> read = ReadManifestFile(ManifestPath(path, 0));
+  const bool is_first = absl::IsNotFound(read.status());
   if (read.ok()) {
     former = *std::move(read);
-  } else if (!absl::IsNotFound(read.status())) {
+  } else if (!is_first) {
     // Overwriting would hide the damage.
     return absl::Status(read.status().code(),
                         absl::StrCat(read.status().message(),
                                      "; remove it, or save to another path"));
   }
+  // A repetition, because the first answer was lost.
+  if (former.save_id == save_id) return former.number;
+  TFSWITCH_RETURN_IF_ERROR(CheckVisible(path, manifest));
   if (!all_tables) {
     for (const auto& [name, table] : former.tables) {
       manifest.tables.emplace(name, table);
     }
     manifest.work_queues = former.work_queues;
   }
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("cannot create '", path, "': ", error.message()));
-  }
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckDropped(path, manifest, former, options.dropped_tables));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> older,
+                            FormerSaves(path));
+  const int64_t last_older = older.empty() ? 0 : older.front();
+  // A save without a number is of a version that had none.
+  if (!is_first && former.number == 0) former.number = last_older + 1;
+  manifest.number = std::max(former.number, last_older) + 1;
+  if (!is_first) TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
   Json json = {{"format", kFormatName},
                {"version", kFormatVersion},
+               {"save", manifest.number},
                {"save_id", save_id},
                {"tables", TablesToJson(manifest.tables)}};
   AddWorkQueues(manifest.work_queues, &json);
-  TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
-      absl::StrCat(path, "/", kManifestName), json.dump(2) + "\n"));
+  TFSWITCH_RETURN_IF_ERROR(
+      WriteFileAtomically(ManifestPath(path, 0), json.dump(2) + "\n"));
+  RemoveOldSaves(path, manifest, options.keep);
+  return manifest.number;
+}
 
-  RemoveUnnamedFiles(path, manifest, former);
+absl::Status RemoveUnpublished(const std::string& path,
+                               const std::vector<std::string>& files) {
+  if (files.empty()) return absl::OkStatus();
+  TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<FolderLock> lock,
+                            FolderLock::Take(path, kLockTimeout));
+  TFSWITCH_ASSIGN_OR_RETURN(std::vector<int64_t> numbers, FormerSaves(path));
+  numbers.push_back(0);
+  std::set<std::string> named;
+  for (const int64_t number : numbers) {
+    const absl::StatusOr<Manifest> save =
+        ReadManifestFile(ManifestPath(path, number));
+    if (absl::IsNotFound(save.status())) continue;
+    TFSWITCH_RETURN_IF_ERROR(save.status());
+    for (const auto& [table, saved] : save->tables) {
+      for (const RowFile& file : saved.files) {
+        named.insert(absl::StrCat(path, "/", file.name));
+      }
+    }
+  }
+  for (const std::string& file : files) {
+    if (named.count(file) > 0) continue;
+    std::error_code error;
+    fs::remove(file, error);
+    if (error) return ErrnoStatus("remove", file, error.value());
+  }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
-  const std::string file_name = absl::StrCat(path, "/", kManifestName);
-  const std::string what =
-      absl::StrCat("checkpoint manifest '", file_name, "'");
+absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
+                                      int newer_than) {
+  const std::string newest_path = ManifestPath(path, 0);
   std::error_code error;
-  if (!fs::exists(file_name, error)) {
+  const absl::StatusOr<std::vector<int64_t>> former = FormerSaves(path);
+  if (!fs::exists(newest_path, error) || !former.ok()) {
     return absl::NotFoundError(absl::StrCat("no checkpoint at '", path,
                                             "': there is no ", kManifestName,
                                             " in it"));
   }
-  std::ifstream stream(file_name, std::ios::binary);
-  std::ostringstream contents;
-  contents << stream.rdbuf();
-  if (!stream.good() && !stream.eof()) return Damaged(what, "cannot be read");
-  const Json json =
-      Json::parse(contents.str(), nullptr, /*allow_exceptions=*/false);
-  std::string format;
-  int version = 0;
-  if (!Get(json, "format", &format) || format != kFormatName ||
-      !Get(json, "version", &version)) {
-    return Damaged(what, "it is not JSON of a tfswitch checkpoint");
+  const absl::StatusOr<Manifest> newest = ReadManifestFile(newest_path);
+  if (number == 0 && newer_than == 0) return newest;
+  // A crash may have left the newest under both names.
+  std::vector<int64_t> numbers;
+  for (const int64_t each : *former) {
+    if (!newest.ok() || each != newest->number) numbers.push_back(each);
   }
-  if (version != kFormatVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what, " has format version ", version, "; this tfswitch reads version ",
-        kFormatVersion, ". Use the tfswitch that wrote it"));
+  if (number == 0) {
+    if (static_cast<size_t>(newer_than) <= numbers.size()) {
+      number = numbers[static_cast<size_t>(newer_than) - 1];
+    }
+  } else if (newest.ok() && newest->number == number) {
+    return newest;
+  } else if (std::find(numbers.begin(), numbers.end(), number) ==
+             numbers.end()) {
+    if (newest.ok()) numbers.insert(numbers.begin(), newest->number);
+    return absl::NotFoundError(
+        absl::StrCat("checkpoint '", path, "' has no save ", number,
+                     "; it has: ", absl::StrJoin(numbers, ", ")));
   }
-  Manifest manifest;
-  if (!Get(json, "save_id", &manifest.save_id) || !json.contains("tables")) {
-    return Damaged(what, "fields 'save_id' and 'tables'");
+  if (number == 0) {
+    return absl::NotFoundError(absl::StrCat("checkpoint '", path, "' has ",
+                                            numbers.size() + 1, " saves"));
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      TablesFromJson(json["tables"], what, &manifest.tables));
-  manifest.work_queues = WorkQueuesFromJson(json);
+  TFSWITCH_ASSIGN_OR_RETURN(Manifest manifest,
+                            ReadManifestFile(ManifestPath(path, number)));
+  manifest.number = number;
   return manifest;
 }
 
@@ -618,7 +851,7 @@ absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
 
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
-                       EmbeddingTable& table) {
+                       const Interrupt& interrupt, EmbeddingTable& table) {
   const TableConfig& config = table.config();
   const int state_floats = table.slot_floats() - table.statistics_floats();
   const int saved_state_floats =
@@ -664,6 +897,7 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                      row_file.virtual_shards_end <= first)) {
       continue;
     }
+    TFSWITCH_RETURN_IF_ERROR(interrupt());
     if (row_file.kind == FileKind::kCandidates && !takes_candidates) continue;
     if (row_file.kind == FileKind::kBloom && !takes_bloom) continue;
     TFSWITCH_ASSIGN_OR_RETURN(

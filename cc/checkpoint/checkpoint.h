@@ -1,6 +1,7 @@
 // A checkpoint on disk: whole tables, readable with the `safetensors` package.
 //
-//   PATH/manifest.json                          what is here; written last
+//   PATH/manifest.json                          the newest save; written last
+//   PATH/manifest-<number>.json                 saves before it that are kept
 //   PATH/<table>/<save_id>-s<shard>-<part>-<attempt>.safetensors
 //        keys        int64    [rows]
 //        embeddings  float32  [rows, dim]
@@ -11,18 +12,20 @@
 // candidate_floats]) or "bloom" (virtual_shards as int64 [n], and cells as
 // uint8 [n, bytes]).
 //
-// A file exists for readers once the manifest names it, and the manifest
-// replaces its predecessor in one atomic rename: a save that ends half-way
-// leaves the old checkpoint as it was. docs/checkpoint_format.md describes each
-// field.
+// A file exists for readers once a manifest names it, and a manifest replaces
+// its predecessor in one atomic rename: a save that ends half-way leaves the
+// old checkpoint as it was. Each save that is kept is whole; saves of some
+// tables share the files of the others. docs/checkpoint_format.md describes
+// each field.
 //
-// Functions here are thread-safe; two saves to one path at the same time are
-// not supported, the last manifest stays.
+// Functions here are thread-safe, also with other processes that save to the
+// same path: manifests are published one after the other.
 
 #ifndef TFSWITCH_CC_CHECKPOINT_CHECKPOINT_H_
 #define TFSWITCH_CC_CHECKPOINT_CHECKPOINT_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -54,18 +57,23 @@ struct RowFile {
 
 struct SavedTable {
   TableConfig config;
+  uint64_t incarnation = 0;  // See TableIdentity; 0 in files without.
   int slot_floats = 0;
   float last_day = kServersDay;  // See EmbeddingTable::last_day.
   std::vector<RowFile> files;
 };
 
 struct Manifest {
+  int64_t number = 0;  // Of the save, from 1; 0 in files without.
   std::string save_id;
   std::map<std::string, SavedTable> tables;
   // JSON, not looked into here: where work queues were. Empty if the save was
   // by a version without.
   std::string work_queues;
 };
+
+// Asked while files are written or read: an error ends that with it.
+using Interrupt = std::function<absl::Status()>;
 
 // Writes one shard's files. Create, AddTable() for each, Finish(). Without
 // Finish() the files are removed again.
@@ -76,7 +84,7 @@ class PartWriter {
   // `all_tables`: the save is of all tables of the shard, so that the commit
   // drops tables that only the former checkpoint had.
   PartWriter(std::string path, std::string save_id, uint32_t shard_index,
-             uint32_t num_shards, bool all_tables);
+             uint32_t num_shards, bool all_tables, Interrupt interrupt);
   ~PartWriter();
 
   // Writes the rows that the table has while the call runs; each row is saved
@@ -86,6 +94,9 @@ class PartWriter {
   // A JSON text that the manifest keeps; of one shard.
   void SetWorkQueues(std::string json);
 
+  // The files written so far.
+  std::vector<std::string> paths() const;
+
   // The part of the manifest for Commit().
   std::string Finish();
 
@@ -94,17 +105,38 @@ class PartWriter {
   const std::unique_ptr<Data> data_;
 };
 
-// Makes one manifest of all shards' parts and publishes it; then removes row
-// files in the tables' folders that it does not name. Tables of the former
-// manifest are kept unless the parts are of all tables, and so are its work
-// queues. FailedPrecondition if a
-// part is missing or of another save, or if a file is not visible from here.
-absl::Status Commit(const std::string& path, const std::string& save_id,
-                    const std::vector<std::string>& manifest_parts);
+struct CommitOptions {
+  // How many saves stay, this one included. One more stays if it has the last
+  // rows of another incarnation of a table that is saved now.
+  int keep = 2;
+  // Tables of the former save that may be missing from this one.
+  std::vector<std::string> dropped_tables;
+};
 
-// NotFound if there is no manifest at `path`, DataLoss if it is damaged,
-// FailedPrecondition if it is of a newer format.
-absl::StatusOr<Manifest> ReadManifest(const std::string& path);
+// Makes one manifest of all shards' parts, publishes it, and removes the saves
+// that are not kept: their manifests, and the row files that only they name.
+// Tables of the former save are kept unless the parts are of all tables, and so
+// are its work queues. Returns the save's number; that of the first time if it
+// is repeated.
+//
+// FailedPrecondition, naming them, if a part is missing or of another save, a
+// table is not in all parts or differs between them, a file is not visible from
+// here, or a table of the former save is missing; nothing has changed then.
+absl::StatusOr<int64_t> Commit(const std::string& path,
+                               const std::string& save_id,
+                               const std::vector<std::string>& manifest_parts,
+                               const CommitOptions& options);
+
+// Removes those of a writer's files that no manifest names.
+absl::Status RemoveUnpublished(const std::string& path,
+                               const std::vector<std::string>& files);
+
+// The save `number`; 0: the newest. With `newer_than` n, the newest but n of
+// them, whether or not these can be read. NotFound, naming the saves there are,
+// if there is none; DataLoss if its manifest is damaged, FailedPrecondition if
+// it is of a newer format.
+absl::StatusOr<Manifest> ReadManifest(const std::string& path,
+                                      int64_t number = 0, int newer_than = 0);
 
 // Reads into `table` the saved rows that shard `shard_index` of `num_shards`
 // owns, whatever the number of shards that saved them. Verifies every file it
@@ -113,7 +145,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path);
 // the kind of policy are others, or a Bloom filter has another size.
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
-                       EmbeddingTable& table);
+                       const Interrupt& interrupt, EmbeddingTable& table);
 
 }  // namespace tfswitch::checkpoint
 

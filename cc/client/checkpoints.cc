@@ -5,7 +5,10 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -33,50 +36,97 @@ absl::Status CheckPath(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<CheckpointReport> SaveCheckpoint(
-    ParameterClient& client, const std::string& path,
-    const std::vector<std::string>& tables) {
-  TFSWITCH_RETURN_IF_ERROR(CheckPath(path));
+absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
+                                                const SaveOptions& options) {
+  TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
+  const std::vector<std::string> names = WithoutRepetition(options.tables);
+  SaveShardArgs args;
+  args.path = options.path;
+  args.save_id = NewId();
+  args.all_tables = names.empty();
   CheckpointReport report;
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                             client.ListTables(""));
   for (const TableInfo& info : infos) {
-    bool wanted = tables.empty();
-    for (const std::string& name : tables) {
-      wanted = wanted || name == info.config.name;
+    const std::string& name = info.config.name;
+    if (!names.empty() &&
+        !std::binary_search(names.begin(), names.end(), name)) {
+      continue;
     }
-    if (!wanted) continue;
-    report.tables.push_back(info.config.name);
+    TFSWITCH_RETURN_IF_ERROR(info.lost);
+    // Just now it is being made, or dropped.
+    if (info.num_shards != client.num_shards()) continue;
+    report.tables.push_back(name);
     report.num_rows += info.stats.num_rows;
+    args.tables.emplace_back(name, info.identity.incarnation);
   }
-  SaveShardArgs args;
-  args.path = path;
-  args.tables = WithoutRepetition(tables);
-  args.save_id = NewId();
-  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                            client.SaveShard(args));
-  TFSWITCH_RETURN_IF_ERROR(client.CommitCheckpoint(path, args.save_id, parts));
+  for (const std::string& name : names) {
+    if (std::find(report.tables.begin(), report.tables.end(), name) !=
+        report.tables.end()) {
+      continue;
+    }
+    return absl::NotFoundError(absl::StrCat(
+        "no table '", name, "' to save; there are: ",
+        absl::StrJoin(infos, ", ", [](std::string* out, const TableInfo& info) {
+          absl::StrAppend(out, "'", info.config.name, "'");
+        })));
+  }
+  CommitCheckpointArgs commit;
+  commit.path = options.path;
+  commit.save_id = args.save_id;
+  commit.keep = options.keep;
+  commit.dropped_tables = options.dropped_tables;
+  const auto save = [&]() -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(commit.manifest_parts, client.SaveShard(args));
+    TFSWITCH_ASSIGN_OR_RETURN(report.save, client.CommitCheckpoint(commit));
+    return absl::OkStatus();
+  };
+  if (absl::Status failed = save(); !failed.ok()) {
+    // That error is the one to report; files that stay are only garbage.
+    client.AbortSave(options.path, args.save_id).IgnoreError();
+    return failed;
+  }
   return report;
 }
 
 absl::StatusOr<CheckpointReport> RestoreCheckpoint(
-    ParameterClient& client, const std::string& path,
-    const std::vector<std::string>& tables) {
-  TFSWITCH_RETURN_IF_ERROR(CheckPath(path));
+    ParameterClient& client, const RestoreOptions& options) {
+  TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
   StageRestoreArgs args;
-  args.path = path;
-  args.tables = WithoutRepetition(tables);
-  args.restore_id = NewId();
+  args.path = options.path;
+  args.tables = WithoutRepetition(options.tables);
+  args.save = options.save;
+  args.new_incarnation = DrawId();
+  TFSWITCH_ASSIGN_OR_RETURN(args.shard_instances, client.ShardInstances());
+  // A table that is there, or a part of it, stays the one that other processes
+  // know.
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
+                            client.ListTables(""));
+  for (const TableInfo& info : infos) {
+    if (info.num_shards == 0) continue;
+    args.incarnations[info.config.name] = info.identity.incarnation;
+  }
   CheckpointReport report;
-  absl::StatusOr<std::vector<std::string>> staged =
-      client.StageRestore(args, &report.num_rows);
-  if (!staged.ok()) {
+  absl::StatusOr<StagedRestore> staged;
+  absl::Status newest;
+  for (;; ++args.newer_than) {
+    args.restore_id = NewId();
+    staged = client.StageRestore(args);
+    if (staged.ok()) break;
     // The first error is the one to report; staged rows that could not be
     // dropped go with the next restore.
-    (void)client.CommitRestore(args.restore_id, /*abort=*/true);
-    return staged.status();
+    client.CommitRestore(args.restore_id, /*abort=*/true).IgnoreError();
+    // There is no save before it.
+    if (!newest.ok() && absl::IsNotFound(staged.status())) return newest;
+    if (options.save != 0 || !absl::IsDataLoss(staged.status())) {
+      return staged.status();
+    }
+    newest.Update(staged.status());
+    report.skipped.emplace_back(staged.status().message());
   }
-  report.tables = *std::move(staged);
+  report.tables = std::move(staged->tables);
+  report.num_rows = staged->num_rows;
+  report.save = staged->save;
   TFSWITCH_RETURN_IF_ERROR(
       client.CommitRestore(args.restore_id, /*abort=*/false));
   return report;

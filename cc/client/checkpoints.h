@@ -13,23 +13,39 @@
 
 namespace tfswitch {
 
+struct SaveOptions {
+  // The folder, which every server must be able to write.
+  std::string path;
+  std::vector<std::string> tables = {};  // Empty: all.
+  int keep = 2;                          // See checkpoint::CommitOptions.
+  std::vector<std::string> dropped_tables = {};
+};
+
+struct RestoreOptions {
+  std::string path;
+  std::vector<std::string> tables = {};  // Empty: all of the checkpoint.
+  int64_t save = 0;                      // 0: the newest that can be read.
+};
+
 struct CheckpointReport {
   std::vector<std::string> tables;
   int64_t num_rows = 0;
+  int64_t save = 0;                  // Its number.
+  std::vector<std::string> skipped;  // Why newer saves were not restored.
 };
 
-// Saves `tables`, or all of them if empty, to the folder `path`, which every
-// server must be able to write. A checkpoint that is there stays whole until
-// the new one is published; with `tables` named, its other tables are kept.
-absl::StatusOr<CheckpointReport> SaveCheckpoint(
-    ParameterClient& client, const std::string& path,
-    const std::vector<std::string>& tables);
+// Saves tables. The saves that are there stay whole until the new one is
+// published; with `tables` named, their other tables are kept in it. DataLoss
+// if a server has lost a part of a table: nothing is saved then. What a save
+// that fails has written is removed.
+absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
+                                                const SaveOptions& options);
 
-// Replaces `tables` (empty: all tables of the checkpoint) by their saved rows.
-// Every server has read and verified its rows before any server changes.
+// Replaces tables by their saved rows. Every server has read and verified its
+// rows before any server changes. If they are damaged and no save is asked for,
+// the one before is tried.
 absl::StatusOr<CheckpointReport> RestoreCheckpoint(
-    ParameterClient& client, const std::string& path,
-    const std::vector<std::string>& tables);
+    ParameterClient& client, const RestoreOptions& options);
 
 }  // namespace tfswitch
 

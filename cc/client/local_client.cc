@@ -20,8 +20,17 @@ class LocalClient : public ParameterClient {
 
   GroupClient& groups() override { return *groups_; }
 
-  absl::Status CreateTable(const TableConfig& config) override {
-    return shard_->CreateTable(config).status();
+  absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
+                                     const TableIdentity& identity,
+                                     uint64_t replaced_incarnation) override {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const Shard::Made made,
+        shard_->CreateTable(config, identity, replaced_incarnation));
+    return made.incarnation;
+  }
+
+  absl::StatusOr<std::vector<uint64_t>> ShardInstances() override {
+    return std::vector<uint64_t>{shard_->instance_id()};
   }
 
   absl::Status DropTable(const std::string& table) override {
@@ -30,9 +39,9 @@ class LocalClient : public ParameterClient {
   }
 
   absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const std::string& table) override {
+      const TableRef& table) override {
     std::vector<std::shared_ptr<EmbeddingTable>> tables;
-    if (table.empty()) {
+    if (table.name.empty()) {
       tables = shard_->Tables();
     } else {
       TFSWITCH_ASSIGN_OR_RETURN(auto found, shard_->FindTable(table));
@@ -41,7 +50,7 @@ class LocalClient : public ParameterClient {
     std::vector<TableInfo> infos;
     infos.reserve(tables.size());
     for (const auto& each : tables) {
-      infos.push_back({each->config(), each->stats(), each->slot_floats()});
+      infos.push_back(DescribeTable(*each));
     }
     return infos;
   }
@@ -88,7 +97,7 @@ class LocalClient : public ParameterClient {
     return Done(last.status());
   }
 
-  absl::StatusOr<int64_t> Erase(const std::string& table,
+  absl::StatusOr<int64_t> Erase(const TableRef& table,
                                 absl::Span<const Key> keys) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
     return shard_->Erase(*found, keys);
@@ -99,7 +108,7 @@ class LocalClient : public ParameterClient {
     return Done(ShrinkNow(args, report));
   }
 
-  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+  absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
@@ -107,7 +116,7 @@ class LocalClient : public ParameterClient {
   }
 
   absl::Status Export(
-      const std::string& table, bool with_slots,
+      const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
     return found->ForEachRow(kExportRows, [&](const RowChunk& chunk) {
@@ -120,7 +129,9 @@ class LocalClient : public ParameterClient {
   absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) override {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(args.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const auto found,
+        shard_->FindTable({args.table, args.table_incarnation}));
     ChangeFilter filter;
     if (!args.since.empty()) filter.since = args.since[0];
     filter.rule = args.rule;
@@ -132,8 +143,7 @@ class LocalClient : public ParameterClient {
     return std::vector<ChangeCursor>{cursor};
   }
 
-  absl::Status SettleExport(const std::string& table,
-                            const std::string& export_id,
+  absl::Status SettleExport(const TableRef& table, const std::string& export_id,
                             bool is_published) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
     shard_->SettleExport(*found, export_id, is_published);
@@ -142,25 +152,23 @@ class LocalClient : public ParameterClient {
 
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) override {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        std::string part,
-        shard_->SaveShard(args.path, args.tables, args.save_id));
+    TFSWITCH_ASSIGN_OR_RETURN(std::string part, shard_->SaveShard(args));
     return std::vector<std::string>{std::move(part)};
   }
 
-  absl::Status CommitCheckpoint(
-      const std::string& path, const std::string& save_id,
-      const std::vector<std::string>& manifest_parts) override {
-    return shard_->CommitCheckpoint(path, save_id, manifest_parts);
+  absl::StatusOr<int64_t> CommitCheckpoint(
+      const CommitCheckpointArgs& args) override {
+    return shard_->CommitCheckpoint(args);
   }
 
-  absl::StatusOr<std::vector<std::string>> StageRestore(
-      const StageRestoreArgs& args, int64_t* num_rows) override {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        Shard::Staged staged,
-        shard_->StageRestore(args.path, args.tables, args.restore_id));
-    *num_rows += staged.num_rows;
-    return std::move(staged.tables);
+  absl::Status AbortSave(const std::string& path,
+                         const std::string& save_id) override {
+    return shard_->AbortSave(path, save_id);
+  }
+
+  absl::StatusOr<StagedRestore> StageRestore(
+      const StageRestoreArgs& args) override {
+    return shard_->StageRestore(args);
   }
 
   absl::Status CommitRestore(const std::string& restore_id,
@@ -170,7 +178,9 @@ class LocalClient : public ParameterClient {
 
  private:
   absl::Status PullNow(const PullArgs& args, absl::Span<float> embeddings) {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const auto table,
+        shard_->FindTable({args.table, args.table_incarnation}));
     TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
     return shard_->Pull(*table, args.keys, args.insert_missing, embeddings,
                         args.threads);
@@ -194,7 +204,9 @@ class LocalClient : public ParameterClient {
   }
 
   absl::Status PushNow(const PushArgs& args, PushResult* result) {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const auto table,
+        shard_->FindTable({args.table, args.table_incarnation}));
     TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                               shard_->Push(*table, PushOf(args)));
     result->updated_rows = pushed.updated_rows;
@@ -206,7 +218,9 @@ class LocalClient : public ParameterClient {
     std::vector<TablePush> pushes;
     pushes.reserve(parts.size());
     for (const PushPart& part : parts) {
-      TFSWITCH_ASSIGN_OR_RETURN(auto table, shard_->FindTable(part.args.table));
+      TFSWITCH_ASSIGN_OR_RETURN(
+          auto table,
+          shard_->FindTable({part.args.table, part.args.table_incarnation}));
       pushes.push_back({std::move(table), PushOf(part.args)});
     }
     std::vector<ShardPushResult> results(parts.size());
@@ -218,7 +232,9 @@ class LocalClient : public ParameterClient {
   }
 
   absl::Status AssignNow(const AssignArgs& args, AssignResult* result) {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto table, shard_->FindTable(args.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const auto table,
+        shard_->FindTable({args.table, args.table_incarnation}));
     TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
     TFSWITCH_ASSIGN_OR_RETURN(result->assigned_rows,
                               shard_->Assign(*table, args.keys, args.embeddings,
@@ -227,7 +243,9 @@ class LocalClient : public ParameterClient {
   }
 
   absl::Status ShrinkNow(const ShrinkArgs& args, ShrinkReport* report) {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(args.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const auto found,
+        shard_->FindTable({args.table, args.table_incarnation}));
     TFSWITCH_ASSIGN_OR_RETURN(
         *report, shard_->Shrink(*found, args.rules, args.day, args.dry_run));
     return absl::OkStatus();

@@ -9,6 +9,15 @@
 
 namespace tfswitch {
 
+TableInfo DescribeTable(const EmbeddingTable& table) {
+  TableInfo info;
+  info.config = table.config();
+  info.stats = table.stats();
+  info.slot_floats = table.slot_floats();
+  info.identity = table.identity();
+  return info;
+}
+
 std::unique_ptr<PendingCall> ParameterClient::StartPullMany(
     absl::Span<const PullPart> parts) {
   std::vector<std::unique_ptr<PendingCall>> calls;

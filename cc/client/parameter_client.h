@@ -18,7 +18,9 @@
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
+#include "cc/base/random_id.h"
 #include "cc/client/group_client.h"
+#include "cc/shard/checkpoint_calls.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 
@@ -30,6 +32,27 @@ struct TableInfo {
   TableStats stats;
   int slot_floats = 0;
   int num_shards = 1;  // That have it.
+  TableIdentity identity;
+  // Why the table is not whole, if a server has lost its part. A table that is
+  // being made, or dropped, is not lost.
+  absl::Status lost;
+};
+
+TableInfo DescribeTable(const EmbeddingTable& table);
+
+// What becomes of a table of which a server has lost its part in a restart.
+enum class OnLostTables {
+  kFail,      // Calls fail with DataLoss until somebody restores or resets it.
+  kRecreate,  // The server gets an empty part, and calls go on.
+  kFollow,    // For who only reads: as kFail, until others have made it whole.
+};
+
+// A table that had lost rows and goes on.
+struct ResetTable {
+  std::string name;
+  // Whose parts are empty now; none if another process has made it whole.
+  std::vector<int> shards;
+  int64_t num_lost_rows = -1;  // When they were last counted; -1: never.
 };
 
 // Identifies a push under retry; client_id 0 means no protection.
@@ -41,6 +64,7 @@ struct PushId {
 // The spans must stay valid until the call has ended.
 struct PullArgs {
   std::string table;
+  uint64_t table_incarnation = 0;  // See TableRef.
   int dim = 0;
   absl::Span<const Key> keys;
   bool insert_missing = false;
@@ -50,6 +74,7 @@ struct PullArgs {
 
 struct PushArgs {
   std::string table;
+  uint64_t table_incarnation = 0;
   int dim = 0;
   absl::Span<const Key> keys;
   absl::Span<const float> gradients;  // keys.size() x dim.
@@ -93,6 +118,7 @@ struct PushPart {
 
 struct AssignArgs {
   std::string table;
+  uint64_t table_incarnation = 0;
   int dim = 0;
   absl::Span<const Key> keys;
   absl::Span<const float> embeddings;  // keys.size() x dim.
@@ -107,6 +133,7 @@ struct AssignResult {
 
 struct ShrinkArgs {
   std::string table;
+  uint64_t table_incarnation = 0;
   std::optional<EvictionConfig> rules;  // Absent: those of its config.
   float day = kServersDay;
   bool dry_run = false;
@@ -115,23 +142,12 @@ struct ShrinkArgs {
 // See EmbeddingTable::ForEachChange and Shard::ExportChanges.
 struct ExportChangesArgs {
   std::string table;
+  uint64_t table_incarnation = 0;
   // Where the last export ended, of each shard; empty: all rows.
   std::vector<ChangeCursor> since;
   std::optional<ScoreRule> rule;
   float day = kServersDay;
   std::string export_id;
-};
-
-struct SaveShardArgs {
-  std::string path;
-  std::vector<std::string> tables;
-  std::string save_id;
-};
-
-struct StageRestoreArgs {
-  std::string path;
-  std::vector<std::string> tables;  // Empty: all of the checkpoint.
-  std::string restore_id;
 };
 
 // A call in flight. Wait() must be called once, from the thread that started
@@ -152,12 +168,29 @@ class ParameterClient {
 
   // OK if the table exists with an equal config; AlreadyExists if it exists
   // with another.
-  virtual absl::Status CreateTable(const TableConfig& config) = 0;
+  absl::Status CreateTable(const TableConfig& config) {
+    return MakeTable(config, {DrawId(), {}}, 0).status();
+  }
+  // The same, with what Shard::CreateTable has; returns the incarnation of the
+  // table that is there now.
+  virtual absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
+                                             const TableIdentity& identity,
+                                             uint64_t replaced_incarnation) = 0;
   // NotFound if there is no such table.
   virtual absl::Status DropTable(const std::string& table) = 0;
   // All tables, or the one named (NotFound if it is not there).
   virtual absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const std::string& table) = 0;
+      const TableRef& table) = 0;
+
+  // Which run of each shard answers now; see TableIdentity.
+  virtual absl::StatusOr<std::vector<uint64_t>> ShardInstances() = 0;
+
+  virtual void SetOnLostTables(OnLostTables on_lost_tables) {}
+  // Goes on with the tables of which servers have lost their parts, with empty
+  // rows there, and returns them.
+  virtual absl::StatusOr<std::vector<ResetTable>> ResetLostTables() {
+    return std::vector<ResetTable>();
+  }
 
   // Starts to read the embedding of args.keys[i] into
   // embeddings[i * dim, (i + 1) * dim).
@@ -195,7 +228,7 @@ class ParameterClient {
       int shard, const std::string& group, const Round& round,
       int64_t* committed) = 0;
 
-  virtual absl::StatusOr<int64_t> Erase(const std::string& table,
+  virtual absl::StatusOr<int64_t> Erase(const TableRef& table,
                                         absl::Span<const Key> keys) = 0;
 
   // See Shard::Shrink. *report becomes the sum of all shards once the call has
@@ -204,7 +237,7 @@ class ParameterClient {
                                                    ShrinkReport* report) = 0;
 
   // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
-  virtual absl::Status ReadUsage(const std::string& table,
+  virtual absl::Status ReadUsage(const TableRef& table,
                                  absl::Span<const Key> keys, float day,
                                  absl::Span<UsageOfRow> usage,
                                  absl::Span<KeyState> states) = 0;
@@ -212,7 +245,7 @@ class ParameterClient {
   // Visits all rows, in chunks, in no particular order. RowChunk::slots is
   // empty unless `with_slots`.
   virtual absl::Status Export(
-      const std::string& table, bool with_slots,
+      const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) = 0;
 
   // Visits what has changed, in chunks, from one thread at a time; returns the
@@ -223,7 +256,7 @@ class ParameterClient {
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
   // Says whether an export with a rule has been published. May be repeated.
-  virtual absl::Status SettleExport(const std::string& table,
+  virtual absl::Status SettleExport(const TableRef& table,
                                     const std::string& export_id,
                                     bool is_published) = 0;
 
@@ -232,12 +265,13 @@ class ParameterClient {
   // SaveShard returns this server's parts of the manifest: one per shard.
   virtual absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) = 0;
-  virtual absl::Status CommitCheckpoint(
-      const std::string& path, const std::string& save_id,
-      const std::vector<std::string>& manifest_parts) = 0;
-  // Returns the tables staged and adds the rows staged to *num_rows.
-  virtual absl::StatusOr<std::vector<std::string>> StageRestore(
-      const StageRestoreArgs& args, int64_t* num_rows) = 0;
+  // Returns the save's number.
+  virtual absl::StatusOr<int64_t> CommitCheckpoint(
+      const CommitCheckpointArgs& args) = 0;
+  virtual absl::Status AbortSave(const std::string& path,
+                                 const std::string& save_id) = 0;
+  virtual absl::StatusOr<StagedRestore> StageRestore(
+      const StageRestoreArgs& args) = 0;
   virtual absl::Status CommitRestore(const std::string& restore_id,
                                      bool abort) = 0;
 

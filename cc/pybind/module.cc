@@ -60,11 +60,6 @@ std::string TakeString(char* string) {
   return result;
 }
 
-std::string ToJson(const std::vector<std::string>& names) {
-  return py::cast<std::string>(
-      py::module_::import("json").attr("dumps")(py::cast(names)));
-}
-
 using Shape = std::vector<py::ssize_t>;
 
 std::string ToString(const Shape& shape) {
@@ -539,26 +534,34 @@ class Cluster {
     });
   }
 
-  std::string Save(const std::string& path,
-                   const std::vector<std::string>& tables) const {
+  void SetRecreatesLostTables(bool recreates) const {
     const auto cluster = Open();
-    const std::string names = ToJson(tables);
+    api->set_recreates_lost_tables(cluster.get(), recreates ? 1 : 0);
+  }
+
+  std::string ResetLostTables() const {
+    const auto cluster = Open();
+    char* json = nullptr;
+    Run([&](char* error) {
+      return api->reset_lost_tables(cluster.get(), &json, error);
+    });
+    return TakeString(json);
+  }
+
+  std::string Save(const std::string& request_json) const {
+    const auto cluster = Open();
     char* report = nullptr;
     Run([&](char* error) {
-      return api->save(cluster.get(), path.c_str(), names.c_str(), &report,
-                       error);
+      return api->save(cluster.get(), request_json.c_str(), &report, error);
     });
     return TakeString(report);
   }
 
-  std::string Restore(const std::string& path,
-                      const std::vector<std::string>& tables) const {
+  std::string Restore(const std::string& request_json) const {
     const auto cluster = Open();
-    const std::string names = ToJson(tables);
     char* report = nullptr;
     Run([&](char* error) {
-      return api->restore(cluster.get(), path.c_str(), names.c_str(), &report,
-                          error);
+      return api->restore(cluster.get(), request_json.c_str(), &report, error);
     });
     return TakeString(report);
   }
@@ -589,13 +592,17 @@ class Cluster {
 class Server {
  public:
   Server(const std::string& address, uint32_t shard_index, uint32_t num_shards,
-         int32_t num_threads, uint64_t max_message_bytes) {
+         int32_t num_threads, uint64_t max_message_bytes,
+         const std::optional<std::string>& checkpoint_root) {
     Tfswitch_ServerOptions options = {};
     options.address = address.c_str();
     options.shard_index = shard_index;
     options.num_shards = num_shards;
     options.num_threads = num_threads;
     options.max_message_bytes = max_message_bytes;
+    if (checkpoint_root.has_value()) {
+      options.checkpoint_root = checkpoint_root->c_str();
+    }
     Tfswitch_Server* started = nullptr;
     Run([&](char* error) {
       return api->start_server(&options, &started, error);
@@ -686,8 +693,11 @@ PYBIND11_MODULE(_native, m) {
       .def("work_item_state", &Cluster::WorkItemState, py::arg("queue"),
            py::arg("epoch"), py::arg("index"))
       .def("work_queue_stats", &Cluster::WorkQueueStats, py::arg("queue"))
-      .def("save", &Cluster::Save, py::arg("path"), py::arg("tables"))
-      .def("restore", &Cluster::Restore, py::arg("path"), py::arg("tables"))
+      .def("set_recreates_lost_tables", &Cluster::SetRecreatesLostTables,
+           py::arg("recreates"))
+      .def("reset_lost_tables", &Cluster::ResetLostTables)
+      .def("save", &Cluster::Save, py::arg("request_json"))
+      .def("restore", &Cluster::Restore, py::arg("request_json"))
       .def("open_table", &Cluster::OpenTable, py::arg("config_json"))
       .def("close", &Cluster::Close);
 
@@ -715,10 +725,11 @@ PYBIND11_MODULE(_native, m) {
       .def("close", &Table::Close);
 
   py::class_<Server>(m, "Server", py::module_local())
-      .def(
-          py::init<const std::string&, uint32_t, uint32_t, int32_t, uint64_t>(),
-          py::arg("address"), py::arg("shard_index"), py::arg("num_shards"),
-          py::arg("num_threads") = 0, py::arg("max_message_bytes") = 0)
+      .def(py::init<const std::string&, uint32_t, uint32_t, int32_t, uint64_t,
+                    const std::optional<std::string>&>(),
+           py::arg("address"), py::arg("shard_index"), py::arg("num_shards"),
+           py::arg("num_threads") = 0, py::arg("max_message_bytes") = 0,
+           py::arg("checkpoint_root") = py::none())
       .def_property_readonly("address", &Server::address)
       .def("stop", &Server::Stop, py::arg("grace"));
 }

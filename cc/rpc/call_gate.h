@@ -47,6 +47,12 @@ class CallGate {
     }
   }
 
+  // Whether those who are inside should come to an end.
+  bool is_closed() {
+    MutexLock lock(&mutex_);
+    return closed_;
+  }
+
  private:
   Mutex mutex_;
   CondVar emptied_;

@@ -358,6 +358,9 @@ absl::Status ReadPullRequest(int max_group_depth, MessagePieces pieces,
                       case Tag(1, kBytes):
                         *bad = ReadName(reader, &request->table);
                         return true;
+                      case Tag(30, kFixed64):
+                        *bad = ReadFixed(reader, &request->table_incarnation);
+                        return true;
                       case Tag(3, kVarint):
                         *bad = ReadBool(reader, &request->insert_missing);
                         return true;
@@ -387,6 +390,9 @@ absl::Status ReadPushRequest(int max_group_depth, MessagePieces pieces,
         switch (tag) {
           case Tag(1, kBytes):
             *bad = ReadName(reader, &request->table);
+            return true;
+          case Tag(30, kFixed64):
+            *bad = ReadFixed(reader, &request->table_incarnation);
             return true;
           case Tag(4, kFixed32):
             *bad = ReadFixed(reader, &request->learning_rate);
@@ -550,6 +556,11 @@ class FieldWriter {
     Varint(Tag(field, kVarint));
     Varint(value);
   }
+  void Fixed64(uint32_t field, uint64_t value) {
+    if (value == 0) return;
+    Varint(Tag(field, kFixed64));
+    Raw(&value, sizeof(value));
+  }
   void Float(uint32_t field, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
@@ -591,6 +602,7 @@ uint64_t WritePull(const PullArgs& args, char* to) {
   writer.Array(2, args.keys);
   writer.Uint(3, args.insert_missing);
   if (args.day >= 0.0f) writer.PresentFloat(4, args.day);
+  writer.Fixed64(30, args.table_incarnation);
   return writer.size();
 }
 
@@ -619,6 +631,7 @@ void WritePushTail(const PushArgs& args, FieldWriter* writer) {
   writer->Array(15, args.observations.clicks);
   writer->Uint(16, static_cast<uint64_t>(args.global_step));
   if (args.day >= 0.0f) writer->PresentFloat(17, args.day);
+  writer->Fixed64(30, args.table_incarnation);
 }
 
 uint64_t WritePush(const PushArgs& args, char* to) {
@@ -637,6 +650,7 @@ uint64_t WriteAssign(const AssignArgs& args, char* to) {
   writer.Array(4, args.slots);
   writer.Uint(5, args.only_missing);
   if (args.day >= 0.0f) writer.PresentFloat(6, args.day);
+  writer.Fixed64(30, args.table_incarnation);
   return writer.size();
 }
 
@@ -712,6 +726,9 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                     switch (tag) {
                       case Tag(1, kBytes):
                         *bad = ReadName(reader, &request->table);
+                        return true;
+                      case Tag(30, kFixed64):
+                        *bad = ReadFixed(reader, &request->table_incarnation);
                         return true;
                       case Tag(5, kVarint):
                         *bad = ReadBool(reader, &request->only_missing);

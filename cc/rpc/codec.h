@@ -100,6 +100,7 @@ class PartScratch {
 // long as both are untouched.
 struct DecodedPull {
   std::string table;
+  uint64_t table_incarnation = 0;
   absl::Span<const Key> keys;
   bool insert_missing = false;
   float day = kServersDay;
@@ -107,6 +108,7 @@ struct DecodedPull {
 
 struct DecodedPush {
   std::string table;
+  uint64_t table_incarnation = 0;
   absl::Span<const Key> keys;
   absl::Span<const float> gradients;
   float learning_rate = 0.0f;
@@ -122,6 +124,7 @@ struct DecodedPush {
 
 struct DecodedAssign {
   std::string table;
+  uint64_t table_incarnation = 0;
   absl::Span<const Key> keys;
   absl::Span<const float> values;
   absl::Span<const float> slots;

@@ -4,8 +4,6 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <deque>
 #include <random>
 #include <utility>
 
@@ -17,7 +15,6 @@
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/status_conversion.h"
-#include "cc/rpc/table_config_conversion.h"
 
 namespace tfswitch {
 namespace {
@@ -31,8 +28,6 @@ constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
 // How long one attempt to connect may take; a host that drops packets would
 // otherwise hold calls of the bulk kind for their whole timeout.
 constexpr int kConnectTimeoutMs = 5'000;
-// More would only wait in the server, which makes one after the other.
-constexpr size_t kTablesAtOnce = 64;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -178,7 +173,7 @@ Connection::Connection(const GrpcClientOptions& options)
       stub_(v1::ParameterServer::NewStub(channel_)),
       max_message_bytes_(kLargestMessageLimit) {}
 
-absl::Status Connection::Handshake(absl::Time deadline) {
+absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
   v1::HandshakeRequest request;
   request.set_protocol_version(options_.protocol_version);
   v1::HandshakeResponse response;
@@ -202,8 +197,7 @@ absl::Status Connection::Handshake(absl::Time deadline) {
         ", or list the servers in the order of their shards"));
   }
   max_message_bytes_ = response.max_message_bytes();
-  instance_id_ = response.instance_id();
-  return absl::OkStatus();
+  return response.instance_id();
 }
 
 absl::Status Connection::CheckSize(uint64_t bytes,
@@ -254,119 +248,6 @@ absl::Status Connection::Call(CallKind kind, const char* method,
   return Decode(method, &bytes, response);
 }
 
-void Connection::Remember(const TableConfig& config) {
-  if (!options_.creates_again) return;
-  MutexLock lock(&mutex_);
-  known_tables_[config.name] = KnownTable{config, instance_id_};
-}
-
-void Connection::Forget(const std::string& table) {
-  MutexLock lock(&mutex_);
-  known_tables_.erase(table);
-}
-
-// A table that is being made again, or looked for.
-struct Connection::Creation {
-  const std::string table;
-  const uint64_t instance_id;  // Of the server that has it then.
-  const bool is_lost;
-  UnaryCall call;
-};
-
-absl::StatusOr<std::unique_ptr<Connection::Creation>> Connection::StartCreation(
-    const KnownTable& known, uint64_t instance_id, absl::Time deadline) {
-  const bool is_lost = known.instance_id != instance_id;
-  absl::StatusOr<grpc::ByteBuffer> message;
-  if (is_lost) {
-    v1::CreateTableRequest request;
-    request.set_protocol_version(options_.protocol_version);
-    *request.mutable_config() = ToProto(known.config);
-    message = Encode("CreateTable", request);
-  } else {
-    // Dropped, unless another call of this client has just been here.
-    v1::ListTablesRequest request;
-    request.set_table(known.config.name);
-    message = Encode("ListTables", request);
-  }
-  TFSWITCH_RETURN_IF_ERROR(message.status());
-  // Not owned by the call: CreateAgain outlives it.
-  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
-  return std::unique_ptr<Creation>(
-      new Creation{known.config.name, instance_id, is_lost,
-                   UnaryCall(unowned, CallKind::kIdempotent,
-                             is_lost ? "CreateTable" : "ListTables", *message,
-                             v1::ParameterServer::service_full_name(),
-                             deadline - absl::Now())});
-}
-
-absl::Status Connection::EndCreation(Creation* creation) {
-  grpc::ByteBuffer bytes;
-  TFSWITCH_RETURN_IF_ERROR(creation->call.Wait(&bytes));
-  if (!creation->is_lost) return absl::OkStatus();
-  v1::CreateTableResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Decode("CreateTable", &bytes, &response));
-  {
-    MutexLock lock(&mutex_);
-    const auto found = known_tables_.find(creation->table);
-    if (found != known_tables_.end()) {
-      found->second.instance_id = creation->instance_id;
-    }
-  }
-  if (response.created()) {
-    std::fprintf(stderr,
-                 "tfswitch: warning: %s was restarted without table '%s'; the "
-                 "table has been created again, empty\n",
-                 name_.c_str(), creation->table.c_str());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Connection::CreateAgain(absl::Span<const std::string> tables,
-                                     absl::Time deadline,
-                                     const absl::Status& not_found) {
-  std::map<std::string, KnownTable> missing;
-  {
-    MutexLock lock(&mutex_);
-    for (const std::string& table : tables) {
-      const auto found = known_tables_.find(table);
-      if (found == known_tables_.end()) return not_found;
-      missing.insert(*found);
-    }
-  }
-  TFSWITCH_RETURN_IF_ERROR(Handshake(deadline));
-  const uint64_t instance_id = instance_id_;
-  absl::Status first;
-  std::deque<std::unique_ptr<Creation>> in_flight;
-  const auto end_oldest = [&] {
-    const Creation& oldest = *in_flight.front();
-    absl::Status status = EndCreation(in_flight.front().get());
-    if (absl::IsNotFound(status)) {
-      status = not_found;
-    } else if (!status.ok() && oldest.is_lost) {
-      status = absl::Status(
-          status.code(),
-          absl::StrCat(name_, " has lost its tables, and '", oldest.table,
-                       "' could not be created again: ", status.message()));
-    }
-    first.Update(std::move(status));
-    in_flight.pop_front();
-  };
-  for (const auto& [table, known] : missing) {
-    if (in_flight.size() == kTablesAtOnce) end_oldest();
-    if (!first.ok()) break;
-    absl::StatusOr<std::unique_ptr<Creation>> creation =
-        StartCreation(known, instance_id, deadline);
-    if (creation.ok()) {
-      in_flight.push_back(*std::move(creation));
-    } else {
-      first = std::move(creation).status();
-    }
-  }
-  // Also after an error: what is made now need not be made by the next call.
-  while (!in_flight.empty()) end_oldest();
-  return first;
-}
-
 absl::Status Connection::Explain(const grpc::Status& status,
                                  absl::Duration timeout) const {
   // What is left of another time reads as that.
@@ -389,6 +270,7 @@ absl::Status Connection::Explain(const grpc::Status& status,
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kDataLoss:
       return error;
     default:
       return absl::Status(error.code(),

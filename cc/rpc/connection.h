@@ -10,21 +10,16 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "cc/base/mutex.h"
 #include "cc/rpc/grpc_client.h"
-#include "cc/table/table_config.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
 namespace tfswitch {
@@ -54,8 +49,9 @@ class Connection {
   const GrpcClientOptions& options() const { return options_; }
 
   // Asks who answers, until the deadline or the client's timeout, and checks
-  // that it is the server meant.
-  absl::Status Handshake(absl::Time deadline = absl::InfiniteFuture());
+  // that it is the server meant. Returns its instance id.
+  absl::StatusOr<uint64_t> Handshake(
+      absl::Time deadline = absl::InfiniteFuture());
 
   // Longest message that the server takes and sends, as it said last.
   uint64_t max_message_bytes() const {
@@ -79,19 +75,6 @@ class Connection {
       const char* service = v1::ParameterServer::service_full_name(),
       absl::Duration timeout = absl::InfiniteDuration());
 
-  // Remembers a table that the server has just been seen to have, unless the
-  // options say that none is made again.
-  void Remember(const TableConfig& config);
-  void Forget(const std::string& table);
-
-  // For a call that ended with NotFound as one of its `tables` was missing:
-  // makes those again that this client has seen and that the server has lost in
-  // a restart, many at a time, and until the deadline of the call. OK if all
-  // are there now and the call may be repeated; `not_found` if one is not known
-  // or was dropped; or why one could not be made.
-  absl::Status CreateAgain(absl::Span<const std::string> tables,
-                           absl::Time deadline, const absl::Status& not_found);
-
   // Turns what gRPC says into an error that names the server.
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
@@ -107,21 +90,9 @@ class Connection {
   v1::ParameterServer::Stub& stub() { return *stub_; }
 
  private:
-  struct Creation;
-  struct KnownTable {
-    TableConfig config;
-    uint64_t instance_id = 0;  // Of the server that had it.
-  };
-
   // The message in an answer.
   absl::Status Decode(const char* method, grpc::ByteBuffer* bytes,
                       google::protobuf::MessageLite* response) const;
-
-  // Starts to make a table again, or to look for it if the server
-  // `instance_id` had it. REQUIRES: the same thread waits.
-  absl::StatusOr<std::unique_ptr<Creation>> StartCreation(
-      const KnownTable& known, uint64_t instance_id, absl::Time deadline);
-  absl::Status EndCreation(Creation* creation);
 
   // Constant after construction; channels and stubs have their own locks.
   const GrpcClientOptions options_;
@@ -130,12 +101,7 @@ class Connection {
   grpc::GenericStub generic_stub_;
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
 
-  // As of the last handshake.
-  std::atomic<uint64_t> max_message_bytes_;
-  std::atomic<uint64_t> instance_id_{0};
-
-  Mutex mutex_;
-  std::map<std::string, KnownTable> known_tables_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> max_message_bytes_;  // As of the last handshake.
 };
 
 // When to try again after a failure, and until when.
@@ -178,12 +144,6 @@ class UnaryCall {
 
   absl::Status Wait(grpc::ByteBuffer* response);
 
-  // When it ends at the latest.
-  absl::Time deadline() const { return start_ + timeout_; }
-
-  // Sends the same request again, after Wait, within the same timeout.
-  void Restart() { StartAttempt(); }
-
  private:
   friend void PollUntil(absl::Time time);
   struct Attempt;
@@ -193,6 +153,8 @@ class UnaryCall {
     void operator()(Attempt* attempt) const;
   };
 
+  // When it ends at the latest.
+  absl::Time deadline() const { return start_ + timeout_; }
   void StartAttempt();
 
   const std::shared_ptr<Connection> connection_;

@@ -207,8 +207,9 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   DecodedPull& pull = queue->pull;
   TFSWITCH_RETURN_IF_ERROR(
       ReadPullRequest(queue->pieces, &queue->scratch, &pull));
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(pull.table));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      std::shared_ptr<EmbeddingTable> table,
+      shard_->FindTable({pull.table, pull.table_incarnation}));
   TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, pull.day));
   const size_t num_floats = pull.keys.size() * table->dim();
   char header[kMaxPullResponseHeader];
@@ -245,7 +246,8 @@ absl::Status DataPlane::AnswerPullMany(Call* call, Queue* queue) {
   tables.reserve(pulls.size());
   uint64_t size = 0;
   for (const DecodedPull& pull : pulls) {
-    TFSWITCH_ASSIGN_OR_RETURN(auto table, shard_->FindTable(pull.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        auto table, shard_->FindTable({pull.table, pull.table_incarnation}));
     size += kMaxPartHeader + kMaxPullResponseHeader +
             pull.keys.size() * table->dim() * sizeof(float);
     tables.push_back(std::move(table));
@@ -323,8 +325,9 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   DecodedPush& request = queue->push;
   TFSWITCH_RETURN_IF_ERROR(
       ReadPushRequest(queue->pieces, &queue->scratch, &request));
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(request.table));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      std::shared_ptr<EmbeddingTable> table,
+      shard_->FindTable({request.table, request.table_incarnation}));
   TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
                             shard_->Push(*table, PushOf(request)));
   call->response = ToByteBuffer(
@@ -338,7 +341,9 @@ absl::Status DataPlane::AnswerPushMany(Call* call, Queue* queue) {
   std::vector<TablePush> pushes;
   pushes.reserve(queue->pushes.size());
   for (const DecodedPush& request : queue->pushes) {
-    TFSWITCH_ASSIGN_OR_RETURN(auto table, shard_->FindTable(request.table));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        auto table,
+        shard_->FindTable({request.table, request.table_incarnation}));
     pushes.push_back({std::move(table), PushOf(request)});
   }
   std::vector<ShardPushResult> results(pushes.size());
@@ -359,8 +364,9 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   DecodedAssign& assign = queue->assign;
   TFSWITCH_RETURN_IF_ERROR(
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(assign.table));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      std::shared_ptr<EmbeddingTable> table,
+      shard_->FindTable({assign.table, assign.table_incarnation}));
   TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, assign.day));
   AssignResult result;
   TFSWITCH_ASSIGN_OR_RETURN(result.assigned_rows,

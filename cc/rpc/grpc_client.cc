@@ -38,34 +38,22 @@ class RowCall final : public PendingCall {
   using ReadResponse = std::function<absl::Status(MessagePieces)>;
 
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
-          const char* method, std::vector<std::string> tables,
-          const grpc::ByteBuffer& request, ReadResponse read_response,
+          const char* method, const grpc::ByteBuffer& request,
+          ReadResponse read_response,
           absl::Duration timeout = absl::InfiniteDuration())
-      : connection_(connection),
-        tables_(std::move(tables)),
-        read_response_(std::move(read_response)),
+      : read_response_(std::move(read_response)),
         call_(connection, kind, method, request,
               v1::ParameterServer::service_full_name(), timeout) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
-    absl::Status status = call_.Wait(&response);
-    // A server looks for all tables before it does anything.
-    if (absl::IsNotFound(status)) {
-      TFSWITCH_RETURN_IF_ERROR(
-          connection_->CreateAgain(tables_, call_.deadline(), status));
-      call_.Restart();
-      status = call_.Wait(&response);
-    }
-    TFSWITCH_RETURN_IF_ERROR(status);
+    TFSWITCH_RETURN_IF_ERROR(call_.Wait(&response));
     thread_local std::vector<absl::string_view> pieces;
     ListPieces(&response, &pieces);
     return read_response_(pieces);
   }
 
  private:
-  const std::shared_ptr<Connection> connection_;
-  const std::vector<std::string> tables_;
   const ReadResponse read_response_;
   UnaryCall call_;
 };
@@ -216,6 +204,12 @@ PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
 
+template <typename Request>
+void NameTable(const TableRef& table, Request* request) {
+  request->set_table(table.name);
+  request->set_table_incarnation(table.incarnation);
+}
+
 class GrpcClient final : public ParameterClient {
  public:
   explicit GrpcClient(std::shared_ptr<Connection> connection)
@@ -224,10 +218,16 @@ class GrpcClient final : public ParameterClient {
 
   GroupClient& groups() override { return *groups_; }
 
-  absl::Status CreateTable(const TableConfig& config) override;
+  absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
+                                     const TableIdentity& identity,
+                                     uint64_t replaced_incarnation) override;
   absl::Status DropTable(const std::string& table) override;
   absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const std::string& table) override;
+      const TableRef& table) override;
+  absl::StatusOr<std::vector<uint64_t>> ShardInstances() override {
+    TFSWITCH_ASSIGN_OR_RETURN(const uint64_t id, connection_->Handshake());
+    return std::vector<uint64_t>{id};
+  }
   std::unique_ptr<PendingCall> StartPull(const PullArgs& args,
                                          absl::Span<float> embeddings) override;
   std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
@@ -242,51 +242,45 @@ class GrpcClient final : public ParameterClient {
                                                 const std::string& group,
                                                 const Round& round,
                                                 int64_t* committed) override;
-  absl::StatusOr<int64_t> Erase(const std::string& table,
+  absl::StatusOr<int64_t> Erase(const TableRef& table,
                                 absl::Span<const Key> keys) override;
   std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
                                            ShrinkReport* report) override;
-  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+  absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override;
   absl::Status Export(
-      const std::string& table, bool with_slots,
+      const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override;
   absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
-  absl::Status SettleExport(const std::string& table,
-                            const std::string& export_id,
+  absl::Status SettleExport(const TableRef& table, const std::string& export_id,
                             bool is_published) override;
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) override;
-  absl::Status CommitCheckpoint(
-      const std::string& path, const std::string& save_id,
-      const std::vector<std::string>& manifest_parts) override;
-  absl::StatusOr<std::vector<std::string>> StageRestore(
-      const StageRestoreArgs& args, int64_t* num_rows) override;
+  absl::StatusOr<int64_t> CommitCheckpoint(
+      const CommitCheckpointArgs& args) override;
+  absl::Status AbortSave(const std::string& path,
+                         const std::string& save_id) override;
+  absl::StatusOr<StagedRestore> StageRestore(
+      const StageRestoreArgs& args) override;
   absl::Status CommitRestore(const std::string& restore_id,
                              bool abort) override;
 
  private:
   // Reads the stream of messages that start(context) begins, to its end. Only
-  // its beginning is repeated, if the server is away or, with `may_create`, had
-  // lost the table.
+  // its beginning is repeated, if the server is away.
   template <typename Response, typename Start>
   absl::Status ReadStream(
-      const std::string& table, bool may_create, const Start& start,
+      const Start& start,
       const std::function<absl::Status(const Response&)>& visit);
-  // Connection::Call, and once more if the server had lost `table`.
-  absl::Status CallOfTable(CallKind kind, const char* method,
-                           const std::string& table,
-                           const google::protobuf::MessageLite& request,
-                           google::protobuf::MessageLite* response);
   std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
                                                absl::Span<float> embeddings);
   std::unique_ptr<PendingCall> StartPullMessage(
       absl::Span<const PullPart> pulls);
   // One part of a ReadUsage.
-  std::unique_ptr<PendingCall> StartReadUsage(const std::string& table,
+  std::unique_ptr<PendingCall> StartReadUsage(const TableRef& table,
                                               absl::Span<const Key> keys,
                                               float day,
                                               absl::Span<UsageOfRow> usage,
@@ -300,38 +294,24 @@ class GrpcClient final : public ParameterClient {
   const std::unique_ptr<GroupClient> groups_;
 };
 
-absl::Status GrpcClient::CallOfTable(
-    CallKind kind, const char* method, const std::string& table,
-    const google::protobuf::MessageLite& request,
-    google::protobuf::MessageLite* response) {
-  const GrpcClientOptions& options = connection_->options();
-  const absl::Time deadline =
-      absl::Now() +
-      (kind == CallKind::kBulk ? options.bulk_timeout : options.timeout);
-  absl::Status status = connection_->Call(kind, method, request, response);
-  if (!absl::IsNotFound(status)) return status;
-  TFSWITCH_RETURN_IF_ERROR(connection_->CreateAgain({table}, deadline, status));
-  return connection_->Call(kind, method, request, response,
-                           v1::ParameterServer::service_full_name(),
-                           deadline - absl::Now());
-}
-
-absl::Status GrpcClient::CreateTable(const TableConfig& config) {
+absl::StatusOr<uint64_t> GrpcClient::MakeTable(const TableConfig& config,
+                                               const TableIdentity& identity,
+                                               uint64_t replaced_incarnation) {
   TFSWITCH_RETURN_IF_ERROR(config.Validate());
-  // Tells which run of the server gets the table; see Connection::CreateAgain.
-  TFSWITCH_RETURN_IF_ERROR(connection_->Handshake());
   v1::CreateTableRequest request;
   request.set_protocol_version(connection_->options().protocol_version);
   *request.mutable_config() = ToProto(config);
+  request.set_table_incarnation(identity.incarnation);
+  request.mutable_shard_instances()->Add(identity.shard_instances.begin(),
+                                         identity.shard_instances.end());
+  request.set_replaced_incarnation(replaced_incarnation);
   v1::CreateTableResponse response;
   TFSWITCH_RETURN_IF_ERROR(connection_->Call(
       CallKind::kIdempotent, "CreateTable", request, &response));
-  connection_->Remember(config);
-  return absl::OkStatus();
+  return response.table_incarnation();
 }
 
 absl::Status GrpcClient::DropTable(const std::string& table) {
-  connection_->Forget(table);
   v1::DropTableRequest request;
   request.set_table(table);
   v1::DropTableResponse response;
@@ -343,16 +323,15 @@ absl::Status GrpcClient::DropTable(const std::string& table) {
 }
 
 absl::StatusOr<std::vector<TableInfo>> GrpcClient::ListTables(
-    const std::string& table) {
+    const TableRef& table) {
   v1::ListTablesRequest request;
-  request.set_table(table);
+  NameTable(table, &request);
   v1::ListTablesResponse response;
-  TFSWITCH_RETURN_IF_ERROR(CallOfTable(CallKind::kIdempotent, "ListTables",
-                                       table, request, &response));
+  TFSWITCH_RETURN_IF_ERROR(connection_->Call(CallKind::kIdempotent,
+                                             "ListTables", request, &response));
   std::vector<TableInfo> tables;
   for (const v1::TableInfo& info : response.tables()) {
     tables.push_back(FromProto(info));
-    connection_->Remember(tables.back().config);
   }
   return tables;
 }
@@ -448,7 +427,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
     return absl::OkStatus();
   };
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "PullMany", std::move(tables),
+      connection_, CallKind::kIdempotent, "PullMany",
       std::move(message).ToByteBuffer(), std::move(read));
 }
 
@@ -466,7 +445,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullOfPart(
   if (message.data() == nullptr) return Done(NoMemory(bytes));
   WritePullRequest(args, message.data());
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "Pull", std::vector{args.table},
+      connection_, CallKind::kIdempotent, "Pull",
       std::move(message).ToByteBuffer(),
       [connection = connection_.get(), table = args.table, dim = args.dim,
        num_keys = args.keys.size(),
@@ -547,15 +526,12 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     const size_t num_pushes = messages[i].end - messages[i].begin;
     PushResult* const results = all->result(messages[i].begin);
     CallKind kind = CallKind::kIdempotent;
-    std::vector<std::string> tables;
     for (size_t k = messages[i].begin; k < messages[i].end; ++k) {
       if (pieces[k].id.client_id == 0) kind = CallKind::kOnce;
-      tables.push_back(pieces[k].table);
     }
     const bool is_one = num_pushes == 1;
     all->calls.push_back(std::make_unique<RowCall>(
-        connection_, kind, is_one ? "Push" : "PushMany", std::move(tables),
-        requests[i],
+        connection_, kind, is_one ? "Push" : "PushMany", requests[i],
         [connection = connection_.get(), is_one, num_pushes,
          results](MessagePieces pieces) -> absl::Status {
           if (is_one) {
@@ -650,7 +626,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args,
   if (message.data() == nullptr) return Done(NoMemory(bytes));
   WriteAssignRequest(args, message.data());
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "Assign", std::vector{args.table},
+      connection_, CallKind::kIdempotent, "Assign",
       std::move(message).ToByteBuffer(),
       [connection = connection_.get(), result](MessagePieces pieces) {
         return connection->Blame(ReadAssignResponse(pieces, result));
@@ -666,8 +642,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
       connection_->Encode("CommitRound", request);
   if (!message.ok()) return Done(std::move(message).status());
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "CommitRound",
-      std::vector<std::string>{""}, *message,
+      connection_, CallKind::kIdempotent, "CommitRound", *message,
       [connection = connection_.get(),
        committed](MessagePieces pieces) -> absl::Status {
         v1::CommitRoundResponse response;
@@ -680,21 +655,21 @@ std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
       });
 }
 
-absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
+absl::StatusOr<int64_t> GrpcClient::Erase(const TableRef& table,
                                           absl::Span<const Key> keys) {
   v1::EraseRequest request;
-  request.set_table(table);
+  NameTable(table, &request);
   request.mutable_keys()->Add(keys.begin(), keys.end());
   v1::EraseResponse response;
   TFSWITCH_RETURN_IF_ERROR(
-      CallOfTable(CallKind::kIdempotent, "Erase", table, request, &response));
+      connection_->Call(CallKind::kIdempotent, "Erase", request, &response));
   return response.erased_rows();
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
                                                      ShrinkReport* report) {
   v1::ShrinkRequest request;
-  request.set_table(args.table);
+  NameTable({args.table, args.table_incarnation}, &request);
   if (args.rules.has_value()) *request.mutable_rules() = ToProto(*args.rules);
   if (args.day >= 0.0f) request.set_day(args.day);
   request.set_dry_run(args.dry_run);
@@ -702,7 +677,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
       connection_->Encode("Shrink", request);
   if (!message.ok()) return Done(std::move(message).status());
   return std::make_unique<RowCall>(
-      connection_, CallKind::kBulk, "Shrink", std::vector{args.table}, *message,
+      connection_, CallKind::kBulk, "Shrink", *message,
       [connection = connection_.get(),
        report](MessagePieces pieces) -> absl::Status {
         v1::ShrinkResponse response;
@@ -714,19 +689,18 @@ std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartReadUsage(
-    const std::string& table, absl::Span<const Key> keys, float day,
+    const TableRef& table, absl::Span<const Key> keys, float day,
     absl::Span<UsageOfRow> usage, absl::Span<KeyState> states,
     absl::Duration timeout) {
   v1::ReadUsageRequest request;
-  request.set_table(table);
+  NameTable(table, &request);
   request.mutable_keys()->Add(keys.begin(), keys.end());
   if (day >= 0.0f) request.set_day(day);
   absl::StatusOr<grpc::ByteBuffer> message =
       connection_->Encode("ReadUsage", request);
   if (!message.ok()) return Done(std::move(message).status());
   return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "ReadUsage", std::vector{table},
-      *message,
+      connection_, CallKind::kIdempotent, "ReadUsage", *message,
       [connection = connection_.get(), usage,
        states](MessagePieces pieces) -> absl::Status {
         v1::ReadUsageResponse response;
@@ -737,13 +711,13 @@ std::unique_ptr<PendingCall> GrpcClient::StartReadUsage(
       timeout);
 }
 
-absl::Status GrpcClient::ReadUsage(const std::string& table,
+absl::Status GrpcClient::ReadUsage(const TableRef& table,
                                    absl::Span<const Key> keys, float day,
                                    absl::Span<UsageOfRow> usage,
                                    absl::Span<KeyState> states) {
   const absl::Time deadline = absl::Now() + connection_->options().timeout;
-  const size_t keys_per_part =
-      KeysPerUsagePart(keys.size(), table, connection_->max_message_bytes());
+  const size_t keys_per_part = KeysPerUsagePart(
+      keys.size(), table.name, connection_->max_message_bytes());
   absl::Status first;
   std::deque<std::unique_ptr<PendingCall>> in_flight;
   const auto end_oldest = [&] {
@@ -767,7 +741,7 @@ absl::Status GrpcClient::ReadUsage(const std::string& table,
 
 template <typename Response, typename Start>
 absl::Status GrpcClient::ReadStream(
-    const std::string& table, bool may_create, const Start& start,
+    const Start& start,
     const std::function<absl::Status(const Response&)>& visit) {
   const GrpcClientOptions& options = connection_->options();
   RetryClock clock(options.timeout);
@@ -794,12 +768,6 @@ absl::Status GrpcClient::ReadStream(
         status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
                     ? options.bulk_timeout
                     : options.timeout);
-    if (absl::IsNotFound(error) && may_create) {
-      TFSWITCH_RETURN_IF_ERROR(connection_->CreateAgain(
-          {table}, clock.start() + options.bulk_timeout, error));
-      may_create = false;
-      continue;
-    }
     if (!absl::IsUnavailable(error)) return error;
     const std::optional<absl::Time> next = clock.NextTry();
     if (!next.has_value()) return error;
@@ -808,13 +776,12 @@ absl::Status GrpcClient::ReadStream(
 }
 
 absl::Status GrpcClient::Export(
-    const std::string& table, bool with_slots,
+    const TableRef& table, bool with_slots,
     const std::function<absl::Status(const RowChunk&)>& visit) {
   v1::ExportRequest request;
-  request.set_table(table);
+  NameTable(table, &request);
   request.set_with_slots(with_slots);
   return ReadStream<v1::ExportResponse>(
-      table, /*may_create=*/true,
       [&](grpc::ClientContext* context) {
         return connection_->stub().Export(context, request);
       },
@@ -830,7 +797,7 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
     const ExportChangesArgs& args,
     const std::function<absl::Status(const ChangeChunk&)>& visit) {
   v1::ExportChangesRequest request;
-  request.set_table(args.table);
+  NameTable({args.table, args.table_incarnation}, &request);
   if (!args.since.empty()) {
     request.mutable_since()->set_log_id(args.since[0].log_id);
     request.mutable_since()->set_epoch(args.since[0].epoch);
@@ -843,10 +810,7 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
   }
   if (args.day >= 0.0f) request.set_day(args.day);
   std::vector<ChangeCursor> cursors;
-  // A table that the server has lost is not made again: it would be exported
-  // as an empty one.
   TFSWITCH_RETURN_IF_ERROR(ReadStream<v1::ExportChangesResponse>(
-      args.table, /*may_create=*/false,
       [&](grpc::ClientContext* context) {
         return connection_->stub().ExportChanges(context, request);
       },
@@ -868,11 +832,11 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
   return cursors;
 }
 
-absl::Status GrpcClient::SettleExport(const std::string& table,
+absl::Status GrpcClient::SettleExport(const TableRef& table,
                                       const std::string& export_id,
                                       bool is_published) {
   v1::SettleExportRequest request;
-  request.set_table(table);
+  NameTable(table, &request);
   request.set_export_id(export_id);
   request.set_is_published(is_published);
   v1::SettleExportResponse response;
@@ -883,40 +847,67 @@ absl::StatusOr<std::vector<std::string>> GrpcClient::SaveShard(
     const SaveShardArgs& args) {
   v1::SaveShardRequest request;
   request.set_path(args.path);
-  for (const std::string& table : args.tables) request.add_tables(table);
+  for (const TableRef& table : args.tables) {
+    request.add_tables(table.name);
+    request.add_table_incarnations(table.incarnation);
+  }
   request.set_save_id(args.save_id);
+  request.set_all_tables(args.all_tables);
   v1::SaveShardResponse response;
   TFSWITCH_RETURN_IF_ERROR(
       connection_->Call(CallKind::kBulk, "SaveShard", request, &response));
   return std::vector<std::string>{response.manifest_part()};
 }
 
-absl::Status GrpcClient::CommitCheckpoint(
-    const std::string& path, const std::string& save_id,
-    const std::vector<std::string>& manifest_parts) {
+absl::StatusOr<int64_t> GrpcClient::CommitCheckpoint(
+    const CommitCheckpointArgs& args) {
   v1::CommitCheckpointRequest request;
-  request.set_path(path);
-  request.set_save_id(save_id);
-  for (const std::string& part : manifest_parts) {
+  request.set_path(args.path);
+  request.set_save_id(args.save_id);
+  for (const std::string& part : args.manifest_parts) {
     request.add_manifest_parts(part);
   }
+  request.set_keep(static_cast<uint32_t>(args.keep));
+  for (const std::string& table : args.dropped_tables) {
+    request.add_dropped_tables(table);
+  }
   v1::CommitCheckpointResponse response;
-  return connection_->Call(CallKind::kBulk, "CommitCheckpoint", request,
+  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
+      CallKind::kBulk, "CommitCheckpoint", request, &response));
+  return response.save();
+}
+
+absl::Status GrpcClient::AbortSave(const std::string& path,
+                                   const std::string& save_id) {
+  v1::AbortSaveRequest request;
+  request.set_path(path);
+  request.set_save_id(save_id);
+  v1::AbortSaveResponse response;
+  return connection_->Call(CallKind::kIdempotent, "AbortSave", request,
                            &response);
 }
 
-absl::StatusOr<std::vector<std::string>> GrpcClient::StageRestore(
-    const StageRestoreArgs& args, int64_t* num_rows) {
+absl::StatusOr<StagedRestore> GrpcClient::StageRestore(
+    const StageRestoreArgs& args) {
   v1::StageRestoreRequest request;
   request.set_path(args.path);
   for (const std::string& table : args.tables) request.add_tables(table);
   request.set_restore_id(args.restore_id);
+  request.set_save(args.save);
+  request.set_newer_than(static_cast<uint32_t>(args.newer_than));
+  request.mutable_table_incarnations()->insert(args.incarnations.begin(),
+                                               args.incarnations.end());
+  request.set_new_incarnation(args.new_incarnation);
+  request.mutable_shard_instances()->Add(args.shard_instances.begin(),
+                                         args.shard_instances.end());
   v1::StageRestoreResponse response;
   TFSWITCH_RETURN_IF_ERROR(
       connection_->Call(CallKind::kBulk, "StageRestore", request, &response));
-  *num_rows += response.num_rows();
-  return std::vector<std::string>(response.tables().begin(),
-                                  response.tables().end());
+  StagedRestore staged;
+  staged.tables = {response.tables().begin(), response.tables().end()};
+  staged.num_rows = response.num_rows();
+  staged.save = response.save();
+  return staged;
 }
 
 absl::Status GrpcClient::CommitRestore(const std::string& restore_id,
@@ -955,7 +946,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
   canonical.address = address.ToString();
   auto connection = std::make_shared<Connection>(canonical);
   TFSWITCH_RETURN_IF_ERROR(
-      connection->Handshake(absl::Now() + options.connect_timeout));
+      connection->Handshake(absl::Now() + options.connect_timeout).status());
   return std::make_unique<GrpcClient>(std::move(connection));
 }
 

@@ -29,9 +29,6 @@ struct GrpcClientOptions {
   absl::Duration bulk_timeout = absl::Hours(1);
   // How long to wait for the server at first, if that is less.
   absl::Duration connect_timeout = absl::InfiniteDuration();
-  // Make tables again that a restarted server does not know. Who only reads
-  // leaves that to those who train.
-  bool creates_again = true;
   // Sent in the handshake; another value is for tests.
   uint32_t protocol_version = kProtocolVersion;
 };
@@ -41,9 +38,7 @@ struct GrpcClientOptions {
 // protocol version or has another place in the cluster.
 //
 // The client retries what fails with UNAVAILABLE until its timeout: a server
-// that comes back is used again without a new client. It recreates a table that
-// it has created or described before when a restarted server does not know it,
-// unless the options say otherwise.
+// that comes back is used again without a new client.
 absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
     const GrpcClientOptions& options);
 

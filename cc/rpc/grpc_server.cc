@@ -19,7 +19,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "cc/base/mutex.h"
-#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/thread_pool.h"
 #include "cc/rpc/address.h"
@@ -118,9 +117,8 @@ class RunningServer final : public GrpcServer {
   RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
       : num_threads_(NumThreads(options)),
         helpers_(num_threads_ - 1),
-        service_(
-            {options.protocol_version, DrawId(), options.max_message_bytes},
-            shard, &gate_, &helpers_),
+        service_({options.protocol_version, options.max_message_bytes}, shard,
+                 &gate_, &helpers_),
         coordination_(shard, &gate_),
         shard_(std::move(shard)) {}
 

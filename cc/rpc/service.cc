@@ -1,6 +1,7 @@
 #include "cc/rpc/service.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,8 +26,9 @@ std::vector<std::string> ToVector(const T& repeated) {
   return std::vector<std::string>(repeated.begin(), repeated.end());
 }
 
-TableInfo Describe(const EmbeddingTable& table) {
-  return TableInfo{table.config(), table.stats(), table.slot_floats()};
+template <typename Request>
+TableRef TableOf(const Request& request) {
+  return {request.table(), request.table_incarnation()};
 }
 
 }  // namespace
@@ -54,7 +56,7 @@ grpc::Status Service::Handshake(grpc::ServerContext* context,
   response->set_protocol_version(identity_.protocol_version);
   response->set_shard_index(shard_->shard_index());
   response->set_num_shards(shard_->num_shards());
-  response->set_instance_id(identity_.instance_id);
+  response->set_instance_id(shard_->instance_id());
   response->set_max_message_bytes(identity_.max_message_bytes);
   return ToGrpcStatus(CheckVersion(request->protocol_version()));
 }
@@ -67,10 +69,14 @@ grpc::Status Service::CreateTable(grpc::ServerContext* context,
   if (absl::Status bad = CheckVersion(request->protocol_version()); !bad.ok()) {
     return ToGrpcStatus(bad);
   }
-  absl::StatusOr<bool> created =
-      shard_->CreateTable(FromProto(request->config()));
-  if (!created.ok()) return ToGrpcStatus(created.status());
-  response->set_created(*created);
+  const absl::StatusOr<Shard::Made> made = shard_->CreateTable(
+      FromProto(request->config()),
+      {request->table_incarnation(),
+       {request->shard_instances().begin(), request->shard_instances().end()}},
+      request->replaced_incarnation());
+  if (!made.ok()) return ToGrpcStatus(made.status());
+  response->set_created(made->created);
+  response->set_table_incarnation(made->incarnation);
   return grpc::Status::OK;
 }
 
@@ -90,13 +96,13 @@ grpc::Status Service::ListTables(grpc::ServerContext* context,
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   if (request->table().empty()) {
     for (const std::shared_ptr<EmbeddingTable>& table : shard_->Tables()) {
-      *response->add_tables() = ToProto(Describe(*table));
+      *response->add_tables() = ToProto(DescribeTable(*table));
     }
     return grpc::Status::OK;
   }
-  auto table = shard_->FindTable(request->table());
+  auto table = shard_->FindTable(TableOf(*request));
   if (!table.ok()) return ToGrpcStatus(table.status());
-  *response->add_tables() = ToProto(Describe(**table));
+  *response->add_tables() = ToProto(DescribeTable(**table));
   return grpc::Status::OK;
 }
 
@@ -123,7 +129,7 @@ grpc::Status Service::Erase(grpc::ServerContext* context,
                             v1::EraseResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  auto table = shard_->FindTable(request->table());
+  auto table = shard_->FindTable(TableOf(*request));
   if (!table.ok()) return ToGrpcStatus(table.status());
   absl::StatusOr<int64_t> erased = shard_->Erase(
       **table,
@@ -138,7 +144,7 @@ grpc::Status Service::Shrink(grpc::ServerContext* context,
                              v1::ShrinkResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  auto table = shard_->FindTable(request->table());
+  auto table = shard_->FindTable(TableOf(*request));
   if (!table.ok()) return ToGrpcStatus(table.status());
   std::optional<EvictionConfig> rules;
   if (request->has_rules()) rules = FromProto(request->rules());
@@ -155,7 +161,7 @@ grpc::Status Service::ReadUsage(grpc::ServerContext* context,
                                 v1::ReadUsageResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  auto table = shard_->FindTable(request->table());
+  auto table = shard_->FindTable(TableOf(*request));
   if (!table.ok()) return ToGrpcStatus(table.status());
   const absl::Span<const Key> keys(request->keys().data(),
                                    request->keys().size());
@@ -173,7 +179,7 @@ absl::Status Service::ExportRows(
     const v1::ExportRequest& request, const grpc::ServerContext& context,
     grpc::ServerWriter<v1::ExportResponse>* writer) const {
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(request.table()));
+                            shard_->FindTable(TableOf(request)));
   const int64_t row_bytes =
       sizeof(Key) +
       sizeof(float) *
@@ -210,7 +216,7 @@ absl::Status Service::WriteChanges(
     const v1::ExportChangesRequest& request, const grpc::ServerContext& context,
     grpc::ServerWriter<v1::ExportChangesResponse>* writer) const {
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(request.table()));
+                            shard_->FindTable(TableOf(request)));
   ChangeFilter filter;
   if (request.has_since()) {
     filter.since = {request.since().log_id(), request.since().epoch()};
@@ -268,10 +274,23 @@ grpc::Status Service::SettleExport(grpc::ServerContext* context,
                                    v1::SettleExportResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  auto table = shard_->FindTable(request->table());
+  auto table = shard_->FindTable(TableOf(*request));
   if (!table.ok()) return ToGrpcStatus(table.status());
   shard_->SettleExport(**table, request->export_id(), request->is_published());
   return grpc::Status::OK;
+}
+
+Shard::Interrupt Service::InterruptOf(
+    const grpc::ServerContext& context) const {
+  return [this, &context]() -> absl::Status {
+    if (gate_->is_closed()) {
+      return absl::UnavailableError("the server is stopping");
+    }
+    if (context.IsCancelled()) {
+      return absl::CancelledError("the client has gone");
+    }
+    return absl::OkStatus();
+  };
 }
 
 grpc::Status Service::SaveShard(grpc::ServerContext* context,
@@ -279,8 +298,18 @@ grpc::Status Service::SaveShard(grpc::ServerContext* context,
                                 v1::SaveShardResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  absl::StatusOr<std::string> part = shard_->SaveShard(
-      request->path(), ToVector(request->tables()), request->save_id());
+  SaveShardArgs args;
+  args.path = request->path();
+  args.save_id = request->save_id();
+  args.all_tables = request->all_tables();
+  for (int i = 0; i < request->tables_size(); ++i) {
+    args.tables.emplace_back(request->tables(i),
+                             i < request->table_incarnations_size()
+                                 ? request->table_incarnations(i)
+                                 : 0);
+  }
+  absl::StatusOr<std::string> part =
+      shard_->SaveShard(args, InterruptOf(*context));
   if (!part.ok()) return ToGrpcStatus(part.status());
   response->set_manifest_part(*std::move(part));
   return grpc::Status::OK;
@@ -291,9 +320,27 @@ grpc::Status Service::CommitCheckpoint(
     v1::CommitCheckpointResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  return ToGrpcStatus(
-      shard_->CommitCheckpoint(request->path(), request->save_id(),
-                               ToVector(request->manifest_parts())));
+  CommitCheckpointArgs args;
+  args.path = request->path();
+  args.save_id = request->save_id();
+  args.manifest_parts = ToVector(request->manifest_parts());
+  if (request->keep() != 0) {
+    args.keep =
+        static_cast<int>(std::min<uint32_t>(request->keep(), INT32_MAX));
+  }
+  args.dropped_tables = ToVector(request->dropped_tables());
+  const absl::StatusOr<int64_t> number = shard_->CommitCheckpoint(args);
+  if (!number.ok()) return ToGrpcStatus(number.status());
+  response->set_save(*number);
+  return grpc::Status::OK;
+}
+
+grpc::Status Service::AbortSave(grpc::ServerContext* context,
+                                const v1::AbortSaveRequest* request,
+                                v1::AbortSaveResponse* response) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  return ToGrpcStatus(shard_->AbortSave(request->path(), request->save_id()));
 }
 
 grpc::Status Service::StageRestore(grpc::ServerContext* context,
@@ -301,11 +348,24 @@ grpc::Status Service::StageRestore(grpc::ServerContext* context,
                                    v1::StageRestoreResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  absl::StatusOr<Shard::Staged> staged = shard_->StageRestore(
-      request->path(), ToVector(request->tables()), request->restore_id());
+  StageRestoreArgs args;
+  args.path = request->path();
+  args.tables = ToVector(request->tables());
+  args.restore_id = request->restore_id();
+  args.save = request->save();
+  args.newer_than =
+      static_cast<int>(std::min<uint32_t>(request->newer_than(), INT32_MAX));
+  args.incarnations = {request->table_incarnations().begin(),
+                       request->table_incarnations().end()};
+  args.new_incarnation = request->new_incarnation();
+  args.shard_instances = {request->shard_instances().begin(),
+                          request->shard_instances().end()};
+  absl::StatusOr<StagedRestore> staged =
+      shard_->StageRestore(args, InterruptOf(*context));
   if (!staged.ok()) return ToGrpcStatus(staged.status());
   for (const std::string& table : staged->tables) response->add_tables(table);
   response->set_num_rows(staged->num_rows);
+  response->set_save(staged->save);
   return grpc::Status::OK;
 }
 

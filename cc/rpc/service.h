@@ -20,7 +20,6 @@ namespace tfswitch {
 // What the service says of itself.
 struct ServiceIdentity {
   uint32_t protocol_version = 1;
-  uint64_t instance_id = 0;
   uint64_t max_message_bytes = 0;
 };
 
@@ -80,6 +79,9 @@ class Service final : public ServiceWithRawMethods {
   grpc::Status CommitCheckpoint(
       grpc::ServerContext* context, const v1::CommitCheckpointRequest* request,
       v1::CommitCheckpointResponse* response) override;
+  grpc::Status AbortSave(grpc::ServerContext* context,
+                         const v1::AbortSaveRequest* request,
+                         v1::AbortSaveResponse* response) override;
   grpc::Status StageRestore(grpc::ServerContext* context,
                             const v1::StageRestoreRequest* request,
                             v1::StageRestoreResponse* response) override;
@@ -89,6 +91,8 @@ class Service final : public ServiceWithRawMethods {
 
  private:
   absl::Status CheckVersion(uint32_t client_version) const;
+  // Ends long calls when the client has gone, or the server stops.
+  Shard::Interrupt InterruptOf(const grpc::ServerContext& context) const;
   absl::Status WriteChanges(
       const v1::ExportChangesRequest& request,
       const grpc::ServerContext& context,

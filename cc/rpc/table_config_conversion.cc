@@ -485,6 +485,9 @@ v1::TableInfo ToProto(const TableInfo& info) {
   proto.set_num_candidates(info.stats.num_candidates);
   proto.set_admission_bytes(info.stats.admission_bytes);
   proto.set_change_bytes(info.stats.change_bytes);
+  proto.set_incarnation(info.identity.incarnation);
+  proto.mutable_shard_instances()->Add(info.identity.shard_instances.begin(),
+                                       info.identity.shard_instances.end());
   return proto;
 }
 
@@ -502,6 +505,9 @@ TableInfo FromProto(const v1::TableInfo& proto) {
   info.stats.num_candidates = proto.num_candidates();
   info.stats.admission_bytes = proto.admission_bytes();
   info.stats.change_bytes = proto.change_bytes();
+  info.identity = {
+      proto.incarnation(),
+      {proto.shard_instances().begin(), proto.shard_instances().end()}};
   return info;
 }
 

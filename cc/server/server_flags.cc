@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "cc/base/files.h"
 
 ABSL_FLAG(std::string, address, "127.0.0.1:7077",
           "Where to listen: host:port (port 0: any free one) or unix:/path.");
@@ -18,15 +19,19 @@ ABSL_FLAG(int32_t, num_threads, 0,
           "Threads that answer pulls and pushes. 0: one per core.");
 ABSL_FLAG(uint64_t, max_message_bytes, uint64_t{1} << 30,
           "Longest message in either direction.");
+ABSL_FLAG(std::string, checkpoint_root, "",
+          "The folder that checkpoints lie below: paths of saves and restores "
+          "are taken from it. Empty: the folder that the server is started "
+          "in, unless that is '/'.");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
           "How long running calls may take to end when the server is stopped.");
 
 namespace tfswitch {
 namespace {
 
-constexpr const char* kFlagNames[] = {"address",           "shard_index",
-                                      "num_shards",        "num_threads",
-                                      "max_message_bytes", "grace_period"};
+constexpr const char* kFlagNames[] = {
+    "address",           "shard_index",     "num_shards",  "num_threads",
+    "max_message_bytes", "checkpoint_root", "grace_period"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -81,6 +86,8 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   flags->server.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
+  const std::string root = absl::GetFlag(FLAGS_checkpoint_root);
+  flags->shard.checkpoint_root = root.empty() ? DefaultRoot() : root;
   flags->grace_period = absl::GetFlag(FLAGS_grace_period);
   if (flags->grace_period < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(

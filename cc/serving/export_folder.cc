@@ -1,9 +1,5 @@
 #include "cc/serving/export_folder.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -21,7 +17,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/checksum.h"
-#include "cc/base/files.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/table/json_reader.h"
@@ -249,23 +244,17 @@ std::string RowFilePath(const std::string& path, const ExportName& name,
   return absl::StrCat(path, "/", name.ToString(), "/", table.file);
 }
 
-ExportWriter::ExportWriter(std::string path, int lock)
-    : path_(std::move(path)), lock_(lock) {}
+ExportWriter::ExportWriter(std::string path, std::unique_ptr<FolderLock> lock)
+    : path_(std::move(path)), lock_(std::move(lock)) {}
 
 absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
     const std::string& path, bool is_delta) {
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
-  const std::string lock_path = path + "/.lock";
-  const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock < 0) return ErrnoStatus("create", lock_path, errno);
-  auto writer = absl::WrapUnique(new ExportWriter(path, lock));
-  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return ErrnoStatus("lock", lock_path, errno);
-    // Not as where a delta cannot follow, for which a base is the remedy.
-    return absl::AbortedError(
-        absl::StrCat("another export is being written to '", path,
-                     "'; wait for it, or end its process"));
-  }
+  // Aborted is not as where a delta cannot follow, for which a base is the
+  // remedy.
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock,
+                            FolderLock::Take(path, absl::ZeroDuration()));
+  auto writer = absl::WrapUnique(new ExportWriter(path, std::move(lock)));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                             ListFolder(path));
   std::error_code error;
@@ -313,9 +302,6 @@ ExportWriter::~ExportWriter() {
   if (!is_published_ && !temporary_.empty()) {
     fs::remove_all(temporary_, error);
   }
-  // Also for children of a fork, which have the descriptor still.
-  flock(lock_, LOCK_UN);
-  close(lock_);
 }
 
 absl::StatusOr<std::unique_ptr<RowFileWriter>> ExportWriter::AddTable(

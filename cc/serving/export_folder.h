@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cc/base/files.h"
 #include "cc/serving/row_file_writer.h"
 #include "cc/table/change_log.h"
 #include "cc/table/embedding_table.h"
@@ -110,10 +111,10 @@ class ExportWriter {
   absl::Status Publish();
 
  private:
-  ExportWriter(std::string path, int lock);
+  ExportWriter(std::string path, std::unique_ptr<FolderLock> lock);
 
   const std::string path_;
-  const int lock_;  // An open file that is locked.
+  const std::unique_ptr<FolderLock> lock_;
   std::string temporary_;
   ExportManifest previous_;
   ExportManifest manifest_;

@@ -34,14 +34,15 @@ ExportManifest LastExport(const ExportWriter& writer, const std::string& path) {
 
 using Configs = std::map<std::string, TableConfig>;
 
-// All tables of a client. By one call that names none: one that names a table
-// makes it again, empty, if a server has lost it.
+// All tables of a client. DataLoss if a server has lost its part of one: the
+// export would have only the rest of its rows.
 absl::StatusOr<Configs> ListConfigs(ParameterClient& client) {
   TFSWITCH_ASSIGN_OR_RETURN(std::vector<TableInfo> infos,
                             client.ListTables(""));
   Configs configs;
   for (TableInfo& info : infos) {
-    // Else one server has lost it, or has yet to make it.
+    TFSWITCH_RETURN_IF_ERROR(info.lost);
+    // Else one server has yet to make it, or has just dropped it.
     if (info.num_shards != client.num_shards()) continue;
     configs[info.config.name] = std::move(info.config);
   }

@@ -12,15 +12,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "cc/base/files.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/status_macros.h"
-#include "cc/checkpoint/checkpoint.h"
 #include "cc/sync/work_queue_json.h"
 
 namespace tfswitch {
 namespace {
+
+// Of how many dropped tables it is known that they were dropped.
+constexpr size_t kMaxDropped = 4096;
 
 std::string ShardPrefix(const ShardOptions& options) {
   if (options.num_shards == 1) return "";
@@ -102,7 +105,9 @@ absl::Status Shard::CheckAdmissionMemory(const TableConfig& config) const {
       "servers"));
 }
 
-absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
+absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
+                                               const TableIdentity& identity,
+                                               uint64_t replaced_incarnation) {
   TFSWITCH_RETURN_IF_ERROR(config.Validate());
   if (options_.num_shards > config.num_virtual_shards) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -114,8 +119,15 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
   MutexLock lock(&mutex_);
   const auto it = tables_.find(config.name);
   if (it != tables_.end()) {
-    const TableConfig& existing = it->second->config();
-    if (existing == config) return false;
+    EmbeddingTable& table = *it->second;
+    const TableConfig& existing = table.config();
+    if (existing == config) {
+      if (identity.incarnation != 0 &&
+          table.incarnation() == replaced_incarnation) {
+        table.set_identity(identity);
+      }
+      return Made{false, table.incarnation()};
+    }
     return absl::AlreadyExistsError(absl::StrCat(
         "table '", config.name, "' exists", ShardPrefix(options_),
         " with another config: ", DescribeDifference(existing, config),
@@ -123,9 +135,11 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
   }
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             EmbeddingTable::Create(config));
+  if (identity.incarnation != 0) table->set_identity(identity);
+  const Made made{true, table->incarnation()};
   tables_.emplace(config.name, std::move(table));
   shrink_timer_.Set(config.name, absl::Seconds(config.eviction.every_secs));
-  return true;
+  return made;
 }
 
 absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
@@ -143,17 +157,42 @@ bool Shard::DropTable(const std::string& name) {
   if (it == tables_.end()) return false;
   dropped = std::move(it->second);
   tables_.erase(it);
+  dropped_incarnations_.push_back(dropped->incarnation());
+  if (dropped_incarnations_.size() > kMaxDropped) {
+    dropped_incarnations_.pop_front();
+  }
   shrink_timer_.Set(name, absl::ZeroDuration());
   return true;
 }
 
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::FindTable(
-    const std::string& name) const {
+    const TableRef& table) const {
   MutexLock lock(&mutex_);
-  const auto it = tables_.find(name);
-  if (it != tables_.end()) return it->second;
+  const auto it = tables_.find(table.name);
+  if (it != tables_.end()) {
+    if (table.incarnation == 0 ||
+        table.incarnation == it->second->incarnation()) {
+      return it->second;
+    }
+    return absl::DataLossError(absl::StrCat(
+        "table '", table.name, "' on shard ", options_.shard_index,
+        " is not the one that this process has used: that one was dropped, or "
+        "was lost when a server was restarted, and it was made again. Call "
+        "`cluster.reset_lost_tables()` to go on with the rows that are there, "
+        "or restore a checkpoint"));
+  }
+  if (table.incarnation != 0 &&
+      std::find(dropped_incarnations_.begin(), dropped_incarnations_.end(),
+                table.incarnation) == dropped_incarnations_.end()) {
+    return absl::DataLossError(absl::StrCat(
+        "shard ", options_.shard_index, " has lost table '", table.name,
+        "' since ",
+        absl::FormatTime("%Y-%m-%d %H:%M:%S", started_, absl::UTCTimeZone()),
+        " UTC: it was restarted. Restore a checkpoint, or call "
+        "`cluster.reset_lost_tables()` to go on with empty rows"));
+  }
   return absl::NotFoundError(absl::StrCat(
-      "no table '", name, "'", ShardPrefix(options_),
+      "no table '", table.name, "'", ShardPrefix(options_),
       tables_.empty()
           ? "; it has none"
           : absl::StrCat("; it has: ",
@@ -613,22 +652,61 @@ absl::Status Shard::ReadUsage(const EmbeddingTable& table,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Shard::SaveShard(
-    const std::string& path, const std::vector<std::string>& tables,
-    const std::string& save_id) const {
+absl::StatusOr<std::string> Shard::ResolvePath(const std::string& path) const {
+  if (!options_.checkpoint_root.has_value()) return path;
+  if (options_.checkpoint_root->empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "shard ", options_.shard_index,
+        " has no folder for checkpoints, as it was started in '/'; start it "
+        "with --checkpoint_root FOLDER"));
+  }
+  absl::StatusOr<std::string> resolved =
+      ResolveBelow(*options_.checkpoint_root, path);
+  if (absl::IsPermissionDenied(resolved.status())) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(resolved.status().message(),
+                     "; use a path below it, or start the server with another "
+                     "--checkpoint_root"));
+  }
+  return resolved;
+}
+
+Shard::Save& Shard::SaveOf(const std::string& save_id) {
+  for (Save& save : saves_) {
+    if (save.save_id == save_id) return save;
+  }
+  if (saves_.size() == kMaxSaves) saves_.pop_front();
+  saves_.push_back({save_id, false, {}});
+  return saves_.back();
+}
+
+absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
+                                             const Interrupt& interrupt) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", args.save_id));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
   std::vector<std::shared_ptr<EmbeddingTable>> to_save;
-  if (tables.empty()) {
+  const bool all_tables = args.all_tables || args.tables.empty();
+  if (args.tables.empty() && !args.all_tables) {
     to_save = Tables();
   } else {
-    for (const std::string& name : tables) {
+    for (const TableRef& name : args.tables) {
       TFSWITCH_ASSIGN_OR_RETURN(auto table, FindTable(name));
       to_save.push_back(std::move(table));
     }
   }
-  checkpoint::PartWriter writer(path, save_id, options_.shard_index,
-                                options_.num_shards,
-                                /*all_tables=*/tables.empty());
-  if (tables.empty() && options_.shard_index == 0) {
+  const auto check = [&]() -> absl::Status {
+    {
+      MutexLock lock(&mutex_);
+      if (SaveOf(args.save_id).is_given_up) {
+        return absl::AbortedError(
+            absl::StrCat("save '", args.save_id, "' was given up"));
+      }
+    }
+    return interrupt();
+  };
+  checkpoint::PartWriter writer(path, args.save_id, options_.shard_index,
+                                options_.num_shards, all_tables, check);
+  if (all_tables && options_.shard_index == 0) {
     // Before the tables: of a step that ends meanwhile the samples are trained
     // once more rather than never.
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
@@ -636,31 +714,106 @@ absl::StatusOr<std::string> Shard::SaveShard(
   for (const auto& table : to_save) {
     TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
   }
+  TFSWITCH_RETURN_IF_ERROR(check());
+  MutexLock lock(&mutex_);
+  Save& save = SaveOf(args.save_id);
+  const std::vector<std::string> files = writer.paths();
+  save.files.insert(save.files.end(), files.begin(), files.end());
   return writer.Finish();
 }
 
-absl::Status Shard::CommitCheckpoint(
-    const std::string& path, const std::string& save_id,
-    const std::vector<std::string>& manifest_parts) const {
-  return checkpoint::Commit(path, save_id, manifest_parts);
+absl::StatusOr<int64_t> Shard::CommitCheckpoint(
+    const CommitCheckpointArgs& args) const {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
+  return checkpoint::Commit(path, args.save_id, args.manifest_parts,
+                            {args.keep, args.dropped_tables});
 }
 
-absl::StatusOr<Shard::Staged> Shard::StageRestore(
-    const std::string& path, const std::vector<std::string>& tables,
-    const std::string& restore_id) {
-  TFSWITCH_ASSIGN_OR_RETURN(checkpoint::Manifest manifest,
-                            checkpoint::ReadManifest(path));
-  Staged staged;
-  if (tables.empty()) {
+absl::Status Shard::AbortSave(const std::string& path,
+                              const std::string& save_id) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string folder, ResolvePath(path));
+  std::vector<std::string> files;
+  {
+    MutexLock lock(&mutex_);
+    Save& save = SaveOf(save_id);
+    save.is_given_up = true;
+    files.swap(save.files);
+  }
+  return checkpoint::RemoveUnpublished(folder, files);
+}
+
+absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
+                                                  const Interrupt& interrupt) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("restore_id", args.restore_id));
+  const auto restore = std::make_shared<Restore>();
+  std::map<std::string, std::shared_ptr<Restore>> left_behind;
+  {
+    MutexLock lock(&mutex_);
+    for (;;) {
+      const auto it = restores_.find(args.restore_id);
+      if (it == restores_.end()) break;
+      // A repetition: there is one restore under an id.
+      const std::shared_ptr<Restore> first = it->second;
+      if (!first->is_loading) {
+        if (!first->result.ok()) break;
+        restore_timer_.Set(args.restore_id, options_.staged_restore_expiry);
+        return first->result;
+      }
+      TFSWITCH_RETURN_IF_ERROR(interrupt());
+      restore_loaded_.WaitFor(&mutex_, absl::Milliseconds(100));
+    }
+    for (const auto& [id, other] : restores_) {
+      other->is_given_up = true;
+      restore_timer_.Set(id, absl::ZeroDuration());
+    }
+    left_behind.swap(restores_);  // Freed outside the lock.
+    restores_.emplace(args.restore_id, restore);
+  }
+  left_behind.clear();
+  const auto check = [&]() -> absl::Status {
+    if (restore->is_given_up) {
+      return absl::AbortedError(absl::StrCat(
+          "restore '", args.restore_id, "' was given up", ShardPrefix(options_),
+          ", or another one has begun since"));
+    }
+    return interrupt();
+  };
+  Loaded loaded;
+  absl::StatusOr<StagedRestore> result = Load(args, check, &loaded);
+  MutexLock lock(&mutex_);
+  if (absl::Status end = check(); result.ok() && !end.ok()) result = end;
+  restore->is_loading = false;
+  restore->result = result;
+  if (result.ok()) {
+    std::swap(restore->loaded, loaded);
+    restore_timer_.Set(args.restore_id, options_.staged_restore_expiry);
+  } else if (const auto it = restores_.find(args.restore_id);
+             it != restores_.end() && it->second == restore) {
+    restores_.erase(it);
+  }
+  restore_loaded_.NotifyAll();
+  return result;
+}
+
+absl::StatusOr<StagedRestore> Shard::Load(const StageRestoreArgs& args,
+                                          const Interrupt& interrupt,
+                                          Loaded* loaded) const {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const checkpoint::Manifest manifest,
+      checkpoint::ReadManifest(path, args.save, args.newer_than));
+  StagedRestore staged;
+  staged.save = manifest.number;
+  if (args.tables.empty()) {
     for (const auto& [name, saved] : manifest.tables) {
       staged.tables.push_back(name);
     }
   } else {
-    staged.tables = tables;
+    staged.tables = args.tables;
   }
-  Loaded loaded;
-  loaded.is_whole = tables.empty();
-  if (tables.empty() && options_.shard_index == 0) {
+  loaded->is_whole = args.tables.empty();
+  if (args.tables.empty() && options_.shard_index == 0) {
     auto work_queues = SavedWorkQueuesFromJson(manifest.work_queues);
     absl::Status status = work_queues.status();
     if (status.ok()) status = coordinator_->CheckRestore(*work_queues);
@@ -668,7 +821,7 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
       return absl::Status(status.code(), absl::StrCat("checkpoint '", path,
                                                       "': ", status.message()));
     }
-    loaded.work_queues = *std::move(work_queues);
+    loaded->work_queues = *std::move(work_queues);
   }
   for (const std::string& name : staged.tables) {
     const auto saved = manifest.tables.find(name);
@@ -696,57 +849,76 @@ absl::StatusOr<Shard::Staged> Shard::StageRestore(
     }
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
+    const auto given = args.incarnations.find(name);
+    TableIdentity identity{saved->second.incarnation, args.shard_instances};
+    if (given != args.incarnations.end()) {
+      identity.incarnation = given->second;
+    } else if (identity.incarnation == 0) {
+      identity.incarnation = args.new_incarnation;
+    }
+    if (identity.incarnation != 0) table->set_identity(std::move(identity));
     if (const auto present = FindTable(name); present.ok()) {
       table->NoteDay((*present)->last_day());
     }
     TFSWITCH_RETURN_IF_ERROR(
         checkpoint::LoadTable(path, saved->second, options_.shard_index,
-                              options_.num_shards, *table));
+                              options_.num_shards, interrupt, *table));
     staged.num_rows += table->size();
-    loaded.tables.emplace(name, std::move(table));
+    loaded->tables.emplace(name, std::move(table));
   }
-  // One restore at a time: what a caller left behind goes.
-  std::map<std::string, Loaded> left_behind;
-  MutexLock lock(&mutex_);
-  left_behind.swap(staged_);
-  staged_.emplace(restore_id, std::move(loaded));
   return staged;
+}
+
+void Shard::DropStagedRestore(const std::string& restore_id) {
+  std::shared_ptr<Restore> dropped;  // Freed outside the lock.
+  MutexLock lock(&mutex_);
+  restore_timer_.Set(restore_id, absl::ZeroDuration());
+  const auto it = restores_.find(restore_id);
+  if (it == restores_.end()) return;
+  dropped = std::move(it->second);
+  restores_.erase(it);
 }
 
 void Shard::DropStagedPushes(const std::string& restore_id) {
   std::vector<std::string> names;
   {
     MutexLock lock(&mutex_);
-    const auto it = staged_.find(restore_id);
-    if (it == staged_.end()) return;
-    for (const auto& [name, table] : it->second.tables) names.push_back(name);
+    const auto it = restores_.find(restore_id);
+    if (it == restores_.end()) return;
+    for (const auto& [name, table] : it->second->loaded.tables) {
+      names.push_back(name);
+    }
   }
   // Outside the lock, which is taken while a round is applied.
   for (const std::string& name : names) stage_.DropTable(name);
 }
 
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
-  Loaded replaced;  // Freed outside the lock.
+  std::shared_ptr<Restore> restore;  // Freed outside the lock.
   if (!abort) DropStagedPushes(restore_id);
   MutexLock lock(&mutex_);
-  const auto it = staged_.find(restore_id);
-  if (it == staged_.end()) {
+  const auto it = restores_.find(restore_id);
+  if (it == restores_.end() || (!abort && it->second->is_loading)) {
     // A repetition, because the first answer was lost.
     if (abort || restore_id == last_restore_id_) return absl::OkStatus();
     return absl::NotFoundError(absl::StrCat(
         "restore '", restore_id, "' is not staged", ShardPrefix(options_),
-        "; another restore has begun since, or the server was restarted"));
+        "; another restore has begun since, its time was over, or the server "
+        "was restarted. Restore again"));
   }
-  std::swap(replaced, it->second);
-  staged_.erase(it);
+  restore = std::move(it->second);
+  restores_.erase(it);
+  restore_timer_.Set(restore_id, absl::ZeroDuration());
+  restore->is_given_up = abort;
   if (abort) return absl::OkStatus();
   last_restore_id_ = restore_id;
-  for (auto& [name, table] : replaced.tables) {
+  Loaded& loaded = restore->loaded;
+  for (auto& [name, table] : loaded.tables) {
     shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs));
     std::swap(tables_[name], table);
   }
-  if (replaced.is_whole) coordinator_->VoidOpenSteps();
-  coordinator_->RestoreWorkQueues(replaced.work_queues);
+  if (loaded.is_whole) coordinator_->VoidOpenSteps();
+  coordinator_->RestoreWorkQueues(loaded.work_queues);
   return absl::OkStatus();
 }
 

@@ -4,7 +4,9 @@
 #ifndef TFSWITCH_CC_SHARD_SHARD_H_
 #define TFSWITCH_CC_SHARD_SHARD_H_
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,14 +16,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
+#include "cc/base/random_id.h"
+#include "cc/checkpoint/checkpoint.h"
+#include "cc/shard/checkpoint_calls.h"
+#include "cc/shard/interval_timer.h"
 #include "cc/shard/pending_exports.h"
 #include "cc/shard/push_ledger.h"
 #include "cc/shard/round_stage.h"
-#include "cc/shard/shrink_timer.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
@@ -31,6 +38,10 @@ namespace tfswitch {
 struct ShardOptions {
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
+  // The folder below which clients may save and restore; empty: there is none,
+  // so they may not. Not set: anywhere, for clients of this process.
+  std::optional<std::string> checkpoint_root = std::nullopt;
+  absl::Duration staged_restore_expiry = absl::Minutes(5);
 
   absl::Status Validate() const;
 };
@@ -87,16 +98,30 @@ class Shard {
   // Ends what waits for other workers, now and later; for the end of a server.
   void EndWaits() { coordinator_->Shutdown(); }
 
-  // Returns true if the table was created, false if it was there with an equal
-  // config. AlreadyExists, naming the fields that differ, otherwise.
-  absl::StatusOr<bool> CreateTable(const TableConfig& config);
+  struct Made {
+    bool created = false;  // False: it was there with an equal config.
+    uint64_t incarnation = 0;
+  };
+
+  // Makes the table with `identity` (incarnation 0: a drawn one). One that is
+  // there keeps its rows and its identity, or gets the new one if its
+  // incarnation is `replaced_incarnation`. AlreadyExists, naming the fields, if
+  // its config differs.
+  absl::StatusOr<Made> CreateTable(const TableConfig& config,
+                                   const TableIdentity& identity = {},
+                                   uint64_t replaced_incarnation = 0);
 
   // Returns false if there was no such table.
   bool DropTable(const std::string& name);
 
-  // NotFound, naming the tables there are.
+  // NotFound, naming the tables there are. DataLoss if `table` names an
+  // incarnation that was not dropped here and is not here: it was lost in a
+  // restart, or another table has taken its name.
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindTable(
-      const std::string& name) const;
+      const TableRef& table) const;
+
+  // Drawn at the start: tells this run of the shard from others.
+  uint64_t instance_id() const { return instance_id_; }
 
   // In order of name.
   std::vector<std::shared_ptr<EmbeddingTable>> Tables() const;
@@ -172,30 +197,35 @@ class Shard {
     pending_exports_.Settle(table, export_id, is_published);
   }
 
-  // Writes this shard's rows of `tables` (empty: all) under `path`; returns
-  // this shard's part of the manifest (JSON). Files of one save carry `save_id`
-  // in their names. With all tables shard 0 saves the work queues.
-  absl::StatusOr<std::string> SaveShard(const std::string& path,
-                                        const std::vector<std::string>& tables,
-                                        const std::string& save_id) const;
+  // Saves and restores end early with the error of `interrupt`, which they ask
+  // between chunks. Paths that clients name lie below options.checkpoint_root,
+  // else PermissionDenied.
+  using Interrupt = checkpoint::Interrupt;
 
-  // Publishes the manifest made of all shards' parts and removes the files of
-  // the checkpoint that it replaces.
-  absl::Status CommitCheckpoint(
-      const std::string& path, const std::string& save_id,
-      const std::vector<std::string>& manifest_parts) const;
+  // Writes this shard's rows; returns its part of the manifest (JSON). Shard 0
+  // saves the work queues with all tables.
+  absl::StatusOr<std::string> SaveShard(const SaveShardArgs& args,
+                                        const Interrupt& interrupt = Never);
 
-  struct Staged {
-    std::vector<std::string> tables;
-    int64_t num_rows = 0;
-  };
+  // Publishes the manifest made of all shards' parts; see checkpoint::Commit.
+  absl::StatusOr<int64_t> CommitCheckpoint(
+      const CommitCheckpointArgs& args) const;
+
+  // Ends a save that will not be committed: removes the files that this shard
+  // has written for it, and those that it is writing. May be repeated; OK if
+  // the save is not known, or was published after all.
+  absl::Status AbortSave(const std::string& path, const std::string& save_id);
 
   // Reads and verifies the rows of `tables` (empty: all) that this shard owns,
   // with all tables also work queues, of which the errors are those of
   // Coordinator::CheckRestore. What is there is untouched until CommitRestore.
-  absl::StatusOr<Staged> StageRestore(const std::string& path,
-                                      const std::vector<std::string>& tables,
-                                      const std::string& restore_id);
+  //
+  // There is one restore at a time: an earlier one that was not committed is
+  // dropped. A repetition waits for the first, or has its answer. Staged rows
+  // that nobody commits or asks for again are dropped after
+  // options.staged_restore_expiry.
+  absl::StatusOr<StagedRestore> StageRestore(
+      const StageRestoreArgs& args, const Interrupt& interrupt = Never);
 
   // Puts what is staged in place, or drops it with `abort`. What has been
   // pushed to these tables and is not applied yet is dropped: it belongs to the
@@ -204,8 +234,15 @@ class Shard {
   // last commit.
   absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
+  size_t num_staged_restores() const {
+    MutexLock lock(&mutex_);
+    return restores_.size();
+  }
+
  private:
   using TableMap = std::map<std::string, std::shared_ptr<EmbeddingTable>>;
+
+  static absl::Status Never() { return absl::OkStatus(); }
 
   // What a restore has read.
   struct Loaded {
@@ -213,6 +250,33 @@ class Shard {
     std::vector<SavedWorkQueue> work_queues;
     bool is_whole = false;  // Of all tables that the checkpoint has.
   };
+
+  // A restore from StageRestore() to CommitRestore().
+  struct Restore {
+    std::atomic<bool> is_given_up{false};
+    // Guarded by mutex_.
+    bool is_loading = true;
+    absl::StatusOr<StagedRestore> result = absl::UnknownError("not loaded");
+    Loaded loaded;
+  };
+
+  // A save from SaveShard() on. The last ones are remembered.
+  struct Save {
+    std::string save_id;
+    bool is_given_up = false;
+    std::vector<std::string> files;
+  };
+  static constexpr size_t kMaxSaves = 64;
+
+  // The path on this machine.
+  absl::StatusOr<std::string> ResolvePath(const std::string& path) const;
+  Save& SaveOf(const std::string& save_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<StagedRestore> Load(const StageRestoreArgs& args,
+                                     const Interrupt& interrupt,
+                                     Loaded* loaded) const;
+  // The work of restore_timer_.
+  void DropStagedRestore(const std::string& restore_id);
 
   // InvalidArgument if what admission needs does not fit this machine.
   absl::Status CheckAdmissionMemory(const TableConfig& config) const;
@@ -247,6 +311,8 @@ class Shard {
 
   // Constant after construction.
   const ShardOptions options_;
+  const absl::Time started_ = absl::Now();
+  const uint64_t instance_id_ = DrawId();
 
   // These have their own locks.
   PushLedger ledger_;
@@ -257,12 +323,20 @@ class Shard {
 
   mutable Mutex mutex_;
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, Loaded> staged_ ABSL_GUARDED_BY(mutex_);
+  // By restore id; one at most.
+  std::map<std::string, std::shared_ptr<Restore>> restores_
+      ABSL_GUARDED_BY(mutex_);
+  CondVar restore_loaded_;
+  std::deque<Save> saves_ ABSL_GUARDED_BY(mutex_);
   std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);  // Committed last.
+  // Of tables that were dropped, and so are not lost; the last ones.
+  std::deque<uint64_t> dropped_incarnations_ ABSL_GUARDED_BY(mutex_);
 
-  // Last, so that its thread ends before what it uses goes.
-  ShrinkTimer shrink_timer_{
+  // Last, so that their threads end before what they use goes.
+  IntervalTimer shrink_timer_{
       [this](const std::string& table) { ShrinkOnTime(table); }};
+  IntervalTimer restore_timer_{
+      [this](const std::string& id) { DropStagedRestore(id); }};
 };
 
 }  // namespace tfswitch

@@ -16,17 +16,22 @@
 #ifndef TFSWITCH_CC_TABLE_EMBEDDING_TABLE_H_
 #define TFSWITCH_CC_TABLE_EMBEDDING_TABLE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
+#include "cc/base/mutex.h"
+#include "cc/base/random_id.h"
 #include "cc/table/change_log.h"
 #include "cc/table/counting_bloom.h"
 #include "cc/table/row_statistics.h"
@@ -264,6 +269,18 @@ class EmbeddingTable {
   int64_t size() const;
   TableStats stats() const;
 
+  // A drawn one, unless another is set.
+  uint64_t incarnation() const { return incarnation_; }
+  TableIdentity identity() const {
+    MutexLock lock(&identity_mutex_);
+    return {incarnation_, shard_instances_};
+  }
+  void set_identity(TableIdentity identity) {
+    MutexLock lock(&identity_mutex_);
+    incarnation_ = identity.incarnation;
+    shard_instances_ = std::move(identity.shard_instances);
+  }
+
   const TableConfig& config() const;
   int dim() const;
   int slot_floats() const;        // Optimizer state and statistics.
@@ -274,6 +291,9 @@ class EmbeddingTable {
   class Impl;
   explicit EmbeddingTable(std::unique_ptr<Impl> impl);
   const std::unique_ptr<Impl> impl_;
+  std::atomic<uint64_t> incarnation_{DrawId()};
+  mutable Mutex identity_mutex_;
+  std::vector<uint64_t> shard_instances_ ABSL_GUARDED_BY(identity_mutex_);
 };
 
 }  // namespace tfswitch

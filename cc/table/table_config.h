@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cc/optimizer/optimizer_config.h"
@@ -106,6 +108,29 @@ struct RowTypeConfig {
 
   // "float32", "bfloat16 embeddings, float32 slots, stochastic rounding"
   std::string ToString() const;
+};
+
+// Which table a call is about.
+struct TableRef {
+  // NOLINTNEXTLINE(google-explicit-constructor): a name is the common case.
+  TableRef(std::string name, uint64_t incarnation = 0)
+      : name(std::move(name)), incarnation(incarnation) {}
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  TableRef(const char* name) : name(name) {}
+
+  std::string name;
+  // See TableIdentity. 0: whichever table has the name.
+  uint64_t incarnation = 0;
+};
+
+// Tells a table from others that had its name before it, or will have it.
+struct TableIdentity {
+  // Drawn when the table is made. Its parts on several shards have the same,
+  // and so has a table that a checkpoint brings back.
+  uint64_t incarnation = 0;
+  // Which run of each shard it was made for, as they are told apart by their
+  // instance ids: another run without the table has lost it.
+  std::vector<uint64_t> shard_instances;
 };
 
 struct TableConfig {

@@ -6,9 +6,11 @@ import threading
 import numpy as np
 import pytest
 import safetensors.numpy
+import tensorflow as tf
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
+from tests.support import free_ports
 from tfswitch import cluster as cluster_lib
 
 
@@ -212,7 +214,7 @@ def test_a_checkpoint_restores_to_any_number_of_servers(
         saved = table.lookup(ids).numpy()
         table.push(ids, gradients)
         stepped = table.lookup(ids).numpy()
-    assert report == {"tables": ["user"], "num_rows": 2000}
+    assert report == {"tables": ["user"], "num_rows": 2000, "save": 1}
 
     with running_cluster(after) as cluster:
         assert cluster.restore(tmp_path / "checkpoint") == report
@@ -249,7 +251,9 @@ def test_one_table_is_saved_and_restored_alone(cluster, tmp_path):
     one.assign([1], [[3.0]])
     two.assign([1], [[3.0]])
 
-    assert one.restore(tmp_path) == {"tables": ["one"], "num_rows": 1}
+    report = one.restore(tmp_path)
+
+    assert report == {"tables": ["one"], "num_rows": 1, "save": 1}
 
     np.testing.assert_array_equal(one.lookup([1]), [[1.0]])
     np.testing.assert_array_equal(two.lookup([1]), [[3.0]])
@@ -286,6 +290,157 @@ def test_anyone_can_read_a_checkpoint_with_safetensors(cluster, tmp_path):
     assert found.keys() == expected.keys()
     for key, row in expected.items():
         np.testing.assert_array_equal(found[key], row)
+
+
+def test_the_save_that_was_restored_is_said(embedded, tmp_path):
+    table = tsw.EmbeddingTable("user", 1)
+    for value in (1.0, 2.0, 3.0):
+        table.assign([1], [[value]])
+        report = embedded.save(tmp_path, keep=3)
+    assert report["save"] == 3
+
+    assert embedded.restore(tmp_path, save=1)["save"] == 1
+    np.testing.assert_array_equal(table.lookup([1]), [[1.0]])
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.warns(RuntimeWarning, match=r"restored save 2 .*manifest"):
+        report = embedded.restore(tmp_path)
+    assert report["save"] == 2
+    np.testing.assert_array_equal(table.lookup([1]), [[2.0]])
+    with pytest.raises(KeyError, match="has no save 7; it has: 2, 1"):
+        embedded.restore(tmp_path, save=7)
+    for bad in (0, True, "1"):
+        with pytest.raises(ValueError, match="`save`"):
+            embedded.restore(tmp_path, save=bad)
+        with pytest.raises(ValueError, match="`keep`"):
+            embedded.save(tmp_path, keep=bad)
+
+
+def test_tables_of_the_save_before_are_dropped_only_if_named(
+    embedded, tmp_path
+):
+    tsw.EmbeddingTable("one", 1)
+    tsw.EmbeddingTable("two", 1)
+    embedded.save(tmp_path)
+    embedded._native.drop_table("two")
+
+    with pytest.raises(RuntimeError, match=r"'two'.*`drop`"):
+        embedded.save(tmp_path)
+
+    assert embedded.save(tmp_path, drop=["two"])["tables"] == ["one"]
+
+
+class Restartable:
+    """Two servers in this process, which can be started again."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        self._servers = [self._start(0), self._start(1)]
+        self.address = "grpc://" + ",".join(self._addresses)
+
+    def _start(self, index):
+        return tsw.Server(
+            self._addresses[index],
+            shard_index=index,
+            num_shards=2,
+            checkpoint_root=self._folder,
+        ).start()
+
+    def restart(self, index):
+        self._servers[index].stop()
+        self._servers[index] = self._start(index)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for server in self._servers:
+            server.stop()
+
+
+def test_a_save_does_not_replace_a_checkpoint_by_what_is_left(tmp_path):
+    with (
+        Restartable(tmp_path) as servers,
+        tsw.connect(servers.address) as cluster,
+    ):
+        table, ids = fill()
+        cluster.save("checkpoint")
+        before = table.lookup(ids).numpy()
+        servers.restart(1)
+
+        lost = r"shard 1 has lost table 'user' since .*reset_lost_tables"
+        with pytest.raises(tf.errors.DataLossError, match=lost):
+            tf.function(table.lookup)(ids)
+        for call in (
+            lambda: table.lookup(ids),
+            lambda: table.push(ids, np.ones((2000, 3))),
+            table.size,
+            table.export_rows,
+            lambda: cluster.save("checkpoint"),
+            lambda: fill(),
+        ):
+            with pytest.raises(OSError, match=lost):
+                call()
+        assert "shard 1" in cluster.stats()["user"]["lost"]
+
+        assert cluster.restore("checkpoint")["num_rows"] == 2000
+        np.testing.assert_array_equal(table.lookup(ids), before)
+        assert cluster.stats()["user"]["lost"] == ""
+
+
+def test_lost_tables_go_on_when_they_are_reset(tmp_path):
+    with (
+        Restartable(tmp_path) as servers,
+        tsw.connect(servers.address) as cluster,
+    ):
+        table, ids = fill()
+        assert table.size() == 2000
+        servers.restart(1)
+
+        (report,) = cluster.reset_lost_tables()
+
+        assert report["table"] == "user"
+        assert report["shards"] == [1]
+        assert table.size() == 2000 - report["num_lost_rows"]
+        table.push(ids, np.ones((2000, 3)))
+        assert table.size() == 2000
+        assert cluster.reset_lost_tables() == []
+
+
+def test_lost_tables_are_made_again_if_that_is_asked_for(tmp_path, capfd):
+    with (
+        Restartable(tmp_path) as servers,
+        tsw.connect(servers.address, on_lost_tables="recreate"),
+    ):
+        table, ids = fill()
+        servers.restart(0)
+
+        table.push(ids, np.ones((2000, 3)))
+
+        assert table.size() == 2000
+        warning = "table 'user' goes on with empty rows on shard 0"
+        assert capfd.readouterr().err.count(warning) == 1
+    with pytest.raises(ValueError, match="`on_lost_tables`"):
+        tsw.connect("local://", on_lost_tables="again")
+
+
+def test_servers_write_and_read_only_below_their_folder(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    (outside / "mine.safetensors").write_text("mine")
+    with (
+        tsw.Server(checkpoint_root=inside) as server,
+        tsw.connect(f"grpc://{server.address}") as cluster,
+    ):
+        fill(num_rows=10)
+        for path in (outside, "../outside", "/"):
+            for call in (cluster.save, cluster.restore):
+                with pytest.raises(PermissionError, match="--checkpoint_root"):
+                    call(path)
+        assert cluster.save("a/b")["num_rows"] == 10
+        assert cluster.restore(inside / "a" / "b")["num_rows"] == 10
+    assert [path.name for path in outside.iterdir()] == ["mine.safetensors"]
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut"])

@@ -25,7 +25,8 @@ class Servers:
 
     def __init__(self):
         self.servers = [
-            tsw.Server(shard_index=i, num_shards=2) for i in range(2)
+            tsw.Server(shard_index=i, num_shards=2, checkpoint_root="/")
+            for i in range(2)
         ]
         for server in self.servers:
             server.start()
@@ -37,7 +38,10 @@ class Servers:
 
     def start(self, shard):
         self.servers[shard] = tsw.Server(
-            self.addresses[shard], shard_index=shard, num_shards=2
+            self.addresses[shard],
+            shard_index=shard,
+            num_shards=2,
+            checkpoint_root="/",
         )
         self.servers[shard].start()
 
@@ -207,7 +211,9 @@ def test_a_server_that_is_away_is_named_within_the_deadline(
 
     # It has come back without its tables; who serves does not make them.
     servers.start(1)
-    with pytest.raises(tf.errors.NotFoundError, match=r"no table 't'.*restore"):
+    with pytest.raises(
+        tf.errors.DataLossError, match=r"lost table 't'.*estore"
+    ):
         serve(loaded)
     with tsw.connect(servers.address) as again:
         again.restore(checkpoint)
@@ -249,7 +255,7 @@ def test_a_lookup_is_repeated_until_the_server_is_there(
     servers.start(1)
     # It came through to the new server, which has no tables, and not to the
     # end of its time.
-    with pytest.raises(tf.errors.NotFoundError, match=r"no table 't'.*restore"):
+    with pytest.raises(tf.errors.DataLossError, match="lost table 't'"):
         lookup.result()
 
 

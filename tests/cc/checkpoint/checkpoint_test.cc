@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -20,6 +21,8 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+
+absl::Status Never() { return absl::OkStatus(); }
 
 class CheckpointTest : public testing::Test {
  protected:
@@ -47,11 +50,11 @@ class CheckpointTest : public testing::Test {
   }
 
   void Save(const EmbeddingTable& table, const std::string& save_id,
-            bool all_tables = true) {
-    PartWriter writer(path_, save_id, 0, 1, all_tables);
+            bool all_tables = true, const CommitOptions& options = {}) {
+    PartWriter writer(path_, save_id, 0, 1, all_tables, Never);
     ASSERT_TRUE(writer.AddTable(table).ok());
-    const absl::Status status = Commit(path_, save_id, {writer.Finish()});
-    ASSERT_TRUE(status.ok()) << status;
+    const auto number = Commit(path_, save_id, {writer.Finish()}, options);
+    ASSERT_TRUE(number.ok()) << number.status();
   }
 
   int CountRowFiles() const {
@@ -80,30 +83,196 @@ TEST_F(CheckpointTest, ManifestKeepsTheConfig) {
 
 TEST_F(CheckpointTest, NoCommitNoCheckpoint) {
   const auto table = MakeTable("user", 10);
-  PartWriter writer(path_, "s1", 0, 1, true);
+  PartWriter writer(path_, "s1", 0, 1, true, Never);
   ASSERT_TRUE(writer.AddTable(*table).ok());
 
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(CheckpointTest, ASecondSaveReplacesTheFirstAndItsFiles) {
-  Save(*MakeTable("user", 10), "s1");
-  Save(*MakeTable("user", 20), "s2");
+TEST_F(CheckpointTest, SavesBeyondThoseToKeepGoWithTheirFiles) {
+  const auto table = MakeTable("user", 10);
+  for (int i = 1; i <= 4; ++i) Save(*table, absl::StrCat("s", i));
 
-  const auto manifest = ReadManifest(path_);
-  ASSERT_TRUE(manifest.ok());
-  EXPECT_EQ(manifest->save_id, "s2");
+  EXPECT_EQ(ReadManifest(path_)->save_id, "s4");
+  EXPECT_EQ(ReadManifest(path_)->number, 4);
+  EXPECT_EQ(ReadManifest(path_, 3)->save_id, "s3");
+  EXPECT_EQ(ReadManifest(path_, 0, 1)->save_id, "s3");
+  const absl::Status gone = ReadManifest(path_, 2).status();
+  EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(gone.message(), HasSubstr("has no save 2; it has: 4, 3"));
+  EXPECT_EQ(ReadManifest(path_, 0, 2).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(CountRowFiles(), 2);
+  auto loaded = MakeTable("user", 0);
+  ASSERT_TRUE(LoadTable(path_, ReadManifest(path_, 3)->tables.at("user"), 0, 1,
+                        Never, *loaded)
+                  .ok());
+  EXPECT_EQ(loaded->size(), 10);
+
+  Save(*table, "s5", true, {1, {}});
   EXPECT_EQ(CountRowFiles(), 1);
+}
+
+TEST_F(CheckpointTest, ASaveOfSomeTablesSharesTheFilesOfTheOthers) {
+  const auto user = MakeTable("user", 10);
+  const auto item = MakeTable("item", 10);
+  Save(*item, "s1");
+  for (int i = 2; i <= 5; ++i) {
+    Save(*user, absl::StrCat("s", i), /*all_tables=*/false);
+  }
+
+  EXPECT_EQ(CountRowFiles(), 3);  // Two of "user", one of "item".
+  for (const int64_t number : {0, 4}) {
+    const auto manifest = ReadManifest(path_, number);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    for (const auto& [name, saved] : manifest->tables) {
+      auto loaded = MakeTable(name, 0);
+      EXPECT_TRUE(LoadTable(path_, saved, 0, 1, Never, *loaded).ok());
+      EXPECT_EQ(loaded->size(), 10) << name;
+    }
+  }
+}
+
+TEST_F(CheckpointTest, TheLastRowsOfAnotherIncarnationStay) {
+  Save(*MakeTable("user", 20), "good1");
+  Save(*MakeTable("user", 20), "good2");
+  const auto reset = MakeTable("user", 3);
+  for (int i = 1; i <= 5; ++i) Save(*reset, absl::StrCat("rest", i));
+
+  const auto kept = ReadManifest(path_, 0, 2);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(kept->save_id, "good2");
   auto loaded = MakeTable("user", 0);
   ASSERT_TRUE(
-      LoadTable(path_, manifest->tables.at("user"), 0, 1, *loaded).ok());
+      LoadTable(path_, kept->tables.at("user"), 0, 1, Never, *loaded).ok());
   EXPECT_EQ(loaded->size(), 20);
+  EXPECT_EQ(CountRowFiles(), 3);
+}
+
+TEST_F(CheckpointTest, TablesAreNotDroppedUnlessTheyAreNamed) {
+  Save(*MakeTable("user", 10), "s1");
+  const auto item = MakeTable("item", 10);
+  PartWriter writer(path_, "s2", 0, 1, true, Never);
+  ASSERT_TRUE(writer.AddTable(*item).ok());
+  const std::string part = writer.Finish();
+
+  const absl::Status status = Commit(path_, "s2", {part}, {}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("has tables that the servers have "
+                                          "not: 'user'"));
+  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
+  EXPECT_TRUE(Commit(path_, "s2", {part}, {2, {"user"}}).ok());
+  EXPECT_EQ(ReadManifest(path_)->tables.count("user"), 0u);
+}
+
+TEST_F(CheckpointTest, ATableThatIsNotWholeIsNotPublished) {
+  const auto table = MakeTable("user", 10);
+  PartWriter first(path_, "s1", 0, 2, true, Never);
+  PartWriter second(path_, "s1", 1, 2, true, Never);
+  ASSERT_TRUE(first.AddTable(*table).ok());
+  const std::string part = first.Finish();
+  const absl::Status missing =
+      Commit(path_, "s1", {part, second.Finish()}, {}).status();
+  // Of the same name, and made by itself.
+  ASSERT_TRUE(second.AddTable(*MakeTable("user", 10)).ok());
+  const absl::Status other =
+      Commit(path_, "s1", {part, second.Finish()}, {}).status();
+
+  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(missing.message(), HasSubstr("'user' is on 1 of 2 shards"));
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(other.message(), HasSubstr("not the same table on all shards"));
+  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(CheckpointTest, ARepeatedCommitIsTheFirst) {
+  PartWriter writer(path_, "s1", 0, 1, true, Never);
+  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+  const std::string part = writer.Finish();
+  EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
+  EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
+  EXPECT_EQ(ReadManifest(path_, 0, 1).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(CheckpointTest, SavesAtTheSameTimeAreAllWhole) {
+  constexpr int kSavers = 4;
+  constexpr int kSaves = 8;
+  const auto table = MakeTable("user", 100);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kSavers; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kSaves; ++i) {
+        Save(*table, absl::StrCat("s", t, "-", i), true, {kSavers, {}});
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  EXPECT_EQ(ReadManifest(path_)->number, kSavers * kSaves);
+  EXPECT_EQ(CountRowFiles(), kSavers);
+  for (int i = 0; i < kSavers; ++i) {
+    const auto manifest = ReadManifest(path_, 0, i);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    auto loaded = MakeTable("user", 0);
+    EXPECT_TRUE(
+        LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *loaded)
+            .ok());
+  }
+}
+
+TEST_F(CheckpointTest, FilesThatNoSaveHasWrittenAreRefusedAndStay) {
+  Save(*MakeTable("user", 10), "s1");
+  std::ofstream(path_ + "/mine.safetensors") << "mine";
+  PartWriter writer(path_, "s2", 0, 1, true, Never);
+  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+  const std::string part = writer.Finish();
+  for (const std::string bad :
+       {"mine.safetensors", "../mine.safetensors", "user/../mine.safetensors",
+        "/etc/passwd", "user/.safetensors", "item/s2-0.safetensors"}) {
+    std::string changed = part;
+    const size_t begin = changed.find("user/");
+    changed.replace(begin, changed.find('"', begin) - begin, bad);
+    EXPECT_EQ(Commit(path_, "s2", {changed}, {}).status().code(),
+              absl::StatusCode::kDataLoss)
+        << bad;
+  }
+  // A table without a name, as the folder itself.
+  EXPECT_EQ(Commit(path_, "s2",
+                   {R"({"save_id": "s2", "shard_index": 0, "num_shards": 1,
+                        "all_tables": true, "tables": {"": {"config":
+                        {"name": "", "dim": 4}, "slot_floats": 0,
+                        "files": []}}})"},
+                   {})
+                .status()
+                .code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Commit(path_, "../s2", {part}, {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  for (int i = 3; i < 6; ++i) {
+    Save(*MakeTable("user", 10), absl::StrCat("s", i));
+  }
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/mine.safetensors"));
+}
+
+TEST_F(CheckpointTest, ASaveEndsWhenItIsInterrupted) {
+  int asked = 0;
+  {
+    PartWriter writer(path_, "s1", 0, 1, true, [&asked]() -> absl::Status {
+      if (++asked < 3) return absl::OkStatus();
+      return absl::UnavailableError("stopping");
+    });
+    EXPECT_EQ(writer.AddTable(*MakeTable("user", 20'000)).code(),
+              absl::StatusCode::kUnavailable);
+  }
+  EXPECT_EQ(CountRowFiles(), 0);
 }
 
 TEST_F(CheckpointTest, ASaveThatFailsLeavesNoFiles) {
   const auto table = MakeTable("user", 10);
   {
-    PartWriter writer(path_, "s1", 0, 1, true);
+    PartWriter writer(path_, "s1", 0, 1, true, Never);
     ASSERT_TRUE(writer.AddTable(*table).ok());
     EXPECT_EQ(CountRowFiles(), 1);
   }
@@ -112,7 +281,7 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesNoFiles) {
 
 TEST_F(CheckpointTest, AManifestThatCannotBeWrittenLeavesTheFormerOne) {
   Save(*MakeTable("user", 10), "s1");
-  PartWriter writer(path_, "s2", 0, 1, true);
+  PartWriter writer(path_, "s2", 0, 1, true, Never);
   ASSERT_TRUE(writer.AddTable(*MakeTable("user", 20)).ok());
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -120,7 +289,8 @@ TEST_F(CheckpointTest, AManifestThatCannotBeWrittenLeavesTheFormerOne) {
   small.rlim_cur = 64;
   const auto former = signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const absl::Status status = Commit(path_, "s2", {writer.Finish()});
+  const absl::Status status =
+      Commit(path_, "s2", {writer.Finish()}, {}).status();
   EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   signal(SIGXFSZ, former);
 
@@ -130,13 +300,13 @@ TEST_F(CheckpointTest, AManifestThatCannotBeWrittenLeavesTheFormerOne) {
   EXPECT_EQ(manifest->save_id, "s1");
   auto loaded = MakeTable("user", 0);
   ASSERT_TRUE(
-      LoadTable(path_, manifest->tables.at("user"), 0, 1, *loaded).ok());
+      LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *loaded).ok());
   EXPECT_EQ(loaded->size(), 10);
 }
 
 TEST_F(CheckpointTest, AFileThatIsNotSeenWholeLeavesTheFormerManifest) {
   Save(*MakeTable("user", 10), "s1");
-  PartWriter writer(path_, "s2", 0, 1, true);
+  PartWriter writer(path_, "s2", 0, 1, true, Never);
   ASSERT_TRUE(writer.AddTable(*MakeTable("user", 20)).ok());
   for (const auto& entry :
        std::filesystem::directory_iterator(path_ + "/user")) {
@@ -144,30 +314,17 @@ TEST_F(CheckpointTest, AFileThatIsNotSeenWholeLeavesTheFormerManifest) {
     std::filesystem::resize_file(entry, entry.file_size() - 1);
   }
 
-  const absl::Status status = Commit(path_, "s2", {writer.Finish()});
+  const absl::Status status =
+      Commit(path_, "s2", {writer.Finish()}, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("is not visible in"));
   EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
 }
 
-TEST_F(CheckpointTest, TheNextSaveRemovesWhatAKilledOneLeft) {
-  Save(*MakeTable("user", 10), "s1");
-  std::ofstream(path_ + "/user/dead-s00000-00000-0.safetensors") << "x";
-  std::ofstream(path_ + "/user/dead-s00000-00001-0.safetensors.tmp") << "x";
-  std::ofstream(path_ + "/user/notes.txt") << "mine";
-
-  Save(*MakeTable("user", 20), "s2");
-
-  EXPECT_EQ(CountRowFiles(), 1);
-  EXPECT_FALSE(std::filesystem::exists(
-      path_ + "/user/dead-s00000-00001-0.safetensors.tmp"));
-  EXPECT_TRUE(std::filesystem::exists(path_ + "/user/notes.txt"));
-}
-
 TEST_F(CheckpointTest, RepeatedSavesDoNotShareFiles) {
   const auto table = MakeTable("user", 10);
-  PartWriter first(path_, "s1", 0, 1, true);
-  PartWriter second(path_, "s1", 0, 1, true);
+  PartWriter first(path_, "s1", 0, 1, true, Never);
+  PartWriter second(path_, "s1", 0, 1, true, Never);
   ASSERT_TRUE(first.AddTable(*table).ok());
   ASSERT_TRUE(second.AddTable(*table).ok());
 
@@ -177,12 +334,12 @@ TEST_F(CheckpointTest, RepeatedSavesDoNotShareFiles) {
 TEST_F(CheckpointTest, NamesOfAnyKindMakeSafeFolders) {
   for (const std::string name : {"../up", "a/b", ".", "..", "name with é"}) {
     const auto table = MakeTable(name, 3);
-    Save(*table, "s1");
+    Save(*table, "s" + std::to_string(name.size()), /*all_tables=*/false);
     const auto manifest = ReadManifest(path_);
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     auto loaded = MakeTable(name, 0);
     ASSERT_TRUE(
-        LoadTable(path_, manifest->tables.at(name), 0, 1, *loaded).ok());
+        LoadTable(path_, manifest->tables.at(name), 0, 1, Never, *loaded).ok());
     EXPECT_EQ(loaded->size(), 3);
   }
   EXPECT_FALSE(std::filesystem::exists(path_ + "/../up"));
@@ -198,18 +355,21 @@ TEST_F(CheckpointTest, EmptyTableIsSavedToo) {
 
 TEST_F(CheckpointTest, PartsOfDifferentSavesAreRefused) {
   const auto table = MakeTable("user", 4);
-  PartWriter first(path_, "s1", 0, 2, true);
-  PartWriter second(path_, "s2", 1, 2, true);
+  PartWriter first(path_, "s1", 0, 2, true, Never);
+  PartWriter second(path_, "s2", 1, 2, true, Never);
   ASSERT_TRUE(first.AddTable(*table).ok());
   ASSERT_TRUE(second.AddTable(*table).ok());
 
-  EXPECT_EQ(Commit(path_, "s1", {first.Finish(), second.Finish()}).code(),
+  EXPECT_EQ(Commit(path_, "s1", {first.Finish(), second.Finish()}, {})
+                .status()
+                .code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Commit(path_, "s1", {first.Finish()}).code(),
+  EXPECT_EQ(Commit(path_, "s1", {first.Finish()}, {}).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Commit(path_, "s1", {first.Finish(), first.Finish()}).code(),
-            absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Commit(path_, "s1", {"{"}).code(),
+  EXPECT_EQ(
+      Commit(path_, "s1", {first.Finish(), first.Finish()}, {}).status().code(),
+      absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Commit(path_, "s1", {"{"}, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
 }
@@ -269,7 +429,7 @@ TEST_F(CheckpointTest, RowsThatDoNotFitTheTableAreRefused) {
   auto adam = EmbeddingTable::Create(config).value();
 
   const absl::Status status =
-      LoadTable(path_, manifest->tables.at("user"), 0, 1, *adam);
+      LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *adam);
 
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
@@ -288,7 +448,7 @@ TEST_F(CheckpointTest, OptimizersOfEqualStateMayDifferInTheirKnobs) {
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     config.optimizer = to;
     auto table = EmbeddingTable::Create(config).value();
-    return LoadTable(path_, manifest->tables.at("user"), 0, 1, *table);
+    return LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *table);
   };
   StepOptions options;
   options.l2 = 0.5f;

@@ -90,11 +90,11 @@ TEST(ShardedClientTest, CheckpointRestoresToAnyNumberOfShards) {
     Fill(writer.client(), keys);
     const auto rows = FirstFloats(writer.client());
     const ScopedFolder folder;
-    ASSERT_TRUE(SaveCheckpoint(writer.client(), folder.path(), {}).ok());
+    ASSERT_TRUE(SaveCheckpoint(writer.client(), {folder.path()}).ok());
     for (const uint32_t restored_with : {1u, 2u, 3u, 8u}) {
       ShardedUnderTest reader(restored_with);
 
-      const auto report = RestoreCheckpoint(reader.client(), folder.path(), {});
+      const auto report = RestoreCheckpoint(reader.client(), {folder.path()});
 
       ASSERT_TRUE(report.ok()) << report.status();
       EXPECT_EQ(report->num_rows, 5000);

@@ -36,7 +36,8 @@ std::string Disagree(const char* message, bool accepted_by_protobuf,
 
 bool SameValues(const DecodedPull& ours, const v1::PullRequest& theirs) {
   return ours.table == theirs.table() && SameBits(ours.keys, theirs.keys()) &&
-         ours.insert_missing == theirs.insert_missing();
+         ours.insert_missing == theirs.insert_missing() &&
+         ours.table_incarnation == theirs.table_incarnation();
 }
 
 bool SameValues(const DecodedPush& ours, const v1::PushRequest& theirs) {
@@ -50,7 +51,8 @@ bool SameValues(const DecodedPush& ours, const v1::PushRequest& theirs) {
          ours.step.group == theirs.group() &&
          ours.step.worker == theirs.worker() &&
          ours.step.incarnation == theirs.incarnation() &&
-         ours.step.clock == theirs.clock();
+         ours.step.clock == theirs.clock() &&
+         ours.table_incarnation == theirs.table_incarnation();
 }
 
 std::string ComparePull(absl::string_view bytes, MessagePieces pieces) {

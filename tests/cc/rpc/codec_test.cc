@@ -66,10 +66,13 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
     EXPECT_EQ(bytes, proto.SerializeAsString());
     pull.day = 3.0f;
     proto.set_day(3.0f);
+    pull.table_incarnation = 7;
+    proto.set_table_incarnation(7);
     bytes.assign(PullRequestBytes(pull), '\0');
     WritePullRequest(pull, bytes.data());
     EXPECT_EQ(bytes, proto.SerializeAsString());
     pull.day = kServersDay;
+    pull.table_incarnation = 0;
   }
 
   PushArgs push;
@@ -119,6 +122,8 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
   push.observations = {floats, absl::MakeConstSpan(floats).first(1),
                        absl::MakeConstSpan(floats).last(2)};
   push.global_step = int64_t{1} << 40;
+  push.table_incarnation = ~uint64_t{0};
+  push_proto.set_table_incarnation(~uint64_t{0});
   push_proto.mutable_counts()->Add(floats.begin(), floats.end());
   push_proto.add_shows(floats[0]);
   push_proto.mutable_clicks()->Add(floats.end() - 2, floats.end());
@@ -147,6 +152,8 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
   EXPECT_EQ(bytes, assign_proto.SerializeAsString());
   assign.only_missing = true;
   assign_proto.set_only_missing(true);
+  assign.table_incarnation = 1;
+  assign_proto.set_table_incarnation(1);
   assign.day = 0.0f;
   assign_proto.set_day(0.0f);
   bytes.assign(AssignRequestBytes(assign), '\0');

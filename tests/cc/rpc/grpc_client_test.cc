@@ -136,58 +136,18 @@ TEST(GrpcClientTest, DimOfAnotherTableIsRefusedAndNothingIsOverrun) {
   }
 }
 
-TEST(GrpcClientTest, ServerThatComesBackIsUsedAgainAndGetsItsTables) {
+TEST(GrpcClientTest, ServerThatComesBackIsUsedAgain) {
   auto server = StartServer();
   const std::string address = server->address();
   auto client = Connect(address).value();
   ASSERT_TRUE(client->CreateTable(SmallTable("a")).ok());
-  ASSERT_TRUE(client->CreateTable(SmallTable("b")).ok());
-  ASSERT_TRUE(PushOnes(*client, "a", 2, {1, 2}, {5, 1}).ok());
 
   server.reset();
   server = StartAt(address);
 
-  EXPECT_THAT(PullRows(*client, "a", 2, {1, 2}, true).value(), Each(1.0f));
-  EXPECT_EQ(PushOnes(*client, "b", 2, {1}, {5, 2})->updated_rows, 1);
-  EXPECT_EQ(client->ListTables("")->size(), 2u);
-}
-
-TEST(GrpcClientTest, EveryCallFindsItsTableAgainAfterARestart) {
-  auto server = StartServer();
-  const std::string address = server->address();
-  auto client = Connect(address).value();
-  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
-  const auto restart = [&] {
-    server.reset();
-    server = StartAt(address);
-  };
-
-  restart();
-  EXPECT_EQ(client->ListTables("t")->size(), 1u);
-  restart();
-  EXPECT_EQ(client->Erase("t", {1}).value(), 0);
-  restart();
-  EXPECT_TRUE(
-      client
-          ->Export("t", false, [](const RowChunk&) { return absl::OkStatus(); })
-          .ok());
-  restart();
-  AssignArgs assign;
-  assign.table = "t";
-  assign.dim = 2;
-  EXPECT_TRUE(client->Assign(assign).ok());
-}
-
-TEST(GrpcClientTest, TableThatAnotherClientDroppedIsNotCreatedAgain) {
-  const auto server = StartServer();
-  auto client = Connect(server->address()).value();
-  auto other = Connect(server->address()).value();
-  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
-  ASSERT_TRUE(other->DropTable("t").ok());
-
-  EXPECT_EQ(PullRows(*client, "t", 2, {1}).status().code(),
-            absl::StatusCode::kNotFound);
   EXPECT_TRUE(client->ListTables("")->empty());
+  ASSERT_TRUE(client->CreateTable(SmallTable("a")).ok());
+  EXPECT_EQ(PushOnes(*client, "a", 2, {1}, {5, 2})->updated_rows, 1);
 }
 
 TEST(GrpcClientTest, StoppedServerIsNamedWhenTheTimeoutEnds) {
@@ -203,7 +163,7 @@ TEST(GrpcClientTest, StoppedServerIsNamedWhenTheTimeoutEnds) {
         client->CreateTable(SmallTable("u")),
         client->Export("t", true,
                        [](const RowChunk&) { return absl::OkStatus(); }),
-        client->SaveShard({"/nowhere", {"t"}, "id"}).status()}) {
+        client->SaveShard({"/nowhere", {"t"}, "id", false}).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(absl::StrCat("shard 0 (", address, ")")),
@@ -420,7 +380,8 @@ TEST(GrpcClientTest, PullInterruptedByARestartIsAnsweredByTheNewServer) {
   proxy.HoldAnswers(true);
 
   std::thread pulling([&] {
-    EXPECT_THAT(PullRows(*client, "t", 2, {1, 2}, true).value(), Each(1.0f));
+    EXPECT_EQ(PullRows(*client, "t", 2, {1, 2}, true).status().code(),
+              absl::StatusCode::kNotFound);
   });
   // The server has answered; the answer is on its way.
   while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
@@ -431,9 +392,6 @@ TEST(GrpcClientTest, PullInterruptedByARestartIsAnsweredByTheNewServer) {
   proxy.CutConnections();
   proxy.HoldAnswers(false);
   pulling.join();
-
-  auto new_direct = Connect(new_server->address()).value();
-  EXPECT_EQ(new_direct->ListTables("t")->at(0).stats.num_rows, 2);
 }
 
 TEST(GrpcClientTest, PushWhoseAnswerIsLostIsAppliedOnce) {

@@ -72,6 +72,10 @@ class CountingServer final : public v1::ParameterServer::Service {
                            v1::CreateTableResponse*) override {
     return grpc::Status::OK;
   }
+  grpc::Status ListTables(grpc::ServerContext*, const v1::ListTablesRequest*,
+                          v1::ListTablesResponse*) override {
+    return {grpc::StatusCode::NOT_FOUND, "not made yet"};
+  }
   grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request,
                     v1::PullResponse* response) override {
     ++pulls;
@@ -201,152 +205,6 @@ TEST(ManyCallsTest, LongStepsGoInAFewMessages) {
   EXPECT_EQ(cluster.servers[0]->pushes, 0);
   for (int i = 0; i < 26; ++i) {
     EXPECT_EQ(step.result(26 + i).updated_rows, 2048);
-  }
-}
-
-TEST(ManyCallsTest, TablesAreFoundAgainAfterARestart) {
-  auto server = StartServer();
-  GrpcServerOptions options;
-  options.address = server->address();
-  auto client = Connect(options.address).value();
-  ManyCalls step = MakeStep(*client, 3, 10);
-
-  server.reset();
-  server = StartServer(options);
-  absl::Status status = client->StartPushMany(step.pushes)->Wait();
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(step.result(5).updated_rows, 10);
-
-  server.reset();
-  server = StartServer(options);
-  status = client->StartPullMany(step.pulls)->Wait();
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_THAT(step.floats(2), Each(1.0f));  // Their first value.
-}
-
-// Has lost its tables, and makes none before `at_once` are asked for together.
-class ForgetfulServer final : public v1::ParameterServer::Service {
- public:
-  explicit ForgetfulServer(int at_once) : at_once_(at_once) {
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
-                             &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    address_ = absl::StrCat("127.0.0.1:", port);
-  }
-  ~ForgetfulServer() override {
-    {
-      MutexLock lock(&mutex_);
-      is_ending_ = true;
-      changed_.NotifyAll();
-    }
-    server_->Shutdown();
-    MutexLock lock(&mutex_);  // What its calls have done comes before the end.
-    tables_.clear();
-  }
-
-  const std::string& address() const { return address_; }
-
-  void Restart() {
-    MutexLock lock(&mutex_);
-    ++instance_id_;
-    tables_.clear();
-  }
-
-  grpc::Status Handshake(grpc::ServerContext*, const v1::HandshakeRequest*,
-                         v1::HandshakeResponse* response) override {
-    MutexLock lock(&mutex_);
-    response->set_protocol_version(1);
-    response->set_num_shards(1);
-    response->set_instance_id(instance_id_);
-    response->set_max_message_bytes(1 << 30);
-    return grpc::Status::OK;
-  }
-  grpc::Status CreateTable(grpc::ServerContext*,
-                           const v1::CreateTableRequest* request,
-                           v1::CreateTableResponse*) override {
-    MutexLock lock(&mutex_);
-    if (instance_id_ > 1) {
-      ++num_waiting_;
-      changed_.NotifyAll();
-      while (num_waiting_ < at_once_ && !is_ending_) changed_.Wait(&mutex_);
-    }
-    tables_.insert(request->config().name());
-    return grpc::Status::OK;
-  }
-  grpc::Status PushMany(grpc::ServerContext*,
-                        const v1::PushManyRequest* request,
-                        v1::PushManyResponse* response) override {
-    MutexLock lock(&mutex_);
-    for (const v1::PushRequest& each : request->requests()) {
-      if (tables_.count(each.table()) == 0) {
-        return {grpc::StatusCode::NOT_FOUND, "no table " + each.table()};
-      }
-      response->add_responses()->set_updated_rows(each.keys_size());
-    }
-    return grpc::Status::OK;
-  }
-
- private:
-  const int at_once_;
-  std::string address_;
-  std::unique_ptr<grpc::Server> server_;
-  Mutex mutex_;
-  CondVar changed_;
-  uint64_t instance_id_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::set<std::string> tables_ ABSL_GUARDED_BY(mutex_);
-  int num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
-};
-
-TEST(ManyCallsTest, HundredsOfLostTablesAreMadeAgainTogether) {
-  ForgetfulServer server(64);
-  auto client = Connect(server.address()).value();
-  ManyCalls step = MakeStep(*client, 200, 10);
-  server.Restart();
-
-  const absl::Status status = client->StartPushMany(step.pushes)->Wait();
-
-  ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(step.result(200 + 199).updated_rows, 10);
-}
-
-TEST(ManyCallsTest, ALostTableThatIsNotMadeInTimeIsNamed) {
-  ForgetfulServer server(9);
-  auto client = Connect(server.address(), absl::Milliseconds(500)).value();
-  ManyCalls step = MakeStep(*client, 8, 10);
-  server.Restart();
-
-  const absl::Status status = client->StartPushMany(step.pushes)->Wait();
-
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr(server.address()), HasSubstr("'t0'"),
-                    HasSubstr("could not be created again")));
-}
-
-TEST(ManyCallsTest, EachLostTableIsMadeOnceAndSaidToBeEmpty) {
-  auto server = StartServer();
-  GrpcServerOptions options;
-  options.address = server->address();
-  auto client = Connect(options.address).value();
-  ManyCalls step = MakeStep(*client, 30, 1);
-  step.AddPush("t0", kRowDim, {1}, 1.0f, {1, 1000});
-  server.reset();
-  server = StartServer(options);
-  testing::internal::CaptureStderr();
-
-  const absl::Status status = client->StartPushMany(step.pushes)->Wait();
-
-  const std::vector<std::string> lines =
-      absl::StrSplit(testing::internal::GetCapturedStderr(), '\n');
-  ASSERT_TRUE(status.ok()) << status;
-  for (int i = 0; i < 30; ++i) {
-    EXPECT_THAT(lines,
-                Contains(HasSubstr(absl::StrCat("without table 't", i, "';")))
-                    .Times(1));
   }
 }
 

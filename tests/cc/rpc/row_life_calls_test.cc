@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cc/base/mutex.h"
+#include "cc/rpc/table_config_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
@@ -95,25 +96,6 @@ TEST(RowLifeCallsTest, UsageOfNoIdsStillLooksForTheTable) {
   EXPECT_TRUE(ReadUsage(*client, {}).ok());
 }
 
-TEST(RowLifeCallsTest, UsageFindsItsTableAgainAfterARestart) {
-  auto server = StartServer();
-  GrpcServerOptions options;
-  options.address = server->address();
-  auto client = Connect(options.address).value();
-  ASSERT_TRUE(client->CreateTable(CountedTable()).ok());
-  server.reset();
-  options.max_message_bytes = 4096;
-  server = StartServer(options);
-
-  // In one part first, as the former server would have taken it; the client
-  // has shaken hands with the new one then.
-  EXPECT_TRUE(ReadUsage(*client, KeysFrom(0, 10)).ok());
-  const auto usage = ReadUsage(*client, KeysFrom(0, 5000));
-
-  ASSERT_TRUE(usage.ok()) << usage.status();
-  EXPECT_THAT(usage->states, Each(KeyState::kUnknown));
-}
-
 // --- Shrink -----------------------------------------------------------------
 
 // Where the calls of all servers wait for each other.
@@ -160,6 +142,11 @@ class MeetingServer final : public v1::ParameterServer::Service {
     response->set_shard_index(shard_index_);
     response->set_num_shards(num_shards_);
     response->set_max_message_bytes(1 << 20);
+    return grpc::Status::OK;
+  }
+  grpc::Status ListTables(grpc::ServerContext*, const v1::ListTablesRequest*,
+                          v1::ListTablesResponse* response) override {
+    *response->add_tables()->mutable_config() = ToProto(CountedTable());
     return grpc::Status::OK;
   }
   grpc::Status Shrink(grpc::ServerContext* context, const v1::ShrinkRequest*,

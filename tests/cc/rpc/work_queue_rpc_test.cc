@@ -208,23 +208,23 @@ TEST_P(WorkQueueTest, TablesAndQueuesAreSavedTogether) {
   Take(*session);
   ASSERT_TRUE(session->AdvanceWorkItem("q", 0, 1, 7).ok());
   ASSERT_TRUE(session->EndStep(1.0).ok());
-  ASSERT_TRUE(SaveCheckpoint(*client, path, {}).ok());
+  ASSERT_TRUE(SaveCheckpoint(*client, {path, {}}).ok());
   ASSERT_TRUE(session->FinishWorkItem("q", 0, 1).ok());
   TableConfig config;
   config.name = "t";
   config.dim = 2;
   ASSERT_TRUE(client->CreateTable(config).ok());
   // One of some tables keeps the queues of before.
-  ASSERT_TRUE(SaveCheckpoint(*client, path, {"t"}).ok());
+  ASSERT_TRUE(SaveCheckpoint(*client, {path, {"t"}}).ok());
 
   // Other servers, the last of which has no part of the queue.
   const ClusterUnderTest others{GetParam() == 0 ? 0 : 2};
   const auto other_client = others.Connect();
-  ASSERT_TRUE(RestoreCheckpoint(*other_client, path, {"t"}).ok());
+  ASSERT_TRUE(RestoreCheckpoint(*other_client, {path, {"t"}}).ok());
   auto other = *WorkerSession::Join(others.Connect(), SessionOptions(3, 1));
   EXPECT_EQ(other->TakeWorkItem("q").status().code(),
             absl::StatusCode::kFailedPrecondition);
-  ASSERT_TRUE(RestoreCheckpoint(*other_client, path, {}).ok());
+  ASSERT_TRUE(RestoreCheckpoint(*other_client, {path, {}}).ok());
   EXPECT_EQ(other->CreateWorkQueue("q", QueueOptions(3, 1)).code(),
             absl::StatusCode::kAlreadyExists);
   ASSERT_TRUE(other->CreateWorkQueue("q", QueueOptions(3, 2)).ok());
@@ -236,7 +236,7 @@ TEST_P(WorkQueueTest, TablesAndQueuesAreSavedTogether) {
   ASSERT_TRUE(other->FinishWorkItem("q", 0, 1).ok());
   Take(*other);
   ASSERT_TRUE(other->AdvanceWorkItem("q", 0, 2, 1).ok());
-  ASSERT_TRUE(RestoreCheckpoint(*other_client, path, {}).ok());
+  ASSERT_TRUE(RestoreCheckpoint(*other_client, {path, {}}).ok());
   ASSERT_TRUE(other->EndStep(1.0).ok());
   EXPECT_EQ(other->GetItemState("q", 0, 2), ItemState::kLost);
   EXPECT_EQ(Take(*other).index, 1);
@@ -248,7 +248,7 @@ TEST_P(WorkQueueTest, TablesAndQueuesAreSavedTogether) {
       *WorkerSession::Join(third.Connect(), SessionOptions(0, 1));
   ASSERT_TRUE(worker->CreateWorkQueue("q", QueueOptions(4, 2)).ok());
   const absl::Status refused =
-      RestoreCheckpoint(*third_client, path, {}).status();
+      RestoreCheckpoint(*third_client, {path, {}}).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.message(), HasSubstr("number of items: 4 here, 3"));
   EXPECT_TRUE(third_client->ListTables("")->empty());

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <random>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,6 +30,7 @@
 namespace tfswitch {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 TableConfig Config(const std::string& name) {
@@ -163,6 +166,214 @@ TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
   EXPECT_TRUE(shard.Pull(*table, {1}, true, absl::MakeSpan(out)).ok());
 }
 
+StageRestoreArgs RestoreOf(const std::string& path, const std::string& id,
+                           std::vector<std::string> tables = {}) {
+  StageRestoreArgs args;
+  args.path = path;
+  args.restore_id = id;
+  args.tables = std::move(tables);
+  return args;
+}
+
+// A folder with a checkpoint of a table "t" of three rows.
+class CheckpointFolderTest : public testing::Test {
+ protected:
+  CheckpointFolderTest() {
+    std::string pattern = testing::TempDir() + "/rootXXXXXX";
+    root_ = mkdtemp(pattern.data());
+    EXPECT_TRUE(Save(Shard(OptionsBelow(root_)), "good").ok());
+  }
+  ~CheckpointFolderTest() override {
+    std::error_code error;
+    std::filesystem::remove_all(root_, error);
+  }
+
+  static ShardOptions OptionsBelow(const std::string& root) {
+    ShardOptions options;
+    options.checkpoint_root = root;
+    return options;
+  }
+
+  static absl::Status Save(Shard&& shard, const std::string& path,
+                           const std::string& save_id = "s") {
+    EXPECT_TRUE(shard.CreateTable(Config("t")).ok());
+    std::vector<float> out(6);
+    EXPECT_TRUE(shard
+                    .Pull(*shard.FindTable("t").value(), {1, 2, 3}, true,
+                          absl::MakeSpan(out))
+                    .ok());
+    const auto part = shard.SaveShard({path, {"t"}, save_id, false});
+    if (!part.ok()) return part.status();
+    return shard.CommitCheckpoint({path, save_id, {*part}, 2, {}}).status();
+  }
+
+  std::string root_;
+};
+
+TEST_F(CheckpointFolderTest, PathsOfClientsLieBelowTheRoot) {
+  EXPECT_TRUE(std::filesystem::exists(root_ + "/good/manifest.json"));
+  EXPECT_TRUE(Save(Shard(OptionsBelow(root_)), root_ + "/abs/olute").ok());
+  const std::string outside = root_ + "2";
+  std::filesystem::create_directory(outside);
+  std::filesystem::create_symlink(outside, root_ + "/link");
+  // The folder of a table.
+  std::filesystem::create_directory(root_ + "/inner");
+  std::filesystem::create_symlink(outside, root_ + "/inner/t");
+
+  for (const std::string& path :
+       std::vector<std::string>{outside, "/", "../x", root_ + "/../x",
+                                "good/../../x", "link", "link/x", "inner"}) {
+    Shard shard(OptionsBelow(root_));
+    const absl::Status stage =
+        shard.StageRestore(RestoreOf(path, "r")).status();
+    EXPECT_EQ(stage.code(), absl::StatusCode::kPermissionDenied)
+        << path << stage;
+    EXPECT_EQ(shard.AbortSave(path, "s").code(),
+              absl::StatusCode::kPermissionDenied)
+        << path;
+    EXPECT_EQ(shard.CommitCheckpoint({path, "s", {}, 2, {}}).status().code(),
+              absl::StatusCode::kPermissionDenied)
+        << path;
+    const absl::Status save = Save(std::move(shard), path);
+    EXPECT_EQ(save.code(), absl::StatusCode::kPermissionDenied) << path;
+    EXPECT_THAT(std::string(save.message()),
+                AllOf(HasSubstr(path), HasSubstr(root_),
+                      HasSubstr("--checkpoint_root")));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(outside));
+  std::filesystem::remove_all(outside);
+}
+
+TEST_F(CheckpointFolderTest, WithoutARootSavesAreRefused) {
+  const absl::Status save = Save(Shard(OptionsBelow("")), "x");
+  EXPECT_EQ(save.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(save.message()), HasSubstr("--checkpoint_root"));
+}
+
+TEST_F(CheckpointFolderTest, IdsThatAreNoNamesAreRefused) {
+  Shard shard(OptionsBelow(root_));
+  for (const std::string& id : std::vector<std::string>{"", "../x", "a/b", "a b", "a\nb"}) {
+    EXPECT_EQ(shard.SaveShard({"x", {}, id, false}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(shard.AbortSave("x", id).code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(shard.StageRestore(RestoreOf("good", id)).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
+  Shard shard(OptionsBelow(root_));
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  std::vector<float> out(2);
+  ASSERT_TRUE(
+      shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
+          .ok());
+  const auto part = shard.SaveShard({"x", {}, "s", false});
+  ASSERT_TRUE(part.ok()) << part.status();
+  const std::string folder = root_ + "/x/t";
+  EXPECT_FALSE(std::filesystem::is_empty(folder));
+
+  EXPECT_TRUE(shard.AbortSave("x", "s").ok());
+  EXPECT_TRUE(shard.AbortSave("x", "s").ok());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  // Another part of it, that comes late.
+  EXPECT_EQ(shard.SaveShard({"x", {}, "s", false}).status().code(),
+            absl::StatusCode::kAborted);
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  EXPECT_EQ(shard.CommitCheckpoint({"x", "s", {*part}, 2, {}}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
+  Shard shard(OptionsBelow(root_));
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  std::vector<float> out(2);
+  ASSERT_TRUE(
+      shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
+          .ok());
+  const auto part = shard.SaveShard({"x", {}, "s", false});
+  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_TRUE(shard.CommitCheckpoint({"x", "s", {*part}, 2, {}}).ok());
+
+  EXPECT_TRUE(shard.AbortSave("x", "s").ok());
+
+  EXPECT_EQ(shard.StageRestore(RestoreOf("x", "r"))->num_rows, 1);
+}
+
+TEST_F(CheckpointFolderTest, ARepeatedRestoreIsStagedOnce) {
+  Shard shard(OptionsBelow(root_));
+  std::atomic<bool> is_loading{false};
+  std::atomic<bool> go_on{false};
+  std::atomic<int> num_loads{0};
+  const auto interrupt = [&]() -> absl::Status {
+    if (!is_loading.exchange(true)) ++num_loads;
+    while (!go_on) std::this_thread::yield();
+    return absl::OkStatus();
+  };
+  std::thread first([&] {
+    EXPECT_EQ(shard.StageRestore(RestoreOf("good", "r"), interrupt)->num_rows,
+              3);
+  });
+  while (!is_loading) std::this_thread::yield();
+  std::atomic<bool> has_asked{false};
+  std::thread second([&] {
+    // Asks whether to go on waiting, but does not read a file.
+    EXPECT_EQ(shard
+                  .StageRestore(RestoreOf("good", "r"),
+                                [&]() -> absl::Status {
+                                  has_asked = true;
+                                  return absl::OkStatus();
+                                })
+                  ->num_rows,
+              3);
+  });
+  while (!has_asked) std::this_thread::yield();
+  go_on = true;
+  first.join();
+  second.join();
+
+  EXPECT_EQ(num_loads, 1);
+  EXPECT_TRUE(shard.CommitRestore("r", false).ok());
+}
+
+TEST_F(CheckpointFolderTest, ANewRestoreEndsTheOneBefore) {
+  Shard shard(OptionsBelow(root_));
+  std::atomic<bool> is_loading{false};
+  std::atomic<bool> go_on{false};
+  std::thread first([&] {
+    EXPECT_EQ(shard
+                  .StageRestore(RestoreOf("good", "first"),
+                                [&]() -> absl::Status {
+                                  is_loading = true;
+                                  while (!go_on) std::this_thread::yield();
+                                  return absl::OkStatus();
+                                })
+                  .status()
+                  .code(),
+              absl::StatusCode::kAborted);
+  });
+  while (!is_loading) std::this_thread::yield();
+  ASSERT_TRUE(shard.StageRestore(RestoreOf("good", "second")).ok());
+  go_on = true;
+  first.join();
+
+  EXPECT_EQ(shard.CommitRestore("first", false).code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(shard.CommitRestore("second", false).ok());
+}
+
+TEST_F(CheckpointFolderTest, WhatIsStagedAndNotCommittedExpires) {
+  ShardOptions options = OptionsBelow(root_);
+  options.staged_restore_expiry = absl::Milliseconds(1);
+  Shard shard(options);
+  ASSERT_TRUE(shard.StageRestore(RestoreOf("good", "r")).ok());
+  while (shard.num_staged_restores() > 0) std::this_thread::yield();
+
+  EXPECT_EQ(shard.CommitRestore("r", false).code(),
+            absl::StatusCode::kNotFound);
+}
+
 TEST(ShardTest, CommitOfARestoreThatIsNotStagedIsNotFound) {
   Shard shard(ShardOptions{});
 
@@ -275,9 +486,9 @@ class ShrinkOnTimeTest : public testing::Test {
     Fill("t");
     std::string path = testing::TempDir() + "/shrink_on_timeXXXXXX";
     EXPECT_NE(mkdtemp(path.data()), nullptr);
-    const auto part = shard_.SaveShard(path, {"t"}, "s");
+    const auto part = shard_.SaveShard({path, {"t"}, "s", false});
     EXPECT_TRUE(part.ok()) << part.status();
-    EXPECT_TRUE(shard_.CommitCheckpoint(path, "s", {*part}).ok());
+    EXPECT_TRUE(shard_.CommitCheckpoint({path, "s", {*part}, 2, {}}).ok());
     const std::string manifest = path + "/manifest.json";
     std::ifstream stream(manifest);
     std::string text{std::istreambuf_iterator<char>(stream), {}};
@@ -288,7 +499,7 @@ class ShrinkOnTimeTest : public testing::Test {
   }
 
   static void Restore(const std::string& path, Shard* shard) {
-    ASSERT_TRUE(shard->StageRestore(path, {"t"}, "r").ok());
+    ASSERT_TRUE(shard->StageRestore(RestoreOf(path, "r", {"t"})).ok());
     ASSERT_TRUE(shard->CommitRestore("r", /*abort=*/false).ok());
     std::error_code error;
     std::filesystem::remove_all(path, error);
@@ -438,19 +649,19 @@ TEST_F(RoundsTest, ARestoreDropsWhatWaitsForItsRound) {
   const std::string path = testing::TempDir() + "/staged_when_restored";
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
   ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
-  const auto part = shard_.SaveShard(path, {"t"}, "s");
+  const auto part = shard_.SaveShard({path, {"t"}, "s", false});
   ASSERT_TRUE(part.ok()) << part.status();
-  ASSERT_TRUE(shard_.CommitCheckpoint(path, "s", {*part}).ok());
+  ASSERT_TRUE(shard_.CommitCheckpoint({path, "s", {*part}, 2, {}}).ok());
   const std::vector<float> saved = Rows("t", {1});
 
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 1)).ok());
-  ASSERT_TRUE(shard_.StageRestore(path, {}, "aborted").ok());
+  ASSERT_TRUE(shard_.StageRestore(RestoreOf(path, "aborted")).ok());
   ASSERT_TRUE(shard_.CommitRestore("aborted", /*abort=*/true).ok());
   ASSERT_TRUE(shard_.CommitRound("g", RoundOf(1, {1.0})).ok());
   EXPECT_NE(Rows("t", {1}), saved);
 
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 2)).ok());
-  ASSERT_TRUE(shard_.StageRestore(path, {}, "r").ok());
+  ASSERT_TRUE(shard_.StageRestore(RestoreOf(path, "r")).ok());
   ASSERT_TRUE(shard_.CommitRestore("r", /*abort=*/false).ok());
   ASSERT_TRUE(shard_.CommitRound("g", RoundOf(2, {1.0})).ok());
   EXPECT_EQ(Rows("t", {1}), saved);

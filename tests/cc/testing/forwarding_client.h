@@ -19,14 +19,19 @@ class ForwardingClient : public ParameterClient {
   explicit ForwardingClient(std::shared_ptr<ParameterClient> client)
       : client_(std::move(client)) {}
 
-  absl::Status CreateTable(const TableConfig& config) override {
-    return client_->CreateTable(config);
+  absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
+                                     const TableIdentity& identity,
+                                     uint64_t replaced_incarnation) override {
+    return client_->MakeTable(config, identity, replaced_incarnation);
+  }
+  absl::StatusOr<std::vector<uint64_t>> ShardInstances() override {
+    return client_->ShardInstances();
   }
   absl::Status DropTable(const std::string& table) override {
     return client_->DropTable(table);
   }
   absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const std::string& table) override {
+      const TableRef& table) override {
     return client_->ListTables(table);
   }
   std::unique_ptr<PendingCall> StartPull(
@@ -56,7 +61,7 @@ class ForwardingClient : public ParameterClient {
                                                 int64_t* committed) override {
     return client_->StartCommitRound(shard, group, round, committed);
   }
-  absl::StatusOr<int64_t> Erase(const std::string& table,
+  absl::StatusOr<int64_t> Erase(const TableRef& table,
                                 absl::Span<const Key> keys) override {
     return client_->Erase(table, keys);
   }
@@ -64,13 +69,13 @@ class ForwardingClient : public ParameterClient {
                                            ShrinkReport* report) override {
     return client_->StartShrink(args, report);
   }
-  absl::Status ReadUsage(const std::string& table, absl::Span<const Key> keys,
+  absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override {
     return client_->ReadUsage(table, keys, day, usage, states);
   }
   absl::Status Export(
-      const std::string& table, bool with_slots,
+      const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
     return client_->Export(table, with_slots, visit);
   }
@@ -79,8 +84,7 @@ class ForwardingClient : public ParameterClient {
       const std::function<absl::Status(const ChangeChunk&)>& visit) override {
     return client_->ExportChanges(args, visit);
   }
-  absl::Status SettleExport(const std::string& table,
-                            const std::string& export_id,
+  absl::Status SettleExport(const TableRef& table, const std::string& export_id,
                             bool is_published) override {
     return client_->SettleExport(table, export_id, is_published);
   }
@@ -88,14 +92,17 @@ class ForwardingClient : public ParameterClient {
       const SaveShardArgs& args) override {
     return client_->SaveShard(args);
   }
-  absl::Status CommitCheckpoint(
-      const std::string& path, const std::string& save_id,
-      const std::vector<std::string>& manifest_parts) override {
-    return client_->CommitCheckpoint(path, save_id, manifest_parts);
+  absl::StatusOr<int64_t> CommitCheckpoint(
+      const CommitCheckpointArgs& args) override {
+    return client_->CommitCheckpoint(args);
   }
-  absl::StatusOr<std::vector<std::string>> StageRestore(
-      const StageRestoreArgs& args, int64_t* num_rows) override {
-    return client_->StageRestore(args, num_rows);
+  absl::Status AbortSave(const std::string& path,
+                         const std::string& save_id) override {
+    return client_->AbortSave(path, save_id);
+  }
+  absl::StatusOr<StagedRestore> StageRestore(
+      const StageRestoreArgs& args) override {
+    return client_->StageRestore(args);
   }
   absl::Status CommitRestore(const std::string& restore_id,
                              bool abort) override {

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -798,12 +799,12 @@ TEST_P(ParameterClientSuite, SaveAndRestoreBringBackRowsAndSlots) {
   const auto saved = Export("t", true);
   const ScopedFolder folder;
 
-  const auto report = SaveCheckpoint(client(), folder.path(), {});
+  const auto report = SaveCheckpoint(client(), {folder.path(), {}});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->num_rows, 3000);
   ASSERT_TRUE(Push("t", 3, keys, std::vector<float>(9000, 1.0f)).ok());
   Pull("t", 3, ManyKeys(10, 99), true);
-  const auto restored = RestoreCheckpoint(client(), folder.path(), {});
+  const auto restored = RestoreCheckpoint(client(), {folder.path(), {}});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->num_rows, 3000);
@@ -815,13 +816,15 @@ TEST_P(ParameterClientSuite, CommittingARestoreTwiceIsTheSameAsOnce) {
   ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
   Pull("t", 2, {1, 2, 3}, true);
   const ScopedFolder folder;
-  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {"t", "t"}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {"t", "t"}}).ok());
   Pull("t", 2, {4}, true);
   StageRestoreArgs args;
   args.path = folder.path();
   args.restore_id = "r";
-  int64_t num_rows = 0;
-  ASSERT_TRUE(client().StageRestore(args, &num_rows).ok());
+  const auto staged = client().StageRestore(args);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(staged->num_rows, 3);
+  EXPECT_EQ(staged->save, 1);
 
   EXPECT_TRUE(client().CommitRestore("r", false).ok());
   EXPECT_TRUE(client().CommitRestore("r", false).ok());
@@ -837,13 +840,13 @@ TEST_P(ParameterClientSuite, SavingOneTableKeepsTheOthersOfTheCheckpoint) {
   Pull("a", 2, {1, 2, 3}, true);
   Pull("b", 2, {4}, true);
   const ScopedFolder folder;
-  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {}}).ok());
   Pull("a", 2, {9}, true);
 
-  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {"a"}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {"a"}}).ok());
   ASSERT_TRUE(client().DropTable("a").ok());
   ASSERT_TRUE(client().DropTable("b").ok());
-  const auto restored = RestoreCheckpoint(client(), folder.path(), {});
+  const auto restored = RestoreCheckpoint(client(), {folder.path(), {}});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(Size("a"), 4);
@@ -854,7 +857,7 @@ TEST_P(ParameterClientSuite, DamagedCheckpointChangesNothing) {
   ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
   Pull("t", 2, ManyKeys(100), true);
   const ScopedFolder folder;
-  ASSERT_TRUE(SaveCheckpoint(client(), folder.path(), {}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {}}).ok());
   ASSERT_TRUE(Push("t", 2, ManyKeys(100), std::vector<float>(200, 1.0f)).ok());
   const auto before = Export("t", true);
   // One bit of one row file.
@@ -871,19 +874,85 @@ TEST_P(ParameterClientSuite, DamagedCheckpointChangesNothing) {
   }
 
   const absl::Status status =
-      RestoreCheckpoint(client(), folder.path(), {}).status();
+      RestoreCheckpoint(client(), {folder.path(), {}}).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("checksum"));
   EXPECT_EQ(Export("t", true), before);
 }
 
+TEST_P(ParameterClientSuite, TheNewestSaveThatCanBeReadIsRestored) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const ScopedFolder folder;
+  const auto files = [&folder] {
+    std::set<std::filesystem::path> found;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(folder.path())) {
+      if (entry.path().extension() == ".safetensors") {
+        found.insert(entry.path());
+      }
+    }
+    return found;
+  };
+  Pull("t", 2, ManyKeys(100), true);
+  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save, 1);
+  const auto of_first = files();
+  Pull("t", 2, ManyKeys(200), true);
+  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save, 2);
+  for (const std::filesystem::path& file : files()) {
+    if (of_first.count(file) == 0) std::filesystem::resize_file(file, 8);
+  }
+
+  const auto restored = RestoreCheckpoint(client(), {folder.path()});
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->save, 1);
+  EXPECT_EQ(restored->num_rows, 100);
+  ASSERT_EQ(restored->skipped.size(), 1u);
+  EXPECT_THAT(restored->skipped[0], testing::HasSubstr("truncated"));
+  EXPECT_EQ(Size("t"), 100);
+  const auto asked = [&](int64_t save) {
+    RestoreOptions options;
+    options.path = folder.path();
+    options.save = save;
+    return RestoreCheckpoint(client(), options).status().code();
+  };
+  EXPECT_EQ(asked(1), absl::StatusCode::kOk);
+  EXPECT_EQ(asked(2), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(asked(3), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Size("t"), 100);
+}
+
+TEST_P(ParameterClientSuite, ASaveThatIsRefusedLeavesNoFiles) {
+  ASSERT_TRUE(client().CreateTable(Config("a", 2)).ok());
+  ASSERT_TRUE(client().CreateTable(Config("b", 2)).ok());
+  Pull("a", 2, ManyKeys(100), true);
+  const ScopedFolder folder;
+  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path()}).ok());
+  const auto count = [&folder] {
+    return std::distance(
+        std::filesystem::recursive_directory_iterator(folder.path()), {});
+  };
+  const auto before = count();
+  ASSERT_TRUE(client().DropTable("b").ok());
+
+  const absl::Status refused =
+      SaveCheckpoint(client(), {folder.path()}).status();
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_EQ(count(), before);
+  SaveOptions options;
+  options.path = folder.path();
+  options.dropped_tables = {"b"};
+  EXPECT_TRUE(SaveCheckpoint(client(), options).ok());
+}
+
 TEST_P(ParameterClientSuite, RestoreOfNothingIsNotFound) {
   const ScopedFolder folder;
 
-  EXPECT_EQ(RestoreCheckpoint(client(), folder.path(), {}).status().code(),
+  EXPECT_EQ(RestoreCheckpoint(client(), {folder.path(), {}}).status().code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(SaveCheckpoint(client(), folder.path(), {"nope"}).status().code(),
+  EXPECT_EQ(SaveCheckpoint(client(), {folder.path(), {"nope"}}).status().code(),
             absl::StatusCode::kNotFound);
 }
 

@@ -1,4 +1,4 @@
-#include "cc/shard/shrink_timer.h"
+#include "cc/shard/interval_timer.h"
 
 #include <system_error>
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace tfswitch {
 
-ShrinkTimer::~ShrinkTimer() {
+IntervalTimer::~IntervalTimer() {
   std::thread thread;
   {
     MutexLock lock(&mutex_);
@@ -19,34 +19,33 @@ ShrinkTimer::~ShrinkTimer() {
   if (thread.joinable()) thread.join();
 }
 
-void ShrinkTimer::Set(const std::string& table, absl::Duration every) {
+void IntervalTimer::Set(const std::string& name, absl::Duration every) {
   MutexLock lock(&mutex_);
   if (every <= absl::ZeroDuration()) {
-    entries_.erase(table);
+    entries_.erase(name);
     return;
   }
-  entries_[table] = {every, absl::Now() + every};
+  entries_[name] = {every, absl::Now() + every};
   if (!thread_.joinable()) {
     try {
-      thread_ = std::thread(&ShrinkTimer::Run, this);
+      thread_ = std::thread(&IntervalTimer::Run, this);
     } catch (const std::system_error& error) {
-      // The table is there all the same, and can be shrunk by a call.
-      ABSL_RAW_LOG(ERROR, "table '%s' is not shrunk on time: %s", table.c_str(),
-                   error.what());
+      // A table can be shrunk by a call all the same.
+      ABSL_RAW_LOG(ERROR, "no timer for '%s': %s", name.c_str(), error.what());
     }
   }
   changed_.NotifyAll();
 }
 
-void ShrinkTimer::Run() {
+void IntervalTimer::Run() {
   mutex_.Lock();
   while (!is_ending_) {
     absl::Time next = absl::InfiniteFuture();
     std::string due;
-    for (const auto& [table, entry] : entries_) {
+    for (const auto& [name, entry] : entries_) {
       if (entry.next >= next) continue;
       next = entry.next;
-      due = table;
+      due = name;
     }
     const absl::Duration wait = next - absl::Now();
     if (wait > absl::ZeroDuration()) {
@@ -54,9 +53,9 @@ void ShrinkTimer::Run() {
       continue;
     }
     mutex_.Unlock();
-    shrink_(due);
+    work_(due);
     mutex_.Lock();
-    // Counted from the end: a slow shrink must not follow itself at once.
+    // Counted from the end: slow work must not follow itself at once.
     const auto it = entries_.find(due);
     if (it != entries_.end()) it->second.next = absl::Now() + it->second.every;
   }

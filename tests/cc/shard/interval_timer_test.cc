@@ -1,4 +1,4 @@
-#include "cc/shard/shrink_timer.h"
+#include "cc/shard/interval_timer.h"
 
 #include <map>
 #include <string>
@@ -8,11 +8,11 @@
 namespace tfswitch {
 namespace {
 
-TEST(ShrinkTimerTest, ShrinksEachTableAgainAndAgainUntilItIsTakenOut) {
+TEST(IntervalTimerTest, ShrinksEachTableAgainAndAgainUntilItIsTakenOut) {
   Mutex mutex;
   CondVar changed;
   std::map<std::string, int> counts;
-  ShrinkTimer timer([&](const std::string& table) {
+  IntervalTimer timer([&](const std::string& table) {
     MutexLock lock(&mutex);
     ++counts[table];
     changed.NotifyAll();
@@ -39,8 +39,8 @@ TEST(ShrinkTimerTest, ShrinksEachTableAgainAndAgainUntilItIsTakenOut) {
   }
 }
 
-TEST(ShrinkTimerTest, EndsWithoutWaitingForTheNextTime) {
-  ShrinkTimer timer([](const std::string&) {});
+TEST(IntervalTimerTest, EndsWithoutWaitingForTheNextTime) {
+  IntervalTimer timer([](const std::string&) {});
   timer.Set("late", absl::Hours(1));
 }
 

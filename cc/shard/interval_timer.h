@@ -1,0 +1,50 @@
+// Does something for names at intervals: shrinks tables, drops what is staged.
+
+#ifndef TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
+#define TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
+
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+// Thread-safe. The thread starts with the first name; the destructor waits
+// until `work` has returned.
+class IntervalTimer {
+ public:
+  // Called from the timer's thread. It may call Set().
+  using Work = std::function<void(const std::string& name)>;
+  explicit IntervalTimer(Work work) : work_(std::move(work)) {}
+  ~IntervalTimer();
+
+  IntervalTimer(const IntervalTimer&) = delete;
+  IntervalTimer& operator=(const IntervalTimer&) = delete;
+
+  // From now on each `every`; not at all if that is 0.
+  void Set(const std::string& name, absl::Duration every);
+
+ private:
+  struct Entry {
+    absl::Duration every;
+    absl::Time next;
+  };
+
+  void Run();
+
+  const Work work_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
