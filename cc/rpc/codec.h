@@ -127,6 +127,8 @@ struct DecodedAssign {
   absl::Span<const float> slots;
   bool only_missing = false;
   float day = kServersDay;
+  uint64_t client_id = 0;
+  uint64_t sequence = 0;
 };
 
 // InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.

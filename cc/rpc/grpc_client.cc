@@ -1,6 +1,7 @@
 #include "cc/rpc/grpc_client.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
@@ -211,7 +213,8 @@ size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
 // own costs more.
 constexpr size_t kMinSharedBytes = 16 << 10;
 
-// To the server each part of a push is a push of its own.
+// To the server each part of a push is a push of its own. Other writes have one
+// part.
 PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
@@ -281,6 +284,18 @@ class GrpcClient final : public ParameterClient {
                            const std::string& table,
                            const google::protobuf::MessageLite& request,
                            google::protobuf::MessageLite* response);
+  // An identity for a write that has none.
+  PushId NextId() {
+    return IdOfPart(
+        {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)},
+        0);
+  }
+  template <typename Request>
+  void SetNextId(Request* request) {
+    const PushId id = NextId();
+    request->set_client_id(id.client_id);
+    request->set_sequence(id.sequence);
+  }
   std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
                                                absl::Span<float> embeddings);
   std::unique_ptr<PendingCall> StartPullMessage(
@@ -298,6 +313,10 @@ class GrpcClient final : public ParameterClient {
 
   const std::shared_ptr<Connection> connection_;
   const std::unique_ptr<GroupClient> groups_;
+  // Not that of pushes, which would drive other writes out of the server's
+  // window.
+  const uint64_t client_id_ = DrawId();
+  std::atomic<uint64_t> next_sequence_{1};
 };
 
 absl::Status GrpcClient::CallOfTable(
@@ -323,6 +342,7 @@ absl::Status GrpcClient::CreateTable(const TableConfig& config) {
   v1::CreateTableRequest request;
   request.set_protocol_version(connection_->options().protocol_version);
   *request.mutable_config() = ToProto(config);
+  SetNextId(&request);
   v1::CreateTableResponse response;
   TFSWITCH_RETURN_IF_ERROR(connection_->Call(
       CallKind::kIdempotent, "CreateTable", request, &response));
@@ -334,6 +354,7 @@ absl::Status GrpcClient::DropTable(const std::string& table) {
   connection_->Forget(table);
   v1::DropTableRequest request;
   request.set_table(table);
+  SetNextId(&request);
   v1::DropTableResponse response;
   TFSWITCH_RETURN_IF_ERROR(connection_->Call(CallKind::kIdempotent, "DropTable",
                                              request, &response));
@@ -639,8 +660,10 @@ absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePush(
   return grpc::ByteBuffer(slices, 3);
 }
 
-std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args,
+std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
                                                      AssignResult* result) {
+  AssignArgs args = assign;
+  args.id = args.id.client_id == 0 ? NextId() : IdOfPart(args.id, 0);
   const uint64_t bytes = AssignRequestBytes(args);
   absl::Status fits = connection_->CheckSize(
       bytes, absl::StrCat("an assignment of ", args.keys.size(),
@@ -685,6 +708,7 @@ absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
   v1::EraseRequest request;
   request.set_table(table);
   request.mutable_keys()->Add(keys.begin(), keys.end());
+  SetNextId(&request);
   v1::EraseResponse response;
   TFSWITCH_RETURN_IF_ERROR(
       CallOfTable(CallKind::kIdempotent, "Erase", table, request, &response));

@@ -67,10 +67,14 @@ grpc::Status Service::CreateTable(grpc::ServerContext* context,
   if (absl::Status bad = CheckVersion(request->protocol_version()); !bad.ok()) {
     return ToGrpcStatus(bad);
   }
-  absl::StatusOr<bool> created =
-      shard_->CreateTable(FromProto(request->config()));
-  if (!created.ok()) return ToGrpcStatus(created.status());
-  response->set_created(*created);
+  const absl::StatusOr<Written> written = shard_->WriteOnce(
+      request->client_id(), request->sequence(),
+      [&]() -> absl::StatusOr<int64_t> {
+        return shard_->CreateTable(FromProto(request->config()));
+      });
+  if (!written.ok()) return ToGrpcStatus(written.status());
+  response->set_created(written->count != 0);
+  response->set_duplicate(written->duplicate);
   return grpc::Status::OK;
 }
 
@@ -79,7 +83,16 @@ grpc::Status Service::DropTable(grpc::ServerContext* context,
                                 v1::DropTableResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  response->set_dropped(shard_->DropTable(request->table()));
+  // Also if there is no such table: a repetition must not drop one that has
+  // been created meanwhile.
+  const absl::StatusOr<Written> written =
+      shard_->WriteOnce(request->client_id(), request->sequence(),
+                        [&]() -> absl::StatusOr<int64_t> {
+                          return shard_->DropTable(request->table());
+                        });
+  if (!written.ok()) return ToGrpcStatus(written.status());
+  response->set_dropped(written->count != 0);
+  response->set_duplicate(written->duplicate);
   return grpc::Status::OK;
 }
 
@@ -125,11 +138,15 @@ grpc::Status Service::Erase(grpc::ServerContext* context,
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   auto table = shard_->FindTable(request->table());
   if (!table.ok()) return ToGrpcStatus(table.status());
-  absl::StatusOr<int64_t> erased = shard_->Erase(
-      **table,
-      absl::MakeConstSpan(request->keys().data(), request->keys().size()));
-  if (!erased.ok()) return ToGrpcStatus(erased.status());
-  response->set_erased_rows(*erased);
+  const absl::StatusOr<Written> written =
+      shard_->WriteOnce(request->client_id(), request->sequence(), [&] {
+        return shard_->Erase(**table,
+                             absl::MakeConstSpan(request->keys().data(),
+                                                 request->keys().size()));
+      });
+  if (!written.ok()) return ToGrpcStatus(written.status());
+  response->set_erased_rows(written->count);
+  response->set_duplicate(written->duplicate);
   return grpc::Status::OK;
 }
 

@@ -2,7 +2,17 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace tfswitch {
+namespace {
+
+// The last sequence before the window.
+uint64_t FloorOf(uint64_t highest) {
+  return highest >= PushLedger::kWindow ? highest - PushLedger::kWindow : 0;
+}
+
+}  // namespace
 
 PushLedger::Client& PushLedger::Touch(uint64_t client_id) {
   auto [it, is_new] = clients_.try_emplace(client_id);
@@ -25,7 +35,9 @@ PushLedger::Client& PushLedger::Touch(uint64_t client_id) {
   return clients_.at(client_id);
 }
 
-PushLedger::Verdict PushLedger::Begin(uint64_t client_id, uint64_t sequence) {
+absl::StatusOr<PushLedger::Verdict> PushLedger::Begin(uint64_t client_id,
+                                                      uint64_t sequence,
+                                                      int64_t* count) {
   MutexLock lock(&mutex_);
   while (true) {
     Client& client = Touch(client_id);
@@ -33,32 +45,41 @@ PushLedger::Verdict PushLedger::Begin(uint64_t client_id, uint64_t sequence) {
       ended_.Wait(&mutex_);
       continue;
     }
-    const bool before_window =
-        client.highest >= kWindow && sequence <= client.highest - kWindow;
-    if (before_window || client.applied.count(sequence) != 0) {
+    const auto applied = client.applied.find(sequence);
+    if (applied != client.applied.end()) {
+      if (count != nullptr) *count = applied->second;
       return Verdict::kDuplicate;
+    }
+    const uint64_t floor = FloorOf(client.highest);
+    if (client.highest >= kWindow && sequence <= floor) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "write ", sequence, " of client ", client_id,
+          " has come too late: the server remembers the last ", kWindow,
+          " sequences of a client, for this one ", floor + 1, " to ",
+          client.highest,
+          ". It was not applied now, and may have been before. Repeat it under "
+          "a new sequence only if applying it twice does no harm, and have "
+          "fewer than ",
+          kWindow / 8, " writes of one client under way at once"));
     }
     client.in_progress.insert(sequence);
     return Verdict::kApply;
   }
 }
 
-void PushLedger::End(uint64_t client_id, uint64_t sequence, bool applied) {
+void PushLedger::End(uint64_t client_id, uint64_t sequence, bool applied,
+                     int64_t count) {
   MutexLock lock(&mutex_);
   Client& client = clients_.at(client_id);
   client.in_progress.erase(sequence);
   if (applied) {
-    client.applied.insert(sequence);
-    const uint64_t before = client.highest;
+    client.applied.emplace(sequence, count);
+    const uint64_t from = FloorOf(client.highest);
     client.highest = std::max(client.highest, sequence);
-    const auto floor_of = [](uint64_t highest) {
-      return highest >= kWindow ? highest - kWindow : 0;
-    };
-    const uint64_t from = floor_of(before);
-    const uint64_t to = floor_of(client.highest);
+    const uint64_t to = FloorOf(client.highest);
     if (to - from > client.applied.size()) {
       for (auto it = client.applied.begin(); it != client.applied.end();) {
-        it = *it <= to ? client.applied.erase(it) : std::next(it);
+        it = it->first <= to ? client.applied.erase(it) : std::next(it);
       }
     } else {
       for (uint64_t s = from + 1; s <= to; ++s) client.applied.erase(s);

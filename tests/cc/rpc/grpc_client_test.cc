@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -336,7 +337,7 @@ TEST(GrpcClientTest, LongCallsGoInPartsAndEveryPartIsAppliedOnce) {
 
   ASSERT_TRUE(repeated.ok()) << repeated.status();
   EXPECT_TRUE(repeated->duplicate);
-  EXPECT_EQ(repeated->updated_rows, 0);
+  EXPECT_EQ(repeated->updated_rows, kManyRows);
   ASSERT_TRUE(applied.ok()) << applied.status();
   EXPECT_FALSE(applied->duplicate);
   EXPECT_EQ(applied->updated_rows, kManyRows);
@@ -481,6 +482,65 @@ TEST(GrpcClientTest, PushWithoutAnIdIsNotRepeated) {
   pushing.join();
 
   EXPECT_THAT(PullRows(*direct, "t", 2, {1, 2}).value(), Each(0.0f));
+}
+
+absl::StatusOr<AssignResult> AssignAll(ParameterClient& client,
+                                       const std::vector<Key>& keys,
+                                       float value) {
+  const std::vector<float> values(keys.size() * 2, value);
+  AssignArgs args;
+  args.table = "t";
+  args.dim = 2;
+  args.keys = keys;
+  args.embeddings = values;
+  return client.Assign(args);
+}
+
+// The answers to one worker's writes are lost, and before it repeats them
+// another worker has written.
+TEST(GrpcClientTest, WritesWhoseAnswerIsLostDoNotUndoLaterOnes) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  auto direct = Connect(server->address()).value();
+  const auto lose_answer = [&](const std::function<void()>& write,
+                               const std::function<bool()>& is_applied,
+                               const std::function<void()>& write_later) {
+    proxy.HoldAnswers(true);
+    std::thread writing(write);
+    while (!is_applied()) {
+    }
+    write_later();
+    proxy.CutConnections();
+    proxy.HoldAnswers(false);
+    writing.join();
+  };
+  const auto num_rows = [&] {
+    return direct->ListTables("t")->at(0).stats.num_rows;
+  };
+  const std::vector<Key> keys = {1, 2};
+
+  lose_answer(
+      [&] {
+        const auto assigned = AssignAll(*client, keys, 5.0f);
+        ASSERT_TRUE(assigned.ok()) << assigned.status();
+        EXPECT_TRUE(assigned->duplicate);
+        EXPECT_EQ(assigned->assigned_rows, 2);
+      },
+      [&] { return num_rows() == 2; },
+      [&] { EXPECT_TRUE(AssignAll(*direct, keys, 6.0f).ok()); });
+  EXPECT_THAT(PullRows(*direct, "t", 2, keys).value(), Each(6.0f));
+
+  lose_answer([&] { EXPECT_EQ(client->Erase("t", keys).value(), 2); },
+              [&] { return num_rows() == 0; },
+              [&] { EXPECT_TRUE(AssignAll(*direct, keys, 7.0f).ok()); });
+  EXPECT_THAT(PullRows(*direct, "t", 2, keys).value(), Each(7.0f));
+
+  lose_answer([&] { EXPECT_TRUE(client->DropTable("t").ok()); },
+              [&] { return direct->ListTables("")->empty(); },
+              [&] { EXPECT_TRUE(direct->CreateTable(SmallTable("t")).ok()); });
+  EXPECT_EQ(direct->ListTables("")->size(), 1u);
 }
 
 TEST(GrpcClientTest, CallsThroughUnreliableConnectionsLoseAndRepeatNothing) {

@@ -1,18 +1,25 @@
 #include "cc/shard/push_ledger.h"
 
 #include <atomic>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tfswitch {
 namespace {
 
+using testing::AllOf;
+using testing::HasSubstr;
 using Verdict = PushLedger::Verdict;
 
+constexpr uint64_t kWindow = PushLedger::kWindow;
+
 void Apply(PushLedger& ledger, uint64_t client, uint64_t sequence) {
-  ASSERT_EQ(ledger.Begin(client, sequence), Verdict::kApply);
+  ASSERT_EQ(ledger.Begin(client, sequence).value(), Verdict::kApply);
   ledger.End(client, sequence, /*applied=*/true);
 }
 
@@ -20,7 +27,7 @@ TEST(PushLedgerTest, ASequenceIsAppliedOncePerClient) {
   PushLedger ledger;
   Apply(ledger, 1, 5);
 
-  EXPECT_EQ(ledger.Begin(1, 5), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin(1, 5).value(), Verdict::kDuplicate);
   Apply(ledger, 2, 5);
   Apply(ledger, 1, 6);
 }
@@ -31,21 +38,41 @@ TEST(PushLedgerTest, SequencesMayArriveInAnyOrder) {
   Apply(ledger, 1, 3);
   Apply(ledger, 1, 4);
 
-  EXPECT_EQ(ledger.Begin(1, 3), Verdict::kDuplicate);
-  EXPECT_EQ(ledger.Begin(1, 4), Verdict::kDuplicate);
-  EXPECT_EQ(ledger.Begin(1, 9), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin(1, 3).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin(1, 4).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin(1, 9).value(), Verdict::kDuplicate);
   Apply(ledger, 1, 5);
 }
 
-TEST(PushLedgerTest, WhatFellOutOfTheWindowCountsAsApplied) {
+TEST(PushLedgerTest, WhatFellOutOfTheWindowIsRefusedWithTheWindow) {
   PushLedger ledger;
-  const uint64_t far = 10 * PushLedger::kWindow;
-  Apply(ledger, 1, 1);
-  Apply(ledger, 1, far);
+  const uint64_t far = 10 * kWindow;
+  Apply(ledger, 7, 1);
+  Apply(ledger, 7, far);
 
-  EXPECT_EQ(ledger.Begin(1, 2), Verdict::kDuplicate);
-  EXPECT_EQ(ledger.Begin(1, far - PushLedger::kWindow), Verdict::kDuplicate);
-  Apply(ledger, 1, far - PushLedger::kWindow + 1);
+  for (const uint64_t old : {uint64_t{1}, uint64_t{2}, far - kWindow}) {
+    const absl::Status status = ledger.Begin(7, old).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat("write ", old, " of client 7 ")),
+                      HasSubstr(absl::StrCat(far - kWindow + 1, " to ", far)),
+                      HasSubstr("not applied now, and may have been before"),
+                      HasSubstr("fewer than 8192 writes")));
+  }
+  Apply(ledger, 7, far - kWindow + 1);
+}
+
+TEST(PushLedgerTest, ARepetitionHearsTheCountOfTheFirst) {
+  PushLedger ledger;
+  for (const int64_t count : {5, 0}) {
+    const uint64_t sequence = static_cast<uint64_t>(count) + 1;
+    ASSERT_EQ(ledger.Begin(1, sequence).value(), Verdict::kApply);
+    ledger.End(1, sequence, /*applied=*/true, count);
+
+    int64_t heard = -1;
+    EXPECT_EQ(ledger.Begin(1, sequence, &heard).value(), Verdict::kDuplicate);
+    EXPECT_EQ(heard, count);
+  }
 }
 
 TEST(PushLedgerTest, ThousandsOfPushesOfAStepMayEndInAnyOrder) {
@@ -53,17 +80,17 @@ TEST(PushLedgerTest, ThousandsOfPushesOfAStepMayEndInAnyOrder) {
   // Each has eight sequences, of which the first is used.
   for (uint64_t push = 8191; push > 0; --push) Apply(ledger, 1, 8 * push);
   for (uint64_t push = 8191; push > 0; --push) {
-    EXPECT_EQ(ledger.Begin(1, 8 * push), Verdict::kDuplicate);
+    EXPECT_EQ(ledger.Begin(1, 8 * push).value(), Verdict::kDuplicate);
   }
 }
 
 TEST(PushLedgerTest, AFailedPushMayBeTriedAgain) {
   PushLedger ledger;
-  ASSERT_EQ(ledger.Begin(1, 1), Verdict::kApply);
+  ASSERT_EQ(ledger.Begin(1, 1).value(), Verdict::kApply);
   ledger.End(1, 1, /*applied=*/false);
 
   Apply(ledger, 1, 1);
-  EXPECT_EQ(ledger.Begin(1, 1), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin(1, 1).value(), Verdict::kDuplicate);
 }
 
 TEST(PushLedgerTest, TheClientsHeardOfLastAreRemembered) {
@@ -72,11 +99,12 @@ TEST(PushLedgerTest, TheClientsHeardOfLastAreRemembered) {
   for (uint64_t client = 2; client <= PushLedger::kMaxClients; ++client) {
     Apply(ledger, client, 1);
   }
-  EXPECT_EQ(ledger.Begin(1, 1), Verdict::kDuplicate);  // Refreshes client 1.
-  Apply(ledger, PushLedger::kMaxClients + 1, 1);       // Client 2 goes.
+  EXPECT_EQ(ledger.Begin(1, 1).value(),
+            Verdict::kDuplicate);                 // Refreshes client 1.
+  Apply(ledger, PushLedger::kMaxClients + 1, 1);  // Client 2 goes.
 
-  EXPECT_EQ(ledger.Begin(1, 1), Verdict::kDuplicate);
-  EXPECT_EQ(ledger.Begin(2, 1), Verdict::kApply);
+  EXPECT_EQ(ledger.Begin(1, 1).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin(2, 1).value(), Verdict::kApply);
   ledger.End(2, 1, true);
 }
 
@@ -87,7 +115,7 @@ TEST(PushLedgerTest, OneOfManyRepetitionsAtOnceIsApplied) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
-        if (ledger.Begin(9, sequence) == Verdict::kApply) {
+        if (ledger.Begin(9, sequence).value() == Verdict::kApply) {
           applied.fetch_add(1);
           ledger.End(9, sequence, true);
         }
