@@ -71,13 +71,15 @@ class Connection {
       const char* method, const google::protobuf::MessageLite& request) const;
 
   // A control call of `service`: waits for the response, no longer than
-  // `timeout` if that is less than what `kind` says.
+  // `timeout` if that is less than what `kind` says. `write` is that of
+  // UnaryCall::ExplainWrite().
   absl::Status Call(
       CallKind kind, const char* method,
       const google::protobuf::MessageLite& request,
       google::protobuf::MessageLite* response,
       const char* service = v1::ParameterServer::service_full_name(),
-      absl::Duration timeout = absl::InfiniteDuration());
+      absl::Duration timeout = absl::InfiniteDuration(),
+      const std::string& write = "");
 
   // Remembers a table that the server has just been seen to have, unless the
   // options say that none is made again.
@@ -96,7 +98,7 @@ class Connection {
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
-  // The same for a call that had reached the server and is not repeated.
+  // The same for a call that had a connection and is not repeated.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 
@@ -178,6 +180,11 @@ class UnaryCall {
 
   absl::Status Wait(grpc::ByteBuffer* response);
 
+  // `error` of Wait(). If there was no answer, it also says whether the write,
+  // such as "The push to table 'user'", may have been applied. Empty: none.
+  absl::Status ExplainWrite(const absl::Status& error,
+                            absl::string_view write) const;
+
   // When it ends at the latest.
   absl::Time deadline() const { return start_ + timeout_; }
 
@@ -204,6 +211,7 @@ class UnaryCall {
   const grpc::ByteBuffer request_;
   std::unique_ptr<Attempt, Abandon> attempt_;
   grpc::Status last_failure_;  // Of an earlier attempt; OK if there was none.
+  bool may_have_arrived_ = false;  // At the server, without an answer.
 };
 
 std::chrono::system_clock::time_point ToDeadline(absl::Time time);

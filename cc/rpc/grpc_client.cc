@@ -4,11 +4,14 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/check_args.h"
@@ -34,7 +37,23 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-// A call for rows of some tables, in flight.
+// "table 'a'", or "tables 'a', 'b', 'c' and 5 more".
+std::string NameTables(const std::vector<std::string>& tables) {
+  constexpr size_t kMaxNamed = 3;
+  const std::set<std::string> all(tables.begin(), tables.end());
+  const size_t num_named = std::min(all.size(), kMaxNamed);
+  std::string text = absl::StrCat(
+      all.size() == 1 ? "table '" : "tables '",
+      absl::StrJoin(all.begin(), std::next(all.begin(), num_named), "', '"),
+      "'");
+  if (num_named < all.size()) {
+    absl::StrAppend(&text, " and ", all.size() - num_named, " more");
+  }
+  return text;
+}
+
+// A call for rows of some tables, in flight. `write` says what it does to them,
+// such as "The push to "; null: it only reads.
 class RowCall final : public PendingCall {
  public:
   using ReadResponse = std::function<absl::Status(MessagePieces)>;
@@ -42,9 +61,11 @@ class RowCall final : public PendingCall {
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
           const char* method, std::vector<std::string> tables,
           const grpc::ByteBuffer& request, ReadResponse read_response,
-          absl::Duration timeout = absl::InfiniteDuration())
+          absl::Duration timeout = absl::InfiniteDuration(),
+          const char* write = nullptr)
       : connection_(connection),
         tables_(std::move(tables)),
+        write_(write),
         read_response_(std::move(read_response)),
         call_(connection, kind, method, request,
               v1::ParameterServer::service_full_name(), timeout) {}
@@ -59,6 +80,10 @@ class RowCall final : public PendingCall {
       call_.Restart();
       status = call_.Wait(&response);
     }
+    if (!status.ok() && write_ != nullptr) {
+      return call_.ExplainWrite(status,
+                                absl::StrCat(write_, NameTables(tables_)));
+    }
     TFSWITCH_RETURN_IF_ERROR(status);
     thread_local std::vector<absl::string_view> pieces;
     ListPieces(&response, &pieces);
@@ -68,6 +93,7 @@ class RowCall final : public PendingCall {
  private:
   const std::shared_ptr<Connection> connection_;
   const std::vector<std::string> tables_;
+  const char* const write_;
   const ReadResponse read_response_;
   UnaryCall call_;
 };
@@ -283,7 +309,8 @@ class GrpcClient final : public ParameterClient {
   absl::Status CallOfTable(CallKind kind, const char* method,
                            const std::string& table,
                            const google::protobuf::MessageLite& request,
-                           google::protobuf::MessageLite* response);
+                           google::protobuf::MessageLite* response,
+                           const std::string& write = "");
   // An identity for a write that has none.
   PushId NextId() {
     return IdOfPart(
@@ -322,17 +349,19 @@ class GrpcClient final : public ParameterClient {
 absl::Status GrpcClient::CallOfTable(
     CallKind kind, const char* method, const std::string& table,
     const google::protobuf::MessageLite& request,
-    google::protobuf::MessageLite* response) {
+    google::protobuf::MessageLite* response, const std::string& write) {
   const GrpcClientOptions& options = connection_->options();
   const absl::Time deadline =
       absl::Now() +
       (kind == CallKind::kBulk ? options.bulk_timeout : options.timeout);
-  absl::Status status = connection_->Call(kind, method, request, response);
+  const char* const service = v1::ParameterServer::service_full_name();
+  absl::Status status =
+      connection_->Call(kind, method, request, response, service,
+                        absl::InfiniteDuration(), write);
   if (!absl::IsNotFound(status)) return status;
   TFSWITCH_RETURN_IF_ERROR(connection_->CreateAgain({table}, deadline, status));
-  return connection_->Call(kind, method, request, response,
-                           v1::ParameterServer::service_full_name(),
-                           deadline - absl::Now());
+  return connection_->Call(kind, method, request, response, service,
+                           deadline - absl::Now(), write);
 }
 
 absl::Status GrpcClient::CreateTable(const TableConfig& config) {
@@ -356,8 +385,10 @@ absl::Status GrpcClient::DropTable(const std::string& table) {
   request.set_table(table);
   SetNextId(&request);
   v1::DropTableResponse response;
-  TFSWITCH_RETURN_IF_ERROR(connection_->Call(CallKind::kIdempotent, "DropTable",
-                                             request, &response));
+  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
+      CallKind::kIdempotent, "DropTable", request, &response,
+      v1::ParameterServer::service_full_name(), absl::InfiniteDuration(),
+      absl::StrCat("The drop of table '", table, "'")));
   if (response.dropped()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("no table '", table, "' on shard ",
                                           connection_->options().shard_index));
@@ -574,6 +605,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
       tables.push_back(pieces[k].table);
     }
     const bool is_one = num_pushes == 1;
+    const char* const write =
+        messages.size() == 1 ? "The push to " : "A part of the push to ";
     all->calls.push_back(std::make_unique<RowCall>(
         connection_, kind, is_one ? "Push" : "PushMany", std::move(tables),
         requests[i],
@@ -592,7 +625,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
           }
           std::copy(received.begin(), received.end(), results);
           return absl::OkStatus();
-        }));
+        },
+        absl::InfiniteDuration(), write));
   }
   return all;
 }
@@ -677,7 +711,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
       std::move(message).ToByteBuffer(),
       [connection = connection_.get(), result](MessagePieces pieces) {
         return connection->Blame(ReadAssignResponse(pieces, result));
-      });
+      },
+      absl::InfiniteDuration(), "The assignment to ");
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
@@ -711,7 +746,8 @@ absl::StatusOr<int64_t> GrpcClient::Erase(const std::string& table,
   SetNextId(&request);
   v1::EraseResponse response;
   TFSWITCH_RETURN_IF_ERROR(
-      CallOfTable(CallKind::kIdempotent, "Erase", table, request, &response));
+      CallOfTable(CallKind::kIdempotent, "Erase", table, request, &response,
+                  absl::StrCat("The erasure from table '", table, "'")));
   return response.erased_rows();
 }
 
@@ -734,7 +770,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
             connection->Blame(ParseProto("ShrinkResponse", pieces, &response)));
         *report = FromProto(response);
         return absl::OkStatus();
-      });
+      },
+      absl::InfiniteDuration(), args.dry_run ? nullptr : "The shrink of ");
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartReadUsage(
@@ -949,8 +986,10 @@ absl::Status GrpcClient::CommitRestore(const std::string& restore_id,
   request.set_restore_id(restore_id);
   request.set_abort(abort);
   v1::CommitRestoreResponse response;
-  return connection_->Call(CallKind::kBulk, "CommitRestore", request,
-                           &response);
+  return connection_->Call(CallKind::kBulk, "CommitRestore", request, &response,
+                           v1::ParameterServer::service_full_name(),
+                           absl::InfiniteDuration(),
+                           abort ? "" : "The restore");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -21,7 +22,9 @@ namespace {
 
 using testing::AllOf;
 using testing::Each;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 
 // Where nobody listens.
 std::string FreeAddress() {
@@ -473,7 +476,8 @@ TEST(GrpcClientTest, PushWithoutAnIdIsNotRepeated) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(
         std::string(status.message()),
-        AllOf(HasSubstr(proxy.address()), HasSubstr("was lost during")));
+        AllOf(HasSubstr(proxy.address()), HasSubstr("was lost during"),
+              HasSubstr("push to table 't' may have been applied on shard 0")));
   });
   while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
   }
@@ -541,6 +545,138 @@ TEST(GrpcClientTest, WritesWhoseAnswerIsLostDoNotUndoLaterOnes) {
               [&] { return direct->ListTables("")->empty(); },
               [&] { EXPECT_TRUE(direct->CreateTable(SmallTable("t")).ok()); });
   EXPECT_EQ(direct->ListTables("")->size(), 1u);
+}
+
+TEST(GrpcClientTest, AWriteWithoutAnAnswerSaysThatItMayHaveBeenApplied) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  GrpcClientOptions options;
+  options.address = proxy.address();
+  options.timeout = absl::Milliseconds(300);
+  options.bulk_timeout = options.timeout;
+  auto client = NewGrpcClient(options).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  ShrinkArgs shrink;
+  shrink.table = "t";
+  shrink.rules.emplace();
+  proxy.HoldAnswers(true);
+
+  const auto expect_unclear = [](const std::string& write, bool is_bulk,
+                                 const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr("did not answer within 300ms"),
+              EndsWith(absl::StrCat(
+                  "? The ", write,
+                  " may have been applied on shard 0. Repeat it only if "
+                  "applying it twice does no harm",
+                  is_bulk ? "" : ", or raise `timeout` in tfswitch.connect"))));
+  };
+  expect_unclear("push to table 't'", false,
+                 PushOnes(*client, "t", 2, {1}, {9, 1}).status());
+  expect_unclear("assignment to table 't'", false,
+                 AssignAll(*client, {1}, 2.0f).status());
+  expect_unclear("erasure from table 't'", false,
+                 client->Erase("t", {1}).status());
+  expect_unclear("shrink of table 't'", true, client->Shrink(shrink).status());
+  expect_unclear("restore", true, client->CommitRestore("id", false));
+  shrink.dry_run = true;
+  for (const absl::Status& read :
+       {PullRows(*client, "t", 2, {1}).status(),
+        client->Shrink(shrink).status(),
+        client->CommitRestore("id", /*abort=*/true)}) {
+    EXPECT_EQ(read.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(read.message()), Not(HasSubstr("applied")));
+  }
+  expect_unclear("drop of table 't'", false, client->DropTable("t"));
+
+  // The push had been: only its answer was missing.
+  auto direct = Connect(server->address()).value();
+  ASSERT_TRUE(direct->CreateTable(SmallTable("t")).ok());
+  EXPECT_TRUE(PushOnes(*direct, "t", 2, {1}, {9, 1})->duplicate);
+}
+
+TEST(GrpcClientTest, APushOfManyTablesThatMayHaveBeenAppliedNamesThem) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address(), absl::Milliseconds(300)).value();
+  const std::vector<Key> keys = RandomKeys(20000);
+  const std::vector<float> gradients(keys.size() * 16, 1.0f);
+  std::vector<PushPart> pushes;
+  std::vector<PushResult> results(6);
+  for (const char* table : {"a", "b", "a", "c", "d", "e"}) {
+    ASSERT_TRUE(client->CreateTable(SmallTable(table, 16)).ok());
+    PushPart push;
+    push.args.table = table;
+    push.args.dim = 16;
+    push.args.keys = absl::MakeConstSpan(keys).first(1);
+    push.args.gradients = absl::MakeConstSpan(gradients).first(16);
+    push.args.id = {9, pushes.size() + 1};
+    push.result = &results[pushes.size()];
+    pushes.push_back(std::move(push));
+  }
+  proxy.HoldAnswers(true);
+
+  absl::Status status = client->StartPushMany(pushes)->Wait();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("? The push to tables 'a', 'b', 'c' and 2 more may "
+                        "have been applied on shard 0"));
+
+  // Of what goes in several messages it is only a part.
+  for (size_t i = 0; i < pushes.size(); ++i) {
+    pushes[i].args.keys = keys;
+    pushes[i].args.gradients = gradients;
+    pushes[i].args.id.sequence += pushes.size();
+  }
+  status = client->StartPushMany(pushes)->Wait();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("? A part of the push to table"));
+}
+
+TEST(GrpcClientTest, AWriteThatWasSentOnceMayHaveBeenAppliedWhateverFollows) {
+  auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address(), absl::Seconds(1)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  auto direct = Connect(server->address()).value();
+  proxy.HoldAnswers(true);
+
+  std::thread pushing([&] {
+    const absl::Status status =
+        PushOnes(*client, "t", 2, {1, 2}, {77, 1}).status();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("may have been applied on shard 0. Repeat it only"));
+  });
+  while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
+  }
+  // All attempts after the first are refused a connection.
+  proxy.SetTarget(FreeAddress());
+  proxy.CutConnections();
+  pushing.join();
+}
+
+TEST(GrpcClientTest, AWriteThatWasNeverSentSaysThatItWasNotApplied) {
+  auto server = StartServer();
+  auto client = Connect(server->address(), absl::Milliseconds(200)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  server.reset();
+  // From here on the client knows that it has no connection.
+  ASSERT_FALSE(PullRows(*client, "t", 2, {1}).ok());
+
+  // An attempt that begins just before the deadline may end unclear.
+  std::string message;
+  for (uint64_t i = 1; i <= 20 && !absl::EndsWith(message,
+                                                  "not applied on "
+                                                  "shard 0");
+       ++i) {
+    const absl::Status status = PushOnes(*client, "t", 2, {1}, {1, i}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    message = std::string(status.message());
+  }
+  EXPECT_THAT(message,
+              HasSubstr("connection refused; is the server running? The push "
+                        "to table 't' was not applied on shard 0"));
 }
 
 TEST(GrpcClientTest, CallsThroughUnreliableConnectionsLoseAndRepeatNothing) {
