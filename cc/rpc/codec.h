@@ -140,7 +140,7 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                DecodedAssign* request);
 
 // A message of more parts than this is refused: each costs memory, also if it
-// has no bytes, and pushes must not leave the window of PushLedger behind.
+// has no bytes, and pushes must not leave the window of WriteLedger behind.
 inline constexpr size_t kMaxPartsPerMessage = 4096;
 
 // Messages of many. The errors also say which of the requests it is.

@@ -109,9 +109,9 @@ absl::StatusOr<Written> Shard::WriteOnce(
   const bool is_protected = client_id != 0;
   if (is_protected) {
     TFSWITCH_ASSIGN_OR_RETURN(
-        const PushLedger::Verdict verdict,
+        const WriteLedger::Verdict verdict,
         ledger_.Begin(client_id, sequence, &written.count));
-    if (verdict == PushLedger::Verdict::kDuplicate) {
+    if (verdict == WriteLedger::Verdict::kDuplicate) {
       written.duplicate = true;
       return written;
     }
@@ -374,14 +374,14 @@ absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
   ShardPushResult result;
   const bool protected_push = push.client_id != 0;
   if (protected_push) {
-    const absl::StatusOr<PushLedger::Verdict> verdict =
+    const absl::StatusOr<WriteLedger::Verdict> verdict =
         ledger_.Begin(push.client_id, push.sequence, &result.updated_rows);
     if (!verdict.ok()) {
       return absl::Status(verdict.status().code(),
                           absl::StrCat("table '", table.config().name,
                                        "': ", verdict.status().message()));
     }
-    if (*verdict == PushLedger::Verdict::kDuplicate) {
+    if (*verdict == WriteLedger::Verdict::kDuplicate) {
       result.duplicate = true;
       return result;
     }

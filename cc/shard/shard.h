@@ -20,9 +20,9 @@
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
 #include "cc/shard/pending_exports.h"
-#include "cc/shard/push_ledger.h"
 #include "cc/shard/round_stage.h"
 #include "cc/shard/shrink_timer.h"
+#include "cc/shard/write_ledger.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
@@ -131,7 +131,7 @@ class Shard {
   // ResourceExhausted if memory for new rows runs out; only then rows that were
   // there have taken their step. A push that had been applied before is
   // answered as it was then. FailedPrecondition if that is not known any more;
-  // see PushLedger.
+  // see WriteLedger.
   //
   // To a bsp table it stages the gradients until CommitRound(), and updates
   // nothing; FailedPrecondition if push.step says no step, or one whose round
@@ -266,7 +266,7 @@ class Shard {
   const ShardOptions options_;
 
   // These have their own locks.
-  PushLedger ledger_;
+  WriteLedger ledger_;
   RoundStage stage_;
   PendingExports pending_exports_;
   const std::shared_ptr<Coordinator> coordinator_ =

@@ -167,7 +167,7 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
   push.learning_rate = 1.0f;
   push.insert_missing = true;
   push.client_id = 5;
-  push.sequence = 1 + PushLedger::kWindow;
+  push.sequence = 1 + WriteLedger::kWindow;
   ASSERT_TRUE(shard.Push(*table, push).ok());
   ShardPush late = push;
   late.sequence = 1;

@@ -1,4 +1,4 @@
-#include "cc/shard/push_ledger.h"
+#include "cc/shard/write_ledger.h"
 
 #include <algorithm>
 
@@ -9,12 +9,12 @@ namespace {
 
 // The last sequence before the window.
 uint64_t FloorOf(uint64_t highest) {
-  return highest >= PushLedger::kWindow ? highest - PushLedger::kWindow : 0;
+  return highest >= WriteLedger::kWindow ? highest - WriteLedger::kWindow : 0;
 }
 
 }  // namespace
 
-PushLedger::Client& PushLedger::Touch(uint64_t client_id) {
+WriteLedger::Client& WriteLedger::Touch(uint64_t client_id) {
   auto [it, is_new] = clients_.try_emplace(client_id);
   if (is_new) {
     recent_.push_front(client_id);
@@ -35,9 +35,9 @@ PushLedger::Client& PushLedger::Touch(uint64_t client_id) {
   return clients_.at(client_id);
 }
 
-absl::StatusOr<PushLedger::Verdict> PushLedger::Begin(uint64_t client_id,
-                                                      uint64_t sequence,
-                                                      int64_t* count) {
+absl::StatusOr<WriteLedger::Verdict> WriteLedger::Begin(uint64_t client_id,
+                                                        uint64_t sequence,
+                                                        int64_t* count) {
   MutexLock lock(&mutex_);
   while (true) {
     Client& client = Touch(client_id);
@@ -67,8 +67,8 @@ absl::StatusOr<PushLedger::Verdict> PushLedger::Begin(uint64_t client_id,
   }
 }
 
-void PushLedger::End(uint64_t client_id, uint64_t sequence, bool applied,
-                     int64_t count) {
+void WriteLedger::End(uint64_t client_id, uint64_t sequence, bool applied,
+                      int64_t count) {
   MutexLock lock(&mutex_);
   Client& client = clients_.at(client_id);
   client.in_progress.erase(sequence);

@@ -1,8 +1,8 @@
 // Which writes a shard has applied (pushes, assignments, erasures, created and
 // dropped tables), so that a write repeated by a retry is not applied twice.
 
-#ifndef TFSWITCH_CC_SHARD_PUSH_LEDGER_H_
-#define TFSWITCH_CC_SHARD_PUSH_LEDGER_H_
+#ifndef TFSWITCH_CC_SHARD_WRITE_LEDGER_H_
+#define TFSWITCH_CC_SHARD_WRITE_LEDGER_H_
 
 #include <cstdint>
 #include <list>
@@ -29,7 +29,7 @@ namespace tfswitch {
 // waits for it.
 //
 // Thread-safe.
-class PushLedger {
+class WriteLedger {
  public:
   // A client that sends its pushes in parts gives each of them eight. It must
   // have fewer than 8,192 under way at once: a step of many tables is that many
@@ -69,4 +69,4 @@ class PushLedger {
 
 }  // namespace tfswitch
 
-#endif  // TFSWITCH_CC_SHARD_PUSH_LEDGER_H_
+#endif  // TFSWITCH_CC_SHARD_WRITE_LEDGER_H_

@@ -1,4 +1,4 @@
-#include "cc/shard/push_ledger.h"
+#include "cc/shard/write_ledger.h"
 
 #include <atomic>
 #include <string>
@@ -14,17 +14,17 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using Verdict = PushLedger::Verdict;
+using Verdict = WriteLedger::Verdict;
 
-constexpr uint64_t kWindow = PushLedger::kWindow;
+constexpr uint64_t kWindow = WriteLedger::kWindow;
 
-void Apply(PushLedger& ledger, uint64_t client, uint64_t sequence) {
+void Apply(WriteLedger& ledger, uint64_t client, uint64_t sequence) {
   ASSERT_EQ(ledger.Begin(client, sequence).value(), Verdict::kApply);
   ledger.End(client, sequence, /*applied=*/true);
 }
 
-TEST(PushLedgerTest, ASequenceIsAppliedOncePerClient) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, ASequenceIsAppliedOncePerClient) {
+  WriteLedger ledger;
   Apply(ledger, 1, 5);
 
   EXPECT_EQ(ledger.Begin(1, 5).value(), Verdict::kDuplicate);
@@ -32,8 +32,8 @@ TEST(PushLedgerTest, ASequenceIsAppliedOncePerClient) {
   Apply(ledger, 1, 6);
 }
 
-TEST(PushLedgerTest, SequencesMayArriveInAnyOrder) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, SequencesMayArriveInAnyOrder) {
+  WriteLedger ledger;
   Apply(ledger, 1, 9);
   Apply(ledger, 1, 3);
   Apply(ledger, 1, 4);
@@ -44,8 +44,8 @@ TEST(PushLedgerTest, SequencesMayArriveInAnyOrder) {
   Apply(ledger, 1, 5);
 }
 
-TEST(PushLedgerTest, WhatFellOutOfTheWindowIsRefusedWithTheWindow) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, WhatFellOutOfTheWindowIsRefusedWithTheWindow) {
+  WriteLedger ledger;
   const uint64_t far = 10 * kWindow;
   Apply(ledger, 7, 1);
   Apply(ledger, 7, far);
@@ -62,8 +62,8 @@ TEST(PushLedgerTest, WhatFellOutOfTheWindowIsRefusedWithTheWindow) {
   Apply(ledger, 7, far - kWindow + 1);
 }
 
-TEST(PushLedgerTest, ARepetitionHearsTheCountOfTheFirst) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, ARepetitionHearsTheCountOfTheFirst) {
+  WriteLedger ledger;
   for (const int64_t count : {5, 0}) {
     const uint64_t sequence = static_cast<uint64_t>(count) + 1;
     ASSERT_EQ(ledger.Begin(1, sequence).value(), Verdict::kApply);
@@ -75,8 +75,8 @@ TEST(PushLedgerTest, ARepetitionHearsTheCountOfTheFirst) {
   }
 }
 
-TEST(PushLedgerTest, ThousandsOfPushesOfAStepMayEndInAnyOrder) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, ThousandsOfPushesOfAStepMayEndInAnyOrder) {
+  WriteLedger ledger;
   // Each has eight sequences, of which the first is used.
   for (uint64_t push = 8191; push > 0; --push) Apply(ledger, 1, 8 * push);
   for (uint64_t push = 8191; push > 0; --push) {
@@ -84,8 +84,8 @@ TEST(PushLedgerTest, ThousandsOfPushesOfAStepMayEndInAnyOrder) {
   }
 }
 
-TEST(PushLedgerTest, AFailedPushMayBeTriedAgain) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, AFailedPushMayBeTriedAgain) {
+  WriteLedger ledger;
   ASSERT_EQ(ledger.Begin(1, 1).value(), Verdict::kApply);
   ledger.End(1, 1, /*applied=*/false);
 
@@ -93,23 +93,23 @@ TEST(PushLedgerTest, AFailedPushMayBeTriedAgain) {
   EXPECT_EQ(ledger.Begin(1, 1).value(), Verdict::kDuplicate);
 }
 
-TEST(PushLedgerTest, TheClientsHeardOfLastAreRemembered) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, TheClientsHeardOfLastAreRemembered) {
+  WriteLedger ledger;
   Apply(ledger, 1, 1);
-  for (uint64_t client = 2; client <= PushLedger::kMaxClients; ++client) {
+  for (uint64_t client = 2; client <= WriteLedger::kMaxClients; ++client) {
     Apply(ledger, client, 1);
   }
   EXPECT_EQ(ledger.Begin(1, 1).value(),
-            Verdict::kDuplicate);                 // Refreshes client 1.
-  Apply(ledger, PushLedger::kMaxClients + 1, 1);  // Client 2 goes.
+            Verdict::kDuplicate);                  // Refreshes client 1.
+  Apply(ledger, WriteLedger::kMaxClients + 1, 1);  // Client 2 goes.
 
   EXPECT_EQ(ledger.Begin(1, 1).value(), Verdict::kDuplicate);
   EXPECT_EQ(ledger.Begin(2, 1).value(), Verdict::kApply);
   ledger.End(2, 1, true);
 }
 
-TEST(PushLedgerTest, OneOfManyRepetitionsAtOnceIsApplied) {
-  PushLedger ledger;
+TEST(WriteLedgerTest, OneOfManyRepetitionsAtOnceIsApplied) {
+  WriteLedger ledger;
   for (uint64_t sequence = 1; sequence <= 200; ++sequence) {
     std::atomic<int> applied{0};
     std::vector<std::thread> threads;
