@@ -421,7 +421,8 @@ class EmbeddingTable:
             ValueError: If shapes do not fit, a gradient is NaN or Inf, or shows
                 or clicks are negative: the message names the id. From inside a
                 graph: `tf.errors.InvalidArgumentError`.
-            ConnectionError, TimeoutError: If a server does not answer.
+            ConnectionError, TimeoutError: If a server does not answer. The
+                message says whether the push may have been applied.
         """
         ids = to_id_tensor(ids, self._owner)
         gradients = self._to_gradients(gradients)
@@ -451,6 +452,7 @@ class EmbeddingTable:
         Raises:
             ValueError: If shapes do not fit, values are NaN or Inf, or an
                 argument is a symbolic tensor.
+            ConnectionError, TimeoutError: As for `push`.
         """
         keys = self._to_keys(ids)
         rows = self._to_rows(keys, values, "values", self._dim)
@@ -464,6 +466,9 @@ class EmbeddingTable:
 
         Returns:
             The number of rows removed.
+
+        Raises:
+            ConnectionError, TimeoutError: As for `push`.
         """
         return self._native.erase(self._to_keys(ids).reshape(-1))
 

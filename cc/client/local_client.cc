@@ -235,10 +235,16 @@ class LocalClient : public ParameterClient {
     TFSWITCH_ASSIGN_OR_RETURN(
         const auto table,
         shard_->FindTable({args.table, args.table_incarnation}));
-    TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
-    TFSWITCH_ASSIGN_OR_RETURN(result->assigned_rows,
-                              shard_->Assign(*table, args.keys, args.embeddings,
-                                             args.slots, args.only_missing));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const Written written,
+        shard_->WriteOnce(
+            args.id.client_id, args.id.sequence,
+            [&]() -> absl::StatusOr<int64_t> {
+              TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
+              return shard_->Assign(*table, args.keys, args.embeddings,
+                                    args.slots, args.only_missing);
+            }));
+    *result = {written.count, written.duplicate};
     return absl::OkStatus();
   }
 

@@ -55,7 +55,8 @@ struct ResetTable {
   int64_t num_lost_rows = -1;  // When they were last counted; -1: never.
 };
 
-// Identifies a push under retry; client_id 0 means no protection.
+// Identifies a push, or another write, under retry; client_id 0 means no
+// protection.
 struct PushId {
   uint64_t client_id = 0;
   uint64_t sequence = 0;
@@ -125,10 +126,14 @@ struct AssignArgs {
   absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
   bool only_missing = false;           // Leave rows alone that are there.
   float day = kServersDay;             // Of rows that are made.
+  // Without one a client over the network draws its own, as it does for
+  // CreateTable, DropTable and Erase.
+  PushId id;
 };
 
 struct AssignResult {
   int64_t assigned_rows = 0;
+  bool duplicate = false;  // The id had been applied before.
 };
 
 struct ShrinkArgs {

@@ -143,6 +143,7 @@ class SplitWrite : public PendingCall {
   }
   static void AddResult(const Part& part, AssignResult* sum) {
     sum->assigned_rows += part.assign_result.assigned_rows;
+    sum->duplicate = sum->duplicate || part.assign_result.duplicate;
   }
 
   std::vector<Part> parts_;

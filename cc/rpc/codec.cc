@@ -650,6 +650,8 @@ uint64_t WriteAssign(const AssignArgs& args, char* to) {
   writer.Array(4, args.slots);
   writer.Uint(5, args.only_missing);
   if (args.day >= 0.0f) writer.PresentFloat(6, args.day);
+  writer.Uint(7, args.id.client_id);
+  writer.Uint(8, args.id.sequence);
   writer.Fixed64(30, args.table_incarnation);
   return writer.size();
 }
@@ -736,6 +738,12 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                       case Tag(6, kFixed32):
                         *bad = ReadFixed(reader, &request->day);
                         return true;
+                      case Tag(7, kVarint):
+                        *bad = ReadVarint(reader, 10, &request->client_id);
+                        return true;
+                      case Tag(8, kVarint):
+                        *bad = ReadVarint(reader, 10, &request->sequence);
+                        return true;
                       default:
                         return keys.Accept(2, tag, reader, bad) ||
                                values.Accept(3, tag, reader, bad) ||
@@ -762,11 +770,18 @@ absl::Status ReadAssignResponse(MessagePieces pieces, AssignResult* result) {
   *result = AssignResult();
   return ReadMessage("AssignResponse", pieces, kMaxGroupDepth,
                      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-                       if (tag != Tag(1, kVarint)) return false;
                        uint64_t number = 0;
-                       *bad = ReadVarint(reader, 10, &number);
-                       result->assigned_rows = static_cast<int64_t>(number);
-                       return true;
+                       switch (tag) {
+                         case Tag(1, kVarint):
+                           *bad = ReadVarint(reader, 10, &number);
+                           result->assigned_rows = static_cast<int64_t>(number);
+                           return true;
+                         case Tag(2, kVarint):
+                           *bad = ReadBool(reader, &result->duplicate);
+                           return true;
+                         default:
+                           return false;
+                       }
                      });
 }
 
@@ -877,12 +892,8 @@ std::string EncodePushResponse(const PushResult& result) {
 }
 
 std::string EncodeAssignResponse(const AssignResult& result) {
-  FieldWriter counter(nullptr);
-  counter.Uint(1, static_cast<uint64_t>(result.assigned_rows));
-  std::string bytes(counter.size(), '\0');
-  FieldWriter writer(bytes.data());
-  writer.Uint(1, static_cast<uint64_t>(result.assigned_rows));
-  return bytes;
+  // The same fields: a count and `duplicate`.
+  return EncodePushResponse({result.assigned_rows, result.duplicate});
 }
 
 }  // namespace tfswitch

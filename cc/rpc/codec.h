@@ -130,6 +130,8 @@ struct DecodedAssign {
   absl::Span<const float> slots;
   bool only_missing = false;
   float day = kServersDay;
+  uint64_t client_id = 0;
+  uint64_t sequence = 0;
 };
 
 // InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.
@@ -141,7 +143,7 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                DecodedAssign* request);
 
 // A message of more parts than this is refused: each costs memory, also if it
-// has no bytes, and pushes must not leave the window of PushLedger behind.
+// has no bytes, and pushes must not leave the window of WriteLedger behind.
 inline constexpr size_t kMaxPartsPerMessage = 4096;
 
 // Messages of many. The errors also say which of the requests it is.

@@ -63,6 +63,17 @@ bool IsServerAway(const grpc::Status& status) {
          status.error_code() == grpc::StatusCode::CANCELLED;
 }
 
+// True if the server may have got the call, and its answer is not known. gRPC
+// says in two ways that it had no connection to send the call on; all other
+// failures leave open how far the call has come.
+bool MayHaveArrived(const grpc::Status& status) {
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return true;
+  const std::string text = status.error_message();
+  return IsServerAway(status) &&
+         !absl::StartsWith(text, "failed to connect to all addresses") &&
+         !absl::StartsWith(text, "DNS resolution failed");
+}
+
 // The part of gRPC's text that a user can do something with.
 std::string Reason(const grpc::Status& status) {
   const std::string text = status.error_message();
@@ -237,14 +248,15 @@ absl::Status Connection::Decode(const char* method, grpc::ByteBuffer* bytes,
 absl::Status Connection::Call(CallKind kind, const char* method,
                               const google::protobuf::MessageLite& request,
                               google::protobuf::MessageLite* response,
-                              const char* service, absl::Duration timeout) {
+                              const char* service, absl::Duration timeout,
+                              const std::string& write) {
   TFSWITCH_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
                             Encode(method, request));
   // Not owned by the call: this function outlives it.
   const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
   UnaryCall call(unowned, kind, method, message, service, timeout);
   grpc::ByteBuffer bytes;
-  TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
+  TFSWITCH_RETURN_IF_ERROR(call.ExplainWrite(call.Wait(&bytes), write));
   return Decode(method, &bytes, response);
 }
 
@@ -282,8 +294,7 @@ absl::Status Connection::ExplainLoss(const grpc::Status& status,
                                      absl::Duration timeout) const {
   if (!IsServerAway(status)) return Explain(status, timeout);
   return absl::UnavailableError(absl::StrCat(
-      name_, ": the connection was lost during the call: ", Reason(status),
-      "; the call may have taken effect"));
+      name_, ": the connection was lost during the call: ", Reason(status)));
 }
 
 absl::Status Connection::Blame(const absl::Status& malformed) const {
@@ -330,6 +341,25 @@ void UnaryCall::StartAttempt() {
                            attempt_.get());
 }
 
+absl::Status UnaryCall::ExplainWrite(const absl::Status& error,
+                                     absl::string_view write) const {
+  if (write.empty() ||
+      !(absl::IsUnavailable(error) || absl::IsDeadlineExceeded(error))) {
+    return error;
+  }
+  std::string text = absl::StrCat(
+      error.message(), absl::EndsWith(error.message(), "?") ? " " : ". ", write,
+      may_have_arrived_ ? " may have been" : " was not", " applied on shard ",
+      connection_->options().shard_index);
+  if (may_have_arrived_) {
+    absl::StrAppend(&text, ". Repeat it only if applying it twice does no harm",
+                    kind_ == CallKind::kBulk
+                        ? ""
+                        : ", or raise `timeout` in tfswitch.connect");
+  }
+  return absl::Status(error.code(), text);
+}
+
 absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
   // From now on: of calls that are in flight together, one may have failed long
@@ -345,6 +375,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       response->Swap(&attempt->response);
       return absl::OkStatus();
     }
+    may_have_arrived_ = may_have_arrived_ || MayHaveArrived(status);
     if (kind_ == CallKind::kOnce) {
       return connection_->ExplainLoss(status, timeout_);
     }

@@ -67,19 +67,21 @@ class Connection {
       const char* method, const google::protobuf::MessageLite& request) const;
 
   // A control call of `service`: waits for the response, no longer than
-  // `timeout` if that is less than what `kind` says.
+  // `timeout` if that is less than what `kind` says. `write` is that of
+  // UnaryCall::ExplainWrite().
   absl::Status Call(
       CallKind kind, const char* method,
       const google::protobuf::MessageLite& request,
       google::protobuf::MessageLite* response,
       const char* service = v1::ParameterServer::service_full_name(),
-      absl::Duration timeout = absl::InfiniteDuration());
+      absl::Duration timeout = absl::InfiniteDuration(),
+      const std::string& write = "");
 
   // Turns what gRPC says into an error that names the server.
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
-  // The same for a call that had reached the server and is not repeated.
+  // The same for a call that had a connection and is not repeated.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 
@@ -144,6 +146,11 @@ class UnaryCall {
 
   absl::Status Wait(grpc::ByteBuffer* response);
 
+  // `error` of Wait(). If there was no answer, it also says whether the write,
+  // such as "The push to table 'user'", may have been applied. Empty: none.
+  absl::Status ExplainWrite(const absl::Status& error,
+                            absl::string_view write) const;
+
  private:
   friend void PollUntil(absl::Time time);
   struct Attempt;
@@ -166,6 +173,7 @@ class UnaryCall {
   const grpc::ByteBuffer request_;
   std::unique_ptr<Attempt, Abandon> attempt_;
   grpc::Status last_failure_;  // Of an earlier attempt; OK if there was none.
+  bool may_have_arrived_ = false;  // At the server, without an answer.
 };
 
 std::chrono::system_clock::time_point ToDeadline(absl::Time time);

@@ -367,12 +367,16 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   TFSWITCH_ASSIGN_OR_RETURN(
       std::shared_ptr<EmbeddingTable> table,
       shard_->FindTable({assign.table, assign.table_incarnation}));
-  TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, assign.day));
-  AssignResult result;
-  TFSWITCH_ASSIGN_OR_RETURN(result.assigned_rows,
-                            shard_->Assign(*table, assign.keys, assign.values,
-                                           assign.slots, assign.only_missing));
-  call->response = ToByteBuffer(EncodeAssignResponse(result));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Written written,
+      shard_->WriteOnce(
+          assign.client_id, assign.sequence, [&]() -> absl::StatusOr<int64_t> {
+            TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, assign.day));
+            return shard_->Assign(*table, assign.keys, assign.values,
+                                  assign.slots, assign.only_missing);
+          }));
+  call->response = ToByteBuffer(
+      EncodeAssignResponse(AssignResult{written.count, written.duplicate}));
   return absl::OkStatus();
 }
 

@@ -1,13 +1,18 @@
 #include "cc/rpc/grpc_client.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
@@ -32,7 +37,23 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-// A call for rows of some tables, in flight.
+// "table 'a'", or "tables 'a', 'b', 'c' and 5 more".
+std::string NameTables(const std::vector<std::string>& tables) {
+  constexpr size_t kMaxNamed = 3;
+  const std::set<std::string> all(tables.begin(), tables.end());
+  const size_t num_named = std::min(all.size(), kMaxNamed);
+  std::string text = absl::StrCat(
+      all.size() == 1 ? "table '" : "tables '",
+      absl::StrJoin(all.begin(), std::next(all.begin(), num_named), "', '"),
+      "'");
+  if (num_named < all.size()) {
+    absl::StrAppend(&text, " and ", all.size() - num_named, " more");
+  }
+  return text;
+}
+
+// A call for rows of some tables, in flight. `write` says what it does to them,
+// such as "The push to "; null: it only reads.
 class RowCall final : public PendingCall {
  public:
   using ReadResponse = std::function<absl::Status(MessagePieces)>;
@@ -40,20 +61,29 @@ class RowCall final : public PendingCall {
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
           const char* method, const grpc::ByteBuffer& request,
           ReadResponse read_response,
-          absl::Duration timeout = absl::InfiniteDuration())
-      : read_response_(std::move(read_response)),
+          absl::Duration timeout = absl::InfiniteDuration(),
+          const char* write = nullptr, std::vector<std::string> tables = {})
+      : write_(write),
+        tables_(std::move(tables)),
+        read_response_(std::move(read_response)),
         call_(connection, kind, method, request,
               v1::ParameterServer::service_full_name(), timeout) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
-    TFSWITCH_RETURN_IF_ERROR(call_.Wait(&response));
+    if (absl::Status status = call_.Wait(&response); !status.ok()) {
+      if (write_ == nullptr) return status;
+      return call_.ExplainWrite(status,
+                                absl::StrCat(write_, NameTables(tables_)));
+    }
     thread_local std::vector<absl::string_view> pieces;
     ListPieces(&response, &pieces);
     return read_response_(pieces);
   }
 
  private:
+  const char* const write_;
+  const std::vector<std::string> tables_;
   const ReadResponse read_response_;
   UnaryCall call_;
 };
@@ -199,7 +229,8 @@ size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
 // own costs more.
 constexpr size_t kMinSharedBytes = 16 << 10;
 
-// To the server each part of a push is a push of its own.
+// To the server each part of a push is a push of its own. Other writes have one
+// part.
 PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
@@ -275,6 +306,18 @@ class GrpcClient final : public ParameterClient {
   absl::Status ReadStream(
       const Start& start,
       const std::function<absl::Status(const Response&)>& visit);
+  // An identity for a write that has none.
+  PushId NextId() {
+    return IdOfPart(
+        {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)},
+        0);
+  }
+  template <typename Request>
+  void SetNextId(Request* request) {
+    const PushId id = NextId();
+    request->set_client_id(id.client_id);
+    request->set_sequence(id.sequence);
+  }
   std::unique_ptr<PendingCall> StartPullOfPart(const PullArgs& args,
                                                absl::Span<float> embeddings);
   std::unique_ptr<PendingCall> StartPullMessage(
@@ -292,6 +335,10 @@ class GrpcClient final : public ParameterClient {
 
   const std::shared_ptr<Connection> connection_;
   const std::unique_ptr<GroupClient> groups_;
+  // Not that of pushes, which would drive other writes out of the server's
+  // window.
+  const uint64_t client_id_ = DrawId();
+  std::atomic<uint64_t> next_sequence_{1};
 };
 
 absl::StatusOr<uint64_t> GrpcClient::MakeTable(const TableConfig& config,
@@ -305,6 +352,7 @@ absl::StatusOr<uint64_t> GrpcClient::MakeTable(const TableConfig& config,
   request.mutable_shard_instances()->Add(identity.shard_instances.begin(),
                                          identity.shard_instances.end());
   request.set_replaced_incarnation(replaced_incarnation);
+  SetNextId(&request);
   v1::CreateTableResponse response;
   TFSWITCH_RETURN_IF_ERROR(connection_->Call(
       CallKind::kIdempotent, "CreateTable", request, &response));
@@ -314,9 +362,12 @@ absl::StatusOr<uint64_t> GrpcClient::MakeTable(const TableConfig& config,
 absl::Status GrpcClient::DropTable(const std::string& table) {
   v1::DropTableRequest request;
   request.set_table(table);
+  SetNextId(&request);
   v1::DropTableResponse response;
-  TFSWITCH_RETURN_IF_ERROR(connection_->Call(CallKind::kIdempotent, "DropTable",
-                                             request, &response));
+  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
+      CallKind::kIdempotent, "DropTable", request, &response,
+      v1::ParameterServer::service_full_name(), absl::InfiniteDuration(),
+      absl::StrCat("The drop of table '", table, "'")));
   if (response.dropped()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("no table '", table, "' on shard ",
                                           connection_->options().shard_index));
@@ -526,10 +577,14 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     const size_t num_pushes = messages[i].end - messages[i].begin;
     PushResult* const results = all->result(messages[i].begin);
     CallKind kind = CallKind::kIdempotent;
+    std::vector<std::string> tables;
     for (size_t k = messages[i].begin; k < messages[i].end; ++k) {
       if (pieces[k].id.client_id == 0) kind = CallKind::kOnce;
+      tables.push_back(pieces[k].table);
     }
     const bool is_one = num_pushes == 1;
+    const char* const write =
+        messages.size() == 1 ? "The push to " : "A part of the push to ";
     all->calls.push_back(std::make_unique<RowCall>(
         connection_, kind, is_one ? "Push" : "PushMany", requests[i],
         [connection = connection_.get(), is_one, num_pushes,
@@ -547,7 +602,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
           }
           std::copy(received.begin(), received.end(), results);
           return absl::OkStatus();
-        }));
+        },
+        absl::InfiniteDuration(), write, std::move(tables)));
   }
   return all;
 }
@@ -615,8 +671,10 @@ absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePush(
   return grpc::ByteBuffer(slices, 3);
 }
 
-std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args,
+std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
                                                      AssignResult* result) {
+  AssignArgs args = assign;
+  args.id = args.id.client_id == 0 ? NextId() : IdOfPart(args.id, 0);
   const uint64_t bytes = AssignRequestBytes(args);
   absl::Status fits = connection_->CheckSize(
       bytes, absl::StrCat("an assignment of ", args.keys.size(),
@@ -630,7 +688,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& args,
       std::move(message).ToByteBuffer(),
       [connection = connection_.get(), result](MessagePieces pieces) {
         return connection->Blame(ReadAssignResponse(pieces, result));
-      });
+      },
+      absl::InfiniteDuration(), "The assignment to ", std::vector{args.table});
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
@@ -660,9 +719,12 @@ absl::StatusOr<int64_t> GrpcClient::Erase(const TableRef& table,
   v1::EraseRequest request;
   NameTable(table, &request);
   request.mutable_keys()->Add(keys.begin(), keys.end());
+  SetNextId(&request);
   v1::EraseResponse response;
-  TFSWITCH_RETURN_IF_ERROR(
-      connection_->Call(CallKind::kIdempotent, "Erase", request, &response));
+  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
+      CallKind::kIdempotent, "Erase", request, &response,
+      v1::ParameterServer::service_full_name(), absl::InfiniteDuration(),
+      absl::StrCat("The erasure from table '", table.name, "'")));
   return response.erased_rows();
 }
 
@@ -685,7 +747,9 @@ std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
             connection->Blame(ParseProto("ShrinkResponse", pieces, &response)));
         *report = FromProto(response);
         return absl::OkStatus();
-      });
+      },
+      absl::InfiniteDuration(), args.dry_run ? nullptr : "The shrink of ",
+      std::vector{args.table});
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartReadUsage(
@@ -916,8 +980,10 @@ absl::Status GrpcClient::CommitRestore(const std::string& restore_id,
   request.set_restore_id(restore_id);
   request.set_abort(abort);
   v1::CommitRestoreResponse response;
-  return connection_->Call(CallKind::kBulk, "CommitRestore", request,
-                           &response);
+  return connection_->Call(CallKind::kBulk, "CommitRestore", request, &response,
+                           v1::ParameterServer::service_full_name(),
+                           absl::InfiniteDuration(),
+                           abort ? "" : "The restore");
 }
 
 }  // namespace

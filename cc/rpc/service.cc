@@ -69,14 +69,29 @@ grpc::Status Service::CreateTable(grpc::ServerContext* context,
   if (absl::Status bad = CheckVersion(request->protocol_version()); !bad.ok()) {
     return ToGrpcStatus(bad);
   }
-  const absl::StatusOr<Shard::Made> made = shard_->CreateTable(
-      FromProto(request->config()),
-      {request->table_incarnation(),
-       {request->shard_instances().begin(), request->shard_instances().end()}},
-      request->replaced_incarnation());
-  if (!made.ok()) return ToGrpcStatus(made.status());
-  response->set_created(made->created);
-  response->set_table_incarnation(made->incarnation);
+  const TableConfig config = FromProto(request->config());
+  uint64_t incarnation = request->table_incarnation();
+  const absl::StatusOr<Written> written = shard_->WriteOnce(
+      request->client_id(), request->sequence(),
+      [&]() -> absl::StatusOr<int64_t> {
+        TFSWITCH_ASSIGN_OR_RETURN(
+            const Shard::Made made,
+            shard_->CreateTable(config,
+                                {incarnation,
+                                 {request->shard_instances().begin(),
+                                  request->shard_instances().end()}},
+                                request->replaced_incarnation()));
+        incarnation = made.incarnation;
+        return made.created;
+      });
+  if (!written.ok()) return ToGrpcStatus(written.status());
+  if (written->duplicate) {
+    const auto table = shard_->FindTable(config.name);
+    if (table.ok()) incarnation = (*table)->incarnation();
+  }
+  response->set_created(written->count != 0);
+  response->set_duplicate(written->duplicate);
+  response->set_table_incarnation(incarnation);
   return grpc::Status::OK;
 }
 
@@ -85,7 +100,16 @@ grpc::Status Service::DropTable(grpc::ServerContext* context,
                                 v1::DropTableResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  response->set_dropped(shard_->DropTable(request->table()));
+  // Also if there is no such table: a repetition must not drop one that has
+  // been created meanwhile.
+  const absl::StatusOr<Written> written =
+      shard_->WriteOnce(request->client_id(), request->sequence(),
+                        [&]() -> absl::StatusOr<int64_t> {
+                          return shard_->DropTable(request->table());
+                        });
+  if (!written.ok()) return ToGrpcStatus(written.status());
+  response->set_dropped(written->count != 0);
+  response->set_duplicate(written->duplicate);
   return grpc::Status::OK;
 }
 
@@ -131,11 +155,15 @@ grpc::Status Service::Erase(grpc::ServerContext* context,
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   auto table = shard_->FindTable(TableOf(*request));
   if (!table.ok()) return ToGrpcStatus(table.status());
-  absl::StatusOr<int64_t> erased = shard_->Erase(
-      **table,
-      absl::MakeConstSpan(request->keys().data(), request->keys().size()));
-  if (!erased.ok()) return ToGrpcStatus(erased.status());
-  response->set_erased_rows(*erased);
+  const absl::StatusOr<Written> written =
+      shard_->WriteOnce(request->client_id(), request->sequence(), [&] {
+        return shard_->Erase(**table,
+                             absl::MakeConstSpan(request->keys().data(),
+                                                 request->keys().size()));
+      });
+  if (!written.ok()) return ToGrpcStatus(written.status());
+  response->set_erased_rows(written->count);
+  response->set_duplicate(written->duplicate);
   return grpc::Status::OK;
 }
 

@@ -105,6 +105,35 @@ absl::Status Shard::CheckAdmissionMemory(const TableConfig& config) const {
       "servers"));
 }
 
+absl::StatusOr<Written> Shard::WriteOnce(
+    uint64_t client_id, uint64_t sequence,
+    absl::FunctionRef<absl::StatusOr<int64_t>()> write) {
+  Written written;
+  const bool is_protected = client_id != 0;
+  if (is_protected) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WriteLedger::Verdict verdict,
+        ledger_.Begin(client_id, sequence, &written.count));
+    if (verdict == WriteLedger::Verdict::kDuplicate) {
+      written.duplicate = true;
+      return written;
+    }
+  }
+  absl::StatusOr<int64_t> count;
+  // The ledger must hear of it in any case.
+  try {
+    count = write();
+  } catch (const std::bad_alloc&) {
+    count = absl::ResourceExhaustedError("no memory for a write");
+  }
+  written.count = count.value_or(0);
+  if (is_protected) {
+    ledger_.End(client_id, sequence, count.ok(), written.count);
+  }
+  TFSWITCH_RETURN_IF_ERROR(count.status());
+  return written;
+}
+
 absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
                                                const TableIdentity& identity,
                                                uint64_t replaced_incarnation) {
@@ -383,10 +412,18 @@ absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
       table.config().consistency.kind == ConsistencyKind::kBsp;
   ShardPushResult result;
   const bool protected_push = push.client_id != 0;
-  if (protected_push && ledger_.Begin(push.client_id, push.sequence) ==
-                            PushLedger::Verdict::kDuplicate) {
-    result.duplicate = true;
-    return result;
+  if (protected_push) {
+    const absl::StatusOr<WriteLedger::Verdict> verdict =
+        ledger_.Begin(push.client_id, push.sequence, &result.updated_rows);
+    if (!verdict.ok()) {
+      return absl::Status(verdict.status().code(),
+                          absl::StrCat("table '", table.config().name,
+                                       "': ", verdict.status().message()));
+    }
+    if (*verdict == WriteLedger::Verdict::kDuplicate) {
+      result.duplicate = true;
+      return result;
+    }
   }
   absl::Status applied;
   // The ledger must hear of it in any case.
@@ -413,7 +450,7 @@ absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.
     ledger_.End(push.client_id, push.sequence,
-                /*applied=*/!is_staged || applied.ok());
+                /*applied=*/!is_staged || applied.ok(), result.updated_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(applied);
   return result;

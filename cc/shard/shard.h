@@ -1,4 +1,4 @@
-// What one server owns, with no network: tables by name, and which pushes it
+// What one server owns, with no network: tables by name, and which writes it
 // has applied.
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_H_
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
@@ -27,8 +28,8 @@
 #include "cc/shard/checkpoint_calls.h"
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/pending_exports.h"
-#include "cc/shard/push_ledger.h"
 #include "cc/shard/round_stage.h"
+#include "cc/shard/write_ledger.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
@@ -67,6 +68,12 @@ struct ShardPushResult {
   bool duplicate = false;
 };
 
+// What WriteOnce() has done.
+struct Written {
+  int64_t count = 0;       // What `write` returned, now or the first time.
+  bool duplicate = false;  // It had been done before.
+};
+
 // One of several pushes.
 struct TablePush {
   std::shared_ptr<EmbeddingTable> table;
@@ -97,6 +104,14 @@ class Shard {
 
   // Ends what waits for other workers, now and later; for the end of a server.
   void EndWaits() { coordinator_->Shutdown(); }
+
+  // Does a write that is no push (below: CreateTable, DropTable, Assign, Erase)
+  // under the identity that it has under retry: calls `write`, unless it has
+  // returned OK under this identity before. client_id 0: calls it always.
+  // FailedPrecondition as for Push().
+  absl::StatusOr<Written> WriteOnce(
+      uint64_t client_id, uint64_t sequence,
+      absl::FunctionRef<absl::StatusOr<int64_t>()> write);
 
   struct Made {
     bool created = false;  // False: it was there with an equal config.
@@ -139,7 +154,9 @@ class Shard {
   // InvalidArgument for a wrong size, a NaN or Inf gradient (names the key), a
   // learning rate that is negative or not finite, or a key of another shard.
   // ResourceExhausted if memory for new rows runs out; only then rows that were
-  // there have taken their step.
+  // there have taken their step. A push that had been applied before is
+  // answered as it was then. FailedPrecondition if that is not known any more;
+  // see WriteLedger.
   //
   // To a bsp table it stages the gradients until CommitRound(), and updates
   // nothing; FailedPrecondition if push.step says no step, or one whose round
@@ -315,7 +332,7 @@ class Shard {
   const uint64_t instance_id_ = DrawId();
 
   // These have their own locks.
-  PushLedger ledger_;
+  WriteLedger ledger_;
   RoundStage stage_;
   PendingExports pending_exports_;
   const std::shared_ptr<Coordinator> coordinator_ =

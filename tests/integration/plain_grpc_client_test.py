@@ -113,12 +113,74 @@ def test_a_plain_client_creates_pushes_and_pulls(server, pb, stub, create):
         )
 
 
+def test_a_write_that_is_repeated_does_not_undo_a_later_one(pb, stub, create):
+    create.config.name = "shared"
+    create.client_id, create.sequence = 43, 1
+    drop = pb.DropTableRequest(table="shared", client_id=43, sequence=2)
+    drop_none = pb.DropTableRequest(table="none", client_id=43, sequence=3)
+    assign = pb.AssignRequest(
+        table="shared",
+        keys=[1, 2],
+        values=[5.0] * 4,
+        client_id=43,
+        sequence=4,
+    )
+    erase = pb.EraseRequest(
+        table="shared", keys=[1, 2, 3], client_id=43, sequence=5
+    )
+    later = pb.AssignRequest(table="shared", keys=[1, 2], values=[6.0] * 4)
+    pull = pb.PullRequest(table="shared", keys=[1, 2])
+    create_later = pb.CreateTableRequest(
+        protocol_version=1, config=create.config
+    )
+
+    def tables():
+        answer = stub.ListTables(pb.ListTablesRequest())
+        return {table.config.name for table in answer.tables}
+
+    # Each first answer, then what another worker does, then the repetition.
+    assert stub.CreateTable(create) == pb.CreateTableResponse(created=True)
+    stub.DropTable(pb.DropTableRequest(table="shared"))
+    assert stub.CreateTable(create) == pb.CreateTableResponse(
+        created=True, duplicate=True
+    )
+    assert "shared" not in tables()
+
+    stub.CreateTable(create_later)
+    assert stub.DropTable(drop) == pb.DropTableResponse(dropped=True)
+    stub.CreateTable(create_later)
+    assert stub.DropTable(drop) == pb.DropTableResponse(
+        dropped=True, duplicate=True
+    )
+    assert "shared" in tables()
+
+    assert stub.DropTable(drop_none) == pb.DropTableResponse()
+    create_later.config.name = "none"
+    stub.CreateTable(create_later)
+    assert stub.DropTable(drop_none) == pb.DropTableResponse(duplicate=True)
+    assert "none" in tables()
+
+    assert stub.Assign(assign) == pb.AssignResponse(assigned_rows=2)
+    stub.Assign(later)
+    assert stub.Assign(assign) == pb.AssignResponse(
+        assigned_rows=2, duplicate=True
+    )
+    assert stub.Pull(pull).values == [6.0] * 4
+
+    assert stub.Erase(erase) == pb.EraseResponse(erased_rows=2)
+    stub.Assign(later)
+    assert stub.Erase(erase) == pb.EraseResponse(erased_rows=2, duplicate=True)
+    assert stub.Pull(pull).values == [6.0] * 4
+
+
 def test_errors_have_a_code_and_name_the_thing(pb, stub, create):
     stub.CreateTable(create)
     old = pb.CreateTableRequest(protocol_version=99, config=create.config)
     create.config.dim = 3
     push = {"table": "plain", "keys": [7], "learning_rate": 0.5}
     not_finite = [1.0, float("nan")]
+    numbered = {"gradients": [1.0, 1.0], "client_id": 44, **push}
+    stub.Push(pb.PushRequest(sequence=100_000, **numbered))
 
     for call, request, code, parts in (
         (
@@ -147,6 +209,13 @@ def test_errors_have_a_code_and_name_the_thing(pb, stub, create):
             ["plain", "7", "NaN"],
         ),
         (stub.CreateTable, create, "ALREADY_EXISTS", ["plain", "2", "3"]),
+        # Held back past the writes that the server remembers.
+        (
+            stub.Push,
+            pb.PushRequest(sequence=7, **numbered),
+            "FAILED_PRECONDITION",
+            ["plain", "write 7 of client 44", "34465 to 100000"],
+        ),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call(request)

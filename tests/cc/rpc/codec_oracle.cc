@@ -162,7 +162,9 @@ std::string CompareAssign(absl::string_view bytes, MessagePieces pieces) {
                     SameBits(ours.keys, theirs.keys()) &&
                     SameBits(ours.values, theirs.values()) &&
                     SameBits(ours.slots, theirs.slots()) &&
-                    ours.only_missing == theirs.only_missing();
+                    ours.only_missing == theirs.only_missing() &&
+                    ours.client_id == theirs.client_id() &&
+                    ours.sequence == theirs.sequence();
   return same ? "" : "AssignRequest: values differ";
 }
 
@@ -211,9 +213,9 @@ std::string CompareAssignResponse(absl::string_view bytes,
     return Disagree("AssignResponse", accepted, status);
   }
   if (!accepted) return "";
-  return ours.assigned_rows == theirs.assigned_rows()
-             ? ""
-             : "AssignResponse: values differ";
+  const bool same = ours.assigned_rows == theirs.assigned_rows() &&
+                    ours.duplicate == theirs.duplicate();
+  return same ? "" : "AssignResponse: values differ";
 }
 
 }  // namespace
@@ -288,6 +290,8 @@ std::vector<std::string> SeedMessages() {
   assign.add_slots(2.0f);
   assign.add_slots(3.0f);
   assign.set_only_missing(true);
+  assign.set_client_id(0xfedcba9876543210u);
+  assign.set_sequence(300);
   messages.push_back(assign.SerializeAsString());
 
   v1::PullResponse pull_response;
@@ -301,6 +305,7 @@ std::vector<std::string> SeedMessages() {
 
   v1::AssignResponse assign_response;
   assign_response.set_assigned_rows(int64_t{1} << 40);
+  assign_response.set_duplicate(true);
   messages.push_back(assign_response.SerializeAsString());
 
   v1::PullManyRequest pulls;

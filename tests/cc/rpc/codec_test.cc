@@ -156,6 +156,9 @@ TEST(CodecTest, RequestsAreByteForByteThoseOfProtobuf) {
   assign_proto.set_table_incarnation(1);
   assign.day = 0.0f;
   assign_proto.set_day(0.0f);
+  assign.id = {std::numeric_limits<uint64_t>::max(), 128};
+  assign_proto.set_client_id(std::numeric_limits<uint64_t>::max());
+  assign_proto.set_sequence(128);
   bytes.assign(AssignRequestBytes(assign), '\0');
   WriteAssignRequest(assign, bytes.data());
   EXPECT_EQ(bytes, assign_proto.SerializeAsString());
@@ -198,7 +201,11 @@ TEST(CodecTest, ResponsesAreByteForByteThoseOfProtobuf) {
                               std::numeric_limits<int64_t>::max()}) {
     v1::AssignResponse proto;
     proto.set_assigned_rows(count);
-    EXPECT_EQ(EncodeAssignResponse({count}), proto.SerializeAsString());
+    for (const bool duplicate : {false, true}) {
+      proto.set_duplicate(duplicate);
+      EXPECT_EQ(EncodeAssignResponse({count, duplicate}),
+                proto.SerializeAsString());
+    }
   }
 }
 

@@ -5,10 +5,12 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -20,7 +22,9 @@ namespace {
 
 using testing::AllOf;
 using testing::Each;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 
 // Where nobody listens.
 std::string FreeAddress() {
@@ -296,7 +300,7 @@ TEST(GrpcClientTest, LongCallsGoInPartsAndEveryPartIsAppliedOnce) {
 
   ASSERT_TRUE(repeated.ok()) << repeated.status();
   EXPECT_TRUE(repeated->duplicate);
-  EXPECT_EQ(repeated->updated_rows, 0);
+  EXPECT_EQ(repeated->updated_rows, kManyRows);
   ASSERT_TRUE(applied.ok()) << applied.status();
   EXPECT_FALSE(applied->duplicate);
   EXPECT_EQ(applied->updated_rows, kManyRows);
@@ -430,7 +434,8 @@ TEST(GrpcClientTest, PushWithoutAnIdIsNotRepeated) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(
         std::string(status.message()),
-        AllOf(HasSubstr(proxy.address()), HasSubstr("was lost during")));
+        AllOf(HasSubstr(proxy.address()), HasSubstr("was lost during"),
+              HasSubstr("push to table 't' may have been applied on shard 0")));
   });
   while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
   }
@@ -439,6 +444,197 @@ TEST(GrpcClientTest, PushWithoutAnIdIsNotRepeated) {
   pushing.join();
 
   EXPECT_THAT(PullRows(*direct, "t", 2, {1, 2}).value(), Each(0.0f));
+}
+
+absl::StatusOr<AssignResult> AssignAll(ParameterClient& client,
+                                       const std::vector<Key>& keys,
+                                       float value) {
+  const std::vector<float> values(keys.size() * 2, value);
+  AssignArgs args;
+  args.table = "t";
+  args.dim = 2;
+  args.keys = keys;
+  args.embeddings = values;
+  return client.Assign(args);
+}
+
+// The answers to one worker's writes are lost, and before it repeats them
+// another worker has written.
+TEST(GrpcClientTest, WritesWhoseAnswerIsLostDoNotUndoLaterOnes) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  auto direct = Connect(server->address()).value();
+  const auto lose_answer = [&](const std::function<void()>& write,
+                               const std::function<bool()>& is_applied,
+                               const std::function<void()>& write_later) {
+    proxy.HoldAnswers(true);
+    std::thread writing(write);
+    while (!is_applied()) {
+    }
+    write_later();
+    proxy.CutConnections();
+    proxy.HoldAnswers(false);
+    writing.join();
+  };
+  const auto num_rows = [&] {
+    return direct->ListTables("t")->at(0).stats.num_rows;
+  };
+  const std::vector<Key> keys = {1, 2};
+
+  lose_answer(
+      [&] {
+        const auto assigned = AssignAll(*client, keys, 5.0f);
+        ASSERT_TRUE(assigned.ok()) << assigned.status();
+        EXPECT_TRUE(assigned->duplicate);
+        EXPECT_EQ(assigned->assigned_rows, 2);
+      },
+      [&] { return num_rows() == 2; },
+      [&] { EXPECT_TRUE(AssignAll(*direct, keys, 6.0f).ok()); });
+  EXPECT_THAT(PullRows(*direct, "t", 2, keys).value(), Each(6.0f));
+
+  lose_answer([&] { EXPECT_EQ(client->Erase("t", keys).value(), 2); },
+              [&] { return num_rows() == 0; },
+              [&] { EXPECT_TRUE(AssignAll(*direct, keys, 7.0f).ok()); });
+  EXPECT_THAT(PullRows(*direct, "t", 2, keys).value(), Each(7.0f));
+
+  lose_answer([&] { EXPECT_TRUE(client->DropTable("t").ok()); },
+              [&] { return direct->ListTables("")->empty(); },
+              [&] { EXPECT_TRUE(direct->CreateTable(SmallTable("t")).ok()); });
+  EXPECT_EQ(direct->ListTables("")->size(), 1u);
+}
+
+TEST(GrpcClientTest, AWriteWithoutAnAnswerSaysThatItMayHaveBeenApplied) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  GrpcClientOptions options;
+  options.address = proxy.address();
+  options.timeout = absl::Milliseconds(300);
+  options.bulk_timeout = options.timeout;
+  auto client = NewGrpcClient(options).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  ShrinkArgs shrink;
+  shrink.table = "t";
+  shrink.rules.emplace();
+  proxy.HoldAnswers(true);
+
+  const auto expect_unclear = [](const std::string& write, bool is_bulk,
+                                 const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr("did not answer within 300ms"),
+              EndsWith(absl::StrCat(
+                  "? The ", write,
+                  " may have been applied on shard 0. Repeat it only if "
+                  "applying it twice does no harm",
+                  is_bulk ? "" : ", or raise `timeout` in tfswitch.connect"))));
+  };
+  expect_unclear("push to table 't'", false,
+                 PushOnes(*client, "t", 2, {1}, {9, 1}).status());
+  expect_unclear("assignment to table 't'", false,
+                 AssignAll(*client, {1}, 2.0f).status());
+  expect_unclear("erasure from table 't'", false,
+                 client->Erase("t", {1}).status());
+  expect_unclear("shrink of table 't'", true, client->Shrink(shrink).status());
+  expect_unclear("restore", true, client->CommitRestore("id", false));
+  shrink.dry_run = true;
+  for (const absl::Status& read :
+       {PullRows(*client, "t", 2, {1}).status(),
+        client->Shrink(shrink).status(),
+        client->CommitRestore("id", /*abort=*/true)}) {
+    EXPECT_EQ(read.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(read.message()), Not(HasSubstr("applied")));
+  }
+  expect_unclear("drop of table 't'", false, client->DropTable("t"));
+
+  // The push had been: only its answer was missing.
+  auto direct = Connect(server->address()).value();
+  ASSERT_TRUE(direct->CreateTable(SmallTable("t")).ok());
+  EXPECT_TRUE(PushOnes(*direct, "t", 2, {1}, {9, 1})->duplicate);
+}
+
+TEST(GrpcClientTest, APushOfManyTablesThatMayHaveBeenAppliedNamesThem) {
+  const auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address(), absl::Milliseconds(300)).value();
+  const std::vector<Key> keys = RandomKeys(20000);
+  const std::vector<float> gradients(keys.size() * 16, 1.0f);
+  std::vector<PushPart> pushes;
+  std::vector<PushResult> results(6);
+  for (const char* table : {"a", "b", "a", "c", "d", "e"}) {
+    ASSERT_TRUE(client->CreateTable(SmallTable(table, 16)).ok());
+    PushPart push;
+    push.args.table = table;
+    push.args.dim = 16;
+    push.args.keys = absl::MakeConstSpan(keys).first(1);
+    push.args.gradients = absl::MakeConstSpan(gradients).first(16);
+    push.args.id = {9, pushes.size() + 1};
+    push.result = &results[pushes.size()];
+    pushes.push_back(std::move(push));
+  }
+  proxy.HoldAnswers(true);
+
+  absl::Status status = client->StartPushMany(pushes)->Wait();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("? The push to tables 'a', 'b', 'c' and 2 more may "
+                        "have been applied on shard 0"));
+
+  // Of what goes in several messages it is only a part.
+  for (size_t i = 0; i < pushes.size(); ++i) {
+    pushes[i].args.keys = keys;
+    pushes[i].args.gradients = gradients;
+    pushes[i].args.id.sequence += pushes.size();
+  }
+  status = client->StartPushMany(pushes)->Wait();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("? A part of the push to table"));
+}
+
+TEST(GrpcClientTest, AWriteThatWasSentOnceMayHaveBeenAppliedWhateverFollows) {
+  auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto client = Connect(proxy.address(), absl::Seconds(1)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  auto direct = Connect(server->address()).value();
+  proxy.HoldAnswers(true);
+
+  std::thread pushing([&] {
+    const absl::Status status =
+        PushOnes(*client, "t", 2, {1, 2}, {77, 1}).status();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("may have been applied on shard 0. Repeat it only"));
+  });
+  while (direct->ListTables("t")->at(0).stats.num_rows < 2) {
+  }
+  // All attempts after the first are refused a connection.
+  proxy.SetTarget(FreeAddress());
+  proxy.CutConnections();
+  pushing.join();
+}
+
+TEST(GrpcClientTest, AWriteThatWasNeverSentSaysThatItWasNotApplied) {
+  auto server = StartServer();
+  auto client = Connect(server->address(), absl::Milliseconds(200)).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  server.reset();
+  // From here on the client knows that it has no connection.
+  ASSERT_FALSE(PullRows(*client, "t", 2, {1}).ok());
+
+  // An attempt that begins just before the deadline may end unclear.
+  std::string message;
+  for (uint64_t i = 1; i <= 20 && !absl::EndsWith(message,
+                                                  "not applied on "
+                                                  "shard 0");
+       ++i) {
+    const absl::Status status = PushOnes(*client, "t", 2, {1}, {1, i}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    message = std::string(status.message());
+  }
+  EXPECT_THAT(message,
+              HasSubstr("connection refused; is the server running? The push "
+                        "to table 't' was not applied on shard 0"));
 }
 
 TEST(GrpcClientTest, CallsThroughUnreliableConnectionsLoseAndRepeatNothing) {

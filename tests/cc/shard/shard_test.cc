@@ -13,6 +13,7 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <system_error>
@@ -154,6 +155,86 @@ TEST(ShardTest, APushThatRanOutOfMemoryCountsAsApplied) {
 }
 #endif
 
+TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
+  Shard shard{ShardOptions{}};
+  TableConfig config = Config("t");
+  config.initializer = ConstantInitializer{10.0f};
+  ASSERT_TRUE(shard.CreateTable(config).ok());
+  const auto table = shard.FindTable("t").value();
+  const std::vector<Key> keys = {1};
+  const std::vector<float> ones(2, 1.0f);
+  ShardPush push;
+  push.keys = keys;
+  push.gradients = ones;
+  push.learning_rate = 1.0f;
+  push.insert_missing = true;
+  push.client_id = 5;
+  push.sequence = 1 + WriteLedger::kWindow;
+  ASSERT_TRUE(shard.Push(*table, push).ok());
+  ShardPush late = push;
+  late.sequence = 1;
+
+  const absl::Status refused = shard.Push(*table, late).status();
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("table 't': write 1 of client 5 has come too late"),
+            HasSubstr("It was not applied now")));
+  // Beside others it is the only one that is not applied.
+  push.sequence += 1;
+  const std::vector<TablePush> both = {{table, late}, {table, push}};
+  std::vector<ShardPushResult> results(2);
+  EXPECT_EQ(shard.PushMany(both, absl::MakeSpan(results)), refused);
+  std::vector<float> row(2);
+  ASSERT_TRUE(shard.Pull(*table, keys, false, absl::MakeSpan(row)).ok());
+  EXPECT_THAT(row, testing::Each(8.0f));
+  // An assignment goes the same way.
+  EXPECT_EQ(shard.WriteOnce(5, 1, [] { return 1; }).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(ShardTest, AWriteIsDoneOnceAndItsCountIsRemembered) {
+  Shard shard{ShardOptions{}};
+  int calls = 0;
+  const auto write = [&]() -> absl::StatusOr<int64_t> { return 10 + ++calls; };
+
+  for (const bool again : {false, true}) {
+    const auto written = shard.WriteOnce(7, 1, write);
+    ASSERT_TRUE(written.ok()) << written.status();
+    EXPECT_EQ(written->count, 11);
+    EXPECT_EQ(written->duplicate, again);
+  }
+  // Without an identity it is another one each time.
+  EXPECT_EQ(shard.WriteOnce(0, 1, write)->count, 12);
+  EXPECT_EQ(shard.WriteOnce(0, 1, write)->count, 13);
+}
+
+TEST(ShardTest, AWriteThatFailedMayBeTriedAgainUnderItsIdentity) {
+  Shard shard{ShardOptions{}};
+
+  EXPECT_EQ(shard
+                .WriteOnce(7, 1,
+                           []() -> absl::StatusOr<int64_t> {
+                             return absl::NotFoundError("no such thing");
+                           })
+                .status()
+                .code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(
+      shard
+          .WriteOnce(
+              7, 1, []() -> absl::StatusOr<int64_t> { throw std::bad_alloc(); })
+          .status()
+          .code(),
+      absl::StatusCode::kResourceExhausted);
+  const auto written = shard.WriteOnce(7, 1, [] { return 3; });
+
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(written->count, 3);
+  EXPECT_FALSE(written->duplicate);
+}
+
 TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
   Shard shard(ShardOptions{});
   ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
@@ -252,7 +333,8 @@ TEST_F(CheckpointFolderTest, WithoutARootSavesAreRefused) {
 
 TEST_F(CheckpointFolderTest, IdsThatAreNoNamesAreRefused) {
   Shard shard(OptionsBelow(root_));
-  for (const std::string& id : std::vector<std::string>{"", "../x", "a/b", "a b", "a\nb"}) {
+  for (const std::string& id :
+       std::vector<std::string>{"", "../x", "a/b", "a b", "a\nb"}) {
     EXPECT_EQ(shard.SaveShard({"x", {}, id, false}).status().code(),
               absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(shard.AbortSave("x", id).code(),

@@ -548,8 +548,32 @@ TEST_P(ParameterClientSuite, RepeatedPushIdIsAppliedOnce) {
 
   EXPECT_FALSE(first->duplicate);
   EXPECT_TRUE(again->duplicate);
+  EXPECT_EQ(again->updated_rows, 8);
   EXPECT_FALSE(next->duplicate);
   EXPECT_THAT(Pull("t", 1, keys), testing::Each(8.0f));
+}
+
+TEST_P(ParameterClientSuite, RepeatedAssignmentIdDoesNotUndoALaterOne) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 1)).ok());
+  const std::vector<Key> keys = {1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<float> ones(8, 1.0f);
+  AssignArgs args;
+  args.table = "t";
+  args.dim = 1;
+  args.keys = keys;
+  args.embeddings = ones;
+  args.id = {42, 1};
+
+  const auto first = client().Assign(args);
+  ASSERT_TRUE(Assign("t", 1, keys, std::vector<float>(8, 2.0f)).ok());
+  const auto again = client().Assign(args);
+
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->duplicate);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->duplicate);
+  EXPECT_EQ(again->assigned_rows, 8);
+  EXPECT_THAT(Pull("t", 1, keys), testing::Each(2.0f));
 }
 
 TEST_P(ParameterClientSuite, ARefusedPushMayBeTriedAgainUnderItsId) {
@@ -697,7 +721,7 @@ TEST_P(ParameterClientSuite, AnIdentityTwiceInOneCallIsAppliedOnce) {
   EXPECT_FALSE(calls.result(0).duplicate);
   EXPECT_EQ(calls.result(0).updated_rows, 40);
   EXPECT_TRUE(calls.result(1).duplicate);
-  EXPECT_EQ(calls.result(1).updated_rows, 0);
+  EXPECT_EQ(calls.result(1).updated_rows, 40);
   EXPECT_THAT(Pull("a", 1, keys), testing::Each(9.0f));
 }
 
