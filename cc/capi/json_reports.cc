@@ -67,12 +67,12 @@ absl::StatusOr<std::vector<std::string>> NamesFromJson(
     const std::string& json) {
   std::vector<std::string> names;
   if (json.empty()) return names;
-  const Json list = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!list.is_array()) {
+  const absl::StatusOr<Json> list = ParseJson(json);
+  if (!list.ok() || !list->is_array()) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected a JSON list of table names, got: ", json));
   }
-  for (const Json& name : list) {
+  for (const Json& name : *list) {
     if (!name.is_string()) {
       return absl::InvalidArgumentError(
           absl::StrCat("expected a JSON list of table names, got: ", json));
@@ -83,7 +83,8 @@ absl::StatusOr<std::vector<std::string>> NamesFromJson(
 }
 
 absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed,
+                            ParseDocument(json, "worker options"));
   const auto bad = [&json](absl::string_view why) {
     return absl::InvalidArgumentError(
         absl::StrCat("worker options: ", why, ". Received: ", json));

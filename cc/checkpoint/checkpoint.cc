@@ -14,16 +14,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cc/base/files.h"
+#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
 #include "cc/optimizer/optimizer.h"
-#include "nlohmann/json.hpp"
 
 namespace tfswitch::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 constexpr char kFormatName[] = "tfswitch-checkpoint";
 // Rows are gathered in memory up to this size before a file is written.
@@ -145,8 +144,7 @@ std::string WorkQueuesFromJson(const Json& json) {
 // Adds that field, if there is something in it.
 void AddWorkQueues(const std::string& work_queues, Json* json) {
   if (work_queues.empty()) return;
-  (*json)["work_queues"] =
-      Json::parse(work_queues, nullptr, /*allow_exceptions=*/false);
+  (*json)["work_queues"] = ParseJson(work_queues).value();
 }
 
 absl::Status TablesFromJson(const Json& json, const std::string& what,
@@ -411,7 +409,13 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
   bool all_tables = true;
   std::set<uint32_t> shards;
   for (const std::string& part : manifest_parts) {
-    const Json json = Json::parse(part, nullptr, /*allow_exceptions=*/false);
+    const absl::StatusOr<Json> parsed = ParseJson(part);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": a part of the manifest is malformed: ",
+                       parsed.status().message()));
+    }
+    const Json& json = *parsed;
     std::string part_save_id;
     uint32_t shard_index = 0;
     uint32_t num_shards = 0;
@@ -511,8 +515,9 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
   std::ostringstream contents;
   contents << stream.rdbuf();
   if (!stream.good() && !stream.eof()) return Damaged(what, "cannot be read");
-  const Json json =
-      Json::parse(contents.str(), nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<Json> parsed = ParseJson(contents.str());
+  if (!parsed.ok()) return Damaged(what, parsed.status().message());
+  const Json& json = *parsed;
   std::string format;
   int version = 0;
   if (!Get(json, "format", &format) || format != kFormatName ||

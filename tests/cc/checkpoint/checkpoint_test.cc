@@ -8,10 +8,12 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -52,6 +54,16 @@ class CheckpointTest : public testing::Test {
     ASSERT_TRUE(writer.AddTable(table).ok());
     const absl::Status status = Commit(path_, save_id, {writer.Finish()});
     ASSERT_TRUE(status.ok()) << status;
+  }
+
+  std::string ManifestText() const {
+    std::ifstream stream(path_ + "/manifest.json");
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  // Of a manifest that is there, with other contents.
+  absl::Status ReadManifestText(const std::string& text) const {
+    std::ofstream(path_ + "/manifest.json") << text;
+    return ReadManifest(path_).status();
   }
 
   int CountRowFiles() const {
@@ -217,8 +229,7 @@ TEST_F(CheckpointTest, PartsOfDifferentSavesAreRefused) {
 TEST_F(CheckpointTest, DamagedOrNewerManifestIsNamed) {
   Save(*MakeTable("user", 4), "s1");
   const std::string name = path_ + "/manifest.json";
-  std::ifstream stream(name);
-  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::string text = ManifestText();
 
   std::ofstream(name) << text.substr(0, text.size() / 2);
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kDataLoss);
@@ -240,8 +251,7 @@ TEST_F(CheckpointTest, DamagedOrNewerManifestIsNamed) {
 TEST_F(CheckpointTest, AFileOfAnotherKindIsNotTakenForRows) {
   Save(*MakeTable("user", 10), "s1");
   const std::string name = path_ + "/manifest.json";
-  std::ifstream stream(name);
-  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::string text = ManifestText();
   const size_t place = text.rfind("\"name\":");
   ASSERT_NE(place, text.npos);
   for (const char* kind :
@@ -255,6 +265,36 @@ TEST_F(CheckpointTest, AFileOfAnotherKindIsNotTakenForRows) {
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(name), HasSubstr("kind of 'user/s1-s00000"),
                       HasSubstr(absl::StrCat("got ", kind))));
+  }
+}
+
+// A list in a list in a list: functions that call themselves for each would end
+// the process.
+TEST_F(CheckpointTest, JsonThatIsTooDeepIsRefusedInPartsAndManifests) {
+  const std::string deep =
+      std::string(200'000, '[') + std::string(200'000, ']');
+  const std::string part =
+      absl::StrCat(R"({"save_id": "s1", "shard_index": 0, "num_shards": 1, )",
+                   R"("all_tables": true, "tables": {}, "work_queues": )");
+
+  const absl::Status status = Commit(path_, "s1", {part + deep + "}"});
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("save 's1': a part of the manifest"),
+                    HasSubstr("inside each other")));
+  EXPECT_TRUE(Commit(path_, "s1", {part + "[[[]]]}"}).ok());
+  const std::string text = ManifestText();
+  for (const auto& [from, to] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"\"work_queues\":", "\"work_queues\": " + deep + ", \"x\":"},
+           {"\"tables\":", "\"tables\": " + deep + ", \"x\":"}}) {
+    ASSERT_TRUE(absl::StrContains(text, from)) << text;
+    const absl::Status damage =
+        ReadManifestText(absl::StrReplaceAll(text, {{from, to}}));
+    EXPECT_EQ(damage.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(damage.message()),
+                AllOf(HasSubstr(path_), HasSubstr("inside each other")));
   }
 }
 
