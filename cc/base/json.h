@@ -1,5 +1,5 @@
-// JSON texts that come from outside: from files, messages and callers of the C
-// API. ParseJson() is the only way in.
+// JSON texts from outside: from files, messages and callers of the C API. All
+// of them are read by ParseJson().
 
 #ifndef TFSWITCH_CC_BASE_JSON_H_
 #define TFSWITCH_CC_BASE_JSON_H_

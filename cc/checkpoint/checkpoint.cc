@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
+#include <limits>
 #include <random>
 #include <set>
-#include <sstream>
 #include <system_error>
 #include <utility>
 #include <variant>
@@ -27,6 +26,9 @@ namespace fs = std::filesystem;
 constexpr char kFormatName[] = "tfswitch-checkpoint";
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
+// A manifest has about 200 bytes for each 128 MiB of rows. Only items of work
+// queues make it long.
+constexpr size_t kMaxManifestBytes = size_t{256} << 20;
 
 template <typename T>
 absl::Span<const char> BytesOf(const std::vector<T>& values) {
@@ -60,10 +62,12 @@ Json FileToJson(const RowFile& file) {
 Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
   Json json = Json::object();
   for (const auto& [name, table] : tables) {
-    int64_t num_rows = 0;
+    uint64_t num_rows = 0;
     Json files = Json::array();
     for (const RowFile& file : table.files) {
-      if (file.kind == FileKind::kRows) num_rows += file.num_rows;
+      if (file.kind == FileKind::kRows) {
+        num_rows += static_cast<uint64_t>(file.num_rows);
+      }
       files.push_back(FileToJson(file));
     }
     json[name] = {{"config", Json::parse(TableConfigToJson(table.config))},
@@ -73,6 +77,17 @@ Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
     if (table.last_day >= 0.0f) json[name]["last_day"] = table.last_day;
   }
   return json;
+}
+
+// False unless it is an integer from 0 to the largest T.
+template <typename T>
+bool GetNumber(const Json& json, T* value) {
+  if (!json.is_number_unsigned() ||
+      json.get<uint64_t>() > uint64_t{std::numeric_limits<T>::max()}) {
+    return false;
+  }
+  *value = json.get<T>();
+  return true;
 }
 
 // nlohmann's checked accessors throw; this reads one field without.
@@ -85,7 +100,7 @@ bool Get(const Json& json, const char* field, T* value) {
   } else if constexpr (std::is_same_v<T, bool>) {
     if (!member.is_boolean()) return false;
   } else {
-    if (!member.is_number_integer() || member.get<int64_t>() < 0) return false;
+    return GetNumber(member, value);
   }
   *value = member.get<T>();
   return true;
@@ -95,8 +110,8 @@ absl::Status Damaged(const std::string& what, absl::string_view field) {
   return absl::DataLossError(absl::StrCat(what, " is damaged: ", field));
 }
 
-absl::StatusOr<RowFile> FileFromJson(const Json& json,
-                                     const std::string& what) {
+absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& what,
+                                     uint32_t num_virtual_shards) {
   RowFile file;
   std::string crc32;
   if (!Get(json, "name", &file.name) ||
@@ -104,6 +119,12 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
       !Get(json, "bytes", &file.bytes) || !Get(json, "crc32", &crc32) ||
       !absl::SimpleHexAtoi(crc32, &file.crc32)) {
     return Damaged(what, "entry of a file");
+  }
+  // Each row and candidate has a key of 8 bytes, each virtual shard a number.
+  if (file.num_rows > file.bytes / static_cast<int64_t>(sizeof(Key))) {
+    return Damaged(
+        what, absl::StrCat("num_rows of '", file.name, "': ", file.num_rows,
+                           " do not fit in its ", file.bytes, " bytes"));
   }
   // Of any type: what is taken for rows by mistake would be loaded as such.
   if (const auto kind = json.find("kind"); kind != json.end()) {
@@ -126,12 +147,12 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
   }
   if (!json.contains("virtual_shards") || !json["virtual_shards"].is_array() ||
       json["virtual_shards"].size() != 2 ||
-      !json["virtual_shards"][0].is_number_unsigned() ||
-      !json["virtual_shards"][1].is_number_unsigned()) {
+      !GetNumber(json["virtual_shards"][0], &file.virtual_shards_begin) ||
+      !GetNumber(json["virtual_shards"][1], &file.virtual_shards_end) ||
+      file.virtual_shards_begin > file.virtual_shards_end ||
+      file.virtual_shards_end > num_virtual_shards) {
     return Damaged(what, absl::StrCat("virtual_shards of '", file.name, "'"));
   }
-  file.virtual_shards_begin = json["virtual_shards"][0].get<uint32_t>();
-  file.virtual_shards_end = json["virtual_shards"][1].get<uint32_t>();
   return file;
 }
 
@@ -157,9 +178,10 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
         !entry["files"].is_array()) {
       return Damaged(what, absl::StrCat("entry of table '", name, "'"));
     }
-    if (const absl::Status status =
-            TableConfigFromJson(entry["config"].dump(), &table.config);
-        !status.ok()) {
+    absl::Status status =
+        TableConfigFromJson(entry["config"].dump(), &table.config);
+    if (status.ok()) status = table.config.Validate();
+    if (!status.ok()) {
       return Damaged(what, absl::StrCat("config of table '", name,
                                         "': ", status.message()));
     }
@@ -171,7 +193,9 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
       table.last_day = static_cast<float>(day->get<double>());
     }
     for (const Json& file : entry["files"]) {
-      TFSWITCH_ASSIGN_OR_RETURN(RowFile row_file, FileFromJson(file, what));
+      TFSWITCH_ASSIGN_OR_RETURN(
+          RowFile row_file,
+          FileFromJson(file, what, table.config.num_virtual_shards));
       table.files.push_back(std::move(row_file));
     }
     tables->emplace(name, std::move(table));
@@ -494,8 +518,14 @@ absl::Status Commit(const std::string& path, const std::string& save_id,
                {"save_id", save_id},
                {"tables", TablesToJson(manifest.tables)}};
   AddWorkQueues(manifest.work_queues, &json);
-  TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
-      absl::StrCat(path, "/", kManifestName), json.dump(2) + "\n"));
+  const std::string text = json.dump(2) + "\n";
+  if (text.size() > kMaxManifestBytes) {  // ReadManifest() would refuse it.
+    return absl::ResourceExhaustedError(absl::StrCat(
+        what, ": the manifest has ", text.size(), " bytes, and at most ",
+        kMaxManifestBytes, " are read again; give work queues fewer items"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      WriteFileAtomically(absl::StrCat(path, "/", kManifestName), text));
 
   RemoveUnnamedFiles(path, manifest, former);
   return absl::OkStatus();
@@ -511,11 +541,9 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
                                             "': there is no ", kManifestName,
                                             " in it"));
   }
-  std::ifstream stream(file_name, std::ios::binary);
-  std::ostringstream contents;
-  contents << stream.rdbuf();
-  if (!stream.good() && !stream.eof()) return Damaged(what, "cannot be read");
-  const absl::StatusOr<Json> parsed = ParseJson(contents.str());
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string text,
+                            ReadWholeFile(file_name, kMaxManifestBytes));
+  const absl::StatusOr<Json> parsed = ParseJson(text);
   if (!parsed.ok()) return Damaged(what, parsed.status().message());
   const Json& json = *parsed;
   std::string format;

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -295,6 +296,37 @@ TEST_F(CheckpointTest, JsonThatIsTooDeepIsRefusedInPartsAndManifests) {
     EXPECT_EQ(damage.code(), absl::StatusCode::kDataLoss);
     EXPECT_THAT(std::string(damage.message()),
                 AllOf(HasSubstr(path_), HasSubstr("inside each other")));
+  }
+}
+
+TEST_F(CheckpointTest, NumbersThatCannotBeAreRefusedByName) {
+  Save(*MakeTable("user", 10), "s1");
+  const std::string text = ManifestText();
+  for (const auto& [from, to, name] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           // 2^61 keys of 8 bytes are 0 bytes, if they are counted in 64 bits.
+           {"\"num_rows\": 10,\n", "\"num_rows\": 2305843009213693952,\n",
+            "num_rows of 'user/s1"},
+           {"\"num_rows\": 10,\n", "\"num_rows\": -1,\n", "entry of a file"},
+           {"\"bytes\": ", "\"bytes\": 9223372036854775808, \"x\": ",
+            "entry of a file"},
+           // These would be 4 and 1024, cut to 32 bits.
+           {"\"slot_floats\": 4", "\"slot_floats\": 4294967300",
+            "entry of table 'user'"},
+           {"1024\n", "4294968320\n", "virtual_shards of 'user/s1"},
+           {"1024\n", "1025\n", "virtual_shards of 'user/s1"},
+           {" 0,\n", " 1025,\n", "virtual_shards of 'user/s1"},
+           {"\"dim\": 4", "\"dim\": 0", "config of table 'user'"}}) {
+    std::string changed = text;
+    const size_t place = changed.find(from);
+    ASSERT_NE(place, changed.npos) << from << " in " << text;
+    changed.replace(place, from.size(), to);
+
+    const absl::Status status = ReadManifestText(changed);
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << to << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(path_), HasSubstr(name)));
   }
 }
 
