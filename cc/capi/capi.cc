@@ -914,6 +914,15 @@ int ExportRows(Tfswitch_Table* table, int32_t with_slots,
     return table->cluster->client().Export(
         table->config.name, with_slots != 0,
         [&](const RowChunk& chunk) -> absl::Status {
+          // The visitor relies on these sizes, which a server has sent.
+          TFSWITCH_RETURN_IF_ERROR(
+              CheckSize(table->config.name, chunk.keys.size(),
+                        table->config.dim, chunk.embeddings.size()));
+          if (with_slots != 0) {
+            TFSWITCH_RETURN_IF_ERROR(
+                CheckSize(table->config.name, chunk.keys.size(),
+                          table->slot_floats, chunk.slots.size()));
+          }
           const float* slots = with_slots != 0 ? chunk.slots.data() : nullptr;
           if (visit(context, chunk.keys.data(), chunk.embeddings.data(), slots,
                     chunk.keys.size()) != 0) {

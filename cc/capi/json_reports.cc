@@ -129,7 +129,7 @@ absl::Status ReadNumber(const Json& request, const char* field, int64_t least,
 }  // namespace
 
 absl::StatusOr<SaveOptions> SaveOptionsFromJson(const std::string& json) {
-  const Json request = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  TFSWITCH_ASSIGN_OR_RETURN(const Json request, ParseJson(json));
   SaveOptions options;
   TFSWITCH_RETURN_IF_ERROR(ReadCheckpointRequest(request, &options));
   int64_t keep = options.keep;
@@ -139,7 +139,7 @@ absl::StatusOr<SaveOptions> SaveOptionsFromJson(const std::string& json) {
 }
 
 absl::StatusOr<RestoreOptions> RestoreOptionsFromJson(const std::string& json) {
-  const Json request = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  TFSWITCH_ASSIGN_OR_RETURN(const Json request, ParseJson(json));
   RestoreOptions options;
   TFSWITCH_RETURN_IF_ERROR(ReadCheckpointRequest(request, &options));
   TFSWITCH_RETURN_IF_ERROR(
@@ -148,7 +148,8 @@ absl::StatusOr<RestoreOptions> RestoreOptionsFromJson(const std::string& json) {
 }
 
 absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json) {
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed,
+                            ParseDocument(json, "worker options"));
   const auto bad = [&json](absl::string_view why) {
     return absl::InvalidArgumentError(
         absl::StrCat("worker options: ", why, ". Received: ", json));

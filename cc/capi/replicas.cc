@@ -9,15 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/json.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
 #include "cc/capi/json_reports.h"
-#include "nlohmann/json.hpp"
 
 namespace tfswitch {
 namespace {
-
-using Json = nlohmann::json;
 
 // Never destroyed, as what is open in cc/capi/cluster.cc.
 struct GroupRegistry {
@@ -30,8 +28,7 @@ struct GroupRegistry {
 class Request {
  public:
   explicit Request(const std::string& json)
-      : text_(json),
-        json_(Json::parse(json, nullptr, /*allow_exceptions=*/false)) {
+      : text_(json), json_(ParseJson(json).value_or(Json())) {
     if (!json_.is_object()) Refuse("expected a JSON object");
   }
 

@@ -34,7 +34,8 @@ std::string StateToJson(const ServedState& state) {
 }  // namespace
 
 absl::StatusOr<ExportOptions> ExportOptionsFromJson(const std::string& json) {
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed,
+                            ParseDocument(json, "export options"));
   ObjectReader reader(parsed, "", "export options");
   ExportOptions options;
   std::string format;
@@ -91,8 +92,8 @@ std::string ExportReportToJson(const ExportReport& report) {
 
 absl::StatusOr<std::string> CallServedModel(const std::string& path,
                                             const std::string& request_json) {
-  const Json parsed =
-      Json::parse(request_json, nullptr, /*allow_exceptions=*/false);
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Json parsed, ParseDocument(request_json, "call of a served model"));
   ObjectReader reader(parsed, "", "call of a served model");
   std::string call;
   uint64_t number = 0;

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cerrno>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <set>
 #include <system_error>
@@ -16,22 +17,22 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "cc/base/files.h"
+#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
 #include "cc/optimizer/optimizer.h"
-#include "nlohmann/json.hpp"
 
 namespace tfswitch::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 constexpr char kFormatName[] = "tfswitch-checkpoint";
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
-// Millions of row files.
-constexpr size_t kMaxManifestBytes = size_t{1} << 30;
+// A manifest has about 200 bytes for each 128 MiB of rows. Only items of work
+// queues make it long.
+constexpr size_t kMaxManifestBytes = size_t{256} << 20;
 
 template <typename T>
 absl::Span<const char> BytesOf(const std::vector<T>& values) {
@@ -65,10 +66,12 @@ Json FileToJson(const RowFile& file) {
 Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
   Json json = Json::object();
   for (const auto& [name, table] : tables) {
-    int64_t num_rows = 0;
+    uint64_t num_rows = 0;
     Json files = Json::array();
     for (const RowFile& file : table.files) {
-      if (file.kind == FileKind::kRows) num_rows += file.num_rows;
+      if (file.kind == FileKind::kRows) {
+        num_rows += static_cast<uint64_t>(file.num_rows);
+      }
       files.push_back(FileToJson(file));
     }
     json[name] = {{"config", Json::parse(TableConfigToJson(table.config))},
@@ -81,6 +84,17 @@ Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
   return json;
 }
 
+// False unless it is an integer from 0 to the largest T.
+template <typename T>
+bool GetNumber(const Json& json, T* value) {
+  if (!json.is_number_unsigned() ||
+      json.get<uint64_t>() > uint64_t{std::numeric_limits<T>::max()}) {
+    return false;
+  }
+  *value = json.get<T>();
+  return true;
+}
+
 // nlohmann's checked accessors throw; this reads one field without.
 template <typename T>
 bool Get(const Json& json, const char* field, T* value) {
@@ -91,7 +105,7 @@ bool Get(const Json& json, const char* field, T* value) {
   } else if constexpr (std::is_same_v<T, bool>) {
     if (!member.is_boolean()) return false;
   } else {
-    if (!member.is_number_integer() || member.get<int64_t>() < 0) return false;
+    return GetNumber(member, value);
   }
   *value = member.get<T>();
   return true;
@@ -111,7 +125,8 @@ bool IsFileNameOf(const std::string& table, absl::string_view name) {
 }
 
 absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
-                                     const std::string& what) {
+                                     const std::string& what,
+                                     uint32_t num_virtual_shards) {
   RowFile file;
   std::string crc32;
   if (!Get(json, "name", &file.name) ||
@@ -119,6 +134,12 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
       !Get(json, "bytes", &file.bytes) || !Get(json, "crc32", &crc32) ||
       !absl::SimpleHexAtoi(crc32, &file.crc32)) {
     return Damaged(what, "entry of a file");
+  }
+  // Each row and candidate has a key of 8 bytes, each virtual shard a number.
+  if (file.num_rows > file.bytes / static_cast<int64_t>(sizeof(Key))) {
+    return Damaged(
+        what, absl::StrCat("num_rows of '", file.name, "': ", file.num_rows,
+                           " do not fit in its ", file.bytes, " bytes"));
   }
   // Of any type: what is taken for rows by mistake would be loaded as such.
   if (const auto kind = json.find("kind"); kind != json.end()) {
@@ -139,12 +160,12 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
   }
   if (!json.contains("virtual_shards") || !json["virtual_shards"].is_array() ||
       json["virtual_shards"].size() != 2 ||
-      !json["virtual_shards"][0].is_number_unsigned() ||
-      !json["virtual_shards"][1].is_number_unsigned()) {
+      !GetNumber(json["virtual_shards"][0], &file.virtual_shards_begin) ||
+      !GetNumber(json["virtual_shards"][1], &file.virtual_shards_end) ||
+      file.virtual_shards_begin > file.virtual_shards_end ||
+      file.virtual_shards_end > num_virtual_shards) {
     return Damaged(what, absl::StrCat("virtual_shards of '", file.name, "'"));
   }
-  file.virtual_shards_begin = json["virtual_shards"][0].get<uint32_t>();
-  file.virtual_shards_end = json["virtual_shards"][1].get<uint32_t>();
   return file;
 }
 
@@ -157,8 +178,7 @@ std::string WorkQueuesFromJson(const Json& json) {
 // Adds that field, if there is something in it.
 void AddWorkQueues(const std::string& work_queues, Json* json) {
   if (work_queues.empty()) return;
-  (*json)["work_queues"] =
-      Json::parse(work_queues, nullptr, /*allow_exceptions=*/false);
+  (*json)["work_queues"] = ParseJson(work_queues).value();
 }
 
 absl::Status TablesFromJson(const Json& json, const std::string& what,
@@ -171,16 +191,16 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
         !entry["files"].is_array()) {
       return Damaged(what, absl::StrCat("entry of table '", name, "'"));
     }
-    if (const absl::Status status =
-            TableConfigFromJson(entry["config"].dump(), &table.config);
-        !status.ok()) {
+    absl::Status status =
+        TableConfigFromJson(entry["config"].dump(), &table.config);
+    if (status.ok()) status = table.config.Validate();
+    if (!status.ok()) {
       return Damaged(what, absl::StrCat("config of table '", name,
                                         "': ", status.message()));
     }
-    if (absl::Status bad = table.config.Validate();
-        !bad.ok() || table.config.name != name) {
-      return Damaged(
-          what, absl::StrCat("config of table '", name, "': ", bad.message()));
+    if (table.config.name != name) {
+      return Damaged(what, absl::StrCat("config of table '", name, "' is of '",
+                                        table.config.name, "'"));
     }
     std::string incarnation;
     if (Get(entry, "incarnation", &incarnation) &&
@@ -195,8 +215,9 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
       table.last_day = static_cast<float>(day->get<double>());
     }
     for (const Json& file : entry["files"]) {
-      TFSWITCH_ASSIGN_OR_RETURN(RowFile row_file,
-                                FileFromJson(file, name, what));
+      TFSWITCH_ASSIGN_OR_RETURN(
+          RowFile row_file,
+          FileFromJson(file, name, what, table.config.num_virtual_shards));
       table.files.push_back(std::move(row_file));
     }
     tables->emplace(name, std::move(table));
@@ -219,7 +240,9 @@ absl::StatusOr<Manifest> ReadManifestFile(const std::string& file_name) {
     return Damaged(what, contents.status().message());
   }
   TFSWITCH_RETURN_IF_ERROR(contents.status());
-  const Json json = Json::parse(*contents, nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<Json> parsed = ParseJson(*contents);
+  if (!parsed.ok()) return Damaged(what, parsed.status().message());
+  const Json& json = *parsed;
   std::string format;
   int version = 0;
   if (!Get(json, "format", &format) || format != kFormatName ||
@@ -535,7 +558,13 @@ absl::StatusOr<Manifest> JoinParts(
   std::set<uint32_t> shards;
   std::map<std::string, size_t> num_parts;
   for (const std::string& part : manifest_parts) {
-    const Json json = Json::parse(part, nullptr, /*allow_exceptions=*/false);
+    const absl::StatusOr<Json> parsed = ParseJson(part);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": a part of the manifest is malformed: ",
+                       parsed.status().message()));
+    }
+    const Json& json = *parsed;
     std::string part_save_id;
     uint32_t shard_index = 0;
     uint32_t num_shards = 0;
@@ -686,15 +715,21 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   // A save without a number is of a version that had none.
   if (!is_first && former.number == 0) former.number = last_older + 1;
   manifest.number = std::max(former.number, last_older) + 1;
-  if (!is_first) TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
   Json json = {{"format", kFormatName},
                {"version", kFormatVersion},
                {"save", manifest.number},
                {"save_id", save_id},
                {"tables", TablesToJson(manifest.tables)}};
   AddWorkQueues(manifest.work_queues, &json);
-  TFSWITCH_RETURN_IF_ERROR(
-      WriteFileAtomically(ManifestPath(path, 0), json.dump(2) + "\n"));
+  const std::string text = json.dump(2) + "\n";
+  if (text.size() > kMaxManifestBytes) {  // ReadManifest() would refuse it.
+    return absl::ResourceExhaustedError(
+        absl::StrCat("save '", save_id, "': the manifest has ", text.size(),
+                     " bytes, and at most ", kMaxManifestBytes,
+                     " are read again; give work queues fewer items"));
+  }
+  if (!is_first) TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
+  TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(ManifestPath(path, 0), text));
   RemoveOldSaves(path, manifest, options.keep);
   return manifest.number;
 }

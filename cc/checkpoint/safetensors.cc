@@ -8,20 +8,21 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
+#include <new>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/checked_math.h"
 #include "cc/base/files.h"
+#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
-#include "nlohmann/json.hpp"
 
 namespace tfswitch::checkpoint {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 // A header lists three arrays; anything near this size is not one of ours.
@@ -39,9 +40,31 @@ uint32_t Crc32(uint32_t crc, const char* bytes, size_t size) {
 }
 
 absl::Status Malformed(const std::string& path, absl::string_view why) {
-  return absl::DataLossError(
-      absl::StrCat("checkpoint file '", path,
-                   "' is not a well-formed safetensors file: ", why));
+  return absl::DataLossError(absl::StrCat(
+      "checkpoint file '", path, "' is not a well-formed safetensors file: ",
+      why, "; restore another checkpoint"));
+}
+
+absl::Status ReadBytes(int fd, const std::string& path, char* to, size_t size) {
+  while (size > 0) {
+    const ssize_t got = read(fd, to, size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus("read", path, errno);
+    if (got == 0) return Malformed(path, "it ended while being read");
+    to += got;
+    size -= static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+bool IsCountList(const Json& entry, const char* field) {
+  const auto list = entry.find(field);
+  return list != entry.end() && list->is_array() &&
+         std::all_of(list->begin(), list->end(), [](const Json& value) {
+           return value.is_number_unsigned() &&
+                  value.get<uint64_t>() <=
+                      uint64_t{std::numeric_limits<int64_t>::max()};
+         });
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -98,65 +121,70 @@ absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                      " bytes, the manifest says ", expected_bytes,
                      "; it is truncated or belongs to another save"));
   }
+  uint64_t length = 0;
+  if (info.st_size < static_cast<int64_t>(kLengthBytes)) {
+    return Malformed(path, "too short");
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadBytes(fd, path, reinterpret_cast<char*>(&length), kLengthBytes));
+  const uint64_t behind_length =
+      static_cast<uint64_t>(info.st_size) - kLengthBytes;
+  if (length > std::min(kMaxHeaderBytes, behind_length)) {
+    return Malformed(path, absl::StrCat("header of ", length, " bytes"));
+  }
+  std::string text(length, '\0');
+  TFSWITCH_RETURN_IF_ERROR(ReadBytes(fd, path, text.data(), text.size()));
+  const absl::StatusOr<Json> header = ParseJson(text);
+  if (!header.ok()) {
+    return Malformed(path,
+                     absl::StrCat("its header: ", header.status().message()));
+  }
+  if (!header->is_object()) return Malformed(path, "its header is no object");
+
+  // The header must fit the file before memory is taken for the tensors.
+  const uint64_t data_bytes = behind_length - length;
+  uint64_t tensor_bytes = 0;
   SafetensorsFile file;
   file.path_ = path;
-  file.contents_.resize(static_cast<size_t>(expected_bytes));
-  size_t done = 0;
-  while (done < file.contents_.size()) {
-    const ssize_t got =
-        read(fd, file.contents_.data() + done, file.contents_.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus("read", path, errno);
-    if (got == 0) return Malformed(path, "it ended while being read");
-    done += static_cast<size_t>(got);
+  for (const auto& [name, entry] : header->items()) {
+    if (name == "__metadata__") continue;
+    if (!entry.is_object() || !entry.contains("dtype") ||
+        !entry["dtype"].is_string() || !IsCountList(entry, "shape") ||
+        !IsCountList(entry, "data_offsets") ||
+        entry["data_offsets"].size() != 2) {
+      return Malformed(path, absl::StrCat("entry '", name, "'"));
+    }
+    SafetensorsFile::Tensor tensor;
+    tensor.dtype = entry["dtype"].get<std::string>();
+    tensor.shape = entry["shape"].get<std::vector<int64_t>>();
+    tensor.begin = entry["data_offsets"][0].get<uint64_t>();
+    tensor.end = entry["data_offsets"][1].get<uint64_t>();
+    if (tensor.begin > tensor.end || tensor.end > data_bytes ||
+        !CheckedAdd(tensor_bytes, tensor.end - tensor.begin, &tensor_bytes)) {
+      return Malformed(path, absl::StrCat("offsets of '", name, "'"));
+    }
+    file.tensors_.emplace(name, std::move(tensor));
   }
-  const uint32_t crc = Crc32(0, file.contents_.data(), file.contents_.size());
+  if (tensor_bytes != data_bytes) {
+    return Malformed(
+        path, absl::StrCat("its tensors have ", tensor_bytes, " bytes, and ",
+                           data_bytes, " are behind its header"));
+  }
+  file.data_.reset(new (std::nothrow) char[data_bytes]);
+  if (file.data_ == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for the ", data_bytes,
+                     " bytes of checkpoint file '", path, "'"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(ReadBytes(fd, path, file.data_.get(), data_bytes));
+  uint32_t crc = Crc32(0, reinterpret_cast<const char*>(&length), kLengthBytes);
+  crc = Crc32(crc, text.data(), text.size());
+  crc = Crc32(crc, file.data_.get(), data_bytes);
   if (crc != expected_crc32) {
     return absl::DataLossError(absl::StrFormat(
         "checkpoint file '%s': checksum %08x, the manifest says %08x; the file "
         "is damaged, restore another checkpoint",
         path, crc, expected_crc32));
-  }
-
-  if (file.contents_.size() < kLengthBytes) return Malformed(path, "too short");
-  uint64_t length;
-  std::memcpy(&length, file.contents_.data(), kLengthBytes);
-  const uint64_t data_bytes = file.contents_.size() - kLengthBytes;
-  if (length > std::min(kMaxHeaderBytes, data_bytes)) {
-    return Malformed(path, absl::StrCat("header of ", length, " bytes"));
-  }
-  const char* begin = file.contents_.data() + kLengthBytes;
-  const Json header = Json::parse(begin, begin + length, nullptr,
-                                  /*allow_exceptions=*/false);
-  if (!header.is_object()) return Malformed(path, "the header is not JSON");
-  const absl::Span<const char> data(begin + length, data_bytes - length);
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    const auto is_count_list = [](const Json& list) {
-      return list.is_array() &&
-             std::all_of(list.begin(), list.end(), [](const Json& value) {
-               return value.is_number_unsigned();
-             });
-    };
-    if (!entry.is_object() || !entry.contains("dtype") ||
-        !entry["dtype"].is_string() || !entry.contains("shape") ||
-        !is_count_list(entry["shape"]) || !entry.contains("data_offsets") ||
-        !is_count_list(entry["data_offsets"]) ||
-        entry["data_offsets"].size() != 2) {
-      return Malformed(path, absl::StrCat("entry '", name, "'"));
-    }
-    const uint64_t from = entry["data_offsets"][0].get<uint64_t>();
-    const uint64_t to = entry["data_offsets"][1].get<uint64_t>();
-    if (from > to || to > data.size()) {
-      return Malformed(path, absl::StrCat("offsets of '", name, "'"));
-    }
-    SafetensorsFile::Tensor tensor;
-    tensor.dtype = entry["dtype"].get<std::string>();
-    for (const Json& size : entry["shape"]) {
-      tensor.shape.push_back(size.get<int64_t>());
-    }
-    tensor.bytes = data.subspan(from, to - from);
-    file.tensors_.emplace(name, std::move(tensor));
   }
   return file;
 }
@@ -169,16 +197,21 @@ absl::StatusOr<absl::Span<const char>> SafetensorsFile::Get(
     return Malformed(path_, absl::StrCat("no tensor '", name, "'"));
   }
   const Tensor& tensor = it->second;
-  int64_t bytes = dtype == "I64" ? 8 : dtype == "U8" ? 1 : 4;
-  for (const int64_t size : shape) bytes *= size;
-  if (tensor.dtype != dtype || tensor.shape != shape ||
-      static_cast<int64_t>(tensor.bytes.size()) != bytes) {
-    return Malformed(path_,
-                     absl::StrCat("tensor '", name, "' is ", tensor.dtype,
-                                  ShapeText(tensor.shape), ", expected ", dtype,
-                                  ShapeText(shape)));
+  const uint64_t element = dtype == "I64" ? 8 : dtype == "U8" ? 1 : 4;
+  uint64_t bytes = element;
+  bool fits = true;
+  for (const int64_t size : shape) {
+    fits = fits && CheckedMultiply(bytes, static_cast<uint64_t>(size), &bytes);
   }
-  return tensor.bytes;
+  if (tensor.dtype != dtype || tensor.shape != shape || !fits ||
+      tensor.end - tensor.begin != bytes || tensor.begin % element != 0) {
+    return Malformed(
+        path_, absl::StrCat("tensor '", name, "' is ", tensor.dtype,
+                            ShapeText(tensor.shape), " in bytes ", tensor.begin,
+                            " to ", tensor.end, ", expected ", dtype,
+                            ShapeText(shape)));
+  }
+  return absl::MakeConstSpan(data_.get() + tensor.begin, bytes);
 }
 
 }  // namespace tfswitch::checkpoint

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,14 +39,9 @@ absl::StatusOr<WrittenFile> WriteSafetensors(
 // A file read into memory. Immutable after ReadSafetensors.
 class SafetensorsFile {
  public:
-  struct Tensor {
-    std::string dtype;
-    std::vector<int64_t> shape;
-    absl::Span<const char> bytes;  // Into this file's memory, 8-byte aligned.
-  };
-
-  // DataLoss, naming the file and the tensor, if there is no such tensor or it
-  // has another dtype or shape.
+  // The bytes of a tensor of `dtype` "I64", "F32" or "U8", aligned for its
+  // elements. DataLoss, naming the file and the tensor, if there is no such
+  // tensor or it has another dtype or shape.
   absl::StatusOr<absl::Span<const char>> Get(
       const std::string& name, const std::string& dtype,
       const std::vector<int64_t>& shape) const;
@@ -53,13 +49,21 @@ class SafetensorsFile {
  private:
   friend absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string&,
                                                          int64_t, uint32_t);
+  struct Tensor {
+    std::string dtype;
+    std::vector<int64_t> shape;
+    uint64_t begin = 0;  // In `data_`.
+    uint64_t end = 0;
+  };
+
   std::string path_;
-  std::vector<char> contents_;
+  std::unique_ptr<char[]> data_;  // What is behind the header.
   std::map<std::string, Tensor> tensors_;
 };
 
 // DataLoss, naming the file and both values, if the file is missing, has not
-// `expected_bytes`, does not have the checksum, or is not well formed.
+// `expected_bytes`, is not well formed, or does not have the checksum.
+// ResourceExhausted if there is no memory for what a well-formed header says.
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 int64_t expected_bytes,
                                                 uint32_t expected_crc32);

@@ -16,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/checked_math.h"
 #include "cc/base/checksum.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
@@ -283,7 +284,11 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
         absl::StrCat("there is no export in '", path,
                      "' that a delta could follow. Export a base first."));
   }
-  manifest.name.number += 1;
+  if (!CheckedAdd(manifest.name.number, int64_t{1}, &manifest.name.number)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "there is no number after export ", names.back().ToString(), " in '",
+        path, "'. Remove that, or export to another folder."));
+  }
   manifest.name.is_delta = is_delta;
   manifest.id = Hex(DrawId());
   if (is_delta) manifest.previous_id = writer->previous_.id;

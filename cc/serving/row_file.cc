@@ -9,13 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cc/base/checksum.h"
+#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
-#include "nlohmann/json.hpp"
 
 namespace tfswitch {
 namespace {
-
-using Json = nlohmann::json;
 
 // A field of the header's strings; empty if it is not there.
 std::string TextOf(const Json& metadata, const char* field) {
@@ -131,9 +129,12 @@ absl::Status RowFile::ReadHeader() {
         "its header has checksum %016x, its manifest says %016x", checksum,
         info_.header_checksum));
   }
-  const Json header =
-      Json::parse(data + sizeof(uint64_t), data + kRowFileHeaderBytes, nullptr,
-                  /*allow_exceptions=*/false);
+  const absl::StatusOr<Json> parsed = ParseJson(
+      {data + sizeof(uint64_t), kRowFileHeaderBytes - sizeof(uint64_t)});
+  if (!parsed.ok()) {
+    return Damaged(absl::StrCat("its header: ", parsed.status().message()));
+  }
+  const Json& header = *parsed;
   if (!header.is_object() || !header.contains("__metadata__") ||
       !header["__metadata__"].is_object()) {
     return Damaged("its header is not that of a row file");

@@ -4,13 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
-#include "nlohmann/json.hpp"
 
 namespace tfswitch {
 namespace {
-
-using Json = nlohmann::json;
 
 // What nlohmann's accessors would throw for, false is returned.
 bool Get(const Json& json, const char* field, int64_t* value) {
@@ -71,9 +69,9 @@ bool GetSaved(const Json& json, SavedWorkQueue* saved) {
 
 absl::StatusOr<WorkQueueOptions> WorkQueueOptionsFromJson(
     const std::string& json) {
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<Json> parsed = ParseJson(json);
   WorkQueueOptions options;
-  if (GetOptions(parsed, &options)) return options;
+  if (parsed.ok() && GetOptions(*parsed, &options)) return options;
   return absl::InvalidArgumentError(
       "the options of a work queue must be {\"items\": [strings of valid "
       "Unicode], \"epochs\": n, \"shuffle\": true or false, \"seed\": n}");
@@ -103,10 +101,10 @@ absl::StatusOr<std::vector<SavedWorkQueue>> SavedWorkQueuesFromJson(
     const std::string& json) {
   std::vector<SavedWorkQueue> list;
   if (json.empty()) return list;
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  bool is_good = parsed.is_array();
-  for (size_t i = 0; is_good && i < parsed.size(); ++i) {
-    is_good = GetSaved(parsed[i], &list.emplace_back());
+  const absl::StatusOr<Json> parsed = ParseJson(json);
+  bool is_good = parsed.ok() && parsed->is_array();
+  for (size_t i = 0; is_good && i < parsed->size(); ++i) {
+    is_good = GetSaved((*parsed)[i], &list.emplace_back());
   }
   if (is_good) return list;
   return absl::DataLossError("the saved work queues are damaged");

@@ -1,6 +1,5 @@
 #include "cc/table/json_reader.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -32,48 +31,16 @@ bool ParseDigits(const std::string& text, uint64_t* number) {
   return absl::SimpleAtoi(text, number);
 }
 
-// How many objects and lists are open at once, at most. Of a text that is no
-// JSON it is some number; that is noticed later.
-int DepthOf(absl::string_view text) {
-  int depth = 0;
-  int deepest = 0;
-  bool is_in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (is_in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') is_in_string = false;
-    } else if (c == '"') {
-      is_in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return deepest;
-}
-
 }  // namespace
 
-absl::StatusOr<Json> ParseJson(absl::string_view text, int max_depth) {
-  const int depth = DepthOf(text);
-  if (depth > max_depth) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "it has ", depth,
-        " objects and lists inside each other, expected at most ", max_depth));
-  }
-  Json json = Json::parse(text.begin(), text.end(), nullptr,
-                          /*allow_exceptions=*/false);
-  if (json.is_discarded()) {
-    return absl::InvalidArgumentError("it is not JSON");
-  }
-  return json;
-}
-
-std::string DumpJson(const Json& json) {
-  // The default would throw.
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+absl::StatusOr<Json> ParseDocument(absl::string_view text,
+                                   absl::string_view document) {
+  absl::StatusOr<Json> json = ParseJson(text);
+  if (json.ok()) return json;
+  constexpr size_t kQuoted = 100;
+  return absl::InvalidArgumentError(
+      absl::StrCat(document, ": ", json.status().message(), ", got ",
+                   absl::CHexEscape(text.substr(0, kQuoted))));
 }
 
 double ShortestDouble(float value) {

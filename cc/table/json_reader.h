@@ -11,26 +11,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "cc/base/json.h"
 #include "nlohmann/json.hpp"
 
 namespace tfswitch {
 
-using Json = nlohmann::json;
 // Keeps the order of the proto fields, so that manifests read well.
 using OrderedJson = nlohmann::ordered_json;
 
-// Configs and manifests have a handful of levels. What is deeper would be
-// walked by functions that call themselves, and end the process when the stack
-// does.
-inline constexpr int kMaxJsonDepth = 32;
-
-// A JSON text from outside. InvalidArgument if it is none, or has objects and
-// lists inside each other to more than `max_depth` levels.
-absl::StatusOr<Json> ParseJson(absl::string_view text,
-                               int max_depth = kMaxJsonDepth);
-
-// In one line, with U+FFFD in place of what is not UTF-8.
-std::string DumpJson(const Json& json);
+// ParseJson(), with an error that names the document and quotes its beginning.
+absl::StatusOr<Json> ParseDocument(absl::string_view text,
+                                   absl::string_view document);
 
 // Shortest number that gives the same float back: 0.1, not 0.10000000149.
 double ShortestDouble(float value);

@@ -293,13 +293,6 @@ absl::Status ConsistencyFromJson(const Json& json, ConsistencyConfig* config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Json> ParseJson(const std::string& json, const char* what) {
-  Json parsed = Json::parse(json, /*cb=*/nullptr, /*allow_exceptions=*/false);
-  if (!parsed.is_discarded()) return parsed;
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, ": expected JSON, got ", absl::CHexEscape(json.substr(0, 100))));
-}
-
 template <typename Normal>
 absl::Status NormalFromJson(const Json& json, const char* path,
                             InitializerConfig* config) {
@@ -569,7 +562,8 @@ std::string TableConfigToJson(const TableConfig& config) {
 }
 
 absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
-  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed, ParseJson(json, "table config"));
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed,
+                            ParseDocument(json, "table config"));
   TableConfig result;
   uint64_t dim = 0;
   uint64_t num_virtual_shards = 0;
@@ -614,13 +608,14 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
 }
 
 absl::Status EvictionFromJson(const std::string& json, EvictionConfig* config) {
-  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed, ParseJson(json, "eviction"));
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed, ParseDocument(json, "eviction"));
   return FromJson(parsed, config);
 }
 
 absl::Status ConsistencyFromJson(const std::string& json,
                                  ConsistencyConfig* config) {
-  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed, ParseJson(json, "consistency"));
+  TFSWITCH_ASSIGN_OR_RETURN(const Json parsed,
+                            ParseDocument(json, "consistency"));
   return ConsistencyFromJson(parsed, config);
 }
 

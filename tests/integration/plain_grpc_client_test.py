@@ -4,6 +4,7 @@ That it works without tfswitch, the client in docs/wire_protocol.md shows, which
 examples_test.py runs.
 """
 
+import contextlib
 import importlib
 import subprocess
 import sys
@@ -246,11 +247,10 @@ def test_the_reflection_service_describes_the_server(channel):
     assert {"Handshake", "Pull", "Push", "Export"} <= methods
 
 
-def test_a_push_whose_answer_is_lost_comes_again_with_its_identity(
-    generated, pb
-):
+@pytest.fixture
+def servicer(generated, pb):
+    """A class of servers that know what a worker asks for first."""
     services = generated("parameter_server_pb2_grpc")
-    configs, pushes = [], []
 
     class Server(services.ParameterServerServicer):
         def Handshake(self, request, context):  # noqa: N802 - gRPC's name.
@@ -262,33 +262,66 @@ def test_a_push_whose_answer_is_lost_comes_again_with_its_identity(
             )
 
         def CreateTable(self, request, context):  # noqa: N802
-            configs.append(request.config)
+            self.config = request.config
             return pb.CreateTableResponse(created=True)
 
         def ListTables(self, request, context):  # noqa: N802
             return pb.ListTablesResponse(
-                tables=[pb.TableInfo(config=configs[-1])]
+                tables=[pb.TableInfo(config=self.config)]
             )
 
+    return Server
+
+
+@contextlib.contextmanager
+def connected(generated, servicer):
+    """Runs a server of that class, and connects with it."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    services = generated("parameter_server_pb2_grpc")
+    services.add_ParameterServerServicer_to_server(servicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with tsw.connect(f"grpc://127.0.0.1:{port}"):
+            yield
+    finally:
+        server.stop(None)
+
+
+def test_a_push_whose_answer_is_lost_comes_again_with_its_identity(
+    generated, pb, servicer
+):
+    pushes = []
+
+    class Server(servicer):
         def Push(self, request, context):  # noqa: N802
             pushes.append((request.client_id, request.sequence))
             if len(pushes) == 1:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
             return pb.PushResponse(updated_rows=1)
 
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    services.add_ParameterServerServicer_to_server(Server(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        with tsw.connect(f"grpc://127.0.0.1:{port}"):
-            table = tsw.EmbeddingTable("plain", 1)
-            for _ in range(2):
-                table.push([7], [[1.0]])
-    finally:
-        server.stop(None)
+    with connected(generated, Server):
+        table = tsw.EmbeddingTable("plain", 1)
+        for _ in range(2):
+            table.push([7], [[1.0]])
 
     lost, repeated, later = pushes
     assert lost == repeated
     assert lost[0] == later[0] != 0
     assert lost[1] < later[1]
+
+
+def test_exported_rows_of_other_sizes_than_the_tables_are_refused(
+    generated, pb, servicer
+):
+    class Server(servicer):
+        def Export(self, request, context):  # noqa: N802
+            yield pb.ExportResponse(
+                keys=range(100), values=[1.0] * 200, slots=[1.0]
+            )
+
+    with connected(generated, Server):
+        with pytest.raises(ValueError, match=r"'plain'.*100 keys x dim 4"):
+            tsw.EmbeddingTable("plain", 4).export_rows()
+        with pytest.raises(ValueError, match=r"'plain'.*expected 0 floats"):
+            tsw.EmbeddingTable("plain", 2)._export_with_slots()

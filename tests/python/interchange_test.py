@@ -5,9 +5,11 @@ import gzip
 import json
 import os
 import resource
+import struct
 import sys
 import tempfile
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -651,6 +653,23 @@ def test_metadata_of_a_later_version_are_refused_for_slots(embedded, tmp_path):
     assert read_numpy(table, tmp_path / "rows.npz") == 50
 
 
+def test_metadata_of_lists_inside_lists_are_refused_for_slots(
+    embedded, tmp_path
+):
+    table = make_table(optimizer="adagrad")
+    np.savez(
+        tmp_path / "rows",
+        metadata="[" * 100_000,
+        ids=[1],
+        values=np.ones((1, 2)),
+        slots=np.ones((1, 2)),
+    )
+
+    with pytest.raises(ValueError, match=r"rows\.npz.*slots=False"):
+        read_numpy(table, tmp_path / "rows.npz", slots=True)
+    assert read_numpy(table, tmp_path / "rows.npz") == 1
+
+
 # --- Bad input --------------------------------------------------------------
 
 
@@ -816,6 +835,102 @@ def test_what_is_wrong_with_records_is_named(
     write_examples(tmp_path / "bad", *records)
 
     check_refused(read_tfrecord, tmp_path / "bad", message)
+
+
+MANY_BYTES = 1 << 24
+
+
+@pytest.mark.parametrize(
+    ("name", "descr", "shape", "header_bytes", "compression", "message"),
+    [
+        (
+            "metadata",
+            f"<U{MANY_BYTES // 4}",
+            (),
+            0,
+            zipfile.ZIP_DEFLATED,
+            f"it has {MANY_BYTES} bytes, and at most 1048576 are read",
+        ),
+        (
+            "metadata",
+            "<U1",
+            (),
+            MANY_BYTES,
+            zipfile.ZIP_DEFLATED,
+            f"it has a header of {MANY_BYTES} bytes",
+        ),
+        (
+            "values",
+            f"<U{MANY_BYTES // 8}",
+            (1, 2),
+            0,
+            zipfile.ZIP_DEFLATED,
+            "must hold floats, 2 for each id",
+        ),
+        (
+            "values",
+            "<f4",
+            (1, 2),
+            0,
+            zipfile.ZIP_BZIP2,
+            "it is not compressed as NumPy does it",
+        ),
+        ("ids", "<i8", (-1,), 0, zipfile.ZIP_STORED, r"of shape \(-1,\)"),
+    ],
+    ids=["text", "header", "dtype", "compression", "negative"],
+)
+def test_arrays_are_refused_before_they_are_inflated(
+    embedded, tmp_path, name, descr, shape, header_bytes, compression, message
+):
+    np.savez(
+        tmp_path / "rows.npz",
+        **{
+            what: array
+            for what, array in (("ids", [1]), ("values", [[1.0, 2.0]]))
+            if what != name
+        },
+    )
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape})
+    header = header.ljust(header_bytes).encode()
+    with zipfile.ZipFile(tmp_path / "rows.npz", "a") as archive:
+        archive.writestr(
+            f"{name}.npy",
+            b"\x93NUMPY\x02\0"
+            + struct.pack("<I", len(header))
+            + header
+            + bytes(MANY_BYTES),
+            compression,
+        )
+    table = make_table()
+
+    with (
+        traced_memory() as peak,
+        pytest.raises(
+            (OSError, ValueError), match=rf"rows\.npz'.*'{name}'.*{message}"
+        ),
+    ):
+        read_numpy(table, tmp_path / "rows.npz")
+
+    assert peak[0] < MANY_BYTES / 4
+    assert table.size() == 0
+
+
+def test_records_longer_than_rows_are_refused(embedded, tmp_path):
+    """TensorFlow would end the process, which has no such memory."""
+    # The length has its checksum.
+    record = struct.pack("<QI", 1 << 40, 0xE46B3DAA) + bytes(100)
+    (tmp_path / "rows").write_bytes(record)
+    write_examples(tmp_path / "good", {"id": [1], "embedding": [1.0, 2.0]})
+    with gzip.open(tmp_path / "rows.gz", "wb") as stream:
+        stream.write((tmp_path / "good").read_bytes() + record)
+
+    for name, compression in (("rows", None), ("rows.gz", "gzip")):
+        with pytest.raises(
+            OSError, match=rf"{name}'.* a record has {1 << 40} bytes, and at"
+        ):
+            read_tfrecord(
+                make_table(), tmp_path / name, compression=compression
+            )
 
 
 def test_rows_before_a_bad_batch_are_set_and_counted(

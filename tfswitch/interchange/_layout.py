@@ -149,6 +149,11 @@ class Source:
             f"for each id, got {dtype}"
         )
 
+    def check_floats(self, what: str, dtype: np.dtype) -> None:
+        """Raises ValueError unless these are numbers."""
+        if dtype.kind not in "fiu":
+            self.refuse_floats(what, str(dtype))
+
     def refuse_null(
         self, what: str, row: int, ids: np.ndarray | None = None
     ) -> NoReturn:
@@ -202,7 +207,13 @@ class Source:
             fits = fits and _kind_of(statistics) == _kind_of(
                 _statistics_of(table)
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            AttributeError,
+            KeyError,
+            RecursionError,  # Lists inside lists inside lists.
+            TypeError,
+            ValueError,
+        ) as error:
             raise ValueError(
                 f"'{self._file}': its metadata do not tell of which optimizer "
                 f"its slots are ({error!r}); read it with slots=False"
@@ -251,8 +262,7 @@ class Source:
     def _to_float32(
         self, what: str, ids: np.ndarray, values: np.ndarray
     ) -> np.ndarray:
-        if values.dtype.kind not in "fiu":
-            self.refuse_floats(what, str(values.dtype))
+        self.check_floats(what, values.dtype)
         with np.errstate(over="ignore"):  # It becomes Inf.
             rows = np.ascontiguousarray(values, np.float32)
         found = find_not_finite(rows)

@@ -1,7 +1,6 @@
 """Rows in `.npz` files of NumPy."""
 
 import contextlib
-import lzma
 import math
 import os
 import struct
@@ -9,6 +8,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
@@ -102,7 +102,8 @@ def read_numpy(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        OSError: If it is damaged, or no `.npz` file.
+        OSError: If it is damaged, or no `.npz` file, or has metadata of more
+            than 1 MiB.
         ValueError: If an array is missing, or has another shape or dtype; if a
             value is NaN or Inf; if `slots` are of another optimizer.
         ConnectionError, TimeoutError: If a server does not answer.
@@ -121,12 +122,22 @@ def read_numpy(
     return layout.assign(_read(file, layout))
 
 
+# Those of write_numpy() have some hundred bytes.
+_MAX_METADATA_BYTES = 1 << 20
+# NumPy refuses a header of more than 10,000 bytes, but inflates it before.
+_MAX_HEADER_BYTES = 1 << 16
+
+
 class _Array:
     """An array of an archive that is read from its beginning.
+
+    What is read is as long as its header says, and not longer than the archive
+    says that it is.
 
     Attributes:
         shape: Of the array.
         dtype: Of the array.
+        num_bytes: Of the array.
     """
 
     def __init__(self, archive: zipfile.ZipFile, file: str, name: str) -> None:
@@ -135,15 +146,38 @@ class _Array:
         self._whole: np.ndarray | None = None
         self._next = 0
         with self._readable():
-            self._member = archive.open(f"{name}.npy")
+            info = archive.getinfo(f"{name}.npy")
+            # zipfile inflates others without a limit.
+            if info.compress_type not in _COMPRESSIONS:
+                raise ValueError("it is not compressed as NumPy does it")
+            self._member = cast(zipfile.ZipExtFile, archive.open(info))
             version = np.lib.format.read_magic(self._member)
             if version not in _READ_HEADER:
                 raise ValueError(f"it is of version {version} of the format")
+            length = int.from_bytes(self._member.peek(4)[:4], "little")
+            if version == (2, 0) and length > _MAX_HEADER_BYTES:
+                raise ValueError(f"it has a header of {length} bytes")
             header = _READ_HEADER[version](self._member)
-        self.shape, self._is_fortran, self.dtype = header
-        if self.dtype.hasobject:
-            with self._readable():
+            self.shape, self._is_fortran, self.dtype = header
+            if self.dtype.hasobject:
                 raise ValueError("it holds Python objects")
+            if min(self.shape, default=0) < 0:
+                raise ValueError(f"it is of shape {self.shape}")
+            self.num_bytes = math.prod(self.shape) * self.dtype.itemsize
+            if self.num_bytes > info.file_size - self._member.tell():
+                raise ValueError("it ends early")
+
+    def text(self) -> str:
+        """The whole array, which is that of a text."""
+        with self._readable():
+            if self.num_bytes > _MAX_METADATA_BYTES:
+                raise ValueError(
+                    f"it has {self.num_bytes} bytes, and at most "
+                    f"{_MAX_METADATA_BYTES} are read"
+                )
+        whole = self._read_flat(math.prod(self.shape)).reshape(self.shape)
+        self._end()
+        return str(whole)
 
     def read(self, num_rows: int) -> np.ndarray:
         """The next rows; REQUIRES: so many are left."""
@@ -158,9 +192,12 @@ class _Array:
             rows = flat.reshape(num_rows, *width)
         self._next += num_rows
         if self._next == self.shape[0]:
-            with self._readable():
-                self._member.read(1)  # The checksum is looked at behind it.
+            self._end()
         return rows
+
+    def _end(self) -> None:
+        with self._readable():
+            self._member.read(1)  # The checksum is looked at behind it.
 
     def _read_flat(self, size: int) -> np.ndarray:
         num_bytes = size * self.dtype.itemsize
@@ -168,13 +205,15 @@ class _Array:
             data = self._member.read(num_bytes)
             if len(data) < num_bytes:
                 raise ValueError("it ends early")
-        return np.frombuffer(data, self.dtype)
+            return np.frombuffer(data, self.dtype)
 
     def _readable(self) -> contextlib.AbstractContextManager[None]:
         return _readable(self._file, f"array '{self._name}'")
 
 
-# What NumPy writes for numbers; the third is for names of fields.
+# What NumPy writes.
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# What it writes for numbers; the third is for names of fields.
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -197,10 +236,7 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
             if name.endswith(".npy")
         ]
         if "metadata" in present:
-            with _readable(file, "array 'metadata'"):
-                with archive.open("metadata.npy") as member:
-                    metadata = np.lib.format.read_array(member)
-            source.check_state(str(metadata))
+            source.check_state(_Array(archive, file, "metadata").text())
         source.check_names(present)
         arrays = {
             what: _Array(archive, file, name)
@@ -222,6 +258,7 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
                     f"{(num_rows, width)} for {num_rows} ids and table "
                     f"'{layout.table.name}', got {arrays[what].shape}"
                 )
+            source.check_floats(what, arrays[what].dtype)
         step = rows_per_call(sum(layout.widths.values()))
         # Once even if there are none: their checksums and dtypes count too.
         for begin in range(0, max(1, num_rows), step):
@@ -244,7 +281,6 @@ _UNREADABLE = (
     SyntaxError,
     TypeError,
     ValueError,
-    lzma.LZMAError,
     struct.error,
     tokenize.TokenError,
     zipfile.BadZipFile,

@@ -1,6 +1,9 @@
 """Rows in TFRecord files, a `tf.train.Example` for each."""
 
+import gzip
 import os
+import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,11 @@ from tfswitch.interchange._files import Paths, find_files, published
 from tfswitch.interchange._layout import Layout, Source
 from tfswitch.interchange._sorted import Batch, SortedRows
 from tfswitch.table import EmbeddingTable
+
+# A record of 4,096 floats with slots has about 50 kB.
+_MAX_RECORD_BYTES = 16 << 20
+# What is read at once to look at the lengths of records.
+_PIECE_BYTES = 1 << 20
 
 
 def write_tfrecord(
@@ -109,7 +117,8 @@ def read_tfrecord(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        OSError: If a file is damaged, or compressed otherwise.
+        OSError: If a file is damaged, or compressed otherwise, or has a record
+            of more than 16 MiB.
         ValueError: If a feature is missing, or has another type or length; if a
             value is NaN or Inf.
         ConnectionError, TimeoutError: If a server does not answer.
@@ -150,7 +159,40 @@ def _compression_type(compression: Any) -> str:
     return "" if compression is None else "GZIP"
 
 
+def _check_lengths(file: str, compression_type: str) -> None:
+    """Raises OSError if a record says that it is longer than rows are.
+
+    TensorFlow ends the process if there is no memory for such a record. All
+    other damage is reported by TensorFlow itself.
+    """
+    opener = gzip.open if compression_type else open
+    try:
+        with opener(file, "rb") as stream:
+            piece, place, length = b"", 0, 0  # A record begins at `place`.
+            while length <= _MAX_RECORD_BYTES:
+                if place + 8 > len(piece):
+                    more = stream.read(_PIECE_BYTES)
+                    if not more:
+                        return
+                    piece, place = (
+                        piece[place:] + more,
+                        max(0, place - len(piece)),
+                    )
+                    continue
+                (length,) = struct.unpack_from("<Q", piece, place)
+                # A length, the record, and a checksum of 4 bytes of each.
+                place += 16 + length
+    except (EOFError, OSError, zlib.error):
+        return
+    raise OSError(
+        f"'{file}' is no TFRecord file, compressed otherwise than "
+        f"{compression_type or None}, or damaged: a record has {length} "
+        f"bytes, and at most {_MAX_RECORD_BYTES} are read"
+    )
+
+
 def _read(file: str, compression_type: str, layout: Layout) -> Iterator[Rows]:
+    _check_lengths(file, compression_type)
     source = Source(layout, file)
     features = {
         layout.names["ids"]: tf.io.RaggedFeature(

@@ -9,10 +9,13 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -55,6 +58,16 @@ class CheckpointTest : public testing::Test {
     ASSERT_TRUE(writer.AddTable(table).ok());
     const auto number = Commit(path_, save_id, {writer.Finish()}, options);
     ASSERT_TRUE(number.ok()) << number.status();
+  }
+
+  std::string ManifestText() const {
+    std::ifstream stream(path_ + "/manifest.json");
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  // Of a manifest that is there, with other contents.
+  absl::Status ReadManifestText(const std::string& text) const {
+    std::ofstream(path_ + "/manifest.json") << text;
+    return ReadManifest(path_).status();
   }
 
   int CountRowFiles() const {
@@ -377,8 +390,7 @@ TEST_F(CheckpointTest, PartsOfDifferentSavesAreRefused) {
 TEST_F(CheckpointTest, DamagedOrNewerManifestIsNamed) {
   Save(*MakeTable("user", 4), "s1");
   const std::string name = path_ + "/manifest.json";
-  std::ifstream stream(name);
-  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::string text = ManifestText();
 
   std::ofstream(name) << text.substr(0, text.size() / 2);
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kDataLoss);
@@ -400,8 +412,7 @@ TEST_F(CheckpointTest, DamagedOrNewerManifestIsNamed) {
 TEST_F(CheckpointTest, AFileOfAnotherKindIsNotTakenForRows) {
   Save(*MakeTable("user", 10), "s1");
   const std::string name = path_ + "/manifest.json";
-  std::ifstream stream(name);
-  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::string text = ManifestText();
   const size_t place = text.rfind("\"name\":");
   ASSERT_NE(place, text.npos);
   for (const char* kind :
@@ -415,6 +426,68 @@ TEST_F(CheckpointTest, AFileOfAnotherKindIsNotTakenForRows) {
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(name), HasSubstr("kind of 'user/s1-s00000"),
                       HasSubstr(absl::StrCat("got ", kind))));
+  }
+}
+
+// A list in a list in a list: functions that call themselves for each would end
+// the process.
+TEST_F(CheckpointTest, JsonThatIsTooDeepIsRefusedInPartsAndManifests) {
+  const std::string deep =
+      std::string(200'000, '[') + std::string(200'000, ']');
+  const std::string part =
+      absl::StrCat(R"({"save_id": "s1", "shard_index": 0, "num_shards": 1, )",
+                   R"("all_tables": true, "tables": {}, "work_queues": )");
+
+  const absl::Status status =
+      Commit(path_, "s1", {part + deep + "}"}, {}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("save 's1': a part of the manifest"),
+                    HasSubstr("inside each other")));
+  EXPECT_TRUE(Commit(path_, "s1", {part + "[[[]]]}"}, {}).ok());
+  const std::string text = ManifestText();
+  for (const auto& [from, to] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"\"work_queues\":", "\"work_queues\": " + deep + ", \"x\":"},
+           {"\"tables\":", "\"tables\": " + deep + ", \"x\":"}}) {
+    ASSERT_TRUE(absl::StrContains(text, from)) << text;
+    const absl::Status damage =
+        ReadManifestText(absl::StrReplaceAll(text, {{from, to}}));
+    EXPECT_EQ(damage.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(damage.message()),
+                AllOf(HasSubstr(path_), HasSubstr("inside each other")));
+  }
+}
+
+TEST_F(CheckpointTest, NumbersThatCannotBeAreRefusedByName) {
+  Save(*MakeTable("user", 10), "s1");
+  const std::string text = ManifestText();
+  for (const auto& [from, to, name] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           // 2^61 keys of 8 bytes are 0 bytes, if they are counted in 64 bits.
+           {"\"num_rows\": 10,\n", "\"num_rows\": 2305843009213693952,\n",
+            "num_rows of 'user/s1"},
+           {"\"num_rows\": 10,\n", "\"num_rows\": -1,\n", "entry of a file"},
+           {"\"bytes\": ", "\"bytes\": 9223372036854775808, \"x\": ",
+            "entry of a file"},
+           // These would be 4 and 1024, cut to 32 bits.
+           {"\"slot_floats\": 4", "\"slot_floats\": 4294967300",
+            "entry of table 'user'"},
+           {"1024\n", "4294968320\n", "virtual_shards of 'user/s1"},
+           {"1024\n", "1025\n", "virtual_shards of 'user/s1"},
+           {" 0,\n", " 1025,\n", "virtual_shards of 'user/s1"},
+           {"\"dim\": 4", "\"dim\": 0", "config of table 'user'"}}) {
+    std::string changed = text;
+    const size_t place = changed.find(from);
+    ASSERT_NE(place, changed.npos) << from << " in " << text;
+    changed.replace(place, from.size(), to);
+
+    const absl::Status status = ReadManifestText(changed);
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << to << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(path_), HasSubstr(name)));
   }
 }
 

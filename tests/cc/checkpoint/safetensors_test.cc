@@ -10,12 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tfswitch::checkpoint {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 class SafetensorsTest : public testing::Test {
@@ -49,6 +52,17 @@ class SafetensorsTest : public testing::Test {
   }
   void Rewrite(const std::string& contents) const {
     std::ofstream(path_, std::ios::binary) << contents;
+  }
+  // A file whose manifest fits it, with this header.
+  absl::StatusOr<SafetensorsFile> ReadCrafted(const std::string& header,
+                                              const std::string& data) const {
+    const uint64_t length = header.size();
+    const std::string contents =
+        std::string(reinterpret_cast<const char*>(&length), sizeof(length)) +
+        header + data;
+    Rewrite(contents);
+    return ReadSafetensors(path_, static_cast<int64_t>(contents.size()),
+                           Crc(contents));
   }
   static uint32_t Crc(const std::string& contents) {
     return static_cast<uint32_t>(crc32(
@@ -109,7 +123,7 @@ TEST_F(SafetensorsTest, TruncatedMissingOrChangedFileIsDataLoss) {
                               .message()),
               HasSubstr("truncated"));
   std::string changed = contents;
-  changed[contents.size() / 2] ^= 4;
+  changed.back() ^= 4;
   Rewrite(changed);
   EXPECT_THAT(std::string(ReadSafetensors(path_, written.bytes, written.crc32)
                               .status()
@@ -157,6 +171,63 @@ TEST_F(SafetensorsTest, MalformedHeadersAreRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss)
         << each.substr(0, 200);
   }
+}
+
+// 2^61 numbers of 8 bytes are 0 bytes, if they are counted in 64 bits.
+TEST_F(SafetensorsTest, ShapesOfMoreBytesThan64BitsCountAreRefused) {
+  for (const auto& [dtype, shape] :
+       std::vector<std::pair<std::string, std::vector<int64_t>>>{
+           {"I64", {int64_t{1} << 61}},
+           {"F32", {int64_t{1} << 31, int64_t{1} << 31}},
+           {"U8", {int64_t{1} << 62, 4}}}) {
+    const auto file = ReadCrafted(
+        absl::StrCat(R"({"a":{"dtype":")", dtype, R"(","shape":[)",
+                     absl::StrJoin(shape, ","), R"(],"data_offsets":[0,0]}})"),
+        "");
+    ASSERT_TRUE(file.ok()) << file.status();
+
+    const absl::Status status = file->Get("a", dtype, shape).status();
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(path_), HasSubstr("tensor 'a'")));
+  }
+}
+
+TEST_F(SafetensorsTest, TensorsThatAreNotAlignedAreRefused) {
+  const auto file =
+      ReadCrafted(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                  R"("b":{"dtype":"I64","shape":[1],"data_offsets":[4,12]}})",
+                  std::string(12, '\1'));
+  ASSERT_TRUE(file.ok()) << file.status();
+
+  EXPECT_TRUE(file->Get("a", "U8", {4}).ok());
+  EXPECT_EQ(file->Get("b", "I64", {1}).status().code(),
+            absl::StatusCode::kDataLoss);
+}
+
+// Without memory for it: the file has a hole of a tebibyte.
+TEST_F(SafetensorsTest, AFileThatIsLongerThanItsTensorsIsRefusedUnread) {
+  const WrittenFile written = Write();
+  constexpr int64_t kBytes = int64_t{1} << 40;
+  std::filesystem::resize_file(path_, kBytes);
+
+  const absl::Status status =
+      ReadSafetensors(path_, kBytes, written.crc32).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(path_), HasSubstr("its tensors have 40 bytes")));
+}
+
+TEST_F(SafetensorsTest, AHeaderThatIsTooDeepIsRefused) {
+  const absl::Status status =
+      ReadCrafted(R"({"__metadata__":)" + std::string(200'000, '['), "")
+          .status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(path_), HasSubstr("inside each other")));
 }
 
 TEST_F(SafetensorsTest, FolderThatIsNotThereIsAnErrorNamingIt) {

@@ -122,6 +122,18 @@ TEST_F(CraftedManifestTest, EachFieldOfAnotherTypeIsRefusedByName) {
   }
 }
 
+TEST_F(CraftedManifestTest, NoExportFollowsTheLastNumberThereIs) {
+  std::filesystem::rename(path_ + "/base-00000001",
+                          path_ + "/base-9223372036854775807");
+
+  const absl::Status status =
+      ExportWriter::Begin(path_, /*is_delta=*/false).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_NE(status.message().find("base-9223372036854775807"),
+            std::string::npos);
+}
+
 TEST_F(CraftedManifestTest, CutOrDeepTextIsRefused) {
   const std::string text = json_.dump(1);
   for (size_t size = 0; size + 1 < text.size(); size += 7) {

@@ -318,6 +318,9 @@ TEST(TableConfigTest, SeedMayBeAStringAsInProtobufsJson) {
 
 TEST(TableConfigTest, JsonErrorsNameTheField) {
   EXPECT_THAT(ParseError("{"), HasSubstr("expected JSON"));
+  EXPECT_THAT(ParseError(R"({"name":)" + std::string(200'000, '[') +
+                         std::string(200'000, ']') + "}"),
+              AllOf(HasSubstr("table config"), HasSubstr("inside each other")));
   EXPECT_THAT(ParseError("[]"), HasSubstr("expected an object"));
   EXPECT_THAT(ParseError(R"({"dimm":3})"),
               AllOf(HasSubstr("unknown field 'dimm'"), HasSubstr("dim, ")));

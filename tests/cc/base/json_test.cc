@@ -1,4 +1,4 @@
-#include "cc/table/json_reader.h"
+#include "cc/base/json.h"
 
 #include <string>
 

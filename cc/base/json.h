@@ -1,0 +1,33 @@
+// JSON texts from outside: from files, messages and callers of the C API. All
+// of them are read by ParseJson().
+
+#ifndef TFSWITCH_CC_BASE_JSON_H_
+#define TFSWITCH_CC_BASE_JSON_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "nlohmann/json.hpp"
+
+namespace tfswitch {
+
+using Json = nlohmann::json;
+
+// Configs and manifests have a handful of levels. What is deeper would be
+// walked by functions that call themselves, and end the process when the stack
+// does.
+inline constexpr int kMaxJsonDepth = 32;
+
+// InvalidArgument if `text` is no JSON, or has objects and lists inside each
+// other to more than `max_depth` levels. The caller adds to the message which
+// text it is.
+absl::StatusOr<Json> ParseJson(absl::string_view text,
+                               int max_depth = kMaxJsonDepth);
+
+// In one line, with U+FFFD in place of what is not UTF-8.
+std::string DumpJson(const Json& json);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_JSON_H_

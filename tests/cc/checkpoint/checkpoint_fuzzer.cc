@@ -1,0 +1,264 @@
+// libFuzzer target: checkpoints that lie about themselves.
+//
+//   checkpoint_fuzzer -max_total_time=60 -max_len=256
+//
+// An input says what is changed in a manifest and in the header of a file that
+// it names, which are good before.
+
+#include <fuzzer/FuzzedDataProvider.h>
+#include <zlib.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "cc/base/json.h"
+#include "cc/checkpoint/checkpoint.h"
+
+namespace tfswitch::checkpoint {
+namespace {
+
+absl::Status Never() { return absl::OkStatus(); }
+
+// Rows of many inputs would fill the memory.
+constexpr int kInputsPerTable = 1000;
+
+// For a manifest and one file, in memory.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = "/dev/shm/checkpointXXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+
+  const std::string& path() const { return path_; }
+  std::string Read(const std::string& name) const {
+    std::ifstream stream(absl::StrCat(path_, "/", name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  void Write(const std::string& name, absl::string_view text) const {
+    std::ofstream(absl::StrCat(path_, "/", name), std::ios::binary) << text;
+  }
+
+ private:
+  std::string path_;
+};
+
+using Tables = std::vector<std::unique_ptr<EmbeddingTable>>;
+
+// Empty ones that have a file of each kind between them when they are not.
+Tables MakeTables() {
+  TableConfig config;
+  config.name = "t";
+  config.dim = 2;
+  config.num_virtual_shards = 4;
+  config.optimizer = AdagradConfig{};
+  Tables tables;
+  tables.push_back(EmbeddingTable::Create(config).value());
+  config.admission.policy = MinCountAdmission{2};
+  tables.push_back(EmbeddingTable::Create(config).value());
+  BloomMinCountAdmission bloom;
+  bloom.min_count = 2;
+  bloom.capacity = 100;
+  config.admission.policy = bloom;
+  tables.push_back(EmbeddingTable::Create(config).value());
+  return tables;
+}
+
+// A manifest, which is also a part of one, and a file that it names "data".
+struct Seed {
+  Json manifest;
+  Json header;
+  std::string body;  // Of the file, behind the header.
+};
+
+std::vector<Seed> MakeSeeds(const Folder& folder) {
+  std::vector<Seed> seeds;
+  for (const auto& table : MakeTables()) {
+    const std::vector<Key> keys = {1, 2, 3, 4};
+    const std::vector<float> gradients(8, 1.0f);
+    // The first two keys twice: the others wait to be admitted.
+    for (const size_t num_keys : {size_t{4}, size_t{2}}) {
+      GradientBatch batch;
+      batch.keys = absl::MakeConstSpan(keys).first(num_keys);
+      batch.gradients = absl::MakeConstSpan(gradients).first(2 * num_keys);
+      batch.learning_rate = 0.5f;
+      batch.insert_missing = true;
+      if (!table->ApplyGradients(batch).ok()) std::abort();
+    }
+    PartWriter writer(folder.path(), "s1", 0, 1, /*all_tables=*/true, Never);
+    writer.SetWorkQueues("[]");
+    if (!writer.AddTable(*table).ok()) std::abort();
+    const std::string part = writer.Finish();
+    if (!Commit(folder.path(), "s1", {part}, {}).ok()) std::abort();
+    Json manifest = ParseJson(folder.Read("manifest.json")).value();
+    manifest.update(ParseJson(part).value());
+    for (Json file : manifest["tables"]["t"]["files"]) {
+      const std::string text = folder.Read(file["name"].get<std::string>());
+      uint64_t length;
+      std::memcpy(&length, text.data(), sizeof(length));
+      const size_t body = sizeof(length) + length;
+      file["name"] = "data";
+      Seed seed = {manifest,
+                   ParseJson({text.data() + sizeof(length), length}).value(),
+                   text.substr(body)};
+      seed.manifest["tables"]["t"]["files"] = Json::array({file});
+      seeds.push_back(std::move(seed));
+    }
+  }
+  return seeds;
+}
+
+uint64_t MakeNumber(FuzzedDataProvider* choices) {
+  switch (choices->ConsumeIntegralInRange(0, 3)) {
+    case 0:
+      return choices->ConsumeIntegral<uint8_t>();
+    case 1:
+      return uint64_t{1} << choices->ConsumeIntegralInRange(0, 63);
+    case 2:
+      return ~uint64_t{choices->ConsumeIntegral<uint8_t>()};
+    default:
+      return choices->ConsumeIntegral<uint64_t>();
+  }
+}
+
+// Changes a value that is anywhere in it.
+void Change(FuzzedDataProvider* choices, Json* json) {
+  const Json flat = json->flatten();
+  if (flat.empty()) return;
+  auto place = flat.begin();
+  std::advance(place,
+               choices->ConsumeIntegralInRange<size_t>(0, flat.size() - 1));
+  Json value = MakeNumber(choices);
+  switch (choices->ConsumeIntegralInRange(0, 7)) {
+    case 0:
+      value = -1;
+      break;
+    case 1:
+      value = 1e300;
+      break;
+    case 2:
+      value = choices->ConsumeRandomLengthString(8);
+      break;
+    case 3:
+      value = Json::array({value, value});
+      break;
+    case 4:
+      value = {{"a", value}};
+      break;
+    case 5:
+      value = nullptr;
+      break;
+    default:
+      break;
+  }
+  if (place.key().empty()) return;  // It is not a list or an object any more.
+  (*json)[Json::json_pointer(place.key())] = value;
+}
+
+// Makes the file one of `rows` rows.
+void ChangeRows(uint64_t rows, Json* header) {
+  for (Json& tensor : *header) {
+    if (tensor.is_object() && tensor.contains("shape") &&
+        tensor["shape"].is_array() && !tensor["shape"].empty()) {
+      tensor["shape"][0] = rows;
+    }
+  }
+}
+
+// Makes the offsets fit the shapes, as sizes are counted in 64 bits.
+void FitOffsets(Json* header) {
+  uint64_t end = 0;
+  for (Json& tensor : *header) {
+    if (!tensor.is_object() || !tensor.contains("shape") ||
+        !tensor["shape"].is_array()) {
+      continue;
+    }
+    const Json dtype = tensor.value("dtype", Json());
+    uint64_t bytes = dtype == "I64" ? 8 : dtype == "U8" ? 1 : 4;
+    for (const Json& size : tensor["shape"]) {
+      if (size.is_number_unsigned()) bytes *= size.get<uint64_t>();
+    }
+    tensor["data_offsets"] = {end, end + bytes};
+    end += bytes;
+  }
+}
+
+void ReadInput(FuzzedDataProvider choices) {
+  static const Folder folder;
+  static const std::vector<Seed> seeds = MakeSeeds(folder);
+  static Tables tables = MakeTables();
+  static int num_inputs = 0;
+  if (++num_inputs % kInputsPerTable == 0) tables = MakeTables();
+
+  Seed seed =
+      seeds[choices.ConsumeIntegralInRange<size_t>(0, seeds.size() - 1)];
+  std::optional<uint64_t> rows;
+  while (choices.remaining_bytes() > 0) {
+    switch (choices.ConsumeIntegralInRange(0, 3)) {
+      case 0:
+        Change(&choices, &seed.manifest);
+        break;
+      case 1:
+        Change(&choices, &seed.header);
+        break;
+      case 2:
+        rows = MakeNumber(&choices);
+        ChangeRows(*rows, &seed.header);
+        break;
+      default:
+        FitOffsets(&seed.header);
+        break;
+    }
+  }
+
+  const std::string text = DumpJson(seed.manifest);
+  std::string header = DumpJson(seed.header);
+  header.append((8 - header.size() % 8) % 8, ' ');  // As it was written.
+  const uint64_t length = header.size();
+  const std::string data = absl::StrCat(
+      absl::string_view(reinterpret_cast<const char*>(&length), sizeof(length)),
+      header, seed.body);
+  folder.Write("data", data);
+  Commit(folder.path(), "s1", {text}, {}).status().IgnoreError();
+  folder.Write("manifest.json", text);
+  absl::StatusOr<Manifest> manifest = ReadManifest(folder.path());
+  if (!manifest.ok()) return;
+  for (auto& [name, saved] : manifest->tables) {
+    // The maker of a file also makes its checksum.
+    for (RowFile& file : saved.files) {
+      if (rows.has_value()) file.num_rows = static_cast<int64_t>(*rows);
+      file.name = "data";
+      file.bytes = static_cast<int64_t>(data.size());
+      file.crc32 = static_cast<uint32_t>(
+          crc32(0, reinterpret_cast<const Bytef*>(data.data()),
+                static_cast<uInt>(data.size())));
+    }
+    for (const auto& table : tables) {
+      LoadTable(folder.path(), saved, 0, 1, Never, *table).IgnoreError();
+      LoadTable(folder.path(), saved, 1, 2, Never, *table).IgnoreError();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfswitch::checkpoint
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  tfswitch::checkpoint::ReadInput(FuzzedDataProvider(data, size));
+  return 0;
+}
