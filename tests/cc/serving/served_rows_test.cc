@@ -446,7 +446,7 @@ TEST_F(ServedRowsTest, OneProcessAtATimeExports) {
   const absl::Status second = ExportWriter::Begin(path_, true).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(second.message()),
-              AllOf(HasSubstr("another export"), HasSubstr(path_)));
+              AllOf(HasSubstr("another process writes to"), HasSubstr(path_)));
 }
 
 TEST_F(ServedRowsTest, ANumberThatComesAgainIsNotTakenForTheServedOne) {
