@@ -13,23 +13,32 @@ if(NOT Python_EXECUTABLE AND EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 endif()
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 
-# Cheap: finds the package without importing it.
-execute_process(
-  COMMAND
-    "${Python_EXECUTABLE}" -c "import importlib.util, os
+# Cheap: finds the package without importing it. While pip builds a package, it
+# hides the environment that it installs into, by means of PYTHONPATH. With -E
+# the interpreter does not read that variable, and sees the environment.
+foreach(_option "" -E)
+  set(_tensorflow_python "${Python_EXECUTABLE}" ${_option})
+  execute_process(
+    COMMAND
+      ${_tensorflow_python} -c "import importlib.util, os
 spec = importlib.util.find_spec('tensorflow')
 path = os.path.join(os.path.dirname(spec.origin), 'libtensorflow_framework.so.2')
 print(path, os.stat(path).st_mtime_ns)"
-  OUTPUT_VARIABLE _tensorflow_key
-  OUTPUT_STRIP_TRAILING_WHITESPACE
-  ERROR_VARIABLE _tensorflow_error
-  RESULT_VARIABLE _tensorflow_result)
+    OUTPUT_VARIABLE _tensorflow_key
+    OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_VARIABLE _tensorflow_error
+    RESULT_VARIABLE _tensorflow_result)
+  if(_tensorflow_result EQUAL 0)
+    break()
+  endif()
+endforeach()
 if(NOT _tensorflow_result EQUAL 0)
   message(
     FATAL_ERROR
       "${Python_EXECUTABLE} has no TensorFlow. Install tensorflow>=2.18,<2.22 "
-      "for it, choose another Python with -DPython_EXECUTABLE=..., or build "
-      "without the ops with -DTFSWITCH_BUILD_PYTHON=OFF.\n${_tensorflow_error}")
+      "or tensorflow-cpu for it, choose another Python with "
+      "-DPython_EXECUTABLE=..., or build without the ops with "
+      "-DTFSWITCH_BUILD_PYTHON=OFF.\n${_tensorflow_error}")
 endif()
 
 if(NOT "${_tensorflow_key}" STREQUAL "${TFSWITCH_TENSORFLOW_KEY}")
@@ -37,7 +46,7 @@ if(NOT "${_tensorflow_key}" STREQUAL "${TFSWITCH_TENSORFLOW_KEY}")
   execute_process(
     COMMAND
       "${CMAKE_COMMAND}" -E env CUDA_VISIBLE_DEVICES= TF_CPP_MIN_LOG_LEVEL=3
-      "${Python_EXECUTABLE}" -c "import os
+      ${_tensorflow_python} -c "import os
 import tensorflow as tf
 print('<<' + '|'.join([
     tf.__version__,
@@ -70,8 +79,10 @@ print('<<' + '|'.join([
 endif()
 if(TFSWITCH_TENSORFLOW_VERSION VERSION_LESS 2.18
    OR TFSWITCH_TENSORFLOW_VERSION VERSION_GREATER_EQUAL 2.22)
-  message(WARNING "tfswitch is tested with TensorFlow 2.18 to 2.21; "
-                  "this is ${TFSWITCH_TENSORFLOW_VERSION}.")
+  # No warning: pip does not show what a build prints that succeeds.
+  message(FATAL_ERROR "tfswitch works with TensorFlow 2.18 to 2.21, and "
+                      "${Python_EXECUTABLE} has "
+                      "${TFSWITCH_TENSORFLOW_VERSION}. Install one of these.")
 endif()
 message(STATUS "TensorFlow ${TFSWITCH_TENSORFLOW_VERSION} in "
                "${TFSWITCH_TENSORFLOW_LIB}")

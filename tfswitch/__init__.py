@@ -5,6 +5,7 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 """
 
 from tfswitch import (
+    _loader,  # noqa: F401  First: it says which TensorFlow to install.
     _native,
     admission,
     data,

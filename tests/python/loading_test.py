@@ -322,6 +322,24 @@ def test_ops_with_an_undefined_symbol_name_both_versions(
     assert "symbol_that_went_away" in message
 
 
+def test_import_without_tensorflow_names_the_one_to_install() -> None:
+    program = """
+import sys
+sys.modules["tensorflow"] = None  # Any import of it now fails.
+try:
+    import tfswitch
+except ImportError as error:
+    print(error)
+"""
+    minor = ".".join(tf.__version__.split(".")[:2])
+
+    message = run_new_interpreter(program)
+
+    assert f"built for TensorFlow {minor}, and there is none" in message
+    assert f"pip install 'tensorflow=={minor}.*'" in message
+    assert "tensorflow-cpu" in message
+
+
 def test_missing_op_library_says_how_to_get_it(tmp_path: Path) -> None:
     message = load_ops_from(tmp_path / "libtfswitch_ops.so")
 
