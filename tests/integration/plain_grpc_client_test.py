@@ -140,10 +140,13 @@ def test_a_write_that_is_repeated_does_not_undo_a_later_one(pb, stub, create):
         return {table.config.name for table in answer.tables}
 
     # Each first answer, then what another worker does, then the repetition.
-    assert stub.CreateTable(create) == pb.CreateTableResponse(created=True)
+    create.table_incarnation = 77
+    assert stub.CreateTable(create) == pb.CreateTableResponse(
+        created=True, table_incarnation=77
+    )
     stub.DropTable(pb.DropTableRequest(table="shared"))
     assert stub.CreateTable(create) == pb.CreateTableResponse(
-        created=True, duplicate=True
+        created=True, duplicate=True, table_incarnation=77
     )
     assert "shared" not in tables()
 
@@ -253,6 +256,8 @@ def servicer(generated, pb):
     services = generated("parameter_server_pb2_grpc")
 
     class Server(services.ParameterServerServicer):
+        config = None
+
         def Handshake(self, request, context):  # noqa: N802 - gRPC's name.
             return pb.HandshakeResponse(
                 protocol_version=1,
@@ -266,6 +271,8 @@ def servicer(generated, pb):
             return pb.CreateTableResponse(created=True)
 
         def ListTables(self, request, context):  # noqa: N802
+            if self.config is None:
+                context.abort(grpc.StatusCode.NOT_FOUND, "none yet")
             return pb.ListTablesResponse(
                 tables=[pb.TableInfo(config=self.config)]
             )
