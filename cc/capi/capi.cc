@@ -228,7 +228,9 @@ absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
         "make a tfswitch.train.Worker first"));
   }
   TFSWITCH_RETURN_IF_ERROR(worker->CheckTable(table.config));
-  return worker->CurrentStep();
+  return worker->CurrentStep(
+      table.config.consistency.kind == ConsistencyKind::kBsp ? table.config.name
+                                                             : "");
 }
 
 // What is wrong with an `inverse` that is not one of UniqueKeys::Run. OK if

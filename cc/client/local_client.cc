@@ -89,10 +89,11 @@ class LocalClient : public ParameterClient {
     return Done(AssignNow(args, result));
   }
 
-  std::unique_ptr<PendingCall> StartCommitRound(int, const std::string& group,
-                                                const Round& round,
-                                                int64_t* committed) override {
-    const absl::StatusOr<int64_t> last = shard_->CommitRound(group, round);
+  std::unique_ptr<PendingCall> StartCommitRound(
+      int, const std::string& group, const Round& round, int64_t* committed,
+      const std::vector<TableRef>& staged) override {
+    const absl::StatusOr<int64_t> last =
+        shard_->CommitRound(group, round, staged);
     *committed = last.value_or(WorkerGroup::kNoRound);
     return Done(last.status());
   }

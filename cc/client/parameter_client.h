@@ -227,11 +227,12 @@ class ParameterClient {
 
   // Starts to apply a closed round; *committed becomes the last round that was
   // applied. See Shard::CommitRound. Called for each shard by itself, as the
-  // rounds that are missing may differ.
+  // rounds that are missing may differ. `staged` are the tables that this
+  // worker has pushed to in the round.
   virtual int num_shards() const { return 1; }
   virtual std::unique_ptr<PendingCall> StartCommitRound(
       int shard, const std::string& group, const Round& round,
-      int64_t* committed) = 0;
+      int64_t* committed, const std::vector<TableRef>& staged = {}) = 0;
 
   virtual absl::StatusOr<int64_t> Erase(const TableRef& table,
                                         absl::Span<const Key> keys) = 0;

@@ -362,12 +362,24 @@ class ShardedClient : public ParameterClient {
 
   int num_shards() const override { return static_cast<int>(shards_.size()); }
 
-  std::unique_ptr<PendingCall> StartCommitRound(int shard,
-                                                const std::string& group,
-                                                const Round& round,
-                                                int64_t* committed) override {
-    return shards_[static_cast<size_t>(shard)]->StartCommitRound(
-        0, group, round, committed);
+  std::unique_ptr<PendingCall> StartCommitRound(
+      int shard, const std::string& group, const Round& round,
+      int64_t* committed, const std::vector<TableRef>& staged) override {
+    const auto own_shard = static_cast<size_t>(shard);
+    if (!tracks_losses_) {
+      return shards_[own_shard]->StartCommitRound(0, group, round, committed,
+                                                  staged);
+    }
+    return Begin([this, own_shard, group, round, committed, staged] {
+      // As this process knows them now: who has reset a table that was lost
+      // goes on without what was staged for it.
+      std::vector<TableRef> own = staged;
+      for (TableRef& table : own) {
+        table.incarnation = KnownIncarnation(table.name);
+      }
+      return shards_[own_shard]->StartCommitRound(0, group, round, committed,
+                                                  own);
+    });
   }
 
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,

@@ -66,13 +66,17 @@ absl::Status WorkerSession::CheckTable(const TableConfig& table) const {
       "; give the worker the consistency of the strictest table"));
 }
 
-absl::StatusOr<StepTag> WorkerSession::CurrentStep() {
+absl::StatusOr<StepTag> WorkerSession::CurrentStep(const std::string& table) {
   {
     // Whoever pushes meanwhile needs the same.
     MutexLock lock(&mutex_);
     TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   }
   has_pushed_ = true;
+  if (!table.empty()) {
+    MutexLock lock(&staged_mutex_);
+    staged_tables_.insert(table);
+  }
   const GroupMember member = session_->member();
   return StepTag{member.group, member.worker, member.incarnation,
                  session_->clock()};
@@ -94,7 +98,13 @@ absl::Status WorkerSession::Prepare(const std::string& barrier) {
       "', where a wait has failed; go on waiting there, or leave the group"));
 }
 
+void WorkerSession::ForgetStagedTables() {
+  MutexLock lock(&staged_mutex_);
+  staged_tables_.clear();
+}
+
 absl::Status WorkerSession::JoinAgain() {
+  ForgetStagedTables();
   has_pushed_ = false;
   has_applied_ = false;
   unconfirmed_weight_.reset();
@@ -254,6 +264,7 @@ absl::Status WorkerSession::FinishStep() {
     if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(applied);
     if (!Counts(*uncommitted_)) ++dropped_;
     uncommitted_.reset();
+    ForgetStagedTables();
     TFSWITCH_RETURN_IF_ERROR(applied);
   } else {
     const absl::Status turn = session_->WaitForTurn(
@@ -291,12 +302,17 @@ absl::Status WorkerSession::ComeBack(const absl::Status& why,
 absl::Status WorkerSession::Commit(const Round& round) {
   const std::string& group = options_.group;
   const int num_shards = client_->num_shards();
+  std::vector<TableRef> staged;
+  {
+    MutexLock lock(&staged_mutex_);
+    staged.assign(staged_tables_.begin(), staged_tables_.end());
+  }
   std::vector<int64_t> committed(static_cast<size_t>(num_shards));
   std::vector<std::unique_ptr<PendingCall>> calls;
   calls.reserve(static_cast<size_t>(num_shards));
   for (int shard = 0; shard < num_shards; ++shard) {
-    calls.push_back(
-        client_->StartCommitRound(shard, group, round, &committed[shard]));
+    calls.push_back(client_->StartCommitRound(shard, group, round,
+                                              &committed[shard], staged));
   }
   absl::Status first;
   absl::Status applied;
@@ -328,7 +344,7 @@ absl::Status WorkerSession::Commit(const Round& round) {
         }
         TFSWITCH_ASSIGN_OR_RETURN(next, std::move(fetched));
       }
-      note(client_->StartCommitRound(shard, group, next, &last)->Wait(),
+      note(client_->StartCommitRound(shard, group, next, &last, staged)->Wait(),
            next.number, &last);
       TFSWITCH_RETURN_IF_ERROR(first);
       if (last < missing) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,8 +63,8 @@ class WorkerSession {
   absl::Status CheckTable(const TableConfig& table) const;
 
   // Under what gradients are pushed now. A worker that has left joins again; a
-  // step whose end has failed is finished first.
-  absl::StatusOr<StepTag> CurrentStep();
+  // step whose end has failed is finished first. `table` is a bsp table.
+  absl::StatusOr<StepTag> CurrentStep(const std::string& table = "");
 
   // A push of the present step to a table that applies it at once.
   void NoteAppliedPush() { has_applied_ = true; }
@@ -146,7 +147,9 @@ class WorkerSession {
   // Whether the step that ended last is in the round.
   bool Counts(const Round& round) const;
   // Has every server apply the round, and those before it that it has missed.
+  // DataLoss if one has lost a table, and what this worker had staged for it.
   absl::Status Commit(const Round& round);
+  void ForgetStagedTables();
   // A worker begins with what the last closed round has led to.
   absl::Status CatchUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one before that of the next step, when it has closed; none with asp and
@@ -178,6 +181,11 @@ class WorkerSession {
   const std::shared_ptr<ParameterClient> client_;
   const WorkerOptions options_;
   const std::unique_ptr<GroupSession> session_;
+
+  mutable Mutex staged_mutex_;
+  // The bsp tables to which the present step has pushed, until its round is
+  // applied.
+  std::set<std::string> staged_tables_ ABSL_GUARDED_BY(staged_mutex_);
 
   std::atomic<int64_t> dropped_{0};
   std::atomic<bool> has_pushed_{false};  // In the present step.

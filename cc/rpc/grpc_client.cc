@@ -269,10 +269,9 @@ class GrpcClient final : public ParameterClient {
       absl::Span<const PushPart> parts) override;
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            AssignResult* result) override;
-  std::unique_ptr<PendingCall> StartCommitRound(int shard,
-                                                const std::string& group,
-                                                const Round& round,
-                                                int64_t* committed) override;
+  std::unique_ptr<PendingCall> StartCommitRound(
+      int shard, const std::string& group, const Round& round,
+      int64_t* committed, const std::vector<TableRef>& staged) override;
   absl::StatusOr<int64_t> Erase(const TableRef& table,
                                 absl::Span<const Key> keys) override;
   std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
@@ -693,10 +692,14 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
-    int, const std::string& group, const Round& round, int64_t* committed) {
+    int, const std::string& group, const Round& round, int64_t* committed,
+    const std::vector<TableRef>& staged) {
   v1::CommitRoundRequest request;
   request.set_group(group);
   *request.mutable_round() = ToProto(round);
+  for (const TableRef& table : staged) {
+    (*request.mutable_table_incarnations())[table.name] = table.incarnation;
+  }
   absl::StatusOr<grpc::ByteBuffer> message =
       connection_->Encode("CommitRound", request);
   if (!message.ok()) return Done(std::move(message).status());

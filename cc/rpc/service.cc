@@ -135,8 +135,12 @@ grpc::Status Service::CommitRound(grpc::ServerContext* context,
                                   v1::CommitRoundResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
+  std::vector<TableRef> staged;
+  for (const auto& [table, incarnation] : request->table_incarnations()) {
+    staged.emplace_back(table, incarnation);
+  }
   const absl::StatusOr<int64_t> committed = shard_->CommitRound(
-      request->group(), FromProto(request->round()), helpers_);
+      request->group(), FromProto(request->round()), staged, helpers_);
   if (IsErrorOfAppliedRound(committed.status())) {
     response->set_committed_round(request->round().number());
     response->set_error_code(committed.status().raw_code());

@@ -478,7 +478,12 @@ absl::StatusOr<int64_t> Shard::Apply(EmbeddingTable& table,
 
 absl::StatusOr<int64_t> Shard::CommitRound(const std::string& group,
                                            const Round& round,
+                                           const std::vector<TableRef>& staged,
                                            const LentThreads* threads) {
+  for (const TableRef& table : staged) {
+    const absl::Status found = FindTable(table).status();
+    if (absl::IsDataLoss(found)) return found;
+  }
   return stage_.Commit(
       group, round,
       [&](const std::string& table, const std::vector<WeightedPush>& pushes,

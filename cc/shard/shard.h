@@ -170,9 +170,12 @@ class Shard {
   absl::Status PushMany(absl::Span<const TablePush> pushes,
                         absl::Span<ShardPushResult> results);
 
-  // Applies what is staged of a closed round; see RoundStage::Commit.
+  // Applies what is staged of a closed round; see RoundStage::Commit. DataLoss
+  // if this shard has lost one of the tables `staged`, and with it what the
+  // caller had staged.
   absl::StatusOr<int64_t> CommitRound(const std::string& group,
                                       const Round& round,
+                                      const std::vector<TableRef>& staged = {},
                                       const LentThreads* threads = nullptr);
 
   // `slots` is empty or has keys.size() x slot_floats floats. With

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/client/worker_session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
@@ -285,6 +286,44 @@ TEST_F(LostTablesTest, ProcessesThatResetAtTheSameTimeAgree) {
               ConnectTo(1)->ListTables(table)->at(0).identity.incarnation);
     EXPECT_TRUE(ConnectToAll()->ListTables(table).ok());
   }
+}
+
+TEST_F(LostTablesTest, AStepWhoseGradientsAreLostDoesNotEndWithOk) {
+  const ConsistencyConfig bsp = {ConsistencyKind::kBsp, 0, Reduction::kMean};
+  const std::shared_ptr<ParameterClient> client = ConnectToAll();
+  TableConfig config = SmallTable("t");
+  config.consistency = bsp;
+  ASSERT_TRUE(client->CreateTable(config).ok());
+  WorkerOptions options;
+  options.group = "g";
+  options.group_options.num_workers = 1;
+  options.group_options.settings = bsp.ToString();
+  options.consistency = bsp;
+  const auto session = WorkerSession::Join(client, options).value();
+  const std::vector<Key> keys = RandomKeys(100);
+  const std::vector<float> gradients(keys.size() * 2, 1.0f);
+  PushArgs push;
+  push.table = "t";
+  push.dim = 2;
+  push.keys = keys;
+  push.gradients = gradients;
+  push.learning_rate = 1.0f;
+  push.insert_missing = true;
+  push.step = session->CurrentStep("t").value();
+  ASSERT_TRUE(client->Push(push).ok());
+  Restart(1);
+
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status ended = session->EndStep(1.0);
+    EXPECT_EQ(ended.code(), absl::StatusCode::kDataLoss) << ended;
+  }
+  // Who goes on without the lost rows goes on without the gradients.
+  ASSERT_TRUE(client->ResetLostTables().ok());
+  const absl::Status ended = session->EndStep(1.0);
+  EXPECT_TRUE(ended.ok()) << ended;
+  const int64_t rows = RowsOf(*client);
+  EXPECT_GT(rows, 0);
+  EXPECT_LT(rows, 100);
 }
 
 TEST_F(LostTablesTest, ReadersFollowWhenOthersHaveMadeTheTableWhole) {

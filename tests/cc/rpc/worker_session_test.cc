@@ -90,15 +90,15 @@ class MortalClient final : public ForwardingClient {
   }
   MortalGroups& mortal_groups() { return groups_; }
 
-  std::unique_ptr<PendingCall> StartCommitRound(int shard,
-                                                const std::string& group,
-                                                const Round& round,
-                                                int64_t* committed) override {
+  std::unique_ptr<PendingCall> StartCommitRound(
+      int shard, const std::string& group, const Round& round,
+      int64_t* committed, const std::vector<TableRef>& staged) override {
     if (failing_commits_ > 0) {
       --failing_commits_;
       return Done(failure_);
     }
-    return ForwardingClient::StartCommitRound(shard, group, round, committed);
+    return ForwardingClient::StartCommitRound(shard, group, round, committed,
+                                              staged);
   }
   GroupClient& groups() override { return groups_; }
 

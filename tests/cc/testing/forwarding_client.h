@@ -55,11 +55,10 @@ class ForwardingClient : public ParameterClient {
     return client_->StartAssign(args, result);
   }
   int num_shards() const override { return client_->num_shards(); }
-  std::unique_ptr<PendingCall> StartCommitRound(int shard,
-                                                const std::string& group,
-                                                const Round& round,
-                                                int64_t* committed) override {
-    return client_->StartCommitRound(shard, group, round, committed);
+  std::unique_ptr<PendingCall> StartCommitRound(
+      int shard, const std::string& group, const Round& round,
+      int64_t* committed, const std::vector<TableRef>& staged) override {
+    return client_->StartCommitRound(shard, group, round, committed, staged);
   }
   absl::StatusOr<int64_t> Erase(const TableRef& table,
                                 absl::Span<const Key> keys) override {
