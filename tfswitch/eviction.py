@@ -106,7 +106,8 @@ class L2Norm(_Eviction):
 class MaxRows(_Eviction):
     """Rows beyond `max_rows`.
 
-    Each server keeps its share of them. Among equals chance decides.
+    Each server keeps its share of them. Among equals those go whose ids have
+    the least hashes.
 
     Args:
         max_rows: At least 0.

@@ -15,8 +15,9 @@ using Key = int64_t;
 // The 64-bit finaliser of MurmurHash3 (Appleby, public domain): a bijection
 // whose output bits each depend on all input bits.
 //
-// Who uses which bits: the top 4 pick a stripe of the table, the 32 below them
-// a bucket, and the low bits the virtual shard. The three stay independent.
+// The low bits are the virtual shard. The place of a key in the memory of a
+// table goes by another hash (base/keyed_hash.h), since anyone can choose keys
+// by this one.
 inline uint64_t HashKey(Key key) {
   uint64_t h = static_cast<uint64_t>(key);
   h ^= h >> 33;
@@ -25,6 +26,18 @@ inline uint64_t HashKey(Key key) {
   h *= 0xc4ceb9fe1a85ec53ULL;
   h ^= h >> 33;
   return h;
+}
+
+// The key that HashKey() takes to `hash`: its steps backwards, with the
+// multiplicative inverses of its multipliers modulo 2^64.
+inline Key KeyOfHash(uint64_t hash) {
+  uint64_t h = hash;
+  h ^= h >> 33;
+  h *= 0x9cb4b2f8129337dbULL;
+  h ^= h >> 33;
+  h *= 0x4f74430c22a54005ULL;
+  h ^= h >> 33;
+  return static_cast<Key>(h);
 }
 
 // The virtual shard of a key: hash mod `num_virtual_shards`.

@@ -66,9 +66,10 @@ void AddFloats(float* to, const float* from, size_t count) {
 
 void UniqueKeys::Rebuild(size_t capacity, absl::Span<const Key> unique) {
   slots_.assign(capacity, -1);
+  shift_ = 1 + __builtin_clzll(capacity);
   const size_t mask = capacity - 1;
   for (size_t place = 0; place < unique.size(); ++place) {
-    size_t slot = (HashKey(unique[place]) >> 20) & mask;
+    size_t slot = HomeOf(unique[place]);
     while (slots_[slot] >= 0) slot = (slot + 1) & mask;
     slots_[slot] = static_cast<int32_t>(place);
   }
@@ -94,9 +95,10 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
   uint16_t others[kBlock];
   const auto find_homes = [&](size_t begin, uint32_t* home) {
     const size_t end = std::min(begin + kBlock, keys.size());
-    const size_t mask = slots_.size() - 1;
+    const KeyedHash hash = hash_;
+    const int shift = shift_;
     for (size_t i = begin; i < end; ++i, ++home) {
-      *home = static_cast<uint32_t>((HashKey(key_data[i]) >> 20) & mask);
+      *home = static_cast<uint32_t>(hash(key_data[i]) >> shift);
       __builtin_prefetch(&slots_[*home], 1);
     }
   };
@@ -129,7 +131,7 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
     for (size_t o = 0; o < num_others; ++o) {
       const size_t i = begin + others[o];
       const Key key = key_data[i];
-      size_t slot = (HashKey(key) >> 20) & mask;
+      size_t slot = HomeOf(key);
       int32_t place = slots_[slot];
       while (place >= 0 && unique_data[place] != key) {
         slot = (slot + 1) & mask;
@@ -145,6 +147,16 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
   }
   last_count_ = count;
   return count;
+}
+
+size_t UniqueKeys::LongestRun() const {
+  size_t longest = 0;
+  size_t run = 0;
+  for (const int32_t place : slots_) {
+    run = place >= 0 ? run + 1 : 0;
+    longest = std::max(longest, run);
+  }
+  return longest;
 }
 
 UniqueKeys& ThreadUniqueKeys() {

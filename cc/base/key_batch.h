@@ -9,11 +9,13 @@
 
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/keyed_hash.h"
 #include "cc/base/parallel.h"
 
 namespace tfswitch {
 
-// Finds the distinct keys of a batch. Keeps its memory from call to call.
+// Finds the distinct keys of a batch. Keeps its memory from call to call. The
+// time that it takes does not depend on which keys they are.
 //
 // Not thread-safe: one per thread.
 class UniqueKeys {
@@ -26,11 +28,21 @@ class UniqueKeys {
   size_t Run(absl::Span<const Key> keys, absl::Span<Key> unique,
              absl::Span<int32_t> inverse);
 
+  // The most slots in a row that the last batch has filled: what one of its
+  // keys was compared with at most. For tests.
+  size_t LongestRun() const;
+
  private:
   // Makes room for `capacity` slots, a power of two, and enters `unique`.
   void Rebuild(size_t capacity, absl::Span<const Key> unique);
 
+  size_t HomeOf(Key key) const {
+    return static_cast<size_t>(hash_(key) >> shift_);
+  }
+
+  const KeyedHash hash_ = KeyedHash::Draw();
   std::vector<int32_t> slots_;  // Open addressing: place in `unique`, or -1.
+  int shift_ = 0;               // Leaves a place in slots_ of a hash.
   size_t last_count_ = 0;       // What the batch before had.
 };
 

@@ -26,9 +26,10 @@ size_t NumShards(size_t max_rows) {
 }  // namespace
 
 size_t RowCache::HashOfName::operator()(const Name& name) const {
-  // Keys of several tables may be the same numbers.
-  return HashKey(name.key ^
-                 static_cast<Key>(HashKey(static_cast<Key>(name.table) + 1)));
+  // Keys of several tables may be the same numbers. The map needs low bits that
+  // are as good as the high ones.
+  return HashKey(static_cast<Key>(hash(name.key) ^
+                                  HashKey(static_cast<Key>(name.table) + 1)));
 }
 
 RowCache::RowCache(const RowCacheOptions& options)
@@ -43,8 +44,7 @@ RowCache::RowCache(const RowCacheOptions& options)
 }
 
 size_t RowCache::ShardOf(const Name& name) const {
-  // The map of a shard goes by other bits.
-  return (HashOfName()(name) >> 40) & (shards_.size() - 1);
+  return hash_for_shards_(name) & (shards_.size() - 1);
 }
 
 RowCache::Batch RowCache::SplitByShard(int table,

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
+#include "cc/base/keyed_hash.h"
 #include "cc/base/mutex.h"
 
 namespace tfswitch {
@@ -70,7 +71,9 @@ class RowCache {
       return a.key == b.key && a.table == b.table;
     }
   };
+  // Each has secrets of its own: who asks may choose the keys.
   struct HashOfName {
+    KeyedHash hash = KeyedHash::Draw();
     size_t operator()(const Name& name) const;
   };
   // A batch in the order of its shards: those of shard i are the places from
@@ -112,6 +115,7 @@ class RowCache {
   // Constant after construction; shards have their own locks.
   const std::chrono::nanoseconds lifetime_;
   const std::vector<int> dims_;
+  const HashOfName hash_for_shards_;
   std::vector<Shard> shards_;  // A power of two.
 
   std::atomic<int64_t> num_hits_{0};

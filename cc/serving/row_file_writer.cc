@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "cc/base/checksum.h"
 #include "cc/base/files.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/perfect_hash.h"
 #include "cc/serving/row_file.h"
@@ -373,10 +374,12 @@ absl::StatusOr<RowFileWriter::Places> RowFileWriter::FindPlaces() {
   Places places;
   if (keys_.empty()) return places;
   places.hash.num_parts = NumPerfectHashParts(keys_.size());
-  // One is enough, but for keys that were chosen to be in each other's way.
+  // The first is enough, and gives the same file each time, but for keys that
+  // were chosen to be in each other's way. Nobody can choose them for a seed
+  // that is drawn.
   constexpr Key kMaxSeeds = 64;
   for (Key seed = 0; seed < kMaxSeeds; ++seed) {
-    places.hash.seed = HashKey(seed);
+    places.hash.seed = seed == 0 ? HashKey(seed) : DrawId();
     places.Sort(keys_);
     // Fewer, where keys were said more than once.
     if (const uint64_t num_parts = NumPerfectHashParts(places.entries.size());

@@ -17,6 +17,7 @@
 
 #include "cc/base/cpu_features.h"
 #include "cc/base/key_observations.h"
+#include "cc/base/keyed_hash.h"
 #include "cc/optimizer/optimizer.h"
 #include "cc/table/row_codec.h"
 #include "cc/table/row_statistics.h"
@@ -45,6 +46,7 @@ class RetrySink {
 struct KernelBatch {
   const Key* keys = nullptr;
   uint32_t num_keys = 0;  // At most kMaxKernelKeys.
+  const KeyedHash* hash = nullptr;
   int dim = 0;
   const RowCodec* codec = nullptr;
   float* scratch = nullptr;  // Of a row's floats, for rows that are not plain.
@@ -74,6 +76,7 @@ struct StepBatch {
   KeyObservations observations;
   float day = 0.0f;
   RowRounding rounding;  // With a seed for the batch.
+  uint64_t number = 0;   // Of the batch, for what is drawn by chance.
 
   bool has_observations() const {
     return statistics != nullptr || !observations.counts.empty() ||

@@ -100,7 +100,7 @@ inline uint32_t LockBucket(Bucket* bucket) {
   }
 }
 
-// The parts of a key's hash that the table uses.
+// The parts of a key's KeyedHash that the table uses: the top bits.
 TFSWITCH_ALWAYS_INLINE uint32_t StripeOfHash(uint64_t hash) {
   return static_cast<uint32_t>(hash >> 60);
 }

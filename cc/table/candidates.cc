@@ -13,10 +13,12 @@ constexpr uint64_t kFirstBuckets = 16;
 }  // namespace
 
 bool Candidates::Init(MemorySpan index_0, MemorySpan index_1,
-                      MemorySpan records, int record_floats) {
+                      MemorySpan records, int record_floats,
+                      const KeyedHash* hash) {
+  hash_ = hash;
   record_floats_ = static_cast<size_t>(record_floats);
   records_.Init(records, RowStride(record_floats));
-  return index_.Init(index_0, index_1, kFirstBuckets, records_.data());
+  return index_.Init(index_0, index_1, kFirstBuckets, records_.data(), hash);
 }
 
 float* Candidates::Find(Key key, uint32_t position) const {
@@ -92,7 +94,7 @@ uint64_t Candidates::Visit(
     const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
     for (int i = 0; i < used; ++i) {
       const Key key = RacyLoad(&bucket->keys[i]);
-      const uint32_t position = PositionOfHash(HashKey(key));
+      const uint32_t position = PositionOfHash((*hash_)(key));
       if (position < begin || position >= end) continue;
       visit(key, records_.At(RacyLoad(&bucket->rows[i])));
     }

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "cc/base/hash.h"
+#include "cc/base/keyed_hash.h"
 #include "cc/base/memory_region.h"
 #include "cc/table/row_store.h"
 #include "cc/table/stripe_index.h"
@@ -19,9 +20,11 @@ namespace tfswitch {
 // Thread-compatible: guarded by the mutex of the stripe.
 class Candidates {
  public:
+  // Positions are those of *hash, which must live on.
+  //
   // REQUIRES: called once, before anything else. False if there is no memory.
   bool Init(MemorySpan index_0, MemorySpan index_1, MemorySpan records,
-            int record_floats);
+            int record_floats, const KeyedHash* hash);
   // For records that have stamps (table/change_log.h).
   // REQUIRES: called at most once, after Init() and before anything else.
   void InitStamps(MemorySpan stamps) { records_.InitStamps(stamps); }
@@ -62,6 +65,7 @@ class Candidates {
   size_t stamp_bytes() const { return records_.stamp_bytes(); }
 
  private:
+  const KeyedHash* hash_ = nullptr;
   StripeIndex index_;
   RowStore records_;
   size_t record_floats_ = 0;

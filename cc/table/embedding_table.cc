@@ -97,7 +97,8 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
       if (!TryLockBucket(bucket, meta)) return false;
       const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
       if (is_ours) {
-        const Stripe& stripe = table_->stripes_[StripeOfHash(HashKey(key))];
+        const Stripe& stripe =
+            table_->stripes_[StripeOfHash(table_->hash_(key))];
         table_->ModifyRow(
             table_->PlaceOf(stripe, RacyLoad(&bucket->rows[entry])),
             steps_->RoundingOf(key), stamp_, [&](const RowFloats& floats) {
@@ -114,7 +115,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   // surely absent. Refreshes the view of the stripe for later keys, too.
   template <typename Use>
   bool Retry(Key key, const Use& use) {
-    const uint64_t hash = HashKey(key);
+    const uint64_t hash = table_->hash_(key);
     const uint32_t stripe = StripeOfHash(hash);
     IndexView& view = views_[stripe];
     SpinWait wait;
@@ -156,11 +157,12 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
 };
 
 EmbeddingTable::Impl::Impl(const TableConfig& table_config,
-                           MemoryReservation reservation)
+                           const KeyedHash& hash, MemoryReservation reservation)
     : config(table_config),
       optimizer(config.optimizer, config.dim),
       statistics(config.statistics),
       codec(config),
+      hash_(hash),
       initializer_(config.initializer, config.seed, config.dim),
       stride_(RowStride(codec.num_words())),
       statistics_stride_(static_cast<size_t>(statistics.num_floats()) *
@@ -178,7 +180,7 @@ EmbeddingTable::Impl::Impl(const TableConfig& table_config,
 }
 
 absl::StatusOr<std::unique_ptr<EmbeddingTable::Impl>>
-EmbeddingTable::Impl::Create(const TableConfig& config) {
+EmbeddingTable::Impl::Create(const TableConfig& config, const KeyedHash& hash) {
   TFSWITCH_RETURN_IF_ERROR(config.Validate());
   const size_t memory = PhysicalMemoryBytes();
   auto reservation = MemoryReservation::Create(
@@ -188,7 +190,8 @@ EmbeddingTable::Impl::Create(const TableConfig& config) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "table '", config.name, "': ", reservation.status().message()));
   }
-  std::unique_ptr<Impl> impl(new Impl(config, std::move(reservation).value()));
+  std::unique_ptr<Impl> impl(
+      new Impl(config, hash, std::move(reservation).value()));
   if (!impl->Init()) return impl->OutOfMemory();
   if (const auto* bloom =
           std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
@@ -264,7 +267,8 @@ bool EmbeddingTable::Impl::Init() {
         36.0 * std::pow(1.4, static_cast<double>(s) / kNumStripes));
     if (!stripe.index.Init(reservation_.Span(at, index_bytes),
                            reservation_.Span(at + index_bytes, index_bytes),
-                           num_buckets, reservation_.data() + rows_at)) {
+                           num_buckets, reservation_.data() + rows_at,
+                           &hash_)) {
       return false;
     }
   }
@@ -296,6 +300,7 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
   KernelBatch batch;
   batch.keys = block.data();
   batch.num_keys = static_cast<uint32_t>(block.size());
+  batch.hash = &hash_;
   batch.dim = config.dim;
   batch.codec = &codec;
   batch.statistics = statistics_data_.data();
@@ -389,11 +394,11 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
     if (num_missing == 0) continue;
     const ChangeClock::Change change(&change_clock_);
-    const StripeGroups groups(block.data(), num_missing, missing);
+    const StripeGroups groups(hash_, block.data(), num_missing, missing);
     TFSWITCH_RETURN_IF_ERROR(
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
           const Key key = block[i];
-          const uint32_t position = PositionOfHash(HashKey(key));
+          const uint32_t position = PositionOf(key);
           // Another thread, or the same key earlier in the batch.
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr) {
@@ -409,13 +414,11 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
   return absl::OkStatus();
 }
 
-RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch) {
+RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
+                                             uint64_t number) const {
   if (config.row_type.rounding == Rounding::kNearest) return {};
   // Numbered steps are rounded the same way whatever threads they run on.
-  const uint64_t number =
-      batch.global_step > 0
-          ? static_cast<uint64_t>(batch.global_step)
-          : num_pushes_.fetch_add(1, std::memory_order_relaxed);
+  if (batch.global_step > 0) number = static_cast<uint64_t>(batch.global_step);
   const uint64_t seed = HashKey(
       static_cast<Key>(HashKey(static_cast<Key>(config.seed)) + number));
   return {true, static_cast<uint32_t>(seed >> 32)};
@@ -437,10 +440,11 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   // one that does.
   NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
+  steps.number = num_pushes_.fetch_add(1, std::memory_order_relaxed);
   std::vector<float> scratch;
   if (!codec.is_plain()) {
     scratch.resize(static_cast<size_t>(codec.num_floats()));
-    steps.rounding = RoundingOf(batch);
+    steps.rounding = RoundingOf(batch, steps.number);
   }
   const ChangeClock::Change change(&change_clock_);
   retry.SetSteps(&steps, change.stamp());
@@ -453,17 +457,19 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     KernelBatch kernel_batch = MakeBatch(block, views, &retry, missing);
     kernel_batch.scratch = scratch.data();
     kernel_batch.stamp = change.stamp();
-    const uint32_t num_missing =
-        steps.has_observations()
-            ? kernels_.step_and_observe(kernel_batch, steps)
-            : kernels_.step(kernel_batch, steps);
+    uint32_t num_missing = steps.has_observations()
+                               ? kernels_.step_and_observe(kernel_batch, steps)
+                               : kernels_.step(kernel_batch, steps);
     num_updated += static_cast<int64_t>(block.size() - num_missing);
     if (num_missing == 0 || !(batch.insert_missing || admits)) continue;
-    const StripeGroups groups(block.data(), num_missing, missing);
+    if (bloom != nullptr) {
+      num_missing = AdmitByBloom(block, steps, missing, num_missing);
+    }
+    const StripeGroups groups(hash_, block.data(), num_missing, missing);
     TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
         block.data(), groups, [&](Stripe* stripe, uint32_t i) -> absl::Status {
           const Key key = block[i];
-          const uint32_t position = PositionOfHash(HashKey(key));
+          const uint32_t position = PositionOf(key);
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr) {
             ++num_updated;
@@ -494,12 +500,12 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
   const ChangeClock::Change change(&change_clock_);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
-                              nullptr);
+    const StripeGroups groups(hash_, block.data(),
+                              static_cast<uint32_t>(block.size()), nullptr);
     TFSWITCH_RETURN_IF_ERROR(
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
           const Key key = block[i];
-          const uint32_t position = PositionOfHash(HashKey(key));
+          const uint32_t position = PositionOf(key);
           const auto set = [&](const RowFloats& row) {
             std::copy_n(embeddings + (begin + i) * dim, dim, row.embedding);
             if (slots == nullptr) return;
@@ -539,11 +545,11 @@ int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
   const ChangeClock::Change change(&change_clock_);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
-                              nullptr);
+    const StripeGroups groups(hash_, block.data(),
+                              static_cast<uint32_t>(block.size()), nullptr);
     const absl::Status status =
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const uint32_t position = PositionOfHash(HashKey(block[i]));
+          const uint32_t position = PositionOf(block[i]);
           const StripeIndex::Entry entry =
               stripe->index.Find(block[i], position);
           ForgetLocked(stripe, block[i], position, change.stamp());
@@ -564,11 +570,11 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
   std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
-                              nullptr);
+    const StripeGroups groups(hash_, block.data(),
+                              static_cast<uint32_t>(block.size()), nullptr);
     const absl::Status status =
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const uint32_t position = PositionOfHash(HashKey(block[i]));
+          const uint32_t position = PositionOf(block[i]);
           const StripeIndex::Entry entry =
               stripe->index.Find(block[i], position);
           UsageOfRow& to = usage[begin + i];
@@ -689,8 +695,9 @@ EmbeddingTable::EmbeddingTable(std::unique_ptr<Impl> impl)
 EmbeddingTable::~EmbeddingTable() = default;
 
 absl::StatusOr<std::unique_ptr<EmbeddingTable>> EmbeddingTable::Create(
-    const TableConfig& config) {
-  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<Impl> impl, Impl::Create(config));
+    const TableConfig& config, const KeyedHash& hash) {
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<Impl> impl,
+                            Impl::Create(config, hash));
   return std::unique_ptr<EmbeddingTable>(new EmbeddingTable(std::move(impl)));
 }
 

@@ -27,6 +27,7 @@
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
+#include "cc/base/keyed_hash.h"
 #include "cc/table/change_log.h"
 #include "cc/table/counting_bloom.h"
 #include "cc/table/row_statistics.h"
@@ -155,9 +156,11 @@ std::vector<float> MissingRow(const TableConfig& config);
 class EmbeddingTable {
  public:
   // InvalidArgument for a bad config, ResourceExhausted if address space or
-  // memory cannot be had.
+  // memory cannot be had. `hash` says where keys lie in memory, and nothing
+  // else of the table depends on it but the order in which its rows are
+  // visited; tests may choose it.
   static absl::StatusOr<std::unique_ptr<EmbeddingTable>> Create(
-      const TableConfig& config);
+      const TableConfig& config, const KeyedHash& hash = KeyedHash::Draw());
 
   ~EmbeddingTable();
   EmbeddingTable(const EmbeddingTable&) = delete;

@@ -41,7 +41,7 @@ bool EmbeddingTable::Impl::InitCandidates() {
             candidate_reservation_.Span(at, index_bytes),
             candidate_reservation_.Span(at + index_bytes, index_bytes),
             candidate_reservation_.Span(at + 2 * index_bytes, record_bytes),
-            candidate_floats_)) {
+            candidate_floats_, &hash_)) {
       return false;
     }
     if (has_weights()) {
@@ -71,7 +71,7 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
     std::copy_n(missing_row_.data(), dim, embeddings + missing[i] * dim);
   }
   if (num_missing == 0 || !has_weights()) return;
-  const StripeGroups groups(block.data(), num_missing, missing);
+  const StripeGroups groups(hash_, block.data(), num_missing, missing);
   constexpr size_t kAtOnce = 32;
   Key keys[kAtOnce];
   uint32_t positions[kAtOnce];
@@ -89,7 +89,7 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
           groups[s].subspan(begin, kAtOnce);
       for (size_t i = 0; i < group.size(); ++i) {
         keys[i] = block[group[i]];
-        positions[i] = PositionOfHash(HashKey(keys[i]));
+        positions[i] = PositionOf(keys[i]);
       }
       stripe.candidates.FindMany(keys, positions, group.size(), records);
       for (size_t i = 0; i < group.size(); ++i) {
@@ -108,6 +108,30 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
   }
 }
 
+uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
+                                            const StepBatch& batch,
+                                            uint16_t* missing,
+                                            uint32_t num_missing) {
+  const uint32_t min_count =
+      std::get<BloomMinCountAdmission>(config.admission.policy).min_count;
+  // Keys share cells, so that it depends on their order how much each has. It
+  // is one that does not depend on where they lie in memory.
+  const StripeGroups groups(HashKey, block.data(), num_missing, missing);
+  uint32_t num_admitted = 0;
+  for (int s = 0; s < kNumStripes; ++s) {
+    if (groups[s].empty()) continue;
+    MutexLock lock(&bloom_mutexes_[s]);
+    for (const uint16_t i : groups[s]) {
+      const float count =
+          std::min(batch.InputOf(i).count, static_cast<float>(min_count));
+      if (bloom->Add(block[i], static_cast<uint32_t>(count)) >= min_count) {
+        missing[num_admitted++] = i;
+      }
+    }
+  }
+  return num_admitted;
+}
+
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
                                                        uint32_t position,
                                                        const StepBatch& batch,
@@ -116,19 +140,12 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
   if (config.admission.has_candidates()) {
     return AdmitCandidateLocked(stripe, key, position, batch, i, stamp);
   }
-  const float count = batch.InputOf(i).count;
-  if (const auto* rule =
-          std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
-    const auto occurrences = static_cast<uint32_t>(
-        std::min(count, static_cast<float>(rule->min_count)));
-    if (bloom->Add(key, occurrences) < rule->min_count) return false;
-  }
   if (const auto* rule =
           std::get_if<ProbabilityAdmission>(&config.admission.policy)) {
     const double refused =
         std::pow(1.0 - static_cast<double>(rule->probability),
-                 static_cast<double>(count));
-    if (Draw(config.seed, key, stripe->draws++) < refused) {
+                 static_cast<double>(batch.InputOf(i).count));
+    if (Draw(config.seed, key, batch.number) < refused) {
       return false;
     }
   }
@@ -248,11 +265,11 @@ absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
   const ChangeClock::Change change(&change_clock_);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
-                              nullptr);
+    const StripeGroups groups(hash_, block.data(),
+                              static_cast<uint32_t>(block.size()), nullptr);
     TFSWITCH_RETURN_IF_ERROR(
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const uint32_t position = PositionOfHash(HashKey(block[i]));
+          const uint32_t position = PositionOf(block[i]);
           if (stripe->index.Find(block[i], position).bucket != nullptr) {
             return absl::OkStatus();
           }

@@ -179,12 +179,12 @@ void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
                                                const float* scores) {
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(block.data(), static_cast<uint32_t>(block.size()),
-                              nullptr);
+    const StripeGroups groups(hash_, block.data(),
+                              static_cast<uint32_t>(block.size()), nullptr);
     const absl::Status status =
         ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
           const StripeIndex::Entry entry =
-              stripe->index.Find(block[i], PositionOfHash(HashKey(block[i])));
+              stripe->index.Find(block[i], PositionOf(block[i]));
           if (entry.bucket == nullptr) return absl::OkStatus();
           ModifyLocked(stripe, entry, RowRounding(), /*stamp=*/0,
                        [&](const RowFloats& row) {

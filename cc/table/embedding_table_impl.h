@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cc/base/keyed_hash.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/racy_memory.h"
@@ -63,8 +64,6 @@ struct Stripe {
   std::atomic<int64_t> erased_rows{0};
   // Unused, and without memory, where the admission policy has none.
   Candidates candidates;
-  // Numbers what is drawn for admission by probability. Under the mutex.
-  uint64_t draws = 0;
   // Under the mutex.
   KeyChanges key_changes;
 
@@ -78,11 +77,14 @@ struct Stripe {
 // order of the batch.
 class StripeGroups {
  public:
-  // Takes the positions in `chosen`, or all of them if it is null.
-  StripeGroups(const Key* keys, uint32_t num_keys, const uint16_t* chosen) {
+  // Takes the positions in `chosen`, or all of them if it is null. Stripes are
+  // those of hash(key).
+  template <typename Hash>
+  StripeGroups(const Hash& hash, const Key* keys, uint32_t num_keys,
+               const uint16_t* chosen) {
     uint32_t counts[kNumStripes] = {};
     for (uint32_t i = 0; i < num_keys; ++i) {
-      ++counts[StripeOfHash(HashKey(keys[chosen ? chosen[i] : i]))];
+      ++counts[StripeOfHash(hash(keys[chosen ? chosen[i] : i]))];
     }
     begins_[0] = 0;
     uint32_t ends[kNumStripes];
@@ -92,7 +94,7 @@ class StripeGroups {
     }
     for (uint32_t i = 0; i < num_keys; ++i) {
       const uint32_t position = chosen ? chosen[i] : i;
-      positions_[ends[StripeOfHash(HashKey(keys[position]))]++] =
+      positions_[ends[StripeOfHash(hash(keys[position]))]++] =
           static_cast<uint16_t>(position);
     }
   }
@@ -109,8 +111,8 @@ class StripeGroups {
 
 class EmbeddingTable::Impl {
  public:
-  static absl::StatusOr<std::unique_ptr<Impl>> Create(
-      const TableConfig& config);
+  static absl::StatusOr<std::unique_ptr<Impl>> Create(const TableConfig& config,
+                                                      const KeyedHash& hash);
 
   absl::StatusOr<int64_t> Find(absl::Span<const Key> keys, float* embeddings);
   absl::Status FindOrInsert(absl::Span<const Key> keys, float* embeddings);
@@ -169,10 +171,14 @@ class EmbeddingTable::Impl {
   // Reads and steps single keys for the kernels, waiting where they did not.
   class PatientSink;
 
-  Impl(const TableConfig& table_config, MemoryReservation reservation);
+  Impl(const TableConfig& table_config, const KeyedHash& hash,
+       MemoryReservation reservation);
 
   bool Init();
   bool InitCandidates();
+
+  uint32_t PositionOf(Key key) const { return PositionOfHash(hash_(key)); }
+
   KernelBatch MakeBatch(absl::Span<const Key> block, IndexView* views,
                         PatientSink* retry, uint16_t* missing) const;
 
@@ -278,14 +284,15 @@ class EmbeddingTable::Impl {
 
   // Calls visit(key, entry) for the entries of a range of positions; the
   // stripe's mutex is held. Nothing may be inserted or erased meanwhile.
-  static void VisitEntries(
+  void VisitEntries(
       const Stripe& stripe, uint64_t begin, uint64_t end,
-      const std::function<void(Key, StripeIndex::Entry)>& visit);
-  // Calls visit(embedding, statistics) for all rows, with the stripe's mutex
-  // held, and erases those for which it returns true. Without `with_embeddings`
-  // the first is null.
-  void SiftRows(bool with_embeddings,
-                const std::function<bool(const float*, const float*)>& visit);
+      const std::function<void(Key, StripeIndex::Entry)>& visit) const;
+  // Calls visit(key, embedding, statistics) for all rows, with the stripe's
+  // mutex held, and erases those for which it returns true. Without
+  // `with_embeddings` the embedding is null.
+  void SiftRows(
+      bool with_embeddings,
+      const std::function<bool(Key, const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
   // Moves rows of a stripe together and gives memory back.
@@ -300,8 +307,12 @@ class EmbeddingTable::Impl {
   bool has_weights() const {
     return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
   }
-  // How a push is rounded.
-  RowRounding RoundingOf(const GradientBatch& batch);
+  // How a push is rounded; `number` is its own.
+  RowRounding RoundingOf(const GradientBatch& batch, uint64_t number) const;
+  // Leaves those of the missing keys that the Bloom filter admits, when it has
+  // counted what the batch says of all of them; returns how many they are.
+  uint32_t AdmitByBloom(absl::Span<const Key> block, const StepBatch& batch,
+                        uint16_t* missing, uint32_t num_missing);
 
   // What a call's day is: the server's if it says none.
   float DayOf(float day);
@@ -309,6 +320,7 @@ class EmbeddingTable::Impl {
 
   absl::Status OutOfMemory() const;
 
+  const KeyedHash hash_;
   const Initializer initializer_;
   const size_t stride_;
   const size_t statistics_stride_;
@@ -328,8 +340,10 @@ class EmbeddingTable::Impl {
   MemoryReservation candidate_reservation_;  // Constant after Create().
   // Of the last call that said it.
   std::atomic<float> last_day_{kServersDay};
-  // Numbers pushes that do not say their step, for rounding by chance.
+  // Numbers pushes, for what is drawn by chance.
   std::atomic<uint64_t> num_pushes_{0};
+  // By the key's HashKey(): one thread at a time counts a key.
+  std::array<Mutex, kNumStripes> bloom_mutexes_;
   // One shrink at a time.
   Mutex shrink_mutex_;
   ChangeClock change_clock_;
@@ -348,8 +362,7 @@ absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
     MutexLock lock(&stripe.mutex);
     const auto prefetch = [&](size_t i) {
       if (i >= group.size()) return;
-      __builtin_prefetch(
-          stripe.index.Home(PositionOfHash(HashKey(keys[group[i]]))));
+      __builtin_prefetch(stripe.index.Home(PositionOf(keys[group[i]])));
     };
     for (size_t i = 0; i < kLockedDistance; ++i) prefetch(i);
     for (size_t i = 0; i < group.size(); ++i) {

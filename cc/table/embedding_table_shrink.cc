@@ -16,12 +16,12 @@ namespace tfswitch {
 
 void EmbeddingTable::Impl::VisitEntries(
     const Stripe& stripe, uint64_t begin, uint64_t end,
-    const std::function<void(Key, StripeIndex::Entry)>& visit) {
+    const std::function<void(Key, StripeIndex::Entry)>& visit) const {
   stripe.index.VisitBuckets(begin, end, [&](Bucket* bucket) {
     const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
     for (int i = 0; i < used; ++i) {
       const Key key = RacyLoad(&bucket->keys[i]);
-      const uint32_t position = PositionOfHash(HashKey(key));
+      const uint32_t position = PositionOf(key);
       if (position >= begin && position < end) visit(key, {bucket, i});
     }
   });
@@ -29,7 +29,7 @@ void EmbeddingTable::Impl::VisitEntries(
 
 void EmbeddingTable::Impl::SiftRows(
     bool with_embeddings,
-    const std::function<bool(const float*, const float*)>& visit) {
+    const std::function<bool(Key, const float*, const float*)>& visit) {
   std::vector<float> embedding(with_embeddings ? static_cast<size_t>(config.dim)
                                                : 0);
   std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
@@ -53,13 +53,13 @@ void EmbeddingTable::Impl::SiftRows(
           CopyEmbeddingLocked(&stripe, entry, embedding.data());
         }
         CopyStatisticsLocked(&stripe, entry, counts.data());
-        if (visit(with_embeddings ? embedding.data() : nullptr,
+        if (visit(key, with_embeddings ? embedding.data() : nullptr,
                   counts.data())) {
           chosen.push_back(key);
         }
       });
       for (const Key key : chosen) {
-        const uint32_t position = PositionOfHash(HashKey(key));
+        const uint32_t position = PositionOf(key);
         EraseLocked(&stripe, stripe.index.Find(key, position), key, position,
                     change.stamp());
       }
@@ -84,7 +84,7 @@ void EmbeddingTable::Impl::SiftCandidates(
                                         }
                                       });
       for (const Key key : chosen) {
-        stripe.candidates.Erase(key, PositionOfHash(HashKey(key)));
+        stripe.candidates.Erase(key, PositionOf(key));
         if (has_weights()) NoteLossLocked(&stripe, key, change.stamp());
       }
     }
@@ -93,33 +93,54 @@ void EmbeddingTable::Impl::SiftCandidates(
 
 namespace {
 
+// The element that is number `place` in the order of the elements.
+template <typename Value>
+Value ElementAt(size_t place, std::vector<Value>* values) {
+  const auto at = values->begin() + static_cast<std::ptrdiff_t>(place);
+  std::nth_element(values->begin(), at, values->end());
+  return *at;
+}
+
 // Which of the rows that no other rule takes go beyond a limit: those that come
-// first in the order, by a value that grows along it.
+// first in the order, by a value that grows along it, and among equals by the
+// hash of their keys.
 class Surplus {
  public:
   // Of `values`, all but `limit` go.
   Surplus(std::vector<float> values, uint64_t limit) {
     if (values.size() <= limit) return;
     const size_t surplus = values.size() - static_cast<size_t>(limit);
-    std::nth_element(values.begin(),
-                     values.begin() + static_cast<std::ptrdiff_t>(surplus - 1),
-                     values.end());
-    last_ = values[surplus - 1];
+    last_ = ElementAt(surplus - 1, &values);
+    const auto count = [&](auto is_counted) {
+      return std::count_if(values.begin(), values.end(), is_counted);
+    };
     num_equal_ = static_cast<int64_t>(surplus) -
-                 std::count_if(values.begin(), values.end(),
-                               [this](float value) { return value < last_; });
+                 count([this](float value) { return value < last_; });
+    must_choose_ =
+        count([this](float value) { return value == last_; }) > num_equal_;
+  }
+
+  // Whether some of those with the last value that goes stay: then Choose()
+  // wants the hashes of all of these.
+  bool must_choose() const { return must_choose_; }
+  bool IsLast(float value) const { return value == last_; }
+  void Choose(std::vector<uint64_t> hashes) {
+    if (static_cast<int64_t>(hashes.size()) <= num_equal_) return;
+    last_hash_ = ElementAt(static_cast<size_t>(num_equal_ - 1), &hashes);
   }
 
   // Whether a row with this value goes. Of those with the last value that does,
   // only as many say yes as there are to go.
-  bool Takes(float value) {
+  bool Takes(float value, Key key) {
     if (value < last_) return true;
-    return value == last_ && num_equal_-- > 0;
+    return value == last_ && HashKey(key) <= last_hash_ && num_equal_-- > 0;
   }
 
  private:
   float last_ = -std::numeric_limits<float>::infinity();
   int64_t num_equal_ = 0;
+  bool must_choose_ = false;
+  uint64_t last_hash_ = std::numeric_limits<uint64_t>::max();
 };
 
 double SquaredNorm(const float* row, int dim) {
@@ -174,36 +195,49 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     return rules.order == EvictionOrder::kLfu ? usage.count
                                               : usage.last_seen_day;
   };
+  // Calls visit(key, value in the order) for rows that no other rule takes.
+  const auto visit_order = [&](const std::function<void(Key, float)>& visit) {
+    SiftRows(with_embeddings,
+             [&](Key key, const float* embedding, const float* counts) {
+               if (rule_for_row(embedding, counts) == nullptr) {
+                 visit(key, order_of(counts));
+               }
+               return false;
+             });
+  };
   std::vector<float> order;
   if (rules.max_rows.has_value()) {
     order.reserve(static_cast<size_t>(size()));
-    SiftRows(with_embeddings, [&](const float* embedding, const float* counts) {
-      if (rule_for_row(embedding, counts) == nullptr) {
-        order.push_back(order_of(counts));
-      }
-      return false;
-    });
+    visit_order([&](Key, float value) { order.push_back(value); });
   }
   Surplus surplus(std::move(order), rules.max_rows.value_or(
                                         std::numeric_limits<uint64_t>::max()));
-  SiftRows(with_embeddings, [&](const float* embedding, const float* counts) {
-    int64_t* rule = rule_for_row(embedding, counts);
-    if (rule == nullptr && rules.max_rows.has_value() &&
-        surplus.Takes(order_of(counts))) {
-      rule = &report.by_max_rows;
-    }
-    if (rule == nullptr) {
-      ++report.remaining_rows;
-      const UsageOfRow usage = statistics.Read(counts, day);
-      report.remaining_count += static_cast<double>(usage.count);
-      report.remaining_show += static_cast<double>(usage.show);
-      report.remaining_click += static_cast<double>(usage.click);
-      return false;
-    }
-    ++*rule;
-    ++report.evicted_rows;
-    return !dry_run;
-  });
+  if (surplus.must_choose()) {
+    std::vector<uint64_t> hashes;
+    visit_order([&](Key key, float value) {
+      if (surplus.IsLast(value)) hashes.push_back(HashKey(key));
+    });
+    surplus.Choose(std::move(hashes));
+  }
+  SiftRows(with_embeddings,
+           [&](Key key, const float* embedding, const float* counts) {
+             int64_t* rule = rule_for_row(embedding, counts);
+             if (rule == nullptr && rules.max_rows.has_value() &&
+                 surplus.Takes(order_of(counts), key)) {
+               rule = &report.by_max_rows;
+             }
+             if (rule == nullptr) {
+               ++report.remaining_rows;
+               const UsageOfRow usage = statistics.Read(counts, day);
+               report.remaining_count += static_cast<double>(usage.count);
+               report.remaining_show += static_cast<double>(usage.show);
+               report.remaining_click += static_cast<double>(usage.click);
+               return false;
+             }
+             ++*rule;
+             ++report.evicted_rows;
+             return !dry_run;
+           });
   report.evicted_bytes =
       report.evicted_rows * static_cast<int64_t>(stride_ + statistics_stride_);
   int64_t num_candidates = 0;

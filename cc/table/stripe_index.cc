@@ -32,7 +32,9 @@ size_t StripeIndex::Array::resident_bytes() const {
 }
 
 bool StripeIndex::Init(MemorySpan span_0, MemorySpan span_1,
-                       uint64_t num_buckets, char* rows) {
+                       uint64_t num_buckets, char* rows,
+                       const KeyedHash* hash) {
+  hash_ = hash;
   arrays_[0].span = span_0;
   arrays_[1].span = span_1;
   arrays_[0].num_buckets = num_buckets;
@@ -255,7 +257,7 @@ bool StripeIndex::MoveBuckets() {
     has_overflow = HasOverflow(meta);
     for (uint32_t i = 0; i < UsedOf(meta); ++i) {
       const Key key = RacyLoad(&bucket->keys[i]);
-      InsertInto(&to, key, PositionOfHash(HashKey(key)),
+      InsertInto(&to, key, PositionOfHash((*hash_)(key)),
                  RacyLoad(&bucket->rows[i]));
     }
   }

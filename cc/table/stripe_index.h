@@ -1,7 +1,7 @@
 // The hash index of one stripe: keys to row numbers, growing without a pause.
 //
 //   home bucket of a key = (position * num_buckets) >> 32,
-//   position = 32 bits of the key's hash
+//   position = 32 bits of the key's hash (base/keyed_hash.h)
 //
 //   old array   |xxxxxxxxxxxxxxxx|......................|     x moved, not live
 //                                ^ cursor
@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "cc/base/keyed_hash.h"
 #include "cc/base/memory_region.h"
 #include "cc/table/bucket.h"
 
@@ -78,10 +79,12 @@ class StripeIndex {
     int at = 0;
   };
 
+  // Positions are those of *hash, which must live on.
+  //
   // REQUIRES: called once, before anything else. `spans` have equal capacity.
   // False if not even the first array can be had.
   bool Init(MemorySpan span_0, MemorySpan span_1, uint64_t num_buckets,
-            char* rows);
+            char* rows, const KeyedHash* hash);
 
   ~StripeIndex();
 
@@ -153,6 +156,7 @@ class StripeIndex {
   void ReleaseMoved();
   void Publish();
 
+  const KeyedHash* hash_ = nullptr;
   Array arrays_[2];
   int current_ = 0;
   bool is_prepared_ = false;  // next() is laid out.

@@ -17,6 +17,14 @@ TEST(HashTest, ValuesAreFixedForAllTime) {
   EXPECT_EQ(HashKey(-1), 0x64b5720b4b825f21ULL);
 }
 
+TEST(HashTest, EachHashHasItsKey) {
+  for (Key key = -1000; key < 1000; ++key) {
+    ASSERT_EQ(KeyOfHash(HashKey(key)), key);
+    ASSERT_EQ(HashKey(KeyOfHash(static_cast<uint64_t>(key))),
+              static_cast<uint64_t>(key));
+  }
+}
+
 TEST(HashTest, OwnersAreContiguousAndEven) {
   for (const uint32_t num_servers : {1u, 2u, 3u, 7u, 16u}) {
     std::vector<int> counts(num_servers);

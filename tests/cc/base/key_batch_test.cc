@@ -52,6 +52,26 @@ TEST(UniqueKeysTest, AgreesWithAMapOnRandomBatchesOfAnySize) {
   }
 }
 
+TEST(UniqueKeysTest, KeysThatWereChosenByTheirPublicHashAreFoundAtOnce) {
+  UniqueKeys unique_keys;
+  // The bits of the hash that are equal in all of them are the high or the low
+  // ones.
+  for (const int shift : {0, 44}) {
+    for (const size_t size : {1000u, 1'000'000u}) {
+      std::vector<Key> keys(size);
+      for (size_t i = 0; i < size; ++i) keys[i] = KeyOfHash(i << shift);
+      std::vector<Key> unique(size);
+      std::vector<int32_t> inverse(size);
+
+      ASSERT_EQ(unique_keys.Run(keys, absl::MakeSpan(unique),
+                                absl::MakeSpan(inverse)),
+                size);
+      // Of a million random keys in at least twice as many slots 25 are.
+      ASSERT_LT(unique_keys.LongestRun(), 200u);
+    }
+  }
+}
+
 TEST(SumByInverseTest, AddsRepeatedRowsAndOverwritesWhatWasThere) {
   const std::vector<int32_t> inverse = {0, 1, 0, 2, 0};
   const std::vector<float> gradients = {1, 2, 3, 4, 10, 20, 5, 6, 100, 200};

@@ -42,6 +42,15 @@ class RowCacheTest : public testing::Test {
   }
 };
 
+TEST_F(RowCacheTest, KeysThatWereChosenByTheirPublicHashFillAllShards) {
+  RowCache cache(Options(64 * 64));  // In 64 shards.
+  for (uint64_t i = 0; i < 2000; ++i) {
+    // HashKey() of table and key is i.
+    Write(&cache, KeyOfHash(i) ^ static_cast<Key>(HashKey(1)), 1.0f);
+  }
+  EXPECT_GT(cache.size(), 1900);
+}
+
 TEST_F(RowCacheTest, GivesWhatWasWrittenAndThePlacesOfTheRest) {
   RowCache cache(Options(100));
   const std::vector<float> rows = {1, 2, 3, 4};

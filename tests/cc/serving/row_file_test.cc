@@ -190,12 +190,17 @@ TEST_F(RowFileTest, ManyRowsHaveSeveralParts) {
 
 // Whoever knows the hash can choose ids that come to lie together.
 TEST_F(RowFileTest, KeysThatWereChosenToCollideHavePlaces) {
-  const PerfectHash unseeded;
+  // For each of many seeds that could be foreseen.
   std::vector<Key> keys;
-  for (Key key = 0; keys.size() < 300; ++key) {
-    if (unseeded.PointOf(HashKey(key)) >> 52 == 0) keys.push_back(key);
+  for (Key number = 0; number < 64; ++number) {
+    PerfectHash seeded;
+    seeded.seed = HashKey(number);
+    for (uint64_t point = 0; point < 70; ++point) {
+      // The inverse, modulo 2^64, of the multiplier in PointOf().
+      keys.push_back(KeyOfHash(point * 0xf1de83e19937733dULL ^ seeded.seed));
+      ASSERT_EQ(seeded.PointOf(HashKey(keys.back())), point);
+    }
   }
-  for (const Key key : keys) ASSERT_EQ(unseeded.PointOf(HashKey(key)) >> 52, 0);
   const auto file = Open(Write(Kind(RowFormat::kFloat32, 2), keys));
   EXPECT_NE(file->view().hash.seed, 0);
   for (const Key key : keys) ASSERT_EQ(Read(*file, key), RowOf(key, 2));

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cc/table/bucket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/table/table_testing.h"
@@ -79,13 +80,11 @@ TEST(EmbeddingTableTest, KeysOfOneBucketOverflowAndAreAllFound) {
   // All 2000 keys have the same stripe and the same home bucket, whatever the
   // size of the table: the last one of the stripe, and the first one.
   for (const uint64_t base : {0xfffffffff0000000ULL, 0x0ULL}) {
-    auto table = MakeTable(/*dim=*/1);
+    auto table = MakeTable(MakeConfig(/*dim=*/1), PlacesByTheirBits());
     std::vector<Key> keys;
     std::vector<float> values;
     for (uint64_t i = 0; i < 2000; ++i) {
-      const Key key = KeyOfHash(base + i);
-      ASSERT_EQ(HashKey(key), base + i);
-      keys.push_back(key);
+      keys.push_back(static_cast<Key>(base + i));
       values.push_back(1.0f + static_cast<float>(i));
     }
 
@@ -99,6 +98,38 @@ TEST(EmbeddingTableTest, KeysOfOneBucketOverflowAndAreAllFound) {
     EXPECT_EQ(table->Erase(even), 1000);
     for (size_t i = 0; i < keys.size(); i += 2) values[i] = 0.0f;
     EXPECT_EQ(FindAll(*table, keys), values);
+  }
+}
+
+TEST(EmbeddingTableTest, KeysThatWereChosenByTheirPublicHashDoNotCrowd) {
+  // All have the same place by HashKey(). Rows are visited in ranges of places
+  // of 1000 buckets, which have room for 5000 keys and where all is well about
+  // 3750; if more came together, they would come in chunks of 5000.
+  constexpr int64_t kRoom = 1000 * kKeysPerBucket;
+  const int64_t last = 1'000'000 / kSlowdown;
+  auto table = MakeTable(/*dim=*/1);
+  for (int64_t size = 0; size < last;) {
+    std::vector<Key> keys;
+    const int64_t step = std::min(last - size, 20'000 + size);
+    for (int64_t i = 0; i < step; ++i) {
+      keys.push_back(KeyOfHash(static_cast<uint64_t>(size + i)));
+    }
+    FindOrInsertAll(table.get(), keys);
+    size += step;
+    int64_t num_rows = 0;
+    int64_t most = 0;
+    ASSERT_TRUE(table
+                    ->ForEachRow(kRoom,
+                                 [&](const RowChunk& chunk) {
+                                   const auto count =
+                                       static_cast<int64_t>(chunk.keys.size());
+                                   num_rows += count;
+                                   most = std::max(most, count);
+                                   return absl::OkStatus();
+                                 })
+                    .ok());
+    ASSERT_EQ(num_rows, size);
+    ASSERT_LT(most, kRoom);
   }
 }
 

@@ -116,6 +116,40 @@ TEST(RowLifeTest, ScalarAndVectorKernelsCountAlike) {
   }
 }
 
+TEST(RowLifeTest, NoRowDependsOnWhereKeysLie) {
+  // Some of these choose by chance, by cells that keys share, or among rows
+  // that were seen on the same day.
+  for (const AdmissionPolicy& policy :
+       {AdmissionPolicy(AlwaysAdmission{}),
+        AdmissionPolicy(MinCountAdmission{3}),
+        AdmissionPolicy(BloomMinCountAdmission{3, 500, 0.3f}),
+        AdmissionPolicy(ProbabilityAdmission{0.3f})}) {
+    TableConfig config = ConfigWith(policy);
+    config.num_virtual_shards = 1;  // Each has cells of its own.
+    config.row_type = {FloatType::kFloat16, FloatType::kFloat16,
+                       Rounding::kStochastic};
+    std::map<Key, std::vector<float>> expected;
+    for (int t = 0; t < 3; ++t) {
+      const auto table =
+          MakeTable(config, t == 0 ? PlacesByTheirBits() : KeyedHash::Draw());
+      std::mt19937 random(7);
+      for (int step = 0; step < 50; ++step) {
+        std::set<Key> keys;
+        for (int i = 0; i < 100; ++i) keys.insert(random() % 1000);
+        Push(table.get(), {keys.begin(), keys.end()}, 1.0f, {}, 0.01f);
+      }
+      EvictionConfig rules;
+      rules.max_rows = table->size() / 2;
+      ASSERT_TRUE(table->Shrink(rules, 1.0f, /*dry_run=*/false).ok());
+      ASSERT_GT(table->size(), 50);
+      std::map<Key, std::vector<float>> rows;
+      for (const Key key : KeysOf(*table)) rows[key] = FindAll(*table, {key});
+      if (t == 0) expected = rows;
+      EXPECT_EQ(rows, expected) << "policy " << policy.index();
+    }
+  }
+}
+
 TEST(RowLifeTest, ReadersSeeWholeRowsWhileRowsAreEvictedAndMoved) {
   // Long rows, so that enough memory is free for rows to be moved; see
   // kMinReleaseBytes of cc/table/row_store.cc.

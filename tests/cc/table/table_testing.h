@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/keyed_hash.h"
 #include "cc/base/racy_memory.h"
 #include "cc/table/embedding_table.h"
 #include "gtest/gtest.h"
@@ -31,8 +32,9 @@ inline TableConfig MakeConfig(
   return config;
 }
 
-inline std::unique_ptr<EmbeddingTable> MakeTable(const TableConfig& config) {
-  auto table = EmbeddingTable::Create(config);
+inline std::unique_ptr<EmbeddingTable> MakeTable(
+    const TableConfig& config, const KeyedHash& hash = KeyedHash::Draw()) {
+  auto table = EmbeddingTable::Create(config, hash);
   EXPECT_TRUE(table.ok()) << table.status();
   return std::move(table).value();
 }
@@ -64,16 +66,8 @@ inline std::vector<Key> KeyRange(Key first, int64_t count) {
   return keys;
 }
 
-// The key whose hash is `hash`: HashKey() is a bijection.
-inline Key KeyOfHash(uint64_t hash) {
-  const auto unshift = [](uint64_t x) { return x ^ (x >> 33); };
-  uint64_t h = unshift(hash);
-  h *= 0x9cb4b2f8129337dbULL;  // Inverses of the multipliers, modulo 2^64.
-  h = unshift(h);
-  h *= 0x4f74430c22a54005ULL;
-  h = unshift(h);
-  return static_cast<Key>(h);
-}
+// Keys lie where their own high bits say.
+inline KeyedHash PlacesByTheirBits() { return {0, 1, 1}; }
 
 }  // namespace tfswitch
 

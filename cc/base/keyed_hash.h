@@ -1,0 +1,71 @@
+// A hash that nobody can foresee, for the places of keys in memory.
+//
+// HashKey() is public and can be inverted: whoever chooses ids can choose a
+// million of which the hashes begin with the same bits. In a table that goes by
+// these bits, each such key would be searched for among all the others. So
+// tables in memory go by this hash. Its secrets are drawn when a table is made,
+// and never leave the process.
+//
+// Claim: keys that are chosen without the secrets do not come together more
+// than random keys do. It rests on two steps:
+//
+//   * The key, under a secret mask, is multiplied by a secret factor, and the
+//     high half of the product is folded into the low one. Any pattern of keys
+//     that a multiplication alone would keep, such as multiples of one number
+//     or numbers that differ in their high bits only, is lost there, for the
+//     halves follow different patterns. That is not proven. It was tried with a
+//     dozen families of keys that are bad for one step or the other.
+//   * What comes of it is multiplied by a secret odd number, of which the high
+//     bits are used. For two numbers that differ the top b bits of that are
+//     equal with a chance of at most 2 / 2^b (Dietzfelbinger, Hagerup,
+//     Katajainen and Penttonen, 1997). So pairs of keys come together at most
+//     twice as often as random ones, whatever keys are chosen.
+//
+// Not claimed: anything against one who can measure single calls so well that
+// they tell which keys share a bucket.
+//
+// What depends on this hash differs from process to process. So values, the
+// order in which they are summed, draws of chance, files and messages go by
+// HashKey().
+
+#ifndef TFSWITCH_CC_BASE_KEYED_HASH_H_
+#define TFSWITCH_CC_BASE_KEYED_HASH_H_
+
+#include <cstdint>
+
+#include "cc/base/hash.h"
+#include "cc/base/racy_memory.h"
+#include "cc/base/random_id.h"
+
+namespace tfswitch {
+
+// Immutable, so thread-safe.
+class KeyedHash {
+ public:
+  // With new secrets.
+  static KeyedHash Draw() { return {DrawId(), DrawId(), DrawId()}; }
+
+  // With secrets that are known, for tests.
+  KeyedHash(uint64_t mask, uint64_t factor, uint64_t multiplier)
+      : mask_(mask), factor_(factor), multiplier_(multiplier | 1) {}
+
+  // The high bits are good; bit i depends on bits 0 to i of the folded product
+  // alone.
+  TFSWITCH_ALWAYS_INLINE uint64_t operator()(Key key) const {
+    const unsigned __int128 product =
+        static_cast<unsigned __int128>(static_cast<uint64_t>(key) ^ mask_) *
+        factor_;
+    const uint64_t folded =
+        static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    return folded * multiplier_;
+  }
+
+ private:
+  const uint64_t mask_;
+  const uint64_t factor_;
+  const uint64_t multiplier_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_KEYED_HASH_H_
