@@ -7,10 +7,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/capi/json_reports.h"
 #include "nlohmann/json.hpp"
 
@@ -64,7 +64,7 @@ class Request {
   }
 
   absl::Time Deadline() {
-    return absl::Now() + absl::Seconds(NumberOf<double>("wait_s"));
+    return SteadyNow() + absl::Seconds(NumberOf<double>("wait_s"));
   }
 
   ReplicaPlace Place() {

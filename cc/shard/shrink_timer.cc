@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/base/internal/raw_logging.h"
-#include "absl/time/clock.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 
@@ -25,7 +25,7 @@ void ShrinkTimer::Set(const std::string& table, absl::Duration every) {
     entries_.erase(table);
     return;
   }
-  entries_[table] = {every, absl::Now() + every};
+  entries_[table] = {every, SteadyNow() + every};
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread(&ShrinkTimer::Run, this);
@@ -48,7 +48,7 @@ void ShrinkTimer::Run() {
       next = entry.next;
       due = table;
     }
-    const absl::Duration wait = next - absl::Now();
+    const absl::Duration wait = next - SteadyNow();
     if (wait > absl::ZeroDuration()) {
       changed_.WaitFor(&mutex_, wait);
       continue;
@@ -58,7 +58,7 @@ void ShrinkTimer::Run() {
     mutex_.Lock();
     // Counted from the end: a slow shrink must not follow itself at once.
     const auto it = entries_.find(due);
-    if (it != entries_.end()) it->second.next = absl::Now() + it->second.every;
+    if (it != entries_.end()) it->second.next = SteadyNow() + it->second.every;
   }
   mutex_.Unlock();
 }
