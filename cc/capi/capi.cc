@@ -16,12 +16,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/capi/cluster.h"
 #include "cc/capi/json_reports.h"
 #include "cc/capi/replicas.h"
@@ -987,7 +988,7 @@ int ReplicasEndStep(const char* group, uint32_t worker, double weight,
     ReplicaPlace present = {place->incarnation, place->clock, place->round};
     bool arrived = *has_arrived != 0;
     absl::Status status = ReplicasOf(group).EndStep(
-        worker, weight, absl::Now() + absl::Seconds(wait_s), &present,
+        worker, weight, SteadyNow() + absl::Seconds(wait_s), &present,
         &arrived);
     *place = {present.incarnation, present.clock, present.round};
     *has_arrived = arrived ? 1 : 0;
@@ -1007,7 +1008,7 @@ int ReplicasNextRound(const char* group, uint64_t applier, double wait_s,
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(
         const Round next, ReplicasOf(group).NextRound(
-                              applier, absl::Now() + absl::Seconds(wait_s)));
+                              applier, SteadyNow() + absl::Seconds(wait_s)));
     auto owned = std::make_unique<OwningRound>();
     for (const Contribution& each : next.contributions) {
       owned->keys_storage.insert(

@@ -7,11 +7,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/json.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/capi/json_reports.h"
 
 namespace tfswitch {
@@ -61,7 +61,7 @@ class Request {
   }
 
   absl::Time Deadline() {
-    return absl::Now() + absl::Seconds(NumberOf<double>("wait_s"));
+    return SteadyNow() + absl::Seconds(NumberOf<double>("wait_s"));
   }
 
   ReplicaPlace Place() {

@@ -32,7 +32,7 @@ struct Arrival {
 };
 
 // The calls of Coordinator, with its errors and, over a network, Unavailable or
-// DeadlineExceeded naming the server.
+// DeadlineExceeded naming the server. Deadlines are times of SteadyNow().
 //
 // Thread-safe.
 class GroupClient {
@@ -41,9 +41,10 @@ class GroupClient {
 
   virtual absl::Status CreateGroup(const std::string& group,
                                    const WorkerGroupOptions& options) = 0;
-  virtual absl::StatusOr<WorkerGroup::Place> Join(
-      const std::string& group, uint32_t worker,
-      uint64_t previous_incarnation) = 0;
+  virtual absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                                  uint32_t worker,
+                                                  uint64_t previous_incarnation,
+                                                  uint64_t newer_instance) = 0;
   // Waits for the server no longer than `timeout`, nor than any other call.
   virtual absl::Status Beat(const GroupMember& member,
                             absl::Duration timeout) = 0;

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
@@ -52,10 +52,10 @@ void GroupSession::KeepAlive() {
     GroupMember member;
     {
       MutexLock lock(&mutex_);
-      const absl::Time next = absl::Now() + options_.lease / 3;
-      while (!is_ending_ && absl::Now() < next) {
+      const absl::Time next = SteadyNow() + options_.lease / 3;
+      while (!is_ending_ && SteadyNow() < next) {
         changed_.WaitFor(&mutex_,
-                         std::max(next - absl::Now(), absl::Milliseconds(1)));
+                         std::max(next - SteadyNow(), absl::Milliseconds(1)));
       }
       if (is_ending_) return;
       // Nobody must wait for one that could not tell that it leaves.
@@ -76,6 +76,11 @@ GroupMember GroupSession::member() const {
 std::string GroupSession::barrier() const {
   MutexLock lock(&mutex_);
   return barrier_;
+}
+
+uint64_t GroupSession::group_instance() const {
+  MutexLock lock(&mutex_);
+  return group_instance_;
 }
 
 bool GroupSession::has_left() const {
@@ -117,7 +122,7 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
     double weight, absl::Duration timeout,
     const std::vector<WorkProgress>& progress) {
   if (is_waiting()) return WaitForRound(timeout);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   TFSWITCH_ASSIGN_OR_RETURN(
       Arrival arrival,
       groups_->ArriveAndWait(member(), clock(), round(), weight, progress,
@@ -137,7 +142,7 @@ absl::Status GroupSession::EndStepAndWaitForTurn(
     int64_t staleness, absl::Duration timeout,
     const std::vector<WorkProgress>& progress) {
   if (is_waiting()) return WaitForTurn(staleness, timeout);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   TFSWITCH_ASSIGN_OR_RETURN(
       const Arrival arrival,
       groups_->ArriveAndWait(member(), clock(), WorkerGroup::kNoRound,
@@ -153,7 +158,7 @@ absl::Status GroupSession::EndStepAndWaitForTurn(
 }
 
 absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
-  return WaitForRound(absl::Now(), timeout);
+  return WaitForRound(SteadyNow(), timeout);
 }
 
 absl::StatusOr<Round> GroupSession::WaitForRound(absl::Time start,
@@ -170,7 +175,7 @@ absl::StatusOr<Round> GroupSession::WaitForRound(absl::Time start,
 
 absl::Status GroupSession::WaitForTurn(int64_t staleness,
                                        absl::Duration timeout) {
-  return WaitForTurn(staleness, absl::Now(), timeout);
+  return WaitForTurn(staleness, SteadyNow(), timeout);
 }
 
 absl::Status GroupSession::WaitForTurn(int64_t staleness, absl::Time start,
@@ -186,14 +191,14 @@ absl::Status GroupSession::WaitForTurn(int64_t staleness, absl::Time start,
 absl::StatusOr<Round> GroupSession::FetchRound(int64_t number,
                                                absl::Duration timeout) {
   absl::StatusOr<Round> closed =
-      groups_->WaitForRound(member(), number, absl::Now() + timeout);
+      groups_->WaitForRound(member(), number, SteadyNow() + timeout);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, closed.status()));
   return closed;
 }
 
 absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
                                          absl::Duration timeout) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   int64_t visit;
   {
     MutexLock lock(&mutex_);
@@ -218,7 +223,7 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
   return absl::OkStatus();
 }
 
-absl::Status GroupSession::Rejoin() {
+absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   GroupMember before;
   {
     MutexLock lock(&mutex_);
@@ -228,11 +233,12 @@ absl::Status GroupSession::Rejoin() {
   }
   // A server that was started again has forgotten the group.
   TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group, options_));
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const WorkerGroup::Place joined,
-      groups_->Join(before.group, before.worker, before.incarnation));
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
+                            groups_->Join(before.group, before.worker,
+                                          before.incarnation, newer_instance));
   MutexLock lock(&mutex_);
   member_.incarnation = joined.incarnation;
+  group_instance_ = joined.group_instance;
   clock_ = joined.clock;
   round_ = joined.round;
   visits_ = 0;
@@ -274,7 +280,7 @@ GroupSession::Waits GroupSession::waits() const {
 }
 
 void GroupSession::CountWait(absl::Time start) {
-  const absl::Duration waited = absl::Now() - start;
+  const absl::Duration waited = SteadyNow() - start;
   MutexLock lock(&mutex_);
   ++waits_.count;
   waits_.total += waited;

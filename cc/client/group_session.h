@@ -90,7 +90,10 @@ class GroupSession {
                              absl::Duration timeout);
 
   // Comes back after the group has given this worker up, or it has left.
-  absl::Status Rejoin();
+  // `newer_instance`: see Coordinator::Join.
+  absl::Status Rejoin(uint64_t newer_instance = 0);
+  // Of the group that it has joined.
+  uint64_t group_instance() const;
 
   // Nobody waits for this worker any more. Idempotent. `timeout`: for the
   // server, if that is less than the client's.
@@ -120,6 +123,7 @@ class GroupSession {
   mutable Mutex mutex_;
   CondVar changed_;
   GroupMember member_ ABSL_GUARDED_BY(mutex_);
+  uint64_t group_instance_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.

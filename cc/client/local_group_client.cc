@@ -19,10 +19,10 @@ class LocalGroupClient final : public GroupClient {
   }
 
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker,
-                                          uint64_t previous) override {
+                                          uint32_t worker, uint64_t previous,
+                                          uint64_t newer_instance) override {
     TFSWITCH_ASSIGN_OR_RETURN(const auto groups, shard_->FindCoordinator());
-    return groups->Join(group, worker, previous);
+    return groups->Join(group, worker, previous, newer_instance);
   }
 
   absl::Status Beat(const GroupMember& member,

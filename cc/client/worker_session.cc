@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/shard/round_stage.h"
 
 namespace tfswitch {
@@ -30,6 +31,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
       new WorkerSession(std::move(client), options, std::move(session)));
   {
     MutexLock lock(&worker->mutex_);
+    TFSWITCH_RETURN_IF_ERROR(worker->BeginOnServers());
     TFSWITCH_RETURN_IF_ERROR(worker->CatchUp());
   }
   return worker;
@@ -117,9 +119,26 @@ absl::Status WorkerSession::JoinAgain() {
 absl::Status WorkerSession::Rejoin() {
   own_items_.clear();  // Others may have them.
   absl::Status joined = session_->Rejoin();
+  if (joined.ok()) joined = BeginOnServers();
   must_rejoin_ = !joined.ok();
   if (joined.ok() && is_leaving_) return HasLeft();
   return joined;
+}
+
+absl::Status WorkerSession::BeginOnServers() {
+  // One draw is enough, unless others are started again at the same time.
+  constexpr int kMaxDraws = 8;
+  absl::Status begun;
+  for (int i = 0; is_bsp() && i < kMaxDraws; ++i) {
+    Round none;
+    none.number = WorkerGroup::kNoRound;
+    none.group_instance = session_->group_instance();
+    begun = Commit(none);
+    const uint64_t newer = NewerInstanceOf(begun);
+    if (newer == 0) break;
+    TFSWITCH_RETURN_IF_ERROR(session_->Rejoin(newer));
+  }
+  return begun;
 }
 
 absl::Status WorkerSession::HasLeft() const {
@@ -217,7 +236,7 @@ absl::Status WorkerSession::EndedStep(absl::Status status) {
 
 absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
                                           absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   MutexLock lock(&mutex_);
   const bool has_opened = must_catch_up_ && opened_barrier_ == barrier;
   TFSWITCH_RETURN_IF_ERROR(Prepare(barrier));
@@ -233,7 +252,7 @@ absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
   absl::Status opened = session_->WaitAtBarrier(barrier, timeout);
   if (absl::IsNotFound(opened)) {
     TFSWITCH_RETURN_IF_ERROR(ComeBack(opened, /*has_arrived=*/true));
-    opened = session_->WaitAtBarrier(barrier, deadline - absl::Now());
+    opened = session_->WaitAtBarrier(barrier, deadline - SteadyNow());
   }
   TFSWITCH_RETURN_IF_ERROR(opened);
   opened_barrier_ = barrier;

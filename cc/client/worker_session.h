@@ -174,6 +174,10 @@ class WorkerSession {
   template <typename Call>
   auto CallAsMember(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // After joining: has all servers take rounds of the group that it has joined,
+  // and of no other. If one knows a newer group, since the coordinator was
+  // started again with its clock set back, this one begins anew above it.
+  absl::Status BeginOnServers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // GroupSession::Rejoin(); Cancelled if another thread is leaving.
   absl::Status Rejoin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -11,9 +11,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 
@@ -37,11 +37,11 @@ class CallGate {
   // Lets nobody in any more, and waits until all have left, for at most
   // `grace`.
   void Close(absl::Duration grace) {
-    const absl::Time deadline = absl::Now() + grace;
+    const absl::Time deadline = SteadyNow() + grace;
     MutexLock lock(&mutex_);
     closed_ = true;
     while (inside_ > 0) {
-      const absl::Duration left = deadline - absl::Now();
+      const absl::Duration left = deadline - SteadyNow();
       if (left <= absl::ZeroDuration()) return;
       emptied_.WaitFor(&mutex_, left);
     }

@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/rpc/round_conversion.h"
 #include "cc/rpc/status_conversion.h"
 
@@ -19,7 +20,7 @@ namespace {
 constexpr absl::Duration kLongestPoll = absl::Seconds(5);
 
 absl::Time PollEnd(int64_t wait_ms) {
-  return absl::Now() + std::clamp(absl::Milliseconds(wait_ms),
+  return SteadyNow() + std::clamp(absl::Milliseconds(wait_ms),
                                   absl::ZeroDuration(), kLongestPoll);
 }
 
@@ -61,10 +62,12 @@ grpc::Status CoordinationService::Join(grpc::ServerContext*,
     TFSWITCH_ASSIGN_OR_RETURN(
         const WorkerGroup::Place member,
         coordinator.Join(request->group(), request->worker(),
-                         request->previous_incarnation()));
+                         request->previous_incarnation(),
+                         request->newer_group_instance()));
     response->set_incarnation(member.incarnation);
     response->set_clock(member.clock);
     response->set_round(member.round);
+    response->set_group_instance(member.group_instance);
     return absl::OkStatus();
   });
 }

@@ -711,9 +711,11 @@ std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
         TFSWITCH_RETURN_IF_ERROR(connection->Blame(
             ParseProto("CommitRoundResponse", pieces, &response)));
         *committed = response.committed_round();
-        return ErrorOfAppliedRound(
-            absl::Status(static_cast<absl::StatusCode>(response.error_code()),
-                         response.error_message()));
+        absl::Status error(static_cast<absl::StatusCode>(response.error_code()),
+                           response.error_message());
+        const uint64_t newer = response.newer_group_instance();
+        return newer != 0 ? ErrorOfOlderGroup(std::move(error), newer)
+                          : ErrorOfAppliedRound(std::move(error));
       });
 }
 

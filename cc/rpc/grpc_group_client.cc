@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/rpc/round_conversion.h"
 #include "tfswitch/v1/coordination.grpc.pb.h"
 
@@ -62,16 +62,17 @@ class GrpcGroupClient final : public GroupClient {
   }
 
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker,
-                                          uint64_t previous) override {
+                                          uint32_t worker, uint64_t previous,
+                                          uint64_t newer_instance) override {
     v1::JoinRequest request;
     request.set_group(group);
     request.set_worker(worker);
     request.set_previous_incarnation(previous);
+    request.set_newer_group_instance(newer_instance);
     v1::JoinResponse response;
     TFSWITCH_RETURN_IF_ERROR(Call("Join", request, &response));
     return WorkerGroup::Place{response.incarnation(), response.clock(),
-                              response.round()};
+                              response.round(), response.group_instance()};
   }
 
   absl::Status Beat(const GroupMember& member,
@@ -126,7 +127,7 @@ class GrpcGroupClient final : public GroupClient {
     do {
       request.set_wait_ms(NextPollMs(deadline));
       TFSWITCH_RETURN_IF_ERROR(Call("WaitForRound", request, &response));
-    } while (!response.has_round() && absl::Now() < deadline);
+    } while (!response.has_round() && SteadyNow() < deadline);
     if (response.has_round()) return FromProto(response.round());
     return absl::DeadlineExceededError(response.waiting_for());
   }
@@ -141,7 +142,7 @@ class GrpcGroupClient final : public GroupClient {
     do {
       request.set_wait_ms(NextPollMs(deadline));
       TFSWITCH_RETURN_IF_ERROR(Call("WaitForTurn", request, &response));
-    } while (!response.may_proceed() && absl::Now() < deadline);
+    } while (!response.may_proceed() && SteadyNow() < deadline);
     if (response.may_proceed()) return absl::OkStatus();
     return absl::DeadlineExceededError(response.waiting_for());
   }
@@ -157,7 +158,7 @@ class GrpcGroupClient final : public GroupClient {
     do {
       request.set_wait_ms(NextPollMs(deadline));
       TFSWITCH_RETURN_IF_ERROR(Call("WaitAtBarrier", request, &response));
-    } while (!response.is_open() && absl::Now() < deadline);
+    } while (!response.is_open() && SteadyNow() < deadline);
     if (!response.is_open()) {
       return absl::DeadlineExceededError(response.waiting_for());
     }
@@ -260,7 +261,7 @@ class GrpcGroupClient final : public GroupClient {
   // itself: its answer must come within the client's timeout.
   int64_t NextPollMs(absl::Time deadline) const {
     const absl::Duration left =
-        std::min(connection_->options().timeout / 2, deadline - absl::Now());
+        std::min(connection_->options().timeout / 2, deadline - SteadyNow());
     return std::max<int64_t>(0, absl::ToInt64Milliseconds(left));
   }
 

@@ -147,6 +147,13 @@ grpc::Status Service::CommitRound(grpc::ServerContext* context,
     response->set_error_message(std::string(committed.status().message()));
     return grpc::Status::OK;
   }
+  if (const uint64_t newer = NewerInstanceOf(committed.status()); newer != 0) {
+    response->set_committed_round(WorkerGroup::kNoRound);
+    response->set_error_code(committed.status().raw_code());
+    response->set_error_message(std::string(committed.status().message()));
+    response->set_newer_group_instance(newer);
+    return grpc::Status::OK;
+  }
   if (!committed.ok()) return ToGrpcStatus(committed.status());
   response->set_committed_round(*committed);
   return grpc::Status::OK;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
@@ -450,20 +451,20 @@ void ServedRows::Watch(absl::Duration interval) {
 }
 
 void ServedRows::RunWatch() {
-  absl::Time next = absl::Now();
+  absl::Time next = SteadyNow();
   for (;;) {
     {
       MutexLock lock(&mutex_);
       if (is_ending_) return;
       const bool is_on = interval_ > absl::ZeroDuration();
       const absl::Duration left = is_on
-                                      ? std::min(next - absl::Now(), interval_)
+                                      ? std::min(next - SteadyNow(), interval_)
                                       : absl::InfiniteDuration();
       if (left > absl::ZeroDuration()) {
         changed_.WaitFor(&mutex_, left);
         continue;
       }
-      next = absl::Now() + interval_;
+      next = SteadyNow() + interval_;
     }
     // What goes wrong is in the state, for whoever asks.
     try {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/base/internal/raw_logging.h"
-#include "absl/time/clock.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 
@@ -25,7 +25,7 @@ void IntervalTimer::Set(const std::string& name, absl::Duration every) {
     entries_.erase(name);
     return;
   }
-  entries_[name] = {every, absl::Now() + every};
+  entries_[name] = {every, SteadyNow() + every};
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread(&IntervalTimer::Run, this);
@@ -47,7 +47,7 @@ void IntervalTimer::Run() {
       next = entry.next;
       due = name;
     }
-    const absl::Duration wait = next - absl::Now();
+    const absl::Duration wait = next - SteadyNow();
     if (wait > absl::ZeroDuration()) {
       changed_.WaitFor(&mutex_, wait);
       continue;
@@ -57,7 +57,7 @@ void IntervalTimer::Run() {
     mutex_.Lock();
     // Counted from the end: slow work must not follow itself at once.
     const auto it = entries_.find(due);
-    if (it != entries_.end()) it->second.next = absl::Now() + it->second.every;
+    if (it != entries_.end()) it->second.next = SteadyNow() + it->second.every;
   }
   mutex_.Unlock();
 }

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace tfswitch {
@@ -31,6 +32,7 @@ bool ContentLess(const StagedPush& a, const StagedPush& b) {
 }
 
 constexpr char kAppliedRound[] = "tfswitch/applied_round";
+constexpr char kNewerInstance[] = "tfswitch/newer_group_instance";
 
 }  // namespace
 
@@ -41,6 +43,20 @@ absl::Status ErrorOfAppliedRound(absl::Status error) {
 
 bool IsErrorOfAppliedRound(const absl::Status& status) {
   return status.GetPayload(kAppliedRound).has_value();
+}
+
+absl::Status ErrorOfOlderGroup(absl::Status error, uint64_t newer_instance) {
+  error.SetPayload(kNewerInstance, absl::Cord(absl::StrCat(newer_instance)));
+  return error;
+}
+
+uint64_t NewerInstanceOf(const absl::Status& status) {
+  const auto mark = status.GetPayload(kNewerInstance);
+  uint64_t instance = 0;
+  if (!mark.has_value() || !absl::SimpleAtoi(std::string(*mark), &instance)) {
+    return 0;
+  }
+  return instance;
 }
 
 RoundStage::Group* RoundStage::FindGroup(const std::string& name) {
@@ -79,16 +95,26 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
                                            const Round& round, Apply apply) {
   Group* const group = FindGroup(name);
   MutexLock lock(&group->mutex);
-  if (round.group_instance < group->instance) {
-    return absl::AbortedError(
-        absl::StrCat("round ", round.number, " of group '", name,
-                     "' was closed before its coordinator was started again; "
-                     "join again"));
+  const bool is_new = round.group_instance > group->instance;
+  const bool may_begin =
+      group->instance == 0 || round.number == WorkerGroup::kNoRound;
+  if (round.group_instance < group->instance || (is_new && !may_begin)) {
+    absl::Status refused = absl::AbortedError(absl::StrCat(
+        "round ", round.number, " of group '", name, "' is of instance ",
+        round.group_instance, " of the group, and rounds of instance ",
+        group->instance,
+        " are taken now, as the coordinator was started again; join again"));
+    return is_new ? refused
+                  : ErrorOfOlderGroup(std::move(refused), group->instance);
   }
-  if (round.group_instance > group->instance) {
+  if (is_new) {
     group->instance = round.group_instance;
     group->committed = WorkerGroup::kNoRound;
+    group->status = absl::OkStatus();
     group->closed_clocks.clear();
+    // Whoever was there has gone.
+    group->active.clear();
+    group->next_incarnation = round.group_instance;
   }
   // What is older is lost with the server that was here before.
   group->committed = std::max(group->committed, round.first_kept - 1);

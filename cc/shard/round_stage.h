@@ -43,6 +43,12 @@ struct WeightedPush {
 absl::Status ErrorOfAppliedRound(absl::Status error);
 bool IsErrorOfAppliedRound(const absl::Status& status);
 
+// Marks the refusal of a round for the reason that a newer instance of its
+// group is known.
+absl::Status ErrorOfOlderGroup(absl::Status error, uint64_t newer_instance);
+// That instance; 0 if the status has no such mark.
+uint64_t NewerInstanceOf(const absl::Status& status);
+
 // Keeps what workers push under their steps, until somebody brings the round in
 // which these steps count. Which those are is decided elsewhere (WorkerGroup);
 // here the decision is carried out, once, in an order that does not depend on
@@ -70,8 +76,15 @@ class RoundStage {
   // or an earlier one if rounds between are missing, which have to come first.
   // A stage that has committed none begins with the oldest that is still kept.
   //
-  // Aborted for a round of a coordinator that has been started again since. The
-  // first error of `apply`, marked, for it and for repetitions of the round.
+  // A round with the number kNoRound commits nothing: it begins the group anew
+  // if its instance is newer than the one that is known. Each worker brings one
+  // before all others, so that the rounds of an instance that is not known, or
+  // not any more, are late ones. Such a number is answered with the last
+  // committed round, too.
+  //
+  // Aborted for rounds of another instance than the one known, marked if that
+  // is newer. The first error of `apply`, marked, for it and for repetitions of
+  // the round.
   using Apply = absl::FunctionRef<absl::Status(
       const std::string& table, const std::vector<WeightedPush>& pushes,
       double total_weight)>;
@@ -95,7 +108,7 @@ class RoundStage {
     // Of the last committed round.
     int64_t committed ABSL_GUARDED_BY(mutex) = WorkerGroup::kNoRound;
     absl::Status status ABSL_GUARDED_BY(mutex);
-    uint64_t instance ABSL_GUARDED_BY(mutex) = 0;
+    uint64_t instance ABSL_GUARDED_BY(mutex) = 0;  // 0: none is known.
     std::set<uint64_t> active ABSL_GUARDED_BY(mutex);
     uint64_t next_incarnation ABSL_GUARDED_BY(mutex) = 0;
     // The last clock of each incarnation whose round has been committed.

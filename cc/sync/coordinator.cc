@@ -13,6 +13,11 @@ namespace tfswitch {
 
 namespace {
 
+// What a group gives out of incarnations at most.
+constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
+// Far above nanoseconds since 1970 and the groups that begin anew above them.
+constexpr uint64_t kMaxInstance = uint64_t{1} << 62;
+
 absl::Status NoQueue(const std::string& queue) {
   return absl::FailedPreconditionError(absl::StrCat(
       "no work queue '", queue,
@@ -47,12 +52,7 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   if (present.state.stats().num_active == 0) {
     // What trained here has ended; nobody waits in it, and its open round is
     // lost. One that has closed is not: who joins next has it applied.
-    for (const OpenAdvance& advance : present.advances) {
-      if (advance.round < present.state.open_round()) continue;
-      const auto queue = present.queues->find(advance.before.queue);
-      if (queue != present.queues->end()) queue->second.Revoke(advance.before);
-    }
-    present.advances.clear();
+    RevokeOpenAdvances(&present);
     present.options = options;
     present.state.Reconfigure(options);
     return absl::OkStatus();
@@ -64,7 +64,28 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
 }
 
 uint64_t Coordinator::DrawFirstIncarnation() {
-  return static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+  return static_cast<uint64_t>(
+      std::max<int64_t>(1, absl::GetCurrentTimeNanos()));
+}
+
+void Coordinator::BeginAbove(Group* group, uint64_t instance) {
+  for (auto& [name, queue] : *group->queues) {
+    queue.ReturnItems([](uint32_t, uint64_t) { return false; });
+  }
+  RevokeOpenAdvances(group);
+  group->state = WorkerGroup(
+      group->options,
+      std::max(DrawFirstIncarnation(), instance + kIncarnationsPerGroup));
+  group->num_departures = 0;
+}
+
+void Coordinator::RevokeOpenAdvances(Group* group) {
+  for (const OpenAdvance& advance : group->advances) {
+    if (advance.round < group->state.open_round()) continue;
+    const auto queue = group->queues->find(advance.before.queue);
+    if (queue != group->queues->end()) queue->second.Revoke(advance.before);
+  }
+  group->advances.clear();
 }
 
 absl::StatusOr<Coordinator::Group*> Coordinator::Find(
@@ -77,9 +98,18 @@ absl::StatusOr<Coordinator::Group*> Coordinator::Find(
 
 absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
                                                      uint32_t worker,
-                                                     uint64_t previous) {
+                                                     uint64_t previous,
+                                                     uint64_t newer_instance) {
+  if (newer_instance >= kMaxInstance) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "group '", group, "': newer_group_instance must be below 2^62. ",
+        "Received: ", newer_instance, " from worker ", worker));
+  }
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  if (newer_instance > found->state.group_instance()) {
+    BeginAbove(found, newer_instance);
+  }
   const absl::Time now = SteadyNow();
   found->state.Tick(now);
   const WorkerGroup::Place member = found->state.Join(worker, now, previous);
@@ -199,7 +229,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
       group->changed.NotifyAll();
     }
     if (is_over()) return absl::OkStatus();
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(describe());
     }
@@ -401,12 +431,7 @@ absl::Status Coordinator::CheckRestore(
 void Coordinator::VoidOpenSteps() {
   MutexLock lock(&mutex_);
   for (const auto& [name, group] : groups_) {
-    for (const OpenAdvance& advance : group->advances) {
-      if (advance.round < group->state.open_round()) continue;
-      const auto queue = group->queues->find(advance.before.queue);
-      if (queue != group->queues->end()) queue->second.Revoke(advance.before);
-    }
-    group->advances.clear();
+    RevokeOpenAdvances(group.get());
     group->state.VoidAll();
     Settle(group.get());
     group->changed.NotifyAll();

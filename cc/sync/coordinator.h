@@ -34,8 +34,8 @@ struct SavedWorkQueue {
 std::string WorkQueueBarrier(const std::string& queue);
 
 // Runs one WorkerGroup per name, and its work queues. Every wait ends by its
-// deadline with DeadlineExceeded that says whom it waits for, and by Shutdown()
-// with Cancelled.
+// deadline, a time of SteadyNow(), with DeadlineExceeded that says whom it
+// waits for, and by Shutdown() with Cancelled.
 //
 // Thread-safe.
 class Coordinator {
@@ -52,9 +52,16 @@ class Coordinator {
 
   // The events of WorkerGroup, with its errors; NotFound if there is no such
   // group.
+  //
+  // A coordinator that was started again remembers no group, and the clock from
+  // which it draws instances may have been set back. So a worker says if it has
+  // met a `newer_instance` of its group on a server: the group then begins anew
+  // with one that is newer still, and who was in it has to join again.
+  // InvalidArgument if that is no instance that was ever drawn.
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
                                           uint32_t worker,
-                                          uint64_t previous = 0);
+                                          uint64_t previous = 0,
+                                          uint64_t newer_instance = 0);
   absl::Status Beat(const std::string& group, uint32_t worker,
                     uint64_t incarnation);
   // Returns the open round afterwards. With the arrival, and once however often
@@ -153,8 +160,13 @@ class Coordinator {
     CondVar changed;
   };
 
-  // Later groups have greater ones.
+  // Later groups have greater ones, if nobody sets the clock back.
   static uint64_t DrawFirstIncarnation();
+  // Makes the group anew, above an instance.
+  static void BeginAbove(Group* group, uint64_t instance);
+  // Steps that have arrived and whose round is open count for nothing: takes
+  // back how far they have brought work queues.
+  static void RevokeOpenAdvances(Group* group);
 
   absl::StatusOr<Group*> Find(const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -135,7 +135,7 @@ absl::Status ReplicaCoordinator::Wait(
     Settle(now);
     absl::Status status = check();
     if (!absl::IsUnavailable(status)) return status;
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
           absl::StrCat("group '", name_, "': ", describe()));

@@ -35,9 +35,9 @@ struct ReplicaPlace {
   int64_t round = 0;
 };
 
-// One group. Every wait ends by its deadline with DeadlineExceeded that says
-// whom it waits for. Waiting renews no lease: whoever waits may be the last
-// call of a process that has died.
+// One group. Every wait ends by its deadline, a time of SteadyNow(), with
+// DeadlineExceeded that says whom it waits for. Waiting renews no lease:
+// whoever waits may be the last call of a process that has died.
 //
 // Besides their own errors all calls of a worker give FailedPrecondition, with
 // the reason, if the applier of its time has gone, as nothing goes on then, or
@@ -117,10 +117,12 @@ class ReplicaCoordinator {
   absl::Status CheckApplier(uint64_t applier) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HasEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether an incarnation is of a group before the present one.
+  // Whether an incarnation is of a group before the present one: it may be of a
+  // process before this one, when the clock was ahead.
   bool IsOfBefore(uint64_t incarnation) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return incarnation < last_instance_;
+    return incarnation < last_instance_ || !state_.has_value() ||
+           incarnation >= state_->next_incarnation();
   }
   void HearApplier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What time has brought, and what an event has led to.

@@ -127,7 +127,8 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     if (seen_.size() >= options_.num_workers) waits_for_joins_ = false;
   }
   Settle();
-  return {joined.incarnation, joined.clock, std::max(next_round, open_round_)};
+  return {joined.incarnation, joined.clock, std::max(next_round, open_round_),
+          group_instance_};
 }
 
 absl::Status WorkerGroup::Beat(uint32_t worker, uint64_t incarnation,
@@ -212,7 +213,7 @@ WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
   TFSWITCH_ASSIGN_OR_RETURN(const Worker* found, Find(worker, incarnation));
   if (!found->is_waiting()) {
     return Place{incarnation, found->clock,
-                 std::max(found->last_round + 1, open_round_)};
+                 std::max(found->last_round + 1, open_round_), group_instance_};
   }
   if (waits_for_joins_ || BarrierToOpen() != nullptr ||
       !std::all_of(workers_.begin(), workers_.end(),

@@ -99,7 +99,7 @@ struct Round {
   int64_t number = 0;
   std::vector<Contribution> contributions;  // By worker, then clock.
   double total_weight = 0.0;
-  // The group's first incarnation: another one after the coordinator has been
+  // The group's first incarnation: a greater one after the coordinator has been
   // started again, with numbers that count from 0.
   uint64_t group_instance = 0;
   // Who was there when it closed; of the incarnations below next_incarnation,
@@ -120,6 +120,7 @@ class WorkerGroup {
     // To which its first step contributes: the open one, or the one after that
     // if this worker has come back and its contribution stands.
     int64_t round = 0;
+    uint64_t group_instance = 0;  // As in Round.
   };
 
   struct Stats {
@@ -240,6 +241,7 @@ class WorkerGroup {
   std::string DescribeAbsent(const std::string& barrier) const;
 
   bool IsMember(uint32_t worker, uint64_t incarnation) const;
+  uint64_t group_instance() const { return group_instance_; }
   // The next that a worker is given; all others will be greater.
   uint64_t next_incarnation() const { return next_incarnation_; }
   // A step was ended by one that had been given up.
@@ -292,7 +294,7 @@ class WorkerGroup {
   const std::string* BarrierToOpen() const;
 
   WorkerGroupOptions options_;
-  const uint64_t group_instance_;
+  uint64_t group_instance_;
   std::map<uint32_t, Worker> workers_;  // The active ones, in order.
   std::set<uint32_t> ever_joined_;
   std::set<uint32_t> seen_;  // That have joined since the group began.

@@ -13,8 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "cc/base/steady_clock.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/group_session.h"
 #include "cc/client/worker_session.h"
@@ -66,7 +67,7 @@ class WorkQueueTest : public testing::TestWithParam<int> {
     const auto client = cluster_.Connect();
     GroupClient& groups = client->groups();
     const uint32_t id = session.options().worker;
-    const uint64_t incarnation = groups.Join("g", id, 0)->incarnation;
+    const uint64_t incarnation = groups.Join("g", id, 0, 0)->incarnation;
     ASSERT_TRUE(groups.Leave({"g", id, incarnation}, kLong).ok());
   }
 
@@ -395,12 +396,12 @@ TEST(WorkQueueOfUnreliableWorkersTest,
     // Rounds that nobody has seen close are asked for.
     const auto client = cluster.Connect();
     GroupClient& groups = client->groups();
-    const GroupMember member = {"g", 9, groups.Join("g", 9, 0)->incarnation};
+    const GroupMember member = {"g", 9, groups.Join("g", 9, 0, 0)->incarnation};
     const int64_t num_rounds = groups.GroupStats("g")->rounds;
     std::map<std::pair<int64_t, int64_t>, std::vector<int>> counts;
     for (int64_t number = 0; number < num_rounds; ++number) {
       const auto round =
-          groups.WaitForRound(member, number, absl::Now() + kLong);
+          groups.WaitForRound(member, number, SteadyNow() + kLong);
       ASSERT_TRUE(round.ok()) << round.status();
       for (const Contribution& each : round->contributions) {
         const auto [samples, weight] = steps.at({each.incarnation, each.clock});

@@ -16,6 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "cc/base/steady_clock.h"
 #include "cc/client/done_call.h"
 #include "cc/client/local_client.h"
 #include "cc/client/sharded_client.h"
@@ -532,6 +534,44 @@ TEST_P(WorkerSessionTest, ARoundOfACoordinatorThatHasGoneIsGivenUp) {
   EXPECT_EQ(session->GetReport()->group.rejoined, 1);
 }
 
+TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  // What the last server remembers of the group before the coordinator was
+  // started again: its clock was a day ahead.
+  Round before;
+  before.group_instance =
+      static_cast<uint64_t>(absl::ToUnixNanos(absl::Now() + absl::Hours(24)));
+  before.next_incarnation = before.group_instance + 5;
+  const auto commit = [&] {
+    int64_t committed = -7;
+    return client
+        ->StartCommitRound(client->num_shards() - 1, "g", before, &committed)
+        ->Wait();
+  };
+  ASSERT_TRUE(commit().ok());
+
+  const auto session = Join(client, OptionsOf(0, 2));
+  const auto other_client = cluster_.Connect();
+  const auto other = Join(other_client, OptionsOf(1, 2));
+  for (int step = 0; step < 2; ++step) {
+    std::thread trains(
+        [&] { EXPECT_TRUE(TrainStep(*other_client, *other, 2.0f).ok()); });
+    EXPECT_TRUE(TrainStep(*client, *session, 4.0f).ok());
+    trains.join();
+    EXPECT_THAT(SomeRows(*client), Each(7.0f - 3.0f * step));
+  }
+
+  const auto report = session->GetReport();
+  ASSERT_TRUE(report.ok());
+  EXPECT_GT(report->member.incarnation, before.next_incarnation);
+  EXPECT_EQ(report->dropped, 0);
+  EXPECT_EQ(report->group.rounds, 2);
+  before.number = 1;
+  EXPECT_EQ(commit().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(SomeRows(*client), Each(4.0f));
+}
+
 TEST_P(WorkerSessionTest, AStepWhoseEndWasPerhapsNotHeardEndsOnce) {
   for (const bool is_heard : {false, true}) {
     const auto client =
@@ -720,7 +760,7 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
   // Workers that die between their arrival and the commit.
   GroupClient& groups = client->groups();
   const WorkerGroup::Place place =
-      *groups.Join("g", 1, /*previous_incarnation=*/0);
+      *groups.Join("g", 1, /*previous_incarnation=*/0, /*newer_instance=*/0);
   const GroupMember dying = {"g", 1, place.incarnation};
   for (int64_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock + i},
@@ -755,7 +795,7 @@ TEST_P(WorkerSessionTest, ARoundThatReachedSomeServersOnlyReachesTheOthers) {
                   .ok());
   ASSERT_TRUE(groups.Arrive(member, 1, 1, 1.0, {}).ok());
   const auto round =
-      groups.WaitForRound(member, 1, absl::Now() + absl::Seconds(60));
+      groups.WaitForRound(member, 1, SteadyNow() + absl::Seconds(60));
   ASSERT_TRUE(round.ok());
   int64_t committed = -7;
   ASSERT_TRUE(
@@ -804,7 +844,7 @@ TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
   const auto session = Join(client, OptionsOf(0, 1));
   // One that dies between its arrival and the commit.
   GroupClient& groups = client->groups();
-  const WorkerGroup::Place place = *groups.Join("g", 1, 0);
+  const WorkerGroup::Place place = *groups.Join("g", 1, 0, 0);
   const GroupMember dying = {"g", 1, place.incarnation};
   ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock}, kSomeKeys,
                    std::vector<float>(kSomeKeys.size() * kDim, 2.0f))

@@ -62,6 +62,14 @@ Round RoundOf(int64_t number,
   return round;
 }
 
+// What a worker that has joined brings before all rounds of its group.
+Round BeginningOf(uint64_t instance) {
+  Round round;
+  round.number = WorkerGroup::kNoRound;
+  round.group_instance = instance;
+  return round;
+}
+
 // Commits, and writes down what is applied: "t/6: 1*[7,8](0.5,0.25) ..." is
 // table t, total weight 6, and each push as weight*[keys](gradients).
 class Committer {
@@ -306,6 +314,7 @@ TEST(RoundStageTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
   anew.active = {1000};
   anew.next_incarnation = 1001;
 
+  EXPECT_EQ(committer.Commit(BeginningOf(1000)).value(), WorkerGroup::kNoRound);
   EXPECT_EQ(committer.Commit(anew).value(), 0);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](2)"));
   EXPECT_EQ(stage.num_staged_steps(), 0);
@@ -318,6 +327,46 @@ TEST(RoundStageTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
   EXPECT_THAT(committer.applied(), IsEmpty());
   anew.number = 1;
   EXPECT_EQ(committer.Commit(anew).value(), 1);
+  // Of each worker that joins comes one.
+  EXPECT_EQ(committer.Commit(BeginningOf(1000)).value(), 1);
+}
+
+TEST(RoundStageTest, AGroupThatIsOlderThanTheOneKnownIsToldSo) {
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}})).ok());
+
+  // The clock of a coordinator that was started again was set back.
+  const absl::Status refused =
+      committer.Commit(BeginningOf(kInstance - 1)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(NewerInstanceOf(refused), kInstance);
+
+  // It begins anew, and what it stages is kept.
+  constexpr uint64_t kNewer = 1000;
+  EXPECT_EQ(committer.Commit(BeginningOf(kNewer)).value(),
+            WorkerGroup::kNoRound);
+  StepTag step = StepOf(0, 0);
+  step.incarnation = kNewer;
+  ASSERT_TRUE(stage.Add(step, "t", PushOf(2.0f)).ok());
+  EXPECT_EQ(stage.num_staged_steps(), 1);
+}
+
+TEST(RoundStageTest, ALateRoundIsRefusedThoughItsInstanceIsGreater) {
+  // This server was started again as well, and remembers no other group.
+  RoundStage stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(committer.Commit(BeginningOf(kInstance)).ok());
+  ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
+
+  Round late = RoundOf(0, {{0, 0}});
+  late.group_instance = 1000;
+  const absl::Status refused = committer.Commit(late).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(NewerInstanceOf(refused), 0u);
+
+  EXPECT_EQ(committer.Commit(RoundOf(0, {{0, 0}})).value(), 0);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
 }
 
 TEST(RoundStageTest, AllWorkersOfARoundGetItsFirstError) {

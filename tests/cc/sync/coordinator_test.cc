@@ -72,6 +72,35 @@ TEST(CoordinatorTest, UnevenWorkersSeeTheSameRoundsAndAllEnd) {
   EXPECT_EQ(stats.num_active, 0);
 }
 
+TEST(CoordinatorTest, AGroupBeginsAnewAboveANewerInstanceThatAWorkerHasMet) {
+  Coordinator coordinator;
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
+  const WorkerGroup::Place first = *coordinator.Join("g", 0);
+  const uint64_t newer = first.group_instance + (uint64_t{1} << 60);
+  ASSERT_TRUE(
+      coordinator.Arrive("g", 0, first.incarnation, 0, first.round, 1.0).ok());
+  absl::Status waited;
+  std::thread waits([&] {
+    waited =
+        coordinator.WaitForRound("g", 0, first.incarnation, 0, Soon()).status();
+  });
+
+  const WorkerGroup::Place other = *coordinator.Join("g", 1, 0, newer);
+  waits.join();
+
+  EXPECT_EQ(waited.code(), absl::StatusCode::kNotFound) << waited;
+  EXPECT_GT(other.group_instance, newer);
+  EXPECT_GE(other.incarnation, other.group_instance);
+  // Whoever has met it as well joins what has begun anew.
+  const WorkerGroup::Place again =
+      *coordinator.Join("g", 0, first.incarnation, newer);
+  EXPECT_EQ(again.group_instance, other.group_instance);
+  EXPECT_TRUE(coordinator.Beat("g", 1, other.incarnation).ok());
+  EXPECT_EQ(again.round, 0);
+  EXPECT_EQ(coordinator.Join("g", 2, 0, ~uint64_t{0}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
   constexpr int kWorkers = 4;
   constexpr int kSteps = 2000;

@@ -423,6 +423,22 @@ TEST(ReplicaCoordinatorTest, WhoLeavesMayNotKnowWhatItHasBecome) {
   EXPECT_EQ(replicas.stats().num_active, 1);
 }
 
+TEST(ReplicaCoordinatorTest,
+     OneOfAProcessBeforeHearsOfTheEndThoughItsClockWasAhead) {
+  const WorkerGroupOptions options = ReplicasOf(1);
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(options);
+  ReplicaPlace place;
+  place.incarnation = applier + (uint64_t{1} << 50);
+  bool has_arrived = false;
+
+  EXPECT_EQ(replicas.EndStep(0, 1.0, AtOnce(), &place, &has_arrived).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Join(&replicas, options, 0, place.incarnation).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(replicas.stats().num_active, 0);
+}
+
 TEST(ReplicaCoordinatorTest, AnApplierLivesThoughItHasNotJoined) {
   const WorkerGroupOptions options = ReplicasOf(1, absl::Milliseconds(200));
   ReplicaCoordinator replicas("g");

@@ -225,6 +225,20 @@ TEST_F(WorkQueueCoordinationTest, WhatARoundThatHasClosedHasIsNotLost) {
   EXPECT_EQ(Take(again)->offset, 4);
 }
 
+TEST_F(WorkQueueCoordinationTest,
+       AGroupThatBeginsAnewReturnsItemsAndOpenSteps) {
+  Worker a = Join(0);
+  CreateQueue(1);
+  Join(1);
+  const WorkItem item = *Take(a);
+  ASSERT_TRUE(Advance(&a, item, 4).ok());
+
+  const auto anew = coordinator_.Join("g", 1, 0, a.place.group_instance + 1000);
+
+  ASSERT_TRUE(anew.ok()) << anew.status();
+  EXPECT_EQ(Take({1, *anew})->offset, 0);
+}
+
 TEST_F(WorkQueueCoordinationTest, TheEpochEndsWhenAllWaitAndAllIsFinished) {
   const Worker a = Join(0);
   const Worker b = Join(1);

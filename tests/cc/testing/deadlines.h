@@ -1,18 +1,18 @@
 #ifndef TFSWITCH_TESTS_CC_TESTING_DEADLINES_H_
 #define TFSWITCH_TESTS_CC_TESTING_DEADLINES_H_
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 
 // A test that waits so long hangs.
 inline constexpr absl::Duration kLong = absl::Seconds(60);
 
-inline absl::Time Soon() { return absl::Now() + kLong; }
+inline absl::Time Soon() { return SteadyNow() + kLong; }
 
 // Of waits that must end without what they wait for.
-inline absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
+inline absl::Time AtOnce() { return SteadyNow() + absl::Milliseconds(20); }
 
 }  // namespace tfswitch
 

@@ -22,9 +22,9 @@ class ForwardingGroupClient : public GroupClient {
     return groups_->CreateGroup(group, options);
   }
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker,
-                                          uint64_t previous) override {
-    return groups_->Join(group, worker, previous);
+                                          uint32_t worker, uint64_t previous,
+                                          uint64_t newer_instance) override {
+    return groups_->Join(group, worker, previous, newer_instance);
   }
   absl::Status Beat(const GroupMember& member,
                     absl::Duration timeout) override {
