@@ -1,5 +1,6 @@
 """A parameter server inside a Python process, for tests and notebooks."""
 
+from collections.abc import Mapping
 from types import TracebackType
 
 from tfswitch import _native
@@ -18,6 +19,9 @@ class Server:
         num_shards: How many servers the cluster has.
         num_threads: Threads that serve; 0 for one per core.
         max_message_bytes: Longest message; 0 for 1 GiB.
+        limits: What else bounds the server, by the names of the flags of
+            `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. The
+            others keep their defaults.
 
     Example:
 
@@ -33,12 +37,15 @@ class Server:
         num_shards: int = 1,
         num_threads: int = 0,
         max_message_bytes: int = 0,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
+        self._limits = dict(limits or {})
         for name, value, least in (
             ("shard_index", shard_index, 0),
             ("num_shards", num_shards, 1),
             ("num_threads", num_threads, 0),
             ("max_message_bytes", max_message_bytes, 0),
+            *((name, value, 0) for name, value in self._limits.items()),
         ):
             if (
                 isinstance(value, bool)
@@ -82,7 +89,7 @@ class Server:
             This server.
 
         Raises:
-            ValueError: If the address is malformed.
+            ValueError: If the address is malformed, or there is no such limit.
             ConnectionError: If the address cannot be bound.
         """
         if self._native is None:
@@ -92,6 +99,7 @@ class Server:
                 self._num_shards,
                 self._num_threads,
                 self._max_message_bytes,
+                [f"{name}={value}" for name, value in self._limits.items()],
             )
         return self
 

@@ -27,7 +27,7 @@ extern "C" {
 // Grows when a function changes, goes, or is added, which is at the end: who
 // has been compiled with it would look for it behind the struct of an older
 // core.
-#define TFSWITCH_API_VERSION 8
+#define TFSWITCH_API_VERSION 9
 #define TFSWITCH_ERROR_SIZE 2048
 // Tables of one call of pull_many or push_unique_many.
 #define TFSWITCH_MAX_PARTS 256
@@ -66,6 +66,9 @@ typedef struct Tfswitch_ServerOptions {
   uint32_t num_shards;
   int32_t num_threads;         // 0: one per core.
   uint64_t max_message_bytes;  // 0: the default, 1 GiB.
+  // Further flags of tfswitch-server that bound it, as "max_tables=100".
+  const char* const* limits;
+  size_t num_limits;
 } Tfswitch_ServerOptions;
 
 typedef struct Tfswitch_PushOptions {

@@ -2,6 +2,7 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
@@ -36,6 +38,16 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
 
+uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
+  return 2 * options.max_message_bytes;
+}
+
+uint64_t BufferBytes(const GrpcServerOptions& options) {
+  if (options.max_buffer_bytes != 0) return options.max_buffer_bytes;
+  return std::max<uint64_t>(PhysicalMemoryBytes() / 2,
+                            LeastBufferBytes(options));
+}
+
 absl::Status Validate(const GrpcServerOptions& options) {
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     return absl::InvalidArgumentError(
@@ -47,6 +59,12 @@ absl::Status Validate(const GrpcServerOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         "max_message_bytes must be ", kSmallestMessageLimit, " to ",
         kLargestMessageLimit, ", got ", options.max_message_bytes));
+  }
+  if (BufferBytes(options) < LeastBufferBytes(options)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_buffer_bytes must be 0 (half of the memory) or at least ",
+        LeastBufferBytes(options), ", which is twice max_message_bytes, got ",
+        options.max_buffer_bytes));
   }
   return absl::OkStatus();
 }
@@ -183,6 +201,17 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
                            grpc::InsecureServerCredentials(), &bound_port);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  // Limits are for what arrives, and inflated it could be a thousand times as
+  // long. By the first two gRPC refuses it; by the third it does not inflate it
+  // before.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // When it is used up, gRPC closes connections without calls and ends calls
+  // with RESOURCE_EXHAUSTED.
+  grpc::ResourceQuota quota("tfswitch-server");
+  quota.Resize(BufferBytes(options));
+  builder.SetResourceQuota(quota);
   // Or a second server would silently take every other connection.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
@@ -208,8 +237,8 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.RegisterService(&coordination_);
   builder.RegisterService(&health_);
   data_plane_ = std::make_unique<DataPlane>(
-      num_threads_, options.max_message_bytes, &service_, shard_, &gate_,
-      &helpers_, &builder);
+      num_threads_, options.max_message_bytes, BufferBytes(options), &service_,
+      shard_, &gate_, &helpers_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(

@@ -40,6 +40,13 @@ _MAX_MESSAGE_BYTES = flags.DEFINE_integer(
     lower_bound=1,
 )
 
+_LIMITS = flags.DEFINE_multi_string(
+    "limit",
+    [],
+    "serve: what else bounds the server, as name=value, such as "
+    "max_tables=100; docs/server.md has the names. May be repeated.",
+)
+
 _USAGE = (
     "usage: tfswitch serve|export|version [flags]; tfswitch --help lists flags"
 )
@@ -79,6 +86,11 @@ def _serve() -> None:
             "--shard_index must be below --num_shards. Received: "
             f"--shard_index={shard_index} --num_shards={num_shards}"
         )
+    for limit in _LIMITS.value:
+        if "=" not in limit:
+            raise app.UsageError(
+                f"--limit must be name=value. Received: --limit={limit}"
+            )
     server_binary.execute(
         [
             f"--address={address}",
@@ -86,6 +98,7 @@ def _serve() -> None:
             f"--num_shards={num_shards}",
             f"--num_threads={_NUM_THREADS.value}",
             f"--max_message_bytes={_MAX_MESSAGE_BYTES.value}",
+            *(f"--{limit}" for limit in _LIMITS.value),
         ]
     )
 

@@ -11,10 +11,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -124,6 +127,97 @@ int ConnectTo(const std::string& address) {
   return fd;
 }
 
+// A peer that sends what it likes and reads nothing unless it is told to.
+class RawPeer {
+ public:
+  explicit RawPeer(const std::string& address) : fd_(ConnectTo(address)) {
+    Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    SendFrame(kSettings, 0, 0, "");
+  }
+  ~RawPeer() { close(fd_); }
+  RawPeer(const RawPeer&) = delete;
+  RawPeer& operator=(const RawPeer&) = delete;
+
+  // Begins a call whose message is `size` bytes long, and sends some of them.
+  void Call(absl::string_view method, uint32_t size, absl::string_view bytes) {
+    std::string headers;
+    for (const auto& [name, value] :
+         {std::pair<std::string, std::string>{":method", "POST"},
+          {":scheme", "http"},
+          {":path", absl::StrCat("/tfswitch.v1.ParameterServer/", method)},
+          {":authority", "x"},
+          {"te", "trailers"},
+          {"content-type", "application/grpc"}}) {
+      // Literals that no table gets, without Huffman's code.
+      absl::StrAppend(&headers, std::string(1, '\0'),
+                      std::string(1, static_cast<char>(name.size())), name,
+                      std::string(1, static_cast<char>(value.size())), value);
+    }
+    SendFrame(kHeaders, kEndHeaders, stream_, headers);
+    const std::string message =
+        absl::StrCat(std::string(1, '\0'), BigEndian(size, 4), bytes);
+    for (size_t at = 0; at < message.size(); at += kFrameBytes) {
+      const bool is_last = at + kFrameBytes >= message.size();
+      SendFrame(kData, is_last && bytes.size() == size ? kEndStream : 0,
+                stream_, message.substr(at, kFrameBytes));
+    }
+    stream_ += 2;
+  }
+
+  // Whether the server has ended the connection or a call; reads what has come.
+  bool IsTurnedAway() {
+    char buffer[4096];
+    ssize_t got;
+    while ((got = recv(fd_, buffer, sizeof(buffer), MSG_DONTWAIT)) > 0) {
+      arrived_.append(buffer, static_cast<size_t>(got));
+    }
+    if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) return true;
+    size_t at = 0;
+    while (at + 9 <= arrived_.size()) {
+      const auto byte = [&](size_t i) {
+        return static_cast<size_t>(static_cast<uint8_t>(arrived_[at + i]));
+      };
+      const char type = arrived_[at + 3];
+      if (type == kReset || type == kGoAway || type == kHeaders) return true;
+      at += 9 + (byte(0) << 16 | byte(1) << 8 | byte(2));
+    }
+    return false;
+  }
+
+ private:
+  static constexpr char kData = 0;
+  static constexpr char kHeaders = 1;
+  static constexpr char kReset = 3;
+  static constexpr char kSettings = 4;
+  static constexpr char kGoAway = 7;
+  static constexpr char kEndStream = 1;
+  static constexpr char kEndHeaders = 4;
+  static constexpr size_t kFrameBytes = 16384;
+
+  static std::string BigEndian(uint64_t number, int bytes) {
+    std::string text;
+    for (int i = bytes - 1; i >= 0; --i) {
+      text.push_back(static_cast<char>(number >> (8 * i)));
+    }
+    return text;
+  }
+
+  void SendFrame(char type, char flags, uint32_t stream,
+                 const std::string& payload) {
+    Send(absl::StrCat(BigEndian(payload.size(), 3), std::string(1, type),
+                      std::string(1, flags), BigEndian(stream, 4), payload));
+  }
+
+  // A server may have hung up already.
+  void Send(const std::string& bytes) {
+    (void)send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+
+  const int fd_;
+  uint32_t stream_ = 1;
+  std::string arrived_;
+};
+
 TEST(GrpcServerTest, PortZeroIsReportedBack) {
   const auto a = StartServer();
   const auto b = StartServer();
@@ -202,6 +296,13 @@ TEST(GrpcServerTest, BadOptionsAreRefusedAndNamed) {
         start(options).ToString(),
         AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr(absl::StrCat(bytes))));
   }
+  options = {};
+  options.max_message_bytes = 4096;
+  options.max_buffer_bytes = 8191;
+  EXPECT_THAT(
+      start(options).ToString(),
+      AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("max_buffer_bytes"),
+            HasSubstr("at least 8192"), HasSubstr("8191")));
 }
 
 TEST(GrpcServerTest, StopIsIdempotentAndFreesThePort) {
@@ -366,6 +467,67 @@ TEST(GrpcServerTest, OversizedMessagesAreRefusedBothWays) {
   EXPECT_EQ(request_too_long.error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(request_too_long.error_message(), HasSubstr("4096"));
+}
+
+TEST(GrpcServerTest, RequestsThatDoNotEndTakeBoundedMemory) {
+  GrpcServerOptions options;
+  options.max_message_bytes = uint64_t{1} << 20;
+  options.max_buffer_bytes = uint64_t{8} << 20;
+  const auto server = StartServer(options);
+  {
+    std::vector<std::unique_ptr<RawPeer>> peers;
+    bool is_any_turned_away = false;
+    while (!is_any_turned_away) {
+      ASSERT_LT(peers.size(), 1000u) << "all are being served";
+      peers.push_back(std::make_unique<RawPeer>(server->address()));
+      peers.back()->Call("Push", 1 << 20, std::string(60000, '\x01'));
+      for (const auto& peer : peers) {
+        is_any_turned_away = is_any_turned_away || peer->IsTurnedAway();
+      }
+    }
+  }
+
+  // Once it has seen them go.
+  auto client = Connect(server->address()).value();
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  absl::Status status;
+  do {
+    status = client->CreateTable(SmallTable("t"));
+  } while (absl::IsResourceExhausted(status) && absl::Now() < deadline);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(PushOnes(*client, "t", 2, {1}).ok());
+}
+
+TEST(GrpcServerTest, AnswersThatNobodyReadsTakeBoundedMemory) {
+  GrpcServerOptions options;
+  options.max_message_bytes = uint64_t{1} << 20;
+  options.max_buffer_bytes = uint64_t{8} << 20;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  constexpr int kDim = 1000;
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", kDim)).ok());
+  v1::PullRequest pull;
+  pull.set_table("t");
+  for (int key = 0; key < 200; ++key) pull.add_keys(key);
+  const std::string request = pull.SerializeAsString();
+  absl::Status status;
+  {
+    RawPeer peer(server->address());
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    do {
+      peer.Call("Pull", static_cast<uint32_t>(request.size()), request);
+      status = PullRows(*client, "t", kDim, std::vector<Key>(200, 1)).status();
+    } while (status.ok() && absl::Now() < deadline);
+  }
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(server->address()), HasSubstr("8388608"),
+                    HasSubstr("--max_buffer_bytes")));
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!PullRows(*client, "t", kDim, std::vector<Key>(200, 1)).ok()) {
+    ASSERT_LT(absl::Now(), deadline) << "what has gone still counts";
+  }
 }
 
 TEST(GrpcServerTest, GarbageOnThePortLeavesItServing) {

@@ -1,6 +1,8 @@
 // tfswitch-server as a process: its flags, its one line, its end.
 
 #include <fcntl.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -8,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -66,6 +69,7 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   std::string ReadLine() { return Read(out_, '\n'); }
+  std::string ReadText() { return Read(out_, '\0'); }
   std::string ReadErrors() { return Read(err_, '\0'); }
   void Send(int signal_number) { kill(pid_, signal_number); }
 
@@ -74,6 +78,17 @@ class Program {
     Send(SIGSTOP);
     siginfo_t info;
     EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED), 0);
+  }
+
+  // The most memory that it has ever had resident.
+  int64_t PeakBytes() const {
+    std::ifstream status(absl::StrCat("/proc/", pid_, "/status"));
+    for (std::string word; status >> word;) {
+      int64_t kib = 0;
+      if (word == "VmHWM:" && status >> kib) return kib << 10;
+    }
+    ADD_FAILURE() << "no peak of process " << pid_;
+    return 0;
   }
 
   // The exit code, or minus the signal that ended it.
@@ -179,6 +194,48 @@ TEST(ServerProgramTest, StoppedProcessGivesAnErrorInTime) {
   EXPECT_TRUE(PullRows(*client, "t", 2, {1}).ok());
 }
 
+TEST(ServerProgramTest, CompressedMessagesAreRefusedAndNotInflated) {
+  Program program({"--address=127.0.0.1:0"});
+  const std::string address = AddressOf(program);
+  ASSERT_TRUE(Connect(address).ok());  // What the first call costs.
+  const grpc::Slice piece(std::string(size_t{1} << 20, '\0'));
+  const int64_t before = program.PeakBytes();
+
+  for (const auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    // Both kinds of calls, and messages of one packet and of several.
+    for (const auto& [method, size] :
+         {std::pair<const char*, size_t>{"Push", 1},
+          {"Push", 128},
+          {"Erase", 1},
+          {"Erase", 128}}) {
+      const std::vector<grpc::Slice> zeros(size, piece);
+      grpc::GenericStub stub(
+          grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+      grpc::CompletionQueue queue;
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() +
+                           std::chrono::seconds(60));
+      context.set_compression_algorithm(algorithm);
+      grpc::ByteBuffer answer;
+      grpc::Status status;
+      const auto call = stub.PrepareUnaryCall(
+          &context, absl::StrCat("/tfswitch.v1.ParameterServer/", method),
+          grpc::ByteBuffer(zeros.data(), zeros.size()), &queue);
+      call->StartCall();
+      call->Finish(&answer, &status, nullptr);
+      void* tag;
+      bool ok;
+      ASSERT_TRUE(queue.Next(&tag, &ok));
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED)
+          << status.error_message();
+      EXPECT_THAT(status.error_message(), HasSubstr("ompression"));
+    }
+  }
+
+  EXPECT_LT(program.PeakBytes() - before, int64_t{32} << 20);
+  EXPECT_TRUE(Connect(address).ok());
+}
+
 TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--bogus"}, "--bogus"},
@@ -192,6 +249,8 @@ TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
       {{"--address", "nowhere"}, "'nowhere'"},
       {{"--max_message_bytes", "1"}, "max_message_bytes"},
       {{"--num_threads", "-2"}, "num_threads"},
+      {{"--max_buffer_bytes", "-1"}, "--max_buffer_bytes"},
+      {{"--max_buffer_bytes=5"}, "max_buffer_bytes"},
       {{"--grace_period", "soon"}, "'soon'"},
       {{"--grace_period", "-1s"}, "grace_period"},
   };
@@ -221,7 +280,9 @@ TEST(ServerProgramTest, HelpAndVersionGoToStandardOutput) {
 
   Program help({"--help"});
   EXPECT_EQ(help.Wait(), 0);
-  EXPECT_THAT(help.ReadLine(), StartsWith("tfswitch-server: "));
+  EXPECT_THAT(help.ReadText(), AllOf(StartsWith("tfswitch-server: "),
+                                     HasSubstr("  --num_shards "),
+                                     HasSubstr("  --max_buffer_bytes ")));
 }
 
 }  // namespace
