@@ -380,8 +380,13 @@ absl::Status Connection::Explain(const grpc::Status& status,
       name_, " did not answer within ",
       absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
   if (IsServerAway(status)) {
-    return absl::UnavailableError(absl::StrCat(silence, ": ", Reason(status),
-                                               "; is the server running?"));
+    const std::string reason = Reason(status);
+    const bool hung_up = absl::StrContains(reason, "Socket closed") ||
+                         absl::StrContains(reason, "Connection reset");
+    return absl::UnavailableError(absl::StrCat(
+        silence, ": ", reason, "; is the server running",
+        hung_up ? ", and has it room for a connection (--max_connections)?"
+                : "?"));
   }
   absl::Status error = FromGrpcStatus(status);
   switch (error.code()) {

@@ -25,7 +25,8 @@ struct GrpcServerOptions {
   // each as 1 MiB; and as much for answers that wait until peers read them. 0:
   // half of the machine's memory, but at least two of the longest messages.
   uint64_t max_buffer_bytes = 0;
-  uint32_t protocol_version = 1;  // Another value is for tests.
+  uint64_t max_connections = 10'000;  // More are closed at once.
+  uint32_t protocol_version = 1;      // Another value is for tests.
 };
 
 // A running server, with the standard health and reflection services. Traffic

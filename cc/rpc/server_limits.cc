@@ -20,6 +20,10 @@ std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
        "Memory for requests that arrive, and as much for answers that are not "
        "read yet. 0: half of the machine's, at least two longest messages.",
        0, kAny, &server->max_buffer_bytes},
+      {"max_connections",
+       "Connections at a time; also, three quarters of the files that the "
+       "process may open.",
+       1, kAny, &server->max_connections},
   };
 }
 

@@ -164,6 +164,12 @@ class RawPeer {
     stream_ += 2;
   }
 
+  // Waits for the server's first word. False if it hangs up instead.
+  bool IsWelcome() {
+    char first;
+    return recv(fd_, &first, 1, MSG_PEEK) == 1;
+  }
+
   // Whether the server has ended the connection or a call; reads what has come.
   bool IsTurnedAway() {
     char buffer[4096];
@@ -225,6 +231,18 @@ TEST(GrpcServerTest, PortZeroIsReportedBack) {
   EXPECT_THAT(a->address(), testing::StartsWith("127.0.0.1:"));
   EXPECT_GT(ParseAddress(a->address())->port, 0);
   EXPECT_NE(a->address(), b->address());
+}
+
+TEST(GrpcServerTest, WildcardAndNamesOfHostsAreListenedOn) {
+  for (const char* host : {"0.0.0.0", "localhost"}) {
+    GrpcServerOptions options;
+    options.address = absl::StrCat(host, ":0");
+    const auto server = StartServer(options);
+
+    const int port = ParseAddress(server->address())->port;
+    EXPECT_EQ(server->address(), absl::StrCat(host, ":", port));
+    EXPECT_TRUE(Connect(absl::StrCat("127.0.0.1:", port)).ok());
+  }
 }
 
 TEST(GrpcServerTest, SecondServerOnAPortFailsAndNamesIt) {
@@ -467,6 +485,29 @@ TEST(GrpcServerTest, OversizedMessagesAreRefusedBothWays) {
   EXPECT_EQ(request_too_long.error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(request_too_long.error_message(), HasSubstr("4096"));
+}
+
+TEST(GrpcServerTest, ConnectionsOverTheLimitAreClosedUntilOthersHaveGone) {
+  GrpcServerOptions options;
+  options.max_connections = 3;
+  const auto server = StartServer(options);
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int i = 0; i < 3; ++i) {
+    peers.push_back(std::make_unique<RawPeer>(server->address()));
+    ASSERT_TRUE(peers.back()->IsWelcome()) << i;
+  }
+
+  EXPECT_FALSE(RawPeer(server->address()).IsWelcome());
+  EXPECT_FALSE(peers[0]->IsTurnedAway());
+  EXPECT_THAT(
+      Connect(server->address(), absl::Milliseconds(300)).status().ToString(),
+      AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("--max_connections")));
+
+  peers.pop_back();
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!RawPeer(server->address()).IsWelcome()) {
+    ASSERT_LT(absl::Now(), deadline) << "what has gone still counts";
+  }
 }
 
 TEST(GrpcServerTest, RequestsThatDoNotEndTakeBoundedMemory) {

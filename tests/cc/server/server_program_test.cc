@@ -1,16 +1,22 @@
 // tfswitch-server as a process: its flags, its one line, its end.
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,6 +25,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cc/rpc/address.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
@@ -70,6 +77,7 @@ class Program {
 
   std::string ReadLine() { return Read(out_, '\n'); }
   std::string ReadText() { return Read(out_, '\0'); }
+  std::string ReadErrorLine() { return Read(err_, '\n'); }
   std::string ReadErrors() { return Read(err_, '\0'); }
   void Send(int signal_number) { kill(pid_, signal_number); }
 
@@ -78,6 +86,24 @@ class Program {
     Send(SIGSTOP);
     siginfo_t info;
     EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED), 0);
+  }
+
+  // How many files it may open, and may allow itself to open.
+  rlimit FileLimit() const {
+    rlimit files = {};
+    EXPECT_EQ(prlimit(pid_, RLIMIT_NOFILE, nullptr, &files), 0);
+    return files;
+  }
+
+  // Leaves it room for a few files more than it has open.
+  void LimitFiles(rlim_t more) const {
+    rlimit files = {};
+    const std::filesystem::directory_iterator open(
+        absl::StrCat("/proc/", pid_, "/fd"));
+    files.rlim_cur =
+        more + static_cast<rlim_t>(std::distance(begin(open), end(open)));
+    files.rlim_max = files.rlim_cur;
+    EXPECT_EQ(prlimit(pid_, RLIMIT_NOFILE, &files, nullptr), 0);
   }
 
   // The most memory that it has ever had resident.
@@ -194,6 +220,41 @@ TEST(ServerProgramTest, StoppedProcessGivesAnErrorInTime) {
   EXPECT_TRUE(PullRows(*client, "t", 2, {1}).ok());
 }
 
+TEST(ServerProgramTest, TakesAllFilesThatItMay) {
+  rlimit own = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &own), 0);
+  rlimit low = own;
+  low.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  Program program({"--address=127.0.0.1:0"});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &own), 0);
+  AddressOf(program);
+
+  EXPECT_EQ(program.FileLimit().rlim_cur, own.rlim_max);
+}
+
+TEST(ServerProgramTest, ListensAgainAfterItHadNoFilesLeft) {
+  Program program({"--address=127.0.0.1:0"});
+  const std::string address = AddressOf(program);
+  program.LimitFiles(2);
+  std::vector<int> connections;
+  sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  to.sin_port = htons(ParseAddress(address)->port);
+  for (int i = 0; i < 5; ++i) {
+    connections.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(connections.back(), reinterpret_cast<sockaddr*>(&to),
+                      sizeof(to)),
+              0);
+  }
+  EXPECT_THAT(program.ReadErrorLine(), HasSubstr("Too many open files"));
+
+  for (const int connection : connections) close(connection);
+
+  EXPECT_TRUE(Connect(address).ok());
+}
+
 TEST(ServerProgramTest, CompressedMessagesAreRefusedAndNotInflated) {
   Program program({"--address=127.0.0.1:0"});
   const std::string address = AddressOf(program);
@@ -250,6 +311,7 @@ TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
       {{"--max_message_bytes", "1"}, "max_message_bytes"},
       {{"--num_threads", "-2"}, "num_threads"},
       {{"--max_buffer_bytes", "-1"}, "--max_buffer_bytes"},
+      {{"--max_connections=0"}, "--max_connections must be 1 to "},
       {{"--max_buffer_bytes=5"}, "max_buffer_bytes"},
       {{"--grace_period", "soon"}, "'soon'"},
       {{"--grace_period", "-1s"}, "grace_period"},
