@@ -29,6 +29,8 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+// Beside those of control calls: that poll, and of health and reflection.
+constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
 
 uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
@@ -75,6 +77,7 @@ class RunningServer final : public GrpcServer {
   RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
       : num_threads_(NumThreads(options)),
         helpers_(num_threads_ - 1),
+        gate_(options.max_control_calls),
         service_(
             {options.protocol_version, DrawId(), options.max_message_bytes},
             shard, &gate_, &helpers_),
@@ -153,7 +156,12 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   // with RESOURCE_EXHAUSTED.
   grpc::ResourceQuota quota("tfswitch-server");
   quota.Resize(BufferBytes(options));
+  quota.SetMaxThreads(
+      static_cast<int>(options.max_control_calls + kOtherThreads));
   builder.SetResourceQuota(quota);
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONCURRENT_STREAMS,
+      static_cast<int>(options.max_calls_per_connection));
   // Of one who connects and says nothing.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              kHandshakeTimeoutMs);

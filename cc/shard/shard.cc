@@ -27,6 +27,15 @@ std::string ShardPrefix(const ShardOptions& options) {
   return absl::StrCat(" on shard ", options.shard_index);
 }
 
+// Of the cells that admission counts in; 0: it needs none.
+double BloomBytes(const TableConfig& config, const ShardOptions& options) {
+  const auto* bloom =
+      std::get_if<BloomMinCountAdmission>(&config.admission.policy);
+  if (bloom == nullptr) return 0.0;
+  return CountingBloom::SizeBytes(*bloom, config.num_virtual_shards) /
+         options.num_shards;
+}
+
 absl::Status CheckSize(const EmbeddingTable& table, const char* what,
                        size_t num_keys, int width, size_t got) {
   if (got == num_keys * static_cast<size_t>(width)) return absl::OkStatus();
@@ -83,23 +92,43 @@ absl::Status ShardOptions::Validate() const {
 
 Shard::Shard(const ShardOptions& options) : options_(options) {}
 
-absl::Status Shard::CheckAdmissionMemory(const TableConfig& config) const {
-  const auto* bloom =
-      std::get_if<BloomMinCountAdmission>(&config.admission.policy);
-  if (bloom == nullptr) return absl::OkStatus();
-  const double bytes =
-      CountingBloom::SizeBytes(*bloom, config.num_virtual_shards) /
-      options_.num_shards;
-  const double limit = static_cast<double>(PhysicalMemoryBytes()) / 2;
-  if (bytes <= limit) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "table '", config.name, "': admission.bloom_min_count.capacity: ",
-      bloom->capacity, " ids with a false_positive_rate of ",
-      bloom->false_positive_rate, " take ", bytes / 1e9,
-      " GB of cells on each server, and half of this machine's memory is ",
-      limit / 1e9,
-      " GB; lower the capacity, raise the rate, or use more "
-      "servers"));
+absl::Status Shard::CheckRoom(const TableConfig& config) const {
+  if (tables_.size() >= options_.max_tables) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no room for table '", config.name, "': there are ", tables_.size(),
+        ShardPrefix(options_),
+        ", as many as --max_tables allows; drop some, or start the server with "
+        "a larger one"));
+  }
+  const double bytes = BloomBytes(config, options_);
+  if (bytes == 0.0) return absl::OkStatus();
+  const double limit = options_.max_bloom_bytes != 0
+                           ? static_cast<double>(options_.max_bloom_bytes)
+                           : static_cast<double>(PhysicalMemoryBytes()) / 2;
+  const std::string limit_text = absl::StrCat(
+      limit / 1e9, " GB (",
+      options_.max_bloom_bytes != 0 ? "" : "half of this machine's memory; ",
+      "--max_bloom_bytes)");
+  if (bytes > limit) {
+    const auto& bloom =
+        std::get<BloomMinCountAdmission>(config.admission.policy);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", config.name, "': admission.bloom_min_count.capacity: ",
+        bloom.capacity, " ids with a false_positive_rate of ",
+        bloom.false_positive_rate, " take ", bytes / 1e9,
+        " GB of cells on each server, and the limit is ", limit_text,
+        "; lower the capacity, raise the rate, or use more servers"));
+  }
+  double others = 0.0;
+  for (const auto& [name, table] : tables_) {
+    others += BloomBytes(table->config(), options_);
+  }
+  if (others + bytes <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "table '", config.name, "': the cells of its admission take ",
+      bytes / 1e9, " GB on each server, beside ", others / 1e9,
+      " GB of other tables, and the limit is ", limit_text,
+      "; lower the capacity, raise the rate, or use more servers"));
 }
 
 absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
@@ -110,7 +139,6 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
         config.num_virtual_shards, ") must be at least the number of servers (",
         options_.num_shards, ")"));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckAdmissionMemory(config));
   MutexLock lock(&mutex_);
   const auto it = tables_.find(config.name);
   if (it != tables_.end()) {
@@ -121,6 +149,7 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
         " with another config: ", DescribeDifference(existing, config),
         "; use the same settings or another name"));
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckRoom(config));
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             EmbeddingTable::Create(config));
   tables_.emplace(config.name, std::move(table));

@@ -32,6 +32,12 @@ struct ShardOptions {
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
 
+  // What clients may make it keep. A table without rows takes about 0.2 MiB.
+  uint64_t max_tables = 4096;
+  // Cells of Bloom filters, of all tables; 0: half of the machine's memory.
+  uint64_t max_bloom_bytes = 0;
+  CoordinatorLimits coordinator = {};
+
   absl::Status Validate() const;
 };
 
@@ -88,7 +94,8 @@ class Shard {
   void EndWaits() { coordinator_->Shutdown(); }
 
   // Returns true if the table was created, false if it was there with an equal
-  // config. AlreadyExists, naming the fields that differ, otherwise.
+  // config. AlreadyExists, naming the fields that differ, if it was there with
+  // another; ResourceExhausted if that is one too many.
   absl::StatusOr<bool> CreateTable(const TableConfig& config);
 
   // Returns false if there was no such table.
@@ -214,8 +221,11 @@ class Shard {
     bool is_whole = false;  // Of all tables that the checkpoint has.
   };
 
-  // InvalidArgument if what admission needs does not fit this machine.
-  absl::Status CheckAdmissionMemory(const TableConfig& config) const;
+  // ResourceExhausted if there is no room for another table, or for what its
+  // admission needs beside that of others; InvalidArgument if it needs more
+  // than all may.
+  absl::Status CheckRoom(const TableConfig& config) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
   // A push that has been checked, and the sums of what it repeats.
@@ -250,10 +260,10 @@ class Shard {
 
   // These have their own locks.
   PushLedger ledger_;
-  RoundStage stage_;
+  RoundStage stage_{options_.coordinator.max_groups};
   PendingExports pending_exports_;
   const std::shared_ptr<Coordinator> coordinator_ =
-      std::make_shared<Coordinator>();
+      std::make_shared<Coordinator>(options_.coordinator);
 
   mutable Mutex mutex_;
   TableMap tables_ ABSL_GUARDED_BY(mutex_);

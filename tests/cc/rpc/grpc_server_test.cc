@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <memory>
@@ -27,6 +28,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tfswitch/v1/coordination.grpc.pb.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
 namespace tfswitch {
@@ -170,6 +172,9 @@ class RawPeer {
     return recv(fd_, &first, 1, MSG_PEEK) == 1;
   }
 
+  // Says that the server's settings hold.
+  void TakeSettings() { SendFrame(kSettings, kAck, 0, ""); }
+
   // Whether the server has ended the connection or a call; reads what has come.
   bool IsTurnedAway() {
     char buffer[4096];
@@ -196,6 +201,7 @@ class RawPeer {
   static constexpr char kReset = 3;
   static constexpr char kSettings = 4;
   static constexpr char kGoAway = 7;
+  static constexpr char kAck = 1;
   static constexpr char kEndStream = 1;
   static constexpr char kEndHeaders = 4;
   static constexpr size_t kFrameBytes = 16384;
@@ -508,6 +514,109 @@ TEST(GrpcServerTest, ConnectionsOverTheLimitAreClosedUntilOthersHaveGone) {
   while (!RawPeer(server->address()).IsWelcome()) {
     ASSERT_LT(absl::Now(), deadline) << "what has gone still counts";
   }
+}
+
+TEST(GrpcServerTest, AConnectionHasOnlySoManyCalls) {
+  GrpcServerOptions options;
+  options.max_calls_per_connection = 3;
+  const auto server = StartServer(options);
+  RawPeer peer(server->address());
+  ASSERT_TRUE(peer.IsWelcome());
+  peer.TakeSettings();
+  for (int i = 0; i < 3; ++i) peer.Call("Push", 1000, "");
+  EXPECT_FALSE(peer.IsTurnedAway());
+
+  peer.Call("Push", 1000, "");
+
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!peer.IsTurnedAway()) ASSERT_LT(absl::Now(), deadline);
+}
+
+TEST(GrpcServerTest, WorkersThatWaitLeaveThreadsForOthers) {
+  GrpcServerOptions options;
+  options.max_control_calls = 8;
+  const auto server = StartServer(options);
+  const auto client = Connect(server->address()).value();
+  WorkerGroupOptions group;
+  group.num_workers = 100;
+  ASSERT_TRUE(client->groups().CreateGroup("g", group).ok());
+  PlainPeer peer(server->address());
+  const auto stub = v1::Coordination::NewStub(peer.channel());
+  std::vector<uint64_t> incarnations;
+  for (uint32_t worker = 0; worker < 7; ++worker) {
+    incarnations.push_back(client->groups().Join("g", worker, 0)->incarnation);
+  }
+  const auto wait = [&](uint32_t worker, int64_t milliseconds) {
+    v1::WaitAtBarrierRequest request;
+    request.mutable_member()->set_group("g");
+    request.mutable_member()->set_worker(worker);
+    request.mutable_member()->set_incarnation(incarnations[worker]);
+    request.set_barrier("b");
+    request.set_wait_ms(milliseconds);
+    v1::WaitAtBarrierResponse response;
+    grpc::ClientContext context;
+    return stub->WaitAtBarrier(&context, request, &response);
+  };
+  std::vector<std::thread> waiting;
+  std::atomic<bool> ends{false};
+  for (uint32_t worker = 0; worker < 6; ++worker) {
+    // A server ends a wait after some seconds, and is asked again.
+    waiting.emplace_back([&wait, &ends, worker] {
+      while (!ends) wait(worker, 60'000);
+    });
+  }
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  grpc::Status status;
+  do {
+    status = wait(6, 1);
+  } while (status.ok() && absl::Now() < deadline);
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("6 calls wait"),
+                                            HasSubstr("--max_control_calls")));
+  EXPECT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  EXPECT_TRUE(Connect(server->address()).ok());
+  ends = true;
+  server->Stop(absl::ZeroDuration());
+  for (std::thread& thread : waiting) thread.join();
+}
+
+TEST(GrpcServerTest, StreamsOfReflectionDoNotTakeThreadsWithoutBound) {
+  GrpcServerOptions options;
+  options.max_control_calls = 4;
+  const auto server = StartServer(options);
+  struct Stream {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::ByteBuffer answer;
+  };
+  PlainPeer peer(server->address());
+  grpc::GenericStub stub(peer.channel());
+  grpc::CompletionQueue queue;
+  std::vector<std::unique_ptr<Stream>> streams;
+  int num_refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    streams.push_back(std::make_unique<Stream>());
+    Stream& stream = *streams.back();
+    stream.context.set_deadline(std::chrono::system_clock::now() +
+                                std::chrono::seconds(30));
+    stream.call = stub.PrepareCall(
+        &stream.context,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        &queue);
+    void* tag;
+    bool is_ok = false;
+    stream.call->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &is_ok));
+    stream.call->Write(ToByteBuffer("\x3a\x01*"), nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &is_ok));
+    stream.call->Read(&stream.answer, nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &is_ok));
+    num_refused += is_ok ? 0 : 1;
+  }
+
+  EXPECT_GT(num_refused, 100);
+  for (const auto& stream : streams) stream->context.TryCancel();
 }
 
 TEST(GrpcServerTest, RequestsThatDoNotEndTakeBoundedMemory) {

@@ -16,18 +16,21 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/hash.h"
 #include "cc/base/racy_memory.h"
+#include "cc/table/counting_bloom.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tfswitch {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 TableConfig Config(const std::string& name) {
@@ -43,6 +46,59 @@ TEST(ShardOptionsTest, PlaceMustBeInTheCluster) {
               HasSubstr("shard_index"));
   EXPECT_THAT(std::string((ShardOptions{0, 0}).Validate().message()),
               HasSubstr("num_shards"));
+}
+
+TEST(ShardTest, ATableTooManyIsRefusedAndNamed) {
+  ShardOptions options;
+  options.max_tables = 2;
+  Shard shard(options);
+  ASSERT_TRUE(shard.CreateTable(Config("a")).ok());
+  ASSERT_TRUE(shard.CreateTable(Config("b")).ok());
+
+  const absl::Status status = shard.CreateTable(Config("c")).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("'c'"), HasSubstr("2"), HasSubstr("--max_tables")));
+  EXPECT_FALSE(shard.CreateTable(Config("b")).value());  // It is there.
+  ASSERT_TRUE(shard.DropTable("a"));
+  EXPECT_TRUE(shard.CreateTable(Config("c")).value());
+}
+
+TEST(ShardTest, BloomFiltersOfAllTablesShareOneLimit) {
+  const auto config = [](const std::string& name, uint64_t capacity) {
+    TableConfig table = Config(name);
+    BloomMinCountAdmission bloom;
+    bloom.min_count = 2;
+    bloom.capacity = capacity;
+    table.admission.policy = bloom;
+    return table;
+  };
+  ShardOptions options;
+  options.max_bloom_bytes = static_cast<uint64_t>(
+      2.5 *
+      CountingBloom::SizeBytes(std::get<BloomMinCountAdmission>(
+                                   config("", 1'000'000).admission.policy),
+                               config("", 1).num_virtual_shards));
+  Shard shard(options);
+  ASSERT_TRUE(shard.CreateTable(config("a", 1'000'000)).ok());
+  ASSERT_TRUE(shard.CreateTable(config("b", 1'000'000)).ok());
+
+  const absl::Status beside =
+      shard.CreateTable(config("c", 1'000'000)).status();
+  const absl::Status alone = shard.CreateTable(config("c", 9'000'000)).status();
+
+  EXPECT_EQ(beside.code(), absl::StatusCode::kResourceExhausted) << beside;
+  EXPECT_EQ(alone.code(), absl::StatusCode::kInvalidArgument) << alone;
+  for (const absl::Status& status : {beside, alone}) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("'c'"), HasSubstr(" GB"),
+                      HasSubstr("--max_bloom_bytes")));
+  }
+  EXPECT_TRUE(shard.CreateTable(Config("c")).ok());
+  ASSERT_TRUE(shard.DropTable("a"));
+  EXPECT_TRUE(shard.CreateTable(config("d", 1'000'000)).ok());
 }
 
 TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
