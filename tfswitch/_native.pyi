@@ -5,7 +5,7 @@ last axis. Failed calls raise what cc/pybind/status_exceptions.h says. Methods
 may be called from any thread, and those that may block release the GIL.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -113,9 +113,10 @@ class Server:
         address: str,
         shard_index: int,
         num_shards: int,
-        num_threads: int = 0,
-        max_message_bytes: int = 0,
-        checkpoint_root: str | None = None,
+        num_threads: int,
+        max_message_bytes: int,
+        limits: Sequence[str],
+        checkpoint_root: str | None,
     ) -> None: ...
     @property
     def address(self) -> str: ...

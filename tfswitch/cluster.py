@@ -168,11 +168,11 @@ class Cluster:
                 below it.
             tables: Names; empty for all.
             keep: How many saves stay in the folder, this one included, from 1.
-                One more stays if it has the last rows of a table that was made
-                again since, under the same name.
+                If a table was made again since, under the same name, the newest
+                and the largest save of its former rows stay as well.
             drop: Names of tables of the save before that the new one may be
-                without. A save of all tables is refused if another one of them
-                is missing.
+                without; only if `tables` is empty. A save of all tables is
+                refused if another one of them is missing.
 
         Returns:
             `{"tables": [names], "num_rows": n, "save": its number in the
@@ -343,7 +343,7 @@ def connect(
             checkpoint is restored or `Cluster.reset_lost_tables` is called.
             "recreate": calls go on with empty rows there, and a warning on the
             error stream says so once. It holds for all that this process does
-            with the cluster.
+            with this address and timeout, until the next `connect` to them.
 
     Returns:
         The cluster. As a context manager it closes at the end, and the former

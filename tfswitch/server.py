@@ -1,6 +1,7 @@
 """A parameter server inside a Python process, for tests and notebooks."""
 
 import os
+from collections.abc import Mapping
 from types import TracebackType
 
 from tfswitch import _native
@@ -22,6 +23,9 @@ class Server:
         checkpoint_root: The folder below which clients may save and restore.
             Relative paths of theirs are taken from it. None: the current
             folder, unless that is "/"; then saves are refused.
+        limits: What else bounds the server, by the names of the flags of
+            `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. The
+            others keep their defaults.
 
     Example:
 
@@ -38,12 +42,15 @@ class Server:
         num_threads: int = 0,
         max_message_bytes: int = 0,
         checkpoint_root: str | os.PathLike[str] | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
+        self._limits = dict(limits or {})
         for name, value, least in (
             ("shard_index", shard_index, 0),
             ("num_shards", num_shards, 1),
             ("num_threads", num_threads, 0),
             ("max_message_bytes", max_message_bytes, 0),
+            *((name, value, 0) for name, value in self._limits.items()),
         ):
             if (
                 isinstance(value, bool)
@@ -65,7 +72,9 @@ class Server:
         self._num_threads = num_threads
         self._max_message_bytes = max_message_bytes
         self._checkpoint_root = (
-            None if checkpoint_root is None else os.fspath(checkpoint_root)
+            None
+            if checkpoint_root is None
+            else os.path.abspath(checkpoint_root)
         )
         self._native: _native.Server | None = None
 
@@ -90,7 +99,7 @@ class Server:
             This server.
 
         Raises:
-            ValueError: If the address is malformed.
+            ValueError: If the address is malformed, or there is no such limit.
             ConnectionError: If the address cannot be bound.
         """
         if self._native is None:
@@ -100,6 +109,7 @@ class Server:
                 self._num_shards,
                 self._num_threads,
                 self._max_message_bytes,
+                [f"{name}={value}" for name, value in self._limits.items()],
                 self._checkpoint_root,
             )
         return self

@@ -99,6 +99,12 @@ std::string DefaultRoot() {
   return error || current == "/" ? "" : current.string();
 }
 
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const fs::path absolute = fs::absolute(path, error);
+  return error ? path : absolute.string();
+}
+
 absl::StatusOr<std::string> ResolveBelow(const std::string& root,
                                          const std::string& path) {
   if (path.empty()) {
@@ -128,11 +134,20 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
   for (; !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
     if (entry.depth() > 0) entry.disable_recursion_pending();
-    if (entry->is_symlink(error) &&
-        !is_below(fs::weakly_canonical(entry->path(), error))) {
+    std::error_code unknown;
+    if (!entry->is_symlink(unknown)) {
+      // One that is gone again was a temporary file.
+      if (!unknown || unknown.value() == ENOENT) continue;
+      return outside(": its files cannot be examined");
+    }
+    const fs::path target = fs::canonical(entry->path(), unknown);
+    if (unknown || !is_below(target)) {
       return outside(
           absl::StrCat(": '", entry->path().string(), "' leads away"));
     }
+  }
+  if (error && error.value() != ENOENT) {
+    return outside(": its files cannot be examined");
   }
   return found.string();
 }
@@ -247,11 +262,14 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
 absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
     const std::string& folder, absl::Duration wait) {
   const std::string path = absl::StrCat(folder, "/.lock");
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  const int fd =
+      open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
   auto lock = absl::WrapUnique(new FolderLock(fd));
   const absl::Time deadline = SteadyNow() + wait;
   while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    // Some network file systems have no locks.
+    if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK) break;
     if (errno != EWOULDBLOCK && errno != EINTR) {
       return ErrnoStatus("lock", path, errno);
     }

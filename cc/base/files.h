@@ -33,6 +33,9 @@ absl::Status CheckId(absl::string_view what, absl::string_view id);
 // it was started in, or "" if that is "/".
 std::string DefaultRoot();
 
+// `path`, taken from the current folder.
+std::string AbsolutePath(const std::string& path);
+
 // The folder or file that a client's `path` means: it is taken from `root`, a
 // folder. PermissionDenied if it would be elsewhere: an absolute path not below
 // `root`, a ".." in it, or a symbolic link, in the path or up to two levels
@@ -81,7 +84,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes);
 
 // A folder that one writer at a time has, of all processes that ask for this
-// lock; on NFS, of all on this machine.
+// lock. It does nothing on file systems that have no locks.
 class FolderLock {
  public:
   // Waits at most `wait` for the writer that has it; then Aborted.

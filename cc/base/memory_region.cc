@@ -1,6 +1,7 @@
 #include "cc/base/memory_region.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,6 +58,21 @@ void* MapBeyondAddressSpace(size_t bytes, int protection) {
 #endif
 }
 
+// Kept free for everything else: stacks, messages, files.
+constexpr size_t kRoomForOthers = size_t{64} << 30;
+
+// Whether that room is there. Somebody who has set a limit knows what is.
+bool LeavesRoom() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    return true;
+  }
+  void* const probe = Map(nullptr, kRoomForOthers, PROT_NONE);
+  if (probe == MAP_FAILED) return false;
+  munmap(probe, kRoomForOthers);
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
@@ -75,7 +91,12 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
   if (map != MAP_FAILED) size = wish;
   while (map == MAP_FAILED) {
     map = Map(nullptr, size + kHugePageBytes, protection);
-    if (map != MAP_FAILED) break;
+    if (map != MAP_FAILED && LeavesRoom()) break;
+    if (map != MAP_FAILED) {
+      munmap(map, size + kHugePageBytes);
+      map = MAP_FAILED;
+      errno = ENOMEM;
+    }
     if (size / 2 < min_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "cannot reserve ", size, " bytes of address space (",

@@ -77,8 +77,8 @@ class MemoryReservation {
   // Reserves `bytes`; where they are more than kShare of what reservations of
   // this process have left of its address space, that share, so that later ones
   // and everything else find room; or half of that, and so on, whatever the
-  // system gives, but never less than `min_bytes`. ResourceExhausted if it
-  // gives nothing.
+  // system gives while it keeps 64 GiB for everything else, but never less than
+  // `min_bytes`. ResourceExhausted if it gives nothing.
   static absl::StatusOr<MemoryReservation> Create(size_t bytes,
                                                   size_t min_bytes);
 

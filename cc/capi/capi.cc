@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/key_batch.h"
@@ -34,6 +35,7 @@
 #include "cc/client/joined_calls.h"
 #include "cc/client/worker_session.h"
 #include "cc/rpc/grpc_server.h"
+#include "cc/rpc/server_limits.h"
 #include "cc/serving/served_model.h"
 #include "cc/shard/shard.h"
 #include "cc/sync/work_queue_json.h"
@@ -952,6 +954,12 @@ int StartServer(const Tfswitch_ServerOptions* options, Tfswitch_Server** server,
     server_options.num_threads = options->num_threads;
     if (options->max_message_bytes != 0) {
       server_options.max_message_bytes = options->max_message_bytes;
+    }
+    for (size_t i = 0; i < options->num_limits; ++i) {
+      const std::pair<absl::string_view, absl::string_view> limit =
+          absl::StrSplit(options->limits[i], absl::MaxSplits('=', 1));
+      TFSWITCH_RETURN_IF_ERROR(SetServerLimit(limit.first, limit.second,
+                                              &server_options, &shard_options));
     }
     TFSWITCH_ASSIGN_OR_RETURN(
         std::unique_ptr<GrpcServer> started,

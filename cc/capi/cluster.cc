@@ -1,6 +1,7 @@
 #include "cc/capi/cluster.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -124,7 +125,12 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
     }
     if (!parsed.is_remote) {
       std::shared_ptr<Shard>& shard = registry.local_shards[parsed.local_name];
-      if (shard == nullptr) shard = std::make_shared<Shard>(ShardOptions{});
+      if (shard == nullptr) {
+        // The limits are for what others do to a server.
+        ShardOptions options;
+        options.max_tables = std::numeric_limits<uint64_t>::max();
+        shard = std::make_shared<Shard>(options);
+      }
       local_shard = shard;
     }
   }

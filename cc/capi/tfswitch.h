@@ -68,6 +68,9 @@ typedef struct Tfswitch_ServerOptions {
   uint64_t max_message_bytes;  // 0: the default, 1 GiB.
   // Below it clients may save and restore; NULL: the current folder.
   const char* checkpoint_root;
+  // Further flags of tfswitch-server that bound it, as "max_tables=100".
+  const char* const* limits;
+  size_t num_limits;
 } Tfswitch_ServerOptions;
 
 typedef struct Tfswitch_PushOptions {

@@ -33,6 +33,7 @@ constexpr int64_t kBytesPerFile = int64_t{128} << 20;
 // A manifest has about 200 bytes for each 128 MiB of rows. Only items of work
 // queues make it long.
 constexpr size_t kMaxManifestBytes = size_t{256} << 20;
+constexpr int64_t kMaxSaveNumber = 1'000'000'000'000;
 
 template <typename T>
 absl::Span<const char> BytesOf(const std::vector<T>& values) {
@@ -258,7 +259,8 @@ absl::StatusOr<Manifest> ReadManifestFile(const std::string& file_name) {
   if (!Get(json, "save_id", &manifest.save_id) || !json.contains("tables")) {
     return Damaged(what, "fields 'save_id' and 'tables'");
   }
-  if (json.contains("save") && !Get(json, "save", &manifest.number)) {
+  if (json.contains("save") && (!Get(json, "save", &manifest.number) ||
+                                manifest.number > kMaxSaveNumber)) {
     return Damaged(what, "field 'save'");
   }
   TFSWITCH_RETURN_IF_ERROR(
@@ -276,7 +278,8 @@ absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
     int64_t number = 0;
     if (absl::ConsumePrefix(&file, "manifest-") &&
         absl::ConsumeSuffix(&file, ".json") &&
-        absl::SimpleAtoi(file, &number) && number > 0) {
+        absl::SimpleAtoi(file, &number) && number > 0 &&
+        number <= kMaxSaveNumber) {
       numbers.push_back(number);
     }
   }
@@ -300,22 +303,45 @@ bool HasLastRowsOf(const Manifest& save, const Manifest& newest,
       });
 }
 
+int64_t RowsOf(const Manifest& save) {
+  int64_t num_rows = 0;
+  for (const auto& [name, table] : save.tables) {
+    for (const RowFile& file : table.files) {
+      if (file.kind == FileKind::kRows) num_rows += file.num_rows;
+    }
+  }
+  return num_rows;
+}
+
 // Removes the saves that are not kept. The newest is published: what cannot be
-// removed or read stays, and is only garbage.
+// removed stays, and is only garbage.
 void RemoveOldSaves(const std::string& path, const Manifest& newest, int keep) {
+  const absl::StatusOr<std::vector<int64_t>> numbers = FormerSaves(path);
+  if (!numbers.ok()) return;
   std::vector<Manifest> kept = {newest};
   std::vector<Manifest> old;
-  bool keeps_other_rows = false;
-  for (const int64_t number :
-       FormerSaves(path).value_or(std::vector<int64_t>())) {
+  for (const int64_t number : *numbers) {
     absl::StatusOr<Manifest> save =
         ReadManifestFile(ManifestPath(path, number));
-    if (!save.ok() || number >= newest.number) continue;
+    // Which files it needs is not known.
+    if (!save.ok()) return;
     save->number = number;
+    if (number >= newest.number) continue;
     if (kept.size() < static_cast<size_t>(keep)) {
       kept.push_back(*std::move(save));
     } else {
       old.push_back(*std::move(save));
+    }
+  }
+  // Of rows that were lost, or belong to another training: the newest save, and
+  // the one with most rows.
+  size_t last = old.size();
+  size_t largest = old.size();
+  for (size_t i = 0; i < old.size(); ++i) {
+    if (!HasLastRowsOf(old[i], newest, kept)) continue;
+    if (last == old.size()) last = i;
+    if (largest == old.size() || RowsOf(old[i]) > RowsOf(old[largest])) {
+      largest = i;
     }
   }
   std::set<std::string> named;
@@ -325,26 +351,39 @@ void RemoveOldSaves(const std::string& path, const Manifest& newest, int keep) {
     }
   };
   for (const Manifest& save : kept) name_files(save);
-  std::vector<const Manifest*> gone;
-  for (const Manifest& save : old) {
-    if (!keeps_other_rows && HasLastRowsOf(save, newest, kept)) {
-      keeps_other_rows = true;
-      name_files(save);
-    } else {
-      gone.push_back(&save);
-    }
+  for (const size_t i : {last, largest}) {
+    if (i < old.size()) name_files(old[i]);
   }
-  std::error_code error;
-  for (const Manifest* save : gone) {
+  for (size_t i = 0; i < old.size(); ++i) {
+    if (i == last || i == largest) continue;
+    std::error_code error;
     // First, so that no manifest names a file that is gone.
-    fs::remove(ManifestPath(path, save->number), error);
-    for (const auto& [table, saved] : save->tables) {
+    fs::remove(ManifestPath(path, old[i].number), error);
+    if (error) {
+      name_files(old[i]);
+      continue;
+    }
+    for (const auto& [table, saved] : old[i].tables) {
       for (const RowFile& file : saved.files) {
         if (named.count(file.name) > 0) continue;
         fs::remove(fs::path(path) / file.name, error);
       }
     }
   }
+}
+
+// The newest save, and whether it is manifest.json: if somebody has removed
+// that, it is the newest of the others. NotFound if there is none.
+absl::StatusOr<Manifest> NewestSave(const std::string& path,
+                                    const std::vector<int64_t>& former,
+                                    bool* is_current) {
+  *is_current = true;
+  absl::StatusOr<Manifest> newest = ReadManifestFile(ManifestPath(path, 0));
+  if (!absl::IsNotFound(newest.status()) || former.empty()) return newest;
+  *is_current = false;
+  newest = ReadManifestFile(ManifestPath(path, former.front()));
+  if (newest.ok()) newest->number = former.front();
+  return newest;
 }
 
 }  // namespace
@@ -361,7 +400,7 @@ struct PartWriter::Data {
   std::map<std::string, SavedTable> tables;
   std::string work_queues;
   Interrupt interrupt;
-  std::vector<std::string> written;  // Their paths.
+  std::vector<std::string> written;  // Relative to `path`.
   bool is_finished = false;
 };
 
@@ -381,7 +420,7 @@ PartWriter::~PartWriter() {
   if (data_->is_finished) return;
   for (const std::string& file : data_->written) {
     std::error_code error;  // A file that stays is only garbage.
-    fs::remove(file, error);
+    fs::remove(fs::path(data_->path) / file, error);
   }
 }
 
@@ -422,7 +461,7 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
                           {"optimizer", OptimizerName(saved.config.optimizer)},
                           {"kind", NameOf(kind)},
                           {"save_id", data_->save_id}}));
-    data_->written.push_back(file_path);
+    data_->written.push_back(file.name);
     file.bytes = written.bytes;
     file.crc32 = written.crc32;
     saved.files.push_back(std::move(file));
@@ -530,7 +569,9 @@ void PartWriter::SetWorkQueues(std::string json) {
   data_->work_queues = std::move(json);
 }
 
-std::vector<std::string> PartWriter::paths() const { return data_->written; }
+const std::vector<std::string>& PartWriter::files() const {
+  return data_->written;
+}
 
 std::string PartWriter::Finish() {
   data_->is_finished = true;
@@ -589,7 +630,8 @@ absl::StatusOr<Manifest> JoinParts(
       manifest.work_queues = WorkQueuesFromJson(json);
     }
     std::map<std::string, SavedTable> tables;
-    TFSWITCH_RETURN_IF_ERROR(TablesFromJson(json["tables"], what, &tables));
+    const absl::Status read = TablesFromJson(json["tables"], what, &tables);
+    if (!read.ok()) return absl::InvalidArgumentError(read.message());
     for (auto& [name, table] : tables) {
       ++num_parts[name];
       const auto [it, is_new] = manifest.tables.emplace(name, table);
@@ -687,19 +729,28 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
   TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<FolderLock> lock,
                             FolderLock::Take(path, kLockTimeout));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> older,
+                            FormerSaves(path));
   Manifest former;
-  absl::StatusOr<Manifest> read = ReadManifestFile(ManifestPath(path, 0));
+  bool is_current = true;
+  absl::StatusOr<Manifest> read = NewestSave(path, older, &is_current);
   const bool is_first = absl::IsNotFound(read.status());
   if (read.ok()) {
     former = *std::move(read);
   } else if (!is_first) {
     // Overwriting would hide the damage.
-    return absl::Status(read.status().code(),
-                        absl::StrCat(read.status().message(),
-                                     "; remove it, or save to another path"));
+    return absl::Status(
+        read.status().code(),
+        absl::StrCat(read.status().message(),
+                     "; remove it to go on with the save before, or save to "
+                     "another path"));
   }
   // A repetition, because the first answer was lost.
   if (former.save_id == save_id) return former.number;
+  for (const int64_t number : older) {
+    const auto save = ReadManifestFile(ManifestPath(path, number));
+    if (save.ok() && save->save_id == save_id) return number;
+  }
   TFSWITCH_RETURN_IF_ERROR(CheckVisible(path, manifest));
   if (!all_tables) {
     for (const auto& [name, table] : former.tables) {
@@ -709,8 +760,6 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   }
   TFSWITCH_RETURN_IF_ERROR(
       CheckDropped(path, manifest, former, options.dropped_tables));
-  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> older,
-                            FormerSaves(path));
   const int64_t last_older = older.empty() ? 0 : older.front();
   // A save without a number is of a version that had none.
   if (!is_first && former.number == 0) former.number = last_older + 1;
@@ -728,7 +777,9 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
                      " bytes, and at most ", kMaxManifestBytes,
                      " are read again; give work queues fewer items"));
   }
-  if (!is_first) TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
+  if (!is_first && is_current) {
+    TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
+  }
   TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(ManifestPath(path, 0), text));
   RemoveOldSaves(path, manifest, options.keep);
   return manifest.number;
@@ -749,14 +800,14 @@ absl::Status RemoveUnpublished(const std::string& path,
     TFSWITCH_RETURN_IF_ERROR(save.status());
     for (const auto& [table, saved] : save->tables) {
       for (const RowFile& file : saved.files) {
-        named.insert(absl::StrCat(path, "/", file.name));
+        named.insert(file.name);
       }
     }
   }
   for (const std::string& file : files) {
     if (named.count(file) > 0) continue;
     std::error_code error;
-    fs::remove(file, error);
+    fs::remove(fs::path(path) / file, error);
     if (error) return ErrnoStatus("remove", file, error.value());
   }
   return absl::OkStatus();
@@ -764,15 +815,16 @@ absl::Status RemoveUnpublished(const std::string& path,
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
                                       int newer_than) {
-  const std::string newest_path = ManifestPath(path, 0);
-  std::error_code error;
   const absl::StatusOr<std::vector<int64_t>> former = FormerSaves(path);
-  if (!fs::exists(newest_path, error) || !former.ok()) {
+  bool is_current = true;
+  const absl::StatusOr<Manifest> newest =
+      former.ok() ? NewestSave(path, *former, &is_current)
+                  : absl::StatusOr<Manifest>(former.status());
+  if (absl::IsNotFound(newest.status())) {
     return absl::NotFoundError(absl::StrCat("no checkpoint at '", path,
                                             "': there is no ", kManifestName,
                                             " in it"));
   }
-  const absl::StatusOr<Manifest> newest = ReadManifestFile(newest_path);
   if (number == 0 && newer_than == 0) return newest;
   // A crash may have left the newest under both names.
   std::vector<int64_t> numbers;

@@ -94,8 +94,8 @@ class PartWriter {
   // A JSON text that the manifest keeps; of one shard.
   void SetWorkQueues(std::string json);
 
-  // The files written so far.
-  std::vector<std::string> paths() const;
+  // The files written so far, relative to the checkpoint.
+  const std::vector<std::string>& files() const;
 
   // The part of the manifest for Commit().
   std::string Finish();
@@ -106,8 +106,9 @@ class PartWriter {
 };
 
 struct CommitOptions {
-  // How many saves stay, this one included. One more stays if it has the last
-  // rows of another incarnation of a table that is saved now.
+  // How many saves stay, this one included. Of those that have rows of other
+  // incarnations of the tables saved now, two more stay: the newest, and the
+  // one with most rows.
   int keep = 2;
   // Tables of the former save that may be missing from this one.
   std::vector<std::string> dropped_tables;
@@ -127,7 +128,8 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
                                const std::vector<std::string>& manifest_parts,
                                const CommitOptions& options);
 
-// Removes those of a writer's files that no manifest names.
+// Removes those of a writer's files, relative to `path`, that no manifest
+// names.
 absl::Status RemoveUnpublished(const std::string& path,
                                const std::vector<std::string>& files);
 

@@ -108,9 +108,10 @@ absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 int64_t expected_bytes,
                                                 uint32_t expected_crc32) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 && errno != ENOENT) return ErrnoStatus("open", path, errno);
   if (fd < 0) {
-    return absl::DataLossError(absl::StrCat(
-        "checkpoint file '", path, "' cannot be opened: ", strerror(errno)));
+    return absl::DataLossError(
+        absl::StrCat("checkpoint file '", path, "' is missing"));
   }
   auto close_file = absl::MakeCleanup([fd] { close(fd); });
   struct stat info;

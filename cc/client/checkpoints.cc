@@ -40,6 +40,10 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
                                                 const SaveOptions& options) {
   TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
   const std::vector<std::string> names = WithoutRepetition(options.tables);
+  if (!names.empty() && !options.dropped_tables.empty()) {
+    return absl::InvalidArgumentError(
+        "tables to drop can be named only if all others are saved");
+  }
   SaveShardArgs args;
   args.path = options.path;
   args.save_id = NewId();
@@ -54,8 +58,12 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
       continue;
     }
     TFSWITCH_RETURN_IF_ERROR(info.lost);
-    // Just now it is being made, or dropped.
-    if (info.num_shards != client.num_shards()) continue;
+    if (info.num_shards != client.num_shards()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("table '", name, "' is on ", info.num_shards, " of ",
+                       client.num_shards(),
+                       " servers: it is being made or dropped. Save again"));
+    }
     report.tables.push_back(name);
     report.num_rows += info.stats.num_rows;
     args.tables.emplace_back(name, info.identity.incarnation);

@@ -44,7 +44,8 @@ TableInfo DescribeTable(const EmbeddingTable& table);
 enum class OnLostTables {
   kFail,      // Calls fail with DataLoss until somebody restores or resets it.
   kRecreate,  // The server gets an empty part, and calls go on.
-  kFollow,    // For who only reads: as kFail, until others have made it whole.
+  kFollow,  // For clients that only read: calls fail until another process has
+            // made the table whole.
 };
 
 // A table that had lost rows and goes on.

@@ -18,6 +18,7 @@
 #include "cc/base/mutex.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
 #include "cc/client/joined_calls.h"
@@ -289,9 +290,8 @@ class ShardedClient : public ParameterClient {
       is_dropped = is_dropped || status.ok();
       if (first.ok() || absl::IsNotFound(first)) first = std::move(status);
     }
-    MutexLock lock(&mutex_);
-    known_.erase(table);
-    if (is_dropped && absl::IsNotFound(first)) return absl::OkStatus();
+    if (is_dropped && absl::IsNotFound(first)) first = absl::OkStatus();
+    if (first.ok() || absl::IsNotFound(first)) Forget(table);
     return first;
   }
 
@@ -554,11 +554,14 @@ class ShardedClient : public ParameterClient {
       MutexLock lock(&mutex);
       --num_left;
       ended.NotifyAll();
+      absl::Time next = SteadyNow() + kStagingRenewal;
       while (result.ok() && num_left > 0) {
-        if (ended.WaitFor(&mutex, kStagingRenewal)) continue;
+        ended.WaitFor(&mutex, next - SteadyNow());
+        if (SteadyNow() < next) continue;
         mutex.Unlock();
         result = shards_[i]->StageRestore(own);
         mutex.Lock();
+        next = SteadyNow() + kStagingRenewal;
       }
       if (result.ok()) staged[i] = *std::move(result);
       return result.status();
@@ -672,11 +675,10 @@ class ShardedClient : public ParameterClient {
     for (const auto& [name, parts] : by_name) {
       const auto before = known.find(name);
       if (FirstOf(parts) == nullptr) {
-        const absl::Status gone =
-            shards_.back()
-                ->ListTables({name, before->second.incarnation})
-                .status();
-        if (!absl::IsDataLoss(gone)) continue;  // Dropped.
+        const absl::Status lost =
+            LostEverywhere({name, before->second.incarnation});
+        if (lost.ok()) continue;  // Dropped.
+        if (!absl::IsDataLoss(lost)) return lost;
       } else {
         TFSWITCH_ASSIGN_OR_RETURN(const TableInfo info, Join(name, parts));
         if (info.lost.ok()) {
@@ -714,6 +716,12 @@ class ShardedClient : public ParameterClient {
     TFSWITCH_ASSIGN_OR_RETURN(std::vector<uint64_t> instances,
                               ShardInstances());
     TableIdentity identity{DrawId(), std::move(instances)};
+    const std::optional<TableInfo>& last = parts.back();
+    if (last.has_value() &&
+        last->identity.incarnation != present->identity.incarnation) {
+      // Another process is resetting it, and has begun with the last shard.
+      identity.incarnation = last->identity.incarnation;
+    }
     for (size_t i = shards_.size(); i-- > 0;) {
       if (!parts[i].has_value()) {
         reset.shards.insert(reset.shards.begin(), static_cast<int>(i));
@@ -736,6 +744,28 @@ class ShardedClient : public ParameterClient {
       if (part.has_value()) return &*part;
     }
     return nullptr;
+  }
+
+  // Of a table that no shard has: DataLoss if it is lost; OK, and it is
+  // forgotten, if a shard knows that it was dropped.
+  absl::Status LostEverywhere(const TableRef& table) {
+    absl::Status lost;
+    for (const auto& shard : shards_) {
+      absl::Status status = shard->ListTables(table).status();
+      if (absl::IsDataLoss(status)) {
+        lost.Update(std::move(status));
+        continue;
+      }
+      if (!status.ok() && !absl::IsNotFound(status)) return status;
+      Forget(table.name);
+      return absl::OkStatus();
+    }
+    return lost;
+  }
+
+  void Forget(const std::string& table) {
+    MutexLock lock(&mutex_);
+    known_.erase(table);
   }
 
   absl::StatusOr<Parts> PartsOf(const TableRef& table) {
@@ -781,8 +811,10 @@ class ShardedClient : public ParameterClient {
       TableInfo info;
       info.config = table.config;
       info.num_shards = 0;
-      info.lost = shards_[0]->ListTables({name, table.incarnation}).status();
-      if (absl::IsDataLoss(info.lost)) infos.push_back(std::move(info));
+      info.lost = LostEverywhere({name, table.incarnation});
+      if (info.lost.ok()) continue;  // Dropped.
+      if (!absl::IsDataLoss(info.lost)) return info.lost;
+      infos.push_back(std::move(info));
     }
     return infos;
   }
@@ -791,7 +823,12 @@ class ShardedClient : public ParameterClient {
   // is none.
   absl::StatusOr<TableInfo> Join(const std::string& name, const Parts& parts) {
     const TableInfo* const first = FirstOf(parts);
-    if (first == nullptr) return shards_[0]->ListTables(name).status();
+    if (first == nullptr) {
+      // Names the tables there are.
+      const absl::Status status = shards_[0]->ListTables(name).status();
+      if (!status.ok()) return status;
+      return absl::NotFoundError(absl::StrCat("no table '", name, "' yet"));
+    }
     TableInfo sum;
     sum.config = first->config;
     sum.slot_floats = first->slot_floats;
@@ -818,7 +855,7 @@ class ShardedClient : public ParameterClient {
         // part, or has just dropped it. Another one has lost it.
         TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> now,
                                   shards_[i]->ShardInstances());
-        if (born.size() != parts.size() || now[0] == born[i]) continue;
+        if (born.size() == parts.size() && now[0] == born[i]) continue;
       } else if (parts[i]->identity.incarnation == sum.identity.incarnation) {
         continue;
       }

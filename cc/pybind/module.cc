@@ -593,8 +593,15 @@ class Server {
  public:
   Server(const std::string& address, uint32_t shard_index, uint32_t num_shards,
          int32_t num_threads, uint64_t max_message_bytes,
+         const std::vector<std::string>& limits,
          const std::optional<std::string>& checkpoint_root) {
+    std::vector<const char*> limit_texts;
+    for (const std::string& limit : limits) {
+      limit_texts.push_back(limit.c_str());
+    }
     Tfswitch_ServerOptions options = {};
+    options.limits = limit_texts.data();
+    options.num_limits = limit_texts.size();
     options.address = address.c_str();
     options.shard_index = shard_index;
     options.num_shards = num_shards;
@@ -726,10 +733,11 @@ PYBIND11_MODULE(_native, m) {
 
   py::class_<Server>(m, "Server", py::module_local())
       .def(py::init<const std::string&, uint32_t, uint32_t, int32_t, uint64_t,
+                    const std::vector<std::string>&,
                     const std::optional<std::string>&>(),
            py::arg("address"), py::arg("shard_index"), py::arg("num_shards"),
-           py::arg("num_threads") = 0, py::arg("max_message_bytes") = 0,
-           py::arg("checkpoint_root") = py::none())
+           py::arg("num_threads"), py::arg("max_message_bytes"),
+           py::arg("limits"), py::arg("checkpoint_root"))
       .def_property_readonly("address", &Server::address)
       .def("stop", &Server::Stop, py::arg("grace"));
 }

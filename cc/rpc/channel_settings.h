@@ -25,6 +25,8 @@ inline constexpr size_t kMaxPartsPerCall = 8;
 // A host that vanishes without a word is noticed after the sum of both.
 inline constexpr int kKeepaliveTimeMs = 30'000;
 inline constexpr int kKeepaliveTimeoutMs = 10'000;
+// How long a new connection has until it speaks HTTP/2.
+inline constexpr int kHandshakeTimeoutMs = 20'000;
 // What the server puts up with; must be less than the client's time.
 inline constexpr int kMinPingIntervalMs = 10'000;
 

@@ -34,6 +34,12 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   // The server limits what it sends; what it sends is wanted.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
+  // A short answer must not become a long one. By the first gRPC refuses what
+  // is compressed, but only after it has inflated it if the end of the call has
+  // come with it; by the second it never does.
+  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+                   1 << GRPC_COMPRESS_NONE);
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
   arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
   arguments.SetInt(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes);
@@ -267,8 +273,13 @@ absl::Status Connection::Explain(const grpc::Status& status,
       name_, " did not answer within ",
       absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
   if (IsServerAway(status)) {
-    return absl::UnavailableError(absl::StrCat(silence, ": ", Reason(status),
-                                               "; is the server running?"));
+    const std::string reason = Reason(status);
+    const bool hung_up = absl::StrContains(reason, "Socket closed") ||
+                         absl::StrContains(reason, "Connection reset");
+    return absl::UnavailableError(absl::StrCat(
+        silence, ": ", reason, "; is the server running",
+        hung_up ? ", and has it room for a connection (--max_connections)?"
+                : "?"));
   }
   absl::Status error = FromGrpcStatus(status);
   switch (error.code()) {
@@ -278,6 +289,15 @@ absl::Status Connection::Explain(const grpc::Status& status,
     case absl::StatusCode::kUnimplemented:
       return absl::UnimplementedError(absl::StrCat(
           name_, ": ", error.message(), "; is that a tfswitch server?"));
+    case absl::StatusCode::kResourceExhausted:
+      // The code of HTTP/2 with which gRPC ends calls that have no room.
+      if (absl::StrContains(error.message(), "RST_STREAM with error code 11")) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            name_,
+            " has no memory left for messages that arrive; use smaller "
+            "batches or start the server with a larger --max_buffer_bytes"));
+      }
+      break;
     // These come from the shard, and read the same embedded.
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
@@ -285,9 +305,9 @@ absl::Status Connection::Explain(const grpc::Status& status,
     case absl::StatusCode::kDataLoss:
       return error;
     default:
-      return absl::Status(error.code(),
-                          absl::StrCat(name_, ": ", error.message()));
+      break;
   }
+  return absl::Status(error.code(), absl::StrCat(name_, ": ", error.message()));
 }
 
 absl::Status Connection::ExplainLoss(const grpc::Status& status,

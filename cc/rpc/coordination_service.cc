@@ -31,8 +31,8 @@ CoordinationService::CoordinationService(std::shared_ptr<Shard> shard,
     : shard_(std::move(shard)), gate_(gate) {}
 
 template <typename Work>
-grpc::Status CoordinationService::Run(const Work& work) const {
-  const GatePass pass(gate_);
+grpc::Status CoordinationService::Run(const Work& work, bool waits) const {
+  const GatePass pass(gate_, waits);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
   const auto coordinator = shard_->FindCoordinator();
   if (!coordinator.ok()) return ToGrpcStatus(coordinator.status());
@@ -85,7 +85,7 @@ grpc::Status CoordinationService::Beat(grpc::ServerContext*,
 grpc::Status CoordinationService::Arrive(grpc::ServerContext*,
                                          const v1::ArriveRequest* request,
                                          v1::ArriveResponse* response) {
-  return Run([&](Coordinator& coordinator) -> absl::Status {
+  const auto arrive = [&](Coordinator& coordinator) -> absl::Status {
     const v1::Member& member = request->member();
     std::vector<WorkProgress> progress;
     for (const v1::WorkProgress& each : request->progress()) {
@@ -115,7 +115,8 @@ grpc::Status CoordinationService::Arrive(grpc::ServerContext*,
         std::max(request->round(), open_round - 1), end);
     if (round.ok()) *response->mutable_round() = ToProto(*round);
     return absl::OkStatus();
-  });
+  };
+  return request->wait_ms() > 0 ? RunWaiting(arrive) : Run(arrive);
 }
 
 grpc::Status CoordinationService::Leave(grpc::ServerContext*,
@@ -131,7 +132,7 @@ grpc::Status CoordinationService::Leave(grpc::ServerContext*,
 grpc::Status CoordinationService::WaitForRound(
     grpc::ServerContext*, const v1::WaitForRoundRequest* request,
     v1::WaitForRoundResponse* response) {
-  return Run([&](Coordinator& coordinator) -> absl::Status {
+  return RunWaiting([&](Coordinator& coordinator) -> absl::Status {
     const v1::Member& member = request->member();
     const absl::StatusOr<Round> round = coordinator.WaitForRound(
         member.group(), member.worker(), member.incarnation(), request->round(),
@@ -149,7 +150,7 @@ grpc::Status CoordinationService::WaitForRound(
 grpc::Status CoordinationService::WaitForTurn(
     grpc::ServerContext*, const v1::WaitForTurnRequest* request,
     v1::WaitForTurnResponse* response) {
-  return Run([&](Coordinator& coordinator) -> absl::Status {
+  return RunWaiting([&](Coordinator& coordinator) -> absl::Status {
     const v1::Member& member = request->member();
     const absl::Status turn = coordinator.WaitForTurn(
         member.group(), member.worker(), member.incarnation(), request->clock(),
@@ -167,7 +168,7 @@ grpc::Status CoordinationService::WaitForTurn(
 grpc::Status CoordinationService::WaitAtBarrier(
     grpc::ServerContext*, const v1::WaitAtBarrierRequest* request,
     v1::WaitAtBarrierResponse* response) {
-  return Run([&](Coordinator& coordinator) -> absl::Status {
+  return RunWaiting([&](Coordinator& coordinator) -> absl::Status {
     const v1::Member& member = request->member();
     const absl::StatusOr<WorkerGroup::Place> place = coordinator.WaitAtBarrier(
         member.group(), member.worker(), member.incarnation(),

@@ -14,7 +14,7 @@
 namespace tfswitch {
 
 // Ordinary synchronous methods: each worker that waits holds one of gRPC's
-// threads.
+// threads, of which the gate keeps some free.
 //
 // Thread-safe.
 class CoordinationService final : public v1::Coordination::Service {
@@ -65,7 +65,12 @@ class CoordinationService final : public v1::Coordination::Service {
  private:
   // Calls work(coordinator), which returns a status, inside the gate.
   template <typename Work>
-  grpc::Status Run(const Work& work) const;
+  grpc::Status Run(const Work& work, bool waits = false) const;
+  // The same for work that may wait for other workers.
+  template <typename Work>
+  grpc::Status RunWaiting(const Work& work) const {
+    return Run(work, /*waits=*/true);
+  }
 
   // Constant after construction; the shard has its own locks.
   const std::shared_ptr<Shard> shard_;

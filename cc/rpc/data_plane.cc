@@ -28,6 +28,7 @@ class DataPlane::Call {
   const Method method;
   bool answered = false;  // The next event is the end of the answer.
   bool inside = false;    // Counted by the gate until the answer has gone out.
+  uint64_t reserved_bytes = 0;  // For its answer.
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
   // Made anew for each call.
@@ -102,10 +103,11 @@ struct DataPlane::Queue {
 };
 
 DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
-                     Service* service, std::shared_ptr<Shard> shard,
-                     CallGate* gate, const LentThreads* helpers,
-                     grpc::ServerBuilder* builder)
+                     uint64_t max_answer_bytes, Service* service,
+                     std::shared_ptr<Shard> shard, CallGate* gate,
+                     const LentThreads* helpers, grpc::ServerBuilder* builder)
     : max_message_bytes_(max_message_bytes),
+      max_answer_bytes_(max_answer_bytes),
       service_(service),
       shard_(std::move(shard)),
       gate_(gate),
@@ -158,6 +160,7 @@ void DataPlane::Run(Queue* queue) {
     if (call->answered) {
       if (call->inside) gate_->Leave();
       call->inside = false;
+      answer_bytes_ -= std::exchange(call->reserved_bytes, 0);
       queue->AskForCall(service_, call);
       continue;
     }
@@ -203,6 +206,19 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
   return absl::InternalError("no such method");
 }
 
+absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
+  call->reserved_bytes = bytes;
+  const uint64_t all = answer_bytes_ += bytes;
+  if (all <= max_answer_bytes_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "with this one of ", bytes,
+      " bytes, answers that peers have not read "
+      "take ",
+      all, " bytes, over the limit of ", max_answer_bytes_,
+      "; pull fewer keys at a time or start the server with a larger "
+      "--max_buffer_bytes"));
+}
+
 absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   DecodedPull& pull = queue->pull;
   TFSWITCH_RETURN_IF_ERROR(
@@ -223,6 +239,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
         "; pull fewer keys per call or start the server with a larger "
         "--max_message_bytes"));
   }
+  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, size));
   OutgoingMessage message(size, header_bytes);
   if (message.data() == nullptr) {
     return absl::ResourceExhaustedError(
@@ -260,6 +277,7 @@ absl::Status DataPlane::AnswerPullMany(Call* call, Queue* queue) {
         "; pull fewer keys per call or start the server with a larger "
         "--max_message_bytes"));
   }
+  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, size));
   // A slice for each, so that the floats of each are aligned.
   std::vector<grpc::Slice> slices(pulls.size());
   std::vector<absl::Status> statuses(pulls.size());

@@ -5,6 +5,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,7 +26,8 @@ namespace tfswitch {
 //   out -> ask for the next call
 //
 // A queue asks for kCallsPerQueue calls of each method; more than that wait in
-// gRPC, so that peers who do not read their answers cost bounded memory.
+// gRPC, where its quota bounds them. Answers that peers do not read are bounded
+// by `max_answer_bytes`.
 //
 // Start and Shutdown are called once, by one thread, in this order.
 class DataPlane {
@@ -35,7 +37,8 @@ class DataPlane {
   // Adds `num_threads` queues to the builder. `helpers` work on a large request
   // together with the thread that has it. `gate` and `helpers` must outlive
   // this.
-  DataPlane(int num_threads, uint64_t max_message_bytes, Service* service,
+  DataPlane(int num_threads, uint64_t max_message_bytes,
+            uint64_t max_answer_bytes, Service* service,
             std::shared_ptr<Shard> shard, CallGate* gate,
             const LentThreads* helpers, grpc::ServerBuilder* builder);
 
@@ -64,6 +67,9 @@ class DataPlane {
   absl::Status AnswerPullMany(Call* call, Queue* queue);
   absl::Status AnswerPushMany(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
+  // Counts an answer to a pull until it has gone out. ResourceExhausted if that
+  // is too much.
+  absl::Status ReserveAnswer(Call* call, uint64_t bytes);
   ShardPush PushOf(const DecodedPush& request) const;
   // One part of the answer to a PullMany, with its header.
   absl::Status AnswerPart(const DecodedPull& pull, EmbeddingTable& table,
@@ -71,11 +77,14 @@ class DataPlane {
 
   // Constant after construction.
   const uint64_t max_message_bytes_;
+  const uint64_t max_answer_bytes_;
   Service* const service_;
   const std::shared_ptr<Shard> shard_;
   CallGate* const gate_;
   const LentThreads* const helpers_;
   std::vector<std::unique_ptr<Queue>> queues_;
+
+  std::atomic<uint64_t> answer_bytes_{0};  // Of all answers not gone out yet.
 };
 
 }  // namespace tfswitch

@@ -2,22 +2,16 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include <grpcpp/resource_quota.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
+#include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/thread_pool.h"
@@ -26,6 +20,7 @@
 #include "cc/rpc/coordination_service.h"
 #include "cc/rpc/data_plane.h"
 #include "cc/rpc/health_service.h"
+#include "cc/rpc/listener.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/service.h"
 
@@ -33,7 +28,19 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+// Beside those of control calls: that poll, and of health and reflection.
+constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
+
+uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
+  return 2 * options.max_message_bytes;
+}
+
+uint64_t BufferBytes(const GrpcServerOptions& options) {
+  if (options.max_buffer_bytes != 0) return options.max_buffer_bytes;
+  return std::max<uint64_t>(PhysicalMemoryBytes() / 2,
+                            LeastBufferBytes(options));
+}
 
 absl::Status Validate(const GrpcServerOptions& options) {
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
@@ -47,61 +54,13 @@ absl::Status Validate(const GrpcServerOptions& options) {
         "max_message_bytes must be ", kSmallestMessageLimit, " to ",
         kLargestMessageLimit, ", got ", options.max_message_bytes));
   }
+  if (BufferBytes(options) < LeastBufferBytes(options)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_buffer_bytes must be 0 (half of the memory) or at least ",
+        LeastBufferBytes(options), ", which is twice max_message_bytes, got ",
+        options.max_buffer_bytes));
+  }
   return absl::OkStatus();
-}
-
-// gRPC removes a socket that lies in its way, used or not.
-bool SomeoneAnswersOn(const std::string& unix_path) {
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, unix_path.data(), unix_path.size());
-  const bool answered =
-      connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
-  close(fd);
-  return answered;
-}
-
-// Says why an address cannot be bound, which gRPC only writes to its log. OK if
-// any of the host's addresses can be.
-absl::Status TryToBind(const Address& address) {
-  const auto cannot = [&address](absl::string_view why) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address.ToString(), ": ", why));
-  };
-  if (address.is_unix) {
-    return SomeoneAnswersOn(address.path)
-               ? cannot("another server is running there")
-               : absl::OkStatus();
-  }
-  absl::string_view host = address.host;
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int failure =
-      getaddrinfo(std::string(host).c_str(), absl::StrCat(address.port).c_str(),
-                  &hints, &found);
-  if (failure != 0) return cannot(gai_strerror(failure));
-  int error = 0;
-  bool bound = false;
-  for (const addrinfo* at = found; at != nullptr && !bound; at = at->ai_next) {
-    const int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const int yes = 1;
-    bound = fd >= 0 &&
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
-            bind(fd, at->ai_addr, at->ai_addrlen) == 0;
-    if (!bound) error = errno;
-    if (fd >= 0) close(fd);
-  }
-  freeaddrinfo(found);
-  if (bound) return absl::OkStatus();
-  return cannot(error == EADDRINUSE
-                    ? "another server is running there; stop it or take "
-                      "another port"
-                    : std::strerror(error));
 }
 
 void EnableReflection() {
@@ -117,10 +76,12 @@ class RunningServer final : public GrpcServer {
   RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
       : num_threads_(NumThreads(options)),
         helpers_(num_threads_ - 1),
+        gate_(options.max_control_calls),
         service_({options.protocol_version, options.max_message_bytes}, shard,
                  &gate_, &helpers_),
         coordination_(shard, &gate_),
-        shard_(std::move(shard)) {}
+        shard_(std::move(shard)),
+        listener_(options.max_connections) {}
 
   ~RunningServer() override { Stop(absl::ZeroDuration()); }
 
@@ -140,6 +101,7 @@ class RunningServer final : public GrpcServer {
       // A worker that waits for others would wait until the grace is over.
       shard_->EndWaits();
       gate_.Close(bounded);
+      listener_.Stop();
       // For the last answers to go out; connections need not close.
       server_->Shutdown(std::chrono::system_clock::now() +
                         absl::ToChronoMicroseconds(
@@ -165,6 +127,7 @@ class RunningServer final : public GrpcServer {
   const std::shared_ptr<Shard> shard_;
   std::unique_ptr<DataPlane> data_plane_;
   std::unique_ptr<grpc::Server> server_;  // Goes before what it uses.
+  Listener listener_;                     // Stopped by whoever stops this.
 
   Mutex stop_mutex_;
   bool stopped_ ABSL_GUARDED_BY(stop_mutex_) = false;
@@ -173,16 +136,33 @@ class RunningServer final : public GrpcServer {
 absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   TFSWITCH_RETURN_IF_ERROR(Validate(options));
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
-  TFSWITCH_RETURN_IF_ERROR(TryToBind(address));
+  TFSWITCH_RETURN_IF_ERROR(listener_.Open(&address));
 
   grpc::ServerBuilder builder;
-  int bound_port = 0;
-  builder.AddListeningPort(address.ToString(),
-                           grpc::InsecureServerCredentials(), &bound_port);
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
-  // Or a second server would silently take every other connection.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Limits are for what arrives, and inflated it could be a thousand times as
+  // long. By the first two gRPC refuses it; by the third it does not inflate it
+  // before.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // When it is used up, gRPC closes connections without calls and ends calls
+  // with RESOURCE_EXHAUSTED.
+  grpc::ResourceQuota quota("tfswitch-server");
+  quota.Resize(BufferBytes(options));
+  quota.SetMaxThreads(
+      static_cast<int>(options.max_control_calls + kOtherThreads));
+  builder.SetResourceQuota(quota);
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONCURRENT_STREAMS,
+      static_cast<int>(options.max_calls_per_connection));
+  // Of one who connects and says nothing.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
   builder.AddChannelArgument(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
   builder.AddChannelArgument(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes);
@@ -206,17 +186,15 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.RegisterService(&coordination_);
   builder.RegisterService(&health_);
   data_plane_ = std::make_unique<DataPlane>(
-      num_threads_, options.max_message_bytes, &service_, shard_, &gate_,
-      &helpers_, &builder);
+      num_threads_, options.max_message_bytes, BufferBytes(options), &service_,
+      shard_, &gate_, &helpers_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address.ToString(),
-                     ": another program has just taken it"));
+    return absl::InternalError("gRPC cannot build a server");
   }
-  if (!address.is_unix) address.port = bound_port;
   address_ = address.ToString();
   data_plane_->Start();
+  listener_.Start(std::move(acceptor));
   return absl::OkStatus();
 }
 

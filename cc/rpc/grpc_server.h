@@ -21,6 +21,16 @@ struct GrpcServerOptions {
   int num_threads = 0;
   // Longest message in either direction.
   uint64_t max_message_bytes = uint64_t{1} << 30;
+  // Memory for requests that arrive, over all connections, of which gRPC counts
+  // each as 1 MiB; and as much for answers that wait until peers read them. 0:
+  // half of the machine's memory, but at least two of the longest messages.
+  uint64_t max_buffer_bytes = 0;
+  uint64_t max_connections = 10'000;  // More are closed at once.
+  // Of one connection; more wait in the client.
+  uint64_t max_calls_per_connection = 1024;
+  // All but those that move rows. Each holds a thread; three quarters of them
+  // may wait for other workers.
+  uint64_t max_control_calls = 4096;
   uint32_t protocol_version = 1;  // Another value is for tests.
 };
 

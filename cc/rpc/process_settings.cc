@@ -1,6 +1,7 @@
 #include "cc/rpc/process_settings.h"
 
 #include <grpcpp/version_info.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 
@@ -23,6 +24,11 @@ void PrepareServerProgram() {
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51
   setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", /*overwrite=*/0);
 #endif
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
 }
 
 }  // namespace tfswitch

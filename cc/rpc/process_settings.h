@@ -22,6 +22,9 @@ void PrepareProcess();
 // gRPC 1.51 reads into pieces of 64 KiB, whatever size a channel asks for, as
 // long as its experiment `tcp_read_chunks` is on, which is the default. This
 // sets GRPC_EXPERIMENTS to turn it off, unless the variable is set already.
+//
+// Each connection is an open file, and shells often allow 1024 of them. This
+// raises the soft limit to the hard one.
 void PrepareServerProgram();
 
 }  // namespace tfswitch

@@ -1,5 +1,6 @@
 #include "cc/server/server_flags.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/flags/flag.h"
@@ -9,6 +10,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "cc/base/files.h"
+#include "cc/rpc/server_limits.h"
 
 ABSL_FLAG(std::string, address, "127.0.0.1:7077",
           "Where to listen: host:port (port 0: any free one) or unix:/path.");
@@ -40,6 +42,12 @@ absl::CommandLineFlag* FindFlag(absl::string_view name) {
   return nullptr;
 }
 
+bool IsLimit(absl::string_view name, ServerFlags* flags) {
+  const auto limits = ListServerLimits(&flags->server, &flags->shard);
+  return std::any_of(limits.begin(), limits.end(),
+                     [name](const auto& limit) { return name == limit.name; });
+}
+
 }  // namespace
 
 absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
@@ -61,7 +69,7 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
     const size_t equals = argument.find('=');
     const absl::string_view name = argument.substr(0, equals);
     absl::CommandLineFlag* flag = FindFlag(name);
-    if (flag == nullptr) {
+    if (flag == nullptr && !IsLimit(name, flags)) {
       return absl::InvalidArgumentError(
           absl::StrCat("unknown flag --", name, "; see --help"));
     }
@@ -72,6 +80,12 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
     const absl::string_view value = equals == argument.npos
                                         ? absl::string_view(arguments[++i])
                                         : argument.substr(equals + 1);
+    if (flag == nullptr) {
+      const absl::Status bad =
+          SetServerLimit(name, value, &flags->server, &flags->shard);
+      if (bad.ok()) continue;
+      return absl::Status(bad.code(), absl::StrCat("flag --", bad.message()));
+    }
     std::string error;
     if (!flag->ParseFrom(value, &error)) {
       // Some of Abseil's texts have several lines.
@@ -87,7 +101,8 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
   const std::string root = absl::GetFlag(FLAGS_checkpoint_root);
-  flags->shard.checkpoint_root = root.empty() ? DefaultRoot() : root;
+  flags->shard.checkpoint_root =
+      root.empty() ? DefaultRoot() : AbsolutePath(root);
   flags->grace_period = absl::GetFlag(FLAGS_grace_period);
   if (flags->grace_period < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
@@ -106,6 +121,12 @@ std::string ServerUsage() {
     const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
     absl::StrAppend(&text, "  --", name, "  ", flag->Help(),
                     " Default: ", flag->DefaultValue(), "\n");
+  }
+  ServerFlags defaults;
+  for (const ServerLimit& limit :
+       ListServerLimits(&defaults.server, &defaults.shard)) {
+    absl::StrAppend(&text, "  --", limit.name, "  ", limit.help,
+                    " Default: ", *limit.value, "\n");
   }
   absl::StrAppend(&text,
                   "  --version  Prints the version.\n"

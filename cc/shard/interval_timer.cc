@@ -21,6 +21,7 @@ IntervalTimer::~IntervalTimer() {
 
 void IntervalTimer::Set(const std::string& name, absl::Duration every) {
   MutexLock lock(&mutex_);
+  if (is_ending_) return;
   if (every <= absl::ZeroDuration()) {
     entries_.erase(name);
     return;

@@ -9,6 +9,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cc/base/status_macros.h"
 
 namespace tfswitch {
 namespace {
@@ -59,16 +60,22 @@ uint64_t NewerInstanceOf(const absl::Status& status) {
   return instance;
 }
 
-RoundStage::Group* RoundStage::FindGroup(const std::string& name) {
+absl::StatusOr<RoundStage::Group*> RoundStage::FindGroup(
+    const std::string& name) {
   MutexLock lock(&mutex_);
-  std::unique_ptr<Group>& group = groups_[name];
-  if (group == nullptr) group = std::make_unique<Group>();
-  return group.get();
+  const auto it = groups_.find(name);
+  if (it != groups_.end()) return it->second.get();
+  if (groups_.size() >= max_groups_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no room for steps of group '", name, "': there are those of ",
+        groups_.size(), " groups, as many as --max_groups allows"));
+  }
+  return groups_.emplace(name, std::make_unique<Group>()).first->second.get();
 }
 
 absl::Status RoundStage::Add(const StepTag& tag, const std::string& table,
                              StagedPush push) {
-  Group* const group = FindGroup(tag.group);
+  TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(tag.group));
   MutexLock lock(&group->mutex);
   if (const auto closed = group->closed_clocks.find(tag.incarnation);
       closed != group->closed_clocks.end() && tag.clock <= closed->second) {
@@ -93,7 +100,7 @@ absl::Status RoundStage::Add(const StepTag& tag, const std::string& table,
 
 absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
                                            const Round& round, Apply apply) {
-  Group* const group = FindGroup(name);
+  TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(name));
   MutexLock lock(&group->mutex);
   const bool is_new = round.group_instance > group->instance;
   const bool may_begin =

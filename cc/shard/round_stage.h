@@ -4,6 +4,7 @@
 #define TFSWITCH_CC_SHARD_ROUND_STAGE_H_
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -63,8 +64,13 @@ class RoundStage {
   // How often a step may push to one table.
   static constexpr size_t kMaxPushesPerStep = 1024;
 
+  explicit RoundStage(
+      uint64_t max_groups = std::numeric_limits<uint64_t>::max())
+      : max_groups_(max_groups) {}
+
   // FailedPrecondition if the step's round has been committed;
-  // ResourceExhausted for a step that seems never to end. What a worker
+  // ResourceExhausted for a step that seems never to end, or a group too many.
+  // What a worker
   // stages that the group has given up is dropped: it hears of that at the end
   // of its step.
   absl::Status Add(const StepTag& tag, const std::string& table,
@@ -121,7 +127,10 @@ class RoundStage {
     void GiveUp(const Round& round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   };
 
-  Group* FindGroup(const std::string& name);
+  // Makes it unless it is there.
+  absl::StatusOr<Group*> FindGroup(const std::string& name);
+
+  const uint64_t max_groups_;
 
   Mutex mutex_;
   // Groups stay, so that pointers to them do.

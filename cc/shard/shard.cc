@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <filesystem>
 #include <new>
+#include <system_error>
 #include <utility>
 #include <variant>
 
@@ -28,6 +30,15 @@ constexpr size_t kMaxDropped = 4096;
 std::string ShardPrefix(const ShardOptions& options) {
   if (options.num_shards == 1) return "";
   return absl::StrCat(" on shard ", options.shard_index);
+}
+
+// Of the cells that admission counts in; 0: it needs none.
+double BloomBytes(const TableConfig& config, const ShardOptions& options) {
+  const auto* bloom =
+      std::get_if<BloomMinCountAdmission>(&config.admission.policy);
+  if (bloom == nullptr) return 0.0;
+  return CountingBloom::SizeBytes(*bloom, config.num_virtual_shards) /
+         options.num_shards;
 }
 
 absl::Status CheckSize(const EmbeddingTable& table, const char* what,
@@ -76,6 +87,13 @@ absl::Status ShardOptions::Validate() const {
     return absl::InvalidArgumentError(absl::StrCat(
         "num_shards must be in [1, 65536]. Received: ", num_shards));
   }
+  std::error_code error;
+  if (checkpoint_root.has_value() && !checkpoint_root->empty() &&
+      !std::filesystem::is_directory(*checkpoint_root, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("checkpoint_root must be a folder. Received: '",
+                     *checkpoint_root, "'"));
+  }
   if (shard_index >= num_shards) {
     return absl::InvalidArgumentError(
         absl::StrCat("shard_index must be below num_shards (", num_shards,
@@ -86,23 +104,43 @@ absl::Status ShardOptions::Validate() const {
 
 Shard::Shard(const ShardOptions& options) : options_(options) {}
 
-absl::Status Shard::CheckAdmissionMemory(const TableConfig& config) const {
-  const auto* bloom =
-      std::get_if<BloomMinCountAdmission>(&config.admission.policy);
-  if (bloom == nullptr) return absl::OkStatus();
-  const double bytes =
-      CountingBloom::SizeBytes(*bloom, config.num_virtual_shards) /
-      options_.num_shards;
-  const double limit = static_cast<double>(PhysicalMemoryBytes()) / 2;
-  if (bytes <= limit) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "table '", config.name, "': admission.bloom_min_count.capacity: ",
-      bloom->capacity, " ids with a false_positive_rate of ",
-      bloom->false_positive_rate, " take ", bytes / 1e9,
-      " GB of cells on each server, and half of this machine's memory is ",
-      limit / 1e9,
-      " GB; lower the capacity, raise the rate, or use more "
-      "servers"));
+absl::Status Shard::CheckRoom(const TableConfig& config) const {
+  if (tables_.size() >= options_.max_tables) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no room for table '", config.name, "': there are ", tables_.size(),
+        ShardPrefix(options_),
+        ", as many as --max_tables allows; drop some, or start the server with "
+        "a larger one"));
+  }
+  const double bytes = BloomBytes(config, options_);
+  if (bytes == 0.0) return absl::OkStatus();
+  const double limit = options_.max_bloom_bytes != 0
+                           ? static_cast<double>(options_.max_bloom_bytes)
+                           : static_cast<double>(PhysicalMemoryBytes()) / 2;
+  const std::string limit_text = absl::StrCat(
+      limit / 1e9, " GB (",
+      options_.max_bloom_bytes != 0 ? "" : "half of this machine's memory; ",
+      "--max_bloom_bytes)");
+  if (bytes > limit) {
+    const auto& bloom =
+        std::get<BloomMinCountAdmission>(config.admission.policy);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", config.name, "': admission.bloom_min_count.capacity: ",
+        bloom.capacity, " ids with a false_positive_rate of ",
+        bloom.false_positive_rate, " take ", bytes / 1e9,
+        " GB of cells on each server, and the limit is ", limit_text,
+        "; lower the capacity, raise the rate, or use more servers"));
+  }
+  double others = 0.0;
+  for (const auto& [name, table] : tables_) {
+    others += BloomBytes(table->config(), options_);
+  }
+  if (others + bytes <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "table '", config.name, "': the cells of its admission take ",
+      bytes / 1e9, " GB on each server, beside ", others / 1e9,
+      " GB of other tables, and the limit is ", limit_text,
+      "; lower the capacity, raise the rate, or use more servers"));
 }
 
 absl::StatusOr<Written> Shard::WriteOnce(
@@ -144,31 +182,44 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
         config.num_virtual_shards, ") must be at least the number of servers (",
         options_.num_shards, ")"));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckAdmissionMemory(config));
-  MutexLock lock(&mutex_);
-  const auto it = tables_.find(config.name);
-  if (it != tables_.end()) {
-    EmbeddingTable& table = *it->second;
-    const TableConfig& existing = table.config();
-    if (existing == config) {
-      if (identity.incarnation != 0 &&
-          table.incarnation() == replaced_incarnation) {
-        table.set_identity(identity);
+  std::shared_ptr<EmbeddingTable> table;
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      const auto it = tables_.find(config.name);
+      if (it != tables_.end()) {
+        return Present(it->second.get(), config, identity,
+                       replaced_incarnation);
       }
-      return Made{false, table.incarnation()};
+      TFSWITCH_RETURN_IF_ERROR(CheckRoom(config));
+      if (table != nullptr) {
+        const Made made{true, table->incarnation()};
+        tables_.emplace(config.name, std::move(table));
+        shrink_timer_.Set(config.name,
+                          absl::Seconds(config.eviction.every_secs));
+        return made;
+      }
     }
+    // Outside the lock, which every call of rows takes: it reserves memory.
+    TFSWITCH_ASSIGN_OR_RETURN(table, EmbeddingTable::Create(config));
+    if (identity.incarnation != 0) table->set_identity(identity);
+  }
+}
+
+absl::StatusOr<Shard::Made> Shard::Present(
+    EmbeddingTable* table, const TableConfig& config,
+    const TableIdentity& identity, uint64_t replaced_incarnation) const {
+  if (table->config() != config) {
     return absl::AlreadyExistsError(absl::StrCat(
         "table '", config.name, "' exists", ShardPrefix(options_),
-        " with another config: ", DescribeDifference(existing, config),
+        " with another config: ", DescribeDifference(table->config(), config),
         "; use the same settings or another name"));
   }
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            EmbeddingTable::Create(config));
-  if (identity.incarnation != 0) table->set_identity(identity);
-  const Made made{true, table->incarnation()};
-  tables_.emplace(config.name, std::move(table));
-  shrink_timer_.Set(config.name, absl::Seconds(config.eviction.every_secs));
-  return made;
+  if (identity.incarnation != 0 &&
+      table->incarnation() == replaced_incarnation) {
+    table->set_identity(identity);
+  }
+  return Made{false, table->incarnation()};
 }
 
 absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
@@ -699,8 +750,8 @@ absl::StatusOr<std::string> Shard::ResolvePath(const std::string& path) const {
   if (options_.checkpoint_root->empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "shard ", options_.shard_index,
-        " has no folder for checkpoints, as it was started in '/'; start it "
-        "with --checkpoint_root FOLDER"));
+        " has no folder for checkpoints; start it with --checkpoint_root "
+        "FOLDER"));
   }
   absl::StatusOr<std::string> resolved =
       ResolveBelow(*options_.checkpoint_root, path);
@@ -718,7 +769,8 @@ Shard::Save& Shard::SaveOf(const std::string& save_id) {
     if (save.save_id == save_id) return save;
   }
   if (saves_.size() == kMaxSaves) saves_.pop_front();
-  saves_.push_back({save_id, false, {}});
+  saves_.emplace_back();
+  saves_.back().save_id = save_id;
   return saves_.back();
 }
 
@@ -728,7 +780,7 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
   TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
   std::vector<std::shared_ptr<EmbeddingTable>> to_save;
   const bool all_tables = args.all_tables || args.tables.empty();
-  if (args.tables.empty() && !args.all_tables) {
+  if (args.tables.empty()) {
     to_save = Tables();
   } else {
     for (const TableRef& name : args.tables) {
@@ -736,13 +788,19 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
       to_save.push_back(std::move(table));
     }
   }
+  const absl::Status given_up = absl::AbortedError(
+      absl::StrCat("save '", args.save_id, "' was given up"));
+  {
+    MutexLock lock(&mutex_);
+    const Save& save = SaveOf(args.save_id);
+    if (save.is_given_up) return given_up;
+    // A repetition, because the first answer was lost.
+    if (!save.part.empty() && save.folder == path) return save.part;
+  }
   const auto check = [&]() -> absl::Status {
     {
       MutexLock lock(&mutex_);
-      if (SaveOf(args.save_id).is_given_up) {
-        return absl::AbortedError(
-            absl::StrCat("save '", args.save_id, "' was given up"));
-      }
+      if (SaveOf(args.save_id).is_given_up) return given_up;
     }
     return interrupt();
   };
@@ -756,12 +814,21 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
   for (const auto& table : to_save) {
     TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
   }
-  TFSWITCH_RETURN_IF_ERROR(check());
-  MutexLock lock(&mutex_);
-  Save& save = SaveOf(args.save_id);
-  const std::vector<std::string> files = writer.paths();
-  save.files.insert(save.files.end(), files.begin(), files.end());
-  return writer.Finish();
+  TFSWITCH_RETURN_IF_ERROR(interrupt());
+  std::string part = writer.Finish();
+  const std::vector<std::string> files = writer.files();
+  {
+    MutexLock lock(&mutex_);
+    Save& save = SaveOf(args.save_id);
+    if (!save.is_given_up) {
+      save.folder = path;
+      save.files.insert(save.files.end(), files.begin(), files.end());
+      save.part = part;
+      return part;
+    }
+  }
+  TFSWITCH_RETURN_IF_ERROR(checkpoint::RemoveUnpublished(path, files));
+  return given_up;
 }
 
 absl::StatusOr<int64_t> Shard::CommitCheckpoint(
@@ -774,15 +841,21 @@ absl::StatusOr<int64_t> Shard::CommitCheckpoint(
 absl::Status Shard::AbortSave(const std::string& path,
                               const std::string& save_id) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string folder, ResolvePath(path));
+  TFSWITCH_RETURN_IF_ERROR(ResolvePath(path).status());
+  std::string folder;
   std::vector<std::string> files;
   {
     MutexLock lock(&mutex_);
     Save& save = SaveOf(save_id);
     save.is_given_up = true;
-    files.swap(save.files);
+    // Where it was written, whatever the caller calls that now.
+    folder = save.folder;
+    files = save.files;
   }
-  return checkpoint::RemoveUnpublished(folder, files);
+  TFSWITCH_RETURN_IF_ERROR(checkpoint::RemoveUnpublished(folder, files));
+  MutexLock lock(&mutex_);
+  SaveOf(save_id).files.clear();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
@@ -794,6 +867,12 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
     MutexLock lock(&mutex_);
     for (;;) {
       const auto it = restores_.find(args.restore_id);
+      if (std::find(ended_restores_.begin(), ended_restores_.end(),
+                    args.restore_id) != ended_restores_.end()) {
+        return absl::AbortedError(absl::StrCat(
+            "restore '", args.restore_id, "' was given up",
+            ShardPrefix(options_), ", or another one has begun since"));
+      }
       if (it == restores_.end()) break;
       // A repetition: there is one restore under an id.
       const std::shared_ptr<Restore> first = it->second;
@@ -806,6 +885,7 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
       restore_loaded_.WaitFor(&mutex_, absl::Milliseconds(100));
     }
     for (const auto& [id, other] : restores_) {
+      EndRestore(id);
       other->is_given_up = true;
       restore_timer_.Set(id, absl::ZeroDuration());
     }
@@ -911,12 +991,18 @@ absl::StatusOr<StagedRestore> Shard::Load(const StageRestoreArgs& args,
   return staged;
 }
 
+void Shard::EndRestore(const std::string& restore_id) {
+  if (ended_restores_.size() == kMaxSaves) ended_restores_.pop_front();
+  ended_restores_.push_back(restore_id);
+}
+
 void Shard::DropStagedRestore(const std::string& restore_id) {
   std::shared_ptr<Restore> dropped;  // Freed outside the lock.
   MutexLock lock(&mutex_);
   restore_timer_.Set(restore_id, absl::ZeroDuration());
   const auto it = restores_.find(restore_id);
   if (it == restores_.end()) return;
+  EndRestore(restore_id);
   dropped = std::move(it->second);
   restores_.erase(it);
 }
@@ -952,6 +1038,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   restores_.erase(it);
   restore_timer_.Set(restore_id, absl::ZeroDuration());
   restore->is_given_up = abort;
+  EndRestore(restore_id);
   if (abort) return absl::OkStatus();
   last_restore_id_ = restore_id;
   Loaded& loaded = restore->loaded;

@@ -44,6 +44,12 @@ struct ShardOptions {
   std::optional<std::string> checkpoint_root = std::nullopt;
   absl::Duration staged_restore_expiry = absl::Minutes(5);
 
+  // What clients may make it keep. A table without rows takes about 0.2 MiB.
+  uint64_t max_tables = 4096;
+  // Cells of Bloom filters, of all tables; 0: half of the machine's memory.
+  uint64_t max_bloom_bytes = 0;
+  CoordinatorLimits coordinator = {};
+
   absl::Status Validate() const;
 };
 
@@ -121,7 +127,7 @@ class Shard {
   // Makes the table with `identity` (incarnation 0: a drawn one). One that is
   // there keeps its rows and its identity, or gets the new one if its
   // incarnation is `replaced_incarnation`. AlreadyExists, naming the fields, if
-  // its config differs.
+  // its config differs; ResourceExhausted if that is one too many.
   absl::StatusOr<Made> CreateTable(const TableConfig& config,
                                    const TableIdentity& identity = {},
                                    uint64_t replaced_incarnation = 0);
@@ -264,6 +270,11 @@ class Shard {
 
   static absl::Status Never() { return absl::OkStatus(); }
 
+  // CreateTable() of a table that is there.
+  absl::StatusOr<Made> Present(EmbeddingTable* table, const TableConfig& config,
+                               const TableIdentity& identity,
+                               uint64_t replaced_incarnation) const;
+
   // What a restore has read.
   struct Loaded {
     TableMap tables;
@@ -284,7 +295,9 @@ class Shard {
   struct Save {
     std::string save_id;
     bool is_given_up = false;
-    std::vector<std::string> files;
+    std::string folder;
+    std::vector<std::string> files;  // In the folder.
+    std::string part;                // The answer; empty before.
   };
   static constexpr size_t kMaxSaves = 64;
 
@@ -295,11 +308,17 @@ class Shard {
   absl::StatusOr<StagedRestore> Load(const StageRestoreArgs& args,
                                      const Interrupt& interrupt,
                                      Loaded* loaded) const;
+  // A later StageRestore() does not begin it anew.
+  void EndRestore(const std::string& restore_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The work of restore_timer_.
   void DropStagedRestore(const std::string& restore_id);
 
-  // InvalidArgument if what admission needs does not fit this machine.
-  absl::Status CheckAdmissionMemory(const TableConfig& config) const;
+  // ResourceExhausted if there is no room for another table, or for what its
+  // admission needs beside that of others; InvalidArgument if it needs more
+  // than all may.
+  absl::Status CheckRoom(const TableConfig& config) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
   // A push that has been checked, and the sums of what it repeats.
@@ -336,10 +355,10 @@ class Shard {
 
   // These have their own locks.
   WriteLedger ledger_;
-  RoundStage stage_;
+  RoundStage stage_{options_.coordinator.max_groups};
   PendingExports pending_exports_;
   const std::shared_ptr<Coordinator> coordinator_ =
-      std::make_shared<Coordinator>();
+      std::make_shared<Coordinator>(options_.coordinator);
 
   mutable Mutex mutex_;
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
@@ -347,6 +366,7 @@ class Shard {
   std::map<std::string, std::shared_ptr<Restore>> restores_
       ABSL_GUARDED_BY(mutex_);
   CondVar restore_loaded_;
+  std::deque<std::string> ended_restores_ ABSL_GUARDED_BY(mutex_);  // The last.
   std::deque<Save> saves_ ABSL_GUARDED_BY(mutex_);
   std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);  // Committed last.
   // Of tables that were dropped, and so are not lost; the last ones.

@@ -17,6 +17,15 @@ namespace {
 constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
 // Far above nanoseconds since 1970 and the groups that begin anew above them.
 constexpr uint64_t kMaxInstance = uint64_t{1} << 62;
+// Long enough for any name that somebody types.
+constexpr size_t kMaxNameBytes = 1024;
+
+absl::Status CheckName(const char* what, const std::string& name) {
+  if (name.size() <= kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " '", name.substr(0, 32), "...' has ", name.size(),
+                   " characters, over ", kMaxNameBytes));
+}
 
 absl::Status NoQueue(const std::string& queue) {
   return absl::FailedPreconditionError(absl::StrCat(
@@ -38,10 +47,27 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   if (group.empty()) {
     return absl::InvalidArgumentError("a group needs a name");
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckName("group", group));
+  TFSWITCH_RETURN_IF_ERROR(CheckName("settings", options.settings));
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
+  const uint64_t most =
+      std::max(options.num_workers, options.contributions_per_round);
+  if (most > limits_.max_workers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group '", group,
+                     "': num_workers and contributions_per_round must be "
+                     "at most ",
+                     limits_.max_workers, " (--max_workers), got ", most));
+  }
   MutexLock lock(&mutex_);
   const auto it = groups_.find(group);
   if (it == groups_.end()) {
+    if (groups_.size() >= limits_.max_groups) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "no room for group '", group, "': there are ", groups_.size(),
+          ", as many as --max_groups allows; use one again in which nobody "
+          "trains any more"));
+    }
     groups_.emplace(group, std::make_unique<Group>(options, &queues_[group]));
     return absl::OkStatus();
   }
@@ -107,6 +133,14 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
   }
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  if (!found->state.HasJoined(worker) &&
+      found->state.num_ever_joined() >= limits_.max_workers) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no room for worker ", worker, " in group '", group,
+        "': ", found->state.num_ever_joined(),
+        " have joined it, as many as "
+        "--max_workers allows; give a worker the number of one that has gone"));
+  }
   if (newer_instance > found->state.group_instance()) {
     BeginAbove(found, newer_instance);
   }
@@ -168,6 +202,11 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
   const bool advances =
       !progress.empty() && state.ClockOf(worker, incarnation) == clock;
   if (advances) {
+    if (progress.size() > found->queues->size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "worker ", worker, " has advanced in ", progress.size(),
+          " work queues, and group '", group, "' has ", found->queues->size()));
+    }
     for (const WorkProgress& each : progress) {
       TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
                                 FindQueue(*found, each.queue));
@@ -284,6 +323,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
     const std::string& group, uint32_t worker, uint64_t incarnation,
     const std::string& barrier, int64_t visit, absl::Time deadline) {
   MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(CheckName("barrier", barrier));
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(
       found->state.Enter(worker, incarnation, barrier, visit, SteadyNow()));
@@ -319,17 +359,46 @@ absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const Group& group,
   return NoQueue(queue);
 }
 
+absl::Status Coordinator::CheckRoom(const std::string& queue,
+                                    const WorkQueueOptions& options) const {
+  uint64_t num_queues = 0;
+  uint64_t bytes = 0;
+  for (const auto& [group, queues] : queues_) {
+    num_queues += queues.size();
+    for (const auto& [name, present] : queues) {
+      bytes += present.item_bytes();
+    }
+  }
+  if (num_queues >= limits_.max_work_queues) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no room for work queue '", queue, "': there are ",
+                     num_queues, ", as many as --max_work_queues allows"));
+  }
+  const uint64_t needed = options.ItemBytes();
+  if (bytes + needed <= limits_.max_work_queue_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "no room for work queue '", queue, "': its ", options.items.size(),
+      " items take ", needed, " bytes, beside ", bytes,
+      " of others, and --max_work_queue_bytes is ",
+      limits_.max_work_queue_bytes));
+}
+
 absl::Status Coordinator::CreateWorkQueue(const std::string& group,
                                           const std::string& queue,
                                           const WorkQueueOptions& options) {
   if (queue.empty()) {
     return absl::InvalidArgumentError("a work queue needs a name");
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckName("work queue", queue));
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  const auto [it, is_new] = found->queues->try_emplace(queue, queue, options);
-  if (is_new) return absl::OkStatus();
+  const auto it = found->queues->find(queue);
+  if (it == found->queues->end()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckRoom(queue, options));
+    found->queues->try_emplace(queue, queue, options);
+    return absl::OkStatus();
+  }
   const std::string difference =
       DescribeDifference(it->second.options(), options);
   if (difference.empty()) return absl::OkStatus();

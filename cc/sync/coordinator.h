@@ -30,6 +30,16 @@ struct SavedWorkQueue {
   WorkQueue::State state;
 };
 
+// What clients may make a coordinator keep. Groups and work queues stay until
+// the end, and so does a group's memory of who has joined it.
+struct CoordinatorLimits {
+  uint64_t max_groups = 4096;
+  // That have ever joined one group. Also: contributions to one of its rounds.
+  uint64_t max_workers = 16384;
+  uint64_t max_work_queues = 4096;                    // Of all groups.
+  uint64_t max_work_queue_bytes = uint64_t{1} << 30;  // Their items.
+};
+
 // The barrier at which workers wait that have found nothing in a work queue.
 std::string WorkQueueBarrier(const std::string& queue);
 
@@ -40,13 +50,15 @@ std::string WorkQueueBarrier(const std::string& queue);
 // Thread-safe.
 class Coordinator {
  public:
-  Coordinator() = default;
+  explicit Coordinator(const CoordinatorLimits& limits = {})
+      : limits_(limits) {}
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
   // Makes the group unless it is there. AlreadyExists if others train in it
-  // with other options, InvalidArgument if they make no sense.
+  // with other options, InvalidArgument if they make no sense,
+  // ResourceExhausted if that is one too many.
   absl::Status CreateGroup(const std::string& group,
                            const WorkerGroupOptions& options);
 
@@ -58,6 +70,7 @@ class Coordinator {
   // met a `newer_instance` of its group on a server: the group then begins anew
   // with one that is newer still, and who was in it has to join again.
   // InvalidArgument if that is no instance that was ever drawn.
+  // ResourceExhausted for a worker too many.
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
                                           uint32_t worker,
                                           uint64_t previous = 0,
@@ -96,7 +109,8 @@ class Coordinator {
   absl::StatusOr<WorkerGroup::Stats> GroupStats(const std::string& group);
 
   // Makes a work queue of the group unless it is there. AlreadyExists, saying
-  // what differs, if it is there with other options.
+  // what differs, if it is there with other options. ResourceExhausted if that
+  // is one too many, or its items are.
   absl::Status CreateWorkQueue(const std::string& group,
                                const std::string& queue,
                                const WorkQueueOptions& options);
@@ -168,6 +182,11 @@ class Coordinator {
   // back how far they have brought work queues.
   static void RevokeOpenAdvances(Group* group);
 
+  // ResourceExhausted if there is no room for such a queue.
+  absl::Status CheckRoom(const std::string& queue,
+                         const WorkQueueOptions& options) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   absl::StatusOr<Group*> Find(const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -189,6 +208,9 @@ class Coordinator {
                     absl::Time deadline, const std::function<bool()>& is_over,
                     const std::function<std::string()>& describe)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Constant after construction.
+  const CoordinatorLimits limits_;
 
   // One lock for all groups: an event takes less than a microsecond.
   Mutex mutex_;

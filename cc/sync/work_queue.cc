@@ -20,6 +20,12 @@ absl::Status WorkQueueOptions::Validate() const {
   return absl::OkStatus();
 }
 
+uint64_t WorkQueueOptions::ItemBytes() const {
+  uint64_t bytes = items.size() * (sizeof(std::string) + sizeof(int64_t));
+  for (const std::string& item : items) bytes += item.size();
+  return bytes;
+}
+
 std::string DescribeDifference(const WorkQueueOptions& here,
                                const WorkQueueOptions& asked) {
   if (here.num_epochs != asked.num_epochs) {
@@ -45,7 +51,9 @@ std::string DescribeDifference(const WorkQueueOptions& here,
 }
 
 WorkQueue::WorkQueue(std::string name, WorkQueueOptions options)
-    : name_(std::move(name)), options_(std::move(options)) {
+    : name_(std::move(name)),
+      options_(std::move(options)),
+      item_bytes_(options_.ItemBytes()) {
   BeginEpoch(0);
 }
 

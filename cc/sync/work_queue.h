@@ -40,6 +40,8 @@ struct WorkQueueOptions {
   uint64_t seed = 0;
 
   absl::Status Validate() const;
+  // The memory of the items, and of their order.
+  uint64_t ItemBytes() const;
 };
 
 // What differs, in words: "epochs: 2 here, 3 asked"; empty if nothing does.
@@ -134,6 +136,7 @@ class WorkQueue {
   int64_t offset_of(uint32_t worker) const { return leases_.at(worker).offset; }
 
   const WorkQueueOptions& options() const { return options_; }
+  uint64_t item_bytes() const { return item_bytes_; }
   Stats stats() const;
 
  private:
@@ -164,6 +167,7 @@ class WorkQueue {
 
   const std::string name_;
   const WorkQueueOptions options_;
+  const uint64_t item_bytes_;
   int64_t epoch_ = 0;
   std::vector<int64_t> order_;           // Indices, as they are handed out.
   int64_t num_taken_ = 0;                // So many of `order_`.

@@ -242,6 +242,10 @@ class WorkerGroup {
 
   bool IsMember(uint32_t worker, uint64_t incarnation) const;
   uint64_t group_instance() const { return group_instance_; }
+  bool HasJoined(uint32_t worker) const {  // Ever.
+    return ever_joined_.count(worker) > 0;
+  }
+  size_t num_ever_joined() const { return ever_joined_.size(); }
   // The next that a worker is given; all others will be greater.
   uint64_t next_incarnation() const { return next_incarnation_; }
   // A step was ended by one that had been given up.

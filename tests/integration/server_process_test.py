@@ -80,7 +80,10 @@ def test_a_dead_server_is_named_and_a_new_one_is_taken():
             address=one.address, shard_index=1, num_shards=2
         ) as again:
             assert again.address == one.address
-            # The new server is empty: its rows start anew.
+            # The new server is empty. Rows start anew if the user says so.
+            with pytest.raises(OSError, match="shard 1 has lost table"):
+                table.lookup_or_create(ids)
+            cluster.reset_lost_tables()
             table.lookup_or_create(ids)
             assert table.size() == 100
             table.assign(ids, np.zeros((100, 2)))
@@ -93,7 +96,9 @@ def test_a_dead_server_is_named_and_a_new_one_is_taken():
 def test_a_server_killed_in_mid_call_fails_calls_within_the_deadline():
     with (
         ServerProcess() as server,
-        tsw.connect(f"grpc://{server.address}", timeout=2.0),
+        tsw.connect(
+            f"grpc://{server.address}", timeout=2.0, on_lost_tables="recreate"
+        ),
     ):
         table = make_table()
         busy = threading.Event()
@@ -139,7 +144,9 @@ def test_a_model_trains_on_after_its_server_came_back():
 
     with (
         ServerProcess() as server,
-        tsw.connect(f"grpc://{server.address}", timeout=2.0),
+        tsw.connect(
+            f"grpc://{server.address}", timeout=2.0, on_lost_tables="recreate"
+        ),
     ):
         model = keras.Sequential(
             [

@@ -54,7 +54,12 @@ def flags():
 
 
 def test_serve_hands_its_flags_to_the_server_program(executed, flags):
-    flags("--address=unix:/s", "--shard_index=1", "--num_shards=2")
+    flags(
+        "--address=unix:/s",
+        "--shard_index=1",
+        "--num_shards=2",
+        "--limit=max_buffer_bytes=0",
+    )
 
     cli._run(["tfswitch", "serve"])
 
@@ -64,7 +69,16 @@ def test_serve_hands_its_flags_to_the_server_program(executed, flags):
         "--num_shards=2",
         "--num_threads=0",
         f"--max_message_bytes={1 << 30}",
+        "--max_buffer_bytes=0",
     ]
+
+
+def test_a_limit_without_a_value_is_named(executed, flags):
+    flags("--limit=max_buffer_bytes")
+
+    with pytest.raises(app.UsageError, match="--limit=max_buffer_bytes"):
+        cli._run(["tfswitch", "serve"])
+    assert executed == []
 
 
 def test_a_shard_that_is_none_of_the_cluster_is_named(executed, flags):

@@ -65,11 +65,35 @@ def test_a_bad_address_is_named(address):
         ({"shard_index": 2, "num_shards": 2}, "shard_index=2, num_shards=2"),
         ({"num_threads": -1}, "Received: num_threads=-1"),
         ({"max_message_bytes": True}, "Received: max_message_bytes=True"),
+        ({"limits": {"max_x": "1"}}, "Received: max_x='1'"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         tsw.Server(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_rows": 1}, "no limit 'max_rows'; there are: max_buffer_bytes"),
+        ({"max_buffer_bytes": 5}, "max_buffer_bytes must be .*, got 5"),
+    ],
+)
+def test_limits_reach_the_server(limits, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.Server(limits=limits).start()
+
+
+def test_a_table_over_the_limit_of_a_server_is_refused():
+    with (
+        tsw.Server(limits={"max_tables": 1}) as server,
+        tsw.connect(f"grpc://{server.address}"),
+    ):
+        tsw.EmbeddingTable("a", 2)
+        with pytest.raises(RuntimeError, match=r"'b'.*--max_tables"):
+            tsw.EmbeddingTable("b", 2)
+        tsw.EmbeddingTable("a", 2)
 
 
 def test_repr_says_where_and_which_shard():

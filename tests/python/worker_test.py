@@ -732,7 +732,9 @@ def test_a_server_that_stops_answering_ends_a_wait(number, kind):
 def test_a_server_that_was_started_again_is_joined_again(capfd):
     server = tsw.Server().start()
     address = server.address
-    cluster = tsw.Cluster(f"grpc://{address}", timeout=20.0)
+    cluster = tsw.Cluster(
+        f"grpc://{address}", timeout=20.0, on_lost_tables="recreate"
+    )
     worker = Worker(0, 1, consistency="bsp", cluster=cluster)
     table = make_table(cluster)
     worker.end_step()

@@ -40,6 +40,19 @@ _MAX_MESSAGE_BYTES = flags.DEFINE_integer(
     lower_bound=1,
 )
 
+_CHECKPOINT_ROOT = flags.DEFINE_string(
+    "checkpoint_root",
+    "",
+    "serve: the folder below which checkpoints are saved and restored. Default: "
+    "the current folder.",
+)
+_LIMITS = flags.DEFINE_multi_string(
+    "limit",
+    [],
+    "serve: what else bounds the server, as name=value, such as "
+    "max_tables=100; docs/server.md has the names. May be repeated.",
+)
+
 _USAGE = (
     "usage: tfswitch serve|export|version [flags]; tfswitch --help lists flags"
 )
@@ -79,6 +92,11 @@ def _serve() -> None:
             "--shard_index must be below --num_shards. Received: "
             f"--shard_index={shard_index} --num_shards={num_shards}"
         )
+    for limit in _LIMITS.value:
+        if "=" not in limit:
+            raise app.UsageError(
+                f"--limit must be name=value. Received: --limit={limit}"
+            )
     server_binary.execute(
         [
             f"--address={address}",
@@ -86,6 +104,8 @@ def _serve() -> None:
             f"--num_shards={num_shards}",
             f"--num_threads={_NUM_THREADS.value}",
             f"--max_message_bytes={_MAX_MESSAGE_BYTES.value}",
+            f"--checkpoint_root={_CHECKPOINT_ROOT.value}",
+            *(f"--{limit}" for limit in _LIMITS.value),
         ]
     )
 

@@ -75,6 +75,21 @@ TEST(MemoryReservationTest, LeavesRoomForOthersHoweverManyAskForALot) {
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_EQ(after->size(), size_t{1} << 40);
 }
+
+TEST(MemoryReservationTest, ReservingUntilNothingIsLeftLeavesRoomForOthers) {
+  std::vector<MemoryReservation> reservations;
+  for (int i = 0; i < 3000; ++i) {
+    auto reservation =
+        MemoryReservation::Create(size_t{3} << 40, size_t{4} << 30);
+    if (!reservation.ok()) break;  // Large processors have more than all these.
+    reservations.push_back(*std::move(reservation));
+  }
+
+  void* const map = mmap(nullptr, size_t{32} << 30, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(map, MAP_FAILED) << "after " << reservations.size();
+  munmap(map, size_t{32} << 30);
+}
 #endif
 
 TEST(MemorySpanTest, GrowsInPlaceUpToItsCapacity) {

@@ -162,6 +162,35 @@ TEST_F(CheckpointTest, TheLastRowsOfAnotherIncarnationStay) {
   EXPECT_EQ(CountRowFiles(), 3);
 }
 
+TEST_F(CheckpointTest, TheLargestOfOtherIncarnationsStays) {
+  Save(*MakeTable("user", 20), "good");
+  for (int i = 1; i <= 3; ++i) {
+    // Lost again and again.
+    const auto rest = MakeTable("user", 2);
+    for (int k = 0; k < 3; ++k) Save(*rest, absl::StrCat("rest", i, "-", k));
+  }
+
+  const auto kept = ReadManifest(path_, 1);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(kept->save_id, "good");
+  auto loaded = MakeTable("user", 0);
+  ASSERT_TRUE(
+      LoadTable(path_, kept->tables.at("user"), 0, 1, Never, *loaded).ok());
+  EXPECT_EQ(loaded->size(), 20);
+  EXPECT_EQ(CountRowFiles(), 4);
+}
+
+TEST_F(CheckpointTest, WithoutItsManifestTheSaveBeforeIsTheNewest) {
+  Save(*MakeTable("user", 10), "s1");
+  Save(*MakeTable("item", 20), "s2", /*all_tables=*/false);
+  std::filesystem::remove(path_ + "/manifest.json");
+
+  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
+  Save(*MakeTable("item", 30), "s3", /*all_tables=*/false);
+  EXPECT_EQ(ReadManifest(path_)->number, 2);
+  EXPECT_EQ(ReadManifest(path_)->tables.count("user"), 1u);
+}
+
 TEST_F(CheckpointTest, TablesAreNotDroppedUnlessTheyAreNamed) {
   Save(*MakeTable("user", 10), "s1");
   const auto item = MakeTable("item", 10);
@@ -205,7 +234,10 @@ TEST_F(CheckpointTest, ARepeatedCommitIsTheFirst) {
   const std::string part = writer.Finish();
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
-  EXPECT_EQ(ReadManifest(path_, 0, 1).status().code(),
+  Save(*MakeTable("user", 20), "s2");
+  EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
+  EXPECT_EQ(ReadManifest(path_)->save_id, "s2");
+  EXPECT_EQ(ReadManifest(path_, 0, 2).status().code(),
             absl::StatusCode::kNotFound);
 }
 
@@ -248,7 +280,7 @@ TEST_F(CheckpointTest, FilesThatNoSaveHasWrittenAreRefusedAndStay) {
     const size_t begin = changed.find("user/");
     changed.replace(begin, changed.find('"', begin) - begin, bad);
     EXPECT_EQ(Commit(path_, "s2", {changed}, {}).status().code(),
-              absl::StatusCode::kDataLoss)
+              absl::StatusCode::kInvalidArgument)
         << bad;
   }
   // A table without a name, as the folder itself.
@@ -260,7 +292,7 @@ TEST_F(CheckpointTest, FilesThatNoSaveHasWrittenAreRefusedAndStay) {
                    {})
                 .status()
                 .code(),
-            absl::StatusCode::kDataLoss);
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Commit(path_, "../s2", {part}, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
   for (int i = 3; i < 6; ++i) {

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tfswitch {
@@ -45,6 +46,25 @@ TEST(CallGateTest, CloseGivesUpAfterItsGrace) {
   gate.Close(absl::Milliseconds(1));
 
   gate.Leave();
+}
+
+TEST(CallGateTest, WaitsLeaveRoomForOtherControlCalls) {
+  using Kind = CallGate::Kind;
+  CallGate gate(4);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(gate.Enter(Kind::kWait).ok());
+
+  const absl::Status wait = gate.Enter(Kind::kWait);
+  ASSERT_TRUE(gate.Enter(Kind::kControl).ok());
+  const absl::Status control = gate.Enter(Kind::kControl);
+
+  for (const absl::Status& status : {wait, control}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr("--max_control_calls"));
+  }
+  EXPECT_TRUE(gate.Enter(Kind::kData).ok());
+  gate.Leave(Kind::kWait);
+  EXPECT_TRUE(gate.Enter(Kind::kWait).ok());
 }
 
 }  // namespace

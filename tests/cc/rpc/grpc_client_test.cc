@@ -3,6 +3,12 @@
 
 #include "cc/rpc/grpc_client.h"
 
+#include <arpa/inet.h>
+#include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -16,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
 #include "tests/cc/rpc/tcp_proxy.h"
+#include "tfswitch/v1/parameter_server.grpc.pb.h"
 
 namespace tfswitch {
 namespace {
@@ -80,6 +87,75 @@ TEST(GrpcClientTest, OtherProtocolVersionIsRefusedNamingBoth) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(server->address()), HasSubstr("version 1"),
                     HasSubstr("speaks 2"), HasSubstr("install")));
+}
+
+TEST(GrpcClientTest, CompressedAnswersAreRefused) {
+  class Compressing final : public v1::ParameterServer::Service {
+    grpc::Status Handshake(grpc::ServerContext* context,
+                           const v1::HandshakeRequest*,
+                           v1::HandshakeResponse* response) override {
+      context->set_compression_algorithm(GRPC_COMPRESS_GZIP);
+      response->set_protocol_version(1);
+      response->set_num_shards(1);
+      // gRPC does not compress what would only become longer.
+      response->GetReflection()
+          ->MutableUnknownFields(response)
+          ->AddLengthDelimited(1000, std::string(size_t{1} << 20, 'x'));
+      return grpc::Status::OK;
+    }
+  } service;
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
+                           &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+
+  const absl::Status status =
+      Connect(absl::StrCat("127.0.0.1:", port)).status();
+
+  // gRPC refuses it, unless the end of the call has come with it. Then it is
+  // read as it is.
+  EXPECT_TRUE(absl::IsUnimplemented(status) || absl::IsInternal(status))
+      << status;
+}
+
+TEST(GrpcClientTest, ServerWithoutRoomForARequestIsNamedWithTheRemedy) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  std::thread server([listener] {
+    const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    // SETTINGS, and RST_STREAM of stream 1 with ENHANCE_YOUR_CALM, with which
+    // gRPC ends a call if its quota is used up.
+    const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
+    const std::string reset("\0\0\4\3\0\0\0\0\1\0\0\0\x0b", 13);
+    EXPECT_EQ(send(fd, settings.data(), settings.size(), 0), 9);
+    std::string arrived;
+    char buffer[4096];
+    while (arrived.find("Handshake") == arrived.npos) {
+      const ssize_t got = recv(fd, buffer, sizeof(buffer), 0);
+      if (got <= 0) break;
+      arrived.append(buffer, static_cast<size_t>(got));
+    }
+    EXPECT_EQ(send(fd, reset.data(), reset.size(), MSG_NOSIGNAL), 13);
+    while (recv(fd, buffer, sizeof(buffer), 0) > 0) {
+    }
+    close(fd);
+  });
+
+  const absl::Status status =
+      Connect(absl::StrCat("127.0.0.1:", ntohs(at.sin_port))).status();
+  server.join();
+  close(listener);
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--max_buffer_bytes"));
 }
 
 TEST(GrpcClientTest, OtherPlaceInTheClusterIsRefusedNamingBoth) {

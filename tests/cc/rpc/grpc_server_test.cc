@@ -11,10 +11,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -24,6 +28,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tfswitch/v1/coordination.grpc.pb.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
 namespace tfswitch {
@@ -124,6 +129,107 @@ int ConnectTo(const std::string& address) {
   return fd;
 }
 
+// A peer that sends what it likes and reads nothing unless it is told to.
+class RawPeer {
+ public:
+  explicit RawPeer(const std::string& address) : fd_(ConnectTo(address)) {
+    Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    SendFrame(kSettings, 0, 0, "");
+  }
+  ~RawPeer() { close(fd_); }
+  RawPeer(const RawPeer&) = delete;
+  RawPeer& operator=(const RawPeer&) = delete;
+
+  // Begins a call whose message is `size` bytes long, and sends some of them.
+  void Call(absl::string_view method, uint32_t size, absl::string_view bytes) {
+    std::string headers;
+    for (const auto& [name, value] :
+         {std::pair<std::string, std::string>{":method", "POST"},
+          {":scheme", "http"},
+          {":path", absl::StrCat("/tfswitch.v1.ParameterServer/", method)},
+          {":authority", "x"},
+          {"te", "trailers"},
+          {"content-type", "application/grpc"}}) {
+      // Literals that no table gets, without Huffman's code.
+      absl::StrAppend(&headers, std::string(1, '\0'),
+                      std::string(1, static_cast<char>(name.size())), name,
+                      std::string(1, static_cast<char>(value.size())), value);
+    }
+    SendFrame(kHeaders, kEndHeaders, stream_, headers);
+    const std::string message =
+        absl::StrCat(std::string(1, '\0'), BigEndian(size, 4), bytes);
+    for (size_t at = 0; at < message.size(); at += kFrameBytes) {
+      const bool is_last = at + kFrameBytes >= message.size();
+      SendFrame(kData, is_last && bytes.size() == size ? kEndStream : 0,
+                stream_, message.substr(at, kFrameBytes));
+    }
+    stream_ += 2;
+  }
+
+  // Waits for the server's first word. False if it hangs up instead.
+  bool IsWelcome() {
+    char first;
+    return recv(fd_, &first, 1, MSG_PEEK) == 1;
+  }
+
+  // Says that the server's settings hold.
+  void TakeSettings() { SendFrame(kSettings, kAck, 0, ""); }
+
+  // Whether the server has ended the connection or a call; reads what has come.
+  bool IsTurnedAway() {
+    char buffer[4096];
+    ssize_t got;
+    while ((got = recv(fd_, buffer, sizeof(buffer), MSG_DONTWAIT)) > 0) {
+      arrived_.append(buffer, static_cast<size_t>(got));
+    }
+    if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) return true;
+    size_t at = 0;
+    while (at + 9 <= arrived_.size()) {
+      const auto byte = [&](size_t i) {
+        return static_cast<size_t>(static_cast<uint8_t>(arrived_[at + i]));
+      };
+      const char type = arrived_[at + 3];
+      if (type == kReset || type == kGoAway || type == kHeaders) return true;
+      at += 9 + (byte(0) << 16 | byte(1) << 8 | byte(2));
+    }
+    return false;
+  }
+
+ private:
+  static constexpr char kData = 0;
+  static constexpr char kHeaders = 1;
+  static constexpr char kReset = 3;
+  static constexpr char kSettings = 4;
+  static constexpr char kGoAway = 7;
+  static constexpr char kAck = 1;
+  static constexpr char kEndStream = 1;
+  static constexpr char kEndHeaders = 4;
+  static constexpr size_t kFrameBytes = 16384;
+
+  static std::string BigEndian(uint64_t number, int bytes) {
+    std::string text;
+    for (int i = bytes - 1; i >= 0; --i) {
+      text.push_back(static_cast<char>(number >> (8 * i)));
+    }
+    return text;
+  }
+
+  void SendFrame(char type, char flags, uint32_t stream,
+                 const std::string& payload) {
+    Send(absl::StrCat(BigEndian(payload.size(), 3), std::string(1, type),
+                      std::string(1, flags), BigEndian(stream, 4), payload));
+  }
+
+  // A server may have hung up already.
+  void Send(const std::string& bytes) {
+    (void)send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+
+  const int fd_;
+  uint32_t stream_ = 1;
+  std::string arrived_;
+};
+
 TEST(GrpcServerTest, PortZeroIsReportedBack) {
   const auto a = StartServer();
   const auto b = StartServer();
@@ -131,6 +237,18 @@ TEST(GrpcServerTest, PortZeroIsReportedBack) {
   EXPECT_THAT(a->address(), testing::StartsWith("127.0.0.1:"));
   EXPECT_GT(ParseAddress(a->address())->port, 0);
   EXPECT_NE(a->address(), b->address());
+}
+
+TEST(GrpcServerTest, WildcardAndNamesOfHostsAreListenedOn) {
+  for (const char* host : {"0.0.0.0", "localhost"}) {
+    GrpcServerOptions options;
+    options.address = absl::StrCat(host, ":0");
+    const auto server = StartServer(options);
+
+    const int port = ParseAddress(server->address())->port;
+    EXPECT_EQ(server->address(), absl::StrCat(host, ":", port));
+    EXPECT_TRUE(Connect(absl::StrCat("127.0.0.1:", port)).ok());
+  }
 }
 
 TEST(GrpcServerTest, SecondServerOnAPortFailsAndNamesIt) {
@@ -202,6 +320,13 @@ TEST(GrpcServerTest, BadOptionsAreRefusedAndNamed) {
         start(options).ToString(),
         AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr(absl::StrCat(bytes))));
   }
+  options = {};
+  options.max_message_bytes = 4096;
+  options.max_buffer_bytes = 8191;
+  EXPECT_THAT(
+      start(options).ToString(),
+      AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("max_buffer_bytes"),
+            HasSubstr("at least 8192"), HasSubstr("8191")));
 }
 
 TEST(GrpcServerTest, StopIsIdempotentAndFreesThePort) {
@@ -366,6 +491,194 @@ TEST(GrpcServerTest, OversizedMessagesAreRefusedBothWays) {
   EXPECT_EQ(request_too_long.error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(request_too_long.error_message(), HasSubstr("4096"));
+}
+
+TEST(GrpcServerTest, ConnectionsOverTheLimitAreClosedUntilOthersHaveGone) {
+  GrpcServerOptions options;
+  options.max_connections = 3;
+  const auto server = StartServer(options);
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int i = 0; i < 3; ++i) {
+    peers.push_back(std::make_unique<RawPeer>(server->address()));
+    ASSERT_TRUE(peers.back()->IsWelcome()) << i;
+  }
+
+  EXPECT_FALSE(RawPeer(server->address()).IsWelcome());
+  EXPECT_FALSE(peers[0]->IsTurnedAway());
+  EXPECT_THAT(
+      Connect(server->address(), absl::Milliseconds(300)).status().ToString(),
+      AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("--max_connections")));
+
+  peers.pop_back();
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!RawPeer(server->address()).IsWelcome()) {
+    ASSERT_LT(absl::Now(), deadline) << "what has gone still counts";
+  }
+}
+
+TEST(GrpcServerTest, AConnectionHasOnlySoManyCalls) {
+  GrpcServerOptions options;
+  options.max_calls_per_connection = 3;
+  const auto server = StartServer(options);
+  RawPeer peer(server->address());
+  ASSERT_TRUE(peer.IsWelcome());
+  peer.TakeSettings();
+  for (int i = 0; i < 3; ++i) peer.Call("Push", 1000, "");
+  EXPECT_FALSE(peer.IsTurnedAway());
+
+  peer.Call("Push", 1000, "");
+
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!peer.IsTurnedAway()) ASSERT_LT(absl::Now(), deadline);
+}
+
+TEST(GrpcServerTest, WorkersThatWaitLeaveThreadsForOthers) {
+  GrpcServerOptions options;
+  options.max_control_calls = 8;
+  const auto server = StartServer(options);
+  const auto client = Connect(server->address()).value();
+  WorkerGroupOptions group;
+  group.num_workers = 100;
+  ASSERT_TRUE(client->groups().CreateGroup("g", group).ok());
+  PlainPeer peer(server->address());
+  const auto stub = v1::Coordination::NewStub(peer.channel());
+  std::vector<uint64_t> incarnations;
+  for (uint32_t worker = 0; worker < 7; ++worker) {
+    incarnations.push_back(
+        client->groups().Join("g", worker, 0, 0)->incarnation);
+  }
+  const auto wait = [&](uint32_t worker, int64_t milliseconds) {
+    v1::WaitAtBarrierRequest request;
+    request.mutable_member()->set_group("g");
+    request.mutable_member()->set_worker(worker);
+    request.mutable_member()->set_incarnation(incarnations[worker]);
+    request.set_barrier("b");
+    request.set_wait_ms(milliseconds);
+    v1::WaitAtBarrierResponse response;
+    grpc::ClientContext context;
+    return stub->WaitAtBarrier(&context, request, &response);
+  };
+  std::vector<std::thread> waiting;
+  std::atomic<bool> ends{false};
+  for (uint32_t worker = 0; worker < 6; ++worker) {
+    // A server ends a wait after some seconds, and is asked again.
+    waiting.emplace_back([&wait, &ends, worker] {
+      while (!ends) wait(worker, 60'000);
+    });
+  }
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  grpc::Status status;
+  do {
+    status = wait(6, 1);
+  } while (status.ok() && absl::Now() < deadline);
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("6 calls wait"),
+                                            HasSubstr("--max_control_calls")));
+  EXPECT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  EXPECT_TRUE(Connect(server->address()).ok());
+  ends = true;
+  server->Stop(absl::ZeroDuration());
+  for (std::thread& thread : waiting) thread.join();
+}
+
+TEST(GrpcServerTest, StreamsOfReflectionDoNotTakeThreadsWithoutBound) {
+  GrpcServerOptions options;
+  options.max_control_calls = 4;
+  const auto server = StartServer(options);
+  struct Stream {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::ByteBuffer answer;
+  };
+  PlainPeer peer(server->address());
+  grpc::GenericStub stub(peer.channel());
+  grpc::CompletionQueue queue;
+  std::vector<std::unique_ptr<Stream>> streams;
+  int num_refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    streams.push_back(std::make_unique<Stream>());
+    Stream& stream = *streams.back();
+    stream.context.set_deadline(std::chrono::system_clock::now() +
+                                std::chrono::seconds(30));
+    stream.call = stub.PrepareCall(
+        &stream.context,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        &queue);
+    void* tag;
+    bool is_ok = false;
+    stream.call->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &is_ok));
+    stream.call->Write(ToByteBuffer("\x3a\x01*"), nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &is_ok));
+    stream.call->Read(&stream.answer, nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &is_ok));
+    num_refused += is_ok ? 0 : 1;
+  }
+
+  EXPECT_GT(num_refused, 100);
+  for (const auto& stream : streams) stream->context.TryCancel();
+}
+
+TEST(GrpcServerTest, RequestsThatDoNotEndTakeBoundedMemory) {
+  GrpcServerOptions options;
+  options.max_message_bytes = uint64_t{1} << 20;
+  options.max_buffer_bytes = uint64_t{8} << 20;
+  const auto server = StartServer(options);
+  {
+    std::vector<std::unique_ptr<RawPeer>> peers;
+    bool is_any_turned_away = false;
+    while (!is_any_turned_away) {
+      ASSERT_LT(peers.size(), 1000u) << "all are being served";
+      peers.push_back(std::make_unique<RawPeer>(server->address()));
+      peers.back()->Call("Push", 1 << 20, std::string(60000, '\x01'));
+      for (const auto& peer : peers) {
+        is_any_turned_away = is_any_turned_away || peer->IsTurnedAway();
+      }
+    }
+  }
+
+  // Once it has seen them go.
+  auto client = Connect(server->address()).value();
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  absl::Status status;
+  do {
+    status = client->CreateTable(SmallTable("t"));
+  } while (absl::IsResourceExhausted(status) && absl::Now() < deadline);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(PushOnes(*client, "t", 2, {1}).ok());
+}
+
+TEST(GrpcServerTest, AnswersThatNobodyReadsTakeBoundedMemory) {
+  GrpcServerOptions options;
+  options.max_message_bytes = uint64_t{1} << 20;
+  options.max_buffer_bytes = uint64_t{8} << 20;
+  const auto server = StartServer(options);
+  auto client = Connect(server->address()).value();
+  constexpr int kDim = 1000;
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", kDim)).ok());
+  v1::PullRequest pull;
+  pull.set_table("t");
+  for (int key = 0; key < 200; ++key) pull.add_keys(key);
+  const std::string request = pull.SerializeAsString();
+  absl::Status status;
+  {
+    RawPeer peer(server->address());
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    do {
+      peer.Call("Pull", static_cast<uint32_t>(request.size()), request);
+      status = PullRows(*client, "t", kDim, std::vector<Key>(200, 1)).status();
+    } while (status.ok() && absl::Now() < deadline);
+  }
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(server->address()), HasSubstr("8388608"),
+                    HasSubstr("--max_buffer_bytes")));
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!PullRows(*client, "t", kDim, std::vector<Key>(200, 1)).ok()) {
+    ASSERT_LT(absl::Now(), deadline) << "what has gone still counts";
+  }
 }
 
 TEST(GrpcServerTest, GarbageOnThePortLeavesItServing) {

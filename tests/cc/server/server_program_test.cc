@@ -1,13 +1,22 @@
 // tfswitch-server as a process: its flags, its one line, its end.
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -16,6 +25,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cc/rpc/address.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
@@ -66,6 +76,8 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   std::string ReadLine() { return Read(out_, '\n'); }
+  std::string ReadText() { return Read(out_, '\0'); }
+  std::string ReadErrorLine() { return Read(err_, '\n'); }
   std::string ReadErrors() { return Read(err_, '\0'); }
   void Send(int signal_number) { kill(pid_, signal_number); }
 
@@ -74,6 +86,35 @@ class Program {
     Send(SIGSTOP);
     siginfo_t info;
     EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED), 0);
+  }
+
+  // How many files it may open, and may allow itself to open.
+  rlimit FileLimit() const {
+    rlimit files = {};
+    EXPECT_EQ(prlimit(pid_, RLIMIT_NOFILE, nullptr, &files), 0);
+    return files;
+  }
+
+  // Leaves it room for a few files more than it has open.
+  void LimitFiles(rlim_t more) const {
+    rlimit files = {};
+    const std::filesystem::directory_iterator open(
+        absl::StrCat("/proc/", pid_, "/fd"));
+    files.rlim_cur =
+        more + static_cast<rlim_t>(std::distance(begin(open), end(open)));
+    files.rlim_max = files.rlim_cur;
+    EXPECT_EQ(prlimit(pid_, RLIMIT_NOFILE, &files, nullptr), 0);
+  }
+
+  // The most memory that it has ever had resident.
+  int64_t PeakBytes() const {
+    std::ifstream status(absl::StrCat("/proc/", pid_, "/status"));
+    for (std::string word; status >> word;) {
+      int64_t kib = 0;
+      if (word == "VmHWM:" && status >> kib) return kib << 10;
+    }
+    ADD_FAILURE() << "no peak of process " << pid_;
+    return 0;
   }
 
   // The exit code, or minus the signal that ended it.
@@ -179,6 +220,83 @@ TEST(ServerProgramTest, StoppedProcessGivesAnErrorInTime) {
   EXPECT_TRUE(PullRows(*client, "t", 2, {1}).ok());
 }
 
+TEST(ServerProgramTest, TakesAllFilesThatItMay) {
+  rlimit own = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &own), 0);
+  rlimit low = own;
+  low.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  Program program({"--address=127.0.0.1:0"});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &own), 0);
+  AddressOf(program);
+
+  EXPECT_EQ(program.FileLimit().rlim_cur, own.rlim_max);
+}
+
+TEST(ServerProgramTest, ListensAgainAfterItHadNoFilesLeft) {
+  Program program({"--address=127.0.0.1:0"});
+  const std::string address = AddressOf(program);
+  program.LimitFiles(2);
+  std::vector<int> connections;
+  sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  to.sin_port = htons(ParseAddress(address)->port);
+  for (int i = 0; i < 5; ++i) {
+    connections.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(connections.back(), reinterpret_cast<sockaddr*>(&to),
+                      sizeof(to)),
+              0);
+  }
+  EXPECT_THAT(program.ReadErrorLine(), HasSubstr("Too many open files"));
+
+  for (const int connection : connections) close(connection);
+
+  EXPECT_TRUE(Connect(address).ok());
+}
+
+TEST(ServerProgramTest, CompressedMessagesAreRefusedAndNotInflated) {
+  Program program({"--address=127.0.0.1:0"});
+  const std::string address = AddressOf(program);
+  ASSERT_TRUE(Connect(address).ok());  // What the first call costs.
+  const grpc::Slice piece(std::string(size_t{1} << 20, '\0'));
+  const int64_t before = program.PeakBytes();
+
+  for (const auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    // Both kinds of calls, and messages of one packet and of several.
+    for (const auto& [method, size] :
+         {std::pair<const char*, size_t>{"Push", 1},
+          {"Push", 128},
+          {"Erase", 1},
+          {"Erase", 128}}) {
+      const std::vector<grpc::Slice> zeros(size, piece);
+      grpc::GenericStub stub(
+          grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+      grpc::CompletionQueue queue;
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() +
+                           std::chrono::seconds(60));
+      context.set_compression_algorithm(algorithm);
+      grpc::ByteBuffer answer;
+      grpc::Status status;
+      const auto call = stub.PrepareUnaryCall(
+          &context, absl::StrCat("/tfswitch.v1.ParameterServer/", method),
+          grpc::ByteBuffer(zeros.data(), zeros.size()), &queue);
+      call->StartCall();
+      call->Finish(&answer, &status, nullptr);
+      void* tag;
+      bool ok;
+      ASSERT_TRUE(queue.Next(&tag, &ok));
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED)
+          << status.error_message();
+      EXPECT_THAT(status.error_message(), HasSubstr("ompression"));
+    }
+  }
+
+  EXPECT_LT(program.PeakBytes() - before, int64_t{32} << 20);
+  EXPECT_TRUE(Connect(address).ok());
+}
+
 TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--bogus"}, "--bogus"},
@@ -192,6 +310,9 @@ TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
       {{"--address", "nowhere"}, "'nowhere'"},
       {{"--max_message_bytes", "1"}, "max_message_bytes"},
       {{"--num_threads", "-2"}, "num_threads"},
+      {{"--max_buffer_bytes", "-1"}, "--max_buffer_bytes"},
+      {{"--max_connections=0"}, "--max_connections must be 1 to "},
+      {{"--max_buffer_bytes=5"}, "max_buffer_bytes"},
       {{"--grace_period", "soon"}, "'soon'"},
       {{"--grace_period", "-1s"}, "grace_period"},
   };
@@ -221,7 +342,9 @@ TEST(ServerProgramTest, HelpAndVersionGoToStandardOutput) {
 
   Program help({"--help"});
   EXPECT_EQ(help.Wait(), 0);
-  EXPECT_THAT(help.ReadLine(), StartsWith("tfswitch-server: "));
+  EXPECT_THAT(help.ReadText(), AllOf(StartsWith("tfswitch-server: "),
+                                     HasSubstr("  --num_shards "),
+                                     HasSubstr("  --max_buffer_bytes ")));
 }
 
 }  // namespace

@@ -102,6 +102,18 @@ class Committer {
   std::vector<std::string> applied_;
 };
 
+TEST(RoundStageTest, AGroupTooManyIsRefusedAndNamed) {
+  RoundStage stage(1);
+  ASSERT_TRUE(stage.Add(StepOf(0, 0, "g"), "t", PushOf(1.0f)).ok());
+
+  const absl::Status status = stage.Add(StepOf(0, 0, "h"), "t", PushOf(1.0f));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("'h'"), HasSubstr("--max_groups")));
+  EXPECT_TRUE(stage.Add(StepOf(1, 0, "g"), "t", PushOf(1.0f)).ok());
+}
+
 TEST(RoundStageTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
   RoundStage stage;
   Committer committer(&stage);

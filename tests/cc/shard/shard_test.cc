@@ -20,12 +20,14 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/hash.h"
 #include "cc/base/racy_memory.h"
+#include "cc/table/counting_bloom.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -48,6 +50,59 @@ TEST(ShardOptionsTest, PlaceMustBeInTheCluster) {
               HasSubstr("shard_index"));
   EXPECT_THAT(std::string((ShardOptions{0, 0}).Validate().message()),
               HasSubstr("num_shards"));
+}
+
+TEST(ShardTest, ATableTooManyIsRefusedAndNamed) {
+  ShardOptions options;
+  options.max_tables = 2;
+  Shard shard(options);
+  ASSERT_TRUE(shard.CreateTable(Config("a")).ok());
+  ASSERT_TRUE(shard.CreateTable(Config("b")).ok());
+
+  const absl::Status status = shard.CreateTable(Config("c")).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("'c'"), HasSubstr("2"), HasSubstr("--max_tables")));
+  EXPECT_FALSE(shard.CreateTable(Config("b"))->created);  // It is there.
+  ASSERT_TRUE(shard.DropTable("a"));
+  EXPECT_TRUE(shard.CreateTable(Config("c"))->created);
+}
+
+TEST(ShardTest, BloomFiltersOfAllTablesShareOneLimit) {
+  const auto config = [](const std::string& name, uint64_t capacity) {
+    TableConfig table = Config(name);
+    BloomMinCountAdmission bloom;
+    bloom.min_count = 2;
+    bloom.capacity = capacity;
+    table.admission.policy = bloom;
+    return table;
+  };
+  ShardOptions options;
+  options.max_bloom_bytes = static_cast<uint64_t>(
+      2.5 *
+      CountingBloom::SizeBytes(std::get<BloomMinCountAdmission>(
+                                   config("", 1'000'000).admission.policy),
+                               config("", 1).num_virtual_shards));
+  Shard shard(options);
+  ASSERT_TRUE(shard.CreateTable(config("a", 1'000'000)).ok());
+  ASSERT_TRUE(shard.CreateTable(config("b", 1'000'000)).ok());
+
+  const absl::Status beside =
+      shard.CreateTable(config("c", 1'000'000)).status();
+  const absl::Status alone = shard.CreateTable(config("c", 9'000'000)).status();
+
+  EXPECT_EQ(beside.code(), absl::StatusCode::kResourceExhausted) << beside;
+  EXPECT_EQ(alone.code(), absl::StatusCode::kInvalidArgument) << alone;
+  for (const absl::Status& status : {beside, alone}) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("'c'"), HasSubstr(" GB"),
+                      HasSubstr("--max_bloom_bytes")));
+  }
+  EXPECT_TRUE(shard.CreateTable(Config("c")).ok());
+  ASSERT_TRUE(shard.DropTable("a"));
+  EXPECT_TRUE(shard.CreateTable(config("d", 1'000'000)).ok());
 }
 
 TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
@@ -363,7 +418,7 @@ TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
   EXPECT_TRUE(shard.AbortSave("x", "s").ok());
   EXPECT_TRUE(shard.AbortSave("x", "s").ok());
   EXPECT_TRUE(std::filesystem::is_empty(folder));
-  // Another part of it, that comes late.
+  // One that is repeated late.
   EXPECT_EQ(shard.SaveShard({"x", {}, "s", false}).status().code(),
             absl::StatusCode::kAborted);
   EXPECT_TRUE(std::filesystem::is_empty(folder));
@@ -378,7 +433,7 @@ TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
   ASSERT_TRUE(
       shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
           .ok());
-  const auto part = shard.SaveShard({"x", {}, "s", false});
+  const auto part = shard.SaveShard({"x/", {}, "s", false});
   ASSERT_TRUE(part.ok()) << part.status();
   ASSERT_TRUE(shard.CommitCheckpoint({"x", "s", {*part}, 2, {}}).ok());
 

@@ -16,6 +16,7 @@
 namespace tfswitch {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 WorkerGroupOptions GroupOf(uint32_t num_workers) {
@@ -44,6 +45,59 @@ std::vector<Round> TrainInRounds(Coordinator* coordinator, uint32_t worker,
   }
   EXPECT_TRUE(coordinator->Leave("g", worker, member.incarnation).ok());
   return rounds;
+}
+
+TEST(CoordinatorTest, GroupsAndWorkersTooManyAreRefusedAndNamed) {
+  CoordinatorLimits limits;
+  limits.max_groups = 1;
+  limits.max_workers = 2;
+  Coordinator coordinator(limits);
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
+  ASSERT_TRUE(coordinator.Join("g", 7).ok());
+  const WorkerGroup::Place place = coordinator.Join("g", 8).value();
+  ASSERT_TRUE(coordinator.Leave("g", 8, place.incarnation).ok());
+
+  const absl::Status group = coordinator.CreateGroup("h", GroupOf(1));
+  // Workers that have gone are remembered, too.
+  const absl::Status worker = coordinator.Join("g", 9).status();
+  WorkerGroupOptions many = GroupOf(1);
+  many.contributions_per_round = 3;
+  const absl::Status contributions = coordinator.CreateGroup("g", many);
+
+  EXPECT_EQ(group.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(group.message()),
+              AllOf(HasSubstr("'h'"), HasSubstr("--max_groups")));
+  EXPECT_EQ(worker.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(worker.message()),
+              AllOf(HasSubstr("worker 9"), HasSubstr("'g'"),
+                    HasSubstr("--max_workers")));
+  EXPECT_EQ(contributions.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(contributions.message()),
+              AllOf(HasSubstr("got 3"), HasSubstr("--max_workers")));
+  EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
+  EXPECT_TRUE(coordinator.Join("g", 8).ok());
+}
+
+TEST(CoordinatorTest, NamesOfAnyLengthAreNotKept) {
+  Coordinator coordinator;
+  const std::string name(2000, 'x');
+  WorkerGroupOptions options;
+  ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
+  const uint64_t incarnation = coordinator.Join("g", 0)->incarnation;
+  WorkQueueOptions queue;
+  queue.items = {"item"};
+  options.settings = name;
+
+  for (const absl::Status& status :
+       {coordinator.CreateGroup(name, WorkerGroupOptions()),
+        coordinator.CreateGroup("h", options),
+        coordinator.CreateWorkQueue("g", name, queue),
+        coordinator.WaitAtBarrier("g", 0, incarnation, name, 0, Soon())
+            .status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("xxx..."), HasSubstr("2000")));
+  }
 }
 
 TEST(CoordinatorTest, UnevenWorkersSeeTheSameRoundsAndAllEnd) {

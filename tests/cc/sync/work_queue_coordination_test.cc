@@ -100,6 +100,51 @@ class WorkQueueCoordinationTest : public testing::Test {
   Coordinator coordinator_;
 };
 
+TEST(WorkQueueLimitsTest, QueuesAndItemsTooManyAreRefusedAndNamed) {
+  WorkQueueOptions queue;
+  queue.items = {std::string(1000, 'x')};
+  CoordinatorLimits limits;
+  limits.max_work_queues = 2;
+  limits.max_work_queue_bytes = 2 * queue.ItemBytes() - 1;
+  Coordinator coordinator(limits);
+  for (const char* group : {"g", "h"}) {
+    ASSERT_TRUE(coordinator.CreateGroup(group, WorkerGroupOptions()).ok());
+  }
+  ASSERT_TRUE(coordinator.CreateWorkQueue("g", "q", queue).ok());
+
+  // Those of other groups count, too.
+  const absl::Status bytes = coordinator.CreateWorkQueue("h", "r", queue);
+  queue.items = {"x"};
+  ASSERT_TRUE(coordinator.CreateWorkQueue("h", "r", queue).ok());
+  const absl::Status number = coordinator.CreateWorkQueue("h", "s", queue);
+
+  for (const auto& [status, named] :
+       {std::pair{bytes, "work queue 'r'"}, {number, "work queue 's'"}}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(named));
+  }
+  EXPECT_THAT(std::string(bytes.message()),
+              HasSubstr("--max_work_queue_bytes"));
+  EXPECT_THAT(std::string(number.message()), HasSubstr("--max_work_queues"));
+  EXPECT_TRUE(coordinator.CreateWorkQueue("h", "r", queue).ok());
+}
+
+TEST_F(WorkQueueCoordinationTest, ProgressInMoreQueuesThanThereAreIsRefused) {
+  Worker a = Join(0);
+  CreateQueue(1);
+  const WorkItem item = *Take(a);
+  const std::vector<WorkProgress> twice(2, {"q", item.epoch, item.index, 1});
+
+  const absl::Status status =
+      coordinator_
+          .Arrive("g", a.id, a.place.incarnation, a.place.clock, a.place.round,
+                  1.0, twice)
+          .status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("2 work queues"));
+}
+
 TEST_F(WorkQueueCoordinationTest, OneThatLeavesReturnsItsItemAtItsLastStep) {
   Worker a = Join(0);
   const Worker b = Join(1);
