@@ -69,6 +69,7 @@ def test_serve_hands_its_flags_to_the_server_program(executed, flags):
         "--num_shards=2",
         "--num_threads=0",
         f"--max_message_bytes={1 << 30}",
+        "--checkpoint_root=",
         "--max_buffer_bytes=0",
     ]
 

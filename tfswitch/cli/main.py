@@ -43,8 +43,8 @@ _MAX_MESSAGE_BYTES = flags.DEFINE_integer(
 _CHECKPOINT_ROOT = flags.DEFINE_string(
     "checkpoint_root",
     "",
-    "serve: the folder below which checkpoints are saved and restored. Default: "
-    "the current folder.",
+    "serve: the folder below which checkpoints are saved and restored. "
+    "Default: the current folder.",
 )
 _LIMITS = flags.DEFINE_multi_string(
     "limit",
