@@ -139,22 +139,36 @@ absl::StatusOr<bool> Shard::CreateTable(const TableConfig& config) {
         config.num_virtual_shards, ") must be at least the number of servers (",
         options_.num_shards, ")"));
   }
-  MutexLock lock(&mutex_);
-  const auto it = tables_.find(config.name);
-  if (it != tables_.end()) {
-    const TableConfig& existing = it->second->config();
-    if (existing == config) return false;
-    return absl::AlreadyExistsError(absl::StrCat(
-        "table '", config.name, "' exists", ShardPrefix(options_),
-        " with another config: ", DescribeDifference(existing, config),
-        "; use the same settings or another name"));
+  // Twice: first to see whether it is needed, then with the table. If somebody
+  // was faster, theirs counts.
+  std::shared_ptr<EmbeddingTable> table;  // Goes outside the lock.
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      const auto it = tables_.find(config.name);
+      if (it != tables_.end()) {
+        const TableConfig& existing = it->second->config();
+        if (existing == config) return false;
+        return absl::AlreadyExistsError(absl::StrCat(
+            "table '", config.name, "' exists", ShardPrefix(options_),
+            " with another config: ", DescribeDifference(existing, config),
+            "; use the same settings or another name"));
+      }
+      TFSWITCH_RETURN_IF_ERROR(CheckRoom(config));
+      if (table != nullptr) {
+        tables_.emplace(config.name, std::move(table));
+        shrink_timer_.Set(config.name,
+                          absl::Seconds(config.eviction.every_secs));
+        return true;
+      }
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(table, MakeTable(config));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckRoom(config));
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            EmbeddingTable::Create(config));
-  tables_.emplace(config.name, std::move(table));
-  shrink_timer_.Set(config.name, absl::Seconds(config.eviction.every_secs));
-  return true;
+}
+
+absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::MakeTable(
+    const TableConfig& config) {
+  return EmbeddingTable::Create(config);
 }
 
 absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {

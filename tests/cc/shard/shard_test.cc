@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <random>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -64,6 +66,41 @@ TEST(ShardTest, ATableTooManyIsRefusedAndNamed) {
   EXPECT_FALSE(shard.CreateTable(Config("b")).value());  // It is there.
   ASSERT_TRUE(shard.DropTable("a"));
   EXPECT_TRUE(shard.CreateTable(Config("c")).value());
+}
+
+TEST(ShardTest, OfManyWhoMakeATableAtOnceOneDoes) {
+  constexpr int kThreads = 4;
+  constexpr int kTables = 50;
+  ShardOptions options;
+  options.max_tables = kTables;
+  Shard shard(options);
+  std::atomic<int> num_ready{0};
+  std::atomic<int> num_made{0};
+  std::atomic<int> num_refused{0};
+  std::vector<std::shared_ptr<EmbeddingTable>> found(kThreads * kTables);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      ++num_ready;
+      while (num_ready < kThreads) std::this_thread::yield();
+      for (int i = 0; i < kTables; ++i) {
+        const std::string name = std::to_string(i);
+        num_made += shard.CreateTable(Config(name)).value() ? 1 : 0;
+        found[t * kTables + i] = shard.FindTable(name).value();
+        TableConfig other = Config(name);
+        other.dim = 3;
+        num_refused +=
+            absl::IsAlreadyExists(shard.CreateTable(other).status()) ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  EXPECT_EQ(num_made, kTables);
+  EXPECT_EQ(num_refused, kThreads * kTables);
+  for (int i = 0; i < kThreads * kTables; ++i) {
+    EXPECT_EQ(found[i], found[i % kTables]) << i;
+  }
 }
 
 TEST(ShardTest, BloomFiltersOfAllTablesShareOneLimit) {
