@@ -200,10 +200,14 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
         return made;
       }
     }
-    // Outside the lock, which every call of rows takes: it reserves memory.
-    TFSWITCH_ASSIGN_OR_RETURN(table, EmbeddingTable::Create(config));
+    TFSWITCH_ASSIGN_OR_RETURN(table, MakeTable(config));
     if (identity.incarnation != 0) table->set_identity(identity);
   }
+}
+
+absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::MakeTable(
+    const TableConfig& config) {
+  return EmbeddingTable::Create(config);
 }
 
 absl::StatusOr<Shard::Made> Shard::Present(

@@ -319,6 +319,10 @@ class Shard {
   // than all may.
   absl::Status CheckRoom(const TableConfig& config) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reserves addresses, which takes a millisecond, and longer with many
+  // threads: all calls take the lock to find their table.
+  absl::StatusOr<std::shared_ptr<EmbeddingTable>> MakeTable(
+      const TableConfig& config) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
   // A push that has been checked, and the sums of what it repeats.

@@ -70,6 +70,41 @@ TEST(ShardTest, ATableTooManyIsRefusedAndNamed) {
   EXPECT_TRUE(shard.CreateTable(Config("c"))->created);
 }
 
+TEST(ShardTest, OfManyWhoMakeATableAtOnceOneDoes) {
+  constexpr int kThreads = 4;
+  constexpr int kTables = 50;
+  ShardOptions options;
+  options.max_tables = kTables;
+  Shard shard(options);
+  std::atomic<int> num_ready{0};
+  std::atomic<int> num_made{0};
+  std::atomic<int> num_refused{0};
+  std::vector<std::shared_ptr<EmbeddingTable>> found(kThreads * kTables);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      ++num_ready;
+      while (num_ready < kThreads) std::this_thread::yield();
+      for (int i = 0; i < kTables; ++i) {
+        const std::string name = std::to_string(i);
+        num_made += shard.CreateTable(Config(name))->created ? 1 : 0;
+        found[t * kTables + i] = shard.FindTable(name).value();
+        TableConfig other = Config(name);
+        other.dim = 3;
+        num_refused +=
+            absl::IsAlreadyExists(shard.CreateTable(other).status()) ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  EXPECT_EQ(num_made, kTables);
+  EXPECT_EQ(num_refused, kThreads * kTables);
+  for (int i = 0; i < kThreads * kTables; ++i) {
+    EXPECT_EQ(found[i], found[i % kTables]) << i;
+  }
+}
+
 TEST(ShardTest, BloomFiltersOfAllTablesShareOneLimit) {
   const auto config = [](const std::string& name, uint64_t capacity) {
     TableConfig table = Config(name);
