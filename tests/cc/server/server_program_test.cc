@@ -181,7 +181,10 @@ TEST(ServerProgramTest, KilledInMidCallAndStartedAgainItIsUsedAgain) {
   auto program = std::make_unique<Program>(
       std::vector<std::string>{"--address=127.0.0.1:0"});
   const std::string address = AddressOf(*program);
-  auto client = Connect(address).value();
+  std::vector<std::unique_ptr<ParameterClient>> clients;
+  clients.push_back(Connect(address).value());
+  const auto client =
+      NewShardedClient(std::move(clients), {OnLostTables::kRecreate});
   ASSERT_TRUE(client->CreateTable(SmallTable("t", 64)).ok());
   const std::vector<Key> keys = RandomKeys(20000);
   std::atomic<bool> restarted{false};
