@@ -113,10 +113,10 @@ class Server:
         address: str,
         shard_index: int,
         num_shards: int,
-        num_threads: int,
-        max_message_bytes: int,
-        limits: Sequence[str],
-        checkpoint_root: str | None,
+        num_threads: int = 0,
+        max_message_bytes: int = 0,
+        limits: Sequence[str] = (),
+        checkpoint_root: str | None = None,
     ) -> None: ...
     @property
     def address(self) -> str: ...

@@ -817,7 +817,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
                                       int newer_than) {
   const absl::StatusOr<std::vector<int64_t>> former = FormerSaves(path);
   bool is_current = true;
-  const absl::StatusOr<Manifest> newest =
+  absl::StatusOr<Manifest> newest =
       former.ok() ? NewestSave(path, *former, &is_current)
                   : absl::StatusOr<Manifest>(former.status());
   if (absl::IsNotFound(newest.status())) {

@@ -233,7 +233,7 @@ class ParameterClient {
   virtual int num_shards() const { return 1; }
   virtual std::unique_ptr<PendingCall> StartCommitRound(
       int shard, const std::string& group, const Round& round,
-      int64_t* committed, const std::vector<TableRef>& staged = {}) = 0;
+      int64_t* committed, const std::vector<TableRef>& staged) = 0;
 
   virtual absl::StatusOr<int64_t> Erase(const TableRef& table,
                                         absl::Span<const Key> keys) = 0;

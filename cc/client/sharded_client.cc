@@ -240,7 +240,7 @@ class RecoveringCall : public PendingCall {
         call_(start_()) {}
 
   absl::Status Wait() override {
-    const absl::Status status = call_->Wait();
+    absl::Status status = call_->Wait();
     if (!absl::IsDataLoss(status)) return status;
     TFSWITCH_RETURN_IF_ERROR(recover_());
     call_ = start_();
@@ -563,8 +563,9 @@ class ShardedClient : public ParameterClient {
         mutex.Lock();
         next = SteadyNow() + kStagingRenewal;
       }
-      if (result.ok()) staged[i] = *std::move(result);
-      return result.status();
+      TFSWITCH_RETURN_IF_ERROR(result.status());
+      staged[i] = *std::move(result);
+      return absl::OkStatus();
     }));
     StagedRestore sum = staged[0];
     for (size_t i = 1; i < staged.size(); ++i)

@@ -596,6 +596,7 @@ class Server {
          const std::vector<std::string>& limits,
          const std::optional<std::string>& checkpoint_root) {
     std::vector<const char*> limit_texts;
+    limit_texts.reserve(limits.size());
     for (const std::string& limit : limits) {
       limit_texts.push_back(limit.c_str());
     }
@@ -736,8 +737,9 @@ PYBIND11_MODULE(_native, m) {
                     const std::vector<std::string>&,
                     const std::optional<std::string>&>(),
            py::arg("address"), py::arg("shard_index"), py::arg("num_shards"),
-           py::arg("num_threads"), py::arg("max_message_bytes"),
-           py::arg("limits"), py::arg("checkpoint_root"))
+           py::arg("num_threads") = 0, py::arg("max_message_bytes") = 0,
+           py::arg("limits") = std::vector<std::string>(),
+           py::arg("checkpoint_root") = py::none())
       .def_property_readonly("address", &Server::address)
       .def("stop", &Server::Stop, py::arg("grace"));
 }

@@ -792,19 +792,21 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
       to_save.push_back(std::move(table));
     }
   }
-  const absl::Status given_up = absl::AbortedError(
-      absl::StrCat("save '", args.save_id, "' was given up"));
+  const auto given_up = [&args] {
+    return absl::AbortedError(
+        absl::StrCat("save '", args.save_id, "' was given up"));
+  };
   {
     MutexLock lock(&mutex_);
     const Save& save = SaveOf(args.save_id);
-    if (save.is_given_up) return given_up;
+    if (save.is_given_up) return given_up();
     // A repetition, because the first answer was lost.
     if (!save.part.empty() && save.folder == path) return save.part;
   }
   const auto check = [&]() -> absl::Status {
     {
       MutexLock lock(&mutex_);
-      if (SaveOf(args.save_id).is_given_up) return given_up;
+      if (SaveOf(args.save_id).is_given_up) return given_up();
     }
     return interrupt();
   };
@@ -832,7 +834,7 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
     }
   }
   TFSWITCH_RETURN_IF_ERROR(checkpoint::RemoveUnpublished(path, files));
-  return given_up;
+  return given_up();
 }
 
 absl::StatusOr<int64_t> Shard::CommitCheckpoint(

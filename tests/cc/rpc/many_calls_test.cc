@@ -426,7 +426,8 @@ TEST(ManyCallsTest, APushThatCannotBeAppliedLeavesTheOthersAppliedOnce) {
   round.active = {1};
   round.next_incarnation = 2;
   int64_t committed = 0;
-  ASSERT_TRUE(client->StartCommitRound(0, "g", round, &committed)->Wait().ok());
+  ASSERT_TRUE(
+      client->StartCommitRound(0, "g", round, &committed, {})->Wait().ok());
   const auto push = [&] {
     ManyCalls calls;
     calls.AddPush("a", 1, {1}, 0.5f, {6, 1});

@@ -546,7 +546,8 @@ TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
   const auto commit = [&] {
     int64_t committed = -7;
     return client
-        ->StartCommitRound(client->num_shards() - 1, "g", before, &committed)
+        ->StartCommitRound(client->num_shards() - 1, "g", before, &committed,
+                           {})
         ->Wait();
   };
   ASSERT_TRUE(commit().ok());
@@ -798,11 +799,11 @@ TEST_P(WorkerSessionTest, ARoundThatReachedSomeServersOnlyReachesTheOthers) {
       groups.WaitForRound(member, 1, SteadyNow() + absl::Seconds(60));
   ASSERT_TRUE(round.ok());
   int64_t committed = -7;
-  ASSERT_TRUE(
-      client
-          ->StartCommitRound(client->num_shards() - 1, "g", *round, &committed)
-          ->Wait()
-          .ok());
+  ASSERT_TRUE(client
+                  ->StartCommitRound(client->num_shards() - 1, "g", *round,
+                                     &committed, {})
+                  ->Wait()
+                  .ok());
   EXPECT_EQ(committed, 1);
 
   const auto late = Join(cluster_.Connect(), OptionsOf(1, 1));

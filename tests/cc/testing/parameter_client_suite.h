@@ -750,8 +750,10 @@ TEST_P(ParameterClientSuite, PushesOfManyToBspTablesCountWithTheirRound) {
 
   for (int shard = 0; shard < client().num_shards(); ++shard) {
     int64_t committed = 0;
-    ASSERT_TRUE(
-        client().StartCommitRound(shard, "g", round, &committed)->Wait().ok());
+    ASSERT_TRUE(client()
+                    .StartCommitRound(shard, "g", round, &committed, {})
+                    ->Wait()
+                    .ok());
   }
 
   EXPECT_THAT(Pull("a", 2, {1, 2, 3, 4, 5, 6}), testing::Each(6.0f));
@@ -1029,7 +1031,7 @@ TEST_P(ParameterClientSuite, PushesToABspTableCountWhenTheirRoundIsCommitted) {
     std::vector<std::unique_ptr<PendingCall>> calls;
     for (int shard = 0; shard < client().num_shards(); ++shard) {
       calls.push_back(
-          client().StartCommitRound(shard, "g", round, &committed[shard]));
+          client().StartCommitRound(shard, "g", round, &committed[shard], {}));
     }
     for (const auto& call : calls) {
       const absl::Status status = call->Wait();
