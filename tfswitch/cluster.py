@@ -19,7 +19,13 @@ _ACCEPTED = (
     "order)"
 )
 
-_lock = threading.Lock()
+_lock = threading.Lock()  # Nothing waits while it is held.
+# A fork has no thread that holds it.
+os.register_at_fork(
+    before=_lock.acquire,
+    after_in_parent=_lock.release,
+    after_in_child=_lock.release,
+)
 _default: "Cluster | None" = None
 
 # Days since 1970 that float32 tells apart.
@@ -354,6 +360,8 @@ def connect(
             a value that is not allowed.
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.
+        RuntimeError: If this process was forked from one that uses tfswitch, as
+            each later call, too. The message says what to do.
 
     Example:
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from absl import logging
 
+from tfswitch import _native
 from tfswitch.cluster import Cluster, default_cluster
 
 # Beneath a SavedModel.
@@ -347,11 +348,16 @@ class Schedule:
             atexit.unregister(self._stop_at_exit)
 
     def _stop_at_exit(self) -> None:
+        # A fork has no such thread, and another one may have held the lock.
+        if self._thread is None or not self._thread.is_alive():
+            return
         with contextlib.suppress(TimeoutError):
             self.stop(_EXIT_SECS)
 
     def _export(self) -> tuple[ExportReport, Exception | None]:
         """What has been written, and why not the base that was due."""
+        # In a fork a thread that is not there may hold the lock.
+        _native.check_process()
         with self._export_lock:
             folder = _folder_of(self._path)
             options = {

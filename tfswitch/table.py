@@ -210,6 +210,7 @@ class EmbeddingTable:
             _drop,
             _native.Cluster(cluster.address, cluster.timeout),
             table.name,
+            os.getpid(),
         )
         finalizer.atexit = False
         return table
@@ -317,7 +318,13 @@ class EmbeddingTable:
         It is of this process. In a graph that the workers of a
         `tf.distribute.ParameterServerStrategy` are to run, it is of the worker;
         in a `tf.compat.v1.Graph` it is a tensor of that graph.
+
+        Raises:
+            RuntimeError: If this process was forked from one that uses
+                tfswitch.
         """
+        # In a fork TensorFlow may wait for threads that are not there.
+        _native.check_process()
         if in_plain_graph():
             return self._make_handle()
         if has_remote_workers() and not tf.executing_eagerly():
@@ -846,7 +853,9 @@ def check_seed(seed: Any) -> None:
         )
 
 
-def _drop(cluster: _native.Cluster, name: str) -> None:
+def _drop(cluster: _native.Cluster, name: str, owner: int) -> None:
+    if os.getpid() != owner:  # A fork has a copy of the table's object.
+        return
     # Gone already if somebody dropped it by name.
     with contextlib.suppress(KeyError):
         cluster.drop_table(name)

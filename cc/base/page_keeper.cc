@@ -1,6 +1,5 @@
 #include "cc/base/page_keeper.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -38,33 +37,10 @@ void TouchPage(char* page) {
 
 }  // namespace
 
-PageKeeper::PageKeeper() {
-  // Fails only for want of memory; then a child does without the thread.
-  pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
-}
-
 PageKeeper& PageKeeper::Get() {
   // Never destroyed: tables may outlive static destruction.
   static PageKeeper* const keeper = new PageKeeper();
   return *keeper;
-}
-
-void PageKeeper::BeforeFork() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  Get().mutex_.Lock();
-}
-
-void PageKeeper::AfterForkInParent() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  Get().mutex_.Unlock();
-}
-
-void PageKeeper::AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  PageKeeper& keeper = Get();
-  keeper.changed_ = new CondVar();
-  keeper.is_started_ = false;
-  // Whatever of it was done, doing it again does no harm.
-  if (keeper.current_.bytes != 0) keeper.pending_.push_front(keeper.current_);
-  keeper.current_ = Request();
-  keeper.mutex_.Unlock();
 }
 
 void PageKeeper::Touch(char* begin, size_t bytes) {
@@ -102,7 +78,7 @@ bool PageKeeper::IsBusy(const MemorySpan& span) {
   const auto overlaps = [&span](const Request& request) {
     return request.Overlaps(span);
   };
-  // In a child of a fork() nothing may have started it yet.
+  // It may not have started yet, for want of a thread.
   if (!pending_.empty()) StartThread();
   return overlaps(current_) ||
          std::any_of(pending_.begin(), pending_.end(), overlaps);
@@ -111,7 +87,7 @@ bool PageKeeper::IsBusy(const MemorySpan& span) {
 void PageKeeper::Cancel(const MemorySpan& span) {
   MutexLock lock(&mutex_);
   Forget(span);
-  while (current_.Overlaps(span)) changed_->Wait(&mutex_);
+  while (current_.Overlaps(span)) changed_.Wait(&mutex_);
   // Again: the request in progress may have left pages to join.
   Forget(span);
 }
@@ -120,7 +96,7 @@ void PageKeeper::WaitUntilIdle() {
   MutexLock lock(&mutex_);
   StartThread();
   while (!pending_.empty() || !to_join_.empty() || current_.bytes != 0)
-    changed_->Wait(&mutex_);
+    changed_.Wait(&mutex_);
 }
 
 void PageKeeper::Add(const Request& request) {
@@ -133,7 +109,7 @@ void PageKeeper::Add(const Request& request) {
     pending_.push_back(request);
   }
   StartThread();
-  changed_->NotifyAll();
+  changed_.NotifyAll();
 }
 
 void PageKeeper::Forget(const MemorySpan& span) {
@@ -162,8 +138,8 @@ void PageKeeper::Run() {
     {
       MutexLock lock(&mutex_);
       current_ = Request();
-      changed_->NotifyAll();
-      while (pending_.empty() && to_join_.empty()) changed_->Wait(&mutex_);
+      changed_.NotifyAll();
+      while (pending_.empty() && to_join_.empty()) changed_.Wait(&mutex_);
       std::deque<Request>& requests = pending_.empty() ? to_join_ : pending_;
       request = requests.front();
       requests.pop_front();

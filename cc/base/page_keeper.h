@@ -23,8 +23,7 @@
 
 namespace tfswitch {
 
-// Thread-safe. A child process made by fork() has one of its own, with the
-// same work before it.
+// Thread-safe.
 class PageKeeper {
  public:
   // The one of this process. Its thread starts at the first request, sleeps
@@ -73,7 +72,7 @@ class PageKeeper {
     }
   };
 
-  PageKeeper();
+  PageKeeper() = default;
   void Add(const Request& request);
   void Forget(const MemorySpan& span) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -81,14 +80,8 @@ class PageKeeper {
   void Serve(const Request& request);
   void TouchPages(char* begin, size_t bytes);
 
-  // What fork() copies must be in order, and the child's thread be started.
-  static void BeforeFork();
-  static void AfterForkInParent();
-  static void AfterForkInChild();
-
   Mutex mutex_;
-  // Replaced in a child, where the waiters that it counts do not exist.
-  CondVar* changed_ ABSL_GUARDED_BY(mutex_) = new CondVar();
+  CondVar changed_;
   bool is_started_ ABSL_GUARDED_BY(mutex_) = false;
   Request current_ ABSL_GUARDED_BY(mutex_);
   std::deque<Request> pending_ ABSL_GUARDED_BY(mutex_);

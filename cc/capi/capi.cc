@@ -19,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "cc/base/files.h"
+#include "cc/base/fork_guard.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
@@ -91,17 +92,27 @@ int Report(const absl::Status& status, char* error) {
   return static_cast<int>(status.code());
 }
 
-// Runs `body` and reports its status. The core does not throw; what its
-// libraries throw (out of memory, above all) must not cross into C.
+// Runs `body` and reports its status, unless this process is a fork that cannot
+// use the core. The core does not throw; what its libraries throw (out of
+// memory, above all) must not cross into C.
 template <typename Body>
 int Guarded(char* error, Body&& body) {
   try {
-    return Report(body(), error);
+    const absl::Status usable = ForkGuard::Check();
+    return Report(usable.ok() ? body() : usable, error);
   } catch (const std::bad_alloc&) {
     return Report(absl::ResourceExhaustedError("out of memory"), error);
   } catch (const std::exception& exception) {
     return Report(absl::InternalError(exception.what()), error);
   }
+}
+
+// Frees what the core has handed out. In a fork of the process that owns it
+// that would wait for threads that are not there, and shut down sockets that
+// the parent uses.
+template <typename Handle>
+void Free(Handle* handle) {
+  if (!ForkGuard::IsTripped()) delete handle;
 }
 
 char* CopyToC(const std::string& text) {
@@ -581,7 +592,7 @@ int OpenCluster(const char* address, double timeout_s,
   });
 }
 
-void CloseCluster(Tfswitch_Cluster* cluster) { delete cluster; }
+void CloseCluster(Tfswitch_Cluster* cluster) { Free(cluster); }
 
 int32_t ClusterNumShards(const Tfswitch_Cluster* cluster) {
   return cluster->cluster->num_shards();
@@ -653,7 +664,7 @@ int OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
   });
 }
 
-void CloseTable(Tfswitch_Table* table) { delete table; }
+void CloseTable(Tfswitch_Table* table) { Free(table); }
 
 int32_t TableDim(const Tfswitch_Table* table) { return table->config.dim; }
 
@@ -949,6 +960,8 @@ int StartServer(const Tfswitch_ServerOptions* options, Tfswitch_Server** server,
                                         ? options->checkpoint_root
                                         : DefaultRoot();
     TFSWITCH_RETURN_IF_ERROR(shard_options.Validate());
+    TFSWITCH_RETURN_IF_ERROR(ForkGuard::Arm(
+        absl::StrCat("started a server at '", options->address, "'")));
     GrpcServerOptions server_options;
     server_options.address = options->address;
     server_options.num_threads = options->num_threads;
@@ -975,10 +988,11 @@ const char* ServerAddress(const Tfswitch_Server* server) {
 }
 
 void StopServer(Tfswitch_Server* server, double grace_s) {
+  if (ForkGuard::IsTripped()) return;  // The parent's server goes on.
   server->server->Stop(absl::Seconds(std::max(0.0, grace_s)));
 }
 
-void DeleteServer(Tfswitch_Server* server) { delete server; }
+void DeleteServer(Tfswitch_Server* server) { Free(server); }
 
 int ReplicasCall(const char* group, const char* request_json,
                  char** response_json, char* error) {
@@ -1130,6 +1144,8 @@ int PublishExportC(Tfswitch_Cluster* cluster, const char* options_json,
 int OpenServedModelC(const char* model_file, Tfswitch_ServedModel** model,
                      char* error) {
   return Guarded(error, [&]() -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(ForkGuard::Arm(
+        absl::StrCat("opened the served model '", model_file, "'")));
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> opened,
                               OpenServedModel(model_file, OpenReadingClient));
     *model = new Tfswitch_ServedModel{std::move(opened)};
@@ -1137,7 +1153,7 @@ int OpenServedModelC(const char* model_file, Tfswitch_ServedModel** model,
   });
 }
 
-void CloseServedModel(Tfswitch_ServedModel* model) { delete model; }
+void CloseServedModel(Tfswitch_ServedModel* model) { Free(model); }
 
 int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
   return model->model->is_remote() ? 1 : 0;
@@ -1145,13 +1161,15 @@ int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
 
 Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
   try {
+    // Of rows that a fork cannot use served_lookup says so.
+    if (ForkGuard::IsTripped()) return new Tfswitch_ServedRows{};
     return new Tfswitch_ServedRows{model->model->Pin()};
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
 }
 
-void UnpinServedRows(Tfswitch_ServedRows* rows) { delete rows; }
+void UnpinServedRows(Tfswitch_ServedRows* rows) { Free(rows); }
 
 int ServedLookup(const Tfswitch_ServedRows* rows,
                  const Tfswitch_ServedPart* parts, size_t num_parts,

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "cc/base/fork_guard.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
 #include "cc/base/random_id.h"
@@ -113,6 +114,8 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
     const std::string& address, absl::Duration timeout) {
   TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
                             ParseClusterAddress(address));
+  TFSWITCH_RETURN_IF_ERROR(
+      ForkGuard::Arm(absl::StrCat("opened the cluster '", address, "'")));
   TuneMalloc();
   const std::string registry_key =
       absl::StrCat(address, "\n", absl::FormatDuration(timeout));

@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "cc/base/fork_guard.h"
 #include "cc/base/json.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
@@ -120,6 +121,8 @@ ReplicaCoordinator& ReplicasOf(const std::string& group) {
 absl::StatusOr<std::string> CallReplicas(const std::string& group,
                                          const std::string& request_json) {
   Request request(request_json);
+  TFSWITCH_RETURN_IF_ERROR(ForkGuard::Arm(
+      absl::StrCat("coordinated the workers of group '", group, "'")));
   ReplicaCoordinator& replicas = ReplicasOf(group);
   const std::string call = request.TextOf("call");
   TFSWITCH_RETURN_IF_ERROR(request.status());

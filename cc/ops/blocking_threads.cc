@@ -16,9 +16,14 @@ constexpr int kMaxThreads = 1024;
 }  // namespace
 
 BlockingThreads& BlockingThreads::Get() {
-  // Leaked: a call may still wait for a server while the process exits.
-  static auto& threads = *new BlockingThreads();
-  return threads;
+  // Leaked: a call may still wait for a server while the process exits. A child
+  // of a fork begins with none: those of its parent are not there, and one of
+  // them may hold the mutex.
+  static BlockingThreads* threads = [] {
+    pthread_atfork(nullptr, nullptr, [] { threads = new BlockingThreads(); });
+    return new BlockingThreads();
+  }();
+  return *threads;
 }
 
 void BlockingThreads::Schedule(std::function<void()> task) {

@@ -16,7 +16,7 @@ namespace tfswitch {
 // what a call needs (its completion queue, buffers, heap) is still in its
 // caches, and the pool is as large as the most calls that ever waited at once.
 //
-// Thread-safe. Lives until the process ends.
+// Thread-safe. Lives until the process ends; a child of fork() has its own.
 class BlockingThreads {
  public:
   static BlockingThreads& Get();

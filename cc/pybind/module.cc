@@ -658,6 +658,13 @@ PYBIND11_MODULE(_native, m) {
   py::register_local_exception_translator(TranslateStatusError);
 
   m.def("version", [] { return std::string(api->version()); });
+  m.def("check_process", [] {
+    Run([](char* error) {
+      // A pull of nothing is refused only where all calls are.
+      return api->pull_many(/*parts=*/nullptr, /*num_parts=*/0,
+                            /*insert_missing=*/0, /*threads=*/nullptr, error);
+    });
+  });
   m.def(
       "served_model_call",
       [](const std::string& path, const std::string& request_json) {

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "cc/base/fork_guard.h"
 #include "cc/base/status_macros.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
@@ -123,13 +124,18 @@ class UnaryCall::ThreadQueue {
 
   // Abandoned attempts end here at the latest.
   ~ThreadQueue() {
-    queue_.Shutdown();
+    if (ForkGuard::IsTripped()) {
+      // gRPC would wait for threads that only the parent has.
+      (void)queue_.release();
+      return;
+    }
+    queue_->Shutdown();
     void* tag;
     bool ok;
-    while (queue_.Next(&tag, &ok)) Settle(tag);
+    while (queue_->Next(&tag, &ok)) Settle(tag);
   }
 
-  grpc::CompletionQueue* get() { return &queue_; }
+  grpc::CompletionQueue* get() { return queue_.get(); }
 
   // Returns false if the time comes first.
   bool WaitFor(const Attempt& attempt, absl::Time time) {
@@ -137,7 +143,7 @@ class UnaryCall::ThreadQueue {
     void* tag;
     bool ok;
     while (!attempt.done) {
-      if (queue_.AsyncNext(&tag, &ok, deadline) !=
+      if (queue_->AsyncNext(&tag, &ok, deadline) !=
           grpc::CompletionQueue::GOT_EVENT) {
         return false;
       }
@@ -150,7 +156,7 @@ class UnaryCall::ThreadQueue {
     const auto deadline = ToDeadline(time);
     void* tag;
     bool ok;
-    while (queue_.AsyncNext(&tag, &ok, deadline) ==
+    while (queue_->AsyncNext(&tag, &ok, deadline) ==
            grpc::CompletionQueue::GOT_EVENT) {
       Settle(tag);
     }
@@ -165,7 +171,8 @@ class UnaryCall::ThreadQueue {
     if (attempt->abandoned) delete attempt;
   }
 
-  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::CompletionQueue> queue_ =
+      std::make_unique<grpc::CompletionQueue>();
 };
 
 void UnaryCall::Abandon::operator()(Attempt* attempt) const {

@@ -174,12 +174,20 @@ void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
 }
 
 void Listener::Stop() {
-  if (stop_pipe_[1] >= 0) close(stop_pipe_[1]);
-  stop_pipe_[1] = -1;
-  if (thread_.joinable()) thread_.join();
-  if (stop_pipe_[0] >= 0) close(stop_pipe_[0]);
-  stop_pipe_[0] = -1;
-  for (const int fd : listening_) close(fd);
+  // A byte, and a shutdown: a fork that lives keeps the descriptors open.
+  if (thread_.joinable()) {
+    while (write(stop_pipe_[1], "", 1) < 0 && errno == EINTR) {
+    }
+    thread_.join();
+  }
+  for (int& fd : stop_pipe_) {
+    if (fd >= 0) close(fd);
+    fd = -1;
+  }
+  for (const int fd : listening_) {
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+  }
   listening_.clear();
   if (!unix_path_.empty()) RemoveSocket(unix_path_);
   unix_path_.clear();
@@ -188,7 +196,7 @@ void Listener::Stop() {
 void Listener::Run() {
   std::vector<pollfd> polled;
   for (const int fd : listening_) polled.push_back({fd, POLLIN, 0});
-  polled.push_back({stop_pipe_[0], 0, 0});  // Hangs up.
+  polled.push_back({stop_pipe_[0], POLLIN, 0});
   for (;;) {
     if (poll(polled.data(), polled.size(), -1) < 0) continue;  // Interrupted.
     if (polled.back().revents != 0) return;
@@ -205,7 +213,7 @@ void Listener::Accept(int listening) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
         errno == ENOBUFS) {
       Warn(absl::StrCat("cannot accept a connection: ", std::strerror(errno)));
-      pollfd stop = {stop_pipe_[0], 0, 0};
+      pollfd stop = {stop_pipe_[0], POLLIN, 0};
       poll(&stop, 1, kRetryMs);  // It stays in the queue; do not spin.
     }
     return;  // Or whoever came has gone.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from tfswitch import _native
 from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
@@ -281,6 +282,8 @@ class DynamicEmbedding(_backend.Layer):
     @property
     def table(self) -> EmbeddingTable:
         """The layer's table; made when it is first needed."""
+        # In a fork a thread that is not there may hold the lock.
+        _native.check_process()
         with self._table_lock:
             if self._table is None:
                 self._table = self._make_table()

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import json
 import math
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -153,6 +154,7 @@ class Worker:
         # ended meanwhile.
         self._loops: set[object] = set()
         self._leaves_after_loops = False
+        self._process = os.getpid()
         _present[self._place] = self
         # Who ends by itself does not leave its lease to run out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
@@ -310,6 +312,9 @@ class Worker:
                     self._part()
 
     def _part(self) -> None:
+        # A fork is no worker, and its parent goes on.
+        if os.getpid() != self._process:
+            return
         # Nobody has to wait for one whose servers have gone.
         with contextlib.suppress(ConnectionError, TimeoutError):
             if _present.get(self._place) is self:

@@ -2,8 +2,6 @@
 
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -178,31 +176,6 @@ TEST(PageKeeperTest, ResetComesInsteadOfWhatWasToBeTouched) {
   EXPECT_EQ(NumResidentPages(span.data(), 64 * kMiB), 0);
   EXPECT_FALSE(PageKeeper::Get().IsBusy(span));
 }
-
-#if !TFSWITCH_THREAD_SANITIZER
-TEST(PageKeeperTest, AForkedChildHasOneOfItsOwn) {
-  const MemoryReservation reservation = Reserve(8 * kMiB);
-  MemorySpan span = reservation.Span(0, 8 * kMiB);
-  ASSERT_TRUE(span.Extend(8 * kMiB));
-  // The thread of this process has begun.
-  PageKeeper::Get().Touch(span.data(), kHugePageBytes);
-
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    alarm(60);
-    PageKeeper::Get().Touch(span.data() + kHugePageBytes, kHugePageBytes);
-    PageKeeper::Get().WaitUntilIdle();
-    PageKeeper::Get().Reset(span);
-    PageKeeper::Get().WaitUntilIdle();
-    _exit(PageKeeper::Get().IsBusy(span) ? 1 : 0);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  PageKeeper::Get().Cancel(span);
-}
-#endif
 
 TEST(PageKeeperTest, WritersLoseNothingWhilePagesAreTouched) {
   const MemoryReservation reservation = Reserve(8 * kMiB);

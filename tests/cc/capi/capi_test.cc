@@ -1,4 +1,9 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <thread>
@@ -375,5 +380,82 @@ TEST_P(CapiTest, BadConfigAndBadTimeoutAreNamed) {
   EXPECT_NE(api_->open_cluster("nowhere", 1.0, &other, error_), 0);
   EXPECT_THAT(error_, HasSubstr("'nowhere'"));
 }
+
+#if !defined(__SANITIZE_THREAD__)
+TEST_P(CapiTest, AForkIsRefusedAndLeavesWhatItsParentHas) {
+  OpenTable();
+  const std::vector<float> before = Pull({1}, /*insert=*/1);
+
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    constexpr int kFailedPrecondition = 9;
+    int64_t num_rows = 0;
+    Tfswitch_Cluster* cluster = nullptr;
+    const bool is_refused =
+        api_->table_size(table_, &num_rows, error_) == kFailedPrecondition &&
+        api_->open_cluster("local://of_the_fork", 1.0, &cluster, error_) ==
+            kFailedPrecondition;
+    api_->close_table(table_);
+    api_->close_cluster(cluster_);
+    if (server_ != nullptr) {
+      api_->stop_server(server_, 1.0);
+      api_->delete_server(server_);
+    }
+    _exit(is_refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+
+  EXPECT_EQ(Pull({1}), before);
+  // Its server takes new connections, too.
+  if (server_ != nullptr) {
+    Tfswitch_Cluster* cluster = nullptr;
+    const std::string address =
+        std::string("grpc://") + api_->server_address(server_);
+    ASSERT_EQ(api_->open_cluster(address.c_str(), 5.0, &cluster, error_), 0)
+        << error_;
+    api_->close_cluster(cluster);
+  }
+}
+
+#if !defined(__SANITIZE_ADDRESS__)  // It would look for leaks in the forks.
+TEST_P(CapiTest, ForksExitWhileTheirParentIsAtWork) {
+  OpenTable();
+  std::atomic<bool> is_over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      char error[TFSWITCH_ERROR_SIZE];
+      const std::vector<int64_t> keys(1000);
+      std::vector<float> out(2000);
+      while (!is_over) {
+        EXPECT_EQ(api_->pull(table_, keys.data(), keys.size(), 0, out.data(),
+                             nullptr, error),
+                  0)
+            << error;
+      }
+    });
+  }
+
+  int status = 0;
+  for (int i = 0; i < 100 && status == 0; ++i) {
+    Pull({1});  // This thread has something of gRPC, too.
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      std::exit(0);  // With the destructors of this thread and the process.
+    }
+    if (waitpid(child, &status, 0) != child) status = -1;
+  }
+
+  is_over = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(status, 0);
+}
+#endif
+#endif
 
 }  // namespace
