@@ -184,7 +184,7 @@ def test_calls_in_a_fork_say_what_to_do_and_the_parent_goes_on(
         assert f"has opened the cluster '{address}'" in answer, name
     # What is registered for the exit, and destructors, have nothing to say.
     assert "Traceback" not in program.stderr
-    assert "ignored" not in program.stderr
+    assert "Exception ignored" not in program.stderr
 
 
 FORK_BEFORE_USE = """
