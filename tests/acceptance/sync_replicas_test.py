@@ -1,4 +1,6 @@
-"""Long runs of SyncReplicasOptimizer; results are in docs/sync_training.md.
+"""Long runs of SyncReplicasOptimizer.
+
+The results are in docs/sync_replicas_comparison.md.
 
 pytest -m acceptance tests/acceptance -s
 """

@@ -35,7 +35,7 @@ class DynamicEmbeddings(_backend.Layer):
     by one op, which sends each server one message, and pushed by one op in the
     backward pass, likewise. On servers that is the larger part of a step of
     small batches. (Long batches go in several messages; see
-    docs/wire_protocol.md.)
+    docs/wire_protocol_writes.md.)
 
     It follows that the features belong together:
 

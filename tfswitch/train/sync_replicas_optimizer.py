@@ -27,8 +27,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
     arguments, same hook, same loop. Workers may have different amounts of data:
     one that has ended is not waited for, every sample is trained as often as
     its worker says, and `MonitoredTrainingSession` closes when all have ended,
-    so that the last checkpoint is complete. `docs/sync_training.md` compares
-    both.
+    so that the last checkpoint is complete. `docs/sync_replicas_comparison.md`
+    compares both.
 
     Where the variables are decides who takes the steps:
 
