@@ -185,12 +185,14 @@ class Cluster:
             folder, from 1}`.
 
         Raises:
+            ValueError: If an argument has a value that is not allowed, or
+                `tables` and `drop` both name tables.
             KeyError: If there is no table of that name.
             OSError: If a file cannot be written, a server has lost its part of
                 a table, or the path is not below a server's folder
                 (`PermissionError`).
-            RuntimeError: If tables of the save before are missing. Nothing is
-                saved then.
+            RuntimeError: If tables of the save before are missing, or a server
+                has no folder for checkpoints. Nothing is saved then.
         """
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError(
@@ -226,11 +228,14 @@ class Cluster:
             [why] if newer saves could not be restored.
 
         Raises:
+            ValueError: If an argument has a value that is not allowed.
             KeyError: If the checkpoint, the save or one of the tables is not
                 there.
-            OSError: If the checkpoint is damaged; nothing has changed then.
+            OSError: If the checkpoint is damaged, or the path is not below a
+                server's folder (`PermissionError`); nothing has changed then.
             RuntimeError: If a table or a work queue is there with settings that
-                the saved one does not fit; nothing has changed then, either.
+                the saved one does not fit, or a server has no folder for
+                checkpoints; nothing has changed then, either.
         """
         if save is not None and (
             isinstance(save, bool) or not isinstance(save, int) or save < 1

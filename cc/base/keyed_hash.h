@@ -2,9 +2,9 @@
 //
 // HashKey() is public and can be inverted: whoever chooses ids can choose a
 // million of which the hashes begin with the same bits. In a table that goes by
-// these bits, each such key would be searched for among all the others. So
-// tables in memory go by this hash. Its secrets are drawn when a table is made,
-// and never leave the process.
+// these bits, each such key would be searched for among all the others. So what
+// looks keys up in memory goes by this hash: EmbeddingTable, UniqueKeys and
+// RowCache. Each object draws its own secrets, which never leave the process.
 //
 // Claim: keys that are chosen without the secrets do not come together more
 // than random keys do. It rests on two steps:

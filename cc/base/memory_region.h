@@ -74,11 +74,11 @@ class MemoryReservation {
  public:
   static constexpr size_t kShare = 64;
 
-  // Reserves `bytes`; where they are more than kShare of what reservations of
-  // this process have left of its address space, that share, so that later ones
-  // and everything else find room; or half of that, and so on, whatever the
-  // system gives while it keeps 64 GiB for everything else, but never less than
-  // `min_bytes`. ResourceExhausted if it gives nothing.
+  // Reserves `bytes`. Where they are more than a kShare-th of what reservations
+  // of this process have left of its address space, it reserves that part, so
+  // that later ones and everything else find room; or half of that, and so on,
+  // whatever the system gives while it keeps 64 GiB for everything else, but
+  // never less than `min_bytes`. ResourceExhausted if it gives nothing.
   static absl::StatusOr<MemoryReservation> Create(size_t bytes,
                                                   size_t min_bytes);
 

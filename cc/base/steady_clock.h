@@ -1,4 +1,4 @@
-// A clock that nobody sets, for leases.
+// A clock that nobody sets, for leases, waits for workers, locks and timers.
 
 #ifndef TFSWITCH_CC_BASE_STEADY_CLOCK_H_
 #define TFSWITCH_CC_BASE_STEADY_CLOCK_H_

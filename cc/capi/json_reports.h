@@ -1,4 +1,4 @@
-// JSON texts that cross the C API.
+// JSON texts that cross the C API; "there" is cc/capi/tfswitch.h.
 
 #ifndef TFSWITCH_CC_CAPI_JSON_REPORTS_H_
 #define TFSWITCH_CC_CAPI_JSON_REPORTS_H_
@@ -13,7 +13,7 @@
 
 namespace tfswitch {
 
-// A list of objects: "config", "slot_floats" and the fields of TableStats.
+// See list_tables there.
 std::string TableInfosToJson(const std::vector<TableInfo>& infos);
 
 // {"tables": [...], "num_rows": n}
@@ -21,13 +21,13 @@ std::string ShrinkReportToJson(const ShrinkReport& report);
 
 // See reset_lost_tables there.
 std::string ResetTablesToJson(const std::vector<ResetTable>& tables);
-std::string CheckpointReportToJson(const CheckpointReport& report);
 
 // See save and restore there.
+std::string CheckpointReportToJson(const CheckpointReport& report);
 absl::StatusOr<SaveOptions> SaveOptionsFromJson(const std::string& json);
 absl::StatusOr<RestoreOptions> RestoreOptionsFromJson(const std::string& json);
 
-// See join_group and worker_report of cc/capi/tfswitch.h.
+// See join_group and worker_report there.
 absl::StatusOr<WorkerOptions> WorkerOptionsFromJson(const std::string& json);
 std::string WorkerReportToJson(const WorkerSession::Report& report);
 // Its "workers".

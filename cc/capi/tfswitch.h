@@ -66,7 +66,8 @@ typedef struct Tfswitch_ServerOptions {
   uint32_t num_shards;
   int32_t num_threads;         // 0: one per core.
   uint64_t max_message_bytes;  // 0: the default, 1 GiB.
-  // Below it clients may save and restore; NULL: the current folder.
+  // Below it clients may save and restore. NULL: the current folder, unless
+  // that is "/"; then, as with "", they may not.
   const char* checkpoint_root;
   // Further flags of tfswitch-server that bound it, as "max_tables=100".
   const char* const* limits;
@@ -164,8 +165,9 @@ typedef struct Tfswitch_Api {
   int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
   // 1 if calls wait for a network, 0 if tables are in this process.
   int32_t (*cluster_is_remote)(const Tfswitch_Cluster* cluster);
-  // JSON list of tables, each {"config": {...}, "slot_floats": n, "num_rows":
-  // n, "index_bytes": n, ...}. `table` NULL or "": all.
+  // JSON list of tables, each {"config": {...}, "lost": "", or which server has
+  // lost its part, "slot_floats": n, "num_rows": n, and the other fields of
+  // TableStats}. `table` NULL or "": all.
   int (*list_tables)(Tfswitch_Cluster* cluster, const char* table, char** json,
                      char* error);
   int (*drop_table)(Tfswitch_Cluster* cluster, const char* table, char* error);

@@ -166,8 +166,9 @@ class PendingCall {
 
 // Thread-safe.
 //
-// Every call that waits for a server ends within the client's timeout with
-// Unavailable or DeadlineExceeded naming the server.
+// A call that waits for a server that is away ends within the client's timeout,
+// with Unavailable or DeadlineExceeded naming the server. One whose work grows
+// with the table (shrinks, exports, checkpoints) may work longer.
 class ParameterClient {
  public:
   virtual ~ParameterClient() = default;
@@ -177,8 +178,8 @@ class ParameterClient {
   absl::Status CreateTable(const TableConfig& config) {
     return MakeTable(config, {DrawId(), {}}, 0).status();
   }
-  // The same, with what Shard::CreateTable has; returns the incarnation of the
-  // table that is there now.
+  // The same with an identity; see Shard::CreateTable. Returns the incarnation
+  // of the table that is there now.
   virtual absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
                                              const TableIdentity& identity,
                                              uint64_t replaced_incarnation) = 0;

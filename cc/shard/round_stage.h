@@ -70,9 +70,8 @@ class RoundStage {
 
   // FailedPrecondition if the step's round has been committed;
   // ResourceExhausted for a step that seems never to end, or a group too many.
-  // What a worker
-  // stages that the group has given up is dropped: it hears of that at the end
-  // of its step.
+  // What a worker stages that the group has given up is dropped: it hears of
+  // that at the end of its step.
   absl::Status Add(const StepTag& tag, const std::string& table,
                    StagedPush push);
 

@@ -225,7 +225,7 @@ class Shard {
 
   // Saves and restores end early with the error of `interrupt`, which they ask
   // between chunks. Paths that clients name lie below options.checkpoint_root,
-  // else PermissionDenied.
+  // else PermissionDenied; FailedPrecondition if that is empty.
   using Interrupt = checkpoint::Interrupt;
 
   // Writes this shard's rows; returns its part of the manifest (JSON). Shard 0

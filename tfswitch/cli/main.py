@@ -44,7 +44,7 @@ _CHECKPOINT_ROOT = flags.DEFINE_string(
     "checkpoint_root",
     "",
     "serve: the folder below which checkpoints are saved and restored. "
-    "Default: the current folder.",
+    "Default: the current folder, unless that is '/'.",
 )
 _LIMITS = flags.DEFINE_multi_string(
     "limit",
