@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -63,6 +64,12 @@ absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
     case EPERM:
     case EROFS:
       return absl::PermissionDeniedError(message);
+    case ENOTDIR:
+      return absl::FailedPreconditionError(message);
+    case ENOSYS:
+    case EOPNOTSUPP:
+    case ENOLCK:
+      return absl::UnimplementedError(message);
     default:
       return absl::InternalError(message);
   }
@@ -138,7 +145,7 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
     if (!entry->is_symlink(unknown)) {
       // One that is gone again was a temporary file.
       if (!unknown || unknown.value() == ENOENT) continue;
-      return outside(": its files cannot be examined");
+      return ErrnoStatus("examine", entry->path().string(), unknown.value());
     }
     const fs::path target = fs::canonical(entry->path(), unknown);
     if (unknown || !is_below(target)) {
@@ -147,7 +154,7 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
     }
   }
   if (error && error.value() != ENOENT) {
-    return outside(": its files cannot be examined");
+    return ErrnoStatus("examine folder", found.string(), error.value());
   }
   return found.string();
 }
@@ -260,23 +267,32 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
 }
 
 absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
-    const std::string& folder, absl::Duration wait) {
+    const std::string& folder, absl::Duration wait,
+    const std::function<absl::Status()>& interrupt) {
   const std::string path = absl::StrCat(folder, "/.lock");
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
   auto lock = absl::WrapUnique(new FolderLock(fd));
-  const absl::Time deadline = SteadyNow() + wait;
+  const absl::Time begin = SteadyNow();
+  bool said = false;
   while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    // Some network file systems have no locks.
-    if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK) break;
     if (errno != EWOULDBLOCK && errno != EINTR) {
       return ErrnoStatus("lock", path, errno);
     }
-    if (SteadyNow() >= deadline) {
+    const absl::Duration waited = SteadyNow() - begin;
+    if (waited >= wait) {
       return absl::AbortedError(absl::StrCat(
           "another process writes to '", folder, "'; wait for it, or end it"));
     }
+    TFSWITCH_RETURN_IF_ERROR(interrupt());
+    if (!said && waited >= absl::Seconds(1)) {
+      std::fprintf(
+          stderr, "tfswitch: waiting for another process that writes to '%s'\n",
+          folder.c_str());
+      said = true;
+    }
+    // The kernel's own wait for a lock has no deadline.
     absl::SleepFor(absl::Milliseconds(20));
   }
   return lock;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,7 +37,7 @@ std::string DefaultRoot();
 // `path`, taken from the current folder.
 std::string AbsolutePath(const std::string& path);
 
-// The folder or file that a client's `path` means: it is taken from `root`, a
+// The folder that a client's `path` means: it is taken from `root`, a
 // folder. PermissionDenied if it would be elsewhere: an absolute path not below
 // `root`, a ".." in it, or a symbolic link, in the path or up to two levels
 // below it, that leads away.
@@ -84,12 +85,15 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes);
 
 // A folder that one writer at a time has, of all processes that ask for this
-// lock. It does nothing on file systems that have no locks.
+// lock.
 class FolderLock {
  public:
   // Waits at most `wait` for the writer that has it; then Aborted.
+  // Unimplemented on file systems that have no locks. Says so on stderr after a
+  // second. An error of `interrupt` ends the wait with it.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Take(
-      const std::string& folder, absl::Duration wait);
+      const std::string& folder, absl::Duration wait,
+      const std::function<absl::Status()>& interrupt);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <random>
@@ -204,8 +205,9 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
                                         table.config.name, "'"));
     }
     std::string incarnation;
-    if (Get(entry, "incarnation", &incarnation) &&
-        !absl::SimpleHexAtoi(incarnation, &table.incarnation)) {
+    if (entry.contains("incarnation") &&
+        (!Get(entry, "incarnation", &incarnation) ||
+         !absl::SimpleHexAtoi(incarnation, &table.incarnation))) {
       return Damaged(what, absl::StrCat("incarnation of table '", name, "'"));
     }
     if (const auto day = entry.find("last_day"); day != entry.end()) {
@@ -269,6 +271,19 @@ absl::StatusOr<Manifest> ReadManifestFile(const std::string& file_name) {
   return manifest;
 }
 
+// The save of that number among the former ones; 0: the newest.
+absl::StatusOr<Manifest> ReadSave(const std::string& path, int64_t number) {
+  absl::StatusOr<Manifest> save = ReadManifestFile(ManifestPath(path, number));
+  if (save.ok() && number != 0) save->number = number;
+  return save;
+}
+
+void AddFileNames(const Manifest& save, std::set<std::string>* names) {
+  for (const auto& [table, saved] : save.tables) {
+    for (const RowFile& file : saved.files) names->insert(file.name);
+  }
+}
+
 // The numbers of the saves before the newest, newest first.
 absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> files,
@@ -314,23 +329,22 @@ int64_t RowsOf(const Manifest& save) {
 }
 
 // Removes the saves that are not kept. The newest is published: what cannot be
-// removed stays, and is only garbage.
-void RemoveOldSaves(const std::string& path, const Manifest& newest, int keep) {
-  const absl::StatusOr<std::vector<int64_t>> numbers = FormerSaves(path);
-  if (!numbers.ok()) return;
+// removed stays, and is only garbage; the error is the first of those that say
+// why.
+absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
+                            int keep) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
+                            FormerSaves(path));
   std::vector<Manifest> kept = {newest};
   std::vector<Manifest> old;
-  for (const int64_t number : *numbers) {
-    absl::StatusOr<Manifest> save =
-        ReadManifestFile(ManifestPath(path, number));
-    // Which files it needs is not known.
-    if (!save.ok()) return;
-    save->number = number;
+  for (const int64_t number : numbers) {
+    // If it cannot be read, it is not known which files it needs.
+    TFSWITCH_ASSIGN_OR_RETURN(Manifest save, ReadSave(path, number));
     if (number >= newest.number) continue;
     if (kept.size() < static_cast<size_t>(keep)) {
-      kept.push_back(*std::move(save));
+      kept.push_back(std::move(save));
     } else {
-      old.push_back(*std::move(save));
+      old.push_back(std::move(save));
     }
   }
   // Of rows that were lost, or belong to another training: the newest save, and
@@ -345,31 +359,31 @@ void RemoveOldSaves(const std::string& path, const Manifest& newest, int keep) {
     }
   }
   std::set<std::string> named;
-  const auto name_files = [&named](const Manifest& save) {
-    for (const auto& [table, saved] : save.tables) {
-      for (const RowFile& file : saved.files) named.insert(file.name);
-    }
-  };
-  for (const Manifest& save : kept) name_files(save);
+  for (const Manifest& save : kept) AddFileNames(save, &named);
   for (const size_t i : {last, largest}) {
-    if (i < old.size()) name_files(old[i]);
+    if (i < old.size()) AddFileNames(old[i], &named);
   }
+  absl::Status status;
+  const auto remove = [&status](const std::string& file) {
+    std::error_code error;
+    fs::remove(file, error);
+    if (error) status.Update(ErrnoStatus("remove", file, error.value()));
+    return !error;
+  };
   for (size_t i = 0; i < old.size(); ++i) {
     if (i == last || i == largest) continue;
-    std::error_code error;
     // First, so that no manifest names a file that is gone.
-    fs::remove(ManifestPath(path, old[i].number), error);
-    if (error) {
-      name_files(old[i]);
+    if (!remove(ManifestPath(path, old[i].number))) {
+      AddFileNames(old[i], &named);
       continue;
     }
-    for (const auto& [table, saved] : old[i].tables) {
-      for (const RowFile& file : saved.files) {
-        if (named.count(file.name) > 0) continue;
-        fs::remove(fs::path(path) / file.name, error);
-      }
+    std::set<std::string> files;
+    AddFileNames(old[i], &files);
+    for (const std::string& file : files) {
+      if (named.count(file) == 0) remove(fs::path(path) / file);
     }
   }
+  return status;
 }
 
 // The newest save, and whether it is manifest.json: if somebody has removed
@@ -378,12 +392,10 @@ absl::StatusOr<Manifest> NewestSave(const std::string& path,
                                     const std::vector<int64_t>& former,
                                     bool* is_current) {
   *is_current = true;
-  absl::StatusOr<Manifest> newest = ReadManifestFile(ManifestPath(path, 0));
+  absl::StatusOr<Manifest> newest = ReadSave(path, 0);
   if (!absl::IsNotFound(newest.status()) || former.empty()) return newest;
   *is_current = false;
-  newest = ReadManifestFile(ManifestPath(path, former.front()));
-  if (newest.ok()) newest->number = former.front();
-  return newest;
+  return ReadSave(path, former.front());
 }
 
 }  // namespace
@@ -589,6 +601,15 @@ namespace {
 // How long a commit waits for one of another process, which takes moments.
 constexpr absl::Duration kLockTimeout = absl::Seconds(30);
 
+// Null on file systems that have no locks: there one process at a time may save
+// to a folder.
+absl::StatusOr<std::unique_ptr<FolderLock>> TakeLock(
+    const std::string& path, const Interrupt& interrupt) {
+  auto lock = FolderLock::Take(path, kLockTimeout, interrupt);
+  if (absl::IsUnimplemented(lock.status())) return nullptr;
+  return lock;
+}
+
 absl::StatusOr<Manifest> JoinParts(
     const std::string& save_id, const std::vector<std::string>& manifest_parts,
     bool* all_tables) {
@@ -728,7 +749,7 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
                             JoinParts(save_id, manifest_parts, &all_tables));
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
   TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<FolderLock> lock,
-                            FolderLock::Take(path, kLockTimeout));
+                            TakeLock(path, options.interrupt));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> older,
                             FormerSaves(path));
   Manifest former;
@@ -748,7 +769,7 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   // A repetition, because the first answer was lost.
   if (former.save_id == save_id) return former.number;
   for (const int64_t number : older) {
-    const auto save = ReadManifestFile(ManifestPath(path, number));
+    const auto save = ReadSave(path, number);
     if (save.ok() && save->save_id == save_id) return number;
   }
   TFSWITCH_RETURN_IF_ERROR(CheckVisible(path, manifest));
@@ -764,6 +785,11 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   // A save without a number is of a version that had none.
   if (!is_first && former.number == 0) former.number = last_older + 1;
   manifest.number = std::max(former.number, last_older) + 1;
+  if (manifest.number > kMaxSaveNumber) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("there is no number after save ", manifest.number - 1,
+                     " in '", path, "'. Save to another path"));
+  }
   Json json = {{"format", kFormatName},
                {"version", kFormatVersion},
                {"save", manifest.number},
@@ -781,28 +807,28 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
     TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
   }
   TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(ManifestPath(path, 0), text));
-  RemoveOldSaves(path, manifest, options.keep);
+  if (const absl::Status status = RemoveOldSaves(path, manifest, options.keep);
+      !status.ok()) {
+    std::fprintf(stderr, "tfswitch: warning: old saves stay in '%s': %s\n",
+                 path.c_str(), std::string(status.message()).c_str());
+  }
   return manifest.number;
 }
 
 absl::Status RemoveUnpublished(const std::string& path,
-                               const std::vector<std::string>& files) {
+                               const std::vector<std::string>& files,
+                               const Interrupt& interrupt) {
   if (files.empty()) return absl::OkStatus();
   TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<FolderLock> lock,
-                            FolderLock::Take(path, kLockTimeout));
+                            TakeLock(path, interrupt));
   TFSWITCH_ASSIGN_OR_RETURN(std::vector<int64_t> numbers, FormerSaves(path));
   numbers.push_back(0);
   std::set<std::string> named;
   for (const int64_t number : numbers) {
-    const absl::StatusOr<Manifest> save =
-        ReadManifestFile(ManifestPath(path, number));
+    const absl::StatusOr<Manifest> save = ReadSave(path, number);
     if (absl::IsNotFound(save.status())) continue;
     TFSWITCH_RETURN_IF_ERROR(save.status());
-    for (const auto& [table, saved] : save->tables) {
-      for (const RowFile& file : saved.files) {
-        named.insert(file.name);
-      }
-    }
+    AddFileNames(*save, &named);
   }
   for (const std::string& file : files) {
     if (named.count(file) > 0) continue;
@@ -826,6 +852,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
                                             " in it"));
   }
   if (number == 0 && newer_than == 0) return newest;
+  TFSWITCH_RETURN_IF_ERROR(former.status());
   // A crash may have left the newest under both names.
   std::vector<int64_t> numbers;
   for (const int64_t each : *former) {
@@ -848,10 +875,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
     return absl::NotFoundError(absl::StrCat("checkpoint '", path, "' has ",
                                             numbers.size() + 1, " saves"));
   }
-  TFSWITCH_ASSIGN_OR_RETURN(Manifest manifest,
-                            ReadManifestFile(ManifestPath(path, number)));
-  manifest.number = number;
-  return manifest;
+  return ReadSave(path, number);
 }
 
 namespace {

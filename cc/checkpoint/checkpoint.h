@@ -112,6 +112,8 @@ struct CommitOptions {
   int keep = 2;
   // Tables of the former save that may be missing from this one.
   std::vector<std::string> dropped_tables;
+  // Asked while another process writes to the folder.
+  Interrupt interrupt = [] { return absl::OkStatus(); };
 };
 
 // Makes one manifest of all shards' parts, publishes it, and removes the saves
@@ -131,7 +133,8 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
 // Removes those of a writer's files, relative to `path`, that no manifest
 // names.
 absl::Status RemoveUnpublished(const std::string& path,
-                               const std::vector<std::string>& files);
+                               const std::vector<std::string>& files,
+                               const Interrupt& interrupt);
 
 // The save `number`; 0: the newest. With `newer_than` n, the newest but n of
 // them, whether or not these can be read. NotFound, naming the saves there are,

@@ -34,6 +34,17 @@ absl::Status CheckPath(const std::string& path) {
   return absl::InvalidArgumentError("a checkpoint needs a path. Received: ''");
 }
 
+// The error that ended a call, and if cleaning up failed too, why, and what
+// stays then.
+absl::Status WithCleanUp(const absl::Status& failed,
+                         const absl::Status& clean_up,
+                         absl::string_view stays) {
+  if (clean_up.ok()) return failed;
+  return absl::Status(failed.code(),
+                      absl::StrCat(failed.message(), "; and ", stays, ": ",
+                                   clean_up.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
@@ -89,10 +100,9 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
     TFSWITCH_ASSIGN_OR_RETURN(report.save, client.CommitCheckpoint(commit));
     return absl::OkStatus();
   };
-  if (absl::Status failed = save(); !failed.ok()) {
-    // That error is the one to report; files that stay are only garbage.
-    client.AbortSave(options.path, args.save_id).IgnoreError();
-    return failed;
+  if (const absl::Status failed = save(); !failed.ok()) {
+    return WithCleanUp(failed, client.AbortSave(options.path, args.save_id),
+                       "files of this save stay in the folder");
   }
   return report;
 }
@@ -121,13 +131,14 @@ absl::StatusOr<CheckpointReport> RestoreCheckpoint(
     args.restore_id = NewId();
     staged = client.StageRestore(args);
     if (staged.ok()) break;
-    // The first error is the one to report; staged rows that could not be
-    // dropped go with the next restore.
-    client.CommitRestore(args.restore_id, /*abort=*/true).IgnoreError();
+    // A further attempt drops them, too.
+    const absl::Status dropped =
+        client.CommitRestore(args.restore_id, /*abort=*/true);
     // There is no save before it.
     if (!newest.ok() && absl::IsNotFound(staged.status())) return newest;
     if (options.save != 0 || !absl::IsDataLoss(staged.status())) {
-      return staged.status();
+      return WithCleanUp(staged.status(), dropped,
+                         "servers keep rows of this restore until the next");
     }
     newest.Update(staged.status());
     report.skipped.emplace_back(staged.status().message());

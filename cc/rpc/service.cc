@@ -368,7 +368,8 @@ grpc::Status Service::CommitCheckpoint(
         static_cast<int>(std::min<uint32_t>(request->keep(), INT32_MAX));
   }
   args.dropped_tables = ToVector(request->dropped_tables());
-  const absl::StatusOr<int64_t> number = shard_->CommitCheckpoint(args);
+  const absl::StatusOr<int64_t> number =
+      shard_->CommitCheckpoint(args, InterruptOf(*context));
   if (!number.ok()) return ToGrpcStatus(number.status());
   response->set_save(*number);
   return grpc::Status::OK;
@@ -379,7 +380,8 @@ grpc::Status Service::AbortSave(grpc::ServerContext* context,
                                 v1::AbortSaveResponse* response) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return ToGrpcStatus(pass.status());
-  return ToGrpcStatus(shard_->AbortSave(request->path(), request->save_id()));
+  return ToGrpcStatus(shard_->AbortSave(request->path(), request->save_id(),
+                                        InterruptOf(*context)));
 }
 
 grpc::Status Service::StageRestore(grpc::ServerContext* context,

@@ -254,7 +254,8 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
   // Aborted is not as where a delta cannot follow, for which a base is the
   // remedy.
   TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock,
-                            FolderLock::Take(path, absl::ZeroDuration()));
+                            FolderLock::Take(path, absl::ZeroDuration(),
+                                             [] { return absl::OkStatus(); }));
   auto writer = absl::WrapUnique(new ExportWriter(path, std::move(lock)));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                             ListFolder(path));

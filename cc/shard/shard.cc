@@ -821,31 +821,27 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
     TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
   }
   TFSWITCH_RETURN_IF_ERROR(interrupt());
-  std::string part = writer.Finish();
-  const std::vector<std::string> files = writer.files();
-  {
-    MutexLock lock(&mutex_);
-    Save& save = SaveOf(args.save_id);
-    if (!save.is_given_up) {
-      save.folder = path;
-      save.files.insert(save.files.end(), files.begin(), files.end());
-      save.part = part;
-      return part;
-    }
-  }
-  TFSWITCH_RETURN_IF_ERROR(checkpoint::RemoveUnpublished(path, files));
-  return given_up();
+  MutexLock lock(&mutex_);
+  Save& save = SaveOf(args.save_id);
+  // Without Finish() the writer removes its files.
+  if (save.is_given_up) return given_up();
+  if (!save.part.empty() && save.folder == path) return save.part;
+  save.folder = path;
+  save.files = writer.files();
+  save.part = writer.Finish();
+  return save.part;
 }
 
 absl::StatusOr<int64_t> Shard::CommitCheckpoint(
-    const CommitCheckpointArgs& args) const {
+    const CommitCheckpointArgs& args, const Interrupt& interrupt) const {
   TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
   return checkpoint::Commit(path, args.save_id, args.manifest_parts,
-                            {args.keep, args.dropped_tables});
+                            {args.keep, args.dropped_tables, interrupt});
 }
 
 absl::Status Shard::AbortSave(const std::string& path,
-                              const std::string& save_id) {
+                              const std::string& save_id,
+                              const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
   TFSWITCH_RETURN_IF_ERROR(ResolvePath(path).status());
   std::string folder;
@@ -858,7 +854,8 @@ absl::Status Shard::AbortSave(const std::string& path,
     folder = save.folder;
     files = save.files;
   }
-  TFSWITCH_RETURN_IF_ERROR(checkpoint::RemoveUnpublished(folder, files));
+  TFSWITCH_RETURN_IF_ERROR(
+      checkpoint::RemoveUnpublished(folder, files, interrupt));
   MutexLock lock(&mutex_);
   SaveOf(save_id).files.clear();
   return absl::OkStatus();

@@ -224,8 +224,9 @@ class Shard {
   }
 
   // Saves and restores end early with the error of `interrupt`, which they ask
-  // between chunks. Paths that clients name lie below options.checkpoint_root,
-  // else PermissionDenied; FailedPrecondition if that is empty.
+  // between chunks and while they wait. Paths that clients name lie below
+  // options.checkpoint_root, else PermissionDenied; FailedPrecondition if that
+  // is empty.
   using Interrupt = checkpoint::Interrupt;
 
   // Writes this shard's rows; returns its part of the manifest (JSON). Shard 0
@@ -235,12 +236,14 @@ class Shard {
 
   // Publishes the manifest made of all shards' parts; see checkpoint::Commit.
   absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args) const;
+      const CommitCheckpointArgs& args,
+      const Interrupt& interrupt = Never) const;
 
   // Ends a save that will not be committed: removes the files that this shard
   // has written for it, and those that it is writing. May be repeated; OK if
   // the save is not known, or was published after all.
-  absl::Status AbortSave(const std::string& path, const std::string& save_id);
+  absl::Status AbortSave(const std::string& path, const std::string& save_id,
+                         const Interrupt& interrupt = Never);
 
   // Reads and verifies the rows of `tables` (empty: all) that this shard owns,
   // with all tables also work queues, of which the errors are those of

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "cc/base/files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -124,6 +125,41 @@ TEST_F(CheckpointTest, SavesBeyondThoseToKeepGoWithTheirFiles) {
 
   Save(*table, "s5", true, {1, {}});
   EXPECT_EQ(CountRowFiles(), 1);
+}
+
+TEST_F(CheckpointTest, OldSavesThatCannotBeRemovedAreNamed) {
+  const auto table = MakeTable("user", 10);
+  for (int i = 1; i <= 2; ++i) Save(*table, absl::StrCat("s", i));
+  std::ofstream(path_ + "/manifest-000001.json") << "{";
+
+  testing::internal::CaptureStderr();
+  Save(*table, "s3");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      AllOf(HasSubstr("old saves stay in"), HasSubstr("manifest-000001.json")));
+  EXPECT_EQ(ReadManifest(path_)->number, 3);
+}
+
+TEST_F(CheckpointTest, AfterTheLastNumberThereIsNoSave) {
+  Save(*MakeTable("user", 10), "s1");
+  const std::string last = absl::StrReplaceAll(
+      ManifestText(), {{"\"save\": 1", "\"save\": 1000000000000"}});
+  ASSERT_TRUE(ReadManifestText(last).ok());
+  PartWriter writer(path_, "s2", 0, 1, true, Never);
+  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+
+  EXPECT_THAT(Commit(path_, "s2", {writer.Finish()}, {}).status().message(),
+              HasSubstr("no number after save 1000000000000"));
+  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
+}
+
+TEST_F(CheckpointTest, AFileIsNoCheckpoint) {
+  const std::string file = path_ + "/file";
+  std::ofstream{file};
+  for (const int64_t number : {0, 3}) {
+    EXPECT_THAT(ReadManifest(file, number).status().message(),
+                HasSubstr("Not a directory"));
+  }
 }
 
 TEST_F(CheckpointTest, ASaveOfSomeTablesSharesTheFilesOfTheOthers) {
@@ -239,6 +275,26 @@ TEST_F(CheckpointTest, ARepeatedCommitIsTheFirst) {
   EXPECT_EQ(ReadManifest(path_)->save_id, "s2");
   EXPECT_EQ(ReadManifest(path_, 0, 2).status().code(),
             absl::StatusCode::kNotFound);
+}
+
+TEST_F(CheckpointTest, WaitingForAnotherWriterEndsWhenItIsInterrupted) {
+  PartWriter writer(path_, "s1", 0, 1, true, Never);
+  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+  const std::string part = writer.Finish();
+  int asked = 0;
+  const Interrupt stop = [&]() -> absl::Status {
+    return ++asked < 3 ? absl::OkStatus() : absl::UnavailableError("stopping");
+  };
+
+  auto other = FolderLock::Take(path_, absl::ZeroDuration(), Never);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(Commit(path_, "s1", {part}, {2, {}, stop}).status().message(),
+            "stopping");
+  EXPECT_EQ(RemoveUnpublished(path_, writer.files(), stop).message(),
+            "stopping");
+  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
+  other->reset();
+  EXPECT_EQ(Commit(path_, "s1", {part}, {2, {}, stop}).value(), 1);
 }
 
 TEST_F(CheckpointTest, SavesAtTheSameTimeAreAllWhole) {

@@ -6,6 +6,7 @@
 
 #include "cc/client/local_client.h"
 #include "cc/shard/shard.h"
+#include "tests/cc/testing/forwarding_client.h"
 #include "tests/cc/testing/parameter_client_suite.h"
 
 namespace tfswitch {
@@ -111,6 +112,37 @@ TEST(ShardedClientTest, CheckpointRestoresToAnyNumberOfShards) {
       }
     }
   }
+}
+
+TEST(ShardedClientTest, AFailedSaveOrRestoreNamesWhatStays) {
+  class Failing final : public ForwardingClient {
+   public:
+    using ForwardingClient::ForwardingClient;
+    absl::Status AbortSave(const std::string&, const std::string&) override {
+      return absl::UnavailableError("no abort");
+    }
+    absl::StatusOr<int64_t> CommitCheckpoint(
+        const CommitCheckpointArgs&) override {
+      return absl::ResourceExhaustedError("disk full");
+    }
+    absl::Status CommitRestore(const std::string&, bool) override {
+      return absl::UnavailableError("no drop");
+    }
+  };
+  Failing client(NewLocalClient(std::make_shared<Shard>(ShardOptions{})));
+  ASSERT_TRUE(client.CreateTable(Config()).ok());
+  const ScopedFolder folder;
+
+  EXPECT_EQ(
+      SaveCheckpoint(client, {folder.path()}).status(),
+      absl::ResourceExhaustedError(
+          "disk full; and files of this save stay in the folder: no abort"));
+  const absl::Status status =
+      RestoreCheckpoint(client, {folder.path()}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()),
+              testing::EndsWith("; and servers keep rows of this restore until "
+                                "the next: no drop"));
 }
 
 TEST(ShardedClientTest, BadGradientReachesNoShard) {
