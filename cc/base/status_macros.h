@@ -11,6 +11,18 @@
 #define TFSWITCH_CONCAT_INNER_(a, b) a##b
 #define TFSWITCH_CONCAT_(a, b) TFSWITCH_CONCAT_INNER_(a, b)
 
+namespace tfswitch {
+
+inline const absl::Status& StatusOf(const absl::Status& status) {
+  return status;
+}
+template <typename T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+}  // namespace tfswitch
+
 // Returns from the enclosing function if `expression` is not OK.
 #define TFSWITCH_RETURN_IF_ERROR(expression)             \
   do {                                                   \

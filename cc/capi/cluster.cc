@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
                               NewGrpcClient(options));
     shards.push_back(std::move(client));
   }
-  return NewShardedClient(std::move(shards), {on_lost_tables});
+  return NewShardedClient(std::move(shards), on_lost_tables);
 }
 
 }  // namespace
@@ -131,7 +131,9 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
       if (shard == nullptr) {
         // The limits are for what others do to a server.
         ShardOptions options;
-        options.max_tables = std::numeric_limits<uint64_t>::max();
+        constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+        options.max_tables = kNone;
+        options.coordinator = {kNone, kNone, kNone, kNone};
         shard = std::make_shared<Shard>(options);
       }
       local_shard = shard;
@@ -146,10 +148,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
         client, ConnectToServers(parsed.servers, timeout, OnLostTables::kFail));
     num_shards = static_cast<int>(parsed.servers.size());
   } else {
-    std::vector<std::unique_ptr<ParameterClient>> shards;
-    shards.push_back(NewLocalClient(std::move(local_shard)));
-    client = NewShardedClient(std::move(shards),
-                              {OnLostTables::kFail, /*tracks_losses=*/false});
+    client = NewLocalClient(std::move(local_shard));
   }
   std::shared_ptr<Cluster> cluster(
       new Cluster(std::move(client), num_shards, parsed.is_remote));

@@ -3,6 +3,7 @@
 #ifndef TFSWITCH_CC_CLIENT_JOINED_CALLS_H_
 #define TFSWITCH_CC_CLIENT_JOINED_CALLS_H_
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,22 +13,25 @@
 namespace tfswitch {
 
 // Waits for all, whatever happens, because they refer to their caller's
-// buffers; gives the first error.
+// buffers; gives the first error. After none, calls `join`.
 //
 // Not thread-safe, as any PendingCall.
 class JoinedCalls final : public PendingCall {
  public:
-  explicit JoinedCalls(std::vector<std::unique_ptr<PendingCall>> calls)
-      : calls_(std::move(calls)) {}
+  explicit JoinedCalls(std::vector<std::unique_ptr<PendingCall>> calls,
+                       std::function<void()> join = nullptr)
+      : calls_(std::move(calls)), join_(std::move(join)) {}
 
   absl::Status Wait() override {
     absl::Status first;
     for (const auto& call : calls_) first.Update(call->Wait());
+    if (first.ok() && join_ != nullptr) join_();
     return first;
   }
 
  private:
   const std::vector<std::unique_ptr<PendingCall>> calls_;
+  const std::function<void()> join_;
 };
 
 }  // namespace tfswitch

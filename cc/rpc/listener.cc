@@ -184,13 +184,14 @@ void Listener::Stop() {
     if (fd >= 0) close(fd);
     fd = -1;
   }
+  // Before it is closed: afterwards the socket may be a successor's.
+  if (!unix_path_.empty()) RemoveSocket(unix_path_);
+  unix_path_.clear();
   for (const int fd : listening_) {
     shutdown(fd, SHUT_RDWR);
     close(fd);
   }
   listening_.clear();
-  if (!unix_path_.empty()) RemoveSocket(unix_path_);
-  unix_path_.clear();
 }
 
 void Listener::Run() {
@@ -198,7 +199,10 @@ void Listener::Run() {
   for (const int fd : listening_) polled.push_back({fd, POLLIN, 0});
   polled.push_back({stop_pipe_[0], POLLIN, 0});
   for (;;) {
-    if (poll(polled.data(), polled.size(), -1) < 0) continue;  // Interrupted.
+    if (poll(polled.data(), polled.size(), -1) < 0) {
+      if (errno != EINTR) absl::SleepFor(absl::Milliseconds(kRetryMs));
+      continue;
+    }
     if (polled.back().revents != 0) return;
     for (const pollfd& each : polled) {
       if (each.revents != 0) Accept(each.fd);

@@ -32,32 +32,33 @@ ExportManifest LastExport(const ExportWriter& writer, const std::string& path) {
   return {};
 }
 
-using Configs = std::map<std::string, TableConfig>;
+using Tables = std::map<std::string, TableInfo>;
 
 // All tables of a client. DataLoss if a server has lost its part of one: the
 // export would have only the rest of its rows.
-absl::StatusOr<Configs> ListConfigs(ParameterClient& client) {
+absl::StatusOr<Tables> ListTables(ParameterClient& client) {
   TFSWITCH_ASSIGN_OR_RETURN(std::vector<TableInfo> infos,
                             client.ListTables(""));
-  Configs configs;
+  Tables tables;
   for (TableInfo& info : infos) {
     TFSWITCH_RETURN_IF_ERROR(info.lost);
     // Else one server has yet to make it, or has just dropped it.
     if (info.num_shards != client.num_shards()) continue;
-    configs[info.config.name] = std::move(info.config);
+    const std::string name = info.config.name;
+    tables[name] = std::move(info);
   }
-  return configs;
+  return tables;
 }
 
-// The names of what is exported, each of which is in `configs`.
+// The names of what is exported, each of which is in `present`.
 absl::StatusOr<std::set<std::string>> TablesOf(const ExportOptions& options,
-                                               const Configs& configs,
+                                               const Tables& present,
                                                const ExportManifest& last) {
   std::set<std::string> tables(options.tables.begin(), options.tables.end());
   if (options.all_tables) {
-    for (const auto& [table, config] : configs) {
+    for (const auto& [table, info] : present) {
       // One with a layout has no vectors.
-      if (config.layout.empty()) tables.insert(table);
+      if (info.config.layout.empty()) tables.insert(table);
     }
   }
   if (options.all_tables || (options.is_delta && tables.empty())) {
@@ -68,7 +69,7 @@ absl::StatusOr<std::set<std::string>> TablesOf(const ExportOptions& options,
         absl::StrCat("there are no tables to export to '", options.path, "'"));
   }
   for (const std::string& table : tables) {
-    if (configs.count(table) > 0) continue;
+    if (present.count(table) > 0) continue;
     return absl::NotFoundError(
         last.tables.count(table) == 0
             ? absl::StrCat("no table '", table, "'")
@@ -122,8 +123,9 @@ absl::Status CheckSame(const ExportOptions& options,
 
 // Exports one table; adds to the report.
 absl::Status ExportTable(ParameterClient& client, const Manner& manner,
-                         float day, const TableConfig& config,
+                         float day, const TableInfo& listed,
                          ExportWriter* writer, ExportReport* report) {
+  const TableConfig& config = listed.config;
   const std::string& table = config.name;
   RowFileKind kind;
   kind.table = table;
@@ -132,6 +134,8 @@ absl::Status ExportTable(ParameterClient& client, const Manner& manner,
   kind.default_row = MissingRow(config);
   ExportChangesArgs args;
   args.table = table;
+  // As it is listed, which may be another one than this process has used.
+  args.table_incarnation = listed.identity.incarnation;
   args.rule = manner.rule;
   args.day = day;
   args.export_id = writer->id();
@@ -170,9 +174,9 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   // Of a delta it is what that follows.
   const ExportManifest last = LastExport(*writer, options.path);
   // Before the first table is read, which takes a while.
-  TFSWITCH_ASSIGN_OR_RETURN(const Configs configs, ListConfigs(client));
+  TFSWITCH_ASSIGN_OR_RETURN(const Tables present, ListTables(client));
   TFSWITCH_ASSIGN_OR_RETURN(const std::set<std::string> tables,
-                            TablesOf(options, configs, last));
+                            TablesOf(options, present, last));
   if (is_delta) TFSWITCH_RETURN_IF_ERROR(CheckSame(options, tables, last));
   Manner manner;
   manner.rule = last.rule;
@@ -186,7 +190,7 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   report.is_delta = is_delta;
   absl::Status status;
   for (const std::string& table : tables) {
-    status = ExportTable(client, manner, options.day, configs.at(table),
+    status = ExportTable(client, manner, options.day, present.at(table),
                          writer.get(), &report);
     if (!status.ok()) break;
   }
@@ -200,7 +204,9 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
     for (const std::string& table : tables) {
       // If a server does not hear of it, its rows come once more, which is no
       // harm; what is published stays so.
-      client.SettleExport(table, writer->id(), report.is_published)
+      client
+          .SettleExport({table, present.at(table).identity.incarnation},
+                        writer->id(), report.is_published)
           .IgnoreError();
     }
   }

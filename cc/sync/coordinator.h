@@ -177,10 +177,11 @@ class Coordinator {
   // Later groups have greater ones, if nobody sets the clock back.
   static uint64_t DrawFirstIncarnation();
   // Makes the group anew, above an instance.
-  static void BeginAbove(Group* group, uint64_t instance);
+  void BeginAbove(Group* group, uint64_t instance)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Steps that have arrived and whose round is open count for nothing: takes
   // back how far they have brought work queues.
-  static void RevokeOpenAdvances(Group* group);
+  void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ResourceExhausted if there is no room for such a queue.
   absl::Status CheckRoom(const std::string& queue,

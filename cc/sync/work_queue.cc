@@ -219,6 +219,9 @@ void WorkQueue::ReturnItems(
 
 void WorkQueue::Revoke(const WorkProgress& before) {
   if (before.epoch != epoch_ || before.index >= num_items()) return;
+  for (auto it = leases_.begin(); it != leases_.end();) {
+    it = it->second.index == before.index ? leases_.erase(it) : std::next(it);
+  }
   const auto [it, is_new] = returned_.emplace(before.index, before.offset);
   if (!is_new) it->second = std::min(it->second, before.offset);
 }

@@ -117,10 +117,9 @@ class WorkQueue {
   void ReturnItems(
       absl::FunctionRef<bool(uint32_t worker, uint64_t incarnation)> is_there);
 
-  // What was advanced over from `before` on does not count after all. Ignored
-  // unless `before.epoch` is the present one.
-  //
-  // REQUIRES: nobody has the item.
+  // What was advanced over from `before` on does not count after all, and
+  // whoever has the item loses it. Ignored unless `before.epoch` is the present
+  // one.
   void Revoke(const WorkProgress& before);
 
   // Begins the next epoch if all items of this one are finished.

@@ -27,42 +27,21 @@ constexpr int kRows = 2000;
 
 class LostTablesTest : public testing::Test {
  protected:
-  static constexpr uint32_t kServers = 2;
-
-  LostTablesTest() {
-    for (uint32_t i = 0; i < kServers; ++i) {
-      servers_.push_back(StartServer({}, ShardOptions{i, kServers}));
-    }
+  void Restart(uint32_t shard, const ShardOptions& options = {}) {
+    cluster_.Restart(shard, options);
   }
-
-  void Restart(uint32_t shard) {
-    GrpcServerOptions options;
-    options.address = servers_[shard]->address();
-    servers_[shard].reset();
-    servers_[shard] = StartServer(options, ShardOptions{shard, kServers});
-  }
-
   std::unique_ptr<ParameterClient> ConnectTo(uint32_t shard) const {
-    GrpcClientOptions options;
-    options.address = servers_[shard]->address();
-    options.shard_index = shard;
-    options.num_shards = kServers;
-    auto client = NewGrpcClient(options);
-    EXPECT_TRUE(client.ok()) << client.status();
-    return std::move(client).value();
+    return cluster_.ConnectTo(shard);
   }
-
   // A process that uses the cluster.
-  std::unique_ptr<ParameterClient> ConnectToAll(
+  std::shared_ptr<ParameterClient> ConnectToAll(
       OnLostTables on_lost_tables = OnLostTables::kFail) const {
-    std::vector<std::unique_ptr<ParameterClient>> clients;
-    for (uint32_t i = 0; i < kServers; ++i) clients.push_back(ConnectTo(i));
-    return NewShardedClient(std::move(clients), {on_lost_tables});
+    return cluster_.Connect(on_lost_tables);
   }
 
   // With kRows rows of 0.
-  static std::unique_ptr<ParameterClient> WithTable(
-      std::unique_ptr<ParameterClient> client, const std::string& table = "t") {
+  static std::shared_ptr<ParameterClient> WithTable(
+      std::shared_ptr<ParameterClient> client, const std::string& table = "t") {
     EXPECT_TRUE(client->CreateTable(SmallTable(table)).ok());
     EXPECT_TRUE(PushOnes(*client, table, 2, RandomKeys(kRows), {9, 1}).ok());
     return client;
@@ -78,7 +57,11 @@ class LostTablesTest : public testing::Test {
     return infos.ok() ? infos->at(0).stats.num_rows : -1;
   }
 
-  std::vector<std::unique_ptr<GrpcServer>> servers_;
+  int64_t RowsOn(uint32_t shard) const {
+    return ConnectTo(shard)->ListTables("t")->at(0).stats.num_rows;
+  }
+
+  ClusterUnderTest cluster_{2};
 };
 
 TEST_F(LostTablesTest, EveryCallSaysWhichServerHasLostTheTable) {
@@ -182,7 +165,7 @@ TEST_F(LostTablesTest, ResettingKeepsTheRowsOfOtherServers) {
   auto other = ConnectToAll();
   ASSERT_EQ(RowsOf(*other), kRows);
   ASSERT_EQ(RowsOf(*client), kRows);
-  const int64_t kept = ConnectTo(0)->ListTables("t")->at(0).stats.num_rows;
+  const int64_t kept = RowsOn(0);
   Restart(1);
 
   const auto reset = client->ResetLostTables();
@@ -197,6 +180,7 @@ TEST_F(LostTablesTest, ResettingKeepsTheRowsOfOtherServers) {
   EXPECT_THAT(client->ResetLostTables().value(), IsEmpty());
 
   // Others hear that rows are gone before they go on.
+  EXPECT_TRUE(other->ListTables("")->at(0).lost.ok());
   const absl::Status unknown = Pull(*other);
   EXPECT_EQ(unknown.code(), absl::StatusCode::kDataLoss) << unknown;
   EXPECT_THAT(std::string(unknown.message()),
@@ -228,7 +212,7 @@ TEST_F(LostTablesTest, ATableThatAllServersHaveLostIsNotTakenForANewOne) {
 TEST_F(LostTablesTest, RecreatingGoesOnAndSaysSoOnce) {
   auto client = WithTable(ConnectToAll(OnLostTables::kRecreate));
   ASSERT_EQ(RowsOf(*client), kRows);
-  const int64_t kept = ConnectTo(0)->ListTables("t")->at(0).stats.num_rows;
+  const int64_t kept = RowsOn(0);
   Restart(1);
   testing::internal::CaptureStderr();
 
@@ -263,15 +247,51 @@ TEST_F(LostTablesTest, APushThatGoesOnIsAppliedOnceEverywhere) {
   EXPECT_TRUE(rows.ok()) << rows;
 }
 
+TEST_F(LostTablesTest, WritesThatGoOnCountEachRowOnce) {
+  auto client = WithTable(ConnectToAll(OnLostTables::kRecreate));
+  const std::vector<Key> keys = RandomKeys(kRows);
+  const std::vector<float> values(keys.size() * 2, 1.0f);
+  AssignArgs assign;
+  assign.table = "t";
+  assign.dim = 2;
+  assign.keys = keys;
+  assign.embeddings = values;
+  assign.only_missing = true;
+  const int64_t kept = RowsOn(0);
+  testing::internal::CaptureStderr();
+
+  Restart(1);
+  EXPECT_EQ(client->Erase("t", keys).value(), kept);
+  Restart(1);
+  EXPECT_EQ(client->Assign(assign)->assigned_rows, kRows);
+
+  testing::internal::GetCapturedStderr();
+}
+
+TEST_F(LostTablesTest, AResetThatFailsNamesTheTablesThatWereReset) {
+  auto client = WithTable(WithTable(ConnectToAll()), "u");
+  ShardOptions options;
+  options.max_tables = 1;
+  Restart(1, options);
+  testing::internal::CaptureStderr();
+
+  const absl::Status reset = client->ResetLostTables().status();
+
+  EXPECT_EQ(reset.code(), absl::StatusCode::kResourceExhausted) << reset;
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("table 't' goes on with empty rows on shard 1"));
+  EXPECT_TRUE(Pull(*client).ok());
+}
+
 TEST_F(LostTablesTest, ProcessesThatResetAtTheSameTimeAgree) {
   constexpr int kProcesses = 4;
   for (int round = 0; round < 10; ++round) {
     const std::string table = absl::StrCat("t", round);
-    std::vector<std::unique_ptr<ParameterClient>> clients;
+    std::vector<std::shared_ptr<ParameterClient>> clients;
     for (int i = 0; i < kProcesses; ++i) {
       clients.push_back(WithTable(ConnectToAll(), table));
     }
-    Restart(static_cast<uint32_t>(round) % kServers);
+    Restart(static_cast<uint32_t>(round) % 2);
 
     std::vector<std::thread> threads;
     for (const auto& client : clients) {
@@ -361,6 +381,7 @@ TEST_F(LostTablesTest, ATableWhoseMakingWasInterruptedIsNotLost) {
   ASSERT_TRUE(begun.ok()) << begun.status();
 
   auto client = ConnectToAll();
+  EXPECT_EQ(Pull(*client).code(), absl::StatusCode::kUnavailable);
   ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
 
   const TableInfo info = client->ListTables("t")->at(0);

@@ -42,35 +42,50 @@ inline absl::StatusOr<std::unique_ptr<ParameterClient>> Connect(
 class ClusterUnderTest {
  public:
   explicit ClusterUnderTest(int num_servers) {
-    ShardOptions options;
-    options.num_shards = static_cast<uint32_t>(std::max(1, num_servers));
-    if (num_servers == 0) shard_ = std::make_shared<Shard>(options);
-    for (int i = 0; i < num_servers; ++i) {
-      options.shard_index = static_cast<uint32_t>(i);
-      GrpcServerOptions server;
-      server.num_threads = 2;
-      servers_.push_back(StartServer(server, options));
-    }
+    if (num_servers == 0) shard_ = std::make_shared<Shard>(ShardOptions());
+    servers_.resize(static_cast<size_t>(num_servers));
+    for (uint32_t i = 0; i < servers_.size(); ++i) Start(i, "127.0.0.1:0", {});
+  }
+
+  // The server goes, and one that has nothing takes its place.
+  void Restart(uint32_t shard, const ShardOptions& options = {}) {
+    const std::string address = servers_[shard]->address();
+    servers_[shard].reset();
+    Start(shard, address, options);
   }
 
   // What one worker holds.
-  std::shared_ptr<ParameterClient> Connect() const {
+  std::shared_ptr<ParameterClient> Connect(
+      OnLostTables on_lost_tables = OnLostTables::kFail) const {
     if (shard_ != nullptr) return NewLocalClient(shard_);
     std::vector<std::unique_ptr<ParameterClient>> clients;
-    for (const auto& server : servers_) {
-      GrpcClientOptions options;
-      options.address = server->address();
-      options.shard_index = static_cast<uint32_t>(clients.size());
-      options.num_shards = static_cast<uint32_t>(servers_.size());
-      options.timeout = absl::Seconds(20);
-      auto client = NewGrpcClient(options);
-      EXPECT_TRUE(client.ok()) << client.status();
-      clients.push_back(std::move(client).value());
+    for (uint32_t i = 0; i < servers_.size(); ++i) {
+      clients.push_back(ConnectTo(i));
     }
-    return NewShardedClient(std::move(clients));
+    return NewShardedClient(std::move(clients), on_lost_tables);
+  }
+
+  std::unique_ptr<ParameterClient> ConnectTo(uint32_t shard) const {
+    GrpcClientOptions options;
+    options.address = servers_[shard]->address();
+    options.shard_index = shard;
+    options.num_shards = static_cast<uint32_t>(servers_.size());
+    options.timeout = absl::Seconds(20);
+    auto client = NewGrpcClient(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return std::move(client).value();
   }
 
  private:
+  void Start(uint32_t shard, const std::string& address, ShardOptions options) {
+    options.shard_index = shard;
+    options.num_shards = static_cast<uint32_t>(servers_.size());
+    GrpcServerOptions server;
+    server.address = address;
+    server.num_threads = 2;
+    servers_[shard] = StartServer(server, options);
+  }
+
   std::shared_ptr<Shard> shard_;
   std::vector<std::unique_ptr<GrpcServer>> servers_;
 };

@@ -184,7 +184,7 @@ TEST(ServerProgramTest, KilledInMidCallAndStartedAgainItIsUsedAgain) {
   std::vector<std::unique_ptr<ParameterClient>> clients;
   clients.push_back(Connect(address).value());
   const auto client =
-      NewShardedClient(std::move(clients), {OnLostTables::kRecreate});
+      NewShardedClient(std::move(clients), OnLostTables::kRecreate);
   ASSERT_TRUE(client->CreateTable(SmallTable("t", 64)).ok());
   const std::vector<Key> keys = RandomKeys(20000);
   std::atomic<bool> restarted{false};

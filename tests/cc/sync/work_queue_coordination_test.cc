@@ -446,6 +446,22 @@ TEST_F(WorkQueueCoordinationTest, WhatARestoreHandsOutAgainCountsForNothing) {
   EXPECT_EQ(Take(b)->offset, 0);
 }
 
+TEST_F(WorkQueueCoordinationTest, AVoidStepsItemIsTakenFromWhoeverHasIt) {
+  Worker a = Join(0);
+  Join(1);
+  CreateQueue(1);
+  const WorkItem item = *Take(a);
+  ASSERT_TRUE(Advance(&a, item, 5).ok());
+
+  coordinator_.VoidOpenSteps();
+
+  EXPECT_EQ(Finish(a, item).code(), absl::StatusCode::kFailedPrecondition);
+  const WorkItem again = *Take(a);
+  EXPECT_EQ(again.offset, 0);
+  EXPECT_TRUE(Finish(a, again).ok());
+  EXPECT_EQ(coordinator_.WorkQueueStats("g", "q")->num_finished, 1);
+}
+
 TEST_F(WorkQueueCoordinationTest, ARestoreOfOtherQueuesLeavesAStepAlone) {
   Worker a = Join(0);
   const Worker b = Join(1);

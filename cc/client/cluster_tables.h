@@ -1,0 +1,119 @@
+// What a client knows of the tables whose parts lie on the shards of a cluster.
+
+#ifndef TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
+#define TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cc/base/mutex.h"
+#include "cc/client/parameter_client.h"
+
+namespace tfswitch {
+
+// Calls need the number of virtual shards of their table, and its incarnation:
+// this knows the tables that its client has made or listed, and asks for others
+// once. What it knows changes only when somebody is told: by the list of a call
+// that makes, lists or resets tables, or by a warning.
+//
+// Thread-safe.
+class ClusterTables {
+ public:
+  using Shards = std::vector<std::unique_ptr<ParameterClient>>;
+
+  // What a call has to know of a table.
+  struct Facts {
+    uint32_t num_virtual_shards = 0;
+    uint64_t incarnation = 0;
+  };
+
+  // REQUIRES: `shards` stay as they are, and outlive it.
+  ClusterTables(const Shards& shards, OnLostTables on_lost_tables)
+      : shards_(shards), on_lost_tables_(on_lost_tables) {}
+
+  // As the calls of ParameterClient, of all shards. A table that is not whole
+  // is DataLoss, or if all are listed, TableInfo::lost.
+  absl::StatusOr<uint64_t> Make(const TableConfig& config,
+                                uint64_t incarnation);
+  absl::Status Drop(const std::string& table);
+  absl::StatusOr<TableInfo> List(const TableRef& table);
+  absl::StatusOr<std::vector<TableInfo>> ListAll();
+  absl::StatusOr<std::vector<uint64_t>> ShardInstances() const;
+  absl::StatusOr<std::vector<ResetTable>> ResetLost();
+
+  // NotFound if there is no such table; Unavailable while somebody makes it.
+  absl::StatusOr<Facts> FactsOf(const std::string& table);
+  // 0 if the table is not known.
+  uint64_t KnownIncarnation(const std::string& table);
+  // For tables that may have become others.
+  void Forget(const std::vector<std::string>& tables);
+
+  void set_on_lost_tables(OnLostTables on_lost_tables) {
+    on_lost_tables_ = on_lost_tables;
+  }
+  bool recovers() const { return on_lost_tables_ != OnLostTables::kFail; }
+  // Does after a DataLoss what on_lost_tables says, with a warning on stderr.
+  // REQUIRES: recovers().
+  absl::Status Recover();
+
+ private:
+  // A table as this client has seen it last.
+  struct Known {
+    TableConfig config;
+    uint64_t incarnation = 0;
+    std::vector<int64_t> num_rows;  // Of each shard; empty if not counted.
+  };
+  // What each shard says of one table; nothing if it has none of that name.
+  using Parts = std::vector<std::optional<TableInfo>>;
+  struct Surveyed {
+    std::optional<Known> known;
+    Parts parts;
+    TableInfo info;  // Of no shard, if all have lost the table.
+
+    bool is_other() const {
+      return known.has_value() &&
+             known->incarnation != info.identity.incarnation;
+    }
+  };
+
+  static const TableInfo* FirstOf(const Parts& parts);
+  absl::StatusOr<Parts> PartsOf(const TableRef& table) const;
+  // The sum of the parts, and whether a server has lost one. NotFound if there
+  // is none.
+  absl::StatusOr<TableInfo> Join(const std::string& name,
+                                 const Parts& parts) const;
+  // Of a table that no shard has: DataLoss if it is lost; OK, and it is
+  // forgotten, if a shard knows that it was dropped.
+  absl::Status LostEverywhere(const TableRef& table);
+  // All tables that are on a shard, or known and lost, by name.
+  absl::StatusOr<std::map<std::string, Surveyed>> Survey();
+  // Goes on with tables that are not those that this client has known: with
+  // those that are whole, and, with `may_reset`, with those that are not.
+  // `changed` is also right after an error.
+  absl::Status GoOn(bool may_reset, std::vector<ResetTable>* changed);
+  // Makes the missing parts of a table. All parts get an incarnation that none
+  // had before, so that other processes hear of it, and a checkpoint of before
+  // is known as one.
+  absl::StatusOr<ResetTable> Reset(const std::string& name,
+                                   const Surveyed& table);
+  // Only of a table that is on every shard.
+  void Remember(const TableInfo& info, const Parts& parts);
+  void Remember(const std::string& name, Known known);
+
+  const Shards& shards_;
+  std::atomic<OnLostTables> on_lost_tables_;
+  Mutex mutex_;
+  std::map<std::string, Known> known_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
