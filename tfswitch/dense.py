@@ -34,7 +34,7 @@ class DenseTable:
     Thread-safe.
 
     Args:
-        name: Name of the table, 1 to 256 characters.
+        name: Name of the table, as of an `EmbeddingTable`.
         shapes: Shape of each array by name. The order counts.
         optimizer: As for `tfswitch.EmbeddingTable`. A push updates all values,
             so all of them are what Keras's optimizer would make of them. It

@@ -60,7 +60,8 @@ class EmbeddingTable:
     arguments attaches to the table that is there. Thread-safe.
 
     Args:
-        name: 1 to 256 characters.
+        name: 1 to 220 bytes, where each but letters, digits, `-`, `_` and `.`
+            counts as three: files are named after it.
         dim: Length of a row, 1 to 4096.
         dtype: Of lookups and gradients: "float32", the only one.
         initializer: First value of a row: a name such as "uniform", an object
@@ -120,7 +121,7 @@ class EmbeddingTable:
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ValueError(
-                "`name` must be a string of 1 to 256 characters. "
+                "`name` must be a string that is not empty. "
                 f"Received: name={name!r}"
             )
         check_dim("dim", dim)

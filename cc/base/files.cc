@@ -114,8 +114,10 @@ std::string AbsolutePath(const std::string& path) {
 
 absl::StatusOr<std::string> ResolveBelow(const std::string& root,
                                          const std::string& path) {
-  if (path.empty()) {
-    return absl::InvalidArgumentError("a path is needed. Received: ''");
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a path without NUL is needed. Received: '",
+                     absl::CHexEscape(path), "'"));
   }
   const auto outside = [&](absl::string_view why) {
     return absl::PermissionDeniedError(
@@ -125,7 +127,9 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
   std::error_code error;
   const fs::path base = fs::canonical(root, error);
   if (error) return ErrnoStatus("find folder", root, error.value());
-  const fs::path asked = base / path;  // `path` alone, if it is absolute.
+  fs::path asked = base / path;  // `path` alone, if it is absolute.
+  // One name for a folder, whether or not it is there yet.
+  if (!asked.has_filename()) asked = asked.parent_path();
   for (const fs::path& part : asked) {
     if (part == "..") return outside(": it has a '..'");
   }

@@ -684,17 +684,28 @@ absl::StatusOr<Manifest> JoinParts(
   return manifest;
 }
 
-absl::Status CheckVisible(const std::string& path, const Manifest& manifest) {
+// Of the files that the parts name: each is there, and this save has written
+// it. What a manifest names is removed with it, one day.
+absl::Status CheckFiles(const std::string& path, const Manifest& manifest) {
   for (const auto& [name, table] : manifest.tables) {
     for (const RowFile& file : table.files) {
       std::error_code error;
-      const auto size = fs::file_size(fs::path(path) / file.name, error);
+      const fs::path file_path = fs::path(path) / file.name;
+      const auto size = fs::file_size(file_path, error);
       if (error || static_cast<int64_t>(size) != file.bytes) {
         return absl::FailedPreconditionError(absl::StrCat(
             "save '", manifest.save_id, "': file '", file.name,
             "' is not visible in '", path,
             "' from the server that writes the manifest; save to a folder that "
             "all servers share"));
+      }
+      TFSWITCH_ASSIGN_OR_RETURN(auto metadata,
+                                ReadMetadata(file_path.string(), file.bytes));
+      if (metadata["save_id"] != manifest.save_id ||
+          metadata["table"] != name) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("save '", manifest.save_id, "': file '", file.name,
+                         "' in '", path, "' was not written by it"));
       }
     }
   }
@@ -772,7 +783,15 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
     const auto save = ReadSave(path, number);
     if (save.ok() && save->save_id == save_id) return number;
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckVisible(path, manifest));
+  if (options.own_part.has_value() &&
+      std::find(manifest_parts.begin(), manifest_parts.end(),
+                *options.own_part) == manifest_parts.end()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "save '", save_id, "': none of the ", manifest_parts.size(),
+        " parts is the one that this server has written to '", path,
+        "'. If it was restarted meanwhile, save again"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(CheckFiles(path, manifest));
   if (!all_tables) {
     for (const auto& [name, table] : former.tables) {
       manifest.tables.emplace(name, table);

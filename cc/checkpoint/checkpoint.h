@@ -114,6 +114,9 @@ struct CommitOptions {
   std::vector<std::string> dropped_tables;
   // Asked while another process writes to the folder.
   Interrupt interrupt = [] { return absl::OkStatus(); };
+  // If set, one of the parts must be this: who else brings the parts is not
+  // believed about this shard.
+  std::optional<std::string> own_part = std::nullopt;
 };
 
 // Makes one manifest of all shards' parts, publishes it, and removes the saves
@@ -124,7 +127,8 @@ struct CommitOptions {
 //
 // FailedPrecondition, naming them, if a part is missing or of another save, a
 // table is not in all parts or differs between them, a file is not visible from
-// here, or a table of the former save is missing; nothing has changed then.
+// here, or a table of the former save is missing; InvalidArgument if this save
+// has not written a file that a part names. Nothing has changed then.
 absl::StatusOr<int64_t> Commit(const std::string& path,
                                const std::string& save_id,
                                const std::vector<std::string>& manifest_parts,

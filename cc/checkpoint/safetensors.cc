@@ -12,7 +12,6 @@
 #include <new>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -71,6 +70,66 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
+// A file whose header has been read.
+struct OpenFile {
+  explicit OpenFile(int file) : fd(file) {}
+  OpenFile(OpenFile&& other) noexcept
+      : fd(std::exchange(other.fd, -1)),
+        header(std::move(other.header)),
+        crc32(other.crc32),
+        data_bytes(other.data_bytes) {}
+  ~OpenFile() {
+    if (fd >= 0) close(fd);
+  }
+
+  int fd;
+  Json header;
+  uint32_t crc32 = 0;       // Of what lies before the data.
+  uint64_t data_bytes = 0;  // Behind the header.
+};
+
+absl::StatusOr<OpenFile> Open(const std::string& path, int64_t expected_bytes) {
+  OpenFile file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.fd < 0 && errno != ENOENT) return ErrnoStatus("open", path, errno);
+  if (file.fd < 0) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint file '", path, "' is missing"));
+  }
+  struct stat info;
+  if (fstat(file.fd, &info) != 0) return ErrnoStatus("examine", path, errno);
+  if (info.st_size != expected_bytes) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint file '", path, "' has ", info.st_size,
+                     " bytes, the manifest says ", expected_bytes,
+                     "; it is truncated or belongs to another save"));
+  }
+  if (info.st_size < static_cast<int64_t>(kLengthBytes)) {
+    return Malformed(path, "too short");
+  }
+  uint64_t length = 0;
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadBytes(file.fd, path, reinterpret_cast<char*>(&length), kLengthBytes));
+  const uint64_t behind_length =
+      static_cast<uint64_t>(info.st_size) - kLengthBytes;
+  if (length > std::min(kMaxHeaderBytes, behind_length)) {
+    return Malformed(path, absl::StrCat("header of ", length, " bytes"));
+  }
+  std::string text(length, '\0');
+  TFSWITCH_RETURN_IF_ERROR(ReadBytes(file.fd, path, text.data(), text.size()));
+  absl::StatusOr<Json> header = ParseJson(text);
+  if (!header.ok()) {
+    return Malformed(path,
+                     absl::StrCat("its header: ", header.status().message()));
+  }
+  if (!header->is_object()) return Malformed(path, "its header is no object");
+  file.header = *std::move(header);
+  file.crc32 =
+      Crc32(Crc32(0, reinterpret_cast<const char*>(&length), kLengthBytes),
+            text.data(), text.size());
+  file.data_bytes = behind_length - length;
+  return file;
+}
+
 }  // namespace
 
 absl::StatusOr<WrittenFile> WriteSafetensors(
@@ -104,50 +163,28 @@ absl::StatusOr<WrittenFile> WriteSafetensors(
   return file;
 }
 
+absl::StatusOr<std::map<std::string, std::string>> ReadMetadata(
+    const std::string& path, int64_t expected_bytes) {
+  TFSWITCH_ASSIGN_OR_RETURN(const OpenFile file, Open(path, expected_bytes));
+  std::map<std::string, std::string> metadata;
+  const auto found = file.header.find("__metadata__");
+  if (found == file.header.end() || !found->is_object()) return metadata;
+  for (const auto& [name, value] : found->items()) {
+    if (value.is_string()) metadata[name] = value.get<std::string>();
+  }
+  return metadata;
+}
+
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 int64_t expected_bytes,
                                                 uint32_t expected_crc32) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0 && errno != ENOENT) return ErrnoStatus("open", path, errno);
-  if (fd < 0) {
-    return absl::DataLossError(
-        absl::StrCat("checkpoint file '", path, "' is missing"));
-  }
-  auto close_file = absl::MakeCleanup([fd] { close(fd); });
-  struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoStatus("examine", path, errno);
-  if (info.st_size != expected_bytes) {
-    return absl::DataLossError(
-        absl::StrCat("checkpoint file '", path, "' has ", info.st_size,
-                     " bytes, the manifest says ", expected_bytes,
-                     "; it is truncated or belongs to another save"));
-  }
-  uint64_t length = 0;
-  if (info.st_size < static_cast<int64_t>(kLengthBytes)) {
-    return Malformed(path, "too short");
-  }
-  TFSWITCH_RETURN_IF_ERROR(
-      ReadBytes(fd, path, reinterpret_cast<char*>(&length), kLengthBytes));
-  const uint64_t behind_length =
-      static_cast<uint64_t>(info.st_size) - kLengthBytes;
-  if (length > std::min(kMaxHeaderBytes, behind_length)) {
-    return Malformed(path, absl::StrCat("header of ", length, " bytes"));
-  }
-  std::string text(length, '\0');
-  TFSWITCH_RETURN_IF_ERROR(ReadBytes(fd, path, text.data(), text.size()));
-  const absl::StatusOr<Json> header = ParseJson(text);
-  if (!header.ok()) {
-    return Malformed(path,
-                     absl::StrCat("its header: ", header.status().message()));
-  }
-  if (!header->is_object()) return Malformed(path, "its header is no object");
-
+  TFSWITCH_ASSIGN_OR_RETURN(const OpenFile opened, Open(path, expected_bytes));
   // The header must fit the file before memory is taken for the tensors.
-  const uint64_t data_bytes = behind_length - length;
+  const uint64_t data_bytes = opened.data_bytes;
   uint64_t tensor_bytes = 0;
   SafetensorsFile file;
   file.path_ = path;
-  for (const auto& [name, entry] : header->items()) {
+  for (const auto& [name, entry] : opened.header.items()) {
     if (name == "__metadata__") continue;
     if (!entry.is_object() || !entry.contains("dtype") ||
         !entry["dtype"].is_string() || !IsCountList(entry, "shape") ||
@@ -177,10 +214,9 @@ absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
         absl::StrCat("no memory for the ", data_bytes,
                      " bytes of checkpoint file '", path, "'"));
   }
-  TFSWITCH_RETURN_IF_ERROR(ReadBytes(fd, path, file.data_.get(), data_bytes));
-  uint32_t crc = Crc32(0, reinterpret_cast<const char*>(&length), kLengthBytes);
-  crc = Crc32(crc, text.data(), text.size());
-  crc = Crc32(crc, file.data_.get(), data_bytes);
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadBytes(opened.fd, path, file.data_.get(), data_bytes));
+  const uint32_t crc = Crc32(opened.crc32, file.data_.get(), data_bytes);
   if (crc != expected_crc32) {
     return absl::DataLossError(absl::StrFormat(
         "checkpoint file '%s': checksum %08x, the manifest says %08x; the file "

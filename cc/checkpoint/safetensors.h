@@ -61,6 +61,12 @@ class SafetensorsFile {
   std::map<std::string, Tensor> tensors_;
 };
 
+// The texts that WriteSafetensors() was given as metadata. DataLoss, naming the
+// file, if it is missing, has not `expected_bytes`, or its header is not well
+// formed.
+absl::StatusOr<std::map<std::string, std::string>> ReadMetadata(
+    const std::string& path, int64_t expected_bytes);
+
 // DataLoss, naming the file and both values, if the file is missing, has not
 // `expected_bytes`, is not well formed, or does not have the checksum.
 // ResourceExhausted if there is no memory for what a well-formed header says.

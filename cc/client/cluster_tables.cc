@@ -323,6 +323,8 @@ void ClusterTables::Remember(const TableInfo& info, const Parts& parts) {
     if (!part.has_value()) return;
     known.num_rows.push_back(part->stats.num_rows);
   }
+  // A table that was just made has been listed, not counted.
+  if (info.stats.num_rows == 0) known.num_rows.clear();
   Remember(info.config.name, std::move(known));
 }
 

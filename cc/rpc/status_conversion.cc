@@ -7,7 +7,11 @@
 namespace tfswitch {
 namespace {
 
+// Of a message in a header, where a byte that is no printable ASCII takes
+// three. gRPC's clients refuse headers of 8 KiB.
 constexpr size_t kMaxMessageBytes = 4096;
+
+size_t HeaderBytes(char c) { return c >= ' ' && c <= '~' && c != '%' ? 1 : 3; }
 
 static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) ==
               static_cast<int>(grpc::StatusCode::UNAUTHENTICATED));
@@ -23,8 +27,12 @@ bool IsUtf8Continuation(char c) {
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   std::string message(status.message());
-  if (message.size() > kMaxMessageBytes) {
-    size_t end = kMaxMessageBytes;
+  size_t end = 0;
+  for (size_t bytes = 0; end < message.size(); ++end) {
+    bytes += HeaderBytes(message[end]);
+    if (bytes > kMaxMessageBytes) break;
+  }
+  if (end < message.size()) {
     // A character cut in half would not decode on the other side.
     while (end > 0 && IsUtf8Continuation(message[end])) --end;
     message.resize(end);

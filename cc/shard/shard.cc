@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <new>
 #include <system_error>
@@ -19,6 +20,7 @@
 #include "cc/base/key_observations.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/sync/work_queue_json.h"
 
 namespace tfswitch {
@@ -104,10 +106,21 @@ absl::Status ShardOptions::Validate() const {
 
 Shard::Shard(const ShardOptions& options) : options_(options) {}
 
-absl::Status Shard::CheckRoom(const TableConfig& config) const {
-  if (tables_.size() >= options_.max_tables) {
+absl::Status Shard::CheckRoom(const TableConfig& config,
+                              const TableMap& coming) const {
+  size_t num_tables = tables_.size();
+  double others = 0.0;
+  for (const auto& [name, table] : tables_) {
+    others += BloomBytes(table->config(), options_);
+  }
+  for (const auto& [name, table] : coming) {
+    if (tables_.count(name) > 0) continue;
+    ++num_tables;
+    others += BloomBytes(table->config(), options_);
+  }
+  if (num_tables >= options_.max_tables) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "no room for table '", config.name, "': there are ", tables_.size(),
+        "no room for table '", config.name, "': there are ", num_tables,
         ShardPrefix(options_),
         ", as many as --max_tables allows; drop some, or start the server with "
         "a larger one"));
@@ -130,10 +143,6 @@ absl::Status Shard::CheckRoom(const TableConfig& config) const {
         bloom.false_positive_rate, " take ", bytes / 1e9,
         " GB of cells on each server, and the limit is ", limit_text,
         "; lower the capacity, raise the rate, or use more servers"));
-  }
-  double others = 0.0;
-  for (const auto& [name, table] : tables_) {
-    others += BloomBytes(table->config(), options_);
   }
   if (others + bytes <= limit) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -782,6 +791,7 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
                                              const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", args.save_id));
   TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
+  EndExpiredSaves(interrupt);
   std::vector<std::shared_ptr<EmbeddingTable>> to_save;
   const bool all_tables = args.all_tables || args.tables.empty();
   if (args.tables.empty()) {
@@ -829,14 +839,28 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
   save.folder = path;
   save.files = writer.files();
   save.part = writer.Finish();
+  save.expiry = SteadyNow() + options_.save_expiry;
   return save.part;
 }
 
 absl::StatusOr<int64_t> Shard::CommitCheckpoint(
     const CommitCheckpointArgs& args, const Interrupt& interrupt) const {
   TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
-  return checkpoint::Commit(path, args.save_id, args.manifest_parts,
-                            {args.keep, args.dropped_tables, interrupt});
+  checkpoint::CommitOptions options;
+  options.keep = args.keep;
+  options.dropped_tables = args.dropped_tables;
+  options.interrupt = interrupt;
+  options.own_part.emplace();
+  {
+    MutexLock lock(&mutex_);
+    for (const Save& save : saves_) {
+      if (save.save_id == args.save_id && save.folder == path &&
+          !save.is_given_up) {
+        options.own_part = save.part;
+      }
+    }
+  }
+  return checkpoint::Commit(path, args.save_id, args.manifest_parts, options);
 }
 
 absl::Status Shard::AbortSave(const std::string& path,
@@ -844,6 +868,11 @@ absl::Status Shard::AbortSave(const std::string& path,
                               const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
   TFSWITCH_RETURN_IF_ERROR(ResolvePath(path).status());
+  return EndSave(save_id, interrupt);
+}
+
+absl::Status Shard::EndSave(const std::string& save_id,
+                            const Interrupt& interrupt) {
   std::string folder;
   std::vector<std::string> files;
   {
@@ -859,6 +888,25 @@ absl::Status Shard::AbortSave(const std::string& path,
   MutexLock lock(&mutex_);
   SaveOf(save_id).files.clear();
   return absl::OkStatus();
+}
+
+void Shard::EndExpiredSaves(const Interrupt& interrupt) {
+  std::vector<std::string> expired;
+  {
+    MutexLock lock(&mutex_);
+    for (const Save& save : saves_) {
+      if (!save.files.empty() && save.expiry <= SteadyNow()) {
+        expired.push_back(save.save_id);
+      }
+    }
+  }
+  for (const std::string& save_id : expired) {
+    const absl::Status status = EndSave(save_id, interrupt);
+    if (status.ok()) continue;
+    // The save that asks for this can go on. The next one tries again.
+    std::fprintf(stderr, "tfswitch: warning: files of save '%s' stay: %s\n",
+                 save_id.c_str(), std::string(status.message()).c_str());
+  }
 }
 
 absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
@@ -970,6 +1018,13 @@ absl::StatusOr<StagedRestore> Shard::Load(const StageRestoreArgs& args,
             DescribeDifference(config, saved->second.config),
             "; restore it before another model is built, or under another "
             "name"));
+      }
+    } else {
+      MutexLock lock(&mutex_);
+      const absl::Status room = CheckRoom(config, loaded->tables);
+      if (!room.ok()) {
+        return absl::Status(room.code(), absl::StrCat("checkpoint '", path,
+                                                      "': ", room.message()));
       }
     }
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,

@@ -43,6 +43,8 @@ struct ShardOptions {
   // so they may not. Not set: anywhere, for clients of this process.
   std::optional<std::string> checkpoint_root = std::nullopt;
   absl::Duration staged_restore_expiry = absl::Minutes(5);
+  // A later save after this takes one that was not published for given up.
+  absl::Duration save_expiry = absl::Hours(1);
 
   // What clients may make it keep. A table without rows takes about 0.2 MiB.
   uint64_t max_tables = 4096;
@@ -299,8 +301,9 @@ class Shard {
     std::string save_id;
     bool is_given_up = false;
     std::string folder;
-    std::vector<std::string> files;  // In the folder.
-    std::string part;                // The answer; empty before.
+    std::vector<std::string> files;              // In the folder.
+    std::string part;                            // The answer; empty before.
+    absl::Time expiry = absl::InfiniteFuture();  // By SteadyNow().
   };
   static constexpr size_t kMaxSaves = 64;
 
@@ -308,6 +311,9 @@ class Shard {
   absl::StatusOr<std::string> ResolvePath(const std::string& path) const;
   Save& SaveOf(const std::string& save_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives it up, and removes what it has written.
+  absl::Status EndSave(const std::string& save_id, const Interrupt& interrupt);
+  void EndExpiredSaves(const Interrupt& interrupt);
   absl::StatusOr<StagedRestore> Load(const StageRestoreArgs& args,
                                      const Interrupt& interrupt,
                                      Loaded* loaded) const;
@@ -318,9 +324,10 @@ class Shard {
   void DropStagedRestore(const std::string& restore_id);
 
   // ResourceExhausted if there is no room for another table, or for what its
-  // admission needs beside that of others; InvalidArgument if it needs more
-  // than all may.
-  absl::Status CheckRoom(const TableConfig& config) const
+  // admission needs beside that of others and of `coming`, which will be there
+  // too; InvalidArgument if it needs more than all may.
+  absl::Status CheckRoom(const TableConfig& config,
+                         const TableMap& coming = {}) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reserves addresses, which takes a millisecond, and longer with many
   // threads: all calls take the lock to find their table.

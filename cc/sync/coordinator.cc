@@ -359,26 +359,30 @@ absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const Group& group,
   return NoQueue(queue);
 }
 
-absl::Status Coordinator::CheckRoom(const std::string& queue,
-                                    const WorkQueueOptions& options) const {
-  uint64_t num_queues = 0;
-  uint64_t bytes = 0;
+Coordinator::Room Coordinator::UsedRoom() const {
+  Room used;
   for (const auto& [group, queues] : queues_) {
-    num_queues += queues.size();
-    for (const auto& [name, present] : queues) {
-      bytes += present.item_bytes();
-    }
+    used.num_queues += queues.size();
+    for (const auto& [name, queue] : queues) used.bytes += queue.item_bytes();
   }
-  if (num_queues >= limits_.max_work_queues) {
+  return used;
+}
+
+absl::Status Coordinator::CheckRoom(const std::string& queue,
+                                    const WorkQueueOptions& options,
+                                    Room used) const {
+  if (used.num_queues >= limits_.max_work_queues) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no room for work queue '", queue, "': there are ",
-                     num_queues, ", as many as --max_work_queues allows"));
+                     used.num_queues, ", as many as --max_work_queues allows"));
   }
   const uint64_t needed = options.ItemBytes();
-  if (bytes + needed <= limits_.max_work_queue_bytes) return absl::OkStatus();
+  if (used.bytes + needed <= limits_.max_work_queue_bytes) {
+    return absl::OkStatus();
+  }
   return absl::ResourceExhaustedError(absl::StrCat(
       "no room for work queue '", queue, "': its ", options.items.size(),
-      " items take ", needed, " bytes, beside ", bytes,
+      " items take ", needed, " bytes, beside ", used.bytes,
       " of others, and --max_work_queue_bytes is ",
       limits_.max_work_queue_bytes));
 }
@@ -395,7 +399,7 @@ absl::Status Coordinator::CreateWorkQueue(const std::string& group,
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const auto it = found->queues->find(queue);
   if (it == found->queues->end()) {
-    TFSWITCH_RETURN_IF_ERROR(CheckRoom(queue, options));
+    TFSWITCH_RETURN_IF_ERROR(CheckRoom(queue, options, UsedRoom()));
     found->queues->try_emplace(queue, queue, options);
     return absl::OkStatus();
   }
@@ -470,7 +474,19 @@ std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
 absl::Status Coordinator::CheckRestore(
     const std::vector<SavedWorkQueue>& saved) {
   MutexLock lock(&mutex_);
+  Room used = UsedRoom();
   for (const SavedWorkQueue& each : saved) {
+    const auto queues = queues_.find(each.group);
+    const WorkQueue* present = nullptr;
+    if (queues != queues_.end()) {
+      const auto found = queues->second.find(each.queue);
+      if (found != queues->second.end()) present = &found->second;
+    }
+    if (present == nullptr) {
+      TFSWITCH_RETURN_IF_ERROR(CheckRoom(each.queue, each.options, used));
+      ++used.num_queues;
+      used.bytes += each.options.ItemBytes();
+    }
     absl::Status status = each.options.Validate();
     if (status.ok()) {
       status = WorkQueue(each.queue, each.options).Restore(each.state);
@@ -480,12 +496,9 @@ absl::Status Coordinator::CheckRestore(
                                               "' of group '", each.group,
                                               "': ", status.message()));
     }
-    const auto queues = queues_.find(each.group);
-    if (queues == queues_.end()) continue;
-    const auto present = queues->second.find(each.queue);
-    if (present == queues->second.end()) continue;
+    if (present == nullptr) continue;
     const std::string difference =
-        DescribeDifference(present->second.options(), each.options);
+        DescribeDifference(present->options(), each.options);
     if (difference.empty()) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "work queue '", each.queue, "' of group '", each.group,

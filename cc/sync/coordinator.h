@@ -133,7 +133,8 @@ class Coordinator {
   // All queues, without what has been contributed to rounds that are open.
   std::vector<SavedWorkQueue> SaveWorkQueues();
   // FailedPrecondition, saying what differs, if a queue is there with other
-  // options; DataLoss if options make no sense or a state does not fit them.
+  // options; ResourceExhausted if there is no room for all; DataLoss if options
+  // make no sense or a state does not fit them.
   absl::Status CheckRestore(const std::vector<SavedWorkQueue>& saved);
   // Puts saved queues in the place of those of their names, whose workers have
   // to take their items anew. What has advanced these in an open round counts
@@ -183,10 +184,18 @@ class Coordinator {
   // back how far they have brought work queues.
   void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // ResourceExhausted if there is no room for such a queue.
+  // What queues take.
+  struct Room {
+    uint64_t num_queues = 0;
+    uint64_t bytes = 0;
+  };
+
+  // ResourceExhausted if there is no room for such a queue beside those that
+  // have taken `used`.
   absl::Status CheckRoom(const std::string& queue,
-                         const WorkQueueOptions& options) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                         const WorkQueueOptions& options, Room used) const;
+  // Of all queues.
+  Room UsedRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::StatusOr<Group*> Find(const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

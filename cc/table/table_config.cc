@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "cc/base/files.h"
 #include "cc/base/status_macros.h"
 #include "cc/table/json_reader.h"
 #include "cc/table/row_life_json.h"
@@ -25,7 +26,9 @@
 namespace tfswitch {
 namespace {
 
-constexpr size_t kMaxNameSize = 256;
+// Files are named after their table, with up to 33 characters more, and file
+// systems take 255.
+constexpr size_t kMaxFileNameSize = 220;
 constexpr uint32_t kMaxVirtualShards = 65536;
 constexpr size_t kMaxLayoutSize = 65536;
 
@@ -431,10 +434,14 @@ std::string RowTypeConfig::ToString() const {
 }
 
 absl::Status TableConfig::Validate() const {
-  if (name.empty() || name.size() > kMaxNameSize) {
-    return FieldError(name, "name",
-                      absl::StrCat("1 to ", kMaxNameSize, " characters"),
-                      absl::StrCat(name.size()));
+  const size_t file_name_size = FileNameOf(name).size();
+  if (name.empty() || file_name_size > kMaxFileNameSize) {
+    return FieldError(
+        name, "name",
+        absl::StrCat("1 to ", kMaxFileNameSize,
+                     " bytes, where each but A-Z, a-z, 0-9, '-', '_' and '.' "
+                     "counts as three"),
+        absl::StrCat(file_name_size));
   }
   for (const char c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {

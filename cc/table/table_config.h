@@ -134,7 +134,7 @@ struct TableIdentity {
 };
 
 struct TableConfig {
-  std::string name;  // 1 to 256 characters, no control characters.
+  std::string name;  // See Validate(); no control characters.
   int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
   OptimizerConfig optimizer = SgdConfig{};
   InitializerConfig initializer = UniformInitializer{};

@@ -326,12 +326,17 @@ TEST_F(CheckpointTest, SavesAtTheSameTimeAreAllWhole) {
 TEST_F(CheckpointTest, FilesThatNoSaveHasWrittenAreRefusedAndStay) {
   Save(*MakeTable("user", 10), "s1");
   std::ofstream(path_ + "/mine.safetensors") << "mine";
+  // A file of another save; as long as that of the next one.
+  std::filesystem::copy(
+      path_ + "/" + ReadManifest(path_)->tables.at("user").files.at(0).name,
+      path_ + "/user/mine.safetensors");
   PartWriter writer(path_, "s2", 0, 1, true, Never);
   ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
   const std::string part = writer.Finish();
   for (const std::string bad :
        {"mine.safetensors", "../mine.safetensors", "user/../mine.safetensors",
-        "/etc/passwd", "user/.safetensors", "item/s2-0.safetensors"}) {
+        "/etc/passwd", "user/.safetensors", "item/s2-0.safetensors",
+        "user/mine.safetensors"}) {
     std::string changed = part;
     const size_t begin = changed.find("user/");
     changed.replace(begin, changed.find('"', begin) - begin, bad);
@@ -355,6 +360,7 @@ TEST_F(CheckpointTest, FilesThatNoSaveHasWrittenAreRefusedAndStay) {
     Save(*MakeTable("user", 10), absl::StrCat("s", i));
   }
   EXPECT_TRUE(std::filesystem::exists(path_ + "/mine.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/user/mine.safetensors"));
 }
 
 TEST_F(CheckpointTest, ASaveEndsWhenItIsInterrupted) {

@@ -4,10 +4,12 @@
 #include "cc/rpc/grpc_server.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -28,6 +30,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/testing/deadlines.h"
+#include "tests/cc/testing/scoped_folder.h"
 #include "tfswitch/v1/coordination.grpc.pb.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
@@ -580,6 +584,47 @@ TEST(GrpcServerTest, WorkersThatWaitLeaveThreadsForOthers) {
   ends = true;
   server->Stop(absl::ZeroDuration());
   for (std::thread& thread : waiting) thread.join();
+}
+
+TEST(GrpcServerTest, ARestoreEndsWhenItsClientHasGone) {
+  const ScopedFolder folder;
+  // Whoever reads it waits for the other end.
+  const std::string manifest = folder.path() + "/manifest.json";
+  ASSERT_EQ(mkfifo(manifest.c_str(), 0600), 0);
+  GrpcServerOptions options;
+  options.max_control_calls = 4;
+  ShardOptions shard;
+  shard.checkpoint_root = folder.path();
+  const auto server = StartServer(options, shard);
+  PlainPeer peer(server->address());
+  const auto stub = v1::ParameterServer::NewStub(peer.channel());
+  // The first reads, and the others wait for it.
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.emplace_back([&stub] {
+      v1::StageRestoreRequest request;
+      request.set_path(".");
+      request.set_restore_id("r");
+      v1::StageRestoreResponse response;
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() +
+                           std::chrono::milliseconds(200));
+      EXPECT_FALSE(stub->StageRestore(&context, request, &response).ok());
+    });
+  }
+  for (std::thread& client : clients) client.join();
+
+  const absl::Time deadline = Soon();
+  const auto list = [&peer] {
+    v1::ListTablesRequest request;
+    v1::ListTablesResponse response;
+    return peer.Call(&v1::ParameterServer::Stub::ListTables, request,
+                     &response);
+  };
+  while (!list().ok()) {
+    ASSERT_LT(SteadyNow(), deadline) << "their threads are not free again";
+  }
+  close(open(manifest.c_str(), O_WRONLY));
 }
 
 TEST(GrpcServerTest, StreamsOfReflectionDoNotTakeThreadsWithoutBound) {

@@ -283,6 +283,16 @@ TEST_F(LostTablesTest, AResetThatFailsNamesTheTablesThatWereReset) {
   EXPECT_TRUE(Pull(*client).ok());
 }
 
+TEST_F(LostTablesTest, ListingAnEmptyTableCountsNoRows) {
+  auto client = ConnectToAll();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  ASSERT_EQ(RowsOf(*client), 0);
+  WithTable(client);
+  Restart(1);
+
+  EXPECT_EQ(client->ResetLostTables()->at(0).num_lost_rows, -1);
+}
+
 TEST_F(LostTablesTest, ProcessesThatResetAtTheSameTimeAgree) {
   constexpr int kProcesses = 4;
   for (int round = 0; round < 10; ++round) {

@@ -33,5 +33,16 @@ TEST(StatusConversionTest, LongMessageIsCutBetweenCharacters) {
   EXPECT_EQ(cut, std::string(4095, 'x') + "...");
 }
 
+TEST(StatusConversionTest, AMessageFitsAHeaderWhateverItsCharacters) {
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += "\xe7\x94\xa8%\n";
+
+  const std::string cut =
+      ToGrpcStatus(absl::InternalError(text)).error_message();
+
+  EXPECT_GT(cut.size(), 1300u);
+  EXPECT_LT(cut.size() * 3, 4200u);
+}
+
 }  // namespace
 }  // namespace tfswitch

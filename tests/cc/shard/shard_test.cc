@@ -461,6 +461,69 @@ TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(CheckpointFolderTest, PartsThatAServerHasNotWrittenAreNotPublished) {
+  Shard shard(OptionsBelow(root_));
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  const std::string part = shard.SaveShard({"good", {}, "new", true}).value();
+  // The same save, of other contents.
+  Shard other(OptionsBelow(root_));
+  const std::string forged = other.SaveShard({"x", {}, "new", true}).value();
+
+  for (const std::vector<std::string>& parts :
+       std::vector<std::vector<std::string>>{{}, {forged}}) {
+    const absl::Status commit =
+        shard.CommitCheckpoint({"good", "new", parts, 1, {"t"}}).status();
+    EXPECT_EQ(commit.code(), absl::StatusCode::kFailedPrecondition) << commit;
+    EXPECT_THAT(std::string(commit.message()), HasSubstr("save again"));
+  }
+  // One that was written elsewhere, and one that is not known.
+  EXPECT_FALSE(shard.CommitCheckpoint({"x", "new", {part}, 1, {}}).ok());
+  EXPECT_FALSE(other.CommitCheckpoint({"good", "new", {part}, 1, {}}).ok());
+  EXPECT_EQ(
+      Shard(OptionsBelow(root_)).StageRestore(RestoreOf("good", "r"))->num_rows,
+      3);
+  EXPECT_TRUE(shard.CommitCheckpoint({"good", "new", {part}, 1, {}}).ok());
+}
+
+TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
+  ShardOptions options = OptionsBelow(root_);
+  options.save_expiry = absl::ZeroDuration();
+  Shard shard(options);
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  std::vector<float> out(2);
+  ASSERT_TRUE(
+      shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
+          .ok());
+  const auto count_files = [this] {
+    const std::filesystem::directory_iterator files(root_ + "/x/t");
+    return std::distance(begin(files), end(files));
+  };
+  const std::string left = shard.SaveShard({"x", {}, "left", true}).value();
+  const std::string part = shard.SaveShard({"x", {}, "s", true}).value();
+
+  EXPECT_EQ(count_files(), 1);
+  EXPECT_FALSE(shard.CommitCheckpoint({"x", "left", {left}, 2, {}}).ok());
+  ASSERT_TRUE(shard.CommitCheckpoint({"x", "s", {part}, 2, {}}).ok());
+  // What was published stays.
+  ASSERT_TRUE(shard.SaveShard({"x", {}, "later", true}).ok());
+  EXPECT_EQ(count_files(), 2);
+}
+
+TEST_F(CheckpointFolderTest, ARestoreStaysWithinTheBounds) {
+  ShardOptions options = OptionsBelow(root_);
+  options.max_tables = 1;
+  Shard shard(options);
+  ASSERT_TRUE(shard.CreateTable(Config("other")).ok());
+
+  const absl::Status full = shard.StageRestore(RestoreOf("good", "r")).status();
+
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_THAT(std::string(full.message()), HasSubstr("--max_tables"));
+  ASSERT_TRUE(shard.DropTable("other"));
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  EXPECT_TRUE(shard.StageRestore(RestoreOf("good", "s")).ok());
+}
+
 TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
   Shard shard(OptionsBelow(root_));
   ASSERT_TRUE(shard.CreateTable(Config("t")).ok());

@@ -127,6 +127,12 @@ TEST(WorkQueueLimitsTest, QueuesAndItemsTooManyAreRefusedAndNamed) {
               HasSubstr("--max_work_queue_bytes"));
   EXPECT_THAT(std::string(number.message()), HasSubstr("--max_work_queues"));
   EXPECT_TRUE(coordinator.CreateWorkQueue("h", "r", queue).ok());
+  // Those that are there already need no more room.
+  std::vector<SavedWorkQueue> saved = coordinator.SaveWorkQueues();
+  EXPECT_TRUE(coordinator.CheckRestore(saved).ok());
+  saved.push_back({"h", "s", queue, {}});
+  EXPECT_EQ(coordinator.CheckRestore(saved).code(),
+            absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(WorkQueueCoordinationTest, ProgressInMoreQueuesThanThereAreIsRefused) {

@@ -36,6 +36,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/testing/many_calls.h"
+#include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
 
@@ -55,27 +56,6 @@ inline std::string NameOfFactory(
     const testing::TestParamInfo<ClientFactory>& info) {
   return info.param.name;
 }
-
-// A folder of its own, removed at the end.
-class ScopedFolder {
- public:
-  ScopedFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "tfswitch_XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~ScopedFolder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  ScopedFolder(const ScopedFolder&) = delete;
-  ScopedFolder& operator=(const ScopedFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class ParameterClientSuite : public testing::TestWithParam<ClientFactory> {
  protected:

@@ -1,0 +1,38 @@
+// A folder of a test.
+
+#ifndef TFSWITCH_TESTS_CC_TESTING_SCOPED_FOLDER_H_
+#define TFSWITCH_TESTS_CC_TESTING_SCOPED_FOLDER_H_
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "gtest/gtest.h"
+
+namespace tfswitch {
+
+// A folder of its own, removed at the end.
+class ScopedFolder {
+ public:
+  ScopedFolder() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "tfswitch_XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~ScopedFolder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  ScopedFolder(const ScopedFolder&) = delete;
+  ScopedFolder& operator=(const ScopedFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_TESTS_CC_TESTING_SCOPED_FOLDER_H_
