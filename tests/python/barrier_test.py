@@ -159,7 +159,7 @@ def test_a_timeout_is_a_positive_number(local, secs):
 
 def test_a_server_that_is_gone_is_named():
     server = tsw.Server().start()
-    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=0.5)
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=1.0)
     worker = Worker(0, 2, cluster=cluster)
     address = server.address
     server.stop()

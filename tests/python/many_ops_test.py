@@ -323,7 +323,7 @@ def test_xla_is_refused_with_what_to_do(embedded):
 def test_a_server_that_is_away_is_named():
     server = tsw.Server()
     address = server.start().address
-    with tsw.connect(f"grpc://{address}", timeout=0.3):
+    with tsw.connect(f"grpc://{address}", timeout=1.0):
         table = make_table("t", 2)
         anchor = tf.Variable(0.0)
         ops.training_lookup_many([lookup_of(table, [1], anchor)] * 2)

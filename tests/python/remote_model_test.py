@@ -193,32 +193,17 @@ def test_rows_that_wait_for_admission_read_as_in_training(connected, tmp_path):
 def test_a_server_that_is_away_is_named_within_the_deadline(
     servers, table, tmp_path
 ):
-    path = save(table, tmp_path / "1", deadline_seconds=0.5)
+    path = save(table, tmp_path / "1", deadline_seconds=2.0)
     loaded = tf.saved_model.load(path)
-    expected = table.lookup(IDS).numpy()
-    np.testing.assert_array_equal(serve(loaded), expected)
-    checkpoint = str(tmp_path / "checkpoint")
-    tsw.cluster.default_cluster().save(checkpoint)
     away = servers.addresses[1]
     servers.stop(1)
 
     with pytest.raises(tf.errors.UnavailableError) as raised:
         serve(loaded)
-    assert f"shard 1 ({away}) did not answer within 500ms" in str(raised.value)
+    assert f"shard 1 ({away}) did not answer within 2s" in str(raised.value)
     assert "TFSWITCH_SERVING_ADDRESSES" in str(raised.value)
     state = tsw.saved_model.state(path)
     assert state.refused == 1 and away in state.error
-
-    # It has come back without its tables; who serves does not make them.
-    servers.start(1)
-    with pytest.raises(
-        tf.errors.DataLossError, match=r"lost table 't'.*estore"
-    ):
-        serve(loaded)
-    with tsw.connect(servers.address) as again:
-        again.restore(checkpoint)
-    np.testing.assert_array_equal(serve(loaded), expected)
-    assert tsw.saved_model.state(path).error is None
 
 
 def test_a_server_that_comes_back_in_time_is_waited_for(tmp_path):
@@ -249,14 +234,23 @@ def test_a_lookup_is_repeated_until_the_server_is_there(
     """The port is free for a while: each call until then is refused."""
     path = save(table, tmp_path / "1", deadline_seconds=60.0)
     loaded = tf.saved_model.load(path)
+    expected = table.lookup(IDS).numpy()
+    checkpoint = str(tmp_path / "checkpoint")
+    tsw.cluster.default_cluster().save(checkpoint)
     servers.stop(1)
     lookup = Call(serve, loaded)
     assert not lookup.wait(0.3)
     servers.start(1)
     # It came through to the new server, which has no tables, and not to the
-    # end of its time.
-    with pytest.raises(tf.errors.DataLossError, match="lost table 't'"):
+    # end of its time. Who serves does not make them.
+    with pytest.raises(
+        tf.errors.DataLossError, match=r"lost table 't'.*estore"
+    ):
         lookup.result()
+    with tsw.connect(servers.address) as again:
+        again.restore(checkpoint)
+    np.testing.assert_array_equal(serve(loaded), expected)
+    assert tsw.saved_model.state(path).error is None
 
 
 def test_a_server_that_says_nothing_is_named_within_the_deadline(
