@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cc/rpc/address.h"
@@ -596,6 +597,11 @@ TEST(GrpcServerTest, ARestoreEndsWhenItsClientHasGone) {
   ShardOptions shard;
   shard.checkpoint_root = folder.path();
   const auto server = StartServer(options, shard);
+  const auto end_reading = absl::MakeCleanup([&manifest] {
+    const int fd = open(manifest.c_str(), O_RDWR | O_NONBLOCK);
+    unlink(manifest.c_str());  // Nobody begins to read it any more.
+    close(fd);
+  });
   PlainPeer peer(server->address());
   const auto stub = v1::ParameterServer::NewStub(peer.channel());
   // The first reads, and the others wait for it.
@@ -624,7 +630,6 @@ TEST(GrpcServerTest, ARestoreEndsWhenItsClientHasGone) {
   while (!list().ok()) {
     ASSERT_LT(SteadyNow(), deadline) << "their threads are not free again";
   }
-  close(open(manifest.c_str(), O_WRONLY));
 }
 
 TEST(GrpcServerTest, StreamsOfReflectionDoNotTakeThreadsWithoutBound) {
