@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<ResetTable>> ClusterTables::ResetLost() {
 
 absl::Status ClusterTables::Recover() {
   std::vector<ResetTable> changed;
-  const absl::Status status =
+  absl::Status status =
       GoOn(on_lost_tables_ == OnLostTables::kRecreate, &changed);
   Warn(changed);
   return status;
