@@ -838,8 +838,9 @@ absl::Status RemoveUnpublished(const std::string& path,
                                const std::vector<std::string>& files,
                                const Interrupt& interrupt) {
   if (files.empty()) return absl::OkStatus();
-  TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<FolderLock> lock,
-                            TakeLock(path, interrupt));
+  const auto lock = TakeLock(path, interrupt);
+  if (absl::IsNotFound(lock.status())) return absl::OkStatus();  // All gone.
+  TFSWITCH_RETURN_IF_ERROR(lock.status());
   TFSWITCH_ASSIGN_OR_RETURN(std::vector<int64_t> numbers, FormerSaves(path));
   numbers.push_back(0);
   std::set<std::string> named;

@@ -508,6 +508,11 @@ TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
   // What was published stays.
   ASSERT_TRUE(shard.SaveShard({"x", {}, "later", true}).ok());
   EXPECT_EQ(count_files(), 2);
+  // Of a folder that is gone nothing is left.
+  std::filesystem::remove_all(root_ + "/x");
+  testing::internal::CaptureStderr();
+  ASSERT_TRUE(shard.SaveShard({"y", {}, "last", true}).ok());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 TEST_F(CheckpointFolderTest, ARestoreStaysWithinTheBounds) {
