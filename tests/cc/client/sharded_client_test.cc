@@ -4,10 +4,14 @@
 #include <utility>
 #include <vector>
 
+#include "cc/client/checkpoints.h"
 #include "cc/client/local_client.h"
 #include "cc/shard/shard.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "tests/cc/testing/forwarding_client.h"
 #include "tests/cc/testing/parameter_client_suite.h"
+#include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
 namespace {

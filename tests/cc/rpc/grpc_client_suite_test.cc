@@ -9,6 +9,7 @@
 #include "cc/client/sharded_client.h"
 #include "tests/cc/rpc/server_under_test.h"
 #include "tests/cc/testing/parameter_client_suite.h"
+#include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
 namespace {
