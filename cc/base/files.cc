@@ -66,10 +66,6 @@ absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
       return absl::PermissionDeniedError(message);
     case ENOTDIR:
       return absl::FailedPreconditionError(message);
-    case ENOSYS:
-    case EOPNOTSUPP:
-    case ENOLCK:
-      return absl::UnimplementedError(message);
     default:
       return absl::InternalError(message);
   }
@@ -127,14 +123,14 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
   std::error_code error;
   const fs::path base = fs::canonical(root, error);
   if (error) return ErrnoStatus("find folder", root, error.value());
-  fs::path asked = base / path;  // `path` alone, if it is absolute.
-  // One name for a folder, whether or not it is there yet.
-  if (!asked.has_filename()) asked = asked.parent_path();
+  const fs::path asked = base / path;  // `path` alone, if it is absolute.
   for (const fs::path& part : asked) {
     if (part == "..") return outside(": it has a '..'");
   }
-  const fs::path found = fs::weakly_canonical(asked, error);
+  fs::path found = fs::weakly_canonical(asked, error);
   if (error) return ErrnoStatus("find", asked.string(), error.value());
+  // One name for a folder, whether or not it is there yet.
+  if (!found.has_filename()) found = found.parent_path();
   const auto is_below = [&base](const fs::path& one) {
     return std::mismatch(base.begin(), base.end(), one.begin(), one.end())
                .first == base.end();
@@ -281,6 +277,9 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
   const absl::Time begin = SteadyNow();
   bool said = false;
   while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK) {
+      return nullptr;
+    }
     if (errno != EWOULDBLOCK && errno != EINTR) {
       return ErrnoStatus("lock", path, errno);
     }

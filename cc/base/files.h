@@ -88,9 +88,10 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
 // lock.
 class FolderLock {
  public:
-  // Waits at most `wait` for the writer that has it; then Aborted.
-  // Unimplemented on file systems that have no locks. Says so on stderr after a
-  // second. An error of `interrupt` ends the wait with it.
+  // Waits at most `wait` for the writer that has it; then Aborted. Null on file
+  // systems that have no locks: there nobody else may write. Says on stderr
+  // after a second that it waits. An error of `interrupt` ends the wait with
+  // it.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Take(
       const std::string& folder, absl::Duration wait,
       const std::function<absl::Status()>& interrupt);

@@ -601,15 +601,6 @@ namespace {
 // How long a commit waits for one of another process, which takes moments.
 constexpr absl::Duration kLockTimeout = absl::Seconds(30);
 
-// Null on file systems that have no locks: there one process at a time may save
-// to a folder.
-absl::StatusOr<std::unique_ptr<FolderLock>> TakeLock(
-    const std::string& path, const Interrupt& interrupt) {
-  auto lock = FolderLock::Take(path, kLockTimeout, interrupt);
-  if (absl::IsUnimplemented(lock.status())) return nullptr;
-  return lock;
-}
-
 absl::StatusOr<Manifest> JoinParts(
     const std::string& save_id, const std::vector<std::string>& manifest_parts,
     bool* all_tables) {
@@ -686,23 +677,23 @@ absl::StatusOr<Manifest> JoinParts(
 
 // Of the files that the parts name: each is there, and this save has written
 // it. What a manifest names is removed with it, one day.
-absl::Status CheckFiles(const std::string& path, const Manifest& manifest) {
+absl::Status CheckFiles(const std::string& path, const Manifest& manifest,
+                        const Interrupt& interrupt) {
   for (const auto& [name, table] : manifest.tables) {
     for (const RowFile& file : table.files) {
-      std::error_code error;
-      const fs::path file_path = fs::path(path) / file.name;
-      const auto size = fs::file_size(file_path, error);
-      if (error || static_cast<int64_t>(size) != file.bytes) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "save '", manifest.save_id, "': file '", file.name,
-            "' is not visible in '", path,
-            "' from the server that writes the manifest; save to a folder that "
-            "all servers share"));
+      TFSWITCH_RETURN_IF_ERROR(interrupt());
+      auto metadata =
+          ReadMetadata((fs::path(path) / file.name).string(), file.bytes);
+      if (!metadata.ok()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("save '", manifest.save_id, "': file '", file.name,
+                         "' is not visible in '", path,
+                         "' from the server that writes the manifest (",
+                         metadata.status().message(),
+                         "); save to a folder that all servers share"));
       }
-      TFSWITCH_ASSIGN_OR_RETURN(auto metadata,
-                                ReadMetadata(file_path.string(), file.bytes));
-      if (metadata["save_id"] != manifest.save_id ||
-          metadata["table"] != name) {
+      if ((*metadata)["save_id"] != manifest.save_id ||
+          (*metadata)["table"] != name) {
         return absl::InvalidArgumentError(
             absl::StrCat("save '", manifest.save_id, "': file '", file.name,
                          "' in '", path, "' was not written by it"));
@@ -759,8 +750,9 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   TFSWITCH_ASSIGN_OR_RETURN(Manifest manifest,
                             JoinParts(save_id, manifest_parts, &all_tables));
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
-  TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<FolderLock> lock,
-                            TakeLock(path, options.interrupt));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::unique_ptr<FolderLock> lock,
+      FolderLock::Take(path, kLockTimeout, options.interrupt));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> older,
                             FormerSaves(path));
   Manifest former;
@@ -791,7 +783,7 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
         " parts is the one that this server has written to '", path,
         "'. If it was restarted meanwhile, save again"));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckFiles(path, manifest));
+  TFSWITCH_RETURN_IF_ERROR(CheckFiles(path, manifest, options.interrupt));
   if (!all_tables) {
     for (const auto& [name, table] : former.tables) {
       manifest.tables.emplace(name, table);
@@ -838,18 +830,22 @@ absl::Status RemoveUnpublished(const std::string& path,
                                const std::vector<std::string>& files,
                                const Interrupt& interrupt) {
   if (files.empty()) return absl::OkStatus();
-  const auto lock = TakeLock(path, interrupt);
+  const auto lock = FolderLock::Take(path, kLockTimeout, interrupt);
   if (absl::IsNotFound(lock.status())) return absl::OkStatus();  // All gone.
   TFSWITCH_RETURN_IF_ERROR(lock.status());
-  TFSWITCH_ASSIGN_OR_RETURN(std::vector<int64_t> numbers, FormerSaves(path));
-  numbers.push_back(0);
   std::set<std::string> named;
-  for (const int64_t number : numbers) {
+  const auto keep = [&](int64_t number) -> absl::Status {
     const absl::StatusOr<Manifest> save = ReadSave(path, number);
-    if (absl::IsNotFound(save.status())) continue;
+    if (absl::IsNotFound(save.status())) return absl::OkStatus();
     TFSWITCH_RETURN_IF_ERROR(save.status());
     AddFileNames(*save, &named);
-  }
+    return absl::OkStatus();
+  };
+  // First the newest: where there are no locks it may become a former one now.
+  TFSWITCH_RETURN_IF_ERROR(keep(0));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
+                            FormerSaves(path));
+  for (const int64_t number : numbers) TFSWITCH_RETURN_IF_ERROR(keep(number));
   for (const std::string& file : files) {
     if (named.count(file) > 0) continue;
     std::error_code error;

@@ -42,7 +42,8 @@ TableInfo DescribeTable(const EmbeddingTable& table);
 
 // What becomes of a table of which a server has lost its part in a restart.
 enum class OnLostTables {
-  kFail,      // Calls fail with DataLoss until somebody restores or resets it.
+  kFail,      // Calls fail with DataLoss until it is restored, or this process
+              // has reset it.
   kRecreate,  // The server gets an empty part, and calls go on.
   kFollow,  // For clients that only read: calls fail until another process has
             // made the table whole.

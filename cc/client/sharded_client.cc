@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <optional>
 #include <system_error>
@@ -285,7 +286,7 @@ class ShardedClient : public ParameterClient {
   absl::Status Export(
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
-    TFSWITCH_ASSIGN_OR_RETURN(const Facts facts, tables_.FactsOf(table.name));
+    TFSWITCH_ASSIGN_OR_RETURN(const Facts facts, RecoveredFactsOf(table.name));
     for (const auto& shard : shards_) {
       TFSWITCH_RETURN_IF_ERROR(
           shard->Export({table.name, facts.incarnation}, with_slots, visit));
@@ -304,7 +305,8 @@ class ShardedClient : public ParameterClient {
     }
     uint64_t incarnation = args.table_incarnation;
     if (incarnation == 0) {
-      TFSWITCH_ASSIGN_OR_RETURN(const Facts facts, tables_.FactsOf(args.table));
+      TFSWITCH_ASSIGN_OR_RETURN(const Facts facts,
+                                RecoveredFactsOf(args.table));
       incarnation = facts.incarnation;
     }
     std::vector<std::vector<ChangeCursor>> results(shards_.size());
@@ -416,21 +418,33 @@ class ShardedClient : public ParameterClient {
  private:
   using Facts = ClusterTables::Facts;
 
-  // Calls call(shard) for all shards at once; returns the first shard's error.
+  // For calls that do not recover, but may begin with a table that has.
+  absl::StatusOr<Facts> RecoveredFactsOf(const std::string& table) {
+    return Recovering([&] { return tables_.FactsOf(table); });
+  }
+
+  // Calls call(shard) for all shards at once, or for none; returns the first
+  // shard's error.
   absl::Status OnAllShards(const std::function<absl::Status(size_t)>& call) {
     std::vector<absl::Status> statuses(shards_.size());
     std::vector<std::thread> threads;
-    for (size_t i = 1; i < shards_.size(); ++i) {
-      try {
-        threads.emplace_back([&, i] { statuses[i] = call(i); });
-      } catch (const std::system_error& error) {
-        statuses[i] = absl::ResourceExhaustedError(absl::StrCat(
-            "no thread for the call to shard ", i, ": ", error.what()));
-      }
-    }
-    statuses[0] = call(0);
-    for (std::thread& thread : threads) thread.join();
+    std::promise<bool> all_started;
+    const std::shared_future<bool> may_begin(all_started.get_future());
     absl::Status first;
+    try {
+      for (size_t i = 1; i < shards_.size(); ++i) {
+        threads.emplace_back([&, i] {
+          if (may_begin.get()) statuses[i] = call(i);
+        });
+      }
+    } catch (const std::system_error& error) {
+      first = absl::ResourceExhaustedError(
+          absl::StrCat("no thread for each of ", shards_.size(),
+                       " servers: ", error.what()));
+    }
+    all_started.set_value(first.ok());
+    if (first.ok()) statuses[0] = call(0);
+    for (std::thread& thread : threads) thread.join();
     for (absl::Status& status : statuses) first.Update(std::move(status));
     return first;
   }

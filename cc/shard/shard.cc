@@ -184,7 +184,7 @@ absl::StatusOr<Written> Shard::WriteOnce(
 absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
                                                const TableIdentity& identity,
                                                uint64_t replaced_incarnation) {
-  TFSWITCH_RETURN_IF_ERROR(config.Validate());
+  TFSWITCH_RETURN_IF_ERROR(config.ValidateNew());
   if (options_.num_shards > config.num_virtual_shards) {
     return absl::InvalidArgumentError(absl::StrCat(
         "table '", config.name, "': num_virtual_shards (",
@@ -844,7 +844,7 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
 }
 
 absl::StatusOr<int64_t> Shard::CommitCheckpoint(
-    const CommitCheckpointArgs& args, const Interrupt& interrupt) const {
+    const CommitCheckpointArgs& args, const Interrupt& interrupt) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
   checkpoint::CommitOptions options;
   options.keep = args.keep;
@@ -860,7 +860,13 @@ absl::StatusOr<int64_t> Shard::CommitCheckpoint(
       }
     }
   }
-  return checkpoint::Commit(path, args.save_id, args.manifest_parts, options);
+  absl::StatusOr<int64_t> number =
+      checkpoint::Commit(path, args.save_id, args.manifest_parts, options);
+  if (number.ok()) {
+    MutexLock lock(&mutex_);
+    SaveOf(args.save_id).files.clear();  // They are published.
+  }
+  return number;
 }
 
 absl::Status Shard::AbortSave(const std::string& path,
@@ -903,7 +909,11 @@ void Shard::EndExpiredSaves(const Interrupt& interrupt) {
   for (const std::string& save_id : expired) {
     const absl::Status status = EndSave(save_id, interrupt);
     if (status.ok()) continue;
-    // The save that asks for this can go on. The next one tries again.
+    // The save that asks for this can go on. A later one tries again.
+    {
+      MutexLock lock(&mutex_);
+      SaveOf(save_id).expiry = SteadyNow() + options_.save_expiry;
+    }
     std::fprintf(stderr, "tfswitch: warning: files of save '%s' stay: %s\n",
                  save_id.c_str(), std::string(status.message()).c_str());
   }

@@ -237,9 +237,8 @@ class Shard {
                                         const Interrupt& interrupt = Never);
 
   // Publishes the manifest made of all shards' parts; see checkpoint::Commit.
-  absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args,
-      const Interrupt& interrupt = Never) const;
+  absl::StatusOr<int64_t> CommitCheckpoint(const CommitCheckpointArgs& args,
+                                           const Interrupt& interrupt = Never);
 
   // Ends a save that will not be committed: removes the files that this shard
   // has written for it, and those that it is writing. May be repeated; OK if

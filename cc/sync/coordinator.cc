@@ -482,11 +482,6 @@ absl::Status Coordinator::CheckRestore(
       const auto found = queues->second.find(each.queue);
       if (found != queues->second.end()) present = &found->second;
     }
-    if (present == nullptr) {
-      TFSWITCH_RETURN_IF_ERROR(CheckRoom(each.queue, each.options, used));
-      ++used.num_queues;
-      used.bytes += each.options.ItemBytes();
-    }
     absl::Status status = each.options.Validate();
     if (status.ok()) {
       status = WorkQueue(each.queue, each.options).Restore(each.state);
@@ -496,7 +491,12 @@ absl::Status Coordinator::CheckRestore(
                                               "' of group '", each.group,
                                               "': ", status.message()));
     }
-    if (present == nullptr) continue;
+    if (present == nullptr) {
+      TFSWITCH_RETURN_IF_ERROR(CheckRoom(each.queue, each.options, used));
+      ++used.num_queues;
+      used.bytes += each.options.ItemBytes();
+      continue;
+    }
     const std::string difference =
         DescribeDifference(present->options(), each.options);
     if (difference.empty()) continue;

@@ -26,6 +26,7 @@
 namespace tfswitch {
 namespace {
 
+constexpr size_t kMaxNameSize = 256;
 // Files are named after their table, with up to 33 characters more, and file
 // systems take 255.
 constexpr size_t kMaxFileNameSize = 220;
@@ -433,15 +434,23 @@ std::string RowTypeConfig::ToString() const {
                                             NameOf(rounding), " rounding"));
 }
 
+absl::Status TableConfig::ValidateNew() const {
+  TFSWITCH_RETURN_IF_ERROR(Validate());
+  const size_t size = FileNameOf(name).size();
+  if (size <= kMaxFileNameSize) return absl::OkStatus();
+  return FieldError(
+      name, "name",
+      absl::StrCat("1 to ", kMaxFileNameSize,
+                   " bytes, where each but A-Z, a-z, 0-9, '-', '_' and '.' "
+                   "counts as three"),
+      absl::StrCat(size));
+}
+
 absl::Status TableConfig::Validate() const {
-  const size_t file_name_size = FileNameOf(name).size();
-  if (name.empty() || file_name_size > kMaxFileNameSize) {
-    return FieldError(
-        name, "name",
-        absl::StrCat("1 to ", kMaxFileNameSize,
-                     " bytes, where each but A-Z, a-z, 0-9, '-', '_' and '.' "
-                     "counts as three"),
-        absl::StrCat(file_name_size));
+  if (name.empty() || name.size() > kMaxNameSize) {
+    return FieldError(name, "name",
+                      absl::StrCat("1 to ", kMaxNameSize, " characters"),
+                      absl::StrCat(name.size()));
   }
   for (const char c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {

@@ -134,7 +134,7 @@ struct TableIdentity {
 };
 
 struct TableConfig {
-  std::string name;  // See Validate(); no control characters.
+  std::string name;  // 1 to 256 characters, no control characters.
   int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
   OptimizerConfig optimizer = SgdConfig{};
   InitializerConfig initializer = UniformInitializer{};
@@ -157,6 +157,8 @@ struct TableConfig {
 
   // InvalidArgument naming the table, the field, the value and the range.
   absl::Status Validate() const;
+  // The same of a table that is made: no file can be named after a longer name.
+  absl::Status ValidateNew() const;
 };
 
 // The fields in which two configs differ, for error messages:

@@ -145,7 +145,8 @@ def test_a_table_with_another_config_names_the_difference(
     [
         ({"name": ""}, "Received: name=''"),
         ({"name": None}, "Received: name=None"),
-        ({"name": "a" * 257}, "220 bytes"),
+        ({"name": "a" * 257}, "256 characters"),
+        ({"name": "a" * 221}, "220 bytes"),
         ({"name": "a\nb"}, "control characters"),
         ({"dim": 0}, "Received: dim=0"),
         ({"dim": 4097}, "1 to 4096. Received: dim=4097"),

@@ -294,7 +294,7 @@ TEST_F(CheckpointTest, WaitingForAnotherWriterEndsWhenItIsInterrupted) {
             "stopping");
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
   other->reset();
-  EXPECT_EQ(Commit(path_, "s1", {part}, {2, {}, stop}).value(), 1);
+  EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
 }
 
 TEST_F(CheckpointTest, SavesAtTheSameTimeAreAllWhole) {

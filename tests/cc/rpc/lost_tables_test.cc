@@ -268,6 +268,20 @@ TEST_F(LostTablesTest, WritesThatGoOnCountEachRowOnce) {
   testing::internal::GetCapturedStderr();
 }
 
+TEST_F(LostTablesTest, RecreatingProcessesMayBeginWithAnExport) {
+  WithTable(ConnectToAll());
+  Restart(1);
+  testing::internal::CaptureStderr();
+
+  const absl::Status status = ConnectToAll(OnLostTables::kRecreate)
+                                  ->Export("t", false, [](const RowChunk&) {
+                                    return absl::OkStatus();
+                                  });
+
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("shard 1"));
+}
+
 TEST_F(LostTablesTest, AResetThatFailsNamesTheTablesThatWereReset) {
   auto client = WithTable(WithTable(ConnectToAll()), "u");
   ShardOptions options;

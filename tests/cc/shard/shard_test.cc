@@ -537,7 +537,7 @@ TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
   ASSERT_TRUE(
       shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
           .ok());
-  const auto part = shard.SaveShard({"x/", {}, "s", false});
+  const auto part = shard.SaveShard({"x/.", {}, "s", false});
   ASSERT_TRUE(part.ok()) << part.status();
   ASSERT_TRUE(shard.CommitCheckpoint({"x", "s", {*part}, 2, {}}).ok());
 
