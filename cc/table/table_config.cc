@@ -36,7 +36,7 @@ constexpr size_t kMaxLayoutSize = 65536;
 absl::Status FieldError(const std::string& table, absl::string_view field,
                         absl::string_view expected, absl::string_view got) {
   return absl::InvalidArgumentError(
-      absl::StrCat("table '", absl::CHexEscape(table), "': ", field,
+      absl::StrCat("table '", absl::Utf8SafeCHexEscape(table), "': ", field,
                    ": expected ", expected, ", got ", got));
 }
 
