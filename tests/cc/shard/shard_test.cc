@@ -437,6 +437,9 @@ TEST_F(CheckpointFolderTest, IdsThatAreNoNamesAreRefused) {
     EXPECT_EQ(shard.StageRestore(RestoreOf("good", id)).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
+  const std::string with_nul("x\0y", 3);
+  EXPECT_EQ(shard.SaveShard({with_nul, {}, "s", false}).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
