@@ -200,7 +200,7 @@ void Listener::Run() {
   polled.push_back({stop_pipe_[0], POLLIN, 0});
   for (;;) {
     if (poll(polled.data(), polled.size(), -1) < 0) {
-      if (errno != EINTR) absl::SleepFor(absl::Milliseconds(kRetryMs));
+      if (errno != EINTR) WaitToRetry();
       continue;
     }
     if (polled.back().revents != 0) return;
@@ -210,6 +210,11 @@ void Listener::Run() {
   }
 }
 
+void Listener::WaitToRetry() const {
+  pollfd stop = {stop_pipe_[0], POLLIN, 0};
+  poll(&stop, 1, kRetryMs);
+}
+
 void Listener::Accept(int listening) {
   const int fd =
       accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -217,8 +222,7 @@ void Listener::Accept(int listening) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
         errno == ENOBUFS) {
       Warn(absl::StrCat("cannot accept a connection: ", std::strerror(errno)));
-      pollfd stop = {stop_pipe_[0], POLLIN, 0};
-      poll(&stop, 1, kRetryMs);  // It stays in the queue; do not spin.
+      WaitToRetry();  // It stays in the queue.
     }
     return;  // Or whoever came has gone.
   }

@@ -62,6 +62,8 @@ class Listener {
   int OpenOne(int family, const void* address, size_t size);
 
   void Run();
+  // So as not to spin; ends with the listener.
+  void WaitToRetry() const;
   void Accept(int listening);
   // False if there are as many as there may be.
   bool MakeRoom();
