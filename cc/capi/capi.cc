@@ -311,8 +311,9 @@ absl::Status PreparePush(const Tfswitch_Table& table,
   if (unique_keys.empty() || unique_keys.size() >= inverse.size()) {
     TFSWITCH_RETURN_IF_ERROR(CheckInverse(table, inverse, unique_keys.size()));
   }
-  prepared->is_empty = unique_keys.empty();
-  if (prepared->is_empty) return absl::OkStatus();
+  // One of a table with dense updates is a step nevertheless.
+  prepared->is_empty = unique_keys.empty() && !table.config.optimizer.is_dense;
+  if (unique_keys.empty()) return absl::OkStatus();
   const int dim = table.config.dim;
   // Below 1 it is no loss scale, but a weight that the loss has been given.
   const float scale = options.loss_scale < 1.0f ? 1.0f : options.loss_scale;

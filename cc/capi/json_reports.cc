@@ -41,7 +41,8 @@ std::string TableInfosToJson(const std::vector<TableInfo>& infos) {
                     {"erased_rows", info.stats.erased_rows},
                     {"num_candidates", info.stats.num_candidates},
                     {"admission_bytes", info.stats.admission_bytes},
-                    {"change_bytes", info.stats.change_bytes}});
+                    {"change_bytes", info.stats.change_bytes},
+                    {"num_steps", info.stats.num_steps}});
   }
   return DumpJson(json);
 }

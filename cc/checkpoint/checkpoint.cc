@@ -82,6 +82,14 @@ Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
                   {"num_rows", num_rows},
                   {"files", std::move(files)}};
     if (table.last_day >= 0.0f) json[name]["last_day"] = table.last_day;
+    if (table.config.optimizer.is_dense) {
+      Json runs = Json::array();
+      for (const StepRun& run : table.steps.runs) {
+        runs.push_back({run.first, run.learning_rate});
+      }
+      json[name]["steps"] = {{"last_step", table.steps.last_step},
+                             {"learning_rates", std::move(runs)}};
+    }
   }
   return json;
 }
@@ -183,6 +191,24 @@ void AddWorkQueues(const std::string& work_queues, Json* json) {
   (*json)["work_queues"] = ParseJson(work_queues).value();
 }
 
+absl::Status StepsFromJson(const Json& json, SavedSteps* steps) {
+  const auto runs = json.find("learning_rates");
+  if (!Get(json, "last_step", &steps->last_step) || runs == json.end() ||
+      !runs->is_array() || runs->size() > StepLog::kMaxRuns) {
+    return absl::InvalidArgumentError("expected last_step and learning_rates");
+  }
+  for (const Json& run : *runs) {
+    StepRun& to = steps->runs.emplace_back();
+    if (!run.is_array() || run.size() != 2 || !GetNumber(run[0], &to.first) ||
+        !run[1].is_number()) {
+      return absl::InvalidArgumentError(
+          "learning_rates: expected pairs of a step and a number");
+    }
+    to.learning_rate = static_cast<float>(run[1].get<double>());
+  }
+  return StepLog::Validate(*steps);
+}
+
 absl::Status TablesFromJson(const Json& json, const std::string& what,
                             std::map<std::string, SavedTable>* tables) {
   if (!json.is_object()) return Damaged(what, "field 'tables'");
@@ -216,6 +242,15 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
         return Damaged(what, absl::StrCat("last_day of table '", name, "'"));
       }
       table.last_day = static_cast<float>(day->get<double>());
+    }
+    if (table.config.optimizer.is_dense) {
+      const auto steps = entry.find("steps");
+      status = steps == entry.end() ? absl::NotFoundError("it has none")
+                                    : StepsFromJson(*steps, &table.steps);
+      if (!status.ok()) {
+        return Damaged(what, absl::StrCat("steps of table '", name,
+                                          "': ", status.message()));
+      }
     }
     for (const Json& file : entry["files"]) {
       TFSWITCH_ASSIGN_OR_RETURN(
@@ -573,6 +608,8 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
         return flush();
       }));
   if (!keys.empty()) TFSWITCH_RETURN_IF_ERROR(flush());
+  // After the rows, none of which may be ahead of it.
+  saved.steps = table.SaveSteps();
   data_->tables.emplace(saved.config.name, std::move(saved));
   return absl::OkStatus();
 }
@@ -660,6 +697,11 @@ absl::StatusOr<Manifest> JoinParts(
             "of them while it was saved. Save again"));
       }
       it->second.last_day = std::max(it->second.last_day, table.last_day);
+      // Those of a shard that a push had not reached yet are the first of
+      // these.
+      if (table.steps.last_step > it->second.steps.last_step) {
+        it->second.steps = table.steps;
+      }
       it->second.files.insert(it->second.files.end(), table.files.begin(),
                               table.files.end());
     }
@@ -1011,6 +1053,9 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                            table.bloom()->HasCellsOf(*saved_bloom);
   // What is counted and decided from now on goes by the saved days.
   table.NoteDay(saved.last_day);
+  if (config.optimizer.is_dense) {
+    TFSWITCH_RETURN_IF_ERROR(table.RestoreSteps(saved.steps));
+  }
   const SlotConverter converter(
       saved, table,
       table.last_day() >= 0.0f ? table.last_day() : DayOfWallClock());

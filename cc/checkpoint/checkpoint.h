@@ -60,6 +60,7 @@ struct SavedTable {
   uint64_t incarnation = 0;  // See TableIdentity; 0 in files without.
   int slot_floats = 0;
   float last_day = kServersDay;  // See EmbeddingTable::last_day.
+  SavedSteps steps;              // See EmbeddingTable::SaveSteps.
   std::vector<RowFile> files;
 };
 

@@ -129,7 +129,8 @@ absl::StatusOr<ClusterTables::Facts> ClusterTables::FactsOf(
       const auto it = known_.find(table);
       if (it != known_.end()) {
         return Facts{it->second.config.num_virtual_shards,
-                     it->second.incarnation};
+                     it->second.incarnation,
+                     it->second.config.optimizer.is_dense};
       }
     }
     if (has_asked) {
@@ -199,6 +200,8 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
     sum.stats.num_candidates += part->stats.num_candidates;
     sum.stats.admission_bytes += part->stats.admission_bytes;
     sum.stats.change_bytes += part->stats.change_bytes;
+    // Each server counts all of them.
+    sum.stats.num_steps = std::max(sum.stats.num_steps, part->stats.num_steps);
   }
   const std::vector<uint64_t>& born = sum.identity.shard_instances;
   for (size_t i = 0; i < parts.size() && sum.lost.ok(); ++i) {

@@ -33,6 +33,7 @@ class ClusterTables {
   struct Facts {
     uint32_t num_virtual_shards = 0;
     uint64_t incarnation = 0;
+    bool is_dense = false;  // Each push goes to all shards.
   };
 
   // REQUIRES: `shards` stay as they are, and outlive it.

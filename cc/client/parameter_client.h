@@ -88,6 +88,8 @@ struct PushArgs {
   bool insert_missing = false;
   bool keys_are_unique = false;
   bool is_checked = false;  // CheckPush() was OK for it, or for more.
+  // Filled in on the way: it is a step of all rows, so that it stays whole.
+  bool is_dense = false;
   PushId id;
   StepTag step;  // For a bsp table.
   KeyObservations observations;

@@ -534,6 +534,7 @@ class ShardedClient : public ParameterClient {
       if (!facts.ok()) return Done(facts.status());
       push.args.table_incarnation = facts->incarnation;
       push.args.is_checked = push.args.is_checked || is_split;
+      push.args.is_dense = facts->is_dense;
       cuts.push_back(facts->num_virtual_shards);
     }
     if (!is_split) return shards_[0]->StartPushMany(pushes);
@@ -543,7 +544,8 @@ class ShardedClient : public ParameterClient {
       (*split)[i] = SplitByOwner(pushes[i].args.keys, cuts[i], shards_.size());
       for (size_t shard = 0; shard < shards_.size(); ++shard) {
         Part& part = (*split)[i][shard];
-        if (part.keys.empty()) continue;
+        // A step of a dense table is one of all its rows.
+        if (part.keys.empty() && !pushes[i].args.is_dense) continue;
         by_shard[shard].push_back(
             {PushOfPart(pushes[i].args, &part), &part.push_result});
       }

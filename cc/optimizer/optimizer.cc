@@ -14,6 +14,9 @@ namespace {
 
 // Rows see few steps; a longer history costs two pow() a step.
 constexpr int kNumCorrections = 4096;
+// Rows of dense tables see all steps. With Keras's beta_2 it is 1 from 17,400
+// on.
+constexpr int kNumDenseCorrections = 32768;
 
 // 1 - beta, as Keras has it: there beta is a Python float, 0.999 and not the
 // float32 next to it, which would make 1 - beta wrong in the fifth digit.
@@ -184,6 +187,21 @@ Plan PlanOf(const RuleConfig& rule) {
   return std::visit([](const auto& config) { return PlanOf(config); }, rule);
 }
 
+Averages AveragesOf(StepKind kind) {
+  switch (kind) {
+    case StepKind::kMomentum:
+    case StepKind::kNesterov:
+      return Averages::kVelocity;
+    case StepKind::kAdam:
+    case StepKind::kAdamW:
+      return Averages::kMoments;
+    case StepKind::kAmsGrad:
+      return Averages::kMomentsAndLargest;
+    default:
+      return Averages::kNone;
+  }
+}
+
 int SlotFloatsOf(const Plan& plan, int dim) {
   return plan.num_vectors * dim + plan.num_floats;
 }
@@ -207,6 +225,7 @@ std::vector<SlotRun> SlotRuns(const OptimizerConfig& config, int dim) {
     runs.push_back({plan.num_vectors * dims[i], true});
     runs.push_back({plan.num_floats, false});
   }
+  if (config.is_dense) runs.push_back({1, false});
   return runs;
 }
 
@@ -218,7 +237,7 @@ int SlotFloats(const OptimizerConfig& config, int dim) {
 
 bool HaveEqualState(const OptimizerConfig& a, const OptimizerConfig& b,
                     int dim) {
-  if (a.segments.size() != b.segments.size() ||
+  if (a.is_dense != b.is_dense || a.segments.size() != b.segments.size() ||
       SegmentDims(a, dim) != SegmentDims(b, dim)) {
     return false;
   }
@@ -250,12 +269,15 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
     segment.num_initial = plan.num_vectors > 0 ? dims[i] : plan.num_floats;
     segment.initial_slot = plan.initial_slot;
     begin += dims[i];
-    slot_floats_ += SlotFloatsOf(plan, dims[i]);
+    segment.num_slots = SlotFloatsOf(plan, dims[i]);
+    segment.averages = AveragesOf(plan.kind);
+    slot_floats_ += segment.num_slots;
 
     OptimizerParams& params = segment.params;
     params = plan.params;
     params.dim = dims[i];
     if (params.num_corrections > 0) {
+      if (config.is_dense) params.num_corrections = kNumDenseCorrections;
       segment.corrections.resize(params.num_corrections);
       for (int t = 1; t < params.num_corrections; ++t) {
         segment.corrections[t] = AdamCorrection(params, static_cast<float>(t));
@@ -274,6 +296,13 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
     reads_counts_ |= from.options.cowclip_r != 0.0f;
     reads_shows_ |= params.show_scale;
     reads_steps_ |= plan.kind == StepKind::kAdagradDecay;
+  }
+  if (config.is_dense) {
+    params_.segments = segments_.data();
+    params_.num_segments = static_cast<int>(segments_.size());
+    params_.step_slot = slot_floats_++;
+    step_ = StepDense;
+    return;
   }
   if (segments_.size() == 1 && segments_[0].learning_rate_scale == 1.0f) {
     params_ = segments_[0].params;

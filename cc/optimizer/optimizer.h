@@ -36,7 +36,8 @@
 //   6. the rule
 //   7. each coordinate of w into [min_weight, max_weight]
 //
-// 1 and 5 happen to the rows of a push only ("lazily").
+// 1 and 5 happen to the rows of a push only ("lazily"), unless the config says
+// `is_dense`: see missed_steps.h, which has one more slot for that.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 #define TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
@@ -45,6 +46,7 @@
 #include <vector>
 
 #include "cc/base/cpu_features.h"
+#include "cc/optimizer/missed_steps.h"
 #include "cc/optimizer/optimizer_config.h"
 
 namespace tfswitch {
@@ -58,6 +60,9 @@ struct StepInput {
   float shows = 1.0f;
   // Which step of the training it is, from 1, for adagrad_decay; 0: not known.
   int64_t global_step = 0;
+  // Of a dense table: the steps before this one, and whether there is one.
+  const StepHistory* history = nullptr;
+  bool is_gradient_step = true;
 };
 
 struct SegmentStep;
@@ -97,6 +102,16 @@ struct OptimizerParams {
   // For the kernel that steps one segment after the other.
   const SegmentStep* segments = nullptr;
   int num_segments = 0;
+  int step_slot = 0;  // Of a dense table: the last one.
+};
+
+// What a step with a gradient of zero changes besides weights, of rules that
+// dense tables may have.
+enum class Averages : uint8_t {
+  kNone,
+  kVelocity,           // v[D]
+  kMoments,            // m[D], v[D], t
+  kMomentsAndLargest,  // m[D], v[D], v_hat[D], t
 };
 
 struct SegmentStep {
@@ -108,6 +123,8 @@ struct SegmentStep {
   // What slots start with: 0 but for the first `num_initial`.
   int num_initial = 0;
   float initial_slot = 0.0f;
+  int num_slots = 0;
+  Averages averages = Averages::kNone;
   std::vector<float> corrections;
 };
 
@@ -145,6 +162,15 @@ class Optimizer {
   [[gnu::always_inline]] void Step(float* row, const float* gradient,
                                    const StepInput& input) const {
     Step(row, row + dim_, gradient, input);
+  }
+
+  // Of a dense table: takes the steps that the row has missed.
+  void CatchUp(const StepHistory& history, float* embedding,
+               float* slots) const {
+    StepInput input;
+    input.history = &history;
+    input.is_gradient_step = false;
+    StepDense(params_, embedding, slots, nullptr, input);
   }
 
  private:

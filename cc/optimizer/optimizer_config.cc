@@ -65,6 +65,34 @@ absl::Status ValidateSegment(absl::string_view prefix,
                     absl::StrCat(segment.learning_rate_scale));
 }
 
+// Refuses rules whose missed steps are not made up for.
+absl::Status ValidateDense(absl::string_view prefix, const RuleConfig& rule) {
+  // With 0 a gradient of zero would be divided by zero.
+  const auto check_sum = [&](absl::string_view field, float sum) {
+    if (sum > 0.0f) return absl::OkStatus();
+    return FieldError(prefix, field, "a number > 0 with dense updates",
+                      absl::StrCat(sum));
+  };
+  if (std::holds_alternative<SgdConfig>(rule)) return absl::OkStatus();
+  if (const auto* adagrad = std::get_if<AdagradConfig>(&rule)) {
+    return check_sum("adagrad.epsilon",
+                     adagrad->epsilon + adagrad->initial_accumulator_value);
+  }
+  if (const auto* adam = std::get_if<AdamConfig>(&rule)) {
+    return check_sum("adam.epsilon", adam->epsilon);
+  }
+  if (const auto* adamw = std::get_if<AdamWConfig>(&rule)) {
+    return check_sum("adamw.epsilon", adamw->epsilon);
+  }
+  if (const auto* amsgrad = std::get_if<AmsGradConfig>(&rule)) {
+    return check_sum("amsgrad.epsilon", amsgrad->epsilon);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "optimizer ", prefix, RuleName(rule),
+      ": has no dense updates; sgd, adagrad, adam, adamw and amsgrad have. Use "
+      "one of these, or update=\"sparse\""));
+}
+
 }  // namespace
 
 std::string RuleName(const RuleConfig& rule) {
@@ -72,6 +100,11 @@ std::string RuleName(const RuleConfig& rule) {
 }
 
 std::string OptimizerName(const OptimizerConfig& config) {
+  if (config.is_dense) {
+    OptimizerConfig sparse = config;
+    sparse.is_dense = false;
+    return absl::StrCat(OptimizerName(sparse), " with dense updates");
+  }
   if (config.IsSimple()) return RuleName(config.segments[0].rule);
   return absl::StrCat(
       "segments(",
@@ -94,6 +127,9 @@ absl::Status ValidateOptimizerConfig(const OptimizerConfig& config, int dim) {
     const std::string prefix =
         config.IsSimple() ? "" : absl::StrCat("segments[", i, "].");
     TFSWITCH_RETURN_IF_ERROR(ValidateSegment(prefix, segment));
+    if (config.is_dense) {
+      TFSWITCH_RETURN_IF_ERROR(ValidateDense(prefix, segment.rule));
+    }
     const bool is_last = i + 1 == config.segments.size();
     const bool fits = segment.dim == 0 ? is_last && left > 0
                                        : segment.dim > 0 && segment.dim <= left;

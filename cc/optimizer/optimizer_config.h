@@ -406,6 +406,9 @@ struct SegmentConfig {
 struct OptimizerConfig {
   // At least one; most often one for the whole row.
   std::vector<SegmentConfig> segments;
+  // Whether each step reaches all rows, as that of a dense variable does, and
+  // not those of the batch only; see missed_steps.h.
+  bool is_dense = false;
 
   OptimizerConfig() : segments(1) {}
   // One rule for the whole row.
@@ -417,7 +420,7 @@ struct OptimizerConfig {
       : segments(std::move(parts)) {}
 
   bool operator==(const OptimizerConfig& o) const {
-    return segments == o.segments;
+    return segments == o.segments && is_dense == o.is_dense;
   }
   // Whether it is one rule for the whole row.
   bool IsSimple() const {
@@ -426,7 +429,8 @@ struct OptimizerConfig {
   }
 };
 
-// kName of the rule; of several, "segments(adagrad, adam)".
+// kName of the rule; of several, "segments(adagrad, adam)". With is_dense,
+// "adam with dense updates".
 std::string RuleName(const RuleConfig& rule);
 std::string OptimizerName(const OptimizerConfig& config);
 

@@ -526,8 +526,9 @@ std::unique_ptr<PendingCall> GrpcClient::StartPushMany(
     const PushArgs& args = part.args;
     const size_t width = static_cast<size_t>(args.dim);
     // The gradients of one key must meet on the server, to be summed, and those
-    // of one step, where a round is applied.
-    const bool may_be_cut = args.keys_are_unique && args.step.group.empty();
+    // of one step, where a round is applied or a step is one of all rows.
+    const bool may_be_cut =
+        args.keys_are_unique && args.step.group.empty() && !args.is_dense;
     const bool fits_whole =
         PushRequestBytes(args) <= connection_->max_message_bytes();
     const size_t keys_per_piece =

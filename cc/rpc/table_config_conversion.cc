@@ -94,6 +94,7 @@ SegmentConfig ReadRule(const v1::OptimizerConfig& from) {
 
 v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
   v1::OptimizerConfig proto;
+  if (config.is_dense) proto.set_update(v1::OptimizerConfig::DENSE);
   if (config.IsSimple()) {
     WriteRule(config.segments[0].rule, config.segments[0].options, &proto);
     return proto;
@@ -133,6 +134,7 @@ struct InitializerWriter {
 OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
   OptimizerConfig config;
   config.segments = {ReadRule(proto)};
+  config.is_dense = proto.update() == v1::OptimizerConfig::DENSE;
   if (proto.segments().empty()) return config;
   config.segments.clear();
   const bool is_whole =
@@ -485,6 +487,7 @@ v1::TableInfo ToProto(const TableInfo& info) {
   proto.set_num_candidates(info.stats.num_candidates);
   proto.set_admission_bytes(info.stats.admission_bytes);
   proto.set_change_bytes(info.stats.change_bytes);
+  proto.set_num_steps(info.stats.num_steps);
   proto.set_incarnation(info.identity.incarnation);
   proto.mutable_shard_instances()->Add(info.identity.shard_instances.begin(),
                                        info.identity.shard_instances.end());
@@ -505,6 +508,7 @@ TableInfo FromProto(const v1::TableInfo& proto) {
   info.stats.num_candidates = proto.num_candidates();
   info.stats.admission_bytes = proto.admission_bytes();
   info.stats.change_bytes = proto.change_bytes();
+  info.stats.num_steps = proto.num_steps();
   info.identity = {
       proto.incarnation(),
       {proto.shard_instances().begin(), proto.shard_instances().end()}};

@@ -525,17 +525,21 @@ absl::StatusOr<int64_t> Shard::Apply(EmbeddingTable& table,
                                      const LentThreads* threads) const {
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> updated_rows{0};
-  TFSWITCH_RETURN_IF_ERROR(RunKeyRanges(
-      threads, batch.keys.size(), dim,
-      [&](size_t begin, size_t size) -> absl::Status {
-        GradientBatch part = batch;
-        part.keys = batch.keys.subspan(begin, size);
-        part.gradients = batch.gradients.subspan(begin * dim, size * dim);
-        part.observations = batch.observations.subspan(begin, size);
-        TFSWITCH_ASSIGN_OR_RETURN(const int64_t updated,
-                                  table.ApplyGradients(part));
-        updated_rows += updated;
-        return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(
+      table.TakeStep(batch.learning_rate, [&](const StepHistory* history) {
+        return RunKeyRanges(
+            threads, batch.keys.size(), dim,
+            [&](size_t begin, size_t size) -> absl::Status {
+              GradientBatch part = batch;
+              part.history = history;
+              part.keys = batch.keys.subspan(begin, size);
+              part.gradients = batch.gradients.subspan(begin * dim, size * dim);
+              part.observations = batch.observations.subspan(begin, size);
+              TFSWITCH_ASSIGN_OR_RETURN(const int64_t updated,
+                                        table.ApplyGradients(part));
+              updated_rows += updated;
+              return absl::OkStatus();
+            });
       }));
   return updated_rows.load();
 }

@@ -72,90 +72,6 @@ std::vector<float> MissingRow(const TableConfig& config) {
   return row;
 }
 
-class EmbeddingTable::Impl::PatientSink final : public RetrySink {
- public:
-  PatientSink(const Impl* table, IndexView* views)
-      : table_(table), views_(views) {}
-
-  // What Step() has to do; it must live on.
-  void SetSteps(const StepBatch* steps, uint32_t stamp) {
-    steps_ = steps;
-    stamp_ = stamp;
-  }
-
-  const uint32_t& num_refreshes() const { return num_refreshes_; }
-
-  bool Read(Key key, float* embedding) override {
-    return Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
-      table_->RacyLoadEmbedding(row, embedding);
-      return IsUnchanged(bucket, meta);
-    });
-  }
-
-  bool Step(Key key, uint32_t i) override {
-    return Retry(key, [&](Bucket* bucket, uint32_t meta, int entry, float*) {
-      if (!TryLockBucket(bucket, meta)) return false;
-      const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
-      if (is_ours) {
-        const Stripe& stripe =
-            table_->stripes_[StripeOfHash(table_->hash_(key))];
-        table_->ModifyRow(
-            table_->PlaceOf(stripe, RacyLoad(&bucket->rows[entry])),
-            steps_->RoundingOf(key), stamp_, [&](const RowFloats& floats) {
-              steps_->StepAndObserve(table_->config.dim, floats, i);
-            });
-      }
-      UnlockBucket(bucket, meta);
-      return is_ours;
-    });
-  }
-
- private:
-  // Searches until use(bucket, meta, entry, row) returns true, or the key is
-  // surely absent. Refreshes the view of the stripe for later keys, too.
-  template <typename Use>
-  bool Retry(Key key, const Use& use) {
-    const uint64_t hash = table_->hash_(key);
-    const uint32_t stripe = StripeOfHash(hash);
-    IndexView& view = views_[stripe];
-    SpinWait wait;
-    for (;; wait.Pause()) {
-      view = table_->stripes_[stripe].index.View();
-      ++num_refreshes_;
-      Bucket* bucket = HomeBucket(view, PositionOfHash(hash));
-      for (;; ++bucket) {
-        const uint32_t meta = LoadMeta(bucket);
-        if (!IsReadable(meta)) break;
-        const int entry = FindEntry(bucket, meta, key);
-        if (entry >= 0) {
-          float* const row = reinterpret_cast<float*>(
-              view.rows + RacyLoad(&bucket->rows[entry]) * table_->stride_);
-          if (use(bucket, meta, entry, row)) return true;
-          break;
-        }
-        if (!IsUnchanged(bucket, meta)) break;
-        if (!HasOverflow(meta)) {
-          if (IsPhase(view, view.phase)) return false;
-          break;
-        }
-      }
-    }
-  }
-
-  static int FindEntry(const Bucket* bucket, uint32_t meta, Key key) {
-    for (int i = 0; i < static_cast<int>(UsedOf(meta)); ++i) {
-      if (RacyLoad(&bucket->keys[i]) == key) return i;
-    }
-    return -1;
-  }
-
-  const Impl* const table_;
-  IndexView* const views_;
-  uint32_t num_refreshes_ = 0;
-  const StepBatch* steps_ = nullptr;
-  uint32_t stamp_ = 0;
-};
-
 EmbeddingTable::Impl::Impl(const TableConfig& table_config,
                            const KeyedHash& hash, MemoryReservation reservation)
     : config(table_config),
@@ -372,6 +288,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
     float* const to = embeddings + begin * dim;
     const InsertedRows before =
         has_weights() ? ReadInsertedRows() : InsertedRows();
+    CatchUp(block, to);
     const uint32_t num_missing =
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
     FillMissing(block, missing, num_missing, before, to);
@@ -387,9 +304,11 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
   const size_t dim = static_cast<size_t>(config.dim);
+  const StepLog::Moment now = Now();
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     float* const to = embeddings + begin * dim;
+    CatchUp(block, to);
     const uint32_t num_missing =
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
     if (num_missing == 0) continue;
@@ -407,6 +326,10 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
           }
           return InsertLocked(stripe, key, position, Today(), RowRounding(),
                               change.stamp(), [&](const RowFloats& row) {
+                                if (is_dense()) {
+                                  optimizer.CatchUp(now.history(),
+                                                    row.embedding, row.slots);
+                                }
                                 std::copy_n(row.embedding, dim, to + i * dim);
                               });
         }));
@@ -426,6 +349,17 @@ RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     const GradientBatch& batch) {
+  if (is_dense() && batch.history == nullptr) {
+    absl::StatusOr<int64_t> num_updated = 0;
+    TFSWITCH_RETURN_IF_ERROR(
+        TakeStep(batch.learning_rate, [&](const StepHistory* history) {
+          GradientBatch step = batch;
+          step.history = history;
+          num_updated = ApplyGradients(step);
+          return num_updated.status();
+        }));
+    return num_updated;
+  }
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
@@ -435,6 +369,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   steps.optimizer = &optimizer;
   steps.input.learning_rate = batch.learning_rate;
   steps.input.global_step = batch.global_step;
+  steps.input.history = batch.history;
   if (statistics.num_floats() > 0) steps.statistics = &statistics;
   // Also of a table that counts nothing: its checkpoint may be restored into
   // one that does.
@@ -498,6 +433,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const size_t state_floats = static_cast<size_t>(optimizer.slot_floats());
   const ChangeClock::Change change(&change_clock_);
+  const StepLog::Moment now = Now();
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(hash_, block.data(),
@@ -507,11 +443,20 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
           const Key key = block[i];
           const uint32_t position = PositionOf(key);
           const auto set = [&](const RowFloats& row) {
+            // The state that goes on is that of the step that has been.
+            if (is_dense() && slots == nullptr) {
+              optimizer.CatchUp(now.history(), row.embedding, row.slots);
+            }
             std::copy_n(embeddings + (begin + i) * dim, dim, row.embedding);
             if (slots == nullptr) return;
             const float* const from = slots + (begin + i) * slot_floats;
             std::copy_n(from, state_floats, row.slots);
             std::copy(from + state_floats, from + slot_floats, row.statistics);
+            if (!is_dense()) return;
+            // Another table may have taken more steps.
+            float* const step = row.slots + state_floats - 1;
+            SetDenseStepOfSlot(
+                std::min(DenseStepOfSlot(step), now.history().last_step), step);
           };
           const StripeIndex::Entry entry = stripe->index.Find(key, position);
           if (entry.bucket != nullptr && only_missing) return absl::OkStatus();
@@ -607,6 +552,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         "table '", config.name, "': max_rows: expected a positive number, got ",
         max_rows));
   }
+  CatchUpAll();
   const size_t dim = static_cast<size_t>(config.dim);
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
@@ -683,6 +629,7 @@ TableStats EmbeddingTable::Impl::stats() {
     stats.admission_bytes += static_cast<int64_t>(bloom->resident_bytes());
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
+  stats.num_steps = Now().history().last_step;
   stats.row_stride_bytes = static_cast<int64_t>(stride_ + statistics_stride_);
   stats.row_bytes = stats.num_rows * stats.row_stride_bytes;
   stats.reserved_bytes = row_resident_bytes - stats.row_bytes;
@@ -731,6 +678,20 @@ absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
   batch.learning_rate = learning_rate;
   batch.insert_missing = insert_missing;
   return ApplyGradients(batch);
+}
+
+absl::Status EmbeddingTable::TakeStep(
+    float learning_rate,
+    absl::FunctionRef<absl::Status(const StepHistory*)> apply) {
+  return impl_->TakeStep(learning_rate, apply);
+}
+
+SavedSteps EmbeddingTable::SaveSteps() const { return impl_->step_log.Save(); }
+
+absl::Status EmbeddingTable::RestoreSteps(const SavedSteps& saved) {
+  TFSWITCH_RETURN_IF_ERROR(StepLog::Validate(saved));
+  impl_->step_log.Restore(saved);
+  return absl::OkStatus();
 }
 
 absl::Status EmbeddingTable::Assign(absl::Span<const Key> keys,

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -36,6 +37,7 @@
 #include "cc/table/change_log.h"
 #include "cc/table/counting_bloom.h"
 #include "cc/table/row_statistics.h"
+#include "cc/table/step_log.h"
 #include "cc/table/table_config.h"
 
 namespace tfswitch {
@@ -53,6 +55,7 @@ struct TableStats {
   int64_t admission_bytes = 0;  // What knows of them.
   // What knows which rows have changed, once somebody has asked for changes.
   int64_t change_bytes = 0;
+  int64_t num_steps = 0;  // With dense updates: the pushes that were applied.
 };
 
 // A push, as the table gets it.
@@ -64,6 +67,9 @@ struct GradientBatch {
   int64_t global_step = 0;  // Of the training; 0: not known.
   float day = kServersDay;  // See row_statistics.h.
   bool insert_missing = false;
+  // With dense updates, what EmbeddingTable::TakeStep() has handed out; null:
+  // the call is a step by itself.
+  const StepHistory* history = nullptr;
 };
 
 // What a key is to the table.
@@ -155,6 +161,9 @@ std::vector<float> MissingRow(const TableConfig& config);
 // so; until then the table notes what it needs to decide (candidates, or the
 // cells of a Bloom filter), and the key reads as the config's not_admitted.
 //
+// With dense updates (OptimizerConfig::is_dense) all that reads rows, saves or
+// visits them brings them up to date with the steps that have ended before.
+//
 // Thread-safe. A batch is not a snapshot of the table, but each row is read
 // and written whole: a reader never sees half an update, and concurrent
 // updates of one row are applied one after the other.
@@ -204,6 +213,20 @@ class EmbeddingTable {
                                          absl::Span<const float> gradients,
                                          float learning_rate,
                                          bool insert_missing);
+
+  // Makes the calls of ApplyGradients() in `apply` one step of a table with
+  // dense updates; they get the argument as their `history`. Steps come one
+  // after the other. Other tables: calls apply(nullptr). ResourceExhausted at
+  // kMaxDenseStep steps.
+  absl::Status TakeStep(
+      float learning_rate,
+      absl::FunctionRef<absl::Status(const StepHistory*)> apply);
+
+  // The steps taken so far; none unless there are dense updates.
+  SavedSteps SaveSteps() const;
+  // The way back, before there are rows. InvalidArgument for what a log cannot
+  // be.
+  absl::Status RestoreSteps(const SavedSteps& saved);
 
   // Sets embeddings. A row that exists keeps its slots; a missing one is
   // created with initial slots. Of repeated keys the last one stays.

@@ -66,6 +66,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
                      "known any more, because ",
                      why, ". Export a base."));
   };
+  CatchUpAll();  // In the epoch that ends: what that changes is to be visited.
   const ChangeCursor cursor{change_log_id_, change_clock_.EndEpoch()};
   const bool is_all = filter.since.log_id == 0;
   if (!is_all && (filter.since.log_id != change_log_id_ ||

@@ -3,6 +3,7 @@
 //   embedding_table.cc             reading, stepping and setting rows
 //   embedding_table_admission.cc   keys that have no row yet
 //   embedding_table_changes.cc     what has changed since when
+//   embedding_table_dense.cc       steps that rows have missed
 //   embedding_table_shrink.cc      rows that go, and their memory
 
 #ifndef TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_
@@ -117,6 +118,9 @@ class EmbeddingTable::Impl {
   absl::StatusOr<int64_t> Find(absl::Span<const Key> keys, float* embeddings);
   absl::Status FindOrInsert(absl::Span<const Key> keys, float* embeddings);
   absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch);
+  absl::Status TakeStep(
+      float learning_rate,
+      absl::FunctionRef<absl::Status(const StepHistory*)> apply);
   // `slots` may be null: slots stay, or start with their initial values.
   absl::StatusOr<int64_t> Assign(absl::Span<const Key> keys,
                                  const float* embeddings, const float* slots,
@@ -165,6 +169,7 @@ class EmbeddingTable::Impl {
   const Optimizer optimizer;
   const RowStatistics statistics;
   const RowCodec codec;
+  StepLog step_log;  // Stays empty unless there are dense updates.
   std::unique_ptr<CountingBloom> bloom;  // Constant after Create().
 
  private:
@@ -187,6 +192,16 @@ class EmbeddingTable::Impl {
   template <typename Work>
   absl::Status ForEachLocked(const Key* keys, const StripeGroups& groups,
                              const Work& work);
+
+  bool is_dense() const { return config.optimizer.is_dense; }
+  // What rows are to be brought up to date with.
+  StepLog::Moment Now() const {
+    return is_dense() ? step_log.Now() : StepLog::Moment();
+  }
+  // With dense updates, bring rows up to date: those of the keys that have one,
+  // or all. `unused` is any memory of as many embeddings.
+  void CatchUp(absl::Span<const Key> keys, const float* unused);
+  void CatchUpAll();
 
   // Gives an absent key a row, seen on `day`, which fill(row floats) completes:
   // the initial embedding and slots are already there. The stripe's mutex is
@@ -346,9 +361,94 @@ class EmbeddingTable::Impl {
   std::array<Mutex, kNumStripes> bloom_mutexes_;
   // One shrink at a time.
   Mutex shrink_mutex_;
+  Mutex step_mutex_;  // With dense updates: one step at a time.
   ChangeClock change_clock_;
   const uint64_t change_log_id_;
   std::array<Stripe, kNumStripes> stripes_;
+};
+
+class EmbeddingTable::Impl::PatientSink final : public RetrySink {
+ public:
+  PatientSink(const Impl* table, IndexView* views)
+      : table_(table), views_(views) {}
+
+  // What Step() has to do; it must live on.
+  void SetSteps(const StepBatch* steps, uint32_t stamp) {
+    steps_ = steps;
+    stamp_ = stamp;
+  }
+
+  const uint32_t& num_refreshes() const { return num_refreshes_; }
+
+  bool Read(Key key, float* embedding) override {
+    return Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
+      table_->RacyLoadEmbedding(row, embedding);
+      return IsUnchanged(bucket, meta);
+    });
+  }
+
+  bool Step(Key key, uint32_t i) override {
+    return Retry(key, [&](Bucket* bucket, uint32_t meta, int entry, float*) {
+      if (!TryLockBucket(bucket, meta)) return false;
+      const bool is_ours = RacyLoad(&bucket->keys[entry]) == key;
+      if (is_ours) {
+        const Stripe& stripe =
+            table_->stripes_[StripeOfHash(table_->hash_(key))];
+        table_->ModifyRow(
+            table_->PlaceOf(stripe, RacyLoad(&bucket->rows[entry])),
+            steps_->RoundingOf(key), stamp_, [&](const RowFloats& floats) {
+              steps_->StepAndObserve(table_->config.dim, floats, i);
+            });
+      }
+      UnlockBucket(bucket, meta);
+      return is_ours;
+    });
+  }
+
+ private:
+  // Searches until use(bucket, meta, entry, row) returns true, or the key is
+  // surely absent. Refreshes the view of the stripe for later keys, too.
+  template <typename Use>
+  bool Retry(Key key, const Use& use) {
+    const uint64_t hash = table_->hash_(key);
+    const uint32_t stripe = StripeOfHash(hash);
+    IndexView& view = views_[stripe];
+    SpinWait wait;
+    for (;; wait.Pause()) {
+      view = table_->stripes_[stripe].index.View();
+      ++num_refreshes_;
+      Bucket* bucket = HomeBucket(view, PositionOfHash(hash));
+      for (;; ++bucket) {
+        const uint32_t meta = LoadMeta(bucket);
+        if (!IsReadable(meta)) break;
+        const int entry = FindEntry(bucket, meta, key);
+        if (entry >= 0) {
+          float* const row = reinterpret_cast<float*>(
+              view.rows + RacyLoad(&bucket->rows[entry]) * table_->stride_);
+          if (use(bucket, meta, entry, row)) return true;
+          break;
+        }
+        if (!IsUnchanged(bucket, meta)) break;
+        if (!HasOverflow(meta)) {
+          if (IsPhase(view, view.phase)) return false;
+          break;
+        }
+      }
+    }
+  }
+
+  static int FindEntry(const Bucket* bucket, uint32_t meta, Key key) {
+    for (int i = 0; i < static_cast<int>(UsedOf(meta)); ++i) {
+      if (RacyLoad(&bucket->keys[i]) == key) return i;
+    }
+    return -1;
+  }
+
+  const Impl* const table_;
+  IndexView* const views_;
+  uint32_t num_refreshes_ = 0;
+  const StepBatch* steps_ = nullptr;
+  uint32_t stamp_ = 0;
 };
 
 template <typename Work>

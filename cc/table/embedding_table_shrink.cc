@@ -181,6 +181,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     return nullptr;
   };
   const bool with_embeddings = rules.min_l2_norm.has_value();
+  if (with_embeddings) CatchUpAll();
   const auto rule_for_row = [&](const float* embedding,
                                 const float* counts) -> int64_t* {
     int64_t* const rule = rule_for(statistics, counts);

@@ -73,6 +73,13 @@ OrderedJson RuleToJson(const RuleConfig& rule, const StepOptions& options) {
 }
 
 OrderedJson OptimizerToJson(const OptimizerConfig& config) {
+  if (config.is_dense) {
+    OptimizerConfig sparse = config;
+    sparse.is_dense = false;
+    OrderedJson json = OptimizerToJson(sparse);
+    json["update"] = "DENSE";
+    return json;
+  }
   if (config.IsSimple()) {
     return RuleToJson(config.segments[0].rule, config.segments[0].options);
   }
@@ -249,10 +256,20 @@ absl::Status SegmentsFromJson(const Json& json,
 
 absl::Status OptimizerFromJson(const Json& json, OptimizerConfig* config) {
   OptimizerConfig result;
-  TFSWITCH_RETURN_IF_ERROR(
-      RuleFromJson(json, "optimizer", {"segments"}, &result.segments[0]));
+  TFSWITCH_RETURN_IF_ERROR(RuleFromJson(
+      json, "optimizer", {"segments", "update"}, &result.segments[0]));
+  std::string update = "SPARSE";
+  if (const auto it = json.find("update"); it != json.end()) {
+    update = it->is_string() ? it->get<std::string>() : it->dump();
+  }
+  if (update != "SPARSE" && update != "DENSE") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table config: 'optimizer.update': expected \"SPARSE\" or \"DENSE\", "
+        "got ",
+        update));
+  }
   if (json.contains("segments")) {
-    if (json.size() > 1) {
+    if (json.size() > (json.contains("update") ? 2 : 1)) {
       return absl::InvalidArgumentError(
           "table config: 'optimizer.segments': expected nothing beside it; "
           "each segment has its rule and options");
@@ -261,6 +278,7 @@ absl::Status OptimizerFromJson(const Json& json, OptimizerConfig* config) {
     TFSWITCH_RETURN_IF_ERROR(
         SegmentsFromJson(json["segments"], &result.segments));
   }
+  result.is_dense = update == "DENSE";
   *config = std::move(result);
   return absl::OkStatus();
 }
@@ -498,6 +516,25 @@ absl::Status TableConfig::Validate() const {
   if (!layout.empty() && !(row_type == RowTypeConfig())) {
     return FieldError(name, "row_type", "float32, for a dense table",
                       row_type.ToString());
+  }
+  if (optimizer.is_dense) {
+    if (!layout.empty()) {
+      return FieldError(name, "optimizer.update",
+                        "SPARSE for a dense table, whose rows are in each push",
+                        "DENSE");
+    }
+    if (!admission.is_always()) {
+      return FieldError(name, "admission",
+                        "none with dense updates, where each id has its row "
+                        "from the first step on",
+                        ToJson(admission).dump());
+    }
+    if (!row_type.is_plain()) {
+      return FieldError(name, "row_type",
+                        "float32 with dense updates, as many small steps would "
+                        "be lost in 16 bits",
+                        row_type.ToString());
+    }
   }
   if (admission.not_admitted.kind == NotAdmittedKind::kWeight &&
       (optimizer.segments.size() < 2 || optimizer.segments[0].dim != 1)) {

@@ -1,0 +1,93 @@
+// Steps that rows have missed, of tables with dense updates.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/table/embedding_table_impl.h"
+
+namespace tfswitch {
+
+absl::Status EmbeddingTable::Impl::TakeStep(
+    float learning_rate,
+    absl::FunctionRef<absl::Status(const StepHistory*)> apply) {
+  if (!is_dense()) return apply(nullptr);
+  // A row takes its steps in their order. Without the lock one push could find
+  // a row that had passed its step, with a gradient of zero, for the next one.
+  MutexLock lock(&step_mutex_);
+  if (step_log.Now().history().last_step == kMaxDenseStep) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "table '", config.name, "' has taken ", kMaxDenseStep,
+        " steps, as many as dense updates can count; export its rows, and "
+        "assign them to a new table"));
+  }
+  if (!step_log.BeginStep(learning_rate)) {
+    CatchUpAll();
+    step_log.Coarsen();
+    step_log.BeginStep(learning_rate);
+  }
+  // Whatever happens: rows that were there have taken it.
+  struct End {
+    StepLog* log;
+    ~End() { log->EndStep(); }
+  } const end{&step_log};
+  const StepLog::Moment before = step_log.Now();
+  return apply(&before.history());
+}
+
+void EmbeddingTable::Impl::CatchUp(absl::Span<const Key> keys,
+                                   const float* unused) {
+  if (!is_dense()) return;
+  IndexView views[kNumStripes];
+  uint16_t missing[kMaxKernelKeys];
+  PatientSink retry(this, views);
+  const StepLog::Moment now = step_log.Now();
+  StepBatch steps;
+  steps.optimizer = &optimizer;
+  steps.gradients = unused;
+  steps.input.history = &now.history();
+  steps.input.is_gradient_step = false;
+  const ChangeClock::Change change(&change_clock_);
+  retry.SetSteps(&steps, change.stamp());
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    KernelBatch batch =
+        MakeBatch(keys.subspan(begin, kMaxKernelKeys), views, &retry, missing);
+    batch.stamp = change.stamp();
+    kernels_.step(batch, steps);
+  }
+}
+
+void EmbeddingTable::Impl::CatchUpAll() {
+  if (!is_dense()) return;
+  const StepLog::Moment now = step_log.Now();
+  const size_t bytes = static_cast<size_t>(config.dim) * sizeof(float);
+  std::vector<float> before(static_cast<size_t>(config.dim));
+  for (Stripe& stripe : stripes_) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      const ChangeClock::Change change(&change_clock_);
+      MutexLock lock(&stripe.mutex);
+      const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
+      VisitEntries(stripe, begin, end, [&](Key, StripeIndex::Entry entry) {
+        const uint32_t meta = LockBucket(entry.bucket);
+        const RowPlace place =
+            PlaceOf(stripe, RacyLoad(&entry.bucket->rows[entry.at]));
+        bool has_changed = false;
+        ModifyRow(place, RowRounding(), /*stamp=*/0, [&](const RowFloats& row) {
+          memcpy(before.data(), row.embedding, bytes);
+          optimizer.CatchUp(now.history(), row.embedding, row.slots);
+          has_changed = memcmp(before.data(), row.embedding, bytes) != 0;
+        });
+        if (has_changed && change.stamp() != 0) {
+          RacyStore(place.stamp, change.stamp());
+        }
+        UnlockBucket(entry.bucket, meta);
+      });
+      begin = end;
+    }
+  }
+}
+
+}  // namespace tfswitch
