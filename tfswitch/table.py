@@ -75,6 +75,9 @@ class EmbeddingTable:
         statistics: What is counted of each row: an object of
             `tfswitch.statistics`. None means what `admission` and `eviction`
             need.
+        update: Which rows a push moves: "sparse", its own; or "dense", all, as
+            the optimizer of a dense variable does. A row makes up for steps
+            that it has missed when it is next read, pushed to or saved.
         row_type: How rows are kept in memory: a `tfswitch.RowType`, or
             "float16" or "bfloat16" for such embeddings with a float32 optimizer
             state. None means float32.
@@ -114,6 +117,7 @@ class EmbeddingTable:
         admission: Any = None,
         eviction: Any = None,
         statistics: Any = None,
+        update: str = "sparse",
         row_type: Any = None,
         seed: int = 0,
         consistency: Any = None,
@@ -130,6 +134,7 @@ class EmbeddingTable:
                 '`dtype` must be "float32"; what is kept in memory is '
                 f"`row_type`. Received: dtype={dtype!r}"
             )
+        check_update(update)
         check_seed(seed)
         if cluster is not None and not isinstance(cluster, Cluster):
             raise ValueError(
@@ -160,6 +165,9 @@ class EmbeddingTable:
             "seed": self._seed,
             "consistency": self._consistency.to_table_config(),
         }
+        self._update = update
+        if update == "dense":
+            config["optimizer"]["update"] = "DENSE"
         if self._layout:
             config["layout"] = self._layout
         if self._admission != admission_lib.Always():
@@ -255,6 +263,11 @@ class EmbeddingTable:
     def statistics(self) -> Any:
         """What is counted of each row, or None."""
         return self._statistics
+
+    @property
+    def update(self) -> str:
+        """Which rows a push moves: "sparse" or "dense"."""
+        return self._update
 
     @property
     def row_type(self) -> row_type_lib.RowType:
@@ -838,6 +851,14 @@ def check_dim(name: str, dim: Any) -> None:
         raise ValueError(
             f"`{name}` must be an integer from 1 to {MAX_DIM}. "
             f"Received: {name}={dim!r} (of type {type(dim).__name__})."
+        )
+
+
+def check_update(update: object) -> None:
+    """Raises ValueError unless it is a way of updating rows."""
+    if update not in ("sparse", "dense"):
+        raise ValueError(
+            f'`update` must be "sparse" or "dense". Received: update={update!r}'
         )
 
 

@@ -1,0 +1,148 @@
+"""Tables with `update="dense"` against `keras.layers.Embedding`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+
+NUM_IDS = 20
+DIM = 4
+STEPS = 40
+
+
+def make_rates() -> keras.optimizers.schedules.LearningRateSchedule:
+    return keras.optimizers.schedules.ExponentialDecay(0.05, 7, 0.9)
+
+
+# Name, the optimizer of the Keras model, the table's, the L2 of Keras.
+CASES = {
+    "sgd": (
+        lambda rate: keras.optimizers.SGD(rate),
+        lambda: tsw.optimizers.SGD(),
+        0.0,
+    ),
+    "momentum": (
+        lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
+        lambda: tsw.optimizers.SGD(momentum=0.9),
+        0.0,
+    ),
+    "nesterov": (
+        lambda rate: keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
+        lambda: tsw.optimizers.SGD(momentum=0.9, nesterov=True),
+        0.0,
+    ),
+    "adagrad": (
+        lambda rate: keras.optimizers.Adagrad(rate),
+        lambda: tsw.optimizers.Adagrad(),
+        0.0,
+    ),
+    "adam": (
+        lambda rate: keras.optimizers.Adam(rate),
+        lambda: tsw.optimizers.Adam(),
+        0.0,
+    ),
+    "amsgrad": (
+        lambda rate: keras.optimizers.Adam(rate, amsgrad=True),
+        lambda: tsw.optimizers.AMSGrad(),
+        0.0,
+    ),
+    "adamw": (
+        lambda rate: keras.optimizers.AdamW(rate, weight_decay=0.1),
+        lambda: tsw.optimizers.AdamW(weight_decay=0.1),
+        0.0,
+    ),
+    # Keras's L2(x) is x w^2, with the gradient 2 x w.
+    "adam with l2": (
+        lambda rate: keras.optimizers.Adam(rate),
+        lambda: tsw.optimizers.Adam(l2=0.02),
+        0.01,
+    ),
+    "sgd with l2": (
+        lambda rate: keras.optimizers.SGD(rate),
+        lambda: tsw.optimizers.SGD(l2=0.02),
+        0.01,
+    ),
+}
+
+
+class KerasRows:
+    """A Keras embedding that learns the gradients it is given."""
+
+    def __init__(self, rows, optimizer, l2):
+        self.variable = keras.Variable(rows)
+        self.optimizer = optimizer
+        self.l2 = l2
+
+    def step(self, ids, gradients):
+        with tf.GradientTape() as tape:
+            rows = tf.gather(self.variable.value, ids)
+            loss = tf.reduce_sum(rows * gradients)
+            if self.l2:
+                loss += self.l2 * tf.reduce_sum(self.variable.value**2)
+        gradient = tape.gradient(loss, self.variable.value)
+        self.optimizer.apply([tf.convert_to_tensor(gradient)], [self.variable])
+
+
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
+def cluster(request, make_cluster):
+    return make_cluster(request.param)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_those_of_a_keras_variable(cluster, name, tmp_path):
+    make_keras, make_own, l2 = CASES[name]
+    rng = np.random.default_rng(1)
+    schedule = make_rates()
+    table = tsw.EmbeddingTable(
+        f"dense {name}", DIM, optimizer=make_own(), update="dense"
+    )
+    ids = np.arange(NUM_IDS)
+    reference = KerasRows(
+        table.lookup_or_create(ids).numpy(), make_keras(schedule), l2
+    )
+
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            cluster.save(str(tmp_path))
+            table.push([0], np.ones((1, DIM)), learning_rate=1.0)
+            cluster.restore(str(tmp_path))
+        batch = rng.choice(NUM_IDS, 3, replace=False)
+        gradients = rng.normal(size=(3, DIM)).astype(np.float32)
+        reference.step(batch, gradients)
+        table.push(batch, gradients, learning_rate=float(schedule(float(step))))
+        some = rng.choice(NUM_IDS, 2, replace=False)
+        np.testing.assert_allclose(
+            table.lookup(some).numpy(),
+            reference.variable.numpy()[some],
+            rtol=2e-5,
+            atol=2e-6,
+        )
+
+    assert table.stats()["num_steps"] == STEPS
+    np.testing.assert_allclose(
+        table.lookup(ids).numpy(),
+        reference.variable.numpy(),
+        rtol=2e-5,
+        atol=2e-6,
+    )
+
+
+def test_an_unknown_way_of_updating_is_refused(embedded):
+    with pytest.raises(ValueError, match="update='lazy'"):
+        tsw.EmbeddingTable("lazy", DIM, update="lazy")
+
+
+def test_rules_without_dense_updates_are_refused(embedded):
+    with pytest.raises(ValueError, match=r"ftrl.*amsgrad"):
+        tsw.EmbeddingTable(
+            "dense ftrl", DIM, optimizer=tsw.optimizers.Ftrl(), update="dense"
+        )
+
+
+def test_a_table_has_one_way_of_updating(embedded):
+    table = tsw.EmbeddingTable("one way", DIM, update="dense")
+    assert table.update == "dense"
+    with pytest.raises(ValueError, match="DENSE"):
+        tsw.EmbeddingTable("one way", DIM)
