@@ -146,3 +146,42 @@ def test_a_table_has_one_way_of_updating(embedded):
     assert table.update == "dense"
     with pytest.raises(ValueError, match="DENSE"):
         tsw.EmbeddingTable("one way", DIM)
+
+
+def test_a_layer_learns_as_the_embedding_of_keras(embedded):
+    ids = np.random.default_rng(2).integers(0, NUM_IDS, (96, 1))
+    labels = (ids % 3 == 0).astype(np.float32)
+
+    def train(layer):
+        inputs = keras.Input((1,), dtype="int64")
+        rows = keras.layers.Flatten()(layer(inputs))
+        outputs = keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(
+            rows
+        )
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
+        model.fit(ids, labels, batch_size=8, shuffle=False, verbose=0)
+        return layer
+
+    own = tsw.keras.DynamicEmbedding(
+        DIM, optimizer=tsw.optimizers.Adam(0.02, l2=0.002), update="dense"
+    )
+    assert own.get_config()["update"] == "dense"
+    first = own.table.lookup_or_create(np.arange(NUM_IDS)).numpy()
+    keras_layer = keras.layers.Embedding(
+        NUM_IDS,
+        DIM,
+        embeddings_initializer=keras.initializers.Constant(first),
+        # With it the gradient is dense, so that repeated ids are summed.
+        embeddings_regularizer=keras.regularizers.L2(0.001),
+    )
+
+    train(own)
+    train(keras_layer)
+
+    np.testing.assert_allclose(
+        own.table.lookup(np.arange(NUM_IDS)).numpy(),
+        np.asarray(keras_layer.embeddings),
+        rtol=1e-4,
+        atol=1e-5,
+    )

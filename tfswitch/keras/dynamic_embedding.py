@@ -32,6 +32,7 @@ from tfswitch.table import (
     EmbeddingTable,
     check_dim,
     check_seed,
+    check_update,
     find_statistics,
     look_up_many,
 )
@@ -139,6 +140,8 @@ class DynamicEmbedding(_backend.Layer):
         eviction: What `table.shrink` evicts: an object of `tfswitch.eviction`.
         statistics: What is counted of each row: an object of
             `tfswitch.statistics`. None means what the policies need.
+        update: Which rows a push moves: "sparse", its own; or "dense", all, as
+            with `keras.layers.Embedding`.
         row_type: How rows are kept in memory: a `tfswitch.RowType`, or
             "float16" or "bfloat16" for such embeddings with a float32 optimizer
             state. None means float32. (`dtype`, as with all layers, is what the
@@ -195,6 +198,7 @@ class DynamicEmbedding(_backend.Layer):
         admission: Any = None,
         eviction: Any = None,
         statistics: Any = None,
+        update: str = "sparse",
         row_type: Any = None,
         seed: int = 0,
         consistency: Any = None,
@@ -235,6 +239,7 @@ class DynamicEmbedding(_backend.Layer):
                 admission=(admission, None),
                 eviction=(eviction, None),
                 statistics=(statistics, None),
+                update=(update, "sparse"),
                 row_type=(row_type, None),
                 cluster=(cluster, None),
             )
@@ -249,6 +254,8 @@ class DynamicEmbedding(_backend.Layer):
         self._statistics = find_statistics(
             statistics, self._admission, self._eviction
         )
+        check_update(update)
+        self._update = update
         self._row_type = row_type_lib.get(row_type)
 
     def _adopt(
@@ -277,6 +284,7 @@ class DynamicEmbedding(_backend.Layer):
         self._admission = table.admission
         self._eviction = table.eviction
         self._statistics = table.statistics
+        self._update = table.update
         self._row_type = table.row_type
 
     @property
@@ -299,6 +307,7 @@ class DynamicEmbedding(_backend.Layer):
             "admission": self._admission,
             "eviction": self._eviction,
             "statistics": self._statistics,
+            "update": self._update,
             "row_type": self._row_type,
             "cluster": cluster,
         }
@@ -616,6 +625,7 @@ class DynamicEmbedding(_backend.Layer):
                 "admission": self._admission.to_config(),
                 "eviction": _config_of(self._eviction),
                 "statistics": _config_of(self._statistics),
+                "update": self._update,
                 "row_type": self._row_type.get_config(),
             }
         )
