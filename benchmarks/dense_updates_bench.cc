@@ -1,0 +1,132 @@
+// What dense updates cost: a step of training (lookup and push of a batch) of a
+// table that steps the rows of the batch, and of one that steps all rows.
+//
+//   build/benchmarks/dense_updates_bench [keys] [batch] [runs]
+//
+// Ids are drawn by Zipf's law, so that some are in each batch and most miss
+// hundreds of steps. Times are of the whole step and per id, the median of runs
+// in turns; ratios are those of one run.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/bench_support.h"
+#include "cc/table/embedding_table.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr int kDim = 16;
+constexpr int kStepsPerRun = 200;
+
+struct Variant {
+  std::string name;
+  OptimizerConfig optimizer;
+};
+
+std::unique_ptr<EmbeddingTable> MakeTable(OptimizerConfig optimizer,
+                                          bool is_dense) {
+  TableConfig config;
+  config.name = "bench";
+  config.dim = kDim;
+  optimizer.is_dense = is_dense;
+  config.optimizer = std::move(optimizer);
+  auto table = EmbeddingTable::Create(config);
+  Check(table.status());
+  return *std::move(table);
+}
+
+// Distinct ids of one batch.
+std::vector<Key> DrawBatch(int64_t num_keys, size_t size,
+                           std::mt19937* random) {
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  std::vector<Key> batch;
+  while (batch.size() < size) {
+    // Ranks whose logarithm is uniform: Zipf's law with exponent 1.
+    const double rank =
+        std::exp(uniform(*random) * std::log(static_cast<double>(num_keys)));
+    batch.push_back(static_cast<Key>(rank));
+  }
+  std::sort(batch.begin(), batch.end());
+  batch.erase(std::unique(batch.begin(), batch.end()), batch.end());
+  return batch;
+}
+
+// Seconds per id.
+double Run(EmbeddingTable* table, const std::vector<std::vector<Key>>& batches,
+           const std::vector<float>& gradients) {
+  std::vector<float> rows(gradients.size());
+  size_t num_ids = 0;
+  const double begin = WallSeconds();
+  for (const std::vector<Key>& batch : batches) {
+    const size_t num_floats = batch.size() * kDim;
+    Check(table->FindOrInsert(batch, absl::MakeSpan(rows.data(), num_floats)));
+    Check(table
+              ->ApplyGradients(batch,
+                               absl::MakeSpan(gradients.data(), num_floats),
+                               0.001f, /*insert_missing=*/true)
+              .status());
+    num_ids += batch.size();
+  }
+  return (WallSeconds() - begin) / static_cast<double>(num_ids);
+}
+
+void Main(int64_t num_keys, size_t batch_size, int num_runs) {
+  StepOptions l2;
+  l2.l2 = 1e-5f;
+  const std::vector<Variant> variants = {
+      {"sgd", SgdConfig{}},
+      {"momentum", SgdConfig{0.9f}},
+      {"adagrad", AdagradConfig{}},
+      {"adam", AdamConfig{}},
+      {"adagrad, l2", {AdagradConfig{}, l2}},
+      {"adam, l2", {AdamConfig{}, l2}},
+      {"adamw", AdamWConfig{}},
+  };
+  std::mt19937 random(1);
+  std::vector<float> gradients(batch_size * kDim);
+  std::normal_distribution<float> normal(0.0f, 0.01f);
+  for (float& g : gradients) g = normal(random);
+  std::printf("%-12s %10s %10s %24s\n", "optimizer", "sparse ns", "dense ns",
+              "dense / sparse");
+  for (const Variant& variant : variants) {
+    const auto sparse = MakeTable(variant.optimizer, false);
+    const auto dense = MakeTable(variant.optimizer, true);
+    std::vector<double> times[2];
+    std::vector<double> ratios;
+    for (int run = 0; run <= num_runs; ++run) {
+      std::vector<std::vector<Key>> batches;
+      for (int i = 0; i < kStepsPerRun; ++i) {
+        batches.push_back(DrawBatch(num_keys, batch_size, &random));
+      }
+      const double a = Run(sparse.get(), batches, gradients);
+      const double b = Run(dense.get(), batches, gradients);
+      if (run == 0) continue;  // Makes most of the rows.
+      times[0].push_back(a * 1e9);
+      times[1].push_back(b * 1e9);
+      ratios.push_back(b / a);
+    }
+    std::printf("%-12s %10.1f %10.1f %8.2f (%.2f to %.2f)\n",
+                variant.name.c_str(), Median(times[0]), Median(times[1]),
+                Median(ratios), *std::min_element(ratios.begin(), ratios.end()),
+                *std::max_element(ratios.begin(), ratios.end()));
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace tfswitch
+
+int main(int argc, char** argv) {
+  tfswitch::Main(argc > 1 ? std::atoll(argv[1]) : 1000000,
+                 argc > 2 ? static_cast<size_t>(std::atoll(argv[2])) : 4096,
+                 argc > 3 ? std::atoi(argv[3]) : 5);
+  return 0;
+}
