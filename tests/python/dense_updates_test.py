@@ -185,3 +185,15 @@ def test_a_layer_learns_as_the_embedding_of_keras(embedded):
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+def test_a_sparse_checkpoint_is_refused_by_a_dense_table(cluster, tmp_path):
+    adam = tsw.optimizers.Adam()
+    table = tsw.EmbeddingTable("kind", DIM, optimizer=adam)
+    table.push([1], np.ones((1, DIM)))
+    cluster.save(str(tmp_path))
+    cluster._native.drop_table("kind")
+    tsw.EmbeddingTable("kind", DIM, optimizer=adam, update="dense")
+
+    with pytest.raises(RuntimeError, match="adam with dense updates"):
+        cluster.restore(str(tmp_path))
