@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -886,6 +887,120 @@ TEST_P(ParameterClientSuite, PushesToABspTableCountWhenTheirRoundIsCommitted) {
   EXPECT_EQ(Push("t", 2, keys, std::vector<float>(120, 1.0f)).status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(Pull("t", 2, keys), testing::Each(3.0f));
+}
+
+// A table with dense updates beside one whose rows are all in each push.
+TEST_P(ParameterClientSuite,
+       RowsOfDenseUpdatesAreThoseOfATableThatIsPushedWhole) {
+  constexpr int kDim = 3;
+  StepOptions l2;
+  l2.l2 = 0.05f;
+  const std::vector<Key> all = ManyKeys(40);
+  const std::vector<OptimizerConfig> rules = {
+      SgdConfig{0.9f, true}, AdamConfig{}, {AdamConfig{}, l2}, AdamWConfig{}};
+  for (size_t rule = 0; rule < rules.size(); ++rule) {
+    SCOPED_TRACE(testing::Message() << "rule " << rule);
+    const std::string dense = absl::StrCat("dense", rule);
+    const std::string whole = absl::StrCat("whole", rule);
+    TableConfig config = Config(whole, kDim);
+    config.optimizer = rules[rule];
+    ASSERT_TRUE(client().CreateTable(config).ok());
+    config.name = dense;
+    config.optimizer.is_dense = true;
+    ASSERT_TRUE(client().CreateTable(config).ok());
+    Pull(whole, kDim, all, /*insert_missing=*/true);
+    std::mt19937 random(static_cast<uint32_t>(rule));
+    std::normal_distribution<float> normal;
+    constexpr int kSteps = 30;
+    for (int step = 0; step < kSteps; ++step) {
+      const float rate = step < 10 ? 0.02f : 0.01f;
+      std::vector<Key> keys;
+      std::vector<float> gradients;
+      std::vector<float> of_all(all.size() * kDim, 0.0f);
+      // The last ids come late, and some steps are without any.
+      for (size_t i = 0; i < (step < 20 ? 30 : all.size()); ++i) {
+        if (random() % 16 != 0) continue;
+        keys.push_back(all[i]);
+        for (int d = 0; d < kDim; ++d) {
+          gradients.push_back(normal(random));
+          of_all[i * kDim + d] = gradients.back();
+        }
+      }
+      ASSERT_TRUE(Push(dense, kDim, keys, gradients, rate).ok());
+      ASSERT_TRUE(Push(whole, kDim, all, of_all, rate).ok());
+      const std::vector<Key> some = {all[step], all[(step * 7) % 40]};
+      EXPECT_THAT(Pull(dense, kDim, some, /*insert_missing=*/true),
+                  testing::Pointwise(testing::FloatNear(2e-6f),
+                                     Pull(whole, kDim, some)));
+    }
+    EXPECT_EQ(client().ListTables(dense)->at(0).stats.num_steps, kSteps);
+    EXPECT_THAT(
+        Pull(dense, kDim, all, /*insert_missing=*/true),
+        testing::Pointwise(testing::FloatNear(2e-6f), Pull(whole, kDim, all)));
+  }
+}
+
+TEST_P(ParameterClientSuite, APushIsOneStepOfDenseUpdatesThoughItComesTwice) {
+  TableConfig config = Config("t", 1);
+  config.optimizer = SgdConfig{0.5f};
+  config.optimizer.is_dense = true;
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  const std::vector<Key> keys = ManyKeys(20);
+  ASSERT_TRUE(Assign("t", 1, keys, std::vector<float>(20, 10.0f)).ok());
+  ASSERT_TRUE(Push("t", 1, keys, std::vector<float>(20, 1.0f)).ok());
+
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(Push("t", 1, {}, {}, 1.0f, true, PushId{9, 1}).ok());
+  }
+
+  EXPECT_EQ(client().ListTables("t")->at(0).stats.num_steps, 2);
+  EXPECT_THAT(Pull("t", 1, keys), testing::Each(10.0f - 1.0f - 0.5f));
+}
+
+TEST_P(ParameterClientSuite, ARoundIsOneStepOfDenseUpdatesOnAllShards) {
+  TableConfig config = Config("t", 1);
+  config.optimizer = SgdConfig{0.5f};
+  config.optimizer.is_dense = true;
+  config.consistency.kind = ConsistencyKind::kBsp;
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  const std::vector<Key> keys = ManyKeys(20);
+  ASSERT_TRUE(Assign("t", 1, keys, std::vector<float>(20, 10.0f)).ok());
+  Round round;
+  round.total_weight = 2.0;
+  round.group_instance = 1;
+  round.active = {1, 2};
+  round.next_incarnation = 3;
+  const auto step = [&](const std::vector<Key>& of_batch, int64_t number) {
+    const std::vector<float> gradients(of_batch.size(), 1.0f);
+    for (uint32_t worker = 0; worker < 2; ++worker) {
+      PushArgs args;
+      args.table = "t";
+      args.dim = 1;
+      args.keys = of_batch;
+      args.gradients = gradients;
+      args.learning_rate = 1.0f;
+      args.step = {"g", worker, worker + 1, number};
+      ASSERT_TRUE(client().Push(args).ok());
+    }
+    round.number = number;
+    round.contributions = {{0, 1, number, 1.0}, {1, 2, number, 1.0}};
+    for (int shard = 0; shard < client().num_shards(); ++shard) {
+      int64_t committed = -7;
+      ASSERT_TRUE(client()
+                      .StartCommitRound(shard, "g", round, &committed, {})
+                      ->Wait()
+                      .ok());
+    }
+  };
+
+  step(keys, 0);
+  step({keys[0]}, 1);
+
+  EXPECT_EQ(client().ListTables("t")->at(0).stats.num_steps, 2);
+  const std::vector<float> rows = Pull("t", 1, keys);
+  EXPECT_FLOAT_EQ(rows[0], 10.0f - 1.0f - 1.5f);
+  EXPECT_THAT(absl::MakeConstSpan(rows).subspan(1),
+              testing::Each(10.0f - 1.0f - 0.5f));
 }
 
 TEST_P(ParameterClientSuite, ATableOfAnotherConsistencyIsNotTakenForThisOne) {
