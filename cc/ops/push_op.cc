@@ -167,10 +167,7 @@ class PushOp : public AsyncOpKernel {
                          context->allocate_output(0, {}, &updated_rows), done);
     int64_t* updated = &updated_rows->scalar<int64_t>()();
     *updated = 0;
-    if (ids.NumElements() == 0) {
-      done();
-      return;
-    }
+    // Also without ids: that is a step of a table with dense updates.
     const float* gradient_data = gradients.flat<float>().data();
     RunAsync(
         context, std::move(table),
@@ -243,10 +240,7 @@ class PushUniqueOp : public AsyncOpKernel {
         context, context->allocate_output(0, {}, &anchor_gradient), done);
     float* anchor = &anchor_gradient->scalar<float>()();
     *anchor = 0.0f;
-    if (places.empty()) {
-      done();
-      return;
-    }
+    // Also without ids: that is a step of a table with dense updates.
     const float* gradient_data = gradients.flat<float>().data();
     RunAsync(
         context, std::move(table),

@@ -129,6 +129,57 @@ def test_rows_are_those_of_a_keras_variable(cluster, name, tmp_path):
     )
 
 
+def test_a_push_without_ids_is_a_step(cluster):
+    table = tsw.EmbeddingTable(
+        "idle",
+        1,
+        initializer="ones",
+        optimizer=tsw.optimizers.SGD(0.1, momentum=0.5),
+        update="dense",
+    )
+    table.push([7], [[1.0]])
+
+    table.push([], np.zeros((0, 1), np.float32))
+
+    assert table.stats()["num_steps"] == 2
+    np.testing.assert_allclose(table.lookup([7]).numpy(), [[0.85]])
+
+
+def test_ids_that_come_late_are_those_of_a_variable_after_a_reshard(
+    make_cluster, tmp_path
+):
+    rate = 0.05
+    adam = tsw.optimizers.Adam(rate, l2=0.02)
+    cluster = make_cluster(2)
+    table = tsw.EmbeddingTable("moved", DIM, optimizer=adam, update="dense")
+    ids = np.arange(NUM_IDS)
+    whole = tsw.EmbeddingTable("whole", DIM)
+    gradients = np.random.default_rng(3).normal(size=(10, 1, DIM))
+    gradients = gradients.astype(np.float32)
+    reference = KerasRows(
+        whole.lookup_or_create(ids).numpy(), keras.optimizers.Adam(rate), 0.01
+    )
+    for step in range(5):
+        table.push([step], gradients[step])
+        reference.step([step], gradients[step])
+    cluster.save(str(tmp_path))
+
+    cluster = make_cluster(3)
+    table = tsw.EmbeddingTable("moved", DIM, optimizer=adam, update="dense")
+    cluster.restore(str(tmp_path), tables=["moved"])
+    for step in range(5, 10):
+        table.push([step], gradients[step])
+        reference.step([step], gradients[step])
+
+    assert table.stats()["num_steps"] == 10
+    np.testing.assert_allclose(
+        table.lookup_or_create(ids).numpy(),
+        reference.variable.numpy(),
+        rtol=2e-5,
+        atol=2e-6,
+    )
+
+
 def test_an_unknown_way_of_updating_is_refused(embedded):
     with pytest.raises(ValueError, match="update='lazy'"):
         tsw.EmbeddingTable("lazy", DIM, update="lazy")
