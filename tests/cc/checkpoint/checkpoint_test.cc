@@ -607,10 +607,12 @@ TEST_F(CheckpointTest, OptimizersOfEqualStateMayDifferInTheirKnobs) {
   TableConfig config;
   config.name = "user";
   config.dim = 4;
+  int num_saves = 0;
   const auto load = [&](const OptimizerConfig& from,
                         const OptimizerConfig& to) {
     config.optimizer = from;
-    Save(*EmbeddingTable::Create(config).value(), OptimizerName(from));
+    Save(*EmbeddingTable::Create(config).value(),
+         absl::StrCat("s", ++num_saves));
     const auto manifest = ReadManifest(path_);
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     config.optimizer = to;
@@ -625,6 +627,55 @@ TEST_F(CheckpointTest, OptimizersOfEqualStateMayDifferInTheirKnobs) {
   // As many floats, which mean something else.
   EXPECT_EQ(load(RowwiseAdagradConfig{}, PaddleAdagradConfig{}).code(),
             absl::StatusCode::kFailedPrecondition);
+  OptimizerConfig dense = AdamConfig{};
+  dense.is_dense = true;
+  EXPECT_TRUE(load(dense, dense).ok());
+  for (const absl::Status& status :
+       {load(AdamConfig{}, dense), load(dense, AdamConfig{})}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("adam with dense updates"));
+  }
+}
+
+TEST_F(CheckpointTest, StepsOfDenseUpdatesComeBackAndDamagedOnesAreNamed) {
+  TableConfig config;
+  config.name = "user";
+  config.dim = 1;
+  config.optimizer = SgdConfig{0.9f};
+  config.optimizer.is_dense = true;
+  auto table = EmbeddingTable::Create(config).value();
+  for (const float rate : {0.5f, 0.5f, 0.25f}) {
+    ASSERT_TRUE(table->ApplyGradients({7}, {1.0f}, rate, true).ok());
+  }
+  Save(*table, "s1");
+  const std::string text = ManifestText();
+
+  const auto manifest = ReadManifest(path_);
+
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  const SavedSteps& steps = manifest->tables.at("user").steps;
+  EXPECT_EQ(steps.last_step, 3);
+  ASSERT_EQ(steps.runs.size(), 2);
+  EXPECT_EQ(steps.runs[1].first, 3);
+  EXPECT_EQ(steps.runs[1].learning_rate, 0.25f);
+  for (const auto& [from, to] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"\"steps\"", "\"pets\""},
+           {"\"last_step\": 3", "\"last_step\": 2"},
+           {"\"last_step\": 3", "\"last_step\": 4294967299"},
+           {"0.25", "\"0.25\""},
+           {"0.25", "-1"},
+           {"0.25", "1e300"}}) {
+    ASSERT_TRUE(absl::StrContains(text, from)) << text;
+
+    const absl::Status status =
+        ReadManifestText(absl::StrReplaceAll(text, {{from, to}}));
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << to;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(path_), HasSubstr("steps of table 'user'")));
+  }
 }
 
 }  // namespace
