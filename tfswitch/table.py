@@ -903,3 +903,4 @@ _PYTHON_ERRORS: dict[type[tf.errors.OpError], type[Exception]] = {
     tf.errors.NotFoundError: KeyError,
     tf.errors.UnavailableError: ConnectionError,
 }
+        _native.check_process()  # Raises the KeyboardInterrupt that ended it.

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/fork_guard.h"
+#include "cc/base/interrupt.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
@@ -1276,6 +1277,7 @@ constexpr Tfswitch_Api kApi = {
     ServedModelCall,
     SetRecreatesLostTables,
     ResetLostTablesC,
+    SetInterruptCheck,
 };
 
 }  // namespace

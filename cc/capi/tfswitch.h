@@ -27,7 +27,7 @@ extern "C" {
 // Grows when a function changes, goes, or is added, which is at the end: who
 // has been compiled with it would look for it behind the struct of an older
 // core.
-#define TFSWITCH_API_VERSION 9
+#define TFSWITCH_API_VERSION 10
 #define TFSWITCH_ERROR_SIZE 2048
 // Tables of one call of pull_many or push_unique_many.
 #define TFSWITCH_MAX_PARTS 256
@@ -412,6 +412,9 @@ typedef struct Tfswitch_Api {
   // Goes on with all tables that have lost rows. `json` receives a list of
   // {"table", "shards": [those that had lost it], "num_lost_rows": n or null}.
   int (*reset_lost_tables)(Tfswitch_Cluster* cluster, char** json, char* error);
+  // Sets the function that calls ask now and then while they wait, on their own
+  // thread: nonzero ends the call, with the code of Cancelled. NULL: none.
+  void (*set_interrupt_check)(int (*check)(void));
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

@@ -33,6 +33,22 @@ using FloatArray = py::array_t<float, py::array::c_style>;
 // The core's functions; set once when the module is imported.
 const Tfswitch_Api* api = nullptr;
 
+// An exception that a signal's handler has raised during a wait of the main
+// thread, until Run() raises it; null if there is none. Under the GIL.
+PyObject* interruption[3] = {};
+// Python runs the handlers of signals in this thread only.
+unsigned long main_thread = 0;
+
+// Lets the wait go on with 0, or 1 if a handler has raised, as for Ctrl-C.
+int RunSignalHandlers() {
+  if (PyThread_get_thread_ident() != main_thread) return 0;
+  const py::gil_scoped_acquire acquire;
+  if (interruption[0] != nullptr) return 1;  // Of a call in the same method.
+  if (PyErr_CheckSignals() == 0) return 0;
+  PyErr_Fetch(&interruption[0], &interruption[1], &interruption[2]);
+  return 1;
+}
+
 // Runs a call of the C API without the GIL, and throws what it answers.
 template <typename Call>
 void Run(const Call& call) {
@@ -41,6 +57,12 @@ void Run(const Call& call) {
   {
     py::gil_scoped_release release;
     code = call(error);
+  }
+  if (interruption[0] != nullptr &&
+      PyThread_get_thread_ident() == main_thread) {
+    PyErr_Restore(interruption[0], interruption[1], interruption[2]);
+    interruption[0] = nullptr;
+    throw py::error_already_set();
   }
   if (code != 0) throw StatusError(code, error);
 }
@@ -656,6 +678,9 @@ PYBIND11_MODULE(_native, m) {
   api = OpenCore(&load_error);
   if (api == nullptr) throw py::import_error(load_error);
   py::register_local_exception_translator(TranslateStatusError);
+  main_thread = py::cast<unsigned long>(
+      py::module_::import("threading").attr("main_thread")().attr("ident"));
+  api->set_interrupt_check(RunSignalHandlers);
 
   m.def("version", [] { return std::string(api->version()); });
   m.def("check_process", [] {

@@ -4,6 +4,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <random>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "cc/base/fork_guard.h"
+#include "cc/base/interrupt.h"
 #include "cc/base/status_macros.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
@@ -26,6 +28,8 @@ constexpr absl::Duration kLongestPause = absl::Seconds(1);
 // request: then only when the write ends, which on a dead connection takes
 // kKeepaliveTimeoutMs. After this much more the call is left to itself.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
+// A wait for a connection that is longer is said.
+constexpr absl::Duration kSilence = absl::Seconds(1);
 // How long one attempt to connect may take; a host that drops packets would
 // otherwise hold calls of the bulk kind for their whole timeout.
 constexpr int kConnectTimeoutMs = 5'000;
@@ -224,6 +228,15 @@ absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
   return response.instance_id();
 }
 
+void Connection::SayThatItWaits() {
+  if (channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY ||
+      has_said_that_it_waits_.exchange(true)) {
+    return;
+  }
+  std::fprintf(stderr, "tfswitch: waiting for %s to answer, for up to %s\n",
+               name_.c_str(), absl::FormatDuration(options_.timeout).c_str());
+}
+
 absl::Status Connection::CheckSize(uint64_t bytes,
                                    absl::string_view what) const {
   const uint64_t limit = max_message_bytes();
@@ -391,15 +404,22 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
   // From now on: of calls that are in flight together, one may have failed long
   // before it is waited for, while a bulk call before it took its time.
-  RetryClock clock(std::min(retry_timeout_, deadline() - absl::Now()));
+  const absl::Time begin = absl::Now();
+  RetryClock clock(std::min(retry_timeout_, deadline() - begin));
   for (;;) {
     const std::unique_ptr<Attempt, Abandon> attempt = std::move(attempt_);
-    const bool ended = queue.WaitFor(*attempt, deadline() + kDeadlineSlack);
+    const absl::Time end = deadline() + kDeadlineSlack;
+    bool ended = false;
+    for (absl::Time now = absl::Now(); !ended && now < end; now = absl::Now()) {
+      ended = queue.WaitFor(*attempt, std::min(end, now + kInterruptInterval));
+      if (!ended) TFSWITCH_RETURN_IF_ERROR(Watch(begin));
+    }
     const grpc::Status status =
         ended ? attempt->status
               : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
     if (status.ok()) {
       response->Swap(&attempt->response);
+      connection_->NoteSuccess();
       return absl::OkStatus();
     }
     may_have_arrived_ = may_have_arrived_ || MayHaveArrived(status);
@@ -418,9 +438,17 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
     if (!next.has_value()) {
       return connection_->Explain(last_failure_, retry_timeout_);
     }
-    queue.WaitUntil(*next);
+    for (absl::Time now = absl::Now(); now < *next; now = absl::Now()) {
+      queue.WaitUntil(std::min(*next, now + kInterruptInterval));
+      TFSWITCH_RETURN_IF_ERROR(Watch(begin));
+    }
     StartAttempt();
   }
+}
+
+absl::Status UnaryCall::Watch(absl::Time begin) {
+  if (absl::Now() - begin >= kSilence) connection_->SayThatItWaits();
+  return CheckInterrupt();
 }
 
 }  // namespace tfswitch

@@ -81,6 +81,12 @@ class Connection {
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
+  // Says on stderr, once until a call succeeds, that there is no connection.
+  void SayThatItWaits();
+  void NoteSuccess() {
+    if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
+  }
+
   // The same for a call that had a connection and is not repeated.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
@@ -104,6 +110,7 @@ class Connection {
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
 
   std::atomic<uint64_t> max_message_bytes_;  // As of the last handshake.
+  std::atomic<bool> has_said_that_it_waits_{false};
 };
 
 // When to try again after a failure, and until when.
@@ -144,6 +151,8 @@ class UnaryCall {
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
 
+  // After a second without a connection it says so on stderr. Cancelled if
+  // CheckInterrupt() is.
   absl::Status Wait(grpc::ByteBuffer* response);
 
   // `error` of Wait(). If there was no answer, it also says whether the write,
@@ -163,6 +172,8 @@ class UnaryCall {
   // When it ends at the latest.
   absl::Time deadline() const { return start_ + timeout_; }
   void StartAttempt();
+  // What is to be done now and then in a wait that began at `begin`.
+  absl::Status Watch(absl::Time begin);
 
   const std::shared_ptr<Connection> connection_;
   const absl::Time start_ = absl::Now();

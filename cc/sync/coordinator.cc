@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "cc/base/interrupt.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 
@@ -272,11 +273,18 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(describe());
     }
+    // What is asked may call the coordinator.
+    mutex_.Unlock();
+    const absl::Status interrupted = CheckInterrupt();
+    mutex_.Lock();
+    TFSWITCH_RETURN_IF_ERROR(interrupted);
+    if (is_over() || is_shut_down_) continue;
     // Its own lease is renewed well before it ends.
     group->changed.WaitFor(
-        &mutex_, std::max(absl::Milliseconds(1),
-                          std::min({left, group->state.NextTick() - now,
-                                    group->options.lease / 3})));
+        &mutex_,
+        std::max(absl::Milliseconds(1),
+                 std::min({left, group->state.NextTick() - now,
+                           group->options.lease / 3, kInterruptInterval})));
   }
 }
 

@@ -1,0 +1,105 @@
+"""Ctrl-C while the process waits for servers or for other workers."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.programs import HANG_SECS, PythonProgram
+from tests.support import ServerProcess
+
+# The timeouts are longer than the test waits. What hangs fails.
+PRELUDE = """
+import sys
+
+import tfswitch as tsw
+
+address, path = sys.argv[1:]
+if path:
+    cluster = tsw.connect(address, timeout=1000)
+    table = tsw.EmbeddingTable("t", 2)
+    table.lookup_or_create([1])
+    worker = tsw.train.Worker(0, 2, wait_secs=1000)
+print("waits", flush=True)
+if path:
+    sys.stdin.readline()
+"""
+
+ENDS = """
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def read_until(program: PythonProgram, text: str) -> None:
+    while text not in (line := program.stdout.readline()):
+        assert line, f"it has ended before it said {text!r}"
+
+
+def interrupt(program: PythonProgram) -> str:
+    """Returns the last line of what the program has to say then."""
+    program.send_signal(signal.SIGINT)
+    program.wait(HANG_SECS)
+    return program.stdout.read().splitlines()[-1]
+
+
+def test_a_connect_says_for_whom_it_waits_and_ends_with_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    # It accepts, and says nothing.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    call = "try:\n    tsw.connect(address, timeout=1000)"
+    with (
+        listener,
+        PythonProgram(
+            *("-c", PRELUDE + call + ENDS, f"grpc+unix://{tmp_path}/s", ""),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as program,
+    ):
+        read_until(program, "tfswitch: waiting for shard 0 (unix:")
+
+        assert interrupt(program) == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "table.lookup([1])",
+        "table.size()",
+        "cluster.save(path)",
+        "tsw.export.base(path)",
+        "tsw.data.WorkQueue(['a'], worker=worker)",
+        "worker.wait_at_barrier('b')",
+    ],
+)
+def test_ctrl_c_ends_a_wait_for_a_server_that_hangs(
+    call: str, tmp_path: Path
+) -> None:
+    with (
+        ServerProcess() as server,
+        PythonProgram(
+            *("-c", f"{PRELUDE}try:\n    {call}{ENDS}"),
+            *(f"grpc://{server.address}", str(tmp_path)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as program,
+    ):
+        read_until(program, "waits")
+        server.signal(signal.SIGSTOP)
+        try:
+            program.stdin.write("\n")
+            program.stdin.flush()
+            # That it waits shows only in that it does not end.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(1)
+            assert program.returncode is None
+            assert interrupt(program) == "interrupted"
+        finally:
+            server.signal(signal.SIGCONT)
