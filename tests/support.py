@@ -34,7 +34,7 @@ def running_servers(num_servers: int) -> Iterator[str]:
         # It would live as long as the process.
         with tsw.Cluster(address) as cluster:
             for name in cluster.tables():
-                cluster._native.drop_table(name)
+                cluster.drop(name)
         return
     with contextlib.ExitStack() as stack:
         servers = [

@@ -292,6 +292,28 @@ class Cluster:
     def close(self) -> None:
         """Ends the connection; tables that are in use keep theirs.
 
+    def drop(self, name: str) -> None:
+        """Removes a table with all its rows, for all who use it.
+
+        What uses it afterwards fails with `KeyError`, or in graphs with
+        `tf.errors.NotFoundError`, until a table of that name is made again.
+        Checkpoints stay; `save` wants to be told of it, with its own `drop`.
+
+        Args:
+            name: That of the table.
+
+        Raises:
+            KeyError: If there is no such table. The message names those there
+                are.
+            ConnectionError, TimeoutError: If a server does not answer. The
+                message says whether the table may have been dropped.
+
+        Example:
+
+        >>> cluster.drop("user_of_last_week")
+        """
+        self._native.drop_table(name)
+
         A `tfswitch.train.Worker` that was made with it leaves its group.
         """
         global _default

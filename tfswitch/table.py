@@ -346,6 +346,8 @@ class EmbeddingTable:
         with self._handle_lock:
             if self._handle is None:
                 with tf.init_scope():
+                # The op would make a table anew that has been dropped.
+                self._native.size()
                     self._handle = self._make_handle(f"/{next(_resource_ids)}")
                 destroy_with(self._handle)
             return self._handle
@@ -635,6 +637,21 @@ class EmbeddingTable:
     def __repr__(self) -> str:
         return (
             f"<tfswitch.EmbeddingTable {self._name!r}, dim {self._dim}, on "
+    def drop(self) -> None:
+        """Removes the table with all its rows; see `Cluster.drop`.
+
+        Raises:
+            KeyError: If it has been dropped before.
+            ConnectionError, TimeoutError: As for `Cluster.drop`.
+
+        Example:
+
+        >>> table.drop()
+        >>> table.size()
+        KeyError: "no table 'user'; it has none"
+        """
+        self._cluster.drop(self._name)
+
             f"{self._cluster.address!r}>"
         )
 

@@ -338,7 +338,7 @@ def test_rows_stay_admitted_when_a_higher_threshold_restores_them(
     table = make_table(tsw.admission.MinCount(2), name="t")
     push(table, [1, 1, 2])
     cluster.save(str(tmp_path), ["t"])
-    cluster._native.drop_table("t")
+    cluster.drop("t")
     table = make_table(tsw.admission.MinCount(3), name="t")
 
     cluster.restore(str(tmp_path), ["t"])
@@ -353,7 +353,7 @@ def test_counts_begin_anew_under_another_kind_of_policy(cluster, tmp_path):
     table = make_table(tsw.admission.MinCount(2), name="t")
     push(table, [1, 1, 2])
     cluster.save(str(tmp_path), ["t"])
-    cluster._native.drop_table("t")
+    cluster.drop("t")
     table = make_table(tsw.admission.BloomMinCount(2, capacity=100), name="t")
 
     cluster.restore(str(tmp_path), ["t"])

@@ -50,7 +50,7 @@ def test_without_servers_tables_live_in_this_process(monkeypatch, tf_config):
     assert table.cluster.address == "local://"
     assert not table.cluster.is_remote
     assert table.cluster.num_shards == 1
-    table.cluster._native.drop_table(table.name)
+    table.cluster.drop(table.name)
 
 
 def test_tf_config_names_the_default_servers(monkeypatch):
@@ -321,7 +321,7 @@ def test_tables_of_the_save_before_are_dropped_only_if_named(
     tsw.EmbeddingTable("one", 1)
     tsw.EmbeddingTable("two", 1)
     embedded.save(tmp_path)
-    embedded._native.drop_table("two")
+    embedded.drop("two")
 
     with pytest.raises(RuntimeError, match=r"'two'.*`drop`"):
         embedded.save(tmp_path)

@@ -513,7 +513,7 @@ def test_a_table_that_is_gone_is_named_and_nothing_is_pushed(cluster):
     with tf.GradientTape() as tape:
         outputs = layer(inputs, training=True)
         loss = tf.reduce_sum(outputs["a"]) + tf.reduce_sum(outputs["b"])
-    cluster._native.drop_table(layer.features["b"].table.name)
+    cluster.drop(layer.features["b"].table.name)
 
     with pytest.raises(tf.errors.NotFoundError, match="small_b"):
         tape.gradient(loss, layer.trainable_variables)

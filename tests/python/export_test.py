@@ -138,7 +138,7 @@ def test_a_base_comes_when_the_last_one_is_old(table, tmp_path, monkeypatch):
 def test_a_base_follows_where_a_delta_cannot(table, tmp_path):
     schedule = export.Schedule(tmp_path, row_format="float16")
     schedule.export()
-    table.cluster._native.drop_table("t")
+    table.cluster.drop("t")
     again = make_table()
     push(again, [8])
 
@@ -219,7 +219,7 @@ def test_a_base_by_hand_leaves_no_table_out_unless_told(embedded, tmp_path):
     for name in ("t", "u"):
         push(make_table(name), [1])
     export.base(tmp_path)
-    embedded._native.drop_table("u")
+    embedded.drop("u")
 
     with pytest.raises(KeyError, match=r"'u', which base-00000001 in .* has"):
         export.base(tmp_path)

@@ -466,7 +466,7 @@ def test_the_cluster_is_the_default_one_or_the_one_given(embedded):
     assert other.tables() == ["b"]
     assert given.optimizer.table.cluster is other
     leave_all(other)
-    other._native.drop_table("b")
+    other.drop("b")
 
 
 def test_a_worker_that_comes_second_begins_with_the_first_ones_values(cluster):

@@ -210,7 +210,7 @@ def test_rows_go_on_with_other_statistics(cluster, tmp_path, before, after):
     cluster.save(str(tmp_path), ["t"])
     push(table, [1, 2])
     expected = table.lookup([1, 2])
-    cluster._native.drop_table("t")
+    cluster.drop("t")
     table = make_table(name="t", statistics=after)
 
     cluster.restore(str(tmp_path), ["t"])
