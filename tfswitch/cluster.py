@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfswitch import _native, _tf_config
+from tfswitch._reports import TableStats
 
 _ACCEPTED = (
     '"local://" or "local://NAME" (this process), '
@@ -135,8 +136,10 @@ class Cluster:
         """Returns the names of all tables, sorted."""
         return sorted(info["config"]["name"] for info in self._list())
 
-    def stats(self) -> dict[str, dict[str, Any]]:
+    def stats(self) -> dict[str, TableStats]:
         """Returns row counts and memory of all tables by name.
+
+        Each is a dict, as that of `EmbeddingTable.stats`.
 
         `lost` is empty, or says which server has lost its part of the table in
         a restart; the other values are then those of the parts that are left.
@@ -144,7 +147,7 @@ class Cluster:
         Example:
 
         >>> tsw.connect("local://").stats()
-        {'user': {'num_rows': 3, 'index_bytes': 65536, ...}}
+        {'user': 3 rows, 104.0 KiB}
         """
         return {
             info["config"]["name"]: _without_config(info)
@@ -289,9 +292,6 @@ class Cluster:
         """
         return json.loads(self._native.reset_lost_tables())
 
-    def close(self) -> None:
-        """Ends the connection; tables that are in use keep theirs.
-
     def drop(self, name: str) -> None:
         """Removes a table with all its rows, for all who use it.
 
@@ -313,6 +313,9 @@ class Cluster:
         >>> cluster.drop("user_of_last_week")
         """
         self._native.drop_table(name)
+
+    def close(self) -> None:
+        """Ends the connection; tables that are in use keep theirs.
 
         A `tfswitch.train.Worker` that was made with it leaves its group.
         """
@@ -438,5 +441,5 @@ def _names(argument: str, tables: Sequence[str]) -> list[str]:
     return list(tables)
 
 
-def _without_config(info: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in info.items() if key != "config"}
+def _without_config(info: dict[str, Any]) -> TableStats:
+    return TableStats((k, v) for k, v in info.items() if k != "config")

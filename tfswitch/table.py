@@ -23,7 +23,8 @@ from tfswitch import optimizers as optimizers_lib
 from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch._learning_rate import LearningRate
-from tfswitch.cluster import Cluster, default_cluster
+from tfswitch._reports import ShrinkReport, TableStats
+from tfswitch.cluster import Cluster, _without_config, default_cluster
 from tfswitch.ops import embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
@@ -345,9 +346,9 @@ class EmbeddingTable:
             return self._handle_of_worker()
         with self._handle_lock:
             if self._handle is None:
-                with tf.init_scope():
                 # The op would make a table anew that has been dropped.
                 self._native.size()
+                with tf.init_scope():
                     self._handle = self._make_handle(f"/{next(_resource_ids)}")
                 destroy_with(self._handle)
             return self._handle
@@ -497,7 +498,7 @@ class EmbeddingTable:
 
     def shrink(
         self, dry_run: bool = False, *, policy: Any = None
-    ) -> dict[str, Any]:
+    ) -> ShrinkReport:
         """Evicts rows, and gives their memory back.
 
         Training may go on meanwhile. Ids that wait for admission are evicted by
@@ -513,7 +514,9 @@ class EmbeddingTable:
             "evicted_candidates": n, "remaining_rows": n, "remaining_usage":
             {"count": x, "show": x, "click": x}}`, summed over servers. A row to
             which several rules apply counts for the first in this order. Usage
-            is summed over the remaining rows, 0 for what is not counted.
+            is summed over the remaining rows, 0 for what is not counted. Of a
+            dry run these are the numbers that there would be; the dict has
+            `dry_run` as an attribute, and its text says "would evict".
 
         Raises:
             ValueError: If `policy` is none.
@@ -524,8 +527,8 @@ class EmbeddingTable:
         Example:
 
         >>> week = tsw.eviction.Ttl(7)
-        >>> table.shrink(dry_run=True, policy=week)["evicted_rows"]
-        1204
+        >>> table.shrink(dry_run=True, policy=week)
+        would evict 1,204 of 98,000 rows (150.5 KiB): 1,204 by ttl
         """
         if not isinstance(dry_run, (bool, np.bool_)):
             raise ValueError(
@@ -536,7 +539,8 @@ class EmbeddingTable:
         rules = None
         if policy is not None:
             rules = json.dumps(policy.to_table_config())
-        return json.loads(self._native.shrink(rules, bool(dry_run)))
+        counts = json.loads(self._native.shrink(rules, bool(dry_run)))
+        return ShrinkReport(counts, dry_run=bool(dry_run))
 
     def usage(self, ids: Any) -> dict[str, np.ndarray]:
         """Reads what is counted of the use of ids.
@@ -573,7 +577,7 @@ class EmbeddingTable:
         """Returns the number of rows, summed over servers."""
         return self._native.size()
 
-    def stats(self, *, usage: bool = False) -> dict[str, Any]:
+    def stats(self, *, usage: bool = False) -> TableStats:
         """Returns row counts and memory in bytes, summed over servers.
 
         Args:
@@ -594,8 +598,7 @@ class EmbeddingTable:
         >>> table.stats(usage=True)["usage"]["show"]
         10.0
         """
-        info = self._cluster._list(self._name)[0]
-        stats = {key: value for key, value in info.items() if key != "config"}
+        stats = _without_config(self._cluster._list(self._name)[0])
         if usage:
             stats["usage"] = self._usage_of_all()
         return stats
@@ -634,9 +637,6 @@ class EmbeddingTable:
         """Replaces this table's rows by saved ones; see `Cluster.restore`."""
         return self._cluster.restore(path, [self._name])
 
-    def __repr__(self) -> str:
-        return (
-            f"<tfswitch.EmbeddingTable {self._name!r}, dim {self._dim}, on "
     def drop(self) -> None:
         """Removes the table with all its rows; see `Cluster.drop`.
 
@@ -652,6 +652,9 @@ class EmbeddingTable:
         """
         self._cluster.drop(self._name)
 
+    def __repr__(self) -> str:
+        return (
+            f"<tfswitch.EmbeddingTable {self._name!r}, dim {self._dim}, on "
             f"{self._cluster.address!r}>"
         )
 
@@ -907,6 +910,7 @@ def _python_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
+        _native.check_process()  # Raises the KeyboardInterrupt that ended it.
         # Eager execution puts the op's node before and its name behind.
         message = re.sub(r"^\{\{.*?\}\} | \[Op:[^\]]*\].*$", "", error.message)
         raise _PYTHON_ERRORS.get(type(error), RuntimeError)(message) from error
@@ -920,4 +924,3 @@ _PYTHON_ERRORS: dict[type[tf.errors.OpError], type[Exception]] = {
     tf.errors.NotFoundError: KeyError,
     tf.errors.UnavailableError: ConnectionError,
 }
-        _native.check_process()  # Raises the KeyboardInterrupt that ended it.

@@ -1,6 +1,7 @@
 """connect, the default cluster, and checkpoints of whole clusters."""
 
 import json
+import re
 import threading
 
 import numpy as np
@@ -169,6 +170,9 @@ def test_tables_and_stats_list_all_tables(cluster):
 
     assert cluster.tables() == ["a", "b"]
     stats = cluster.stats()
+    assert re.fullmatch(
+        r"\{'a': 0 rows, [\d.]+ .iB, 'b': 3 rows, [\d.]+ .iB\}", str(stats)
+    )
     assert stats["a"]["num_rows"] == 0
     assert stats["b"]["num_rows"] == 3
 

@@ -1,0 +1,55 @@
+"""Dicts that tables and clusters answer with, and that print as a sentence."""
+
+from typing import Any
+
+_MEMORY = (
+    "row_bytes",
+    "index_bytes",
+    "reserved_bytes",
+    "admission_bytes",
+    "change_bytes",
+)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Returns "122.1 MiB" and the like."""
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    power = min((num_bytes.bit_length() - 1) // 10, 4)
+    return f"{num_bytes / 1024**power:,.1f} {'KMGT'[power - 1]}iB"
+
+
+class TableStats(dict[str, Any]):
+    """Row counts and memory; prints as "1,000,000 rows, 122.1 MiB"."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """All memory of the table."""
+        return sum(self[name] for name in _MEMORY)
+
+    def __repr__(self) -> str:
+        text = f"{self['num_rows']:,} rows, {format_bytes(self.memory_bytes)}"
+        return f"{text}, {self['lost']}" if self["lost"] else text
+
+
+class ShrinkReport(dict[str, Any]):
+    """What a shrink has evicted, or would evict.
+
+    Attributes:
+        dry_run: Whether nothing was evicted.
+    """
+
+    def __init__(self, counts: dict[str, Any], *, dry_run: bool) -> None:
+        super().__init__(counts)
+        self.dry_run = dry_run
+
+    def __repr__(self) -> str:
+        evicted = self["evicted_rows"]
+        verb = "would evict" if self.dry_run else "evicted"
+        rules = [f"{n:,} by {rule}" for rule, n in self["by"].items() if n]
+        return (
+            f"{verb} {evicted:,} of {evicted + self['remaining_rows']:,} rows"
+            f" ({format_bytes(self['evicted_bytes'])})"
+            + (": " if rules else "")
+            + ", ".join(rules)
+        )
