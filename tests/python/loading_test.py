@@ -186,6 +186,30 @@ tfswitch_server.main()
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (["--help"], "usage: tfswitch COMMAND"),
+        (["info", "--help"], "--[no]json"),
+        (["export", "--help"], "--base_every"),
+        (["--version"], "tfswitch 0."),
+    ],
+)
+def test_the_command_line_says_what_it_can_without_tensorflow(
+    arguments: list[str], output: str
+) -> None:
+    program = f"""
+import sys
+import tfswitch_command
+
+sys.modules["tensorflow"] = None  # Any import of it now fails.
+sys.argv = ["tfswitch", *{arguments}]
+tfswitch_command.main()
+"""
+
+    assert output in run_new_interpreter(program)
+
+
 # --- What is said when a library is missing or does not fit ------------------
 
 

@@ -1,13 +1,15 @@
-"""`tfswitch serve`, `tfswitch export` and `tfswitch version`."""
+"""`tfswitch serve`, `info`, `export` and `version`.
+
+A command imports what it needs when it is called, so that help comes at once.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import app, flags
 
-import tfswitch
-from tfswitch import _tf_config
-from tfswitch.cli import export_command, server_binary
+from tfswitch import _native, _tf_config
+from tfswitch.cli import server_binary
 
 _ADDRESS = flags.DEFINE_string(
     "address",
@@ -53,9 +55,15 @@ _LIMITS = flags.DEFINE_multi_string(
     "max_tables=100; docs/server.md has the names. May be repeated.",
 )
 
-_USAGE = (
-    "usage: tfswitch serve|export|version [flags]; tfswitch --help lists flags"
-)
+_USAGE = """usage: tfswitch COMMAND [flags]
+
+commands:
+  serve         serves tables: one shard of a cluster
+  info ADDRESS  prints what servers hold, as of host:port,host:port
+  export        writes bases and deltas of tables on servers, at intervals
+  version       prints the version
+
+`tfswitch COMMAND --help` lists the flags of a command."""
 
 
 def _place_from_environment() -> tuple[str, int, int]:
@@ -111,27 +119,62 @@ def _serve() -> None:
 
 
 def _version() -> None:
-    print(f"tfswitch {tfswitch.__version__}")
+    print(f"tfswitch {_native.version()}")
 
 
-# What they return is the exit code.
-_COMMANDS: dict[str, Callable[[], int | None]] = {
-    "serve": _serve,
-    "export": export_command.run,
-    "version": _version,
+def _export() -> int:
+    from tfswitch.cli import export_command
+
+    return export_command.run()
+
+
+def _info(address: str) -> int:
+    from tfswitch.cli import info_command
+
+    return info_command.run(address)
+
+
+# With how many arguments they have; what they return is the exit code.
+_COMMANDS: dict[str, tuple[int, Callable[..., int | None]]] = {
+    "serve": (0, _serve),
+    "info": (1, _info),
+    "export": (0, _export),
+    "version": (0, _version),
 }
 
 
 def _run(argv: Sequence[str]) -> int | None:
-    if len(argv) != 2 or argv[1] not in _COMMANDS:
-        raise app.UsageError(f"{_USAGE}. Received: {' '.join(argv[1:])!r}")
-    return _COMMANDS[argv[1]]()
+    command, arguments = argv[1:2], argv[2:]
+    num_arguments, call = _COMMANDS.get("".join(command), (-1, _version))
+    if len(arguments) != num_arguments:
+        raise app.UsageError(f"{_USAGE}\nReceived: {' '.join(argv[1:])!r}")
+    return call(*arguments)
+
+
+def _help(command: str | None) -> str:
+    if command is None:
+        return _USAGE
+    values = flags.FLAGS
+    for flag in [values[name] for name in values]:
+        if (flag.help or "").startswith(f"{command}: "):
+            values.register_key_flag_for_module(command, flag)
+    usage = next(line for line in _USAGE.splitlines()[3:] if command in line)
+    listed = values.module_help(command).split("\n", 2)[2:]
+    return f"tfswitch {usage.strip()}\n" + "".join(f"\n{x}" for x in listed)
 
 
 def main() -> None:
     """The entry point of the `tfswitch` program."""
-    # `--help` lists those of the program's own file, which is a small script.
-    for module in (__name__, export_command.__name__):
-        for flag in flags.FLAGS.get_flags_for_module(module):
-            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    app.run(_run, argv=["tfswitch", *sys.argv[1:]])
+    arguments = sys.argv[1:]
+    command = next((word for word in arguments if word in _COMMANDS), None)
+    # Their modules define flags.
+    if command == "export":
+        from tfswitch.cli import export_command  # noqa: F401
+    if command == "info":
+        from tfswitch.cli import info_command  # noqa: F401
+    if not {"--help", "-h", "-help"}.isdisjoint(arguments):
+        print(_help(command))
+    elif arguments == ["--version"]:
+        _version()
+    else:
+        app.run(_run, argv=["tfswitch", *arguments])

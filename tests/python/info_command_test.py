@@ -1,0 +1,52 @@
+"""`tfswitch info`, with servers and without."""
+
+import json
+
+import pytest
+
+import tfswitch as tsw
+from tests.programs import run_python
+from tests.support import free_ports, running_servers
+
+COMMAND = ("-m", "tfswitch", "info")
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """The address of two servers with a table."""
+    with running_servers(2) as address, tsw.connect(address) as cluster:
+        table = tsw.EmbeddingTable(
+            "user", 2, optimizer=tsw.optimizers.Adam(), cluster=cluster
+        )
+        table.lookup_or_create(range(1234))
+        yield address
+
+
+def test_tables_are_listed_in_readable_units(servers):
+    output = run_python(*COMMAND, servers).stdout.splitlines()
+
+    assert output[0] == f"2 server(s) at {servers}"
+    assert output[1].split() == ["table", "dim", "rows", "memory", "optimizer"]
+    name, dim, rows, _, unit, optimizer = output[2].split()
+    assert (name, dim, rows, optimizer) == ("user", "2", "1,234", "adam")
+    assert unit in ("KiB", "MiB")
+
+
+def test_json_has_what_programs_need(servers):
+    found = json.loads(run_python(*COMMAND, servers, "--json").stdout)
+
+    assert found["servers"] == servers.removeprefix("grpc://").split(",")
+    (table,) = found["tables"]
+    assert (table["table"], table["rows"]) == ("user", 1234)
+    assert table["memory"] > 1234 * 2 * 4
+
+
+def test_nobody_there_is_one_line_and_an_exit_code():
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+
+    result = run_python(*COMMAND, address, "--timeout=0.1", check=False)
+
+    assert result.returncode == 1
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("tfswitch info: ") and address in error
+    assert "Traceback" not in result.stderr
