@@ -327,9 +327,9 @@ def check_saved(folder: str, data: tuple, expected: np.ndarray) -> None:
     """Loads what `save` wrote, on one more server, and predicts again."""
     servers = _SERVERS.value + 1 if _SERVERS.value else 0
     with connected(servers) as cluster:
-        model = keras.models.load_model(f"{folder}/model.keras")
-        if cluster.is_remote:
+        if cluster.is_remote:  # First: a model without its rows is refused.
             cluster.restore(f"{folder}/tables")
+        model = keras.models.load_model(f"{folder}/model.keras")
         difference = np.abs(predict(model, data) - expected).max()
     print(
         f"{len(expected)} predictions of the loaded model differ by at most "

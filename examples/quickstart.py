@@ -12,11 +12,11 @@ pairs = rng.integers(0, 500, (20_000, 2))
 likes = (taste[pairs[:, 0]] * taste[pairs[:, 1]]).sum(axis=1) > 0
 
 ids = keras.Input((2,), dtype="int64")  # Pairs of ids.
-embedding = tsw.keras.DynamicEmbedding(8, optimizer=tsw.optimizers.Adam(0.01))
+embedding = tsw.keras.DynamicEmbedding(8)  # Was: keras.layers.Embedding(500, 8)
 rows = embedding(ids)
 score = keras.layers.Dot(axes=-1)([rows[:, 0], rows[:, 1]])
 model = keras.Model(ids, keras.layers.Activation("sigmoid")(score))
-model.compile("adam", "binary_crossentropy", metrics=["AUC"])
+model.compile(keras.optimizers.Adam(0.01), "bce", metrics=["AUC"])
 model.fit(known[pairs], likes, validation_split=0.1, epochs=5, verbose=2)
 print(f"{embedding.table.size()} ids have got a row. The first one's:")
 print(known[0], embedding.table.lookup(known[0]).numpy().round(2))

@@ -1,12 +1,19 @@
 """The learning rate of a table, as the ops read it at each push."""
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfswitch.ops.resources import HostScalar, in_plain_graph
 from tfswitch.optimizers import check_learning_rate
+
+
+class _Source(NamedTuple):
+    value: Any
+    # Of a number: held outside graphs, so that a new one needs no new trace.
+    constant: HostScalar | None
+    is_schedule: bool
 
 
 class LearningRate:
@@ -20,34 +27,38 @@ class LearningRate:
     """
 
     def __init__(self, source: Any) -> None:
-        self._source = source
-        self._is_schedule = callable(source) and _takes_a_step(source)
-        # Held outside graphs, so that a new value needs no new trace.
-        self._constant = (
+        self.follow(source)
+        self._steps = HostScalar(0, tf.int64)
+
+    def follow(self, source: Any) -> None:
+        """Goes on with another source, in what is traced from now on."""
+        self._source = _Source(
+            source,
             HostScalar(source, tf.float32)
             if isinstance(source, float)
-            else None
+            else None,
+            callable(source) and _takes_a_step(source),
         )
-        self._steps = HostScalar(0, tf.int64)
 
     def read(self) -> tf.Tensor:
         """Returns the rate at the present step, a float32 scalar."""
-        if self._constant is not None:
+        value, constant, is_schedule = self._source
+        if constant is not None:
             if in_plain_graph():
-                return tf.constant(self._source, tf.float32)
-            return self._constant.read()
-        if self._is_schedule and in_plain_graph():
+                return tf.constant(value, tf.float32)
+            return constant.read()
+        if is_schedule and in_plain_graph():
             raise ValueError(
                 "the learning rate is a schedule of steps that are counted "
                 "outside this tf.compat.v1.Graph. Pass `learning_rate=` of the "
-                f"graph's own step. Received: {self._source!r}"
+                f"graph's own step. Received: {value!r}"
             )
-        if self._is_schedule:
-            rate = self._source(self._steps.read())
-        elif callable(self._source):
-            rate = self._source()
+        if is_schedule:
+            rate = value(self._steps.read())
+        elif callable(value):
+            rate = value()
         else:
-            rate = self._source
+            rate = value
         return tf.cast(tf.convert_to_tensor(rate), tf.float32)
 
     def advance(self) -> None:
@@ -91,14 +102,15 @@ class LearningRate:
             TypeError: If the rate is not a constant.
         """
         value = check_learning_rate(value)
-        if self._constant is None:
+        source, constant, _ = self._source
+        if constant is None:
             raise TypeError(
-                "the learning rate comes from "
-                f"{self._source!r} and cannot be set; change it there, or make "
-                "the table with a number as `learning_rate`"
+                f"the learning rate comes from {source!r} and cannot be set; "
+                "change it there, or make the table with a number as "
+                "`learning_rate`"
             )
-        self._source = value
-        self._constant.assign(value)
+        self._source = _Source(value, constant, is_schedule=False)
+        constant.assign(value)
 
 
 def _takes_a_step(function: Any) -> bool:

@@ -92,6 +92,7 @@ class DenseTable:
             name,
             self._block,
             layout=layout,
+            seed=0,  # Of values that begin as zeros.
             optimizer=optimizer,
             consistency=consistency,
             cluster=cluster,

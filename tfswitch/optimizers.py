@@ -10,7 +10,8 @@ push, `lr` the learning rate of the push, and `D` the dimension.
 
 `learning_rate` is a number, a Keras `LearningRateSchedule` (or any function of
 the step), a variable, or a function without arguments; see
-`tfswitch.EmbeddingTable.learning_rate`.
+`tfswitch.EmbeddingTable.learning_rate`. A Keras optimizer in the place of one
+of these shares its rate: to set that of the Keras optimizer sets the table's.
 
 All optimizers but `Segments` take these options by keyword. They happen in this
 order around the rule's own step:
@@ -259,6 +260,20 @@ class _Rule(Optimizer):
         if self.cowclip is not None:
             config["cowclip"] = dataclasses.asdict(self.cowclip)
         return config
+
+    @classmethod
+    def _from_options(cls, options: Mapping[str, float]) -> dict[str, Any]:
+        """The arguments that `_options` describes."""
+        arguments: dict[str, Any] = {
+            _PYTHON_NAMES.get(name, name): value
+            for name, value in options.items()
+            if not name.startswith("cowclip_")
+        }
+        if "cowclip_r" in options:
+            arguments["cowclip"] = CowClip(
+                options["cowclip_r"], options["cowclip_zeta"]
+            )
+        return arguments
 
     def _options(self) -> dict[str, float]:
         """Those that are on, by their names on the wire."""
@@ -1182,6 +1197,8 @@ _KERAS = (
     "Ftrl",
     "Lion",
 )
+# Options that the wire has under other names.
+_PYTHON_NAMES = {"clip_value": "clipvalue", "clip_norm": "clipnorm"}
 # What Keras's optimizers can be told that a table does not do, with the value
 # that turns it off.
 _UNSUPPORTED: dict[str, Any] = {
@@ -1232,6 +1249,33 @@ def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
     return [(0, "adam" if rule == "adamw" else rule)]
 
 
+class KerasRate:
+    """The learning rate that a Keras optimizer has whenever it is asked."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def __call__(self) -> Any:
+        # tf_keras keeps that of a schedule in a variable, which a step updates.
+        update = getattr(
+            self._optimizer, "_compute_current_learning_rate", None
+        )
+        if update is not None:
+            update()
+        return self._optimizer.learning_rate
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KerasRate):
+            return NotImplemented
+        return self._optimizer is other._optimizer
+
+    def __hash__(self) -> int:
+        return id(self._optimizer)
+
+    def __repr__(self) -> str:
+        return f"the learning rate of {self._optimizer!r}"
+
+
 def check_learning_rate(value: Any) -> float:
     """Returns `value` as a float.
 
@@ -1250,7 +1294,7 @@ def get(identifier: Any) -> Optimizer:
     """Returns the optimizer that a user means.
 
     Args:
-        identifier: None for `Adagrad()`, a name ("sgd", "rowwise_adagrad" or
+        identifier: None for `Adam()`, a name ("sgd", "rowwise_adagrad" or
             "RowwiseAdagrad"), an optimizer of this module, a Keras optimizer of
             the same name as one, or what `to_config` returned.
 
@@ -1259,7 +1303,7 @@ def get(identifier: Any) -> Optimizer:
             setting that tables do not have, or a config one that is not known.
     """
     if identifier is None:
-        return Adagrad()
+        return Adam()
     if isinstance(identifier, Optimizer):
         return identifier
     if isinstance(identifier, str):
@@ -1274,8 +1318,25 @@ def get(identifier: Any) -> Optimizer:
         if found is not None:
             return _convert(found, identifier.get("config", {}))
     elif hasattr(identifier, "get_config"):  # Keras 3 or tf_keras.
-        return from_keras(identifier)
+        rule = from_keras(identifier)
+        if not isinstance(rule.learning_rate, float):
+            return rule
+        return dataclasses.replace(rule, learning_rate=KerasRate(identifier))
     raise _not_known(identifier)
+
+
+def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
+    """Returns what has the `to_table_config`, with its default learning rate.
+
+    None if it is one of several optimizers in a row.
+    """
+    config = dict(config)
+    options = config.pop("options", {})
+    ((kind, fields),) = config.items()
+    for cls in _CLASSES.values():
+        if issubclass(cls, _Rule) and kind == cls._KIND:
+            return cls(**fields, **cls._from_options(options))
+    return None
 
 
 def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
@@ -1297,7 +1358,9 @@ def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
     name = type(optimizer).__name__
     if name not in _KERAS:
         raise _not_known(optimizer)
-    if any(getattr(optimizer, place, None) for place in _EXCLUSIONS):
+    if "weight_decay" not in ignore and any(
+        getattr(optimizer, place, None) for place in _EXCLUSIONS
+    ):
         raise ValueError(
             "variables excluded from weight decay have no counterpart on a "
             "table: all that it holds decays. Received: a Keras "
@@ -1336,7 +1399,8 @@ def _keras_learning_rate(optimizer: Any) -> Any:
     # What was given, where `learning_rate` of a legacy optimizer is its value.
     legacy = getattr(optimizer, "_hyper", {}).get("learning_rate")
     rate = getattr(optimizer, "_learning_rate", legacy)
-    if callable(rate):  # A schedule stays one.
+    # A schedule stays one: maybe nobody ever steps this optimizer.
+    if callable(rate):
         return rate
     try:
         return float(np.asarray(optimizer.learning_rate))

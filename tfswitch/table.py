@@ -69,7 +69,7 @@ class EmbeddingTable:
             of `tfswitch.initializers`, or the Keras one of that kind.
         optimizer: A name such as "adagrad" or "adam", an object of
             `tfswitch.optimizers`, or the Keras one of that kind. None means
-            `tfswitch.optimizers.Adagrad()`, whose learning rate is 0.001.
+            `tfswitch.optimizers.Adam()`, whose learning rate is 0.001.
         admission: When an id gets a row: an object of `tfswitch.admission`.
             None means at once.
         eviction: What `shrink` evicts: an object of `tfswitch.eviction`.
@@ -82,7 +82,10 @@ class EmbeddingTable:
         row_type: How rows are kept in memory: a `tfswitch.RowType`, or
             "float16" or "bfloat16" for such embeddings with a float32 optimizer
             state. None means float32.
-        seed: Decides, with the id, the first value of each row.
+        seed: Decides, with the id, the first value of each row. None means one
+            of the name and of the seed of `keras.utils.set_random_seed` or
+            `tf.random.set_seed`, if there is one: tables of other names have
+            other first values.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`. With
             another one a `tfswitch.train.Worker` must be there to push.
@@ -120,7 +123,7 @@ class EmbeddingTable:
         statistics: Any = None,
         update: str = "sparse",
         row_type: Any = None,
-        seed: int = 0,
+        seed: int | None = None,
         consistency: Any = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -156,8 +159,8 @@ class EmbeddingTable:
         )
         self._name = name
         self._dim = int(dim)
-        self._seed = int(seed)
         self._cluster = cluster if cluster is not None else default_cluster()
+        self._seed = self._find_seed() if seed is None else int(seed)
         config: dict[str, Any] = {
             "name": name,
             "dim": self._dim,
@@ -180,11 +183,25 @@ class EmbeddingTable:
         if self._row_type != row_type_lib.RowType():
             config["row_type"] = self._row_type.to_table_config()
         self._config = json.dumps(config, sort_keys=True)
-        self._native = self._cluster._native.open_table(self._config)
+        try:
+            self._native = self._cluster._native.open_table(self._config)
+        except ValueError:
+            if seed is not None or self._find_seed() == self._seed:
+                raise
+            # Another worker has just made it.
+            self._seed = config["seed"] = self._find_seed()
+            self._config = json.dumps(config, sort_keys=True)
+            self._native = self._cluster._native.open_table(self._config)
         self._learning_rate = LearningRate(self._optimizer.learning_rate)
         self._handle_lock = threading.Lock()
         self._handle: tf.Tensor | None = None
         self._is_private = False
+
+    def _find_seed(self) -> int:
+        """That of the table that is there, for workers draw others."""
+        with contextlib.suppress(KeyError):
+            return int(self._cluster._list(self._name)[0]["config"]["seed"])
+        return default_seed(self._name)
 
     @classmethod
     def _create_dense(
@@ -708,6 +725,69 @@ class EmbeddingTable:
             global_step=self._learning_rate.number(),
         )
 
+    def _follow(self, optimizer: optimizers_lib.Optimizer) -> None:
+        """Goes on with another optimizer; rows stay as they are.
+
+        Their state stays if it means the same to both. On servers, where others
+        use the table as well, only the learning rate may be another.
+
+        Raises:
+            ValueError: If the table is on servers and would learn otherwise.
+        """
+        if optimizer.to_table_config() != self._optimizer.to_table_config():
+            self._change_optimizer(optimizer)
+        self._optimizer = optimizer
+        self._learning_rate.follow(optimizer.learning_rate)
+
+    def _change_optimizer(self, optimizer: optimizers_lib.Optimizer) -> None:
+        settings = json.loads(self._config)
+        settings["optimizer"] = optimizer.to_table_config()
+        config = json.dumps(settings, sort_keys=True)
+        open_table = self._cluster._native.open_table
+        with _private_names_lock:
+            try:
+                # Another object of the table has changed it already.
+                self._native = open_table(config)
+            except ValueError as error:
+                if self._cluster.is_remote:
+                    raise ValueError(
+                        f"{self._owner} is on servers, where it keeps the "
+                        f"optimizer that it was made with: {error}"
+                    ) from error
+                self._make_again(config, optimizer)
+        self._config = config
+
+    def _make_again(
+        self, config: str, optimizer: optimizers_lib.Optimizer
+    ) -> None:
+        """Replaces the table by one of `config`, with the same rows."""
+        ids, values, slots = self._export_with_slots()
+        cluster = self._cluster._native
+        cluster.drop_table(self._name)
+        try:
+            native = cluster.open_table(config)
+            keeps_state = native.slot_floats == slots.shape[1] and (
+                optimizers_lib.have_equal_state(
+                    self._optimizer.to_table_config(),
+                    optimizer.to_table_config(),
+                )
+            )
+            native.assign(ids, values, slots if keeps_state else None)
+            width = statistics_lib.width(self._statistics)
+            if width and not keeps_state:
+                # Behind the state that a row begins with.
+                present, values, state = native.export_rows(True)
+                assert state is not None
+                usage = slots[np.argsort(ids), -width:]
+                state[np.argsort(present), -width:] = usage
+                native.assign(present, values, state)
+        except BaseException:
+            with contextlib.suppress(KeyError):
+                cluster.drop_table(self._name)
+            cluster.open_table(self._config).assign(ids, values, slots)
+            raise
+        self._native = native
+
     def _export_with_slots(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ids, values, slots = self._native.export_rows(True)
         if slots is None:
@@ -727,6 +807,12 @@ class EmbeddingTable:
         present, _ = self.export_rows()
         self._native.erase(present)
         self._native.assign(keys, rows, slots)
+
+    def _set_rows(self, ids: np.ndarray, values: np.ndarray) -> None:
+        """Sets all rows; those that are there keep their optimizer state."""
+        present, _ = self.export_rows()
+        self._native.erase(np.setdiff1d(present, ids, assume_unique=True))
+        self._native.assign(ids, values, None)
 
     def _to_keys(self, ids: Any) -> np.ndarray:
         ids = to_id_array(ids, self._owner)
@@ -883,16 +969,26 @@ def check_update(update: object) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Raises ValueError unless `seed` is an unsigned 64-bit integer."""
+    """Raises ValueError unless `seed` is an unsigned 64-bit integer or None."""
+    if seed is None:
+        return
     if (
         isinstance(seed, bool)
         or not isinstance(seed, (int, np.integer))
         or not 0 <= seed <= _MAX_SEED
     ):
         raise ValueError(
-            "`seed` must be an integer from 0 to 2**64 - 1. "
+            "`seed` must be an integer from 0 to 2**64 - 1, or None. "
             f"Received: seed={seed!r}"
         )
+
+
+def default_seed(name: str) -> int:
+    """The seed of a table that was given none: of its name and TensorFlow's."""
+    # With a seed of an operation, it has that of the program beside it.
+    program, _ = tf.compat.v1.get_seed(0)
+    text = f"{program} {name}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
 def _drop(cluster: _native.Cluster, name: str, owner: int) -> None:

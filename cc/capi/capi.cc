@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
@@ -299,7 +300,7 @@ struct PreparedPush {
   std::shared_ptr<float[]> buffer;  // Of sums that are not the caller's.
   OwnedObservations observations;
   bool is_empty = false;
-  bool overflowed = false;  // Because the loss was scaled.
+  bool is_skipped = false;  // For NaN or Inf.
 };
 
 absl::Status PreparePush(const Tfswitch_Table& table,
@@ -331,15 +332,23 @@ absl::Status PreparePush(const Tfswitch_Table& table,
     } else {
       std::copy(prepared->sums.begin(), prepared->sums.end(), target.begin());
     }
-    if (scaled) {
-      // Scaling by a NaN or Inf scale shows in the sums as well.
-      Scale(1.0f / scale, target);
-      prepared->overflowed =
-          !std::isfinite(scale) || FindNonFinite(target) >= 0;
-    }
+    if (scaled) Scale(1.0f / scale, target);
     prepared->sums = target;
   }
-  if (prepared->overflowed) return absl::OkStatus();
+  if (scaled || options.skip_non_finite != 0) {
+    const int64_t place = FindNonFinite(prepared->sums);
+    prepared->is_skipped = place >= 0 || !std::isfinite(scale);
+    if (place >= 0 && !scaled) {
+      ABSL_RAW_LOG(WARNING,
+                   "table '%s': the gradient of id %lld is NaN or Inf; the "
+                   "push is skipped, and the loss will be NaN. Check the "
+                   "labels, the loss and the learning rate.",
+                   table.config.name.c_str(),
+                   static_cast<long long>(  // NOLINT(runtime/int): as printed.
+                       unique_keys[place / dim]));
+    }
+  }
+  if (prepared->is_skipped) return absl::OkStatus();
   TFSWITCH_RETURN_IF_ERROR(
       CheckEachObservation(table, unique_keys, inverse, options));
   prepared->observations = OwnedObservations(
@@ -386,8 +395,8 @@ absl::Status PushUnique(Tfswitch_Table& table,
   PreparedPush prepared;
   TFSWITCH_RETURN_IF_ERROR(
       PreparePush(table, unique_keys, inverse, gradients, options, &prepared));
-  result->skipped = prepared.overflowed ? 1 : 0;
-  if (prepared.is_empty || prepared.overflowed) return absl::OkStatus();
+  result->skipped = prepared.is_skipped ? 1 : 0;
+  if (prepared.is_empty || prepared.is_skipped) return absl::OkStatus();
   TFSWITCH_ASSIGN_OR_RETURN(
       const PushArgs args,
       MakePushArgs(table, unique_keys, prepared, options, threads));
@@ -538,10 +547,10 @@ absl::Status PushManyParts(absl::Span<Tfswitch_PushPart> parts,
   for (absl::Status& status : statuses) {
     TFSWITCH_RETURN_IF_ERROR(std::move(status));
   }
-  const bool overflowed =
+  const bool is_skipped =
       std::any_of(prepared.begin(), prepared.end(),
-                  [](const PreparedPush& each) { return each.overflowed; });
-  if (overflowed) {
+                  [](const PreparedPush& each) { return each.is_skipped; });
+  if (is_skipped) {
     for (Tfswitch_PushPart& part : parts) part.result.skipped = 1;
     return absl::OkStatus();
   }

@@ -80,8 +80,7 @@ typedef struct Tfswitch_PushOptions {
   int32_t insert_missing;
   // What the loss was multiplied with. Gradients are divided by it. If it is
   // not 1 and the gradients hold NaN or Inf, the push is skipped, as a
-  // loss-scaling optimizer skips its step; with 1 it is an error. A value below
-  // 1 means 1.
+  // loss-scaling optimizer skips its step. A value below 1 means 1.
   float loss_scale;
   // How often each id was shown and clicked: as many as there are gradients, or
   // NULL: once and never.
@@ -89,11 +88,14 @@ typedef struct Tfswitch_PushOptions {
   const float* clicks;
   // Of the training; 0: not known.
   int64_t global_step;
+  // With a loss scale of 1: whether gradients with NaN or Inf skip the push,
+  // with a warning on stderr, too (1), or are an error (0).
+  int32_t skip_non_finite;
 } Tfswitch_PushOptions;
 
 typedef struct Tfswitch_PushResult {
   int64_t updated_rows;
-  int32_t skipped;  // 1 if loss scaling overflowed and nothing was applied.
+  int32_t skipped;  // 1 if gradients had NaN or Inf and nothing was applied.
 } Tfswitch_PushResult;
 
 // One of the reads of pull_many.

@@ -240,7 +240,8 @@ class TrainingLookupManyOp : public ManyLookups {
   absl::Status PrepareTraining(OpKernelContext* context, Call* call) {
     Tensor* probe = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(n_, {}, &probe));
-    probe->scalar<float>()() = 0.0f;
+    float& zero = probe->scalar<float>()();
+    zero = 0.0f;
     call->unique_ids.resize(n_);
     call->num_unique.assign(n_, 0);
     for (int i = 0; i < n_; ++i) {
@@ -248,8 +249,11 @@ class TrainingLookupManyOp : public ManyLookups {
       Tfswitch_PullPart& part = call->parts[i];
       const auto num_ids = static_cast<int64_t>(part.num_keys);
       // Here, where the mistakes were made, and not in the backward pass.
+      float anchor;
+      TF_RETURN_IF_ERROR(ScalarInput(context, 2 * n_ + i, "anchors", &anchor));
+      // NaN after a push with NaN, so that the loss shows it.
+      zero += 0.0f * anchor;
       float unused;
-      TF_RETURN_IF_ERROR(ScalarInput(context, 2 * n_ + i, "anchors", &unused));
       TF_RETURN_IF_ERROR(
           ScalarInput(context, 3 * n_ + i, "learning_rates", &unused));
       Tfswitch_PushOptions unused_options = {};

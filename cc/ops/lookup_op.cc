@@ -168,9 +168,10 @@ class TrainingLookupOp : public AsyncOpKernel {
     RefCountPtr<TableResource> table;
     OP_REQUIRES_OK_ASYNC(context, LookupTable(context, &table), done);
     OP_REQUIRES_OK_ASYNC(context, CheckDim(*table, dim_), done);
-    float unused;
-    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 2, "anchor", &unused),
+    float anchor;
+    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 2, "anchor", &anchor),
                          done);
+    float unused;
     OP_REQUIRES_OK_ASYNC(
         context, ScalarInput(context, 3, "learning_rate", &unused), done);
     const Tensor& ids = context->input(1);
@@ -193,7 +194,8 @@ class TrainingLookupOp : public AsyncOpKernel {
     Tensor* probe = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(1, {}, &probe),
                          done);
-    probe->scalar<float>()() = 0.0f;
+    // NaN after a push with NaN, so that the loss shows it.
+    probe->scalar<float>()() = 0.0f * anchor;
     Tensor* inverse = nullptr;
     OP_REQUIRES_OK_ASYNC(
         context, context->allocate_output(3, TensorShape({num_ids}), &inverse),

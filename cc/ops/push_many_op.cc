@@ -62,7 +62,7 @@ REGISTER_OP("Tfswitch>PushUniqueMany")
 The way back of `Tfswitch>TrainingLookupMany`: `Tfswitch>PushUnique` for N
 tables at once, with one message to each server unless the batches are long.
 
-A gradient with NaN or Inf fails the op and nothing is applied to any table.
+With NaN or Inf in a gradient nothing is applied to any table.
 After an error of a server, such as a table that is not there, others may have
 taken their step. At most 256 tables.
 
@@ -75,8 +75,8 @@ loss_scale: A scalar: what the loss was multiplied with. 0 means 1.
 shows: As for the lookup.
 clicks: As for the lookup.
 global_steps: As for the lookup.
-anchor_gradients: For each table 0; or for all NaN if the loss was scaled and
-  the gradients of one overflowed. Then nothing was applied.
+anchor_gradients: For each table 0; or for all NaN if the gradients of one hold
+  NaN or Inf. Then nothing was applied.
 insert_missing: As for `Tfswitch>PushUnique`.
 )doc");
 
@@ -153,6 +153,7 @@ class PushUniqueManyOp : public AsyncOpKernel {
       part.gradients = gradients.flat<float>().data();
       part.options.insert_missing = insert_missing_ ? 1 : 0;
       part.options.loss_scale = loss_scale;
+      part.options.skip_non_finite = 1;
       TF_RETURN_IF_ERROR(ScalarInput(context, 4 * n_ + i, "learning_rates",
                                      &part.options.learning_rate));
       TF_RETURN_IF_ERROR(ObservationInputs(context, table, 5 * n_ + 1 + i,

@@ -111,7 +111,7 @@ loss_scale: A scalar: what the loss was multiplied with. The gradients are
 shows: As for the lookup.
 clicks: As for the lookup.
 global_step: As for the lookup.
-anchor_gradient: 0; or NaN if the loss was scaled and the gradients overflowed.
+anchor_gradient: 0; or NaN if gradients hold NaN or Inf, scaled or not.
   Then nothing was applied, and an optimizer that scales losses skips its step
   and lowers the scale.
 insert_missing: Whether an id that lost its row since the lookup gets a new one,
@@ -231,6 +231,7 @@ class PushUniqueOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(
         context, ScalarInput(context, 5, "loss_scale", &options.loss_scale),
         done);
+    options.skip_non_finite = 1;
     OP_REQUIRES_OK_ASYNC(
         context,
         ObservationInputs(context, *table, 6, inverse.NumElements(), &options),

@@ -81,6 +81,15 @@ def test_quickstart_learns_and_prints_a_row() -> None:
     assert float(last_auc) > 0.95
 
 
+@pytest.mark.parametrize("layer", ["dynamic", "keras"])
+def test_ctr_pipeline_predicts_alike_after_save_and_export(layer: str) -> None:
+    program = EXAMPLES / "ctr_pipeline.py"
+    output = run(program, f"--layer={layer}", "--epochs=1")
+
+    assert "predictions of the loaded model are the same: True" in output
+    assert "predictions of the exported model are the same: True" in output
+
+
 def test_readme_shows_the_quickstart_program() -> None:
     program = (EXAMPLES / "quickstart.py").read_text(encoding="utf-8")
 

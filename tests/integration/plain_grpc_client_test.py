@@ -107,7 +107,11 @@ def test_a_plain_client_creates_pushes_and_pulls(server, pb, stub, create):
     assert [stub.Push(push).duplicate for _ in range(2)] == [False, True]
     with tsw.connect(f"grpc://{server.address}"):
         table = tsw.EmbeddingTable(
-            "plain", 2, initializer="ones", optimizer=tsw.optimizers.SGD(0.5)
+            "plain",
+            2,
+            initializer="ones",
+            optimizer=tsw.optimizers.SGD(0.5),
+            seed=0,
         )
         np.testing.assert_array_equal(
             table.lookup([-8, 7]), [[-2.0, -3.0], [-5.0, -7.0]]

@@ -945,7 +945,7 @@ def test_rows_on_a_server_are_read_by_both_programs(
     ops = _loader.load_ops()
     with tsw.Server() as shard, tsw.connect(f"grpc://{shard.address}"):
         sgd = tsw.optimizers.SGD(0.1)
-        table = tsw.EmbeddingTable("user", 4, optimizer=sgd)
+        table = tsw.EmbeddingTable("user", 4, optimizer=sgd, seed=0)
         rows = np.random.default_rng(0).random((6, 4), np.float32)
         table.assign(IDS.ravel(), rows)
 

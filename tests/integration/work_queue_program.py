@@ -26,6 +26,7 @@ def make_counts(cluster=None):
         1,
         initializer="zeros",
         optimizer=tsw.optimizers.SGD(1.0),
+        seed=0,
         consistency=tsw.train.Consistency.bsp(reduction="sum"),
         cluster=cluster,
     )

@@ -44,6 +44,7 @@ def make_model(name, make_optimizer, rows, **layer):
         optimizer=OPTIMIZERS[name]()
         if name != "adamw"
         else tsw.optimizers.AdamW(0.02, weight_decay=0.05),
+        seed=0,
         **layer,
     )
     model = keras.Sequential(

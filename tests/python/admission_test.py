@@ -288,6 +288,7 @@ def test_probability_is_drawn_alike_with_the_same_seed():
 def test_the_layer_admits_in_the_backward_pass(cluster):
     layer = tsw.keras.DynamicEmbedding(
         2,
+        name="word",
         embeddings_initializer="zeros",
         optimizer=tsw.optimizers.SGD(1.0),
         admission=tsw.admission.MinCount(3),

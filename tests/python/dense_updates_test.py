@@ -153,7 +153,7 @@ def test_ids_that_come_late_are_those_of_a_variable_after_a_reshard(
     cluster = make_cluster(2)
     table = tsw.EmbeddingTable("moved", DIM, optimizer=adam, update="dense")
     ids = np.arange(NUM_IDS)
-    whole = tsw.EmbeddingTable("whole", DIM)
+    whole = tsw.EmbeddingTable("whole", DIM, seed=table.seed)
     gradients = np.random.default_rng(3).normal(size=(10, 1, DIM))
     gradients = gradients.astype(np.float32)
     reference = KerasRows(

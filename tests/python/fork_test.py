@@ -78,7 +78,7 @@ layer(tf.constant([1]), training=True)
 ids = keras.Input((), dtype="int64")
 model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
 model.compile("sgd", "mse")
-private = tsw.keras.DynamicEmbedding(2)
+private = tsw.keras.DynamicEmbedding(2, name="private")
 private(tf.constant([1]), training=True)
 
 ops = _loader.load_ops()
@@ -119,7 +119,9 @@ calls = {
     "a served model": lambda: tsw.saved_model.state(folder + "/model"),
     "the layer": lambda: layer(tf.constant([1]), training=True),
     "fit": lambda: model.fit(np.arange(4), np.ones((4, 1)), verbose=0),
-    "a new layer": lambda: tsw.keras.DynamicEmbedding(2)(tf.constant([1])),
+    "a new layer": lambda: tsw.keras.DynamicEmbedding(2, name="new")(
+        tf.constant([1])
+    ),
     "tables": lambda: cluster.tables(),
     "save": lambda: cluster.save(folder + "/checkpoint"),
     "connect": lambda: tsw.connect(address, timeout=10),
@@ -273,7 +275,8 @@ if __name__ == "__main__":
     table = tsw.EmbeddingTable("t", 2, initializer="zeros")
     table.assign([1], np.ones((1, 2), np.float32))
     ids = keras.Input((1,), dtype="int64")
-    rows = keras.layers.Flatten()(tsw.keras.DynamicEmbedding(2)(ids))
+    layer = tsw.keras.DynamicEmbedding(2, name="word")
+    rows = keras.layers.Flatten()(layer(ids))
     model = keras.Model(ids, keras.layers.Dense(1)(rows))
     model.compile("adam", "mse")
     for _ in range(2):

@@ -380,6 +380,10 @@ def test_keras_optimizers_are_converted(theirs, ours):
     assert len(same) >= 4
     for name in same - {"l2"}:
         value = getattr(found, name)
+        if name == "learning_rate":
+            assert value == optimizers.KerasRate(theirs)
+            value = float(value())
+            assert optimizers.from_keras(theirs).learning_rate == value
         assert value == (
             pytest.approx(config[name]) if config[name] else config[name]
         ), name

@@ -74,7 +74,7 @@ def test_a_keras_model_learns_the_same_rows(embedded, ours, theirs):
 @pytest.mark.parametrize(
     ("identifier", "expected"),
     [
-        (None, optimizers.Adagrad()),
+        (None, optimizers.Adam()),
         ("sgd", optimizers.SGD(0.01)),
         ("SGD", optimizers.SGD(0.01)),
         ("momentum", optimizers.SGD(0.01, momentum=0.9)),
@@ -144,7 +144,9 @@ def test_settings_of_a_later_keras_that_are_off_do_not_matter():
 
     optimizer = SGD(0.5)
     optimizer.warp = None
-    assert optimizers.get(optimizer) == optimizers.SGD(0.5)
+    assert optimizers.from_keras(optimizer) == optimizers.SGD(0.5)
+    shared = optimizers.KerasRate(optimizer)
+    assert optimizers.get(optimizer) == optimizers.SGD(shared)
 
     optimizer.warp = 9
     with pytest.raises(ValueError, match=r"SGD has no setting `warp`.*=9"):

@@ -107,15 +107,15 @@ def test_a_loaded_model_gives_the_bits_of_predict(
     user = keras.Input((), dtype="int64", name="user")
     embedded = tsw.keras.DynamicEmbeddings(
         {
-            "city": tsw.keras.DynamicEmbedding(3, combiner="sum"),
-            "user": tsw.keras.DynamicEmbedding(2),
+            "city": tsw.keras.DynamicEmbedding(3, combiner="sum", name="city"),
+            "user": tsw.keras.DynamicEmbedding(2, name="user"),
         }
     )({"city": city, "user": user})
     x = keras.layers.Concatenate()(
         [
             embedded["city"],
             embedded["user"],
-            tsw.keras.DynamicEmbedding(4)(user),
+            tsw.keras.DynamicEmbedding(4, name="alone")(user),
         ]
     )
     x = keras.layers.Dense(8, "relu")(x)

@@ -23,6 +23,7 @@ def rounded(values, dtype):
 
 def make_table(of_rows, **kwargs):
     kwargs.setdefault("optimizer", tsw.optimizers.Adagrad(0.5))
+    kwargs.setdefault("seed", 0)
     name = kwargs.pop("name", "word")
     return tsw.EmbeddingTable(name, 5, row_type=of_rows, **kwargs)
 
@@ -30,7 +31,7 @@ def make_table(of_rows, **kwargs):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rows_are_those_of_float32_rounded_to_nearest(cluster, dtype):
     table = make_table(dtype)
-    full = tsw.EmbeddingTable("full", 5)
+    full = tsw.EmbeddingTable("full", 5, seed=0)
     ids = np.arange(-50, 50)
 
     first = table.lookup_or_create(ids).numpy()
@@ -47,7 +48,9 @@ def test_rows_are_those_of_float32_rounded_to_nearest(cluster, dtype):
 )
 def test_training_follows_float32_within_the_last_bits(cluster, dtype, slots):
     table = make_table(tsw.RowType(dtype, slots=slots))
-    full = tsw.EmbeddingTable("full", 5, optimizer=tsw.optimizers.Adagrad(0.5))
+    full = tsw.EmbeddingTable(
+        "full", 5, optimizer=tsw.optimizers.Adagrad(0.5), seed=0
+    )
     random = np.random.default_rng(2)
     ids = np.arange(200)
     for _ in range(30):

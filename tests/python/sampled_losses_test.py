@@ -720,8 +720,7 @@ def test_model_is_saved_and_loaded_with_its_rows(embedded, chain, tmp_path):
         remove_accidental_hits=False,
     )
     model.fit(list(chain), epochs=1, batch_size=50, verbose=0)
-    rows = loss.embedding.table.size() + loss.biases.table.size() / 8
-    assert loss.count_params() == rows * 8 + 2  # And the anchors.
+    assert loss.count_params() == 2  # The anchors.
     model.save(tmp_path / "model.keras")
 
     loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -118,7 +118,7 @@ def test_training_lookups_and_assignments_make_rows_seen_today(cluster):
 
 def test_the_layer_pushes_shows_and_clicks(cluster):
     layer = tsw.keras.DynamicEmbedding(
-        2, statistics=tsw.statistics.ShowClick(), mask_zero=True
+        2, name="word", statistics=tsw.statistics.ShowClick(), mask_zero=True
     )
     ids = tf.constant([[1, 2], [0, 1]])
     clicks = tf.constant([[1, 0], [7, 1]])

@@ -4,6 +4,7 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which is also what decides what
 `tf.keras` is, they are those of tf_keras; else those of Keras 3.
 """
 
+from tfswitch.keras._saved_rows import load_without_rows
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.dynamic_embeddings import DynamicEmbeddings
 from tfswitch.keras.export_tables import ExportTables
@@ -21,5 +22,6 @@ __all__ = [
     "SampledSoftmax",
     "SyncEpochs",
     "from_embedding",
+    "load_without_rows",
     "to_embedding",
 ]

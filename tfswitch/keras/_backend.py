@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import tensorflow as tf
+
 from tfswitch._which_keras import IS_LEGACY, keras
 
 Layer: Any = keras.layers.Layer
+Model: Any = keras.Model
 Optimizer: Any = keras.optimizers.Optimizer
 Callback: Any = keras.callbacks.Callback
 register_keras_serializable = keras.saving.register_keras_serializable
@@ -26,6 +29,15 @@ def is_symbolic(value: Any) -> bool:
     if IS_LEGACY:
         return keras.backend.is_keras_tensor(value)
     return isinstance(value, keras.KerasTensor)
+
+
+def is_building() -> bool:
+    """Whether Keras calls a layer only to learn the shape of its output."""
+    if tf.executing_eagerly():
+        return False
+    return "scratch_graph" in getattr(
+        tf.compat.v1.get_default_graph(), "name", ""
+    )
 
 
 def spec(shape: Any, dtype: str, ragged: bool) -> Any:
@@ -64,15 +76,6 @@ def variable_path(variable: Any) -> str:
     return path if path is not None else variable.name.split(":")[0]
 
 
-def present_learning_rate(optimizer: Any) -> Any:
-    """The learning rate of the optimizer's present step."""
-    # tf_keras keeps that of a schedule in a variable, which a step updates.
-    update = getattr(optimizer, "_compute_current_learning_rate", None)
-    if update is not None:
-        update()
-    return optimizer.learning_rate
-
-
 def init_optimizer(
     optimizer: Any, init: Any, *, learning_rate: Any, name: str, **clips: Any
 ) -> None:
@@ -87,7 +90,5 @@ def init_optimizer(
 def not_equal(x: Any, y: Any) -> Any:
     """`x != y` for tensors and placeholders of both Keras."""
     if IS_LEGACY:
-        import tensorflow as tf
-
         return tf.not_equal(x, y)
     return keras.ops.not_equal(x, y)

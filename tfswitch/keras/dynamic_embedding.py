@@ -1,44 +1,76 @@
 """The embedding layer without a fixed vocabulary."""
 
-import json
+import dataclasses
+import re
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from tfswitch import _native
 from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
-from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import row_type as row_type_lib
-from tfswitch import statistics as statistics_lib
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import (
     _backend,
+    _embedding_arguments,
+    _following,
+    _saved_rows,
+    _tracked_rows,
+    _weights,
     batch_size,
+    id_inputs,
     loss_scale,
     pooling,
-    string_ids,
 )
-from tfswitch.ops.ids import check_id_dtype, to_id_tensor
+from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import (
     EmbeddingTable,
     check_dim,
     check_seed,
     check_update,
+    default_seed,
     find_statistics,
     look_up_many,
 )
 
 # Makes a layer's output of the float32 embeddings of its ids.
 _Finish = Callable[[tf.Tensor], Any]
+
+
+class _Count(int):
+    """A number of weights that prints with the rows of tables beside it."""
+
+    note: str
+
+    @classmethod
+    def of(cls, count: int, tables: Iterable[EmbeddingTable]) -> "_Count":
+        result = cls(count)
+        rows = num_bytes = 0
+        for table in tables:
+            stats = table.stats()
+            rows += stats["num_rows"]
+            num_bytes += stats["row_bytes"] + stats["index_bytes"]
+        result.note = f" (and {rows:,} rows, {num_bytes / 2**20:,.1f} MiB)"
+        return result
+
+    def __format__(self, spec: str) -> str:
+        return int.__format__(self, spec) + self.note
+
+    def __str__(self) -> str:
+        return int.__repr__(self) + self.note
+
+
+# What Keras calls a layer without a name, or a feature of one.
+_AUTOMATIC_NAME = re.compile(r"dynamic_embedding(s(_\d+)?_.*|(_\d+)?$)")
 
 
 class TableLookup(NamedTuple):
@@ -82,8 +114,12 @@ class DynamicEmbedding(_backend.Layer):
     *   each backward pass through a training call is a push and a step,
         whichever variables it asks gradients for; a persistent tape pushes
         each time;
-    *   gradient clipping, weight decay and gradient accumulation of the model's
-        optimizer do not reach the rows;
+    *   with `optimizer="auto"` the rows learn as the compiled model's optimizer
+        would have them: its kind, settings, present learning rate, `clipnorm`,
+        `clipvalue` and loss scaling. It is refused by name if it has what needs
+        all gradients at once or all rows at each step: `global_clipnorm`,
+        `weight_decay`, `use_ema`, `gradient_accumulation_steps`. With an
+        optimizer of its own nothing of the model's reaches the rows;
     *   under `tf.distribute` each replica pushes by itself, and none waits for
         another: one step per replica, of its part of the gradient.
 
@@ -121,6 +157,8 @@ class DynamicEmbedding(_backend.Layer):
 
     Args:
         output_dim: Length of each embedding, 1 to 4096.
+        input_dim: Bounds nothing, and is there so that the arguments of an
+            `Embedding` may stay as they are: `DynamicEmbedding(10_000, 16)`.
         table: An `EmbeddingTable`, or the name of a table of `cluster`, which
             layers may share. By default the layer has its own: a table of this
             process goes with the layer; a table on servers has the layer's
@@ -128,8 +166,16 @@ class DynamicEmbedding(_backend.Layer):
         name: Name of the layer.
         embeddings_initializer: First value of a row: a name such as "uniform",
             an object of `tfswitch.initializers`, or the Keras one.
-        optimizer: How rows learn: a name, an object of `tfswitch.optimizers`,
-            or the Keras one. None means `tfswitch.optimizers.Adagrad()`.
+        embeddings_regularizer: None or a `keras.regularizers.L2`: the `l2`
+            option of the rows' optimizer, with twice its factor. It acts on
+            the rows of the batch, and the loss does not show it.
+        embeddings_constraint: None or a `keras.constraints.NonNeg`: the
+            `min_weight` option.
+        optimizer: How rows learn: "auto", a name, an object of
+            `tfswitch.optimizers`, or a Keras optimizer, whose learning rate is
+            shared. "auto", as None, means that of the compiled model that the
+            layer is in, or `tfswitch.optimizers.Adam()` if none is, as in a
+            custom loop.
         combiner: None, "sum", "mean" or "sqrtn": whether and how to pool the
             last axis of the ids. Needed for sparse ids.
         mask_zero: Whether id 0 is padding. If true it reads as zeros, gets no
@@ -146,19 +192,26 @@ class DynamicEmbedding(_backend.Layer):
             "float16" or "bfloat16" for such embeddings with a float32 optimizer
             state. None means float32. (`dtype`, as with all layers, is what the
             layer computes in.)
-        seed: Decides, with the id, the first value of each row.
+        seed: Decides, with the id, the first value of each row. None means one
+            of the table's name (without `table`, the layer's) and of the seed
+            of `keras.utils.set_random_seed`, if there is one.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
         cluster: Where a table that the layer makes lives; by default that of
             `tfswitch.connect`, when the table is first needed. Not stored in
             the config: a loaded layer uses the default.
+        weights: A matrix, or a list with one: its row i becomes that of id i,
+            unless there is one. So does a `keras.initializers.Constant` of a
+            matrix as `embeddings_initializer`.
         **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
         inputs: Integers of any rank, `(batch_size, ...)`: a dense tensor, a
             `tf.RaggedTensor`, or a `tf.SparseTensor` (with a combiner). Or
             strings, which are hashed (`tfswitch.ids.hash_strings`); with
-            `mask_zero` the empty string is padding.
+            `mask_zero` the empty string is padding. Floats, which a
+            `keras.Input` without `dtype` makes of ids, are taken as long as
+            they tell ids apart: float32 below 2**24.
         weights: Factor of each id, of the shape and kind of `inputs`. Only
             with a combiner. "mean" divides by their sum, "sqrtn" by the root of
             the sum of their squares.
@@ -187,12 +240,15 @@ class DynamicEmbedding(_backend.Layer):
 
     def __init__(
         self,
-        output_dim: int,
-        *,
+        *dims: int,
+        output_dim: int | None = None,
+        input_dim: int | None = None,
         table: EmbeddingTable | str | None = None,
         name: str | None = None,
         embeddings_initializer: Any = "uniform",
-        optimizer: Any = None,
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        optimizer: Any = "auto",
         combiner: str | None = None,
         mask_zero: bool = False,
         admission: Any = None,
@@ -200,13 +256,25 @@ class DynamicEmbedding(_backend.Layer):
         statistics: Any = None,
         update: str = "sparse",
         row_type: Any = None,
-        seed: int = 0,
+        seed: int | None = None,
         consistency: Any = None,
         cluster: Cluster | None = None,
+        weights: Any = None,
         **kwargs: Any,
     ) -> None:
         _backend.check_backend()
+        output_dim, input_dim = _embedding_arguments.dims(
+            dims, output_dim, input_dim
+        )
         check_dim("output_dim", output_dim)
+        _embedding_arguments.drop_unused(kwargs)
+        translated = _embedding_arguments.translate(
+            embeddings_initializer,
+            embeddings_regularizer,
+            embeddings_constraint,
+            weights,
+            output_dim,
+        )
         check_seed(seed)
         if combiner is not None and combiner not in pooling.COMBINERS:
             raise ValueError(
@@ -222,6 +290,11 @@ class DynamicEmbedding(_backend.Layer):
         kwargs.setdefault("autocast", False)
         super().__init__(name=name, **kwargs)
         self.output_dim = int(output_dim)
+        self.input_dim = input_dim
+        self._regularizer = embeddings_regularizer
+        self._constraint = embeddings_constraint
+        self._first_rows = translated.rows
+        self._options = translated.options
         self.combiner = combiner
         self.mask_zero = bool(mask_zero)
         self.supports_masking = self.mask_zero
@@ -229,12 +302,27 @@ class DynamicEmbedding(_backend.Layer):
         self._table_lock = threading.Lock()
         self._cluster = cluster
         self._table: EmbeddingTable | None = None
+        # Set by from_config: rows that a file would replace in vain.
+        self._is_loaded = False
+        self._has_warned = False
+        self._found_rows = 0
+        # Of a DynamicEmbeddings: gives features of one table one object.
+        self._share: Callable[[], Any] = lambda: None
+        # Of the compiled model; weak, for models hold their layers.
+        self._followed: Callable[[], Any] = lambda: None
+        self._clips: tuple[float | None, float | None] = (None, None)
+        self._is_auto = optimizer is None or (
+            isinstance(optimizer, str) and optimizer == "auto"
+        )
         if isinstance(table, EmbeddingTable):
             self._adopt(
                 table,
                 embeddings_initializer=(embeddings_initializer, "uniform"),
-                optimizer=(optimizer, None),
-                seed=(seed, 0),
+                embeddings_regularizer=(embeddings_regularizer, None),
+                embeddings_constraint=(embeddings_constraint, None),
+                weights=(weights, None),
+                optimizer=(None if self._is_auto else optimizer, None),
+                seed=(seed, None),
                 consistency=(consistency, None),
                 admission=(admission, None),
                 eviction=(eviction, None),
@@ -245,9 +333,16 @@ class DynamicEmbedding(_backend.Layer):
             )
             return
         self._table_name = table
-        self._initializer = initializers_lib.get(embeddings_initializer)
-        self._optimizer = optimizers_lib.get(optimizer)
-        self._seed = int(seed)
+        self._initializer = translated.initializer
+        # With "auto" not known before the table is needed.
+        self._optimizer: optimizers_lib.Optimizer | None = (
+            None
+            if self._is_auto
+            else _embedding_arguments.with_options(
+                optimizers_lib.get(optimizer), self._options
+            )
+        )
+        self._seed = seed
         self._consistency = consistency_lib.get(consistency)
         self._admission = admission_lib.get(admission)
         self._eviction = eviction_lib.get(eviction)
@@ -276,6 +371,7 @@ class DynamicEmbedding(_backend.Layer):
                     f"{value!r}"
                 )
         self._table = table
+        self._is_auto = False
         self._table_name = table.name
         self._initializer = table.initializer
         self._optimizer = table.optimizer
@@ -292,13 +388,36 @@ class DynamicEmbedding(_backend.Layer):
         """The layer's table; made when it is first needed."""
         # In a fork a thread that is not there may hold the lock.
         _native.check_process()
+        if self._table is None and (share := self._share()) is not None:
+            share()
         with self._table_lock:
             if self._table is None:
                 self._table = self._make_table()
             return self._table
 
+    def __dir__(self) -> list[str]:
+        """The attributes, but for `table`.
+
+        Keras reads each attribute of a layer that it saves or loads, and so
+        would make a table before the optimizer is known.
+        """
+        return [name for name in super().__dir__() if name != "table"]
+
     def _make_table(self) -> EmbeddingTable:
         cluster = self._cluster or default_cluster()
+        name = self.name if self._table_name is None else self._table_name
+        self._check_name(cluster)
+        if self._optimizer is None:
+            self._follow(_following.compiled_optimizer(self))
+        if self._optimizer is None:
+            # On servers another process may have made it.
+            present = _present(cluster, name) if cluster.is_remote else None
+            self._use_optimizer_of(
+                present["config"]["optimizer"] if present else None
+            )
+        is_private = self._table_name is None and not cluster.is_remote
+        if self._seed is None and is_private:
+            self._seed = default_seed(name)
         options: dict[str, Any] = {
             "initializer": self._initializer,
             "optimizer": self._optimizer,
@@ -311,20 +430,80 @@ class DynamicEmbedding(_backend.Layer):
             "row_type": self._row_type,
             "cluster": cluster,
         }
-        if self._table_name is not None:
-            return EmbeddingTable(self._table_name, self.output_dim, **options)
-        if cluster.is_remote:
-            return EmbeddingTable(self.name, self.output_dim, **options)
-        return EmbeddingTable._create_private(
-            self.name, self.output_dim, **options
-        )
+        if is_private:
+            table = EmbeddingTable._create_private(
+                name, self.output_dim, **options
+            )
+        else:
+            table = EmbeddingTable(name, self.output_dim, **options)
+            self._seed = table.seed
+            if self._is_loaded and not cluster.is_remote:
+                self._found_rows = table.size()
+        if self._first_rows is not None:
+            # Those that are there were the same, and have learnt since.
+            ids = np.arange(len(self._first_rows))[int(self.mask_zero) :]
+            table._native.assign_missing(ids, self._first_rows[ids])
+            self._first_rows = None
+        return table
+
+    def _check_name(self, cluster: Cluster) -> None:
+        """Refuses that layers share a table because neither has a name."""
+        if (
+            self._table_name is None
+            and cluster.is_remote
+            and _AUTOMATIC_NAME.match(self.name)
+        ):
+            raise ValueError(
+                f"layer '{self.name}' has no name of its own, and a table on "
+                "servers is named after its layer: other programs' unnamed "
+                "layers would share its rows. Pass `name` or `table` to the "
+                "layer."
+            )
+
+    def _use_optimizer_of(self, config: Mapping[str, Any] | None) -> None:
+        """If not known yet, rows learn as a table config says, or by Adam."""
+        if self._optimizer is None:
+            self._optimizer = (
+                optimizers_lib.from_table_config(config) if config else None
+            ) or _embedding_arguments.with_options(
+                optimizers_lib.get(None), self._options
+            )
+
+    def _has_rows_on_servers(self) -> bool:
+        cluster = self._cluster or default_cluster()
+        if not cluster.is_remote:
+            return False
+        present = _present(cluster, self._table_name or self.name)
+        return present is not None and present["num_rows"] > 0
+
+    def _follow(self, optimizer: Any) -> None:
+        """Has the rows learn as `optimizer` of the compiled model, if any."""
+        if not self._is_auto or (
+            optimizer is not None and optimizer is self._followed()
+        ):
+            return
+        if optimizer is not None:
+            followed = _following.follow(self, optimizer)
+            rule = _embedding_arguments.with_options(
+                followed.optimizer, self._options
+            )
+            if self._table is not None:
+                self._table._follow(rule)
+            self._optimizer = rule
+            self._clips = (followed.clipnorm, followed.clipvalue)
+            self._followed = weakref.ref(optimizer)
 
     def build(self, input_shape: Any = None) -> None:
         if self.built:
             return
         # Errors of the table belong here and not into the first step.
-        _ = self.table
+        if self._is_auto:
+            self._check_name(self._cluster or default_cluster())
+        else:
+            _ = self.table
+        self._tracked_rows = _tracked_rows.TrackedRows(self)
         self._anchor = _backend.add_anchor(self)
+        _weights.attach(self._anchor, self)
         self.built = True
 
     def call(
@@ -348,7 +527,9 @@ class DynamicEmbedding(_backend.Layer):
                 f"layer '{self.name}': `weights` need a combiner. Pass "
                 'combiner="sum", "mean" or "sqrtn" to the layer.'
             )
-        inputs = string_ids.to_integers(inputs, padding=self.mask_zero)
+        inputs = id_inputs.to_integers(
+            inputs, padding=self.mask_zero, owner=f"layer '{self.name}'"
+        )
         shows = self._values_of("shows", shows, inputs)
         clicks = self._values_of("clicks", clicks, inputs)
         if isinstance(inputs, tf.SparseTensor):
@@ -520,8 +701,15 @@ class DynamicEmbedding(_backend.Layer):
 
     def _look_up(self, lookup: TableLookup, training: Any) -> tf.Tensor:
         """Returns the float32 embedding of each id."""
+        if _backend.is_building():
+            # Keras asks for shapes, maybe before the model is compiled.
+            shape = tf.concat([tf.shape(lookup.ids), [self.output_dim]], axis=0)
+            embeddings = tf.zeros(shape)
+            embeddings.set_shape(lookup.ids.shape.concatenate(self.output_dim))
+            return embeddings
         training = is_training(training) if self.trainable else False
         if training is False:
+            self._check_reader()
             return self._read(lookup.ids)
         if training is True:
             embeddings, probe = self._train(lookup)
@@ -534,10 +722,27 @@ class DynamicEmbedding(_backend.Layer):
         self.add_loss(probe)
         return embeddings
 
+    def _check_reader(self) -> None:
+        """Refuses Keras's export, and warns of gradients that rows miss."""
+        if not tf.executing_eagerly() and _following.is_exporting():
+            _tracked_rows.refuse_export(self)
+        if self._has_warned or not self.trainable:
+            return
+        if record.could_possibly_record():
+            self._has_warned = True
+            warnings.warn(
+                f"layer '{self.name}' was called in a GradientTape without "
+                "`training=True`, so that its rows do not learn. Call the "
+                "model with `training=True` in a training step.",
+                stacklevel=2,
+            )
+
     def _read(self, ids: tf.Tensor) -> tf.Tensor:
         return look_up_many([self.table], [ids])[0]
 
     def _train(self, lookup: TableLookup) -> tuple[tf.Tensor, tf.Tensor]:
+        if self._is_auto:
+            self._follow(_following.compiled_optimizer(self))
         result = self.table._training_lookup(
             lookup.ids,
             tf.convert_to_tensor(self._anchor),
@@ -545,6 +750,10 @@ class DynamicEmbedding(_backend.Layer):
             clicks=lookup.clicks,
         )
         embeddings, probe = result.embeddings, result.loss_scale_probe
+        if any(self._clips):
+            (embeddings,), probe = loss_scale.clip(
+                [self._clips], [embeddings], probe
+            )
         if self.compute_dtype == "float16":
             (embeddings,), probe = loss_scale.check(
                 self.name, [embeddings], probe
@@ -567,7 +776,7 @@ class DynamicEmbedding(_backend.Layer):
             or getattr(inputs, "ragged", False)
         ):
             return None
-        return _backend.not_equal(inputs, string_ids.padding_of(inputs))
+        return _backend.not_equal(inputs, id_inputs.padding_of(inputs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         outer = tuple(input_shape)
@@ -585,7 +794,7 @@ class DynamicEmbedding(_backend.Layer):
         clicks: Any = None,
     ) -> Any:
         """What Keras 3 asks instead of `call` for a model's placeholders."""
-        check_id_dtype(tf.as_dtype(inputs.dtype), f"layer '{self.name}'")
+        id_inputs.check_dtype(inputs.dtype, f"layer '{self.name}'")
         if getattr(inputs, "sparse", False) and self.combiner is None:
             self._refuse_sparse()
         ragged = bool(getattr(inputs, "ragged", False))
@@ -596,28 +805,41 @@ class DynamicEmbedding(_backend.Layer):
         )
 
     def count_params(self) -> int:
-        """Returns the number of floats in the rows, and 1 for the anchor."""
-        if not self.built:
-            return super().count_params()
-        return self.table.size() * self.output_dim + 1
+        """Returns the number of weights that Keras sees, which is 1.
+
+        It prints with the rows of the table beside it, so that `model.summary`
+        shows them. They are no parameters: their number changes, and totals
+        would not agree with the weights of the model.
+        """
+        weights = super().count_params()
+        if self._table is None:
+            return weights
+        return _Count.of(weights, [self._table])
+
+    @property
+    def embeddings(self) -> Any:
+        """There is no such variable, as `keras.layers.Embedding` has one.
+
+        Raises:
+            AttributeError: Always. The message says what there is.
+        """
+        raise AttributeError(
+            f"layer '{self.name}' has no variable `embeddings`: its rows are "
+            "in a table. `layer.table.lookup(ids)` reads some, and "
+            "`layer.table.export_rows()` all."
+        )
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        optimizer = self._optimizer.to_config()
-        rate = optimizer["config"]["learning_rate"]
-        if not isinstance(rate, float):
-            # Only schedules can be described; of the rest, the value stays.
-            optimizer["config"]["learning_rate"] = (
-                _backend.serialize(rate)
-                if hasattr(rate, "get_config")
-                else self.table.learning_rate
-            )
         config.update(
             {
+                "input_dim": self.input_dim,
                 "output_dim": self.output_dim,
                 "table": self._table_name,
                 "embeddings_initializer": self._initializer.to_config(),
-                "optimizer": optimizer,
+                "embeddings_regularizer": _serialize(self._regularizer),
+                "embeddings_constraint": _serialize(self._constraint),
+                "optimizer": self._optimizer_config(),
                 "combiner": self.combiner,
                 "mask_zero": self.mask_zero,
                 "seed": self._seed,
@@ -631,9 +853,35 @@ class DynamicEmbedding(_backend.Layer):
         )
         return config
 
+    def _optimizer_config(self) -> Any:
+        if self._is_auto:
+            return "auto"
+        assert self._optimizer is not None
+        # The layer's options come from its other arguments.
+        optimizer = dataclasses.replace(
+            self._optimizer,
+            **{
+                field.name: field.default
+                for field in dataclasses.fields(self._optimizer)
+                if field.name in self._options
+            },
+        ).to_config()
+        rate = optimizer["config"]["learning_rate"]
+        if not isinstance(rate, float):
+            # Only schedules can be described; of the rest, the value stays.
+            optimizer["config"]["learning_rate"] = (
+                _backend.serialize(rate)
+                if hasattr(rate, "get_config")
+                else self.table.learning_rate
+            )
+        return optimizer
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbedding":
         config = dict(config)
+        for name in ("embeddings_regularizer", "embeddings_constraint"):
+            if isinstance(config.get(name), Mapping):
+                config[name] = _backend.deserialize(config[name])
         optimizer = config.get("optimizer")
         if isinstance(optimizer, Mapping):
             arguments = dict(optimizer["config"])
@@ -641,79 +889,17 @@ class DynamicEmbedding(_backend.Layer):
             if isinstance(rate, Mapping):
                 arguments["learning_rate"] = _backend.deserialize(rate)
             config["optimizer"] = {**optimizer, "config": arguments}
-        return super().from_config(config)
+        layer = super().from_config(config)
+        layer._is_loaded = True
+        return layer
 
     def save_own_variables(self, store: Any) -> None:
-        """Stores the anchor, and the rows of a table in this process."""
-        super().save_own_variables(store)
-        if not self.built or self.table.cluster.is_remote:
-            return
-        if not _stores_rows(self, self.table, store):
-            return
-        ids, values, slots = self.table._export_with_slots()
-        store["ids"] = ids
-        store["values"] = values
-        store["slots"] = slots
-        store["optimizer"] = _to_bytes(self._optimizer.to_table_config())
-        store["statistics"] = _to_bytes(_config_of(self._statistics) or {})
+        """Stores the rows of a table in this process."""
+        _saved_rows.save(self, store)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` stored, replacing all rows."""
-        names = set(store.keys())
-        if "0" not in names:
-            raise ValueError(
-                f"layer '{self.name}': there is nothing for it in the file; "
-                f"expected '0' (the anchor), got {sorted(names)}"
-            )
-        self._anchor.assign(np.asarray(store["0"]))
-        if "ids" not in names:
-            return  # On servers, or with the layer that shares the table.
-        state, usage = self._split_slots(
-            np.asarray(store["slots"]),
-            bytes(np.asarray(store["statistics"]))
-            if "statistics" in names
-            else b"{}",
-        )
-        saved = json.loads(bytes(np.asarray(store["optimizer"])))
-        width = self.table._native.slot_floats - statistics_lib.width(
-            self._statistics
-        )
-        slots: np.ndarray | None = None
-        if state.shape[1] == width and optimizers_lib.have_equal_state(
-            saved, self._optimizer.to_table_config()
-        ):
-            slots = np.concatenate([state, self._fit_usage(usage)], axis=1)
-        else:
-            warnings.warn(
-                f"layer '{self.name}': the rows were saved with the optimizer "
-                f"{saved}, whose state is not that of the layer's; it starts "
-                "anew.",
-                stacklevel=2,
-            )
-        self.table._replace_rows(
-            np.asarray(store["ids"]), np.asarray(store["values"]), slots
-        )
-
-    def _split_slots(
-        self, slots: np.ndarray, statistics: bytes
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The optimizer's part of saved slots, and the statistics'."""
-        config = json.loads(statistics)
-        saved = statistics_lib.get(config) if config else None
-        place = slots.shape[1] - statistics_lib.width(saved)
-        return slots[:, :place], slots[:, place:]
-
-    def _fit_usage(self, usage: np.ndarray) -> np.ndarray:
-        """Saved statistics as those of this layer's table."""
-        width = statistics_lib.width(self._statistics)
-        fitted = np.zeros((len(usage), width), np.float32)
-        common = min(width, usage.shape[1])
-        fitted[:, :common] = usage[:, :common]
-        if width and not common:
-            # Rows that do not say it count as seen now.
-            day = self.table.cluster.day
-            fitted[:, 1] = time.time() / 86400 if day is None else day
-        return fitted
+        _saved_rows.load(self, store)
 
     def _check_rank(self, rank: int | None) -> None:
         if self.combiner is not None and rank == 0:
@@ -746,38 +932,19 @@ def _with_innermost(ragged: tf.RaggedTensor, values: Any) -> tf.RaggedTensor:
     return ragged.with_values(_with_innermost(ragged.values, values))
 
 
-# Which layer stored the rows of a table, and in which file.
-_stored_by: weakref.WeakKeyDictionary[
-    EmbeddingTable, tuple[Any, weakref.ref[Any]]
-] = weakref.WeakKeyDictionary()
+def _serialize(given: Any) -> Any:
+    if given is None or isinstance(given, str):
+        return given
+    return _backend.serialize(given)
 
 
-def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
-    """Whether `layer` is the one of its table's layers that stores the rows."""
-    file = _file_of(store)
-    if file is None:
-        return True
-    last_file, last_layer = _stored_by.get(table, (None, None))
-    if last_file == file and last_layer is not None:
-        return last_layer() is layer
-    _stored_by[table] = (file, weakref.ref(layer))
-    return True
-
-
-def _file_of(store: Any) -> Any:
-    """What equals itself for stores of one file under way, or None."""
-    if _backend.IS_LEGACY:
-        return getattr(store, "file", None)  # An open HDF5 file.
+def _present(cluster: Cluster, name: str) -> dict[str, Any] | None:
+    """What the cluster says of a table, or None if it has none of the name."""
     try:
-        return weakref.ref(store)
-    except TypeError:  # A dict, for one; nothing is known of others.
+        return cluster._list(name)[0]
+    except KeyError:
         return None
 
 
 def _config_of(policy: Any) -> dict[str, Any] | None:
     return None if policy is None else policy.to_config()
-
-
-def _to_bytes(config: Mapping[str, Any]) -> np.ndarray:
-    text = json.dumps(config, sort_keys=True)
-    return np.frombuffer(text.encode(), np.uint8)

@@ -2,16 +2,18 @@
 
 import types
 import urllib.parse
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfswitch.cluster import Cluster
-from tfswitch.keras import _backend, batch_size, loss_scale
+from tfswitch.keras import _backend, _following, batch_size, loss_scale
 from tfswitch.keras.dynamic_embedding import (
     DynamicEmbedding,
     TableLookup,
+    _Count,
     is_training,
 )
 from tfswitch.table import (
@@ -45,8 +47,8 @@ class DynamicEmbeddings(_backend.Layer):
         each.
     *   The backward pass pushes for all features, for those that the loss does
         not use with gradients of zero.
-    *   If one push cannot be made (a gradient is NaN, a loss scale
-        overflowed), none is.
+    *   If one push is not made (a gradient is NaN, a loss scale overflowed),
+        none is.
 
     Everything else is as for `DynamicEmbedding`: training and inference, loss
     scaling (one loss of 0 for all features), saving.
@@ -116,6 +118,7 @@ class DynamicEmbeddings(_backend.Layer):
         kwargs.setdefault("autocast", False)
         super().__init__(name=name, **kwargs)
         self.supports_jit = False
+        self._tables_are_shared = False
         self._feature_names = tuple(features)
         defaults: dict[str, Any] = {"cluster": cluster}
         if kwargs.get("dtype") is not None:
@@ -126,8 +129,9 @@ class DynamicEmbeddings(_backend.Layer):
             setattr(
                 self, _attribute(feature), self._make(feature, given, defaults)
             )
-        if not self.trainable:
-            for layer in self.features.values():
+        for layer in self.features.values():
+            layer._share = weakref.WeakMethod(self._share_tables)
+            if not self.trainable:
                 layer.trainable = False
         self.supports_masking = any(
             layer.supports_masking for layer in self.features.values()
@@ -155,10 +159,23 @@ class DynamicEmbeddings(_backend.Layer):
     def build(self, input_shape: Any = None) -> None:
         if self.built:
             return
-        for layer, table in self._shared_tables():
-            layer._table = table
+        if not any(layer._is_auto for layer in self.features.values()):
+            self._share_tables()
+        for layer in self.features.values():
             layer.build()
         self.built = True
+
+    def _share_tables(self) -> None:
+        """Has features of one table use one object, before it is used."""
+        if self._tables_are_shared:
+            return
+        self._tables_are_shared = True
+        try:
+            for layer, table in self._shared_tables():
+                layer._table = table
+        except BaseException:
+            self._tables_are_shared = False
+            raise
 
     def _shared_tables(self) -> list[tuple[DynamicEmbedding, EmbeddingTable]]:
         """Finds one table object for the layers that share a table.
@@ -237,8 +254,15 @@ class DynamicEmbeddings(_backend.Layer):
         self, lookups: dict[str, TableLookup], trained: list[str], training: Any
     ) -> dict[str, tf.Tensor]:
         """Returns the float32 embeddings of each feature's ids."""
+        if _backend.is_building():
+            return {
+                name: self.features[name]._look_up(lookup, training)
+                for name, lookup in lookups.items()
+            }
         training = is_training(training) if trained else False
         if training is False:
+            for name in trained:
+                self.features[name]._check_reader()
             return self._read(lookups)
         read = self._read({n: lookups[n] for n in lookups if n not in trained})
         to_train = {name: lookups[name] for name in trained}
@@ -256,6 +280,7 @@ class DynamicEmbeddings(_backend.Layer):
     def _read(self, lookups: dict[str, TableLookup]) -> dict[str, tf.Tensor]:
         if not lookups:
             return {}
+        self._share_tables()
         layers = [self.features[name] for name in lookups]
         embeddings = look_up_many(
             [layer.table for layer in layers],
@@ -267,6 +292,12 @@ class DynamicEmbeddings(_backend.Layer):
         self, lookups: dict[str, TableLookup]
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         features = self.features
+        followers = [layer for layer in features.values() if layer._is_auto]
+        if followers:
+            optimizer = _following.compiled_optimizer(self)
+            for layer in followers:
+                layer._follow(optimizer)
+        self._share_tables()
         by_table: dict[EmbeddingTable, list[str]] = {}
         for name in lookups:
             by_table.setdefault(features[name].table, []).append(name)
@@ -283,6 +314,9 @@ class DynamicEmbeddings(_backend.Layer):
             ]
         )
         rows, probe = result.embeddings, result.loss_scale_probe
+        clips = [features[names[0]]._clips for names in by_table.values()]
+        if any(map(any, clips)):
+            rows, probe = loss_scale.clip(clips, rows, probe)
         if any(features[name].compute_dtype == "float16" for name in lookups):
             rows, probe = loss_scale.check(self.name, rows, probe)
         embeddings: dict[str, tf.Tensor] = {}
@@ -343,10 +377,14 @@ class DynamicEmbeddings(_backend.Layer):
         }
 
     def count_params(self) -> int:
-        """Returns the sum of what the features' layers count."""
-        if not self.built:
-            return super().count_params()
-        return sum(layer.count_params() for layer in self.features.values())
+        """Returns the number of weights, which prints with the tables' rows."""
+        weights = super().count_params()
+        tables = {
+            (layer._table.cluster.address, layer._table.name): layer._table
+            for layer in self.features.values()
+            if layer._table is not None
+        }
+        return _Count.of(weights, tables.values()) if tables else weights
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

@@ -17,6 +17,59 @@ def as_loss(probe: tf.Tensor) -> tf.Tensor:
     return probe * float(replicas)
 
 
+def clip(
+    bounds: Sequence[tuple[float | None, float | None]],
+    embeddings: Sequence[tf.Tensor],
+    probe: tf.Tensor,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Clips gradients as Keras's optimizers clip those of an `Embedding`.
+
+    Those are one slice for each place of an id, and neither the norm nor the
+    bound of single numbers adds up the places of an id first.
+
+    Args:
+        bounds: For each of `embeddings` the `clipnorm` and the `clipvalue` of
+            the unscaled gradient, or None.
+        embeddings: What the lookup gave.
+        probe: Its probe.
+
+    Returns:
+        The same tensors, whose gradients are clipped.
+    """
+
+    @tf.custom_gradient
+    def identity(probe: tf.Tensor, *embeddings: tf.Tensor) -> Any:
+        def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
+            scale = tf.abs(
+                tf.where(tf.equal(probe_gradient, 0.0), 1.0, probe_gradient)
+            )
+            return probe_gradient, *(
+                _clip(tf.convert_to_tensor(gradient), scale, *of)
+                for gradient, of in zip(gradients, bounds, strict=True)
+            )
+
+        return (tf.identity(probe), *map(tf.identity, embeddings)), backward
+
+    probe, *clipped = identity(probe, *embeddings)
+    return clipped, probe
+
+
+def _clip(
+    gradient: tf.Tensor,
+    scale: tf.Tensor,
+    clipnorm: float | None,
+    clipvalue: float | None,
+) -> tf.Tensor:
+    if clipnorm is not None:
+        bound = clipnorm * scale
+        norm = tf.sqrt(tf.reduce_sum(tf.square(gradient)))
+        return gradient * bound / tf.maximum(norm, bound)
+    if clipvalue is not None:
+        bound = clipvalue * scale
+        return tf.clip_by_value(gradient, -bound, bound)
+    return gradient
+
+
 def check(
     name: str, embeddings: Sequence[tf.Tensor], probe: tf.Tensor
 ) -> tuple[list[tf.Tensor], tf.Tensor]:

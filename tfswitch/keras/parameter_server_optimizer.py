@@ -299,7 +299,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         pushed = [g for g in by_id.values() if g is not None]
         gradients = self._clip(gradients)
         table = self.table
-        rate = tf.convert_to_tensor(_backend.present_learning_rate(self))
+        rate = tf.convert_to_tensor(optimizers_lib.KerasRate(self)())
         step = tf.cast(tf.convert_to_tensor(self.iterations), tf.int64) + 1
         pushed.append(
             table.push(gradients, learning_rate=rate, global_step=step)

@@ -141,11 +141,6 @@ class _SampledLoss(_backend.Layer):
         """What Keras 3 asks instead of `call` for a model's placeholders."""
         return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
 
-    def count_params(self) -> int:
-        """Returns the number of floats in the rows, and of the anchors."""
-        layers = [self.embedding, self.biases]
-        return sum(layer.count_params() for layer in layers if layer)
-
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config.update(

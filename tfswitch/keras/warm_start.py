@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfswitch._rows import Rows, assign_rows, find_not_finite
 from tfswitch._which_keras import IS_LEGACY, keras
-from tfswitch.keras import _backend, string_ids
+from tfswitch.keras import _backend, id_inputs
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.ops.ids import to_id_array, to_string_tensor
 
@@ -204,7 +204,9 @@ def _to_ids(ids: Any, owner: str, mask_zero: bool) -> np.ndarray:
         if array.dtype.kind in "OSUT":
             # Of what was passed, for NumPy's strings lose zeros at their end.
             ids = to_string_tensor(np.asarray(ids, dtype=object), owner)
-    ids = to_id_array(string_ids.to_integers(ids, padding=mask_zero), owner)
+    ids = to_id_array(
+        id_inputs.to_integers(ids, padding=mask_zero, owner=owner), owner
+    )
     if ids.ndim != 1:
         raise ValueError(
             f"`ids` must be of rank 1. Received: ids of shape {ids.shape}"

@@ -286,7 +286,7 @@ def push_unique(
 
     Returns:
         The gradient of the anchor: float32 scalar, 0, or NaN if the push was
-        skipped because a scaled loss overflowed.
+        skipped because gradients held NaN or Inf.
     """
     with _where_the_table_is():
         return _library.tfswitch_push_unique(

@@ -355,7 +355,10 @@ def _call_of(
                 "Pass `inputs`, such as "
                 '{"ids": tf.TensorSpec([None, 26], tf.int64)}.'
             )
-        return call, tf.nest.map_structure(_spec_of, model.input)
+        # A Sequential has no `input` before somebody has called it.
+        is_sequential = isinstance(model, keras.Sequential)
+        taken = model.inputs[0] if is_sequential else model.input
+        return call, tf.nest.map_structure(_spec_of, taken)
     if not inputs or not all(
         isinstance(spec, tf.TensorSpec) for spec in inputs.values()
     ):

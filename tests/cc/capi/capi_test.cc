@@ -105,7 +105,7 @@ TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
   EXPECT_THAT(inverse, ElementsAre(0, 1, 0));
   EXPECT_EQ(out[0], out[4]);
   const std::vector<float> gradients = {1, 2, 3, 4, 5, 6};
-  const Tfswitch_PushOptions options = {0.5f, 0, 0.0f, nullptr, nullptr, 0};
+  const Tfswitch_PushOptions options = {0.5f, 0, 0.0f, nullptr, nullptr, 0, 0};
   Tfswitch_PushResult result;
   ASSERT_EQ(
       api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
@@ -123,7 +123,8 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
   const std::vector<float> zeros = {0, 0};
   ASSERT_EQ(api_->assign(table_, keys.data(), 1, zeros.data(), nullptr, error_),
             0);
-  const Tfswitch_PushOptions options = {1.0f, 0, 1024.0f, nullptr, nullptr, 0};
+  const Tfswitch_PushOptions options = {1.0f,    0, 1024.0f, nullptr,
+                                        nullptr, 0, 0};
   Tfswitch_PushResult result;
   const std::vector<float> scaled = {1024.0f, -2048.0f};
 
@@ -183,7 +184,7 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
   EXPECT_EQ(plain[1], rows[1]);
 
   std::vector<float> gradients(6, 8.0f);
-  const Tfswitch_PushOptions options = {1.0f, 0, 8.0f, nullptr, nullptr, 0};
+  const Tfswitch_PushOptions options = {1.0f, 0, 8.0f, nullptr, nullptr, 0, 0};
   Tfswitch_PushPart pushes[] = {
       {table_, &unique[0], 2, &inverse[0], 3, gradients.data(), options, {}},
       {other, &unique[3], 2, &inverse[3], 3, gradients.data(), options, {}}};
@@ -214,7 +215,7 @@ TEST_P(CapiTest, AWeightBelowOneIsNoLossScale) {
   const std::vector<float> zeros = {0, 0};
   ASSERT_EQ(api_->assign(table_, keys.data(), 1, zeros.data(), nullptr, error_),
             0);
-  const Tfswitch_PushOptions options = {1.0f, 0, 0.01f, nullptr, nullptr, 0};
+  const Tfswitch_PushOptions options = {1.0f, 0, 0.01f, nullptr, nullptr, 0, 0};
   Tfswitch_PushResult result;
   const std::vector<float> gradient = {1.0f, -2.0f};
 
@@ -231,7 +232,7 @@ TEST_P(CapiTest, WrongInverseIsRefused) {
   const std::vector<float> before = Pull({1, 2});
   const std::vector<int64_t> unique = {1, 2};
   const std::vector<float> gradients(6, 1.0f);
-  const Tfswitch_PushOptions options = {1.0f, 0, 0.0f, nullptr, nullptr, 0};
+  const Tfswitch_PushOptions options = {1.0f, 0, 0.0f, nullptr, nullptr, 0, 0};
   Tfswitch_PushResult result;
   for (const std::vector<int32_t>& inverse :
        {std::vector<int32_t>{0, 1, 2}, std::vector<int32_t>{0, -1, 1},
@@ -278,7 +279,8 @@ TEST_P(CapiTest, LentThreadsGiveTheSameResult) {
                                 used, error_),
               0)
         << error_;
-    const Tfswitch_PushOptions options = {0.1f, 0, 1.0f, nullptr, nullptr, 0};
+    const Tfswitch_PushOptions options = {0.1f,    0, 1.0f, nullptr,
+                                          nullptr, 0, 0};
     Tfswitch_PushResult result;
     ASSERT_EQ(api_->push_unique(table_, unique.data(), num_unique,
                                 inverse.data(), keys.size(), gradients.data(),

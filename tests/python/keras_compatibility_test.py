@@ -1,0 +1,757 @@
+"""Programs of Keras with an `Embedding`, and with a `DynamicEmbedding`.
+
+docs/keras_compatibility.md has a row for each of these tests.
+"""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tfswitch.keras._backend import IS_LEGACY, keras
+
+VOCABULARY, DIM, COLUMNS, BATCH = 40, 4, 3, 12
+
+only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+
+pytestmark = pytest.mark.usefixtures("embedded")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    keras.utils.set_random_seed(3)
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def first_rows():
+    return (
+        np.random.default_rng(1)
+        .normal(scale=0.3, size=(VOCABULARY, DIM))
+        .astype(np.float32)
+    )
+
+
+def make_data(seed=0, *, repeats=False):
+    """96 examples. A batch has an id twice only with `repeats`."""
+    draw = np.random.default_rng(seed)
+    batch = BATCH * COLUMNS
+    ids = np.concatenate(
+        [draw.choice(VOCABULARY, batch, replace=repeats) for _ in range(8)]
+    ).reshape(-1, COLUMNS)
+    return ids, (ids.sum(axis=1, keepdims=True) % 2).astype(np.float32)
+
+
+def dense(**kwargs):
+    """A layer that begins alike, whatever was drawn before."""
+    seeded = keras.initializers.GlorotUniform(seed=7)
+    return keras.layers.Dense(1, kernel_initializer=seeded, **kwargs)
+
+
+def make_embedding(kind, **kwargs):
+    """A layer with the same first rows as the other kind's."""
+    layers = {
+        "keras": keras.layers.Embedding,
+        "ours": tsw.keras.DynamicEmbedding,
+    }
+    if IS_LEGACY and kind == "keras":
+        rows = first_rows()
+        kwargs["embeddings_initializer"] = keras.initializers.Constant(rows)
+    else:
+        kwargs["weights"] = [first_rows()]
+    return layers[kind](VOCABULARY, DIM, name="rows", **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="compatibility")
+class Subclassed(keras.Model):
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+        self.rows = make_embedding(kind)
+        self.flat = keras.layers.Flatten()
+        self.dense = dense()
+
+    def call(self, ids, training=None):
+        return self.dense(self.flat(self.rows(ids, training=training)))
+
+    def get_config(self):
+        return {"kind": self.kind, "name": self.name}
+
+
+def functional(kind, **kwargs):
+    ids = keras.Input((COLUMNS,), dtype="int64")
+    flat = keras.layers.Flatten()(make_embedding(kind, **kwargs)(ids))
+    return keras.Model(ids, dense(dtype="float32")(flat))
+
+
+def sequential(kind):
+    # An Embedding of tf_keras asks for one column after another without.
+    first = [keras.Input((COLUMNS,), dtype="int64")] if IS_LEGACY else []
+    return keras.Sequential(
+        [*first, make_embedding(kind), keras.layers.Flatten(), dense()]
+    )
+
+
+def nested(kind):
+    ids = keras.Input((COLUMNS,), dtype="int64")
+    return keras.Model(ids, dense()(functional(kind)(ids)))
+
+
+FORMS = {
+    "functional": functional,
+    "sequential": sequential,
+    "subclassed": Subclassed,
+    "nested": nested,
+}
+
+
+def compiled(kind, form=functional, optimizer=None, **kwargs):
+    """A model whose weights and rows are those of the other kind's."""
+    keras.utils.set_random_seed(5)
+    model = form(kind)
+    optimizer = optimizer or (lambda: keras.optimizers.Adagrad(0.3))
+    model.compile(optimizer(), "mse", **kwargs)
+    return model
+
+
+def predictions(model):
+    return model.predict(make_data(seed=9)[0], verbose=0)
+
+
+def both(train, *args, **kwargs):
+    """Trains a model of each kind; returns both, which must predict alike."""
+    models = []
+    results = []
+    for kind in ("keras", "ours"):
+        model = compiled(kind, *args, **kwargs)
+        models.append(model)
+        results.append(train(model))
+    assert_alike(results[1], results[0])
+    assert_alike(predictions(models[1]), predictions(models[0]))
+    return models
+
+
+def assert_alike(ours, expected):
+    np.testing.assert_allclose(
+        np.asarray(ours, np.float64),
+        np.asarray(expected, np.float64),
+        rtol=2e-4,
+        atol=2e-5,
+    )
+
+
+def fit(model, epochs=2, seed=0, repeats=False, **kwargs):
+    ids, labels = make_data(seed, repeats=repeats)
+    kwargs = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **kwargs}
+    return model.fit(ids, labels, epochs=epochs, **kwargs).history["loss"]
+
+
+def on_batches(model):
+    ids, labels = make_data()
+    losses = [
+        model.train_on_batch(ids[i : i + BATCH], labels[i : i + BATCH])
+        for i in range(0, 96, BATCH)
+    ]
+    return [float(np.asarray(loss).ravel()[0]) for loss in losses]
+
+
+def in_a_loop(model, function=lambda step: step):
+    ids, labels = make_data()
+
+    def step(ids, labels):
+        with tf.GradientTape() as tape:
+            output = model(ids, training=True)
+            loss = tf.reduce_mean((output - labels) ** 2) + sum(model.losses)
+        weights = model.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        model.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return loss
+
+    step = function(step)
+    return [
+        float(step(tf.constant(ids[i : i + BATCH]), labels[i : i + BATCH]))
+        for i in range(0, 96, BATCH)
+    ]
+
+
+# --- Ways to train ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fit_of_each_form_of_model(form):
+    both(fit, FORMS[form])
+
+
+@pytest.mark.parametrize(
+    "train",
+    [on_batches, in_a_loop, lambda m: in_a_loop(m, tf.function)],
+    ids=["train_on_batch", "eager_loop", "traced_loop"],
+)
+def test_other_ways_to_train(train):
+    both(train)
+
+
+@pytest.mark.parametrize(
+    "options", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=str
+)
+def test_options_of_compile(options):
+    both(fit, **options)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    keras.mixed_precision.set_global_policy(policy)
+    models = [compiled(kind) for kind in ("keras", "ours")]
+    losses = [fit(model) for model in models]
+
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
+    np.testing.assert_allclose(*map(predictions, models), atol=0.02)
+
+
+def test_a_distribution_strategy():
+    for_each = []
+    for kind in ("keras", "ours"):
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            model = compiled(kind)
+        for_each.append((fit(model), predictions(model)))
+    assert_alike(for_each[1][0], for_each[0][0])
+    assert_alike(for_each[1][1], for_each[0][1])
+
+
+@pytest.mark.parametrize("form", ["functional", "subclassed"])
+def test_training_on_servers(form):
+    with running_cluster(2):
+        both(fit, FORMS[form])
+
+
+# --- The optimizer of the model ---------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.3, 2, 0.5)
+    ),
+    "clipnorm": lambda: keras.optimizers.SGD(0.3, clipnorm=0.05),
+    "clipvalue": lambda: keras.optimizers.SGD(0.3, clipvalue=0.005),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_learn_as_the_compiled_optimizer_does(name):
+    # Keras 3 adds up the squares of an id that a batch has twice; tables, as
+    # tf_keras, square its sum.
+    repeats = name != "adagrad"
+    both(lambda m: fit(m, repeats=repeats), functional, OPTIMIZERS[name])
+
+
+@only_keras3
+def test_a_loss_scale_factor_does_not_change_the_step():
+    """Keras 3 itself fails here, as it cannot divide the sparse gradient."""
+    plain, scaled = (
+        compiled(
+            "ours",
+            optimizer=lambda factor=factor: keras.optimizers.SGD(
+                0.1, loss_scale_factor=factor
+            ),
+        )
+        for factor in (None, 8.0)
+    )
+
+    assert_alike(fit(scaled), fit(plain))
+    assert_alike(predictions(scaled), predictions(plain))
+
+
+def test_adam_steps_alike_when_each_batch_has_all_ids():
+    """Of Adam a row that is not in the batch stays, and a variable moves."""
+    ids = np.arange(VOCABULARY - 1).reshape(-1, COLUMNS)
+    labels = (ids.sum(axis=1, keepdims=True) % 2).astype(np.float32)
+
+    def train(model):
+        history = model.fit(ids, labels, epochs=3, batch_size=64, verbose=0)
+        return history.history["loss"]
+
+    both(train, functional, lambda: keras.optimizers.Adam(0.02))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: keras.optimizers.SGD(global_clipnorm=1.0), "global_clipnorm"),
+        (lambda: keras.optimizers.SGD(weight_decay=0.1), "weight decay"),
+        (lambda: keras.optimizers.AdamW(), "exclude_from_weight_decay"),
+        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema"),
+        (lambda: keras.optimizers.Nadam(), "Keras SGD, Adagrad, Adam"),
+    ],
+)
+def test_what_rows_cannot_follow_is_refused_by_name(make, message):
+    model = compiled("ours", optimizer=make)
+
+    with pytest.raises(ValueError, match=message) as refusal:
+        fit(model)
+
+    assert "an `optimizer` of its own" in str(refusal.value)
+
+
+@only_keras3
+def test_gradient_accumulation_is_refused_by_name():
+    model = compiled(
+        "ours",
+        optimizer=lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+    )
+
+    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+        fit(model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(0.02),
+        lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1),
+    ],
+    ids=["adam", "adamw", "momentum_with_decay"],
+)
+def test_with_dense_updates_all_rows_move_as_those_of_a_variable(make):
+    def form(kind):
+        dense = {"update": "dense"} if kind == "ours" else {}
+        return functional(kind, **dense)
+
+    both(fit, form, make)
+
+
+def test_rows_that_are_excluded_do_not_decay():
+    def train(model):
+        model.optimizer.exclude_from_weight_decay(
+            var_list=model.get_layer("rows").trainable_variables
+        )
+        return fit(model)
+
+    both(train, functional, lambda: keras.optimizers.SGD(0.1, weight_decay=0.1))
+
+
+def test_compiling_again_goes_on_with_the_new_optimizer():
+    def train(model):
+        first = fit(model)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return first + fit(model)
+
+    _, ours = both(train)
+    assert isinstance(
+        ours.get_layer("rows").table.optimizer, tsw.optimizers.SGD
+    )
+
+
+def test_predicting_before_compiling_does_not_decide_the_optimizer():
+    model = functional("ours")
+    predictions(model)
+    model.compile("sgd", "mse")
+    fit(model)
+
+    assert isinstance(
+        model.get_layer("rows").table.optimizer, tsw.optimizers.SGD
+    )
+
+
+def test_without_a_compiled_model_rows_learn_by_adam():
+    layer = tsw.keras.DynamicEmbedding(DIM)
+    layer(tf.constant([1]), training=True)
+
+    assert layer.table.optimizer == tsw.optimizers.Adam()
+
+
+def test_a_shared_optimizer_object_shares_its_rate():
+    optimizer = keras.optimizers.SGD(0.5)
+    layer = tsw.keras.DynamicEmbedding(DIM, optimizer=optimizer)
+    layer.build((None,))
+    optimizer.learning_rate = 0.25
+
+    assert layer.table.learning_rate == 0.25
+
+
+def test_models_whose_train_step_calls_their_parts_are_followed():
+    class Tower(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.tower = keras.Sequential(
+                [make_embedding("ours"), keras.layers.Flatten()]
+            )
+
+        def train_step(self, data):
+            ids, labels = data
+            with tf.GradientTape() as tape:
+                output = self.tower(ids, training=True)
+                loss = tf.reduce_mean((output - labels) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(
+                zip(gradients, self.trainable_variables, strict=True)
+            )
+            return {"loss": loss}
+
+    model = Tower()
+    model.compile(keras.optimizers.Adagrad(0.125))
+    ids, labels = make_data()
+    model.fit(ids, labels, verbose=0)
+
+    table = model.tower.layers[0].table
+    assert isinstance(table.optimizer, tsw.optimizers.Adagrad)
+    assert table.learning_rate == 0.125
+
+
+# --- Callbacks --------------------------------------------------------------
+
+CALLBACKS = {
+    "LearningRateScheduler": lambda: keras.callbacks.LearningRateScheduler(
+        lambda epoch: [0.3, 0.0, 0.1][epoch]
+    ),
+    "ReduceLROnPlateau": lambda: keras.callbacks.ReduceLROnPlateau(
+        monitor="loss", patience=0, min_delta=10.0, factor=0.1
+    ),
+    "EarlyStopping": lambda: keras.callbacks.EarlyStopping(
+        monitor="val_loss", patience=2, restore_best_weights=True
+    ),
+    "LambdaCallback": lambda: keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: None
+    ),
+}
+
+
+@pytest.mark.parametrize("where", [0, 2], ids=["embedded", "two_servers"])
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_act_on_rows(name, where):
+    def train(model):
+        validation = make_data(seed=2)
+        return fit(
+            model,
+            epochs=3,
+            callbacks=[CALLBACKS[name]()],
+            validation_data=validation,
+        )
+
+    with running_cluster(where):
+        both(train, functional, lambda: keras.optimizers.SGD(0.9))
+
+
+def test_labels_that_are_nan_end_training_by_its_callback():
+    def train(model):
+        ids, labels = make_data()
+        labels[40] = np.nan
+        history = model.fit(
+            ids,
+            labels,
+            batch_size=BATCH,
+            shuffle=False,
+            epochs=5,
+            verbose=0,
+            callbacks=[keras.callbacks.TerminateOnNaN()],
+        )
+        return len(history.epoch)
+
+    epochs = [train(compiled(kind)) for kind in ("keras", "ours")]
+
+    assert epochs == [1, 1]
+
+
+def test_the_best_weights_are_restored():
+    model = compiled("ours", optimizer=lambda: keras.optimizers.SGD(0.1))
+    seen = []
+    fit(
+        model,
+        epochs=4,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: seen.append(predictions(model))
+            ),
+            # The first epoch is the best: what is less is worse.
+            keras.callbacks.EarlyStopping(
+                monitor="loss",
+                mode="max",
+                patience=2,
+                restore_best_weights=True,
+            ),
+        ],
+    )
+
+    np.testing.assert_allclose(predictions(model), seen[0], rtol=1e-5)
+    assert np.abs(seen[-1] - seen[0]).max() > 1e-3
+
+
+def test_checkpoints_of_the_best_epoch(tmp_path):
+    path = str(tmp_path / "best.weights.h5")
+
+    def train(model):
+        losses = fit(
+            model,
+            epochs=3,
+            callbacks=[
+                keras.callbacks.ModelCheckpoint(
+                    path,
+                    monitor="loss",
+                    save_best_only=True,
+                    save_weights_only=True,
+                )
+            ],
+        )
+        model.load_weights(path)
+        return losses
+
+    both(train)
+
+
+@only_keras3
+def test_backup_and_restore(tmp_path):
+    def fail(epoch, logs):
+        if epoch == 1:
+            raise ZeroDivisionError
+
+    def train(model):
+        backup = str(tmp_path / model.get_layer("rows").__class__.__name__)
+        with pytest.raises(ZeroDivisionError):
+            fit(
+                model,
+                epochs=3,
+                callbacks=[
+                    keras.callbacks.BackupAndRestore(backup),
+                    keras.callbacks.LambdaCallback(on_epoch_begin=fail),
+                ],
+            )
+        return fit(
+            model,
+            epochs=3,
+            callbacks=[keras.callbacks.BackupAndRestore(backup)],
+        )
+
+    both(train)
+
+
+# --- Weights ----------------------------------------------------------------
+
+
+def test_set_weights_brings_rows_of_another_model_and_time():
+    model = compiled("ours")
+    fit(model)
+    before, weights = predictions(model), model.get_weights()
+    size = model.get_layer("rows").table.size()
+    fit(model, seed=4)
+    model.get_layer("rows").table.assign([10**12], [[1.0] * DIM])
+    assert np.abs(predictions(model) - before).max() > 1e-3
+
+    model.set_weights(copy.deepcopy(weights))
+    clone = keras.models.clone_model(model)
+    clone.set_weights(pickle.loads(pickle.dumps(weights)))
+
+    np.testing.assert_array_equal(predictions(model), before)
+    np.testing.assert_array_equal(predictions(clone), before)
+    assert model.get_layer("rows").table.size() == size
+
+
+def test_weights_without_rows_are_refused():
+    model = compiled("ours")
+    fit(model)
+    doubled = [2 * each for each in model.get_weights()]
+
+    with pytest.raises(ValueError, match=r"'rows'.*no rows to set"):
+        model.set_weights(doubled)
+
+
+def test_set_weights_keeps_the_state_of_rows():
+    def train(model):
+        fit(model)
+        weights = model.get_weights()
+        fit(model, seed=4)
+        model.set_weights(weights)
+        return fit(model)
+
+    both(train)
+
+
+# --- Files ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_saved_model_comes_back_and_goes_on(form, tmp_path):
+    def train(model):
+        fit(model)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        np.testing.assert_allclose(
+            predictions(loaded), predictions(model), rtol=1e-5, atol=1e-6
+        )
+        if IS_LEGACY and form == "subclassed":
+            return []  # It loses the state of the optimizer.
+        return fit(loaded)
+
+    both(train, FORMS[form])
+
+
+def test_a_checkpoint_of_tensorflow_has_the_rows(tmp_path):
+    model = compiled("ours")
+    fit(model)
+    before = predictions(model)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    fit(model, seed=4)
+
+    tf.train.Checkpoint(model=model).restore(path)
+
+    np.testing.assert_array_equal(predictions(model), before)
+
+
+def test_rows_on_servers_are_not_lost_in_silence(tmp_path):
+    path = tmp_path / "model.keras"
+    with running_cluster(2):
+        model = compiled("ours")
+        fit(model)
+        with pytest.warns(UserWarning, match="do not go into the file"):
+            model.save(path)
+
+    with pytest.raises((RuntimeError, ValueError), match="load_without_rows"):
+        keras.models.load_model(path)
+    with tsw.keras.load_without_rows():
+        keras.models.load_model(path)
+
+
+def test_loading_does_not_replace_the_rows_of_a_live_model(tmp_path):
+    ids = keras.Input((COLUMNS,), dtype="int64")
+    layer = tsw.keras.DynamicEmbedding(DIM, table="shared", name="rows")
+    output = dense()(keras.layers.Flatten()(layer(ids)))
+    model = keras.Model(ids, output)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    then = predictions(model)
+    fit(model, seed=4)
+    now = predictions(model)
+
+    with pytest.raises(ValueError, match="'shared' was there before"):
+        keras.models.load_model(tmp_path / "model.keras")
+
+    np.testing.assert_array_equal(predictions(model), now)
+    with tsw.connect("local://beside"):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        np.testing.assert_allclose(predictions(loaded), then, rtol=1e-5)
+
+
+def test_exports_of_keras_say_what_to_use(tmp_path):
+    model = compiled("ours")
+    fit(model)
+
+    with pytest.raises(ValueError, match=r"tfswitch\.saved_model\.save"):
+        model.export(str(tmp_path / "exported"))
+    with pytest.raises(ValueError, match=r"tfswitch\.saved_model\.save"):
+        tf.saved_model.save(model, str(tmp_path / "saved"))
+
+
+# --- Names and seeds --------------------------------------------------------
+
+
+def test_layers_without_names_do_not_meet_on_servers():
+    with running_cluster(2):
+        layer = tsw.keras.DynamicEmbedding(DIM)
+        with pytest.raises(ValueError, match="Pass `name` or `table`"):
+            layer(tf.constant([1]))
+
+
+def first_row(name, seed=None):
+    layer = tsw.keras.DynamicEmbedding(DIM, name=name, seed=seed)
+    return layer(tf.constant([5]), training=True).numpy()
+
+
+def test_first_rows_go_by_name_and_seed_and_repeat():
+    keras.utils.set_random_seed(1)
+    user, item = first_row("user"), first_row("item")
+    again = first_row("user")
+    keras.utils.set_random_seed(2)
+    other = first_row("user")
+
+    np.testing.assert_array_equal(user, again)
+    assert not np.array_equal(user, item)
+    assert not np.array_equal(user, other)
+    np.testing.assert_array_equal(
+        first_row("a", seed=7), first_row("b", seed=7)
+    )
+
+
+# --- Arguments of Embedding -------------------------------------------------
+
+
+def test_non_negativity_and_l2_are_options_of_the_rows():
+    layer = tsw.keras.DynamicEmbedding(
+        VOCABULARY,
+        DIM,
+        embeddings_regularizer=keras.regularizers.L2(0.25),
+        embeddings_constraint="non_neg",
+        optimizer="sgd",
+    )
+    assert (layer._optimizer.l2, layer._optimizer.min_weight) == (0.5, 0.0)
+    again = type(layer).from_config(layer.get_config())
+    assert again._optimizer == layer._optimizer
+
+
+def test_a_constant_matrix_gives_the_first_rows():
+    layer = tsw.keras.DynamicEmbedding(
+        VOCABULARY,
+        DIM,
+        embeddings_initializer=keras.initializers.Constant(first_rows()),
+        trainable=False,
+    )
+    np.testing.assert_array_equal(layer(tf.range(VOCABULARY)), first_rows())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embeddings_regularizer": "l1"}, "keras.regularizers.L2"),
+        ({"embeddings_constraint": "unit_norm"}, "UnitNormalization"),
+        ({"sparse": True}, "`sparse`"),
+        ({"lora_rank": 2}, "`lora_rank`"),
+        ({"weights": [np.zeros((3, DIM + 1))]}, "for each id from 0"),
+        ({"input_dim": 0}, "`input_dim`"),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tsw.keras.DynamicEmbedding(output_dim=DIM, **arguments)
+
+
+def test_floats_are_taken_as_long_as_they_tell_ids_apart():
+    model = keras.Sequential(
+        [tsw.keras.DynamicEmbedding(DIM), keras.layers.Flatten()]
+    )
+    model.compile("sgd", "mse")
+    ids, _ = make_data()
+    model.fit(ids.astype("int32"), np.zeros((96, 12)), verbose=0)
+    layer = tsw.keras.DynamicEmbedding(DIM)
+
+    assert model.layers[0].table.size() == len(np.unique(ids))
+    with pytest.raises(tf.errors.InvalidArgumentError, match='dtype="int64"'):
+        layer(tf.constant([2.0**24]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="float32"):
+        layer(tf.constant([0.5]))
+
+
+def test_embeddings_is_no_variable_and_says_what_there_is():
+    with pytest.raises(AttributeError, match=r"layer\.table\.lookup"):
+        _ = tsw.keras.DynamicEmbedding(DIM).embeddings
+
+
+def test_the_summary_shows_rows_and_its_total_is_that_of_the_weights():
+    model = compiled("ours")
+    fit(model)
+    lines = []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+
+    shown = f"{model.get_layer('rows').count_params():,}"
+    assert shown.startswith(f"1 (and {VOCABULARY} rows, ")
+    assert "1 (and" in "".join(lines)
+    assert model.count_params() == 1 + 13
+
+
+def test_a_tape_without_training_is_warned_of():
+    layer = tsw.keras.DynamicEmbedding(DIM)
+    with pytest.warns(UserWarning, match="`training=True`"), tf.GradientTape():
+        layer(tf.constant([1]))

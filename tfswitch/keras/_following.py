@@ -1,0 +1,131 @@
+"""How a layer's table comes to learn as the model that the layer is in."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfswitch import optimizers as optimizers_lib
+from tfswitch.keras import _backend
+
+# Settings that act before the push, or through the loss that is pushed.
+_OF_THE_LAYER = ("clipnorm", "clipvalue", "loss_scale_factor")
+
+
+class Followed(NamedTuple):
+    """What a layer does for the optimizer of its compiled model.
+
+    Attributes:
+        optimizer: How the rows learn; its learning rate is that of the model.
+        clipnorm: Bound of the norm of the batch's gradient, or None.
+        clipvalue: Bound of each number of the gradient, or None.
+    """
+
+    optimizer: optimizers_lib.Optimizer
+    clipnorm: float | None
+    clipvalue: float | None
+
+
+def compiled_optimizer(layer: Any) -> Any | None:
+    """Finds the optimizer of the compiled model that is calling `layer`.
+
+    Keras tells a layer nothing of the model around it, and its own record of
+    nested calls misses models whose `train_step` calls their parts. So this
+    looks at who is calling: the outermost compiled model that has the layer.
+
+    Returns:
+        The optimizer, or None, as in a loop with a model that is not compiled.
+    """
+    found = None
+    for owner in _callers():
+        if (
+            isinstance(owner, _backend.Model)
+            and getattr(owner, "optimizer", None) is not None
+            and any(part is layer for part in owner._flatten_layers())
+        ):
+            found = owner
+    return None if found is None else found.optimizer
+
+
+def is_exporting() -> bool:
+    """Whether Keras calls a layer to make a SavedModel."""
+    # The public ExportArchive is no base of what does the work.
+    return any(
+        type(owner).__name__.endswith("ExportArchive") for owner in _callers()
+    )
+
+
+def _callers() -> Iterator[Any]:
+    """The objects whose methods are running, the innermost first."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        # What has no `self` is not asked for its variables.
+        if frame.f_code.co_varnames[:1] == ("self",):
+            yield frame.f_locals.get("self")
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def follow(layer: Any, optimizer: Any) -> Followed:
+    """Returns what makes rows learn as variables of a Keras optimizer.
+
+    Args:
+        layer: For messages; whose `anchor` the optimizer knows.
+        optimizer: That of the compiled model.
+
+    Raises:
+        ValueError: If tables cannot do it as Keras does. The message says what
+            to do.
+    """
+    # That of a float16 model is around the one that steps.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    # Of a ParameterServerOptimizer.
+    on_servers = getattr(inner, "_server_optimizer", None)
+    try:
+        with tf.init_scope():  # It reads variables, also while one traces.
+            rule: Any = on_servers or _rule_of(layer, inner)
+        if getattr(inner, "global_clipnorm", None):
+            raise ValueError(
+                "`global_clipnorm` needs the gradients of all variables, and "
+                "rows are pushed before they are known. Received: "
+                f"global_clipnorm={inner.global_clipnorm!r}"
+            )
+        if rule.weight_decay and layer._update != "dense":
+            raise ValueError(
+                "weight decay shrinks all rows at each step, and a table steps "
+                "the rows of the batch. Received: "
+                f"weight_decay={rule.weight_decay!r}. Make the layer with "
+                'update="dense", or exclude its rows with '
+                "`optimizer.exclude_from_weight_decay(var_list="
+                "layer.trainable_variables)`."
+            )
+    except ValueError as error:
+        raise ValueError(
+            f"layer '{layer.name}' learns as the model's optimizer "
+            f'(optimizer="auto"), and cannot do so here: {error} Or pass the '
+            "layer an `optimizer` of its own, such as "
+            "tfswitch.optimizers.Adam(0.001)."
+        ) from error
+    return Followed(
+        dataclasses.replace(
+            rule, learning_rate=optimizers_lib.KerasRate(inner)
+        ),
+        getattr(inner, "clipnorm", None) or None,
+        getattr(inner, "clipvalue", None) or None,
+    )
+
+
+def _rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
+    if _decays(layer, optimizer):
+        return optimizers_lib.from_keras(optimizer, ignore=_OF_THE_LAYER)
+    rule: Any = optimizers_lib.from_keras(
+        optimizer, ignore=(*_OF_THE_LAYER, "weight_decay")
+    )
+    return dataclasses.replace(rule, weight_decay=0.0)
+
+
+def _decays(layer: Any, optimizer: Any) -> bool:
+    """Whether the optimizer's weight decay is for the layer's weight, too."""
+    decays = getattr(optimizer, "_use_weight_decay", None)
+    return decays is None or decays(layer._anchor)

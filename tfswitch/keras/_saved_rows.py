@@ -1,0 +1,199 @@
+"""The rows of layers in the files of Keras: `.keras` and `.weights.h5`."""
+
+import contextlib
+import contextvars
+import json
+import time
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfswitch import optimizers as optimizers_lib
+from tfswitch import statistics as statistics_lib
+from tfswitch.keras import _backend
+from tfswitch.table import EmbeddingTable
+
+_without_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "tfswitch_load_without_rows", default=False
+)
+
+
+@contextlib.contextmanager
+def load_without_rows() -> Iterator[None]:
+    """Lets models be loaded whose rows are on servers that are not there.
+
+    A file that Keras saves has no rows of tables on servers. To load it where
+    the servers with these rows are not connected is an error, for the model
+    would predict without its rows; in this context it is none, and the tables
+    are empty.
+
+    Example:
+
+    >>> with tsw.keras.load_without_rows():
+    ...     model = keras.models.load_model("model.keras")
+    >>> cluster.restore("/checkpoints/model")
+    """
+    token = _without_rows.set(True)
+    try:
+        yield
+    finally:
+        _without_rows.reset(token)
+
+
+def save(layer: Any, store: Any) -> None:
+    """Stores the rows of the layer's table, or where they are."""
+    # In the place of the layer's weight, whose number says nothing by itself.
+    store["0"] = np.zeros((), np.float32)
+    table = layer._table
+    if not layer.built or table is None:
+        return
+    if table.cluster.is_remote:
+        if table.size() == 0:
+            return
+        warnings.warn(
+            f"layer '{layer.name}': the rows of table '{table.name}' are on "
+            f"{table.cluster.address} and do not go into the file. Save them "
+            "there with Cluster.save, and restore them with Cluster.restore "
+            "where the model is loaded.",
+            stacklevel=2,
+        )
+        store["servers"] = _to_bytes({"address": table.cluster.address})
+        return
+    if not _stores_rows(layer, table, store):
+        return
+    ids, values, slots = table._export_with_slots()
+    store["ids"] = ids
+    store["values"] = values
+    store["slots"] = slots
+    store["optimizer"] = _to_bytes(table.optimizer.to_table_config())
+    store["statistics"] = _to_bytes(
+        table.statistics.to_config() if table.statistics else {}
+    )
+
+
+def load(layer: Any, store: Any) -> None:
+    """Replaces the rows of the layer's table by those that `save` stored.
+
+    Raises:
+        ValueError: If there is nothing for the layer, or its table is used by
+            others; nothing has changed then.
+        RuntimeError: If the rows are on servers, and these are not there.
+    """
+    names = set(store.keys())
+    if "0" not in names:
+        raise ValueError(
+            f"layer '{layer.name}': there is nothing for it in the file; "
+            f"expected '0' (its weight), got {sorted(names)}"
+        )
+    if "servers" in names:
+        _check_servers(layer, _from_bytes(store["servers"])["address"])
+        return
+    if "ids" not in names:
+        return  # With the layer that shares the table, or there were none.
+    saved = _from_bytes(store["optimizer"])
+    layer._use_optimizer_of(saved)
+    table = layer.table
+    if layer._found_rows:
+        raise ValueError(
+            f"layer '{layer.name}': its table '{table.name}' was there before "
+            f"the model was loaded, with {layer._found_rows} rows that others "
+            "use, and to load the model would replace them. Load it beside, "
+            'in `with tfswitch.connect("local://other"):`, or drop the table '
+            f"first, with `tfswitch.default_cluster().drop({table.name!r})`."
+        )
+    state, usage = _split_slots(
+        np.asarray(store["slots"]),
+        _from_bytes(store["statistics"]) if "statistics" in names else {},
+    )
+    width = table._native.slot_floats - statistics_lib.width(table.statistics)
+    slots: np.ndarray | None = None
+    if state.shape[1] == width and optimizers_lib.have_equal_state(
+        saved, table.optimizer.to_table_config()
+    ):
+        slots = np.concatenate([state, _fit_usage(table, usage)], axis=1)
+    else:
+        warnings.warn(
+            f"layer '{layer.name}': the rows were saved with the optimizer "
+            f"{saved}, whose state is not that of the layer's; it starts "
+            "anew.",
+            stacklevel=2,
+        )
+    table._replace_rows(
+        np.asarray(store["ids"]), np.asarray(store["values"]), slots
+    )
+
+
+def _check_servers(layer: Any, address: str) -> None:
+    if _without_rows.get():
+        return
+    if layer._has_rows_on_servers():
+        return
+    raise RuntimeError(
+        f"layer '{layer.name}': its rows were on {address} when the model was "
+        "saved, and are not in the file. Connect to servers that hold them, "
+        "with tfswitch.connect (and Cluster.restore), before the model is "
+        "loaded; or load it without rows, in `with "
+        "tfswitch.keras.load_without_rows():`."
+    )
+
+
+def _split_slots(
+    slots: np.ndarray, statistics: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The optimizer's part of saved slots, and the statistics'."""
+    saved = statistics_lib.get(statistics) if statistics else None
+    place = slots.shape[1] - statistics_lib.width(saved)
+    return slots[:, :place], slots[:, place:]
+
+
+def _fit_usage(table: EmbeddingTable, usage: np.ndarray) -> np.ndarray:
+    """Saved statistics as those of this table."""
+    width = statistics_lib.width(table.statistics)
+    fitted = np.zeros((len(usage), width), np.float32)
+    common = min(width, usage.shape[1])
+    fitted[:, :common] = usage[:, :common]
+    if width and not common:
+        # Rows that do not say it count as seen now.
+        day = table.cluster.day
+        fitted[:, 1] = time.time() / 86400 if day is None else day
+    return fitted
+
+
+# Which layer stored the rows of a table, and in which file.
+_stored_by: weakref.WeakKeyDictionary[
+    EmbeddingTable, tuple[Any, weakref.ref[Any]]
+] = weakref.WeakKeyDictionary()
+
+
+def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
+    """Whether `layer` is the one of its table's layers that stores the rows."""
+    file = _file_of(store)
+    if file is None:
+        return True
+    last_file, last_layer = _stored_by.get(table, (None, None))
+    if last_file == file and last_layer is not None:
+        return last_layer() is layer
+    _stored_by[table] = (file, weakref.ref(layer))
+    return True
+
+
+def _file_of(store: Any) -> Any:
+    """What equals itself for stores of one file under way, or None."""
+    if _backend.IS_LEGACY:
+        return getattr(store, "file", None)  # An open HDF5 file.
+    try:
+        return weakref.ref(store)
+    except TypeError:  # A dict, for one; nothing is known of others.
+        return None
+
+
+def _to_bytes(config: Mapping[str, Any]) -> np.ndarray:
+    text = json.dumps(config, sort_keys=True)
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _from_bytes(stored: Any) -> Any:
+    return json.loads(bytes(np.asarray(stored)))
