@@ -751,7 +751,27 @@ def test_the_summary_shows_rows_and_its_total_is_that_of_the_weights():
     assert model.count_params() == 1 + 13
 
 
-def test_a_tape_without_training_is_warned_of():
+def test_a_loop_that_does_not_say_training_trains_as_well():
+    def train(model):
+        ids, labels = make_data()
+        for i in range(0, 96, BATCH):
+            with tf.GradientTape() as tape:
+                output = model(ids[i : i + BATCH])
+                loss = tf.reduce_mean((output - labels[i : i + BATCH]) ** 2)
+            weights = model.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            model.optimizer.apply_gradients(
+                zip(gradients, weights, strict=True)
+            )
+        return float(loss)
+
+    _, ours = both(train)
+    size = ours.get_layer("rows").table.size()
+    ours(np.full((1, COLUMNS), 10**6))  # Without a tape it is a prediction.
+    assert ours.get_layer("rows").table.size() == size
+
+
+def test_a_tape_with_training_false_is_warned_of():
     layer = tsw.keras.DynamicEmbedding(DIM)
     with pytest.warns(UserWarning, match="`training=True`"), tf.GradientTape():
-        layer(tf.constant([1]))
+        layer(tf.constant([1]), training=False)

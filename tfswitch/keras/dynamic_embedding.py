@@ -215,7 +215,9 @@ class DynamicEmbedding(_backend.Layer):
         weights: Factor of each id, of the shape and kind of `inputs`. Only
             with a combiner. "mean" divides by their sum, "sqrtn" by the root of
             the sum of their squares.
-        training: Whether to create rows, and to push in the backward pass.
+        training: Whether to create rows, and to push in the backward pass. If
+            nobody says so, a `tf.GradientTape` that watches the layer's weight
+            does.
         shows: How often each id was shown, numbers of the shape and kind of
             `inputs`. By default once. They go with the push, so only a
             training call uses them.
@@ -707,7 +709,7 @@ class DynamicEmbedding(_backend.Layer):
             embeddings = tf.zeros(shape)
             embeddings.set_shape(lookup.ids.shape.concatenate(self.output_dim))
             return embeddings
-        training = is_training(training) if self.trainable else False
+        training = self._is_training(training)
         if training is False:
             self._check_reader()
             return self._read(lookup.ids)
@@ -722,17 +724,34 @@ class DynamicEmbedding(_backend.Layer):
         self.add_loss(probe)
         return embeddings
 
+    def _is_training(self, training: Any) -> bool | tf.Tensor:
+        """Whether to train, as a tensor if it is not known yet.
+
+        Where nobody says so, a tape that asks for the layer's gradient does:
+        an Embedding learns there, too.
+        """
+        if not self.trainable:
+            return False
+        return (
+            self._is_recorded() if training is None else is_training(training)
+        )
+
+    def _is_recorded(self) -> bool:
+        return record.should_record_backprop(
+            [tf.convert_to_tensor(self._anchor)]
+        )
+
     def _check_reader(self) -> None:
         """Refuses Keras's export, and warns of gradients that rows miss."""
         if not tf.executing_eagerly() and _following.is_exporting():
             _tracked_rows.refuse_export(self)
         if self._has_warned or not self.trainable:
             return
-        if record.could_possibly_record():
+        if self._is_recorded():
             self._has_warned = True
             warnings.warn(
-                f"layer '{self.name}' was called in a GradientTape without "
-                "`training=True`, so that its rows do not learn. Call the "
+                f"layer '{self.name}' was called in a GradientTape with "
+                "`training=False`, so that its rows do not learn. Call the "
                 "model with `training=True` in a training step.",
                 stacklevel=2,
             )

@@ -14,7 +14,6 @@ from tfswitch.keras.dynamic_embedding import (
     DynamicEmbedding,
     TableLookup,
     _Count,
-    is_training,
 )
 from tfswitch.table import (
     EmbeddingTable,
@@ -259,7 +258,11 @@ class DynamicEmbeddings(_backend.Layer):
                 name: self.features[name]._look_up(lookup, training)
                 for name, lookup in lookups.items()
             }
-        training = is_training(training) if trained else False
+        training = (
+            self.features[trained[0]]._is_training(training)
+            if trained
+            else False
+        )
         if training is False:
             for name in trained:
                 self.features[name]._check_reader()

@@ -1,0 +1,187 @@
+"""Models of other libraries, where only the layer is another one.
+
+other_libraries_test.py runs this file for the Keras that each library is for.
+"""
+
+import csv
+import gzip
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.programs import ROOT
+from tfswitch.keras._backend import IS_LEGACY, keras
+
+RATINGS = ROOT / "examples" / "data" / "ml_latest_small" / "ratings.csv.gz"
+DIM = 8
+
+
+def read_ratings(count=4000):
+    """Numbers of users and movies from 0, and ratings."""
+    with gzip.open(RATINGS, "rt") as file:
+        lines = list(itertools.islice(csv.DictReader(file), count))
+    users, movies = (
+        np.unique([line[name] for line in lines], return_inverse=True)[1]
+        for name in ("userId", "movieId")
+    )
+    return users, movies, np.array([float(x["rating"]) for x in lines], "f")
+
+
+def embedding(kind, name, ids):
+    """A layer for `ids`, with the same first rows whatever its kind."""
+    size = int(ids.max()) + 1
+    rows = np.random.default_rng(size).normal(scale=0.1, size=(size, DIM))
+    layer = {
+        "keras": keras.layers.Embedding,
+        "ours": tsw.keras.DynamicEmbedding,
+    }[kind]
+    initializer = keras.initializers.Constant(rows.astype("f"))
+    return layer(size, DIM, embeddings_initializer=initializer, name=name)
+
+
+def dense(units, **kwargs):
+    seeded = keras.initializers.GlorotUniform(seed=units)
+    return keras.layers.Dense(units, kernel_initializer=seeded, **kwargs)
+
+
+def check_alike(train):
+    """The losses of each epoch are the same, and become less."""
+    expected, ours = train("keras"), train("ours")
+    np.testing.assert_allclose(ours, expected, rtol=1e-3)
+    assert ours[-1] < ours[0]
+
+
+@pytest.mark.skipif(not IS_LEGACY, reason="of tf_keras")
+@pytest.mark.parametrize("task", ["retrieval", "ranking"])
+def test_tensorflow_recommenders(task):
+    import tensorflow_recommenders as tfrs
+
+    users, movies, ratings = read_ratings()
+    data = {"user": users, "movie": movies, "rating": ratings}
+
+    class Retrieval(tfrs.Model):
+        def __init__(self, kind):
+            super().__init__()
+            self.user = embedding(kind, "user", users)
+            self.movie = embedding(kind, "movie", movies)
+            self.task = tfrs.tasks.Retrieval()
+
+        def compute_loss(self, features, training=False):
+            return self.task(
+                self.user(features["user"]), self.movie(features["movie"])
+            )
+
+    class Ranking(Retrieval):
+        def __init__(self, kind):
+            super().__init__(kind)
+            self.score = keras.Sequential(
+                [dense(16, activation="relu"), dense(1)]
+            )
+            self.task = tfrs.tasks.Ranking(loss=keras.losses.MeanSquaredError())
+
+        def call(self, features):
+            parts = [
+                self.user(features["user"]),
+                self.movie(features["movie"]),
+            ]
+            return self.score(tf.concat(parts, axis=1))
+
+        def compute_loss(self, features, training=False):
+            return self.task(
+                labels=features["rating"], predictions=self(features)
+            )
+
+    def train(kind):
+        keras.utils.set_random_seed(1)
+        model = {"retrieval": Retrieval, "ranking": Ranking}[task](kind)
+        model.compile(keras.optimizers.Adagrad(0.1))
+        batches = tf.data.Dataset.from_tensor_slices(data).batch(500)
+        return model.fit(batches, epochs=3, verbose=0).history["loss"]
+
+    check_alike(train)
+
+
+@pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+@pytest.mark.parametrize("interaction", ["FeatureCross", "DotInteraction"])
+def test_ranking_of_keras_rs(interaction):
+    import keras_rs
+
+    users, movies, ratings = read_ratings()
+    data = {"user": users[:, None], "movie": movies[:, None]}
+
+    def train(kind):
+        keras.utils.set_random_seed(1)
+        inputs = {
+            name: keras.Input((1,), dtype="int64", name=name) for name in data
+        }
+        vectors = [
+            keras.layers.Flatten()(
+                embedding(kind, f"{name}_rows", data[name])(x)
+            )
+            for name, x in inputs.items()
+        ]
+        if interaction == "FeatureCross":
+            both = keras.layers.Concatenate()(vectors)
+            seeded = keras.initializers.GlorotUniform(seed=3)
+            crossed = keras_rs.layers.FeatureCross(kernel_initializer=seeded)(
+                both, both
+            )
+        else:
+            dots = keras_rs.layers.DotInteraction()(vectors)
+            crossed = keras.layers.Concatenate()([*vectors, dots])
+        output = dense(1)(dense(16, activation="relu")(crossed))
+        model = keras.Model(inputs, output)
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model.fit(
+            data, ratings, epochs=3, batch_size=100, shuffle=False, verbose=0
+        ).history["loss"]
+
+    check_alike(train)
+
+
+@pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+def test_retrieval_of_keras_rs():
+    import keras_rs
+
+    users, movies, _ = read_ratings()
+
+    class Retrieval(keras.Model):
+        def __init__(self, kind):
+            super().__init__()
+            self.user = embedding(kind, "user", users)
+            self.movie = embedding(kind, "movie", movies)
+            self.retrieval = keras_rs.layers.BruteForceRetrieval(
+                k=5, return_scores=False
+            )
+
+        def call(self, ids):
+            return self.user(ids)
+
+        def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+            scores = keras.ops.matmul(
+                y_pred, keras.ops.transpose(self.movie(y))
+            )
+            # Softmax, with the batch's other movies as negatives.
+            return keras.losses.CategoricalCrossentropy(from_logits=True)(
+                keras.ops.eye(keras.ops.shape(scores)[0]), scores
+            )
+
+    best = {}
+
+    def train(kind):
+        keras.utils.set_random_seed(1)
+        model = Retrieval(kind)
+        model.compile(keras.optimizers.SGD(5.0))
+        losses = model.fit(
+            users, movies, epochs=3, batch_size=100, shuffle=False, verbose=0
+        ).history["loss"]
+        candidates = model.movie(np.arange(movies.max() + 1))
+        model.retrieval.update_candidates(candidates)
+        best[kind] = np.asarray(model.retrieval(model.user(users[:1])))
+        return losses
+
+    check_alike(train)
+    np.testing.assert_array_equal(best["ours"], best["keras"])
