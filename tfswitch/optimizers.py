@@ -1332,6 +1332,7 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
     """
     config = dict(config)
     options = config.pop("options", {})
+    config.pop("update", None)  # Of the table, not of the rule.
     ((kind, fields),) = config.items()
     for cls in _CLASSES.values():
         if issubclass(cls, _Rule) and kind == cls._KIND:

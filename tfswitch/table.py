@@ -158,20 +158,18 @@ class EmbeddingTable:
             f"table '{name}'", self._row_type, self._optimizer
         )
         self._name = name
+        self._update = update
         self._dim = int(dim)
         self._cluster = cluster if cluster is not None else default_cluster()
         self._seed = self._find_seed() if seed is None else int(seed)
         config: dict[str, Any] = {
             "name": name,
             "dim": self._dim,
-            "optimizer": self._optimizer.to_table_config(),
+            "optimizer": self._optimizer_config(self._optimizer),
             "initializer": self._initializer.to_table_config(),
             "seed": self._seed,
             "consistency": self._consistency.to_table_config(),
         }
-        self._update = update
-        if update == "dense":
-            config["optimizer"]["update"] = "DENSE"
         if self._layout:
             config["layout"] = self._layout
         if self._admission != admission_lib.Always():
@@ -739,9 +737,17 @@ class EmbeddingTable:
         self._optimizer = optimizer
         self._learning_rate.follow(optimizer.learning_rate)
 
+    def _optimizer_config(
+        self, optimizer: optimizers_lib.Optimizer
+    ) -> dict[str, Any]:
+        config = optimizer.to_table_config()
+        if self._update == "dense":
+            config["update"] = "DENSE"
+        return config
+
     def _change_optimizer(self, optimizer: optimizers_lib.Optimizer) -> None:
         settings = json.loads(self._config)
-        settings["optimizer"] = optimizer.to_table_config()
+        settings["optimizer"] = self._optimizer_config(optimizer)
         config = json.dumps(settings, sort_keys=True)
         open_table = self._cluster._native.open_table
         with _private_names_lock:

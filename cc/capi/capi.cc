@@ -2,6 +2,7 @@
 // core, calls one client method, and turns the status back.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -52,6 +53,8 @@ struct Tfswitch_Table {
   std::shared_ptr<tfswitch::Cluster> cluster;
   tfswitch::TableConfig config;
   int slot_floats = 0;
+  // Of a gradient with NaN, which is followed by more of them.
+  mutable std::atomic<bool> has_warned{false};
 };
 
 struct Tfswitch_ServedModel {
@@ -338,7 +341,7 @@ absl::Status PreparePush(const Tfswitch_Table& table,
   if (scaled || options.skip_non_finite != 0) {
     const int64_t place = FindNonFinite(prepared->sums);
     prepared->is_skipped = place >= 0 || !std::isfinite(scale);
-    if (place >= 0 && !scaled) {
+    if (place >= 0 && !scaled && !table.has_warned.exchange(true)) {
       ABSL_RAW_LOG(WARNING,
                    "table '%s': the gradient of id %lld is NaN or Inf; the "
                    "push is skipped, and the loss will be NaN. Check the "

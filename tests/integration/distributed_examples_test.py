@@ -123,15 +123,15 @@ def test_horovod_workers_count_each_sample_once() -> None:
 
 def test_launch_ends_all_when_a_worker_fails(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
+    # Opening it waits for the other side, so both have started by then.
+    os.mkfifo(tmp_path / "started")
     program.write_text(
-        "import json, os, pathlib, sys, time\n"
+        "import json, os, signal, sys\n"
         "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
         "print('pid', os.getpid(), flush=True)\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'started_' + str(index)).touch()\n"
+        f"open({str(tmp_path / 'started')!r}, 'r' if index else 'w').close()\n"
         "if index == 0:\n"
-        "    time.sleep(600)\n"
-        f"while not pathlib.Path({str(tmp_path)!r}, 'started_0').exists():\n"
-        "    time.sleep(0.01)\n"
+        "    signal.pause()\n"
         "sys.exit(3)\n"
     )
 

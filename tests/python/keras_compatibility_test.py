@@ -325,6 +325,42 @@ def test_with_dense_updates_all_rows_move_as_those_of_a_variable(make):
     both(fit, form, make)
 
 
+@pytest.mark.parametrize("where", [0, 2], ids=["embedded", "two_servers"])
+def test_dense_updates_stay_dense_whoever_decides_the_optimizer(where):
+    with running_cluster(where):
+        first = functional("ours", update="dense")
+        if where == 0:
+            predictions(first)  # Makes the table, with Adam.
+        first.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        fit(first)
+        second = functional("ours", update="dense")
+        predictions(second)  # On servers it finds the table.
+
+        for model in (first, second):
+            table = model.get_layer("rows").table
+            assert (
+                table._cluster._list(table.name)[0]["config"]["optimizer"][
+                    "update"
+                ]
+                == "DENSE"
+            )
+        if where:
+            np.testing.assert_array_equal(
+                second.get_layer("rows").table.lookup([1]),
+                first.get_layer("rows").table.lookup([1]),
+            )
+
+
+def test_compiling_again_on_servers_is_refused():
+    with running_cluster(2):
+        model = compiled("ours")
+        fit(model)
+        model.compile("sgd", "mse")
+
+        with pytest.raises(ValueError, match="'rows' is on servers, where"):
+            fit(model)
+
+
 def test_rows_that_are_excluded_do_not_decay():
     def train(model):
         model.optimizer.exclude_from_weight_decay(
@@ -550,6 +586,16 @@ def test_set_weights_brings_rows_of_another_model_and_time():
     assert model.get_layer("rows").table.size() == size
 
 
+def test_too_many_rows_on_servers_are_not_copied(monkeypatch):
+    monkeypatch.setattr("tfswitch.keras._weights._MAX_BYTES_FROM_SERVERS", 100)
+    with running_cluster(2):
+        model = compiled("ours")
+        fit(model)
+
+        with pytest.raises(ValueError, match=r"Cluster\.save"):
+            model.get_weights()
+
+
 def test_weights_without_rows_are_refused():
     model = compiled("ours")
     fit(model)
@@ -644,6 +690,26 @@ def test_exports_of_keras_say_what_to_use(tmp_path):
         model.export(str(tmp_path / "exported"))
     with pytest.raises(ValueError, match=r"tfswitch\.saved_model\.save"):
         tf.saved_model.save(model, str(tmp_path / "saved"))
+
+
+# --- Masks and ids ---------------------------------------------------------
+
+
+def test_later_layers_get_the_mask_of_embedding():
+    ids = np.array([[1, 0, 2]])
+    masks = [
+        np.asarray(make_embedding(kind, mask_zero=True).compute_mask(ids))
+        for kind in ("keras", "ours")
+    ]
+
+    np.testing.assert_array_equal(masks[1], masks[0])
+
+
+def test_any_id_gets_a_row_whatever_input_dim_says():
+    layer = tsw.keras.DynamicEmbedding(4, DIM)
+    layer(tf.constant([-1, 4, 10**12], tf.int64), training=True)
+
+    assert layer.table.size() == 3
 
 
 # --- Names and seeds --------------------------------------------------------

@@ -480,20 +480,21 @@ class DynamicEmbedding(_backend.Layer):
 
     def _follow(self, optimizer: Any) -> None:
         """Has the rows learn as `optimizer` of the compiled model, if any."""
-        if not self._is_auto or (
-            optimizer is not None and optimizer is self._followed()
+        if (
+            not self._is_auto
+            or optimizer is None
+            or optimizer is self._followed()
         ):
             return
-        if optimizer is not None:
-            followed = _following.follow(self, optimizer)
-            rule = _embedding_arguments.with_options(
-                followed.optimizer, self._options
-            )
-            if self._table is not None:
-                self._table._follow(rule)
-            self._optimizer = rule
-            self._clips = (followed.clipnorm, followed.clipvalue)
-            self._followed = weakref.ref(optimizer)
+        followed = _following.follow(self, optimizer)
+        rule = _embedding_arguments.with_options(
+            followed.optimizer, self._options
+        )
+        if self._table is not None:
+            self._table._follow(rule)
+        self._optimizer = rule
+        self._clips = (followed.clipnorm, followed.clipvalue)
+        self._followed = weakref.ref(optimizer)
 
     def build(self, input_shape: Any = None) -> None:
         if self.built:
@@ -737,7 +738,8 @@ class DynamicEmbedding(_backend.Layer):
         )
 
     def _is_recorded(self) -> bool:
-        return record.should_record_backprop(
+        # Without a tape the weight is not read, as in exported models.
+        return record.could_possibly_record() and record.should_record_backprop(
             [tf.convert_to_tensor(self._anchor)]
         )
 

@@ -4,7 +4,7 @@ The lookup gives a probe, a scalar 0, which the layer adds to the loss. Its
 gradient on the way back is the scale.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,21 +37,15 @@ def clip(
         The same tensors, whose gradients are clipped.
     """
 
-    @tf.custom_gradient
-    def identity(probe: tf.Tensor, *embeddings: tf.Tensor) -> Any:
-        def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
-            scale = tf.abs(
-                tf.where(tf.equal(probe_gradient, 0.0), 1.0, probe_gradient)
-            )
-            return probe_gradient, *(
-                _clip(tf.convert_to_tensor(gradient), scale, *of)
-                for gradient, of in zip(gradients, bounds, strict=True)
-            )
+    def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
+        # What is below 1, the push takes for a weight of the loss.
+        scale = tf.maximum(probe_gradient, 1.0)
+        return probe_gradient, *(
+            _clip(tf.convert_to_tensor(gradient), scale, *of)
+            for gradient, of in zip(gradients, bounds, strict=True)
+        )
 
-        return (tf.identity(probe), *map(tf.identity, embeddings)), backward
-
-    probe, *clipped = identity(probe, *embeddings)
-    return clipped, probe
+    return _with_backward(backward, embeddings, probe)
 
 
 def _clip(
@@ -87,22 +81,32 @@ def check(
         The same tensors, whose gradients are checked.
     """
 
+    def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
+        check = tf.debugging.Assert(
+            tf.not_equal(probe_gradient, 0.0),
+            [
+                f"layer '{name}': the loss does not hold the layer's own, so "
+                "the loss scale of float16 training is unknown. Add "
+                "sum(model.losses) to the loss before it is scaled."
+            ],
+        )
+        dependencies = [] if check is None else [check]
+        with tf.control_dependencies(dependencies):
+            return probe_gradient, *(tf.identity(g) for g in gradients)
+
+    return _with_backward(backward, embeddings, probe)
+
+
+def _with_backward(
+    backward: Callable[..., Any],
+    embeddings: Sequence[tf.Tensor],
+    probe: tf.Tensor,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The same tensors, whose gradients go through `backward`."""
+
     @tf.custom_gradient
     def identity(probe: tf.Tensor, *embeddings: tf.Tensor) -> Any:
-        def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
-            check = tf.debugging.Assert(
-                tf.not_equal(probe_gradient, 0.0),
-                [
-                    f"layer '{name}': the loss does not hold the layer's own, "
-                    "so the loss scale of float16 training is unknown. Add "
-                    "sum(model.losses) to the loss before it is scaled."
-                ],
-            )
-            dependencies = [] if check is None else [check]
-            with tf.control_dependencies(dependencies):
-                return probe_gradient, *(tf.identity(g) for g in gradients)
-
         return (tf.identity(probe), *map(tf.identity, embeddings)), backward
 
-    probe, *checked = identity(probe, *embeddings)
-    return checked, probe
+    probe, *same = identity(probe, *embeddings)
+    return same, probe
