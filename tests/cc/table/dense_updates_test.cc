@@ -113,12 +113,7 @@ class Variable {
     for (size_t k = 0; k < keys.size(); ++k) {
       for (int i = 0; i < kVariableDim; ++i) {
         const float expected = weight(keys[k], i);
-        // Averages shrink in closed form once they do not reach the weights any
-        // more, where floats would have rounded them each time: that is worth a
-        // few hundred-thousandths of the next step.
-        const float tolerance =
-            2e-6f * std::max(std::fabs(expected), 1e-2f) + 4e-7f;
-        ASSERT_NEAR(rows[k * kVariableDim + i], expected, tolerance)
+        ASSERT_EQ(rows[k * kVariableDim + i], expected)
             << "key " << keys[k] << ", element " << i;
       }
     }
