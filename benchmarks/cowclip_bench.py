@@ -29,28 +29,23 @@ turns; medians are given.
 import dataclasses
 import math
 import os
-import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import frappe
 import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from frappe import FIELDS, Data, Split, area_under_curve
 
 import tfswitch as tsw
 
 RULES = ("cowclip", "unclipped", "sqrt", "linear")
 
-_DATA = flags.DEFINE_string(
-    "data",
-    str(pathlib.Path(__file__).parents[2] / "shared" / "data"),
-    "Folder with frappe_x1r/frappe_x1r.npz, or `generated`.",
-)
 _BATCH_SIZES = flags.DEFINE_list(
     "batch_sizes",
     ["256", "512", "1024", "2048", "4096", "8192"],
@@ -77,7 +72,6 @@ _SPLIT = flags.DEFINE_enum(
 )
 _VERBOSE = flags.DEFINE_bool("verbose", False, "Print each epoch.")
 
-FIELDS = 10
 DIM = 10
 HIDDEN = (100, 100, 100)
 # What the embeddings start with is normal with this deviation.
@@ -89,17 +83,6 @@ COLORS = {
     "sqrt": "#ff7f0e",
     "linear": "#d62728",
 }
-
-Split = tuple[np.ndarray, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Packed ids `(samples, fields)` and labels `(samples,)`."""
-
-    train: Split
-    valid: Split
-    test: Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,52 +106,6 @@ class Result:
 
 # By batch size and rule, one of each seed.
 Results = dict[tuple[int, str], list[Result]]
-
-
-def read_data(folder: str) -> Data:
-    """Reads Frappe, or makes data up."""
-    if folder == "generated":
-        return generate_data()
-    path = pathlib.Path(folder) / "frappe_x1r" / "frappe_x1r.npz"
-    if not path.is_file():
-        sys.exit(f"no {path}; --data names its folder, or `generated`")
-    with np.load(path) as arrays:
-        offsets = arrays["offsets"][:FIELDS]
-        splits = [
-            (
-                tsw.ids.pack(np.arange(FIELDS), arrays[f"{name}_x"] - offsets),
-                arrays[f"{name}_y"].astype(np.float32),
-            )
-            for name in ("train", "valid", "test")
-        ]
-    return Data(*splits)
-
-
-def generate_data() -> Data:
-    """Samples of 10 fields whose labels depend on pairs of hidden vectors."""
-    draw = np.random.default_rng(1)
-    hidden = draw.normal(size=(FIELDS, 50, 4))
-
-    def split(samples: int) -> Split:
-        ids = np.minimum(draw.zipf(1.3, (samples, FIELDS)) - 1, 49)
-        vectors = hidden[np.arange(FIELDS), ids]
-        pairs = (vectors.sum(1) ** 2).sum(1) - (vectors**2).sum((1, 2))
-        labels = pairs + draw.normal(size=samples) > 0.0
-        return tsw.ids.pack(np.arange(FIELDS), ids), labels.astype(np.float32)
-
-    return Data(split(7000), split(2000), split(1000))
-
-
-def area_under_curve(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Exact, with ties as halves."""
-    _, place, counts = np.unique(
-        scores, return_inverse=True, return_counts=True
-    )
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
-    positives = labels > 0.5
-    n = int(positives.sum())
-    below = ranks[positives].sum() - n * (n + 1) / 2.0
-    return float(below / (n * (len(labels) - n)))
 
 
 def base_batch_size() -> int:
@@ -400,7 +337,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     if unknown := set(_RULES.value) - set(RULES):
         raise app.UsageError(f"unknown rules: {', '.join(sorted(unknown))}")
-    data = read_data(_DATA.value)
+    data = frappe.read()
     counts = [len(split[1]) for split in (data.train, data.valid, data.test)]
     print(
         "samples: {} to train with, {} of validation, {} of test".format(

@@ -24,22 +24,11 @@ import tfswitch as tsw
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
 import deepfm_movielens as example
+from frappe import area_under_curve
 
 _SEEDS = flags.DEFINE_list("seeds", ["1", "2", "3"], "One training for each.")
 
 ROW_FORMATS = ("float32", "float16", "int8")
-
-
-def auc_of(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The area under the ROC curve, exact: ties count half."""
-    _, place = np.unique(scores, return_inverse=True)
-    counts = np.bincount(place)
-    rank = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
-    positive = labels > 0.5
-    num_positive = int(positive.sum())
-    num_negative = len(labels) - num_positive
-    ranks = rank[positive].sum() - num_positive * (num_positive + 1) / 2
-    return float(ranks / (num_positive * num_negative))
 
 
 def main(_: list[str]) -> None:
@@ -55,7 +44,8 @@ def main(_: list[str]) -> None:
         )
         scores = model.predict(held_out, batch_size=4096, verbose=0)[:, 0]
         print(
-            f"seed {seed}, trained: AUC {auc_of(held_out_labels, scores):.6f}"
+            f"seed {seed}, trained: AUC "
+            f"{area_under_curve(held_out_labels, scores):.6f}"
         )
         with tempfile.TemporaryDirectory() as folder:
             for row_format in ROW_FORMATS:
@@ -78,7 +68,7 @@ def main(_: list[str]) -> None:
                 ).numpy()[:, 0]
                 print(
                     f"seed {seed}, {row_format}: {size} bytes, AUC "
-                    f"{auc_of(held_out_labels, served):.6f}, largest "
+                    f"{area_under_curve(held_out_labels, served):.6f}, largest "
                     f"difference {np.max(np.abs(served - scores)):.2e}"
                 )
 

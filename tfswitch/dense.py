@@ -239,7 +239,7 @@ class DenseTable:
         rates = self._table._learning_rate
         with _python_errors():
             pushed = embedding_ops.push(
-                self.handle,
+                self._table._find_handle(),
                 tf.constant(self._keys),
                 self._to_blocks(gradients),
                 tf.cast(
@@ -265,7 +265,7 @@ class DenseTable:
         """
         with _python_errors():
             blocks = embedding_ops.lookup(
-                self.handle,
+                self._table._find_handle(),
                 tf.constant(self._keys),
                 dim=self._block,
                 insert_missing=False,

@@ -154,6 +154,11 @@ _NAMES: dict[str, type[Initializer]] = {
 }
 
 
+def is_known(name: str) -> bool:
+    """Whether `get` takes the name."""
+    return name in _NAMES or name in _CLASSES
+
+
 def get(identifier: Any) -> Initializer:
     """Returns the initializer that a user means.
 

@@ -24,6 +24,8 @@ order around the rule's own step:
     (the rule)
     min_weight   each coordinate of w to at least that
     max_weight   each coordinate of w to at most that
+    min_norm     the norm of the row w to at least that
+    max_norm     the norm of the row w to at most that
 """
 
 import dataclasses
@@ -199,6 +201,8 @@ class _Rule(Optimizer):
     weight_decay: float | None = dataclasses.field(default=None, kw_only=True)
     min_weight: float | None = dataclasses.field(default=None, kw_only=True)
     max_weight: float | None = dataclasses.field(default=None, kw_only=True)
+    min_norm: float | None = dataclasses.field(default=None, kw_only=True)
+    max_norm: float | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,16 +217,18 @@ class _Rule(Optimizer):
         self._check(_POSITIVE, "clipvalue", "clipnorm", or_none=True)
         self._check(_AT_LEAST_0, "weight_decay", or_none=True)
         self._check(_ANY, "min_weight", "max_weight", or_none=True)
-        if (
-            self.min_weight is not None
-            and self.max_weight is not None
-            and self.min_weight > self.max_weight
-        ):
-            raise ValueError(
-                "`min_weight` must be at most `max_weight`. Received: "
-                f"min_weight={self.min_weight!r}, "
-                f"max_weight={self.max_weight!r}"
+        self._check(_AT_LEAST_0, "min_norm", or_none=True)
+        self._check(_POSITIVE, "max_norm", or_none=True)
+        for kind in ("weight", "norm"):
+            low, high = (
+                getattr(self, f"min_{kind}"),
+                getattr(self, f"max_{kind}"),
             )
+            if low is not None and high is not None and low > high:
+                raise ValueError(
+                    f"`min_{kind}` must be at most `max_{kind}`. Received: "
+                    f"min_{kind}={low!r}, max_{kind}={high!r}"
+                )
 
     def _check(
         self, expected: _Range, *names: str, or_none: bool = False
@@ -249,7 +255,7 @@ class _Rule(Optimizer):
     def _mixing(self) -> str | None:
         if self._MIXES_COORDINATES:
             return f"optimizer={type(self).__name__}"
-        for name in ("clipnorm", "cowclip"):
+        for name in ("clipnorm", "cowclip", "min_norm", "max_norm"):
             if getattr(self, name) is not None:
                 return f"{name}={getattr(self, name)!r}"
         return None
@@ -284,6 +290,8 @@ class _Rule(Optimizer):
             "weight_decay": self.weight_decay or None,
             "min_weight": self.min_weight,
             "max_weight": self.max_weight,
+            "min_norm": self.min_norm or None,
+            "max_norm": self.max_norm,
         }
         if self.cowclip is not None:
             options["cowclip_r"] = self.cowclip.r

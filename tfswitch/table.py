@@ -193,7 +193,7 @@ class EmbeddingTable:
         self._learning_rate = LearningRate(self._optimizer.learning_rate)
         self._handle_lock = threading.Lock()
         self._handle: tf.Tensor | None = None
-        self._is_private = False
+        self._frees_handle: weakref.finalize | None = None
 
     def _find_seed(self) -> int:
         """That of the table that is there, for workers draw others."""
@@ -215,30 +215,15 @@ class EmbeddingTable:
     def _create_private(
         cls, name: str, dim: int, *, cluster: Cluster, **kwargs: Any
     ) -> "EmbeddingTable":
-        """Makes a table that nobody else has, named `name` or `name_N`.
-
-        Its rows are freed when the object is collected.
-        """
+        """Makes a table that nobody else has, named `name` or `name_N`."""
         with _private_names_lock:
             taken = set(cluster.tables())
-            free = (f"{name}_{i}" if i else name for i in itertools.count())
-            table = cls(
-                next(n for n in free if n not in taken),
-                dim,
-                cluster=cluster,
-                **kwargs,
-            )
-        table._is_private = True
-        # A handle of its own, for the cluster may be closed before.
-        finalizer = weakref.finalize(
-            table,
-            _drop,
-            _native.Cluster(cluster.address, cluster.timeout),
-            table.name,
-            os.getpid(),
-        )
-        finalizer.atexit = False
-        return table
+            names = (f"{name}_{i}" if i else name for i in itertools.count())
+            free = next(n for n in names if n not in taken)
+            # A table of that name that was freed is not missed.
+            with contextlib.suppress(KeyError):
+                cluster.drop(free)
+            return cls(free, dim, cluster=cluster, **kwargs)
 
     @property
     def name(self) -> str:
@@ -345,13 +330,27 @@ class EmbeddingTable:
     def handle(self) -> tf.Tensor:
         """The resource that the ops of `tfswitch.ops` take as `table`.
 
-        It is of this process. In a graph that the workers of a
-        `tf.distribute.ParameterServerStrategy` are to run, it is of the worker;
-        in a `tf.compat.v1.Graph` it is a tensor of that graph.
+        It is of this process, and keeps the table. In a graph that the workers
+        of a `tf.distribute.ParameterServerStrategy` are to run, it is of the
+        worker; in a `tf.compat.v1.Graph` it is a tensor of that graph.
 
         Raises:
             RuntimeError: If this process was forked from one that uses
                 tfswitch.
+        """
+        handle = self._find_handle()
+        with self._handle_lock:
+            if handle is self._handle and self._frees_handle is not None:
+                self._frees_handle.detach()
+                self._frees_handle = None
+                destroy_with(handle, handle)
+        return handle
+
+    def _find_handle(self) -> tf.Tensor:
+        """The same, for what ends with this object.
+
+        TensorFlow never collects the graph of a train step that has no sparse
+        gradient, nor the handle in it, which would keep the table.
         """
         # In a fork TensorFlow may wait for threads that are not there.
         _native.check_process()
@@ -364,8 +363,9 @@ class EmbeddingTable:
                 # The op would make a table anew that has been dropped.
                 self._native.size()
                 with tf.init_scope():
-                    self._handle = self._make_handle(f"/{next(_resource_ids)}")
-                destroy_with(self._handle)
+                    handle = self._make_handle(f"/{next(_resource_ids)}")
+                self._handle = handle
+                self._frees_handle = destroy_with(self, handle)
             return self._handle
 
     def _handle_of_worker(self) -> tf.Tensor:
@@ -469,7 +469,7 @@ class EmbeddingTable:
             if learning_rate is None:
                 learning_rate = self._learning_rate.read()
             updated_rows = embedding_ops.push(
-                self.handle,
+                self._find_handle(),
                 ids,
                 gradients,
                 tf.cast(learning_rate, tf.float32),
@@ -689,7 +689,7 @@ class EmbeddingTable:
             )
         with _python_errors():
             return embedding_ops.lookup(
-                self.handle, ids, dim=self._dim, insert_missing=True
+                self._find_handle(), ids, dim=self._dim, insert_missing=True
             )
 
     def _training_lookup(
@@ -713,7 +713,7 @@ class EmbeddingTable:
         clicks: tf.Tensor | None,
     ) -> embedding_ops.TableLookup:
         return embedding_ops.TableLookup(
-            table=self.handle,
+            table=self._find_handle(),
             ids=ids,
             anchor=anchor,
             learning_rate=self._learning_rate.read(),
@@ -901,7 +901,7 @@ def look_up_many(
     served = serving_ops.present_rows()
     if served is not None:
         return served.lookup(tables, ids)
-    handles = [table.handle for table in tables]
+    handles = [table._find_handle() for table in tables]
     dims = [table.dim for table in tables]
     if len(tables) == 1:
         return [
@@ -995,15 +995,6 @@ def default_seed(name: str) -> int:
     program, _ = tf.compat.v1.get_seed(0)
     text = f"{program} {name}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
-
-
-def _drop(cluster: _native.Cluster, name: str, owner: int) -> None:
-    if os.getpid() != owner:  # A fork has a copy of the table's object.
-        return
-    # Gone already if somebody dropped it by name.
-    with contextlib.suppress(KeyError):
-        cluster.drop_table(name)
-    cluster.close()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
+#include "cc/base/progress.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/capi/cluster.h"
@@ -52,6 +53,7 @@ struct Tfswitch_Cluster {
 struct Tfswitch_Table {
   std::shared_ptr<tfswitch::Cluster> cluster;
   tfswitch::TableConfig config;
+  std::shared_ptr<const void> hold;  // Keeps a table of this process.
   int slot_floats = 0;
   // Of a gradient with NaN, which is followed by more of them.
   mutable std::atomic<bool> has_warned{false};
@@ -662,11 +664,19 @@ int OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
     auto opened = std::make_unique<Tfswitch_Table>();
     opened->cluster = cluster->cluster;
     TFSWITCH_RETURN_IF_ERROR(TableConfigFromJson(config_json, &opened->config));
-    TFSWITCH_RETURN_IF_ERROR(
-        opened->cluster->client().CreateTable(opened->config));
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const std::vector<TableInfo> infos,
-        opened->cluster->client().ListTables(opened->config.name));
+    ParameterClient& client = opened->cluster->client();
+    for (;;) {
+      TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
+      absl::StatusOr<std::shared_ptr<const void>> hold =
+          client.HoldTable(opened->config.name);
+      // Its last hold may have been released in between.
+      if (absl::IsNotFound(hold.status())) continue;
+      TFSWITCH_RETURN_IF_ERROR(hold.status());
+      opened->hold = *std::move(hold);
+      break;
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
+                              client.ListTables(opened->config.name));
     if (infos.size() != 1) {
       return absl::NotFoundError(
           absl::StrCat("table '", opened->config.name,
@@ -941,9 +951,14 @@ int Erase(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
 int ExportRows(Tfswitch_Table* table, int32_t with_slots,
                Tfswitch_VisitRows visit, void* context, char* error) {
   return Guarded(error, [&] {
+    Progress progress(
+        absl::StrCat("reading all rows of table '", table->config.name, "'"),
+        /*total_rows=*/0);
     return table->cluster->client().Export(
         table->config.name, with_slots != 0,
         [&](const RowChunk& chunk) -> absl::Status {
+          TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
+          progress.Add(static_cast<int64_t>(chunk.keys.size()));
           // The visitor relies on these sizes, which a server has sent.
           TFSWITCH_RETURN_IF_ERROR(
               CheckSize(table->config.name, chunk.keys.size(),

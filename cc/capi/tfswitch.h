@@ -184,7 +184,8 @@ typedef struct Tfswitch_Api {
 
   // --- Tables -----------------------------------------------------------
   // Creates the table, or attaches to it if it exists with an equal config.
-  // `config_json`: see TableConfigToJson. The table keeps its cluster open.
+  // `config_json`: see TableConfigToJson. The table keeps its cluster open. One
+  // of this process is dropped when all that opened it have closed it.
   int (*open_table)(Tfswitch_Cluster* cluster, const char* config_json,
                     Tfswitch_Table** table, char* error);
   void (*close_table)(Tfswitch_Table* table);

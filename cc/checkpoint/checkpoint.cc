@@ -471,7 +471,8 @@ PartWriter::~PartWriter() {
   }
 }
 
-absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
+absl::Status PartWriter::AddTable(const EmbeddingTable& table,
+                                  Progress* progress) {
   SavedTable saved;
   saved.config = table.config();
   saved.incarnation = table.incarnation();
@@ -602,6 +603,9 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table) {
         embeddings.insert(embeddings.end(), chunk.embeddings.begin(),
                           chunk.embeddings.end());
         slots.insert(slots.end(), chunk.slots.begin(), chunk.slots.end());
+        if (progress != nullptr) {
+          progress->Add(static_cast<int64_t>(chunk.keys.size()));
+        }
         if (static_cast<int64_t>(keys.size()) < rows_per_file) {
           return absl::OkStatus();
         }

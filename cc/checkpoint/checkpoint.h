@@ -33,6 +33,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cc/base/progress.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 
@@ -89,8 +90,9 @@ class PartWriter {
   ~PartWriter();
 
   // Writes the rows that the table has while the call runs; each row is saved
-  // whole, but the table may change between two rows.
-  absl::Status AddTable(const EmbeddingTable& table);
+  // whole, but the table may change between two rows. `progress` may be null.
+  absl::Status AddTable(const EmbeddingTable& table,
+                        Progress* progress = nullptr);
 
   // A JSON text that the manifest keeps; of one shard.
   void SetWorkQueues(std::string json);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 
@@ -98,6 +99,9 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
   commit.save_id = args.save_id;
   commit.keep = options.keep;
   commit.dropped_tables = options.dropped_tables;
+  Progress progress(absl::StrCat("saving to '", options.path, "'"),
+                    report.num_rows);
+  args.progress = &progress;
   const auto save = [&]() -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(commit.manifest_parts, client.SaveShard(args));
     TFSWITCH_ASSIGN_OR_RETURN(report.save, client.CommitCheckpoint(commit));

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cc/base/interrupt.h"
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
@@ -36,6 +37,15 @@ class LocalClient : public ParameterClient {
   absl::Status DropTable(const std::string& table) override {
     if (shard_->DropTable(table)) return absl::OkStatus();
     return shard_->FindTable(table).status();
+  }
+
+  absl::StatusOr<std::shared_ptr<const void>> HoldTable(
+      const std::string& table) override {
+    if (!shard_->HoldTable(table)) return shard_->FindTable(table).status();
+    // Of no object: its end is all that counts.
+    return std::shared_ptr<const void>(
+        nullptr,
+        [shard = shard_, table](const void*) { shard->ReleaseTable(table); });
   }
 
   absl::StatusOr<std::vector<TableInfo>> ListTables(
@@ -153,13 +163,14 @@ class LocalClient : public ParameterClient {
 
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) override {
-    TFSWITCH_ASSIGN_OR_RETURN(std::string part, shard_->SaveShard(args));
+    TFSWITCH_ASSIGN_OR_RETURN(std::string part,
+                              shard_->SaveShard(args, CheckInterrupt));
     return std::vector<std::string>{std::move(part)};
   }
 
   absl::StatusOr<int64_t> CommitCheckpoint(
       const CommitCheckpointArgs& args) override {
-    return shard_->CommitCheckpoint(args);
+    return shard_->CommitCheckpoint(args, CheckInterrupt);
   }
 
   absl::Status AbortSave(const std::string& path,
@@ -169,7 +180,7 @@ class LocalClient : public ParameterClient {
 
   absl::StatusOr<StagedRestore> StageRestore(
       const StageRestoreArgs& args) override {
-    return shard_->StageRestore(args);
+    return shard_->StageRestore(args, CheckInterrupt);
   }
 
   absl::Status CommitRestore(const std::string& restore_id,

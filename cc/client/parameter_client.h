@@ -188,6 +188,13 @@ class ParameterClient {
                                              uint64_t replaced_incarnation) = 0;
   // NotFound if there is no such table.
   virtual absl::Status DropTable(const std::string& table) = 0;
+  // Keeps a table of this process, which is dropped with the last of these;
+  // on servers tables stay. The result outlives the client. NotFound if there
+  // is no such table.
+  virtual absl::StatusOr<std::shared_ptr<const void>> HoldTable(
+      const std::string& table) {
+    return nullptr;
+  }
   // All tables, or the one named (NotFound if it is not there).
   virtual absl::StatusOr<std::vector<TableInfo>> ListTables(
       const TableRef& table) = 0;

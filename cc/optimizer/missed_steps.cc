@@ -35,6 +35,8 @@ bool IsSettled(const SegmentStep& segment, float rate, const float* w,
   const StepOptions& options = p.options;
   // Then the gradient is not zero.
   if (options.l2 != 0.0f) return false;
+  // Each step may round the norm otherwise.
+  if (HasNormBounds(options)) return false;
   // One of the two is 0.
   const float decay = std::max(options.weight_decay, p.weight_decay);
   for (int i = 0; i < dim; ++i) {

@@ -35,6 +35,8 @@
 //   5. w = w - w weight_decay lr
 //   6. the rule
 //   7. each coordinate of w into [min_weight, max_weight]
+//   8. w = w n / (|w| + 1e-7), n: |w| into [min_norm, max_norm], which is what
+//      the constraints MinMaxNorm, MaxNorm and UnitNorm of Keras do
 //
 // 1 and 5 happen to the rows of a push only ("lazily"), unless the config says
 // `is_dense`: see missed_steps.h, which has one more slot for that.

@@ -51,6 +51,11 @@ absl::Status ValidateSegment(absl::string_view prefix,
                       absl::StrCat("at most max_weight, ", options.max_weight),
                       absl::StrCat(options.min_weight));
   }
+  if (options.min_norm > options.max_norm) {
+    return FieldError(prefix, "options.min_norm",
+                      absl::StrCat("at most max_norm, ", options.max_norm),
+                      absl::StrCat(options.min_norm));
+  }
   if (options.weight_decay != 0.0f &&
       std::holds_alternative<AdamWConfig>(segment.rule)) {
     return FieldError(prefix, "options.weight_decay",

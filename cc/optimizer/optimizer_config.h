@@ -50,6 +50,8 @@ inline constexpr FieldRange kLowerBound{"a number below infinity", -kInfinity,
                                         kMax};
 inline constexpr FieldRange kUpperBound{"a number above -infinity", -kMax,
                                         kInfinity};
+inline constexpr FieldRange kPositiveBound{"a number > 0", 0.0, kInfinity,
+                                           true};
 }  // namespace ranges
 
 // A field of a struct below: its name in protos, JSON and messages, the member
@@ -345,6 +347,8 @@ struct StepOptions {
   float weight_decay = 0.0f;
   float min_weight = -std::numeric_limits<float>::infinity();
   float max_weight = std::numeric_limits<float>::infinity();
+  float min_norm = 0.0f;
+  float max_norm = std::numeric_limits<float>::infinity();
 
   static constexpr auto Fields() {
     return std::make_tuple(
@@ -360,9 +364,17 @@ struct StepOptions {
         ConfigField{"min_weight", &StepOptions::min_weight,
                     ranges::kLowerBound},
         ConfigField{"max_weight", &StepOptions::max_weight,
-                    ranges::kUpperBound});
+                    ranges::kUpperBound},
+        ConfigField{"min_norm", &StepOptions::min_norm, ranges::kNonNegative},
+        ConfigField{"max_norm", &StepOptions::max_norm,
+                    ranges::kPositiveBound});
   }
 };
+
+inline bool HasNormBounds(const StepOptions& options) {
+  return options.min_norm > 0.0f ||
+         options.max_norm < std::numeric_limits<float>::infinity();
+}
 
 template <typename Struct, typename Variant>
 inline constexpr bool kIsAlternative = false;

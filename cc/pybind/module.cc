@@ -19,6 +19,7 @@
 
 #include "cc/capi/core_loader.h"
 #include "cc/capi/tfswitch.h"
+#include "cc/pybind/interrupts.h"
 #include "cc/pybind/status_exceptions.h"
 
 namespace tfswitch {
@@ -41,7 +42,7 @@ unsigned long main_thread = 0;
 
 // Lets the wait go on with 0, or 1 if a handler has raised, as for Ctrl-C.
 int RunSignalHandlers() {
-  if (PyThread_get_thread_ident() != main_thread) return 0;
+  if (PyThread_get_thread_ident() != main_thread) return IsOpInterrupted();
   const py::gil_scoped_acquire acquire;
   if (interruption[0] != nullptr) return 1;  // Of a call in the same method.
   if (PyErr_CheckSignals() == 0) return 0;

@@ -8,6 +8,8 @@
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
+#include "cc/base/interrupt.h"
+#include "cc/base/progress.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/export_folder.h"
 #include "cc/serving/row_file_writer.h"
@@ -124,7 +126,8 @@ absl::Status CheckSame(const ExportOptions& options,
 // Exports one table; adds to the report.
 absl::Status ExportTable(ParameterClient& client, const Manner& manner,
                          float day, const TableInfo& listed,
-                         ExportWriter* writer, ExportReport* report) {
+                         ExportWriter* writer, Progress* progress,
+                         ExportReport* report) {
   const TableConfig& config = listed.config;
   const std::string& table = config.name;
   RowFileKind kind;
@@ -155,6 +158,8 @@ absl::Status ExportTable(ParameterClient& client, const Manner& manner,
   TFSWITCH_ASSIGN_OR_RETURN(
       std::vector<ChangeCursor> cursors,
       client.ExportChanges(args, [&](const ChangeChunk& chunk) {
+        TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
+        progress->Add(static_cast<int64_t>(chunk.keys.size()));
         file->Remove(chunk.removed);
         return file->Add(chunk.keys, chunk.embeddings);
       }));
@@ -189,9 +194,17 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   report.number = writer->name().number;
   report.is_delta = is_delta;
   absl::Status status;
+  int64_t num_rows = 0;  // Of a delta it is not known.
+  if (!is_delta && !manner.rule.has_value()) {
+    for (const std::string& table : tables) {
+      num_rows += present.at(table).stats.num_rows;
+    }
+  }
+  Progress progress(absl::StrCat("exporting to '", options.path, "'"),
+                    num_rows);
   for (const std::string& table : tables) {
     status = ExportTable(client, manner, options.day, present.at(table),
-                         writer.get(), &report);
+                         writer.get(), &progress, &report);
     if (!status.ok()) break;
   }
   const bool is_news =

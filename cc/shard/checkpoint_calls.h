@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/base/progress.h"
 #include "cc/table/table_config.h"
 
 namespace tfswitch {
@@ -19,6 +20,7 @@ struct SaveShardArgs {
   // Those are all that there are: the save is of work queues, too, and its
   // commit drops tables that only the former save had.
   bool all_tables = false;
+  Progress* progress = nullptr;  // Of this process; servers get none.
 };
 
 struct CommitCheckpointArgs {

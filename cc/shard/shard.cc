@@ -203,6 +203,7 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
       TFSWITCH_RETURN_IF_ERROR(CheckRoom(config));
       if (table != nullptr) {
         const Made made{true, table->incarnation()};
+        WarnOfReleased("it is made again, without rows", config.name);
         tables_.emplace(config.name, std::move(table));
         shrink_timer_.Set(config.name,
                           absl::Seconds(config.eviction.every_secs));
@@ -242,20 +243,66 @@ absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
                    " does not coordinate workers; shard 0 does"));
 }
 
-bool Shard::DropTable(const std::string& name) {
-  stage_.DropTable(name);
-  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
-  MutexLock lock(&mutex_);
+std::shared_ptr<EmbeddingTable> Shard::TakeTable(const std::string& name) {
+  released_rows_.erase(name);
   const auto it = tables_.find(name);
-  if (it == tables_.end()) return false;
-  dropped = std::move(it->second);
+  if (it == tables_.end()) return nullptr;
+  std::shared_ptr<EmbeddingTable> table = std::move(it->second);
   tables_.erase(it);
-  dropped_incarnations_.push_back(dropped->incarnation());
+  dropped_incarnations_.push_back(table->incarnation());
   if (dropped_incarnations_.size() > kMaxDropped) {
     dropped_incarnations_.pop_front();
   }
   shrink_timer_.Set(name, absl::ZeroDuration());
+  return table;
+}
+
+bool Shard::DropTable(const std::string& name) {
+  stage_.DropTable(name);
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
+  MutexLock lock(&mutex_);
+  dropped = TakeTable(name);
+  return dropped != nullptr;
+}
+
+bool Shard::HoldTable(const std::string& name) {
+  MutexLock lock(&mutex_);
+  if (tables_.count(name) == 0) return false;
+  ++holds_[name];
   return true;
+}
+
+void Shard::ReleaseTable(const std::string& name) {
+  {
+    MutexLock lock(&mutex_);
+    if (--holds_[name] > 0) return;
+    holds_.erase(name);
+  }
+  // Outside the lock, which is taken while a round is applied.
+  stage_.DropTable(name);
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
+  MutexLock lock(&mutex_);
+  if (holds_.count(name) > 0) return;  // Somebody has opened it meanwhile.
+  dropped = TakeTable(name);
+  if (dropped != nullptr && dropped->size() > 0) {
+    released_rows_[name] = dropped->size();
+  }
+}
+
+void Shard::WarnOfReleased(absl::string_view what, const std::string& name) {
+  for (auto it = released_rows_.begin(); it != released_rows_.end();) {
+    if (!name.empty() && it->first != name) {
+      ++it;
+      continue;
+    }
+    ABSL_RAW_LOG(
+        WARNING,
+        "table '%s' had %zu rows, which were freed when the last layer "
+        "or EmbeddingTable of it was collected: %s. To go on with "
+        "rows, keep one of these objects, or save and restore them",
+        it->first.c_str(), it->second, std::string(what).c_str());
+    it = released_rows_.erase(it);
+  }
 }
 
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::FindTable(
@@ -800,6 +847,8 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
   const bool all_tables = args.all_tables || args.tables.empty();
   if (args.tables.empty()) {
     to_save = Tables();
+    MutexLock lock(&mutex_);
+    WarnOfReleased("it is not saved");
   } else {
     for (const TableRef& name : args.tables) {
       TFSWITCH_ASSIGN_OR_RETURN(auto table, FindTable(name));
@@ -832,7 +881,7 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
   }
   for (const auto& table : to_save) {
-    TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
+    TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table, args.progress));
   }
   TFSWITCH_RETURN_IF_ERROR(interrupt());
   MutexLock lock(&mutex_);

@@ -137,6 +137,13 @@ class Shard {
   // Returns false if there was no such table.
   bool DropTable(const std::string& name);
 
+  // A table on which there were holds is dropped when the last one is released.
+  // A hold is on the name: it also counts for a table that takes its place.
+  // HoldTable() returns false, and holds nothing, if there is no such table.
+  bool HoldTable(const std::string& name);
+  // REQUIRES: A HoldTable() of that name that has not been released.
+  void ReleaseTable(const std::string& name);
+
   // NotFound, naming the tables there are. DataLoss if `table` names an
   // incarnation that was not dropped here and is not here: it was lost in a
   // restart, or another table has taken its name.
@@ -332,6 +339,12 @@ class Shard {
   // threads: all calls take the lock to find their table.
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> MakeTable(
       const TableConfig& config) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Says once that a table went with its rows: that of the name, or all.
+  void WarnOfReleased(absl::string_view what, const std::string& name = "")
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes it out of the tables; null if it is not there.
+  std::shared_ptr<EmbeddingTable> TakeTable(const std::string& name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
   // A push that has been checked, and the sums of what it repeats.
@@ -382,6 +395,11 @@ class Shard {
   std::deque<std::string> ended_restores_ ABSL_GUARDED_BY(mutex_);  // The last.
   std::deque<Save> saves_ ABSL_GUARDED_BY(mutex_);
   std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);  // Committed last.
+  // How many holds there are on a table.
+  std::map<std::string, int64_t> holds_ ABSL_GUARDED_BY(mutex_);
+  // Rows of the tables that went with their last hold, until that is said, or
+  // they are dropped.
+  std::map<std::string, size_t> released_rows_ ABSL_GUARDED_BY(mutex_);
   // Of tables that were dropped, and so are not lost; the last ones.
   std::deque<uint64_t> dropped_incarnations_ ABSL_GUARDED_BY(mutex_);
 

@@ -124,7 +124,8 @@ def test_embedded_clusters_of_one_name_share_tables():
     one = tsw.connect("local://shared")
     two = tsw.connect("local://shared")
     other = tsw.connect("local://not_shared")
-    tsw.EmbeddingTable("t", 2, cluster=one).assign([1], [[1.0, 2.0]])
+    table = tsw.EmbeddingTable("t", 2, cluster=one)
+    table.assign([1], [[1.0, 2.0]])
 
     assert two.tables() == ["t"]
     assert other.tables() == []
@@ -165,8 +166,8 @@ def test_tables_and_stats_list_all_tables(cluster):
     assert cluster.tables() == []
     assert cluster.stats() == {}
 
-    tsw.EmbeddingTable("b", 2).lookup_or_create([1, 2, 3])
-    tsw.EmbeddingTable("a", 2)
+    tables = [tsw.EmbeddingTable(name, 2) for name in "ba"]
+    tables[0].lookup_or_create([1, 2, 3])
 
     assert cluster.tables() == ["a", "b"]
     stats = cluster.stats()
@@ -322,15 +323,14 @@ def test_the_save_that_was_restored_is_said(embedded, tmp_path):
 def test_tables_of_the_save_before_are_dropped_only_if_named(
     embedded, tmp_path
 ):
-    tsw.EmbeddingTable("one", 1)
-    tsw.EmbeddingTable("two", 1)
+    one, two = (tsw.EmbeddingTable(name, 1) for name in ("one", "two"))
     embedded.save(tmp_path)
-    embedded.drop("two")
+    two.drop()
 
     with pytest.raises(RuntimeError, match=r"'two'.*`drop`"):
         embedded.save(tmp_path)
 
-    assert embedded.save(tmp_path, drop=["two"])["tables"] == ["one"]
+    assert embedded.save(tmp_path, drop=["two"])["tables"] == [one.name]
 
 
 class Restartable:
@@ -474,7 +474,8 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_changes(
 
 def test_rows_of_another_dim_are_refused(tmp_path):
     with running_cluster(0) as cluster:
-        tsw.EmbeddingTable("user", 3).assign([1], [[1.0, 2.0, 3.0]])
+        saved = tsw.EmbeddingTable("user", 3)
+        saved.assign([1], [[1.0, 2.0, 3.0]])
         cluster.save(tmp_path)
     for num_servers in (0, 2):
         with running_cluster(num_servers):
@@ -488,7 +489,7 @@ def test_rows_of_another_dim_are_refused(tmp_path):
 
 
 def test_what_is_not_there_is_named(cluster, tmp_path):
-    tsw.EmbeddingTable("user", 1)
+    _user = tsw.EmbeddingTable("user", 1)
     cluster.save(tmp_path)
 
     with pytest.raises(KeyError, match=r"item.*'user'"):

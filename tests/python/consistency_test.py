@@ -123,7 +123,7 @@ def test_a_table_is_asynchronous_by_default(embedded):
     ],
 )
 def test_one_name_has_one_consistency(cluster, here, asked, difference):
-    tsw.EmbeddingTable("t", 2, consistency=here)
+    _here = tsw.EmbeddingTable("t", 2, consistency=here)
 
     with pytest.raises(ValueError, match=rf"'t'.*{difference}"):
         tsw.EmbeddingTable("t", 2, consistency=asked)

@@ -825,19 +825,36 @@ def test_layers_of_one_name_have_tables_of_their_own(embedded):
     assert embedded.tables() == ["emb", "emb_1"]
 
 
-def test_a_private_table_goes_with_its_layer(embedded):
+def test_a_table_goes_with_what_refers_to_it(embedded):
     layer, held = make_layer(name="emb"), make_layer(name="held")
-    named = make_layer(table="named")
-    for each in (layer, held, named):
+    named, traced = make_layer(table="named"), make_layer(table="traced")
+    for each in (layer, held, named, traced):
         train_step(each, tf.constant([1]))
     table = held.table
-    assert embedded.tables() == ["emb", "held", "named"]
+    look_up = tf.function(traced.table.lookup)
+    traced_rows = look_up([1]).numpy()
+    assert embedded.tables() == ["emb", "held", "named", "traced"]
 
-    del layer, held, named, each
+    del layer, held, named, traced, each
     gc.collect()
 
-    assert embedded.tables() == ["held", "named"]
-    np.testing.assert_array_equal(table.lookup([1]), [[0.0, 0.0]])
+    assert embedded.tables() == ["held", "traced"]
+    assert table.size() == 1
+    np.testing.assert_array_equal(look_up([1]), traced_rows)
+
+
+def test_a_restored_table_stays_without_an_object(embedded, tmp_path):
+    table = tsw.EmbeddingTable("t", 2)
+    table.assign([1], [[1.0, 2.0]])
+    embedded.save(tmp_path / "c")
+    table.drop()
+    del table
+    gc.collect()
+
+    embedded.restore(tmp_path / "c")
+    gc.collect()
+
+    assert tsw.EmbeddingTable("t", 2).size() == 1
 
 
 def test_private_tables_of_models_are_freed(embedded):

@@ -216,8 +216,9 @@ def test_a_base_leaves_no_table_out_that_a_server_has_lost(
 def test_a_base_by_hand_leaves_no_table_out_unless_told(embedded, tmp_path):
     with pytest.raises(KeyError, match="no tables to export"):
         export.base(tmp_path)
-    for name in ("t", "u"):
-        push(make_table(name), [1])
+    tables = [make_table(name) for name in ("t", "u")]
+    for table in tables:
+        push(table, [1])
     export.base(tmp_path)
     embedded.drop("u")
 
@@ -241,8 +242,11 @@ def test_a_base_by_hand_leaves_no_table_out_unless_told(embedded, tmp_path):
 def test_a_base_comes_where_the_last_export_is_another(
     embedded, tmp_path, options, why
 ):
-    for name in ("t", "u"):
-        table = make_table(name, statistics=tsw.statistics.ShowClick())
+    tables = [
+        make_table(name, statistics=tsw.statistics.ShowClick())
+        for name in ("t", "u")
+    ]
+    for table in tables:
         push(table, [1], shows=[5])
     rule = export.ScoreRule(0.1, 0.2, 3.0)
     export.base(tmp_path, tables=["t"], row_format="float16", rule=rule)
@@ -304,7 +308,8 @@ def test_a_delta_comes_where_a_base_that_is_due_fails(
 
 
 def test_a_thread_survives_whatever_is_raised(embedded, tmp_path, told):
-    push(make_table(), [1])
+    table = make_table()
+    push(table, [1])
     errors = [ZeroDivisionError("on purpose")]
 
     def connect():

@@ -1,6 +1,7 @@
 """Ctrl-C while the process waits for servers or for other workers."""
 
 import contextlib
+import fcntl
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from tests.support import ServerProcess
 # The timeouts are longer than the test waits. What hangs fails.
 PRELUDE = """
 import sys
+
+import tensorflow as tf
 
 import tfswitch as tsw
 
@@ -67,10 +70,32 @@ def test_a_connect_says_for_whom_it_waits_and_ends_with_ctrl_c(
         assert interrupt(program) == "interrupted"
 
 
+def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
+    save = (
+        "tsw.EmbeddingTable('t', 2)\n"
+        "try:\n    tsw.connect('local://').save(sys.argv[2])"
+    )
+    with (
+        open(tmp_path / ".lock", "w") as lock,
+        PythonProgram(
+            *("-c", PRELUDE.replace("if path", "if 0") + save + ENDS),
+            *("", str(tmp_path)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as program,
+    ):
+        # As a process that saves there has it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        read_until(program, "tfswitch: waiting for another process")
+
+        assert interrupt(program) == "interrupted"
+
+
 @pytest.mark.parametrize(
     "call",
     [
         "table.lookup([1])",
+        "tf.function(lambda: table.lookup([1]))()",
         "table.size()",
         "cluster.save(path)",
         "tsw.export.base(path)",

@@ -14,7 +14,7 @@ import tfswitch as tsw
 from tests.conftest import running_cluster
 from tfswitch.keras._backend import IS_LEGACY, keras
 
-VOCABULARY, DIM, COLUMNS, BATCH = 40, 4, 3, 12
+VOCABULARY, DIM, COLUMNS, BATCH = 39, 4, 3, 12
 
 only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
 
@@ -266,16 +266,27 @@ def test_a_loss_scale_factor_does_not_change_the_step():
     assert_alike(predictions(scaled), predictions(plain))
 
 
-def test_adam_steps_alike_when_each_batch_has_all_ids():
-    """Of Adam a row that is not in the batch stays, and a variable moves."""
-    ids = np.arange(VOCABULARY - 1).reshape(-1, COLUMNS)
+# Whose state of a row also changes when the row is not in the batch.
+OF_ALL_ROWS = {
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "adadelta": lambda: keras.optimizers.Adadelta(5.0),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.3),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "amsgrad": lambda: keras.optimizers.Adam(0.02, amsgrad=True),
+}
+
+
+@pytest.mark.parametrize("name", OF_ALL_ROWS)
+def test_others_step_alike_when_each_batch_has_all_ids(name):
+    ids = np.arange(VOCABULARY).reshape(-1, COLUMNS)
     labels = (ids.sum(axis=1, keepdims=True) % 2).astype(np.float32)
 
     def train(model):
         history = model.fit(ids, labels, epochs=3, batch_size=64, verbose=0)
         return history.history["loss"]
 
-    both(train, functional, lambda: keras.optimizers.Adam(0.02))
+    both(train, functional, OF_ALL_ROWS[name])
 
 
 @pytest.mark.parametrize(
@@ -742,6 +753,67 @@ def test_first_rows_go_by_name_and_seed_and_repeat():
     )
 
 
+# --- Keras's own tests of an Embedding ---------------------------------------
+
+
+@only_keras3
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, {"input_dtype": "int32"}),
+        (
+            {"mask_zero": True},
+            {"input_dtype": "int64", "supports_masking": True},
+        ),
+        (
+            {},
+            {
+                "input_ragged": True,
+                "expected_output_shape": (2, None, 4),
+                "expected_output_ragged": True,
+            },
+        ),
+    ],
+    ids=["basics", "mask_zero", "ragged"],
+)
+def test_the_layer_test_of_keras(arguments, expected):
+    """Shapes, dtypes, config, symbolic calls, training, mixed precision."""
+    from keras.src.testing import test_case
+
+    class LayerTest(test_case.TestCase):
+        def test_layer(self):
+            self.run_layer_test(
+                tsw.keras.DynamicEmbedding,
+                {"input_dim": 5, "output_dim": 4, **arguments},
+                **{
+                    "input_shape": (2, 3),
+                    "input_dtype": "int32",
+                    "expected_output_shape": (2, 3, 4),
+                    "expected_num_trainable_weights": 1,
+                    "expected_num_non_trainable_weights": 0,
+                    "expected_num_seed_generators": 0,
+                    "expected_num_losses": 0,
+                    "supports_masking": False,
+                    **expected,
+                },
+            )
+
+    LayerTest("test_layer").debug()
+
+
+@only_keras3
+def test_parts_of_keras_that_change_a_matrix_are_refused():
+    layer = tsw.keras.DynamicEmbedding(10, DIM)
+    layer.build()
+
+    with pytest.raises(NotImplementedError, match="quantize"):
+        layer.quantize("int8")
+    with pytest.raises(AttributeError, match="enable_lora"):
+        layer.enable_lora(2)
+    with pytest.raises(ValueError, match="sparse ids need a combiner"):
+        layer(tf.SparseTensor([[0, 0], [1, 2]], [2, 1], (2, 3)))
+
+
 # --- Arguments of Embedding -------------------------------------------------
 
 
@@ -758,6 +830,34 @@ def test_non_negativity_and_l2_are_options_of_the_rows():
     assert again._optimizer == layer._optimizer
 
 
+@pytest.mark.parametrize(
+    "kind", ["HeNormal", "LecunUniform", "GlorotUniform", "VarianceScaling"]
+)
+def test_initializers_that_go_by_the_number_of_ids(kind):
+    make = getattr(keras.initializers, kind)
+    keras_rows = np.asarray(make(seed=1)((9000, DIM)))
+    layer = tsw.keras.DynamicEmbedding(
+        9000, DIM, embeddings_initializer=make(), trainable=True
+    )
+    again = type(layer).from_config(layer.get_config())
+    rows = layer(tf.range(9000), training=True).numpy()
+
+    np.testing.assert_allclose(rows.std(), keras_rows.std(), rtol=0.02)
+    np.testing.assert_allclose(rows.max(), keras_rows.max(), rtol=0.02)
+    assert again._initializer == layer._initializer
+
+
+def test_a_setting_may_have_the_name_that_it_has_for_a_table():
+    layer = tsw.keras.DynamicEmbedding(DIM, initializer="ones")
+
+    rows = layer(tf.constant([1]), training=True)
+    np.testing.assert_array_equal(rows, np.ones((1, DIM)))
+    with pytest.raises(TypeError, match="`embeddings_initializer` and `init"):
+        tsw.keras.DynamicEmbedding(
+            DIM, initializer="ones", embeddings_initializer="zeros"
+        )
+
+
 def test_a_constant_matrix_gives_the_first_rows():
     layer = tsw.keras.DynamicEmbedding(
         VOCABULARY,
@@ -772,11 +872,16 @@ def test_a_constant_matrix_gives_the_first_rows():
     ("arguments", "message"),
     [
         ({"embeddings_regularizer": "l1"}, "keras.regularizers.L2"),
-        ({"embeddings_constraint": "unit_norm"}, "UnitNormalization"),
+        ({"embeddings_constraint": "unit_norm"}, r"UnitNorm\(axis=1\)"),
+        (
+            {"embeddings_constraint": keras.constraints.MinMaxNorm(rate=0.5)},
+            "rate 1",
+        ),
         ({"sparse": True}, "`sparse`"),
         ({"lora_rank": 2}, "`lora_rank`"),
         ({"weights": [np.zeros((3, DIM + 1))]}, "for each id from 0"),
         ({"input_dim": 0}, "`input_dim`"),
+        ({"embeddings_initializer": "he_normal"}, "as `input_dim`"),
     ],
 )
 def test_arguments_without_a_meaning_are_refused(arguments, message):

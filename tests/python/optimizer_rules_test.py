@@ -176,6 +176,8 @@ OPTIONS = {
     "weight_decay": 0.05,
     "min_weight": -0.8,
     "max_weight": 0.9,
+    "min_norm": 0.5,
+    "max_norm": 3.0,
 }
 # Two steps from [0.01, -0.02] with [0.4, -0.2] and [0.3, 0.6], in float64 from
 # the formulas, to seven digits. No argument has its default: each must reach
@@ -210,6 +212,14 @@ GOLDENS = [
         optimizers.SGD(0.1, min_weight=-0.025, max_weight=-0.005),
         [[-0.025, -0.005], [-0.025, -0.025]],
         id="min_weight_and_max_weight",
+    ),
+    pytest.param(
+        optimizers.SGD(0.1, min_norm=0.05, max_norm=0.06),
+        [
+            [np.float64(-0.0499998), np.float64(0.0)],
+            [np.float64(-0.0479999), np.float64(-0.036)],
+        ],
+        id="min_norm_and_max_norm",
     ),
 ]
 
@@ -409,6 +419,8 @@ WRONG = {
     "weight_decay": [-0.1, float("nan")],
     "min_weight": [float("-inf"), float("nan"), "0"],
     "max_weight": [float("inf"), float("nan"), True],
+    "min_norm": [-1.0, float("inf"), "0"],
+    "max_norm": [0.0, float("inf"), True],
     "learning_rate": [-1.0, float("nan"), "fast"],
     "momentum": [-0.1, 1.5, None, True],
     "nesterov": [1],
@@ -445,6 +457,10 @@ def test_every_impossible_knob_is_named(cls):
         (
             lambda: optimizers.SGD(min_weight=1.0, max_weight=0.5),
             "min_weight=1.0, max_weight=0.5",
+        ),
+        (
+            lambda: optimizers.SGD(min_norm=1.0, max_norm=0.5),
+            "min_norm=1.0, max_norm=0.5",
         ),
         (lambda: optimizers.CowClip(r=0.0), "`r` of CowClip"),
         (lambda: optimizers.CowClip(zeta=-1.0), "`zeta` of CowClip"),

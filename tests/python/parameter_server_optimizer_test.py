@@ -786,7 +786,8 @@ def test_a_worker_of_another_consistency_or_cluster_is_refused(embedded):
 
 
 def test_two_models_need_two_table_names(embedded):
-    fit(make_model(on_servers("sgd", table="shared")))
+    model = make_model(on_servers("sgd", table="shared"))
+    fit(model)
 
     with pytest.raises(
         ValueError, match=r"(?s)'shared'.*0/kernel:3x4.*0/kernel:3x5"

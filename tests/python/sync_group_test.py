@@ -183,8 +183,10 @@ def test_what_the_chief_saves_is_complete(tmp_path, client):
 def test_the_variables_of_the_first_worker_count(client):
     first = tf.Variable([1.0, 2.0])
     second = tf.Variable([3.0, 4.0])
-    make_group(client, 0, 2, [first])
-    make_group(client, 1, 2, [second])
+    _groups = [
+        make_group(client, worker, 2, [variable])
+        for worker, variable in enumerate((first, second))
+    ]
 
     np.testing.assert_array_equal(first.numpy(), [1.0, 2.0])
     np.testing.assert_array_equal(second.numpy(), [1.0, 2.0])
@@ -331,7 +333,7 @@ def test_a_bad_gradient_is_refused_and_nobody_is_left_waiting(client):
 
 
 def test_other_variables_under_the_name_are_refused(client):
-    make_group(client, 0, 2, [tf.Variable([1.0])])
+    _group = make_group(client, 0, 2, [tf.Variable([1.0])])
 
     with pytest.raises(ValueError, match="layout"):
         make_group(client, 1, 2, [tf.Variable([1.0, 2.0])])

@@ -211,6 +211,7 @@ def test_others_go_on_where_the_last_step_of_the_dead_has_left_it(client):
 
 def test_a_step_counts_though_its_job_is_started_anew(client):
     """On the same servers, with other settings of the group."""
+    counts = make_counts(client(10))
     workers = join_workers(client, 2, consistency=SUM)
     waiting = Call(train_three, workers[0], client(0))
     wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
@@ -224,7 +225,7 @@ def test_a_step_counts_though_its_job_is_started_anew(client):
     )
 
     assert make_queue(again[0], FILES).take().offset == 3
-    assert counts_of(make_counts(client(10))).sum() == 3.0
+    assert counts_of(counts).sum() == 3.0
 
 
 def train_three(worker, cluster):
@@ -362,6 +363,7 @@ def test_an_end_of_epoch_that_takes_too_long_names_who_is_missing(client):
 
 def test_workers_that_do_not_wait_train_every_sample_once_an_epoch(client):
     workers = join_workers(client, 3, consistency="asp")
+    counts = make_counts(client(0), "asp")
 
     def run(number):
         queue = make_queue(workers[number], FILES, epochs=2, shuffle=True)
@@ -371,7 +373,7 @@ def test_workers_that_do_not_wait_train_every_sample_once_an_epoch(client):
 
     in_threads(*(lambda n=n: run(n) for n in range(3)))
 
-    np.testing.assert_array_equal(counts_of(make_counts(client(0), "asp")), 2.0)
+    np.testing.assert_array_equal(counts_of(counts), 2.0)
 
 
 @settings(max_examples=examples(5), deadline=None, derandomize=True)
@@ -501,7 +503,7 @@ def test_going_back_in_time_takes_back_what_a_killed_job_has_left(
 ):
     workers = join_workers(client, 2, consistency=SUM)
     make_queue(workers[0], FILES)
-    make_counts(client(0))
+    _counts = make_counts(client(0))
     client(0).save(tmp_path)
     waiting = Call(train_three, workers[0], client(0))
     wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
@@ -546,7 +548,7 @@ def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
     client, tmp_path
 ):
     queue = make_queue(Worker(0, 1, cluster=client(0)), FILES)
-    make_counts(client(0))
+    _counts = make_counts(client(0))
     client(0).save(tmp_path)
 
     with running_clients(1) as other:

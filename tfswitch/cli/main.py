@@ -3,8 +3,10 @@
 A command imports what it needs when it is called, so that help comes at once.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import app, flags
 
@@ -144,11 +146,38 @@ _COMMANDS: dict[str, tuple[int, Callable[..., int | None]]] = {
 
 
 def _run(argv: Sequence[str]) -> int | None:
-    command, arguments = argv[1:2], argv[2:]
-    num_arguments, call = _COMMANDS.get("".join(command), (-1, _version))
+    if len(argv) < 2:
+        raise app.UsageError(f"a command is missing.\n\n{_USAGE}")
+    command, *arguments = argv[1:]
+    if command not in _COMMANDS:
+        raise app.UsageError(
+            f"there is no command {command!r}. Commands: "
+            f"{', '.join(_COMMANDS)}. `tfswitch --help` says what they do."
+        )
+    num_arguments, call = _COMMANDS[command]
     if len(arguments) != num_arguments:
-        raise app.UsageError(f"{_USAGE}\nReceived: {' '.join(argv[1:])!r}")
+        raise app.UsageError(
+            f"expected `tfswitch {_line_of(command).split('  ')[0]}`, with "
+            f"flags or none. Received: {' '.join(argv[1:])!r}"
+        )
     return call(*arguments)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    command = next((word for word in argv if word in _COMMANDS), "")
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        raise app.UsageError(
+            f"{error}. `{f'tfswitch {command}'.strip()} --help` lists what "
+            "there is."
+        ) from error
+
+
+def _line_of(command: str) -> str:
+    """What the usage says of it."""
+    lines = map(str.strip, _USAGE.splitlines()[3:])
+    return next(line for line in lines if line.split()[:1] == [command])
 
 
 def _help(command: str | None) -> str:
@@ -158,9 +187,18 @@ def _help(command: str | None) -> str:
     for flag in [values[name] for name in values]:
         if (flag.help or "").startswith(f"{command}: "):
             values.register_key_flag_for_module(command, flag)
-    usage = next(line for line in _USAGE.splitlines()[3:] if command in line)
     listed = values.module_help(command).split("\n", 2)[2:]
-    return f"tfswitch {usage.strip()}\n" + "".join(f"\n{x}" for x in listed)
+    head = f"tfswitch {_line_of(command)}\n"
+    return head + "".join(f"\n{flag}" for flag in listed)
+
+
+def _explain(call: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> Any:
+    """Calls it, and ends with 2 and one message if it was called wrongly."""
+    try:
+        return call(argv)
+    except app.UsageError as error:
+        print(f"tfswitch: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def main() -> None:
@@ -177,4 +215,8 @@ def main() -> None:
     elif arguments == ["--version"]:
         _version()
     else:
-        app.run(_run, argv=["tfswitch", *arguments])
+        app.run(
+            functools.partial(_explain, _run),
+            argv=["tfswitch", *arguments],
+            flags_parser=functools.partial(_explain, _parse_flags),
+        )

@@ -1,6 +1,8 @@
 """Arguments of `keras.layers.Embedding`, as what they mean for a table."""
 
+import contextlib
 import dataclasses
+import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -9,6 +11,9 @@ import numpy as np
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch.keras._backend import keras
+
+# The standard deviation of a normal variable that lies within two of its own.
+_TRUNCATED_STDDEV = 0.87962566103423978
 
 
 class Translated(NamedTuple):
@@ -64,11 +69,23 @@ def dims(
     return given["output_dim"], input_dim
 
 
+def one_of(**arguments: Any) -> Any:
+    """Returns that of two names for the same that was given, or None."""
+    given = {k: v for k, v in arguments.items() if v is not None}
+    if len(given) > 1:
+        raise TypeError(
+            f"{' and '.join(f'`{name}`' for name in given)} are the same. "
+            f"Leave one out. Received: {given!r}"
+        )
+    return next(iter(given.values()), None)
+
+
 def translate(
     initializer: Any,
     regularizer: Any,
     constraint: Any,
     weights: Any,
+    input_dim: int | None,
     output_dim: int,
 ) -> Translated:
     """Returns what arguments of an `Embedding` mean here.
@@ -76,6 +93,7 @@ def translate(
     Raises:
         ValueError: If one has no meaning for a table.
     """
+    initializer = "uniform" if initializer is None else initializer
     rows = None
     if weights is not None:
         (rows,) = weights if isinstance(weights, (list, tuple)) else (weights,)
@@ -90,6 +108,8 @@ def translate(
                 "`weights` must be one matrix with a row of length "
                 f"{output_dim} for each id from 0. Received: shape {rows.shape}"
             )
+    if isinstance(initializer, str) or hasattr(initializer, "get_config"):
+        initializer = _scaled(initializer, input_dim, output_dim)
     return Translated(
         initializers_lib.get(initializer),
         rows,
@@ -145,6 +165,45 @@ def drop_unused(arguments: dict[str, Any]) -> None:
             )
 
 
+def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
+    """Returns what a rule that goes by the matrix's shape comes to.
+
+    It is that of `keras.initializers.VarianceScaling`, whose kinds have names
+    such as "he_normal". Others are returned as they are.
+    """
+    rule = initializer
+    # Keras draws a seed for each object, which other layers would miss.
+    if isinstance(rule, str) and (
+        rule == "glorot_uniform" or not initializers_lib.is_known(rule)
+    ):
+        with contextlib.suppress(ValueError):
+            rule = keras.initializers.get(rule)
+    if not isinstance(rule, keras.initializers.VarianceScaling):
+        return initializer
+    if input_dim is None:
+        if type(rule).__name__ == "GlorotUniform":
+            return initializer  # Tables have one for a single id.
+        raise ValueError(
+            "`embeddings_initializer` goes by the number of ids. Give it as "
+            "`input_dim`, as keras.layers.Embedding has it, which bounds "
+            f"nothing. Received: embeddings_initializer={initializer!r}"
+        )
+    fan = {
+        "fan_in": input_dim,
+        "fan_out": output_dim,
+        "fan_avg": (input_dim + output_dim) / 2,
+    }[rule.mode]
+    variance = rule.scale / fan
+    if rule.distribution == "uniform":
+        limit = math.sqrt(3.0 * variance)
+        return initializers_lib.RandomUniform(-limit, limit)
+    if rule.distribution == "untruncated_normal":
+        return initializers_lib.RandomNormal(0.0, math.sqrt(variance))
+    return initializers_lib.TruncatedNormal(
+        0.0, math.sqrt(variance) / _TRUNCATED_STDDEV
+    )
+
+
 def _options_of(regularizer: Any) -> dict[str, float]:
     if regularizer is None:
         return {}
@@ -163,10 +222,28 @@ def _options_of(regularizer: Any) -> dict[str, float]:
 def _bounds_of(constraint: Any) -> dict[str, float]:
     if constraint is None:
         return {}
-    if type(constraint).__name__ == "NonNeg":
+    kind = type(constraint).__name__
+    if kind == "NonNeg":
         return {"min_weight": 0.0}
-    raise ValueError(
-        "`embeddings_constraint` must be None or keras.constraints.NonNeg: a "
-        f"table keeps no other. Received: {constraint!r}. For rows of length "
-        "1, put a keras.layers.UnitNormalization behind the layer."
-    )
+    if kind == "UnitNorm":
+        bounds = {"min_norm": 1.0, "max_norm": 1.0}
+    elif kind == "MaxNorm":
+        bounds = {"max_norm": float(constraint.max_value)}
+    elif kind == "MinMaxNorm" and constraint.rate == 1.0:
+        bounds = {
+            "min_norm": float(constraint.min_value),
+            "max_norm": float(constraint.max_value),
+        }
+    else:
+        raise ValueError(
+            "`embeddings_constraint` must be None or one of "
+            "keras.constraints: NonNeg, UnitNorm, MaxNorm, MinMaxNorm with "
+            f"rate 1. A table keeps no other. Received: {constraint!r}"
+        )
+    if constraint.axis not in (1, -1):
+        raise ValueError(
+            "`embeddings_constraint` is for the norm of each row: pass "
+            f"keras.constraints.{kind}(axis=1). The norm of a column is one "
+            f"over all ids. Received: axis={constraint.axis!r}"
+        )
+    return bounds

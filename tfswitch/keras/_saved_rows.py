@@ -102,7 +102,8 @@ def load(layer: Any, store: Any) -> None:
             f"the model was loaded, with {layer._found_rows} rows that others "
             "use, and to load the model would replace them. Load it beside, "
             'in `with tfswitch.connect("local://other"):`, or drop the table '
-            f"first, with `tfswitch.default_cluster().drop({table.name!r})`."
+            f"first, with `tfswitch.connect({table.cluster.address!r}).drop("
+            f"{table.name!r})`."
         )
     state, usage = _split_slots(
         np.asarray(store["slots"]),

@@ -159,18 +159,22 @@ class DynamicEmbedding(_backend.Layer):
         output_dim: Length of each embedding, 1 to 4096.
         input_dim: Bounds nothing, and is there so that the arguments of an
             `Embedding` may stay as they are: `DynamicEmbedding(10_000, 16)`.
+            Initializers that go by the number of ids, such as "he_normal", take
+            it from here.
         table: An `EmbeddingTable`, or the name of a table of `cluster`, which
             layers may share. By default the layer has its own: a table of this
             process goes with the layer; a table on servers has the layer's
             name, so that all workers share it.
         name: Name of the layer.
         embeddings_initializer: First value of a row: a name such as "uniform",
-            an object of `tfswitch.initializers`, or the Keras one.
+            the default, an object of `tfswitch.initializers`, or the Keras one.
         embeddings_regularizer: None or a `keras.regularizers.L2`: the `l2`
             option of the rows' optimizer, with twice its factor. It acts on
             the rows of the batch, and the loss does not show it.
-        embeddings_constraint: None or a `keras.constraints.NonNeg`: the
-            `min_weight` option.
+        embeddings_constraint: None or one of `keras.constraints`: `NonNeg`, or
+            with `axis=1` `UnitNorm`, `MaxNorm` or `MinMaxNorm` of rate 1. They
+            are the options `min_weight`, `min_norm` and `max_norm` of the rows'
+            optimizer, and act on the rows of the batch.
         optimizer: How rows learn: "auto", a name, an object of
             `tfswitch.optimizers`, or a Keras optimizer, whose learning rate is
             shared. "auto", as None, means that of the compiled model that the
@@ -203,6 +207,9 @@ class DynamicEmbedding(_backend.Layer):
         weights: A matrix, or a list with one: its row i becomes that of id i,
             unless there is one. So does a `keras.initializers.Constant` of a
             matrix as `embeddings_initializer`.
+        initializer: The name that `EmbeddingTable` has for
+            `embeddings_initializer`; one of the two. All other settings of rows
+            have the same name there and here.
         **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -247,7 +254,7 @@ class DynamicEmbedding(_backend.Layer):
         input_dim: int | None = None,
         table: EmbeddingTable | str | None = None,
         name: str | None = None,
-        embeddings_initializer: Any = "uniform",
+        embeddings_initializer: Any = None,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
         optimizer: Any = "auto",
@@ -262,9 +269,14 @@ class DynamicEmbedding(_backend.Layer):
         consistency: Any = None,
         cluster: Cluster | None = None,
         weights: Any = None,
+        initializer: Any = None,
         **kwargs: Any,
     ) -> None:
         _backend.check_backend()
+        embeddings_initializer = _embedding_arguments.one_of(
+            embeddings_initializer=embeddings_initializer,
+            initializer=initializer,
+        )
         output_dim, input_dim = _embedding_arguments.dims(
             dims, output_dim, input_dim
         )
@@ -275,6 +287,7 @@ class DynamicEmbedding(_backend.Layer):
             embeddings_regularizer,
             embeddings_constraint,
             weights,
+            input_dim,
             output_dim,
         )
         check_seed(seed)
@@ -319,7 +332,7 @@ class DynamicEmbedding(_backend.Layer):
         if isinstance(table, EmbeddingTable):
             self._adopt(
                 table,
-                embeddings_initializer=(embeddings_initializer, "uniform"),
+                embeddings_initializer=(embeddings_initializer, None),
                 embeddings_regularizer=(embeddings_regularizer, None),
                 embeddings_constraint=(embeddings_constraint, None),
                 weights=(weights, None),

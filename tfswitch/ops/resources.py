@@ -39,19 +39,21 @@ def in_plain_graph() -> bool:
     return not tf.executing_eagerly() and not tf.inside_function()
 
 
-def destroy_with(handle: tf.Tensor) -> None:
-    """Frees a resource when the eager tensor that names it is collected.
+def destroy_with(owner: Any, handle: tf.Tensor) -> weakref.finalize | None:
+    """Frees a resource when `owner` is collected.
 
-    Functions that captured the tensor hold it, so they never see it freed.
-    What is of a plain graph goes with the graph's sessions.
+    That may be the eager tensor `handle` itself: functions that captured it
+    hold it, so they never see it freed. What is of a plain graph goes with the
+    graph's sessions.
     """
     if in_plain_graph():
-        return
+        return None
     with tf.init_scope():
         same_resource = tf.identity(handle)
-    finalizer = weakref.finalize(handle, _destroy, same_resource)
+    finalizer = weakref.finalize(owner, _destroy, same_resource)
     # At exit the process frees everything, and TensorFlow may be gone already.
     finalizer.atexit = False
+    return finalizer
 
 
 def _destroy(handle: tf.Tensor) -> None:
@@ -80,7 +82,7 @@ class HostScalar:
             self._handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype, shape=[], shared_name=_ANONYMOUS
             )
-        destroy_with(self._handle)
+        destroy_with(self._handle, self._handle)
         self.assign(value)
 
     def read(self) -> tf.Tensor:

@@ -28,7 +28,8 @@ class CapiTest : public testing::TestWithParam<bool> {
         std::string("local://") +
         testing::UnitTest::GetInstance()->current_test_info()->name();
     if (GetParam()) {
-      Tfswitch_ServerOptions options = {"127.0.0.1:0", 0, 1, 2, 0, nullptr, 0};
+      Tfswitch_ServerOptions options = {"127.0.0.1:0", 0,       1, 2, 0,
+                                        nullptr,       nullptr, 0};
       EXPECT_EQ(api_->start_server(&options, &server_, error_), 0) << error_;
       address = std::string("grpc://") + api_->server_address(server_);
     }

@@ -81,6 +81,12 @@ TEST(OptimizerConfigTest, BoundsMustBeInOrder) {
   EXPECT_EQ(Error({SgdConfig{}, options}),
             "optimizer options.min_weight: expected at most max_weight, 0.5, "
             "got 1");
+  StepOptions norms;
+  norms.min_norm = 1.0f;
+  norms.max_norm = 0.5f;
+  EXPECT_EQ(Error({SgdConfig{}, norms}),
+            "optimizer options.min_norm: expected at most max_norm, 0.5, got "
+            "1");
 }
 
 TEST(OptimizerConfigTest, AdamWHasOneWeightDecay) {

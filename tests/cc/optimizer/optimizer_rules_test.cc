@@ -474,6 +474,8 @@ std::vector<StepOptions> AllOptions() {
   all.weight_decay = 0.05f;
   all.min_weight = -0.9f;
   all.max_weight = 0.9f;
+  all.min_norm = 1.2f;
+  all.max_norm = 1.5f;
   std::apply(
       [&](const auto&... field) {
         const auto add = [&](const auto& f) {

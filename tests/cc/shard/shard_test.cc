@@ -342,6 +342,51 @@ TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
   EXPECT_TRUE(shard.Pull(*table, {1}, true, absl::MakeSpan(out)).ok());
 }
 
+TEST(ShardTest, ATableGoesWithItsLastHold) {
+  Shard shard(ShardOptions{});
+  EXPECT_FALSE(shard.HoldTable("t"));
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.CreateTable(Config("never held")).ok());
+  ASSERT_TRUE(shard.HoldTable("t"));
+  ASSERT_TRUE(shard.HoldTable("t"));
+
+  shard.ReleaseTable("t");
+  EXPECT_TRUE(shard.FindTable("t").ok());
+  shard.ReleaseTable("t");
+
+  EXPECT_FALSE(shard.FindTable("t").ok());
+  EXPECT_TRUE(shard.FindTable("never held").ok());
+}
+
+TEST(ShardTest, ATableThatIsMadeAgainWithoutItsRowsIsWarnedOf) {
+  Shard shard(ShardOptions{});
+  const auto make = [&](bool with_row) {
+    ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+    ASSERT_TRUE(shard.HoldTable("t"));
+    if (!with_row) return;
+    std::vector<float> out(2);
+    ASSERT_TRUE(
+        shard
+            .Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
+            .ok());
+  };
+  const auto warnings = [&](bool drops) {
+    if (drops) shard.DropTable("t");
+    testing::internal::CaptureStderr();
+    make(false);
+    return testing::internal::GetCapturedStderr();
+  };
+  make(true);
+  shard.ReleaseTable("t");
+  EXPECT_THAT(warnings(/*drops=*/false), HasSubstr("table 't' had 1 rows"));
+  shard.ReleaseTable("t");  // It had none.
+  EXPECT_EQ(warnings(/*drops=*/false), "");
+  shard.ReleaseTable("t");
+  make(true);
+  shard.ReleaseTable("t");
+  EXPECT_EQ(warnings(/*drops=*/true), "");
+}
+
 StageRestoreArgs RestoreOf(const std::string& path, const std::string& id,
                            std::vector<std::string> tables = {}) {
   StageRestoreArgs args;

@@ -56,6 +56,10 @@ std::vector<DenseCase> DenseCases() {
     bounded.min_weight = -0.03f;
     bounded.max_weight = 0.03f;
     cases.push_back({name + "Bounded", {rule, bounded}});
+    StepOptions norms;
+    norms.min_norm = 0.04f;
+    norms.max_norm = 0.05f;
+    cases.push_back({name + "Norms", {rule, norms}});
   };
   add("Sgd", SgdConfig{});
   add("Momentum", SgdConfig{0.9f});

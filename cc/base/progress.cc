@@ -1,0 +1,68 @@
+#include "cc/base/progress.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cc/base/steady_clock.h"
+
+namespace tfswitch {
+
+Progress::Progress(std::string task, int64_t total_rows, Options options)
+    : task_(std::move(task)),
+      total_rows_(total_rows),
+      options_(std::move(options)) {
+  if (!options_.print) {
+    options_.print = [](const std::string& line) {
+      std::fprintf(stderr, "%s\n", line.c_str());
+    };
+  }
+  try {
+    thread_ = std::thread(&Progress::Run, this);
+  } catch (const std::system_error&) {
+    // The call goes on, and says nothing.
+  }
+}
+
+Progress::~Progress() {
+  {
+    MutexLock lock(&mutex_);
+    is_ending_ = true;
+    ends_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Progress::Run() {
+  const absl::Time begin = SteadyNow();
+  absl::Time next = begin + options_.first;
+  MutexLock lock(&mutex_);
+  while (!is_ending_) {
+    const absl::Time now = SteadyNow();
+    if (now < next) {
+      ends_.WaitFor(&mutex_, next - now);
+      continue;
+    }
+    Print(now - begin);
+    next = now + options_.every;
+  }
+}
+
+void Progress::Print(absl::Duration since_begin) const {
+  const int64_t rows = rows_.load(std::memory_order_relaxed);
+  std::string line = absl::StrFormat("tfswitch: %s: %.0f s so far", task_,
+                                     absl::ToDoubleSeconds(since_begin));
+  if (rows > 0 && total_rows_ > 0) {
+    // Rows that come meanwhile are not in the total.
+    absl::StrAppendFormat(&line, ", %d of %d rows (%d%%)", rows, total_rows_,
+                          100 * std::min(rows, total_rows_) / total_rows_);
+  } else if (rows > 0 || total_rows_ > 0) {
+    absl::StrAppendFormat(&line, ", %d rows", rows > 0 ? rows : total_rows_);
+  }
+  options_.print(line);
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,57 @@
+// Says how far a long call has come.
+
+#ifndef TFSWITCH_CC_BASE_PROGRESS_H_
+#define TFSWITCH_CC_BASE_PROGRESS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+// While it lives, prints a line to stderr after a second, and then every ten.
+//
+// Thread-safe.
+class Progress {
+ public:
+  struct Options {
+    absl::Duration first = absl::Seconds(1);
+    absl::Duration every = absl::Seconds(10);
+    std::function<void(const std::string& line)> print;  // Unset: to stderr.
+  };
+
+  // `task` as in "saving to 'ckpt'"; `total_rows` 0: not known.
+  Progress(std::string task, int64_t total_rows)
+      : Progress(std::move(task), total_rows, Options()) {}
+  Progress(std::string task, int64_t total_rows, Options options);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Add(int64_t rows) { rows_.fetch_add(rows, std::memory_order_relaxed); }
+
+ private:
+  void Run();
+  void Print(absl::Duration since_begin) const;
+
+  // Constant after construction.
+  const std::string task_;
+  const int64_t total_rows_;
+  Options options_;
+
+  std::atomic<int64_t> rows_{0};
+  Mutex mutex_;
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  CondVar ends_;
+  std::thread thread_;  // Last: it uses the others.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_BASE_PROGRESS_H_
