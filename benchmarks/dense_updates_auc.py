@@ -32,7 +32,7 @@ _KINDS = flags.DEFINE_list(
     "kinds", ["keras", "sparse", "dense"], "With which layers."
 )
 _SEED = flags.DEFINE_integer("seed", 1, "Of all draws.")
-_EPOCHS = flags.DEFINE_integer("epochs", 30, "At most.", lower_bound=1)
+_EPOCHS = flags.DEFINE_integer("epochs", 100, "At most.", lower_bound=1)
 
 DIM = 10
 # The factor of w in the gradient; Keras's L2 has half of it.

@@ -333,6 +333,14 @@ def test_tables_of_the_save_before_are_dropped_only_if_named(
     assert embedded.save(tmp_path, drop=["two"])["tables"] == [one.name]
 
 
+def test_a_save_says_which_freed_tables_it_lacks(embedded, tmp_path, capfd):
+    tsw.EmbeddingTable("gone", 2).lookup_or_create([1])
+
+    embedded.save(tmp_path)
+
+    assert "table 'gone' had 1 rows" in capfd.readouterr().err
+
+
 class Restartable:
     """Two servers in this process, which can be started again."""
 
