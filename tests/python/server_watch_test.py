@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.python.worker_threads import HANG_SECS, Call, wait_until
 from tfswitch.train import _server_sessions
-from tfswitch.train._server_sessions import ServerWatch
+from tfswitch.train._server_sessions import ServerWatch, repeat_lost
 
 # How often the watch looks, and what each look at the clock takes.
 WATCH_SECS = 0.002
@@ -152,3 +152,25 @@ def test_a_process_that_was_stopped_blames_no_server(clock):
     wait_until(lambda: clock.looks > before + 2)
     watch.stop()
     assert watch.failure is None
+
+
+def answers(*errors):
+    """A call that raises these first, as TensorFlow does."""
+    left = [tf.errors.AbortedError(None, None, each) for each in errors]
+
+    def call():
+        if left:
+            raise left.pop(0)
+        return "answer"
+
+    return call
+
+
+def test_a_request_that_tensorflow_sent_twice_is_made_again():
+    twice = "The same RunGraph (Worker) request was received twice. ..."
+
+    assert repeat_lost(answers(twice, twice)) == "answer"
+    with pytest.raises(tf.errors.AbortedError, match="twice"):
+        repeat_lost(answers(*[twice] * 10))
+    with pytest.raises(tf.errors.AbortedError, match="restarted"):
+        repeat_lost(answers("the server was restarted"))

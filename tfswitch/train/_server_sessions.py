@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from absl import logging
@@ -21,6 +21,11 @@ _WATCH_SECS = 0.25
 # How long the end of a session is waited for. TensorFlow itself waits 10 s for
 # each server; a call that returned while Python ends would abort the process.
 _CLOSE_SECS = 20.0
+
+# How often one call may lose its answer.
+_MAX_LOST = 3
+
+_Result = TypeVar("_Result")
 
 
 class ServerWatch:
@@ -175,6 +180,22 @@ def _call_within(
 
 def _start_thread(target: Callable[[], Any]) -> None:
     threading.Thread(target=target, daemon=True).start()
+
+
+def repeat_lost(call: Callable[[], _Result]) -> _Result:
+    """Returns what a call returns, which may be made more than once.
+
+    TensorFlow sends a request again when the connection to a server ends, and
+    a server that had it already refuses the second one. The answer to the
+    first one is lost then.
+    """
+    for _ in range(_MAX_LOST):
+        try:
+            return call()
+        except tf.errors.AbortedError as error:
+            if "received twice" not in error.message:
+                raise
+    return call()
 
 
 class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):

@@ -20,7 +20,11 @@ from tfswitch.train._engine import (
     local_variable,
     scaled,
 )
-from tfswitch.train._server_sessions import ServerWatch, wait_for_answers
+from tfswitch.train._server_sessions import (
+    ServerWatch,
+    repeat_lost,
+    wait_for_answers,
+)
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
@@ -429,7 +433,13 @@ class VariableEngine:
                 **request,
             }
         )
-        response = self._session_run(self._response, {self._request: text})
+        run = self._run
+        assert run is not None  # There is a session.
+        with _python_errors():
+            # All these requests may come again, as answers may be lost.
+            response = repeat_lost(
+                lambda: self.call(run, self._response, {self._request: text})
+            )
         return json.loads(response)
 
     def _wait(
