@@ -17,35 +17,16 @@ absl::Status FieldError(absl::string_view prefix, absl::string_view field,
       "optimizer ", prefix, field, ": expected ", expected, ", got ", got));
 }
 
-bool IsIn(double value, const FieldRange& range) {
-  // All comparisons with NaN are false.
-  const bool from = range.excludes_min ? value > range.min : value >= range.min;
-  const bool to = range.excludes_max ? value < range.max : value <= range.max;
-  return from && to;
-}
-
-template <typename Struct>
-absl::Status ValidateFields(absl::string_view prefix, absl::string_view name,
-                            const Struct& config) {
-  absl::Status status;
-  ForEachField(config, [&](const char* field, const auto& value,
-                           const FieldRange& range) {
-    if (!status.ok() || IsIn(static_cast<double>(value), range)) return;
-    status = FieldError(prefix, absl::StrCat(name, ".", field), range.text,
-                        absl::StrCat(value));
-  });
-  return status;
-}
-
 absl::Status ValidateSegment(absl::string_view prefix,
                              const SegmentConfig& segment) {
-  TFSWITCH_RETURN_IF_ERROR(std::visit(
-      [&](const auto& rule) {
-        return ValidateFields(prefix, rule.kName, rule);
-      },
-      segment.rule));
+  if (const auto fault = FindFault(segment.rule)) {
+    return FieldError(prefix, fault->name, fault->expected, fault->got);
+  }
   const StepOptions& options = segment.options;
-  TFSWITCH_RETURN_IF_ERROR(ValidateFields(prefix, "options", options));
+  if (const auto fault = FindFault(options)) {
+    return FieldError(prefix, absl::StrCat("options.", fault->name),
+                      fault->expected, fault->got);
+  }
   if (options.min_weight > options.max_weight) {
     return FieldError(prefix, "options.min_weight",
                       absl::StrCat("at most max_weight, ", options.max_weight),
@@ -93,16 +74,12 @@ absl::Status ValidateDense(absl::string_view prefix, const RuleConfig& rule) {
     return check_sum("amsgrad.epsilon", amsgrad->epsilon);
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "optimizer ", prefix, RuleName(rule),
+      "optimizer ", prefix, KindName(rule),
       ": has no dense updates; sgd, adagrad, adam, adamw and amsgrad have. Use "
       "one of these, or update=\"sparse\""));
 }
 
 }  // namespace
-
-std::string RuleName(const RuleConfig& rule) {
-  return std::visit([](const auto& r) { return std::string(r.kName); }, rule);
-}
 
 std::string OptimizerName(const OptimizerConfig& config) {
   if (config.is_dense) {
@@ -110,12 +87,12 @@ std::string OptimizerName(const OptimizerConfig& config) {
     sparse.is_dense = false;
     return absl::StrCat(OptimizerName(sparse), " with dense updates");
   }
-  if (config.IsSimple()) return RuleName(config.segments[0].rule);
+  if (config.IsSimple()) return KindName(config.segments[0].rule);
   return absl::StrCat(
       "segments(",
       absl::StrJoin(config.segments, ", ",
                     [](std::string* out, const SegmentConfig& segment) {
-                      absl::StrAppend(out, RuleName(segment.rule));
+                      absl::StrAppend(out, KindName(segment.rule));
                     }),
       ")");
 }

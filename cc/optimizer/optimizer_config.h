@@ -18,73 +18,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/base/config_fields.h"
 
 namespace tfswitch {
 
 // The longest segment, and so the longest embedding.
 inline constexpr int kMaxSegmentDim = 4096;
-
-// What a field may be; `text` is what messages say was expected.
-struct FieldRange {
-  const char* text;
-  double min;
-  double max;
-  bool excludes_min = false;
-  bool excludes_max = false;
-};
-
-namespace ranges {
-inline constexpr double kMax = std::numeric_limits<float>::max();
-inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
-inline constexpr FieldRange kFlag{"true or false", 0.0, 1.0};
-inline constexpr FieldRange kUnit{"a number in [0, 1]", 0.0, 1.0};
-// For coefficients of moving averages: 1 would never forget and divide by 0.
-inline constexpr FieldRange kDecay{"a number in [0, 1)", 0.0, 1.0, false, true};
-inline constexpr FieldRange kRate{"a number in (0, 1]", 0.0, 1.0, true};
-inline constexpr FieldRange kNonNegative{"a finite number >= 0", 0.0, kMax};
-inline constexpr FieldRange kPositive{"a finite number > 0", 0.0, kMax, true};
-inline constexpr FieldRange kNonPositive{"a finite number <= 0", -kMax, 0.0};
-inline constexpr FieldRange kSteps{"an integer from 1 to 4294967295", 1.0,
-                                   4294967295.0};
-inline constexpr FieldRange kLowerBound{"a number below infinity", -kInfinity,
-                                        kMax};
-inline constexpr FieldRange kUpperBound{"a number above -infinity", -kMax,
-                                        kInfinity};
-inline constexpr FieldRange kPositiveBound{"a number > 0", 0.0, kInfinity,
-                                           true};
-}  // namespace ranges
-
-// A field of a struct below: its name in protos, JSON and messages, the member
-// (a float, a bool or a uint32_t) and its range.
-template <typename Struct, typename Value>
-struct ConfigField {
-  const char* name;
-  Value Struct::*member;
-  FieldRange range;
-};
-template <typename Struct, typename Value>
-ConfigField(const char*, Value Struct::*, FieldRange)
-    -> ConfigField<Struct, Value>;
-
-// Calls visit(name, member, range) for each field. Validation, comparison, JSON
-// and protos go by this.
-template <typename Struct, typename Visit>
-void ForEachField(Struct& config, const Visit& visit) {
-  std::apply(
-      [&](const auto&... field) {
-        (visit(field.name, config.*field.member, field.range), ...);
-      },
-      std::remove_const_t<Struct>::Fields());
-}
-
-template <typename Struct>
-bool HaveEqualFields(const Struct& a, const Struct& b) {
-  return std::apply(
-      [&](const auto&... field) {
-        return ((a.*field.member == b.*field.member) && ...);
-      },
-      Struct::Fields());
-}
 
 // The rules. optimizer.h has the formulas. Names and defaults are those of
 // keras.optimizers where Keras has the rule. kName is the name in protos,
@@ -384,24 +323,6 @@ inline constexpr bool kIsAlternative<Struct, std::variant<Alternatives...>> =
 template <typename Struct>
 inline constexpr bool kIsRule = kIsAlternative<Struct, RuleConfig>;
 
-template <typename Struct,
-          std::enable_if_t<
-              kIsRule<Struct> || std::is_same_v<Struct, StepOptions>, int> = 0>
-bool operator==(const Struct& a, const Struct& b) {
-  return HaveEqualFields(a, b);
-}
-
-// Calls visit(rule) with each rule's defaults.
-template <typename Visit, size_t... kIndex>
-void ForEachRuleIn(const Visit& visit, std::index_sequence<kIndex...>) {
-  (visit(std::variant_alternative_t<kIndex, RuleConfig>{}), ...);
-}
-template <typename Visit>
-void ForEachRule(const Visit& visit) {
-  ForEachRuleIn(visit,
-                std::make_index_sequence<std::variant_size_v<RuleConfig>>{});
-}
-
 // A part of the row that learns by itself.
 struct SegmentConfig {
   int dim = 0;  // 0, which only the last segment may have: the rest of the row.
@@ -443,7 +364,6 @@ struct OptimizerConfig {
 
 // kName of the rule; of several, "segments(adagrad, adam)". With is_dense,
 // "adam with dense updates".
-std::string RuleName(const RuleConfig& rule);
 std::string OptimizerName(const OptimizerConfig& config);
 
 // InvalidArgument naming the field, its value and its range. `dim` is that of

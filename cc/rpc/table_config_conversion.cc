@@ -20,7 +20,7 @@ int ClampToInt(uint32_t value) {
       value, static_cast<uint32_t>(std::numeric_limits<int>::max())));
 }
 
-// The structs of an optimizer and their messages have fields of equal names.
+// The structs of configs and their messages have fields of equal names.
 const google::protobuf::FieldDescriptor* FindField(
     const google::protobuf::Message& message, const char* name) {
   const auto* field = message.GetDescriptor()->FindFieldByName(name);
@@ -37,18 +37,23 @@ void SetField(google::protobuf::Message* to, const char* name, bool value) {
 void SetField(google::protobuf::Message* to, const char* name, uint32_t value) {
   to->GetReflection()->SetUInt32(to, FindField(*to, name), value);
 }
+void SetField(google::protobuf::Message* to, const char* name, uint64_t value) {
+  to->GetReflection()->SetUInt64(to, FindField(*to, name), value);
+}
 
-// Leaves the value as it is if the field is unset.
+// Leaves the value as it is if the field can be unset and is.
 template <typename Value>
 void GetField(const google::protobuf::Message& from, const char* name,
               Value* value) {
   const google::protobuf::Reflection* reflection = from.GetReflection();
   const google::protobuf::FieldDescriptor* field = FindField(from, name);
-  if (!reflection->HasField(from, field)) return;
+  if (field->has_presence() && !reflection->HasField(from, field)) return;
   if constexpr (std::is_same_v<Value, float>) {
     *value = reflection->GetFloat(from, field);
   } else if constexpr (std::is_same_v<Value, bool>) {
     *value = reflection->GetBool(from, field);
+  } else if constexpr (std::is_same_v<Value, uint64_t>) {
+    *value = reflection->GetUInt64(from, field);
   } else {
     *value = reflection->GetUInt32(from, field);
   }
@@ -68,26 +73,40 @@ void ReadFields(const google::protobuf::Message& from, Struct* config) {
                });
 }
 
-void WriteRule(const RuleConfig& rule, const StepOptions& options,
-               v1::OptimizerConfig* to) {
+// The kind that was chosen, as the field of its name.
+template <typename... Kinds>
+void WriteKind(const std::variant<Kinds...>& kind,
+               google::protobuf::Message* to) {
   std::visit(
       [to](const auto& config) {
         WriteFields(config, to->GetReflection()->MutableMessage(
                                 to, FindField(*to, config.kName)));
       },
-      rule);
+      kind);
+}
+
+// Leaves it as it is if the message has none, or one that this version does not
+// know.
+template <typename... Kinds>
+void ReadKind(const google::protobuf::Message& from,
+              std::variant<Kinds...>* kind) {
+  ForEachKind<std::variant<Kinds...>>([&](auto config) {
+    const auto* field = FindField(from, config.kName);
+    if (!from.GetReflection()->HasField(from, field)) return;
+    ReadFields(from.GetReflection()->GetMessage(from, field), &config);
+    *kind = config;
+  });
+}
+
+void WriteRule(const RuleConfig& rule, const StepOptions& options,
+               v1::OptimizerConfig* to) {
+  WriteKind(rule, to);
   if (!(options == StepOptions())) WriteFields(options, to->mutable_options());
 }
 
-// A kind that this version does not know reads as the default.
 SegmentConfig ReadRule(const v1::OptimizerConfig& from) {
   SegmentConfig segment;
-  ForEachRule([&](auto rule) {
-    const auto* field = FindField(from, rule.kName);
-    if (!from.GetReflection()->HasField(from, field)) return;
-    ReadFields(from.GetReflection()->GetMessage(from, field), &rule);
-    segment.rule = rule;
-  });
+  ReadKind(from, &segment.rule);
   ReadFields(from.options(), &segment.options);
   return segment;
 }
@@ -107,29 +126,6 @@ v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
   }
   return proto;
 }
-
-struct InitializerWriter {
-  v1::InitializerConfig* to;
-
-  void operator()(const ConstantInitializer& config) const {
-    to->mutable_constant()->set_value(config.value);
-  }
-  void operator()(const UniformInitializer& config) const {
-    to->mutable_uniform()->set_minval(config.minval);
-    to->mutable_uniform()->set_maxval(config.maxval);
-  }
-  void operator()(const NormalInitializer& config) const {
-    to->mutable_normal()->set_mean(config.mean);
-    to->mutable_normal()->set_stddev(config.stddev);
-  }
-  void operator()(const TruncatedNormalInitializer& config) const {
-    to->mutable_truncated_normal()->set_mean(config.mean);
-    to->mutable_truncated_normal()->set_stddev(config.stddev);
-  }
-  void operator()(const GlorotUniformInitializer&) const {
-    to->mutable_glorot_uniform();
-  }
-};
 
 OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
   OptimizerConfig config;
@@ -152,39 +148,6 @@ OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
     }
   }
   return config;
-}
-
-InitializerConfig FromProto(const v1::InitializerConfig& proto) {
-  switch (proto.kind_case()) {
-    case v1::InitializerConfig::kConstant:
-      return ConstantInitializer{proto.constant().value()};
-    case v1::InitializerConfig::kUniform: {
-      UniformInitializer config;
-      if (proto.uniform().has_minval())
-        config.minval = proto.uniform().minval();
-      if (proto.uniform().has_maxval())
-        config.maxval = proto.uniform().maxval();
-      return config;
-    }
-    case v1::InitializerConfig::kNormal: {
-      NormalInitializer config;
-      config.mean = proto.normal().mean();
-      if (proto.normal().has_stddev()) config.stddev = proto.normal().stddev();
-      return config;
-    }
-    case v1::InitializerConfig::kTruncatedNormal: {
-      TruncatedNormalInitializer config;
-      const v1::InitializerConfig::Normal& from = proto.truncated_normal();
-      config.mean = from.mean();
-      if (from.has_stddev()) config.stddev = from.stddev();
-      return config;
-    }
-    case v1::InitializerConfig::kGlorotUniform:
-      return GlorotUniformInitializer{};
-    case v1::InitializerConfig::KIND_NOT_SET:
-      break;
-  }
-  return UniformInitializer{};
 }
 
 v1::ConsistencyConfig ToProto(const ConsistencyConfig& config) {
@@ -233,13 +196,9 @@ v1::StatisticsConfig ToProto(const StatisticsConfig& config) {
     case StatisticsKind::kUsage:
       proto.mutable_usage();
       break;
-    case StatisticsKind::kShowClick: {
-      v1::StatisticsConfig::ShowClick* to = proto.mutable_show_click();
-      to->set_nonclk_coeff(config.nonclk_coeff);
-      to->set_click_coeff(config.click_coeff);
-      to->set_show_click_decay_rate(config.show_click_decay_rate);
+    case StatisticsKind::kShowClick:
+      WriteFields(config, proto.mutable_show_click());
       break;
-    }
   }
   return proto;
 }
@@ -250,46 +209,19 @@ StatisticsConfig FromProto(const v1::StatisticsConfig& proto) {
     case v1::StatisticsConfig::kUsage:
       config.kind = StatisticsKind::kUsage;
       break;
-    case v1::StatisticsConfig::kShowClick: {
-      const v1::StatisticsConfig::ShowClick& from = proto.show_click();
+    case v1::StatisticsConfig::kShowClick:
       config.kind = StatisticsKind::kShowClick;
-      if (from.has_nonclk_coeff()) config.nonclk_coeff = from.nonclk_coeff();
-      if (from.has_click_coeff()) config.click_coeff = from.click_coeff();
-      if (from.has_show_click_decay_rate()) {
-        config.show_click_decay_rate = from.show_click_decay_rate();
-      }
+      ReadFields(proto.show_click(), &config);
       break;
-    }
     case v1::StatisticsConfig::KIND_NOT_SET:
       break;
   }
   return config;
 }
 
-struct AdmissionWriter {
-  v1::AdmissionConfig* to;
-
-  void operator()(const AlwaysAdmission&) const { to->mutable_always(); }
-  void operator()(const MinCountAdmission& policy) const {
-    to->mutable_min_count()->set_min_count(policy.min_count);
-  }
-  void operator()(const BloomMinCountAdmission& policy) const {
-    v1::AdmissionConfig::BloomMinCount* bloom = to->mutable_bloom_min_count();
-    bloom->set_min_count(policy.min_count);
-    bloom->set_capacity(policy.capacity);
-    bloom->set_false_positive_rate(policy.false_positive_rate);
-  }
-  void operator()(const ProbabilityAdmission& policy) const {
-    to->mutable_probability()->set_probability(policy.probability);
-  }
-  void operator()(const ShowClickAdmission& policy) const {
-    to->mutable_show_click()->set_embedx_threshold(policy.embedx_threshold);
-  }
-};
-
 v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
   v1::AdmissionConfig proto;
-  std::visit(AdmissionWriter{&proto}, config.policy);
+  WriteKind(config.policy, &proto);
   v1::AdmissionConfig::NotAdmitted* value = proto.mutable_not_admitted();
   switch (config.not_admitted.kind) {
     case NotAdmittedKind::kZeros:
@@ -308,39 +240,9 @@ v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
   return proto;
 }
 
-AdmissionPolicy PolicyFromProto(const v1::AdmissionConfig& proto) {
-  switch (proto.policy_case()) {
-    case v1::AdmissionConfig::kMinCount:
-      return MinCountAdmission{proto.min_count().min_count()};
-    case v1::AdmissionConfig::kBloomMinCount: {
-      const v1::AdmissionConfig::BloomMinCount& from = proto.bloom_min_count();
-      BloomMinCountAdmission policy;
-      policy.min_count = from.min_count();
-      if (from.has_capacity()) policy.capacity = from.capacity();
-      if (from.has_false_positive_rate()) {
-        policy.false_positive_rate = from.false_positive_rate();
-      }
-      return policy;
-    }
-    case v1::AdmissionConfig::kProbability:
-      return ProbabilityAdmission{proto.probability().probability()};
-    case v1::AdmissionConfig::kShowClick: {
-      ShowClickAdmission policy;
-      if (proto.show_click().has_embedx_threshold()) {
-        policy.embedx_threshold = proto.show_click().embedx_threshold();
-      }
-      return policy;
-    }
-    case v1::AdmissionConfig::kAlways:
-    case v1::AdmissionConfig::POLICY_NOT_SET:
-      break;
-  }
-  return AlwaysAdmission{};
-}
-
 AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
   AdmissionConfig config;
-  config.policy = PolicyFromProto(proto);
+  ReadKind(proto, &config.policy);
   using Value = v1::AdmissionConfig::NotAdmitted;
   const Value& value = proto.not_admitted();
   switch (value.kind_case()) {
@@ -390,16 +292,11 @@ RowTypeConfig FromProto(const v1::RowTypeConfig& proto) {
 
 v1::EvictionConfig ToProto(const EvictionConfig& config) {
   v1::EvictionConfig proto;
-  if (config.delete_after_unseen_days.has_value()) {
-    proto.mutable_ttl()->set_delete_after_unseen_days(
-        *config.delete_after_unseen_days);
-  }
-  if (config.delete_threshold.has_value()) {
-    proto.mutable_show_click_score()->set_delete_threshold(
-        *config.delete_threshold);
-  }
-  if (config.min_l2_norm.has_value()) {
-    proto.mutable_l2_norm()->set_min_l2_norm(*config.min_l2_norm);
+  for (const EvictionRule& rule : kEvictionRules) {
+    if (!(config.*rule.value).has_value()) continue;
+    SetField(proto.GetReflection()->MutableMessage(&proto,
+                                                   FindField(proto, rule.name)),
+             rule.field, *(config.*rule.value));
   }
   if (config.max_rows.has_value()) {
     proto.mutable_max_rows()->set_max_rows(*config.max_rows);
@@ -413,18 +310,14 @@ v1::EvictionConfig ToProto(const EvictionConfig& config) {
 
 EvictionConfig FromProto(const v1::EvictionConfig& proto) {
   EvictionConfig config;
-  if (proto.has_ttl()) {
-    config.delete_after_unseen_days =
-        proto.ttl().has_delete_after_unseen_days()
-            ? proto.ttl().delete_after_unseen_days()
-            : 30.0f;
+  for (const EvictionRule& rule : kEvictionRules) {
+    const auto* message = FindField(proto, rule.name);
+    if (!proto.GetReflection()->HasField(proto, message)) continue;
+    float value = rule.otherwise;
+    GetField(proto.GetReflection()->GetMessage(proto, message), rule.field,
+             &value);
+    config.*rule.value = value;
   }
-  if (proto.has_show_click_score()) {
-    config.delete_threshold = proto.show_click_score().has_delete_threshold()
-                                  ? proto.show_click_score().delete_threshold()
-                                  : 0.8f;
-  }
-  if (proto.has_l2_norm()) config.min_l2_norm = proto.l2_norm().min_l2_norm();
   if (proto.has_max_rows()) {
     config.max_rows = proto.max_rows().max_rows();
     if (proto.max_rows().order() == v1::EvictionConfig::MaxRows::LFU) {
@@ -441,8 +334,7 @@ v1::TableConfig ToProto(const TableConfig& config) {
   // A negative dim would wrap to a huge one; 0 is refused with a clear text.
   proto.set_dim(static_cast<uint32_t>(std::max(config.dim, 0)));
   *proto.mutable_optimizer() = ToProto(config.optimizer);
-  std::visit(InitializerWriter{proto.mutable_initializer()},
-             config.initializer);
+  WriteKind(config.initializer, proto.mutable_initializer());
   proto.set_seed(config.seed);
   proto.set_num_virtual_shards(config.num_virtual_shards);
   *proto.mutable_consistency() = ToProto(config.consistency);
@@ -459,7 +351,7 @@ TableConfig FromProto(const v1::TableConfig& proto) {
   config.name = proto.name();
   config.dim = ClampToInt(proto.dim());
   config.optimizer = FromProto(proto.optimizer());
-  config.initializer = FromProto(proto.initializer());
+  ReadKind(proto.initializer(), &config.initializer);
   config.seed = proto.seed();
   config.num_virtual_shards = proto.num_virtual_shards() == 0
                                   ? kDefaultVirtualShards

@@ -23,41 +23,17 @@ absl::Status CheckNonNegative(absl::string_view field, float value) {
   return FieldError(field, "a finite number >= 0", value);
 }
 
-absl::Status CheckMinCount(absl::string_view field, uint32_t value,
-                           uint32_t max) {
-  if (value >= 1 && value <= max) return absl::OkStatus();
-  return FieldError(field, absl::StrCat("an integer from 1 to ", max), value);
+// `path` is where the config is: "admission".
+template <typename Config>
+absl::Status CheckFields(absl::string_view path, const Config& config) {
+  const std::optional<FieldFault> fault = FindFault(config);
+  if (!fault.has_value()) return absl::OkStatus();
+  return FieldError(absl::StrCat(path, ".", fault->name), fault->expected,
+                    fault->got);
 }
 
-absl::Status ValidateStatistics(const StatisticsConfig& config) {
-  if (config.kind != StatisticsKind::kShowClick) return absl::OkStatus();
-  TFSWITCH_RETURN_IF_ERROR(CheckNonNegative(
-      "statistics.show_click.nonclk_coeff", config.nonclk_coeff));
-  TFSWITCH_RETURN_IF_ERROR(CheckNonNegative("statistics.show_click.click_coeff",
-                                            config.click_coeff));
-  if (config.show_click_decay_rate > 0.0f &&
-      config.show_click_decay_rate <= 1.0f) {
-    return absl::OkStatus();
-  }
-  return FieldError("statistics.show_click.show_click_decay_rate",
-                    "a number above 0 and not above 1",
-                    config.show_click_decay_rate);
-}
-
-absl::Status ValidateBloom(const BloomMinCountAdmission& config,
-                           uint32_t num_virtual_shards) {
-  TFSWITCH_RETURN_IF_ERROR(CheckMinCount("admission.bloom_min_count.min_count",
-                                         config.min_count,
-                                         std::numeric_limits<uint16_t>::max()));
-  if (config.capacity == 0) {
-    return FieldError("admission.bloom_min_count.capacity",
-                      "a number of ids >= 1", config.capacity);
-  }
-  if (!(config.false_positive_rate > 0.0f) ||
-      config.false_positive_rate >= 1.0f) {
-    return FieldError("admission.bloom_min_count.false_positive_rate",
-                      "a number between 0 and 1", config.false_positive_rate);
-  }
+absl::Status CheckBloomSize(const BloomMinCountAdmission& config,
+                            uint32_t num_virtual_shards) {
   // Cells are found with 32 bits of a hash.
   const double cells =
       CountingBloom::CellsPerVirtualShard(config, num_virtual_shards);
@@ -75,27 +51,15 @@ absl::Status ValidateBloom(const BloomMinCountAdmission& config,
 absl::Status ValidateAdmission(const AdmissionConfig& config,
                                const StatisticsConfig& statistics, int dim,
                                uint32_t num_virtual_shards) {
-  if (const auto* rule = std::get_if<MinCountAdmission>(&config.policy)) {
-    TFSWITCH_RETURN_IF_ERROR(CheckMinCount("admission.min_count.min_count",
-                                           rule->min_count, uint32_t{1} << 24));
-  }
+  TFSWITCH_RETURN_IF_ERROR(CheckFields("admission", config.policy));
   if (const auto* rule = std::get_if<BloomMinCountAdmission>(&config.policy)) {
-    TFSWITCH_RETURN_IF_ERROR(ValidateBloom(*rule, num_virtual_shards));
+    TFSWITCH_RETURN_IF_ERROR(CheckBloomSize(*rule, num_virtual_shards));
   }
-  if (const auto* rule = std::get_if<ProbabilityAdmission>(&config.policy)) {
-    if (!(rule->probability > 0.0f) || rule->probability > 1.0f) {
-      return FieldError("admission.probability.probability",
-                        "a number above 0 and not above 1", rule->probability);
-    }
-  }
-  if (const auto* rule = std::get_if<ShowClickAdmission>(&config.policy)) {
-    TFSWITCH_RETURN_IF_ERROR(CheckNonNegative(
-        "admission.show_click.embedx_threshold", rule->embedx_threshold));
-    if (statistics.kind != StatisticsKind::kShowClick) {
-      return absl::InvalidArgumentError(
-          "admission.show_click: needs statistics.show_click, where shows and "
-          "clicks are counted");
-    }
+  if (std::holds_alternative<ShowClickAdmission>(config.policy) &&
+      statistics.kind != StatisticsKind::kShowClick) {
+    return absl::InvalidArgumentError(
+        "admission.show_click: needs statistics.show_click, where shows and "
+        "clicks are counted");
   }
   if (!std::isfinite(config.not_admitted.constant)) {
     return FieldError("admission.not_admitted.constant.value",
@@ -119,12 +83,6 @@ absl::Status ValidateAdmission(const AdmissionConfig& config,
 
 }  // namespace
 
-bool StatisticsConfig::operator==(const StatisticsConfig& o) const {
-  return kind == o.kind && nonclk_coeff == o.nonclk_coeff &&
-         click_coeff == o.click_coeff &&
-         show_click_decay_rate == o.show_click_decay_rate;
-}
-
 bool EvictionConfig::operator==(const EvictionConfig& o) const {
   return delete_after_unseen_days == o.delete_after_unseen_days &&
          delete_threshold == o.delete_threshold &&
@@ -133,19 +91,10 @@ bool EvictionConfig::operator==(const EvictionConfig& o) const {
 }
 
 absl::Status ValidateEviction(const EvictionConfig& config) {
-  if (config.delete_after_unseen_days.has_value()) {
+  for (const EvictionRule& rule : kEvictionRules) {
     TFSWITCH_RETURN_IF_ERROR(
-        CheckNonNegative("eviction.ttl.delete_after_unseen_days",
-                         *config.delete_after_unseen_days));
-  }
-  if (config.delete_threshold.has_value()) {
-    TFSWITCH_RETURN_IF_ERROR(
-        CheckNonNegative("eviction.show_click_score.delete_threshold",
-                         *config.delete_threshold));
-  }
-  if (config.min_l2_norm.has_value()) {
-    TFSWITCH_RETURN_IF_ERROR(
-        CheckNonNegative("eviction.l2_norm.min_l2_norm", *config.min_l2_norm));
+        CheckNonNegative(absl::StrCat("eviction.", rule.name, ".", rule.field),
+                         (config.*rule.value).value_or(0.0f)));
   }
   constexpr uint64_t kMaxRows = std::numeric_limits<int64_t>::max();
   if (config.max_rows.value_or(0) > kMaxRows) {
@@ -186,7 +135,9 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
                              const EvictionConfig& eviction,
                              const StatisticsConfig& statistics, int dim,
                              uint32_t num_virtual_shards) {
-  TFSWITCH_RETURN_IF_ERROR(ValidateStatistics(statistics));
+  if (statistics.kind == StatisticsKind::kShowClick) {
+    TFSWITCH_RETURN_IF_ERROR(CheckFields("statistics.show_click", statistics));
+  }
   TFSWITCH_RETURN_IF_ERROR(
       ValidateAdmission(admission, statistics, dim, num_virtual_shards));
   TFSWITCH_RETURN_IF_ERROR(ValidateEviction(eviction));

@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <tuple>
 #include <variant>
 
 #include "absl/status/status.h"
+#include "cc/base/config_fields.h"
 
 namespace tfswitch {
 
@@ -26,7 +28,19 @@ struct StatisticsConfig {
   // What of show and click is left after a day.
   float show_click_decay_rate = 0.98f;
 
-  bool operator==(const StatisticsConfig& o) const;
+  // Of kShowClick.
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"nonclk_coeff", &StatisticsConfig::nonclk_coeff,
+                    ranges::kNonNegative},
+        ConfigField{"click_coeff", &StatisticsConfig::click_coeff,
+                    ranges::kNonNegative},
+        ConfigField{"show_click_decay_rate",
+                    &StatisticsConfig::show_click_decay_rate, ranges::kRate});
+  }
+  bool operator==(const StatisticsConfig& o) const {
+    return kind == o.kind && HaveEqualFields(*this, o);
+  }
 };
 
 // --- Admission --------------------------------------------------------------
@@ -34,38 +48,60 @@ struct StatisticsConfig {
 // When an id gets a row. What decides is counted with the pushes, each once,
 // so that a push that is repeated for a lost answer counts once.
 struct AlwaysAdmission {
-  bool operator==(const AlwaysAdmission&) const { return true; }
+  static constexpr char kName[] = "always";
+  static constexpr auto Fields() { return std::make_tuple(); }
 };
 // From its min_count-th occurrence on, that one included. Exact.
 struct MinCountAdmission {
+  static constexpr char kName[] = "min_count";
+  static constexpr FieldRange kRange{"an integer from 1 to 16777216", 1.0,
+                                     16777216.0};
   uint32_t min_count = 1;
-  bool operator==(const MinCountAdmission& o) const {
-    return min_count == o.min_count;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"min_count", &MinCountAdmission::min_count, kRange});
   }
 };
 // The same with a counting Bloom filter in place of the ids that wait: a fixed
 // size, and about one id in 1 / false_positive_rate admitted early.
 struct BloomMinCountAdmission {
+  static constexpr char kName[] = "bloom_min_count";
+  static constexpr FieldRange kRange{"an integer from 1 to 65535", 1.0,
+                                     65535.0};
   uint32_t min_count = 1;
   uint64_t capacity = 100'000'000;  // How many ids are expected.
   float false_positive_rate = 0.01f;
-  bool operator==(const BloomMinCountAdmission& o) const {
-    return min_count == o.min_count && capacity == o.capacity &&
-           false_positive_rate == o.false_positive_rate;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"min_count", &BloomMinCountAdmission::min_count, kRange},
+        ConfigField{"capacity", &BloomMinCountAdmission::capacity,
+                    ranges::kCount},
+        ConfigField{"false_positive_rate",
+                    &BloomMinCountAdmission::false_positive_rate,
+                    ranges::kFraction});
   }
 };
 // Each occurrence is given a row with this probability.
 struct ProbabilityAdmission {
+  static constexpr char kName[] = "probability";
   float probability = 1.0f;
-  bool operator==(const ProbabilityAdmission& o) const {
-    return probability == o.probability;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(ConfigField{
+        "probability", &ProbabilityAdmission::probability, ranges::kRate});
   }
 };
 // Once the score of shows and clicks is at least embedx_threshold.
 struct ShowClickAdmission {
+  static constexpr char kName[] = "show_click";
   float embedx_threshold = 10.0f;
-  bool operator==(const ShowClickAdmission& o) const {
-    return embedx_threshold == o.embedx_threshold;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(ConfigField{"embedx_threshold",
+                                       &ShowClickAdmission::embedx_threshold,
+                                       ranges::kNonNegative});
   }
 };
 
@@ -134,6 +170,22 @@ struct EvictionConfig {
            max_rows;
   }
   bool operator==(const EvictionConfig& o) const;
+};
+
+// A rule that is one number: its name and that of its field in protos and JSON,
+// the member, and what the field is if it is unset.
+struct EvictionRule {
+  const char* name;
+  const char* field;
+  std::optional<float> EvictionConfig::*value;
+  float otherwise;
+};
+inline constexpr EvictionRule kEvictionRules[] = {
+    {"ttl", "delete_after_unseen_days",
+     &EvictionConfig::delete_after_unseen_days, 30.0f},
+    {"show_click_score", "delete_threshold", &EvictionConfig::delete_threshold,
+     0.8f},
+    {"l2_norm", "min_l2_norm", &EvictionConfig::min_l2_norm, 0.0f},
 };
 
 // --- All three --------------------------------------------------------------

@@ -63,11 +63,7 @@ OrderedJson ToJson(const StatisticsConfig& config) {
       json["usage"] = OrderedJson::object();
       break;
     case StatisticsKind::kShowClick:
-      json["show_click"] = {
-          {"nonclk_coeff", ShortestDouble(config.nonclk_coeff)},
-          {"click_coeff", ShortestDouble(config.click_coeff)},
-          {"show_click_decay_rate",
-           ShortestDouble(config.show_click_decay_rate)}};
+      json["show_click"] = FieldsToJson(config);
       break;
   }
   return json;
@@ -84,76 +80,21 @@ absl::Status FromJson(const Json& json, StatisticsConfig* config) {
   if (const Json* fields = kinds.Find("show_click")) {
     config->kind = StatisticsKind::kShowClick;
     ObjectReader reader(*fields, "statistics.show_click");
-    reader.Read("nonclk_coeff", &config->nonclk_coeff);
-    reader.Read("click_coeff", &config->click_coeff);
-    reader.Read("show_click_decay_rate", &config->show_click_decay_rate);
+    ReadFields(&reader, config);
     TFSWITCH_RETURN_IF_ERROR(reader.Finish());
   }
   return kinds.Finish();
 }
 
 OrderedJson ToJson(const AdmissionConfig& config) {
-  OrderedJson json;
-  if (const auto* rule = std::get_if<MinCountAdmission>(&config.policy)) {
-    json["min_count"]["min_count"] = rule->min_count;
-  } else if (const auto* rule =
-                 std::get_if<BloomMinCountAdmission>(&config.policy)) {
-    json["bloom_min_count"] = {
-        {"min_count", rule->min_count},
-        {"capacity", rule->capacity},
-        {"false_positive_rate", ShortestDouble(rule->false_positive_rate)}};
-  } else if (const auto* rule =
-                 std::get_if<ProbabilityAdmission>(&config.policy)) {
-    json["probability"]["probability"] = ShortestDouble(rule->probability);
-  } else if (const auto* rule =
-                 std::get_if<ShowClickAdmission>(&config.policy)) {
-    json["show_click"]["embedx_threshold"] =
-        ShortestDouble(rule->embedx_threshold);
-  } else {
-    json["always"] = OrderedJson::object();
-  }
+  OrderedJson json = KindToJson(config.policy);
   json["not_admitted"] = ToJson(config.not_admitted);
   return json;
 }
 
 absl::Status FromJson(const Json& json, AdmissionConfig* config) {
   ObjectReader reader(json, "admission");
-  int num_policies = 0;
-  const auto read = [&](const char* name, auto policy,
-                        auto read_fields) -> absl::Status {
-    const Json* fields = reader.Find(name);
-    if (fields == nullptr) return absl::OkStatus();
-    ++num_policies;
-    ObjectReader field_reader(*fields, absl::StrCat("admission.", name));
-    read_fields(&field_reader, &policy);
-    config->policy = policy;
-    return field_reader.Finish();
-  };
-  TFSWITCH_RETURN_IF_ERROR(read("always", AlwaysAdmission{},
-                                [](ObjectReader*, AlwaysAdmission*) {}));
-  TFSWITCH_RETURN_IF_ERROR(read("min_count", MinCountAdmission{},
-                                [](ObjectReader* r, MinCountAdmission* p) {
-                                  r->Read("min_count", &p->min_count);
-                                }));
-  TFSWITCH_RETURN_IF_ERROR(read(
-      "bloom_min_count", BloomMinCountAdmission{},
-      [](ObjectReader* r, BloomMinCountAdmission* p) {
-        r->Read("min_count", &p->min_count);
-        r->Read("capacity", std::numeric_limits<uint64_t>::max(), &p->capacity);
-        r->Read("false_positive_rate", &p->false_positive_rate);
-      }));
-  TFSWITCH_RETURN_IF_ERROR(read("probability", ProbabilityAdmission{},
-                                [](ObjectReader* r, ProbabilityAdmission* p) {
-                                  r->Read("probability", &p->probability);
-                                }));
-  TFSWITCH_RETURN_IF_ERROR(read("show_click", ShowClickAdmission{},
-                                [](ObjectReader* r, ShowClickAdmission* p) {
-                                  r->Read("embedx_threshold",
-                                          &p->embedx_threshold);
-                                }));
-  if (num_policies > 1) {
-    reader.Fail("", "one policy", json);
-  }
+  TFSWITCH_RETURN_IF_ERROR(ReadKind(&reader, "admission", &config->policy));
   if (const Json* value = reader.Find("not_admitted")) {
     TFSWITCH_RETURN_IF_ERROR(FromJson(*value, &config->not_admitted));
   }
@@ -162,16 +103,10 @@ absl::Status FromJson(const Json& json, AdmissionConfig* config) {
 
 OrderedJson ToJson(const EvictionConfig& config) {
   OrderedJson json = OrderedJson::object();
-  if (config.delete_after_unseen_days.has_value()) {
-    json["ttl"]["delete_after_unseen_days"] =
-        ShortestDouble(*config.delete_after_unseen_days);
-  }
-  if (config.delete_threshold.has_value()) {
-    json["show_click_score"]["delete_threshold"] =
-        ShortestDouble(*config.delete_threshold);
-  }
-  if (config.min_l2_norm.has_value()) {
-    json["l2_norm"]["min_l2_norm"] = ShortestDouble(*config.min_l2_norm);
+  for (const EvictionRule& rule : kEvictionRules) {
+    if (const std::optional<float>& value = config.*rule.value) {
+      json[rule.name][rule.field] = ShortestDouble(*value);
+    }
   }
   if (config.max_rows.has_value()) {
     json["max_rows"] = {
@@ -188,24 +123,16 @@ absl::Status FromJson(const Json& json, EvictionConfig* config) {
   // They also come by themselves, without a table config.
   constexpr absl::string_view kDocument = "eviction rules";
   ObjectReader reader(json, "eviction", kDocument);
-  const auto read_float = [&](const char* name, const char* field,
-                              float otherwise,
-                              std::optional<float>* value) -> absl::Status {
-    const Json* fields = reader.Find(name);
-    if (fields == nullptr) return absl::OkStatus();
-    ObjectReader field_reader(*fields, absl::StrCat("eviction.", name),
-                              kDocument);
-    float number = otherwise;
-    field_reader.Read(field, &number);
-    *value = number;
-    return field_reader.Finish();
-  };
-  TFSWITCH_RETURN_IF_ERROR(read_float("ttl", "delete_after_unseen_days", 30.0f,
-                                      &config->delete_after_unseen_days));
-  TFSWITCH_RETURN_IF_ERROR(read_float("show_click_score", "delete_threshold",
-                                      0.8f, &config->delete_threshold));
-  TFSWITCH_RETURN_IF_ERROR(
-      read_float("l2_norm", "min_l2_norm", 0.0f, &config->min_l2_norm));
+  for (const EvictionRule& rule : kEvictionRules) {
+    const Json* fields = reader.Find(rule.name);
+    if (fields == nullptr) continue;
+    ObjectReader rule_reader(*fields, absl::StrCat("eviction.", rule.name),
+                             kDocument);
+    float value = rule.otherwise;
+    rule_reader.Read(rule.field, &value);
+    TFSWITCH_RETURN_IF_ERROR(rule_reader.Finish());
+    config->*rule.value = value;
+  }
   if (const Json* fields = reader.Find("max_rows")) {
     ObjectReader field_reader(*fields, "eviction.max_rows", kDocument);
     uint64_t max_rows = 0;

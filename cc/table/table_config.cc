@@ -40,34 +40,15 @@ absl::Status FieldError(const std::string& table, absl::string_view field,
                    ": expected ", expected, ", got ", got));
 }
 
-OrderedJson FieldToJson(float value) { return ShortestDouble(value); }
-OrderedJson FieldToJson(bool value) { return value; }
-OrderedJson FieldToJson(uint32_t value) { return value; }
-
 // The rule, with all its fields, and the options that are on.
 OrderedJson RuleToJson(const RuleConfig& rule, const StepOptions& options) {
-  OrderedJson json;
-  std::visit(
-      [&json](const auto& config) {
-        OrderedJson fields = OrderedJson::object();
-        ForEachField(config, [&](const char* name, const auto& value,
-                                 const FieldRange&) {
-          fields[name] = FieldToJson(value);
-        });
-        json[config.kName] = std::move(fields);
-      },
-      rule);
+  OrderedJson json = KindToJson(rule);
+  const OrderedJson on = FieldsToJson(options);
+  const OrderedJson off = FieldsToJson(StepOptions());
   OrderedJson changed = OrderedJson::object();
-  std::apply(
-      [&](const auto&... field) {
-        const auto add = [&](const auto& f) {
-          if (options.*f.member != StepOptions().*f.member) {
-            changed[f.name] = FieldToJson(options.*f.member);
-          }
-        };
-        (add(field), ...);
-      },
-      StepOptions::Fields());
+  for (const auto& [name, value] : on.items()) {
+    if (value != off[name]) changed[name] = value;
+  }
   if (!changed.empty()) json["options"] = std::move(changed);
   return json;
 }
@@ -93,26 +74,6 @@ OrderedJson OptimizerToJson(const OptimizerConfig& config) {
   }
   OrderedJson json;
   json["segments"] = std::move(segments);
-  return json;
-}
-
-OrderedJson InitializerToJson(const InitializerConfig& config) {
-  OrderedJson json;
-  if (const auto* constant = std::get_if<ConstantInitializer>(&config)) {
-    json["constant"]["value"] = ShortestDouble(constant->value);
-  } else if (const auto* uniform = std::get_if<UniformInitializer>(&config)) {
-    json["uniform"]["minval"] = ShortestDouble(uniform->minval);
-    json["uniform"]["maxval"] = ShortestDouble(uniform->maxval);
-  } else if (const auto* normal = std::get_if<NormalInitializer>(&config)) {
-    json["normal"]["mean"] = ShortestDouble(normal->mean);
-    json["normal"]["stddev"] = ShortestDouble(normal->stddev);
-  } else if (const auto* truncated =
-                 std::get_if<TruncatedNormalInitializer>(&config)) {
-    json["truncated_normal"]["mean"] = ShortestDouble(truncated->mean);
-    json["truncated_normal"]["stddev"] = ShortestDouble(truncated->stddev);
-  } else {
-    json["glorot_uniform"] = OrderedJson::object();
-  }
   return json;
 }
 
@@ -188,15 +149,6 @@ absl::Status RowTypeFromJson(const Json& json, RowTypeConfig* config) {
   return reader.Finish();
 }
 
-// All fields of a struct of optimizer_config.h.
-template <typename Struct>
-void ReadFields(ObjectReader* reader, Struct* config) {
-  ForEachField(*config,
-               [reader](const char* name, auto& value, const FieldRange&) {
-                 reader->Read(name, &value);
-               });
-}
-
 // Reads a rule and its options into those of `segment`; `others` are fields of
 // the same object that something else reads.
 absl::Status RuleFromJson(const Json& json, const std::string& path,
@@ -204,29 +156,13 @@ absl::Status RuleFromJson(const Json& json, const std::string& path,
                           SegmentConfig* segment) {
   ObjectReader kinds(json, path);
   for (const char* other : others) kinds.Find(other);
-  std::vector<std::string> found;
-  absl::Status status;
-  ForEachRule([&](auto rule) {
-    const Json* fields = kinds.Find(rule.kName);
-    if (fields == nullptr || !status.ok()) return;
-    found.push_back(rule.kName);
-    ObjectReader reader(*fields, absl::StrCat(path, ".", rule.kName));
-    ReadFields(&reader, &rule);
-    status = reader.Finish();
-    segment->rule = rule;
-  });
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(ReadKind(&kinds, path, &segment->rule));
   if (const Json* fields = kinds.Find("options")) {
     ObjectReader reader(*fields, absl::StrCat(path, ".options"));
     ReadFields(&reader, &segment->options);
     TFSWITCH_RETURN_IF_ERROR(reader.Finish());
   }
-  TFSWITCH_RETURN_IF_ERROR(kinds.Finish());
-  if (found.size() <= 1) return absl::OkStatus();
-  std::sort(found.begin(), found.end());
-  return absl::InvalidArgumentError(
-      absl::StrCat("table config: '", path, "': expected one kind, got ",
-                   found.size(), ": ", absl::StrJoin(found, ", ")));
+  return kinds.Finish();
 }
 
 absl::Status SegmentsFromJson(const Json& json,
@@ -315,88 +251,19 @@ absl::Status ConsistencyFromJson(const Json& json, ConsistencyConfig* config) {
   return absl::OkStatus();
 }
 
-template <typename Normal>
-absl::Status NormalFromJson(const Json& json, const char* path,
-                            InitializerConfig* config) {
-  ObjectReader reader(json, path);
-  Normal normal;
-  reader.Read("mean", &normal.mean);
-  reader.Read("stddev", &normal.stddev);
-  TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-  *config = normal;
-  return absl::OkStatus();
-}
-
-absl::Status InitializerFromJson(const Json& json, InitializerConfig* config) {
-  TFSWITCH_RETURN_IF_ERROR(CheckOneKind(json, "initializer"));
-  ObjectReader kinds(json, "initializer");
-  if (const Json* fields = kinds.Find("constant")) {
-    ObjectReader reader(*fields, "initializer.constant");
-    ConstantInitializer constant;
-    reader.Read("value", &constant.value);
-    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-    *config = constant;
-  }
-  if (const Json* fields = kinds.Find("uniform")) {
-    ObjectReader reader(*fields, "initializer.uniform");
-    UniformInitializer uniform;
-    reader.Read("minval", &uniform.minval);
-    reader.Read("maxval", &uniform.maxval);
-    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-    *config = uniform;
-  }
-  if (const Json* fields = kinds.Find("normal")) {
-    TFSWITCH_RETURN_IF_ERROR(NormalFromJson<NormalInitializer>(
-        *fields, "initializer.normal", config));
-  }
-  if (const Json* fields = kinds.Find("truncated_normal")) {
-    TFSWITCH_RETURN_IF_ERROR(NormalFromJson<TruncatedNormalInitializer>(
-        *fields, "initializer.truncated_normal", config));
-  }
-  if (const Json* fields = kinds.Find("glorot_uniform")) {
-    ObjectReader reader(*fields, "initializer.glorot_uniform");
-    TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-    *config = GlorotUniformInitializer{};
-  }
-  return kinds.Finish();
-}
-
 absl::Status ValidateInitializer(const std::string& table,
                                  const InitializerConfig& config) {
-  const auto check = [&table](absl::string_view field, float value) {
-    if (std::isfinite(value)) return absl::OkStatus();
-    return FieldError(table, field, "a finite number", absl::StrCat(value));
-  };
-  const auto check_stddev = [&](absl::string_view field, float value) {
-    if (value >= 0.0f && std::isfinite(value)) return absl::OkStatus();
-    return FieldError(table, field, "a finite number >= 0",
-                      absl::StrCat(value));
-  };
-  if (const auto* constant = std::get_if<ConstantInitializer>(&config)) {
-    return check("initializer.constant.value", constant->value);
+  if (const auto fault = FindFault(config)) {
+    return FieldError(table, absl::StrCat("initializer.", fault->name),
+                      fault->expected, fault->got);
   }
-  if (const auto* uniform = std::get_if<UniformInitializer>(&config)) {
-    TFSWITCH_RETURN_IF_ERROR(
-        check("initializer.uniform.minval", uniform->minval));
-    TFSWITCH_RETURN_IF_ERROR(
-        check("initializer.uniform.maxval", uniform->maxval));
-    if (uniform->minval > uniform->maxval ||
-        !std::isfinite(uniform->maxval - uniform->minval)) {
-      return FieldError(table, "initializer.uniform",
-                        "minval <= maxval, a finite range apart",
-                        absl::StrCat("minval ", uniform->minval, ", maxval ",
-                                     uniform->maxval));
-    }
-    return absl::OkStatus();
-  }
-  if (const auto* normal = std::get_if<NormalInitializer>(&config)) {
-    TFSWITCH_RETURN_IF_ERROR(check("initializer.normal.mean", normal->mean));
-    return check_stddev("initializer.normal.stddev", normal->stddev);
-  }
-  if (const auto* normal = std::get_if<TruncatedNormalInitializer>(&config)) {
-    TFSWITCH_RETURN_IF_ERROR(
-        check("initializer.truncated_normal.mean", normal->mean));
-    return check_stddev("initializer.truncated_normal.stddev", normal->stddev);
+  const auto* uniform = std::get_if<UniformInitializer>(&config);
+  if (uniform != nullptr &&
+      (uniform->minval > uniform->maxval ||
+       !std::isfinite(uniform->maxval - uniform->minval))) {
+    return FieldError(
+        table, "initializer.uniform", "minval <= maxval, a finite range apart",
+        absl::StrCat("minval ", uniform->minval, ", maxval ", uniform->maxval));
   }
   return absl::OkStatus();
 }
@@ -567,8 +434,8 @@ std::string DescribeDifference(const TableConfig& existing,
   compare("dim", absl::StrCat(existing.dim), absl::StrCat(asked.dim));
   compare("optimizer", OptimizerToJson(existing.optimizer).dump(),
           OptimizerToJson(asked.optimizer).dump());
-  compare("initializer", InitializerToJson(existing.initializer).dump(),
-          InitializerToJson(asked.initializer).dump());
+  compare("initializer", KindToJson(existing.initializer).dump(),
+          KindToJson(asked.initializer).dump());
   compare("seed", absl::StrCat(existing.seed), absl::StrCat(asked.seed));
   compare("num_virtual_shards", absl::StrCat(existing.num_virtual_shards),
           absl::StrCat(asked.num_virtual_shards));
@@ -592,7 +459,7 @@ std::string TableConfigToJson(const TableConfig& config) {
   json["name"] = config.name;
   json["dim"] = config.dim;
   json["optimizer"] = OptimizerToJson(config.optimizer);
-  json["initializer"] = InitializerToJson(config.initializer);
+  json["initializer"] = KindToJson(config.initializer);
   json["seed"] = config.seed;
   json["num_virtual_shards"] = config.num_virtual_shards;
   if (config.consistency.kind != ConsistencyKind::kAsp) {
@@ -630,8 +497,10 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
     TFSWITCH_RETURN_IF_ERROR(OptimizerFromJson(*optimizer, &result.optimizer));
   }
   if (const Json* initializer = reader.Find("initializer")) {
+    ObjectReader kinds(*initializer, "initializer");
     TFSWITCH_RETURN_IF_ERROR(
-        InitializerFromJson(*initializer, &result.initializer));
+        ReadKind(&kinds, "initializer", &result.initializer));
+    TFSWITCH_RETURN_IF_ERROR(kinds.Finish());
   }
   if (const Json* consistency = reader.Find("consistency")) {
     TFSWITCH_RETURN_IF_ERROR(

@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/base/config_fields.h"
 #include "cc/optimizer/optimizer_config.h"
 #include "cc/table/row_life_config.h"
 
@@ -22,36 +24,54 @@ inline constexpr int kMaxDim = kMaxSegmentDim;
 
 // The first value of a row. Each depends on (seed, key) alone.
 struct ConstantInitializer {  // Also "zeros" and "ones".
+  static constexpr char kName[] = "constant";
   float value = 0.0f;
-  bool operator==(const ConstantInitializer& o) const {
-    return value == o.value;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"value", &ConstantInitializer::value, ranges::kFinite});
   }
 };
 struct UniformInitializer {  // Keras's default for embeddings.
+  static constexpr char kName[] = "uniform";
   float minval = -0.05f;
   float maxval = 0.05f;
-  bool operator==(const UniformInitializer& o) const {
-    return minval == o.minval && maxval == o.maxval;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"minval", &UniformInitializer::minval, ranges::kFinite},
+        ConfigField{"maxval", &UniformInitializer::maxval, ranges::kFinite});
   }
 };
 struct NormalInitializer {
+  static constexpr char kName[] = "normal";
   float mean = 0.0f;
   float stddev = 0.05f;
-  bool operator==(const NormalInitializer& o) const {
-    return mean == o.mean && stddev == o.stddev;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"mean", &NormalInitializer::mean, ranges::kFinite},
+        ConfigField{"stddev", &NormalInitializer::stddev,
+                    ranges::kNonNegative});
   }
 };
 struct TruncatedNormalInitializer {  // Redrawn beyond two standard deviations.
+  static constexpr char kName[] = "truncated_normal";
   float mean = 0.0f;
   float stddev = 0.05f;
-  bool operator==(const TruncatedNormalInitializer& o) const {
-    return mean == o.mean && stddev == o.stddev;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"mean", &TruncatedNormalInitializer::mean, ranges::kFinite},
+        ConfigField{"stddev", &TruncatedNormalInitializer::stddev,
+                    ranges::kNonNegative});
   }
 };
 // Uniform in +-sqrt(6 / (1 + dim)): Glorot's rule with fan_in 1, because an id
 // selects one input unit, and fan_out dim.
 struct GlorotUniformInitializer {
-  bool operator==(const GlorotUniformInitializer&) const { return true; }
+  static constexpr char kName[] = "glorot_uniform";
+  static constexpr auto Fields() { return std::make_tuple(); }
 };
 
 using InitializerConfig =

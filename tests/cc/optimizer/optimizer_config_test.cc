@@ -25,13 +25,13 @@ std::string Error(const OptimizerConfig& config, int dim = 16) {
 }
 
 TEST(OptimizerConfigTest, DefaultsAreValid) {
-  ForEachRule([](const auto& rule) {
+  ForEachKind<RuleConfig>([](const auto& rule) {
     EXPECT_TRUE(ValidateOptimizerConfig(rule, 1).ok()) << rule.kName;
   });
 }
 
 TEST(OptimizerConfigTest, EveryKnobIsCheckedAndNamed) {
-  ForEachRule([](const auto& defaults) {
+  ForEachKind<RuleConfig>([](const auto& defaults) {
     auto config = defaults;
     const auto refused = [&](const char* name) {
       EXPECT_THAT(Error(config),
@@ -134,7 +134,7 @@ TEST(OptimizerConfigTest, ErrorsOfSegmentsSayWhichOne) {
 TEST(OptimizerConfigTest, EqualityIsThatOfAllFields) {
   EXPECT_EQ(OptimizerConfig(AdamConfig{}), OptimizerConfig(AdamConfig{}));
   EXPECT_FALSE(OptimizerConfig(AdamConfig{}) == OptimizerConfig(AdamWConfig{}));
-  ForEachRule([](const auto& defaults) {
+  ForEachKind<RuleConfig>([](const auto& defaults) {
     auto config = defaults;
     ForEachField(config, [&](const char* name, auto& value, const FieldRange&) {
       const auto before = value;

@@ -447,7 +447,8 @@ INSTANTIATE_TEST_SUITE_P(
 // Each rule with its defaults, and the variants that have other kernels.
 std::vector<OptimizerConfig> AllRules() {
   std::vector<OptimizerConfig> configs;
-  ForEachRule([&](const auto& rule) { configs.emplace_back(rule); });
+  ForEachKind<RuleConfig>(
+      [&](const auto& rule) { configs.emplace_back(rule); });
   configs.emplace_back(SgdConfig{0.9f, false});
   configs.emplace_back(SgdConfig{0.9f, true});
   configs.emplace_back(AdagradDecayConfig{0.1f, 3, 0.5f, true});
@@ -615,7 +616,7 @@ TEST(OptimizerSegmentsTest, EachSegmentLearnsAsIfAlone) {
 
 TEST(OptimizerLayoutTest, EachRuleHasTheSlotsOfTheManual) {
   std::vector<std::pair<std::string, int>> found;
-  ForEachRule([&](const auto& rule) {
+  ForEachKind<RuleConfig>([&](const auto& rule) {
     found.emplace_back(rule.kName, SlotFloats(rule, 16));
   });
   EXPECT_THAT(
@@ -753,7 +754,7 @@ TEST(OptimizerRulesTest, AdagradDecayTakesAnyStep) {
 TEST(OptimizerRulesTest, KnowsWhatItReads) {
   StepOptions cowclip;
   cowclip.cowclip_r = 1.0f;
-  ForEachRule([](const auto& rule) {
+  ForEachKind<RuleConfig>([](const auto& rule) {
     const Optimizer optimizer(rule, 4);
     const std::string name = rule.kName;
     EXPECT_FALSE(optimizer.reads_counts()) << name;

@@ -50,7 +50,7 @@ TEST(TableConfigConversionTest, EveryOptimizerComesBackEqual) {
 }
 
 TEST(TableConfigConversionTest, UnsetOptimizersHaveTheDefaultsOfTheStructs) {
-  ForEachRule([](const auto& rule) {
+  ForEachKind<RuleConfig>([](const auto& rule) {
     v1::TableConfig proto = ToProto(Base());
     proto.clear_optimizer();
     const auto* field =

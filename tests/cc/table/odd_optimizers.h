@@ -33,7 +33,7 @@ inline std::vector<OptimizerConfig> OddOptimizers() {
   const StepOptions options = WithOddFields(StepOptions{});
   std::vector<OptimizerConfig> configs;
   std::vector<SegmentConfig> segments;
-  ForEachRule([&](const auto& rule) {
+  ForEachKind<RuleConfig>([&](const auto& rule) {
     configs.emplace_back(rule);
     configs.emplace_back(WithOddFields(rule));
     StepOptions fitting = options;
