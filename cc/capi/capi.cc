@@ -1,5 +1,6 @@
 // The functions behind cc/capi/tfswitch.h. Each turns C types into those of the
-// core, calls one client method, and turns the status back.
+// core, calls the client, and turns the status back. Pulls and pushes also make
+// keys unique here, sum the gradients of a key, and divide by the loss scale.
 
 #include <algorithm>
 #include <atomic>
