@@ -1,11 +1,15 @@
 // When an op begins to wait, Python's function for SIGINT is replaced by one
-// that wakes a thread, which decides. While an op waits, it ends the waits, and
-// has the main thread raise KeyboardInterrupt as soon as TensorFlow has made
-// the exception of the failed op: an exception that is raised during that
-// becomes a RuntimeError. At all other times it calls Python's function.
+// that calls it, unless an op waits at that moment. Then it wakes a thread,
+// which looks where the main thread is. If that is inside TensorFlow, the
+// thread ends the waits, and has the main thread raise KeyboardInterrupt as
+// soon as TensorFlow has made the exception of the failed op: an exception that
+// is raised during that becomes a RuntimeError. Else it calls Python's
+// function, and wakes the main thread, whose own wait began anew when the
+// signal came.
 
 #include "cc/pybind/interrupts.h"
 
+#include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -30,16 +34,24 @@ constexpr Clock::duration kPause = std::chrono::milliseconds(500);
 std::atomic<void (*)(int)> python_handler{nullptr};
 std::atomic<int> num_interrupts{0};
 std::atomic<Clock::rep> last_asked{0};
+std::atomic<bool> only_wakes{false};
 sem_t signals;
 pid_t owner = 0;
 
+// In a signal's handler: only what POSIX allows there.
 void OnInterrupt(int signal) {
+  if (only_wakes.exchange(false)) return;
+  const Clock::time_point asked{Clock::duration(last_asked.load())};
   // A fork has no thread that would hear of it.
-  if (getpid() == owner) {
-    sem_post(&signals);
-  } else {
+  if (Clock::now() - asked > kPause || getpid() != owner) {
     python_handler.load()(signal);
+  } else {
+    sem_post(&signals);
   }
+}
+
+bool Contains(const py::handle& text, const char* part) {
+  return text.cast<std::string>().find(part) != std::string::npos;
 }
 
 // In the main thread, with the GIL.
@@ -47,8 +59,7 @@ int RaiseKeyboardInterrupt(void*) {
   if (PyFrameObject* frame = PyEval_GetFrame(); frame != nullptr) {
     const auto code = py::reinterpret_steal<py::object>(
         reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-    const auto file = code.attr("co_filename").cast<std::string>();
-    if (file.find("errors_impl.py") != std::string::npos) {
+    if (Contains(code.attr("co_filename"), "errors_impl.py")) {
       return Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
     }
   }
@@ -56,29 +67,36 @@ int RaiseKeyboardInterrupt(void*) {
   return -1;
 }
 
-// Whether Python's handler is the one that does.
-bool RaisesKeyboardInterrupt() {
+void HandleInterrupt() {
+  if (Py_IsInitialized() == 0) return python_handler.load()(SIGINT);
   const py::gil_scoped_acquire acquire;
   try {
     const py::module_ signal = py::module_::import("signal");
-    const py::object raises = signal.attr("default_int_handler");
-    return signal.attr("getsignal")(SIGINT).is(raises);
-  } catch (const py::error_already_set&) {
-    return false;  // Python is ending.
+    const py::object main_thread =
+        py::module_::import("threading").attr("main_thread")().attr("ident");
+    const py::object code =
+        py::module_::import("sys").attr("_current_frames")()[main_thread].attr(
+            "f_code");
+    // Otherwise the program has a handler of its own, which may go on.
+    const bool raises =
+        signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
+    if (raises && (Contains(code.attr("co_filename"), "/tensorflow/") ||
+                   Contains(code.attr("co_name"), "tfswitch_"))) {
+      num_interrupts.fetch_add(1);
+      Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
+      return;
+    }
+    python_handler.load()(SIGINT);
+    only_wakes = true;
+    pthread_kill(main_thread.cast<pthread_t>(), SIGINT);
+  } catch (const std::exception&) {
+    python_handler.load()(SIGINT);  // Python is ending.
   }
 }
 
 [[noreturn]] void HandleInterrupts() {
   for (;;) {
-    if (sem_wait(&signals) != 0) continue;
-    const Clock::time_point asked{Clock::duration(last_asked.load())};
-    if (Clock::now() - asked > kPause || Py_IsInitialized() == 0 ||
-        !RaisesKeyboardInterrupt()) {
-      python_handler.load()(SIGINT);
-      continue;
-    }
-    num_interrupts.fetch_add(1);
-    Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
+    if (sem_wait(&signals) == 0) HandleInterrupt();
   }
 }
 

@@ -15,10 +15,17 @@ from tests.support import ServerProcess
 # The timeouts are longer than the test waits. What hangs fails.
 PRELUDE = """
 import sys
+import threading
+import time
 
 import tensorflow as tf
 
 import tfswitch as tsw
+
+
+def in_a_thread(call):
+    threading.Thread(target=call, daemon=True).start()
+
 
 address, path = sys.argv[1:]
 if path:
@@ -96,6 +103,7 @@ def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
     [
         "table.lookup([1])",
         "tf.function(lambda: table.lookup([1]))()",
+        "in_a_thread(lambda: table.lookup([1])) or time.sleep(1000)",
         "table.size()",
         "cluster.save(path)",
         "tsw.export.base(path)",
