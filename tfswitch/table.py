@@ -42,7 +42,7 @@ MAX_DIM = 4096
 _MAX_SEED = 2**64 - 1
 
 # From looking for a free name to having the table.
-_private_names_lock = threading.Lock()
+_names_lock = threading.RLock()
 
 # Sets the resources of tables of one process apart.
 _resource_ids = itertools.count()
@@ -182,18 +182,24 @@ class EmbeddingTable:
             config["row_type"] = self._row_type.to_table_config()
         self._config = json.dumps(config, sort_keys=True)
         try:
-            self._native = self._cluster._native.open_table(self._config)
+            self._native = self._open()
         except ValueError:
             if seed is not None or self._find_seed() == self._seed:
                 raise
             # Another worker has just made it.
             self._seed = config["seed"] = self._find_seed()
             self._config = json.dumps(config, sort_keys=True)
-            self._native = self._cluster._native.open_table(self._config)
+            self._native = self._open()
         self._learning_rate = LearningRate(self._optimizer.learning_rate)
         self._handle_lock = threading.Lock()
         self._handle: tf.Tensor | None = None
         self._frees_handle: weakref.finalize | None = None
+
+    def _open(self) -> _native.Table:
+        if self._cluster.is_remote:
+            return self._cluster._native.open_table(self._config)
+        with _names_lock:
+            return self._cluster._native.open_table(self._config)
 
     def _find_seed(self) -> int:
         """That of the table that is there, for workers draw others."""
@@ -216,7 +222,7 @@ class EmbeddingTable:
         cls, name: str, dim: int, *, cluster: Cluster, **kwargs: Any
     ) -> "EmbeddingTable":
         """Makes a table that nobody else has, named `name` or `name_N`."""
-        with _private_names_lock:
+        with _names_lock:
             taken = set(cluster.tables())
             names = (f"{name}_{i}" if i else name for i in itertools.count())
             free = next(n for n in names if n not in taken)
@@ -750,7 +756,7 @@ class EmbeddingTable:
         settings["optimizer"] = self._optimizer_config(optimizer)
         config = json.dumps(settings, sort_keys=True)
         open_table = self._cluster._native.open_table
-        with _private_names_lock:
+        with _names_lock:
             try:
                 # Another object of the table has changed it already.
                 self._native = open_table(config)

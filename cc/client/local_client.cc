@@ -41,7 +41,7 @@ class LocalClient : public ParameterClient {
 
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) override {
-    if (!shard_->HoldTable(table)) return shard_->FindTable(table).status();
+    TFSWITCH_RETURN_IF_ERROR(shard_->HoldTable(table));
     // Of no object: its end is all that counts.
     return std::shared_ptr<const void>(
         nullptr,

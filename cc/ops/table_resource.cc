@@ -131,10 +131,26 @@ absl::Status TableResource::EndStep(double weight, int64_t* round) const {
   return ToStatus(api_->table_end_step(table_, weight, round, error), error);
 }
 
+namespace {
+
+absl::Status LookupInput(OpKernelContext* context, int index,
+                         RefCountPtr<TableResource>* table) {
+  const tensorflow::ResourceHandle& handle =
+      tensorflow::HandleFromInput(context, index);
+  absl::Status status = tensorflow::LookupResource(context, handle, table);
+  if (!absl::IsNotFound(status)) return status;
+  return absl::NotFoundError(absl::StrCat(
+      "the table '", handle.name(),
+      "' of this function is not open any more: "
+      "its EmbeddingTable or layer was collected. Keep that object for as long "
+      "as the function is called, as a tf.Variable has to be kept"));
+}
+
+}  // namespace
+
 absl::Status LookupTable(OpKernelContext* context,
                          RefCountPtr<TableResource>* table) {
-  return tensorflow::LookupResource(
-      context, tensorflow::HandleFromInput(context, 0), table);
+  return LookupInput(context, 0, table);
 }
 
 absl::Status CheckDim(const TableResource& table, int dim) {
@@ -147,8 +163,7 @@ absl::Status CheckDim(const TableResource& table, int dim) {
 absl::Status TableList::Lookup(OpKernelContext* context, int num_tables) {
   tables_.resize(num_tables);
   for (int i = 0; i < num_tables; ++i) {
-    absl::Status status = tensorflow::LookupResource(
-        context, tensorflow::HandleFromInput(context, i), &tables_[i]);
+    absl::Status status = LookupInput(context, i, &tables_[i]);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

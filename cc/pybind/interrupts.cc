@@ -34,16 +34,22 @@ constexpr Clock::duration kPause = std::chrono::milliseconds(500);
 std::atomic<void (*)(int)> python_handler{nullptr};
 std::atomic<int> num_interrupts{0};
 std::atomic<Clock::rep> last_asked{0};
-std::atomic<bool> only_wakes{false};
+// When HandleInterrupt() has sent the signal, to end a wait of the main thread;
+// 0: it has not, or that one has come.
+std::atomic<Clock::rep> sent_at{0};
 sem_t signals;
 pid_t owner = 0;
 
 // In a signal's handler: only what POSIX allows there.
 void OnInterrupt(int signal) {
-  if (only_wakes.exchange(false)) return;
-  const Clock::time_point asked{Clock::duration(last_asked.load())};
+  const auto is_recent = [now = Clock::now()](Clock::rep time) {
+    return now - Clock::time_point(Clock::duration(time)) <= kPause;
+  };
+  if (const Clock::rep time = sent_at.exchange(0); time != 0) {
+    if (is_recent(time)) return;
+  }
   // A fork has no thread that would hear of it.
-  if (Clock::now() - asked > kPause || getpid() != owner) {
+  if (!is_recent(last_asked) || getpid() != owner) {
     python_handler.load()(signal);
   } else {
     sem_post(&signals);
@@ -80,14 +86,14 @@ void HandleInterrupt() {
     // Otherwise the program has a handler of its own, which may go on.
     const bool raises =
         signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
-    if (raises && (Contains(code.attr("co_filename"), "/tensorflow/") ||
+    if (raises && (Contains(code.attr("co_filename"), "/tensorflow/python/") ||
                    Contains(code.attr("co_name"), "tfswitch_"))) {
       num_interrupts.fetch_add(1);
       Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
       return;
     }
     python_handler.load()(SIGINT);
-    only_wakes = true;
+    sent_at = Clock::now().time_since_epoch().count();
     pthread_kill(main_thread.cast<pthread_t>(), SIGINT);
   } catch (const std::exception&) {
     python_handler.load()(SIGINT);  // Python is ending.
@@ -127,6 +133,8 @@ void TakeSignal() {
 }  // namespace
 
 int IsOpInterrupted() {
+  // A thread of the program: its end is for the program to say.
+  if (PyGILState_GetThisThreadState() != nullptr) return 0;
   thread_local Clock::time_point last;
   thread_local int seen = 0;
   const Clock::time_point now = Clock::now();

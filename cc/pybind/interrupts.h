@@ -10,8 +10,9 @@
 namespace tfswitch {
 
 // Whether a wait in this thread, which is not the main thread, should end, as
-// Ctrl-C was pressed since it began and raises KeyboardInterrupt. A wait asks
-// about ten times in a second, and does not hold the GIL.
+// Ctrl-C was pressed since it began and raises KeyboardInterrupt. Never in
+// threads of Python. A wait asks about ten times in a second, and does not hold
+// the GIL.
 //
 // Thread-safe.
 int IsOpInterrupted();

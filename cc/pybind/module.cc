@@ -45,7 +45,8 @@ int RunSignalHandlers() {
   if (PyThread_get_thread_ident() != main_thread) return IsOpInterrupted();
   const py::gil_scoped_acquire acquire;
   if (interruption[0] != nullptr) return 1;  // Of a call in the same method.
-  if (PyErr_CheckSignals() == 0) return 0;
+  // Of an interrupted op; see interrupts.cc.
+  if (PyErr_CheckSignals() == 0 && Py_MakePendingCalls() == 0) return 0;
   PyErr_Fetch(&interruption[0], &interruption[1], &interruption[2]);
   return 1;
 }

@@ -265,28 +265,28 @@ bool Shard::DropTable(const std::string& name) {
   return dropped != nullptr;
 }
 
-bool Shard::HoldTable(const std::string& name) {
+absl::Status Shard::HoldTable(const std::string& name) {
   MutexLock lock(&mutex_);
-  if (tables_.count(name) == 0) return false;
+  if (tables_.count(name) == 0) {
+    return absl::NotFoundError(absl::StrCat("no table '", name, "'"));
+  }
   ++holds_[name];
-  return true;
+  return absl::OkStatus();
 }
 
 void Shard::ReleaseTable(const std::string& name) {
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
   {
     MutexLock lock(&mutex_);
     if (--holds_[name] > 0) return;
     holds_.erase(name);
+    dropped = TakeTable(name);
+    if (dropped == nullptr) return;
+    if (dropped->size() > 0) released_rows_[name] = dropped->size();
   }
-  // Outside the lock, which is taken while a round is applied.
+  // Outside the lock, which is taken while a round is applied. Who held the
+  // table pushes no more, so that this is not in a hurry.
   stage_.DropTable(name);
-  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
-  MutexLock lock(&mutex_);
-  if (holds_.count(name) > 0) return;  // Somebody has opened it meanwhile.
-  dropped = TakeTable(name);
-  if (dropped != nullptr && dropped->size() > 0) {
-    released_rows_[name] = dropped->size();
-  }
 }
 
 void Shard::WarnOfReleased(absl::string_view what, const std::string& name) {
@@ -847,13 +847,15 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
   const bool all_tables = args.all_tables || args.tables.empty();
   if (args.tables.empty()) {
     to_save = Tables();
-    MutexLock lock(&mutex_);
-    WarnOfReleased("it is not saved");
   } else {
     for (const TableRef& name : args.tables) {
       TFSWITCH_ASSIGN_OR_RETURN(auto table, FindTable(name));
       to_save.push_back(std::move(table));
     }
+  }
+  if (all_tables) {
+    MutexLock lock(&mutex_);
+    WarnOfReleased("it is not saved");
   }
   const auto given_up = [&args] {
     return absl::AbortedError(
@@ -976,6 +978,11 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
                                                   const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("restore_id", args.restore_id));
   const auto restore = std::make_shared<Restore>();
+  const auto given_up = [&] {
+    return absl::AbortedError(absl::StrCat(
+        "restore '", args.restore_id, "' was given up", ShardPrefix(options_),
+        ", or another one has begun since"));
+  };
   std::map<std::string, std::shared_ptr<Restore>> left_behind;
   {
     MutexLock lock(&mutex_);
@@ -983,9 +990,7 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
       const auto it = restores_.find(args.restore_id);
       if (std::find(ended_restores_.begin(), ended_restores_.end(),
                     args.restore_id) != ended_restores_.end()) {
-        return absl::AbortedError(absl::StrCat(
-            "restore '", args.restore_id, "' was given up",
-            ShardPrefix(options_), ", or another one has begun since"));
+        return given_up();
       }
       if (it == restores_.end()) break;
       // A repetition: there is one restore under an id.
@@ -1008,17 +1013,14 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
   }
   left_behind.clear();
   const auto check = [&]() -> absl::Status {
-    if (restore->is_given_up) {
-      return absl::AbortedError(absl::StrCat(
-          "restore '", args.restore_id, "' was given up", ShardPrefix(options_),
-          ", or another one has begun since"));
-    }
-    return interrupt();
+    return restore->is_given_up ? given_up() : interrupt();
   };
   Loaded loaded;
   absl::StatusOr<StagedRestore> result = Load(args, check, &loaded);
-  MutexLock lock(&mutex_);
+  // Before the lock: it may run Python.
   if (absl::Status end = check(); result.ok() && !end.ok()) result = end;
+  MutexLock lock(&mutex_);
+  if (restore->is_given_up && result.ok()) result = given_up();
   restore->is_loading = false;
   restore->result = result;
   if (result.ok()) {
@@ -1166,6 +1168,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   for (auto& [name, table] : loaded.tables) {
     shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs));
     std::swap(tables_[name], table);
+    released_rows_.erase(name);
   }
   if (loaded.is_whole) coordinator_->VoidOpenSteps();
   coordinator_->RestoreWorkQueues(loaded.work_queues);

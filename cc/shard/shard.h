@@ -139,8 +139,8 @@ class Shard {
 
   // A table on which there were holds is dropped when the last one is released.
   // A hold is on the name: it also counts for a table that takes its place.
-  // HoldTable() returns false, and holds nothing, if there is no such table.
-  bool HoldTable(const std::string& name);
+  // HoldTable() is NotFound, and holds nothing, if there is no such table.
+  absl::Status HoldTable(const std::string& name);
   // REQUIRES: A HoldTable() of that name that has not been released.
   void ReleaseTable(const std::string& name);
 

@@ -334,6 +334,7 @@ def test_tables_of_the_save_before_are_dropped_only_if_named(
 
 
 def test_a_save_says_which_freed_tables_it_lacks(embedded, tmp_path, capfd):
+    _kept = tsw.EmbeddingTable("kept", 2)
     tsw.EmbeddingTable("gone", 2).lookup_or_create([1])
 
     embedded.save(tmp_path)

@@ -283,6 +283,18 @@ def test_a_dataset_outlives_the_table_object(embedded):
     np.testing.assert_array_equal(next(iter(dataset)), [[1.0, 2.0]])
 
 
+def test_a_function_without_its_table_says_what_to_keep(embedded):
+    def trace():
+        table = make_table()
+        return tf.function(lambda: table.lookup([1])).get_concrete_function()
+
+    function = trace()
+    gc.collect()
+
+    with pytest.raises(tf.errors.NotFoundError, match="Keep that object"):
+        function()
+
+
 def test_size_is_an_op_too(mode):
     table = make_table()
     table.lookup_or_create([1, 2])

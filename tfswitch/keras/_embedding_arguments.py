@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,8 +109,7 @@ def translate(
                 "`weights` must be one matrix with a row of length "
                 f"{output_dim} for each id from 0. Received: shape {rows.shape}"
             )
-    if isinstance(initializer, str) or hasattr(initializer, "get_config"):
-        initializer = _scaled(initializer, input_dim, output_dim)
+    initializer = _scaled(initializer, input_dim, output_dim)
     return Translated(
         initializers_lib.get(initializer),
         rows,
@@ -173,10 +173,13 @@ def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
     """
     rule = initializer
     # Keras draws a seed for each object, which other layers would miss.
-    if isinstance(rule, str) and (
-        rule == "glorot_uniform" or not initializers_lib.is_known(rule)
+    if (
+        rule in ("glorot_uniform", "GlorotUniform")
+        or (isinstance(rule, str) and not initializers_lib.is_known(rule))
+        # What Keras has serialised.
+        or (isinstance(rule, Mapping) and "module" in rule)
     ):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):
             rule = keras.initializers.get(rule)
     if not isinstance(rule, keras.initializers.VarianceScaling):
         return initializer

@@ -332,7 +332,10 @@ class DynamicEmbedding(_backend.Layer):
         if isinstance(table, EmbeddingTable):
             self._adopt(
                 table,
-                embeddings_initializer=(embeddings_initializer, None),
+                embeddings_initializer=(
+                    embeddings_initializer or "uniform",
+                    "uniform",
+                ),
                 embeddings_regularizer=(embeddings_regularizer, None),
                 embeddings_constraint=(embeddings_constraint, None),
                 weights=(weights, None),

@@ -344,11 +344,11 @@ TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
 
 TEST(ShardTest, ATableGoesWithItsLastHold) {
   Shard shard(ShardOptions{});
-  EXPECT_FALSE(shard.HoldTable("t"));
+  EXPECT_FALSE(shard.HoldTable("t").ok());
   ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
   ASSERT_TRUE(shard.CreateTable(Config("never held")).ok());
-  ASSERT_TRUE(shard.HoldTable("t"));
-  ASSERT_TRUE(shard.HoldTable("t"));
+  ASSERT_TRUE(shard.HoldTable("t").ok());
+  ASSERT_TRUE(shard.HoldTable("t").ok());
 
   shard.ReleaseTable("t");
   EXPECT_TRUE(shard.FindTable("t").ok());
@@ -362,7 +362,7 @@ TEST(ShardTest, ATableThatIsMadeAgainWithoutItsRowsIsWarnedOf) {
   Shard shard(ShardOptions{});
   const auto make = [&](bool with_row) {
     ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
-    ASSERT_TRUE(shard.HoldTable("t"));
+    ASSERT_TRUE(shard.HoldTable("t").ok());
     if (!with_row) return;
     std::vector<float> out(2);
     ASSERT_TRUE(
