@@ -65,7 +65,9 @@ int RaiseKeyboardInterrupt(void*) {
   if (PyFrameObject* frame = PyEval_GetFrame(); frame != nullptr) {
     const auto code = py::reinterpret_steal<py::object>(
         reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-    if (Contains(code.attr("co_filename"), "errors_impl.py")) {
+    // TensorFlow makes an exception.
+    if (Contains(code.attr("co_filename"), "/tensorflow/python/") &&
+        Contains(code.attr("co_name"), "__init__")) {
       return Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
     }
   }
