@@ -137,6 +137,9 @@ class DenseTable:
         """The resource that the ops of `tfswitch.ops` take as `table`."""
         return self._table.handle
 
+    def _find_handle(self) -> tf.Tensor:
+        return self._table._find_handle()
+
     def initialize(
         self, values: Sequence[Any], *, timeout_secs: float = 120.0
     ) -> bool:
@@ -239,7 +242,7 @@ class DenseTable:
         rates = self._table._learning_rate
         with _python_errors():
             pushed = embedding_ops.push(
-                self._table._find_handle(),
+                self._find_handle(),
                 tf.constant(self._keys),
                 self._to_blocks(gradients),
                 tf.cast(
@@ -265,7 +268,7 @@ class DenseTable:
         """
         with _python_errors():
             blocks = embedding_ops.lookup(
-                self._table._find_handle(),
+                self._find_handle(),
                 tf.constant(self._keys),
                 dim=self._block,
                 insert_missing=False,

@@ -18,6 +18,10 @@ from tfswitch.keras._backend import IS_LEGACY, keras
 RATINGS = ROOT / "examples" / "data" / "ml_latest_small" / "ratings.csv.gz"
 DIM = 8
 
+# other_libraries_test.py runs each of both kinds.
+only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+only_legacy_keras = pytest.mark.skipif(not IS_LEGACY, reason="of tf_keras")
+
 
 def read_ratings(count=4000):
     """Numbers of users and movies from 0, and ratings."""
@@ -52,6 +56,13 @@ def dense(units, **kwargs):
     return keras.layers.Dense(units, kernel_initializer=seeded, **kwargs)
 
 
+def losses_of(model, x, y, batch_size=100):
+    """Those of three epochs in the order of the data."""
+    return model.fit(
+        x, y, batch_size=batch_size, epochs=3, shuffle=False, verbose=0
+    ).history["loss"]
+
+
 def check_alike(train):
     """The losses of each epoch are the same, and become less."""
     expected, ours = train("keras"), train("ours")
@@ -59,7 +70,7 @@ def check_alike(train):
     assert ours[-1] < ours[0]
 
 
-@pytest.mark.skipif(not IS_LEGACY, reason="of tf_keras")
+@only_legacy_keras
 @pytest.mark.parametrize("task", ["retrieval", "ranking"])
 def test_tensorflow_recommenders(task):
     import tensorflow_recommenders as tfrs
@@ -109,7 +120,7 @@ def test_tensorflow_recommenders(task):
     check_alike(train)
 
 
-@pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+@only_keras3
 @pytest.mark.parametrize("interaction", ["FeatureCross", "DotInteraction"])
 def test_ranking_of_keras_rs(interaction):
     import keras_rs
@@ -140,14 +151,12 @@ def test_ranking_of_keras_rs(interaction):
         output = dense(1)(dense(16, activation="relu")(crossed))
         model = keras.Model(inputs, output)
         model.compile(keras.optimizers.SGD(0.01), "mse")
-        return model.fit(
-            data, ratings, epochs=3, batch_size=100, shuffle=False, verbose=0
-        ).history["loss"]
+        return losses_of(model, data, ratings)
 
     check_alike(train)
 
 
-@pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+@only_keras3
 def test_retrieval_of_keras_rs():
     import keras_rs
 
@@ -180,9 +189,7 @@ def test_retrieval_of_keras_rs():
         keras.utils.set_random_seed(1)
         model = Retrieval(kind)
         model.compile(keras.optimizers.SGD(5.0))
-        losses = model.fit(
-            users, movies, epochs=3, batch_size=100, shuffle=False, verbose=0
-        ).history["loss"]
+        losses = losses_of(model, users, movies)
         candidates = model.movie(np.arange(movies.max() + 1))
         model.retrieval.update_candidates(candidates)
         best[kind] = np.asarray(model.retrieval(model.user(users[:1])))
@@ -202,7 +209,7 @@ OF_ALL_ROWS = {
 }
 
 
-@pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+@only_keras3
 def test_ratings_by_vectors_and_biases():
     """A subclassed model that takes the columns of one input apart."""
     users, movies, ratings = read_ratings()
@@ -226,14 +233,12 @@ def test_ratings_by_vectors_and_biases():
     def train(kind):
         model = Ratings(kind)
         model.compile(keras.optimizers.Adam(0.002), "binary_crossentropy")
-        return model.fit(
+        return losses_of(
+            model,
             np.stack([users, movies], axis=1),
             ratings / 5.0,
             batch_size=64,
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-        ).history["loss"]
+        )
 
     check_alike(train)
 
@@ -253,7 +258,7 @@ def read_sequences(length=4):
     )
 
 
-@pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+@only_keras3
 def test_a_transformer_over_what_a_user_has_seen():
     """Strings, vectors that are frozen, positions that are no input."""
     movies, ratings = read_sequences()
@@ -307,19 +312,12 @@ def test_a_transformer_over_what_a_user_has_seen():
         output = dense(1)(keras.layers.Flatten()(both))
         model = keras.Model(inputs, output)
         model.compile(keras.optimizers.Adagrad(0.01), "mse")
-        return model.fit(
-            data,
-            ratings[:, -1],
-            batch_size=100,
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-        ).history["loss"]
+        return losses_of(model, data, ratings[:, -1])
 
     check_alike(train)
 
 
-@pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+@only_keras3
 def test_retrieval_with_a_recurrent_query_tower():
     """Towers that `build` builds; one is called in the loss only."""
     movies, _ = read_sequences()
@@ -361,13 +359,6 @@ def test_retrieval_with_a_recurrent_query_tower():
         keras.utils.set_random_seed(1)
         model = Sequential(kind)
         model.compile(keras.optimizers.SGD(0.2, momentum=0.9))
-        return model.fit(
-            movies[:, :-1],
-            movies[:, -1],
-            batch_size=100,
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-        ).history["loss"]
+        return losses_of(model, movies[:, :-1], movies[:, -1])
 
     check_alike(train)

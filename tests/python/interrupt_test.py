@@ -17,7 +17,6 @@ PRELUDE = """
 import contextlib
 import sys
 import threading
-import time
 
 import tensorflow as tf
 
@@ -31,7 +30,6 @@ def run_step(call):
 
 def in_a_step(call):
     threading.Thread(target=run_step, args=(call,), daemon=True).start()
-    time.sleep(0.3)
 
 
 address, path = sys.argv[1:]
@@ -51,9 +49,13 @@ except KeyboardInterrupt:
 """
 
 
-def read_until(program: PythonProgram, text: str) -> None:
-    while text not in (line := program.stdout.readline()):
-        assert line, f"it has ended before it said {text!r}"
+def read_until(program: PythonProgram, *texts: str) -> None:
+    """Reads until all of them have come, in any order."""
+    read = ""
+    while not all(text in read for text in texts):
+        line = program.stdout.readline()
+        assert line, f"it has ended before it said {texts!r}"
+        read += line
 
 
 def interrupt(program: PythonProgram) -> list[str]:
@@ -100,7 +102,11 @@ def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
     ):
         # As a process that saves there has it.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        read_until(program, "tfswitch: waiting for another process")
+        read_until(
+            program,
+            "tfswitch: waiting for another process",
+            f"tfswitch: saving to '{tmp_path}': ",
+        )
 
         assert "interrupted" in interrupt(program)
 
@@ -110,7 +116,7 @@ def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
     [
         "table.lookup([1])",
         "tf.function(lambda: table.lookup([1]))()",
-        "in_a_step(lambda: table.lookup([1])) or time.sleep(1000)",
+        "in_a_step(lambda: table.lookup([1])) or threading.Event().wait()",
         "in_a_step(lambda: table.lookup([2])) or table.lookup([1])",
         "table.size()",
         "cluster.save(path)",

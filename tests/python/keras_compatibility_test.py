@@ -831,6 +831,24 @@ def test_non_negativity_and_l2_are_options_of_the_rows():
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.constraints.NonNeg(),
+        lambda: keras.constraints.UnitNorm(axis=1),
+        lambda: keras.constraints.MaxNorm(0.4, axis=1),
+        lambda: keras.constraints.MinMaxNorm(0.5, 0.6, axis=-1),
+    ],
+    ids=["NonNeg", "UnitNorm", "MaxNorm", "MinMaxNorm"],
+)
+def test_constraints_hold_as_those_of_a_variable(make):
+    def form(kind):
+        dense = {"update": "dense"} if kind == "ours" else {}
+        return functional(kind, embeddings_constraint=make(), **dense)
+
+    both(lambda m: fit(m, repeats=True), form, OPTIMIZERS["sgd"])
+
+
+@pytest.mark.parametrize(
     "kind", ["HeNormal", "LecunUniform", "GlorotUniform", "VarianceScaling"]
 )
 def test_initializers_that_go_by_the_number_of_ids(kind):

@@ -307,9 +307,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         with tf.control_dependencies([tf.convert_to_tensor(p) for p in pushed]):
             weight = tf.identity(self._weight(has_layers))
             with tf.control_dependencies([weight]):
-                ended = embedding_ops.end_step(
-                    table._table._find_handle(), weight
-                )
+                ended = embedding_ops.end_step(table._find_handle(), weight)
         with tf.control_dependencies([ended]):
             self.pull()
             # Not by the call that finds the end of the data.

@@ -147,8 +147,7 @@ class TableEngine:
             )
             with tf.control_dependencies(pushed):
                 rounds = embedding_ops.end_step(
-                    self._dense._table._find_handle(),
-                    options.counted_weight(weight),
+                    self._dense._find_handle(), options.counted_weight(weight)
                 )
             self._steps = StepFinder(rounds.op)
             self._rounds = tf.compat.v1.placeholder(tf.int64, [], "rounds")

@@ -1,5 +1,8 @@
 #include "cc/serving/exporter.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -7,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/interrupt.h"
 #include "cc/client/local_client.h"
 #include "cc/client/sharded_client.h"
 #include "cc/serving/served_rows.h"
@@ -134,6 +138,42 @@ class ExporterTest : public testing::TestWithParam<int> {
   std::string path_;
   ExportOptions options_;
 };
+
+// A call that hears of its own progress goes on, and no other does.
+int progress_lines = -1;
+int GoOnWithProgress() {
+  static std::string* const text = new std::string;
+  constexpr int kHangMillis = 60'000;
+  pollfd end = {progress_lines, POLLIN, 0};
+  while (text->find("tfswitch: exporting to '") == std::string::npos) {
+    char buffer[256];
+    if (poll(&end, 1, kHangMillis) <= 0) return 1;  // It ends the export.
+    text->append(buffer, read(progress_lines, buffer, sizeof(buffer)));
+  }
+  return 0;
+}
+
+using ExporterProgressTest = ExporterTest;
+
+TEST_P(ExporterProgressTest, ALongExportSaysThatItIsUnderWay) {
+  ASSERT_TRUE(client_->CreateTable(Config()).ok());
+  Push({1, 2, 3});
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  progress_lines = ends[0];
+  const int terminal = dup(STDERR_FILENO);
+  dup2(ends[1], STDERR_FILENO);
+  SetInterruptCheck(GoOnWithProgress);
+
+  const auto report = PublishExport(*client_, options_);
+
+  SetInterruptCheck(nullptr);
+  dup2(terminal, STDERR_FILENO);
+  for (const int file : {ends[0], ends[1], terminal}) close(file);
+  EXPECT_TRUE(report.ok()) << report.status();
+}
+
+INSTANTIATE_TEST_SUITE_P(OneShard, ExporterProgressTest, testing::Values(1));
 
 TEST_P(ExporterTest, WhatIsServedIsWhatWasTrained) {
   ASSERT_TRUE(client_->CreateTable(Config()).ok());
