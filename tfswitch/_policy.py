@@ -1,18 +1,23 @@
-"""What admission, eviction and statistics policies have in common."""
+"""What optimizers and policies have in common."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import numpy as np
+from tfswitch._ranges import check_fields
 
 _Policy = TypeVar("_Policy", bound="Policy")
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A named set of numbers that goes into a table's config."""
+    """A named set of arguments that goes into a table's config.
+
+    The types of its fields say which numbers they may be: see `_ranges`.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
@@ -32,29 +37,6 @@ class Policy:
     def from_config(cls: type[_Policy], config: Mapping[str, Any]) -> _Policy:
         """Makes a policy from what `get_config` returned."""
         return cls(**config)
-
-    def _check_number(
-        self, name: str, ok: Callable[[float], bool], expected: str
-    ) -> None:
-        value = getattr(self, name)
-        if not _is_number(value) or not math.isfinite(value) or not ok(value):
-            raise ValueError(
-                f"`{name}` must be {expected}. Received: {name}={value!r}"
-            )
-        object.__setattr__(self, name, float(value))
-
-    def _check_integer(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, np.integer))
-            or not low <= value <= high
-        ):
-            raise ValueError(
-                f"`{name}` must be an integer from {low} to {high}. "
-                f"Received: {name}={value!r}"
-            )
-        object.__setattr__(self, name, int(value))
 
 
 class Registry:
@@ -86,9 +68,3 @@ class Registry:
             f"`{self._argument}` must be one of {self._module}: {names}. "
             f"Received: {self._argument}={identifier!r}"
         )
-
-
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(
-        value, (int, float, np.integer, np.floating)
-    )

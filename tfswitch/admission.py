@@ -11,55 +11,48 @@ workers of a round count together.
 """
 
 import dataclasses
-import math
-from typing import Any
-
-import numpy as np
+from typing import Annotated, Any, ClassVar
 
 from tfswitch._policy import Policy, Registry
-
-# Counts are float32.
-_MAX_COUNT = 2**24
+from tfswitch._ranges import FINITE, Fraction, NonNegative, Share, integers
 
 
 @dataclasses.dataclass(frozen=True)
 class _Admission(Policy):
+    # The field of the wire's AdmissionConfig.
+    _KIND: ClassVar[str] = ""
+    # What `not_admitted` may be besides a number.
+    _NAMES: ClassVar[tuple[str, ...]] = ("zeros", "shared")
+
+    _: dataclasses.KW_ONLY
     # What an id without a row reads as.
-    not_admitted: str | float = dataclasses.field(default="zeros", kw_only=True)
+    not_admitted: str | float = "zeros"
 
-    def _check_not_admitted(self, names: tuple[str, ...]) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         value = self.not_admitted
-        if isinstance(value, str) and value in names:
-            return
-        if (
-            isinstance(value, (str, bool))
-            or not isinstance(value, (int, float, np.integer, np.floating))
-            or not math.isfinite(value)
-        ):
-            choices = ", ".join(f'"{name}"' for name in names)
-            raise ValueError(
-                f"`not_admitted` must be {choices} or a finite number. "
-                f"Received: not_admitted={value!r}"
-            )
-        object.__setattr__(self, "not_admitted", float(value))
+        if not isinstance(value, str) or value not in self._NAMES:
+            names = ", ".join(f'"{name}"' for name in self._NAMES)
+            number = FINITE._replace(text=f"{names} or a finite number")
+            value = number.check("not_admitted", value)
+            object.__setattr__(self, "not_admitted", value)
 
-    def _with_not_admitted(self, policy: dict[str, Any]) -> dict[str, Any]:
-        value = self.not_admitted
-        if isinstance(value, str):
-            return {**policy, "not_admitted": {value: {}}}
-        return {**policy, "not_admitted": {"constant": {"value": value}}}
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `admission` field of a table config."""
+        arguments = self.get_config()
+        value = arguments.pop("not_admitted")
+        constant = {"constant": {"value": value}}
+        return {
+            self._KIND: arguments,
+            "not_admitted": {value: {}} if isinstance(value, str) else constant,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Always(_Admission):
     """Every id, from its first training lookup on: the default."""
 
-    def __post_init__(self) -> None:
-        self._check_not_admitted(("zeros", "shared"))
-
-    def to_table_config(self) -> dict[str, Any]:
-        """Returns the `admission` field of a table config."""
-        return self._with_not_admitted({"always": {}})
+    _KIND = "always"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,17 +83,11 @@ class MinCount(_Admission):
     array([[-1., -1.]], dtype=float32)
     """
 
-    min_count: int
+    _KIND = "min_count"
+    _NAMES = ("zeros", "shared", "weight")
 
-    def __post_init__(self) -> None:
-        self._check_integer("min_count", 1, _MAX_COUNT)
-        self._check_not_admitted(("zeros", "shared", "weight"))
-
-    def to_table_config(self) -> dict[str, Any]:
-        """Returns the `admission` field of a table config."""
-        return self._with_not_admitted(
-            {"min_count": {"min_count": self.min_count}}
-        )
+    # Counts are float32.
+    min_count: Annotated[int, integers(1, 2**24)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,29 +114,11 @@ class BloomMinCount(_Admission):
             not learn.
     """
 
-    min_count: int
-    capacity: int = 100_000_000
-    false_positive_rate: float = 0.01
+    _KIND = "bloom_min_count"
 
-    def __post_init__(self) -> None:
-        self._check_integer("min_count", 1, 2**16 - 1)
-        self._check_integer("capacity", 1, 2**48)
-        self._check_number(
-            "false_positive_rate", lambda v: 0.0 < v < 1.0, "between 0 and 1"
-        )
-        self._check_not_admitted(("zeros", "shared"))
-
-    def to_table_config(self) -> dict[str, Any]:
-        """Returns the `admission` field of a table config."""
-        return self._with_not_admitted(
-            {
-                "bloom_min_count": {
-                    "min_count": self.min_count,
-                    "capacity": self.capacity,
-                    "false_positive_rate": self.false_positive_rate,
-                }
-            }
-        )
+    min_count: Annotated[int, integers(1, 2**16 - 1)]
+    capacity: Annotated[int, integers(1, 2**48)] = 100_000_000
+    false_positive_rate: Fraction = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,19 +134,9 @@ class Probability(_Admission):
         not_admitted: As for `BloomMinCount`.
     """
 
-    probability: float
+    _KIND = "probability"
 
-    def __post_init__(self) -> None:
-        self._check_number(
-            "probability", lambda v: 0.0 < v <= 1.0, "above 0 and at most 1"
-        )
-        self._check_not_admitted(("zeros", "shared"))
-
-    def to_table_config(self) -> dict[str, Any]:
-        """Returns the `admission` field of a table config."""
-        return self._with_not_admitted(
-            {"probability": {"probability": self.probability}}
-        )
+    probability: Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,17 +157,10 @@ class ShowClick(_Admission):
     >>> admission = tsw.admission.ShowClick(10, not_admitted="weight")
     """
 
-    embedx_threshold: float = 10.0
+    _KIND = "show_click"
+    _NAMES = ("zeros", "shared", "weight")
 
-    def __post_init__(self) -> None:
-        self._check_number("embedx_threshold", lambda v: v >= 0.0, "at least 0")
-        self._check_not_admitted(("zeros", "shared", "weight"))
-
-    def to_table_config(self) -> dict[str, Any]:
-        """Returns the `admission` field of a table config."""
-        return self._with_not_admitted(
-            {"show_click": {"embedx_threshold": self.embedx_threshold}}
-        )
+    embedx_threshold: NonNegative = 10.0
 
 
 _registry = Registry(

@@ -8,27 +8,30 @@ for admission go by the same ages and scores.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from tfswitch._policy import Policy, Registry
+from tfswitch._ranges import NonNegative, Range, integers
 
-_MAX_SECS = 1e9
+_SECS = Range(
+    "0, or from 0.001 to 1e9 seconds",
+    lambda v: v == 0.0 or 0.001 <= v <= 1e9,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Eviction(Policy):
-    # How often the server shrinks the table by itself; 0: never.
-    every_secs: float = dataclasses.field(default=0.0, kw_only=True)
+    # The field of the wire's EvictionConfig.
+    _KIND: ClassVar[str] = ""
 
-    def _check_every_secs(self) -> None:
-        self._check_number(
-            "every_secs",
-            lambda v: v == 0.0 or 0.001 <= v <= _MAX_SECS,
-            "0, or from 0.001 to 1e9 seconds",
-        )
+    _: dataclasses.KW_ONLY
+    # How often the server shrinks the table by itself; 0: never.
+    every_secs: Annotated[float, _SECS] = 0.0
 
     def _rules(self) -> dict[str, Any]:
-        raise NotImplementedError
+        arguments = self.get_config()
+        del arguments["every_secs"]
+        return {self._KIND: arguments}
 
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `eviction` field of a table config."""
@@ -47,17 +50,9 @@ class Ttl(_Eviction):
         every_secs: How often the server evicts by itself; 0: only `shrink`.
     """
 
-    delete_after_unseen_days: float = 30.0
+    _KIND = "ttl"
 
-    def __post_init__(self) -> None:
-        self._check_every_secs()
-        self._check_number(
-            "delete_after_unseen_days", lambda v: v >= 0.0, "at least 0"
-        )
-
-    def _rules(self) -> dict[str, Any]:
-        days = self.delete_after_unseen_days
-        return {"ttl": {"delete_after_unseen_days": days}}
+    delete_after_unseen_days: NonNegative = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +67,9 @@ class ShowClickScore(_Eviction):
         every_secs: As for `Ttl`.
     """
 
-    delete_threshold: float = 0.8
+    _KIND = "show_click_score"
 
-    def __post_init__(self) -> None:
-        self._check_every_secs()
-        self._check_number("delete_threshold", lambda v: v >= 0.0, "at least 0")
-
-    def _rules(self) -> dict[str, Any]:
-        threshold = self.delete_threshold
-        return {"show_click_score": {"delete_threshold": threshold}}
+    delete_threshold: NonNegative = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +81,9 @@ class L2Norm(_Eviction):
         every_secs: As for `Ttl`.
     """
 
-    min_l2_norm: float
+    _KIND = "l2_norm"
 
-    def __post_init__(self) -> None:
-        self._check_every_secs()
-        self._check_number("min_l2_norm", lambda v: v >= 0.0, "at least 0")
-
-    def _rules(self) -> dict[str, Any]:
-        return {"l2_norm": {"min_l2_norm": self.min_l2_norm}}
+    min_l2_norm: NonNegative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +100,11 @@ class MaxRows(_Eviction):
         every_secs: As for `Ttl`.
     """
 
-    max_rows: int
+    max_rows: Annotated[int, integers(0, 2**62)]
     order: str = "lru"
 
     def __post_init__(self) -> None:
-        self._check_every_secs()
-        self._check_integer("max_rows", 0, 2**62)
+        super().__post_init__()
         if self.order not in ("lru", "lfu"):
             raise ValueError(
                 '`order` must be "lru" or "lfu". '
@@ -154,7 +137,7 @@ class AnyOf(_Eviction):
     policies: Sequence[Any]
 
     def __post_init__(self) -> None:
-        self._check_every_secs()
+        super().__post_init__()
         if isinstance(self.policies, (str, Mapping)) or not self.policies:
             raise ValueError(
                 "`policies` must be a list of policies. "

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 from tfswitch._policy import Policy, Registry
+from tfswitch._ranges import NonNegative, Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +50,9 @@ class ShowClick(Policy):
     array([1.9], dtype=float32)
     """
 
-    nonclk_coeff: float = 0.1
-    click_coeff: float = 1.0
-    show_click_decay_rate: float = 0.98
-
-    def __post_init__(self) -> None:
-        self._check_number("nonclk_coeff", lambda v: v >= 0.0, "at least 0")
-        self._check_number("click_coeff", lambda v: v >= 0.0, "at least 0")
-        self._check_number(
-            "show_click_decay_rate",
-            lambda v: 0.0 < v <= 1.0,
-            "above 0 and at most 1",
-        )
+    nonclk_coeff: NonNegative = 0.1
+    click_coeff: NonNegative = 1.0
+    show_click_decay_rate: Share = 0.98
 
     def score(self, show: Any, click: Any) -> Any:
         """Returns the score of numbers or arrays of shows and clicks."""

@@ -1,0 +1,99 @@
+"""What an argument may be, said once: in the type of its field.
+
+For readers and type checkers a field `beta_1: Decay = 0.9` is a float.
+`check_fields` refuses what is not in [0, 1). The names are those of
+`cc/base/config_fields.h`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+# bool is left out: for Python, True is an int.
+NUMBERS = (int, float, np.integer, np.floating)
+_TYPES: dict[type, tuple[Any, ...]] = {
+    float: NUMBERS,
+    int: (int, np.integer),
+    bool: (bool,),
+}
+
+
+class Range(NamedTuple):
+    """What an argument may be, and how a message calls it."""
+
+    text: str
+    contains: Callable[[Any], bool]
+    kind: type = float
+    or_none: bool = False
+
+    # Python shows it in signatures.
+    def __repr__(self) -> str:
+        return f"{self.text}, or None" if self.or_none else self.text
+
+    def check(self, name: str, value: Any, owner: str = "") -> Any:
+        """Returns the value as an object of `kind`.
+
+        Raises:
+            ValueError: If the value is not in the range. The message names the
+                argument; `owner` says of what it is one.
+        """
+        if value is None and self.or_none:
+            return None
+        if (
+            not isinstance(value, _TYPES[self.kind])
+            or isinstance(value, bool) != (self.kind is bool)
+            or not self.contains(value)
+            or not math.isfinite(value)
+        ):
+            raise ValueError(
+                f"`{name}`{owner} must be {self!r}. Received: {name}={value!r}"
+            )
+        return self.kind(value)
+
+
+FINITE = Range("a finite number", lambda v: True)
+POSITIVE = Range("positive", lambda v: v > 0.0)
+NON_NEGATIVE = Range("at least 0", lambda v: v >= 0.0)
+FINITE_NON_NEGATIVE = Range(
+    "a finite number of at least 0", NON_NEGATIVE.contains
+)
+FLAG = Range("a bool", lambda v: True, bool)
+
+Flag = Annotated[bool, FLAG]
+Unit = Annotated[float, Range("in [0, 1]", lambda v: 0.0 <= v <= 1.0)]
+Decay = Annotated[float, Range("in [0, 1)", lambda v: 0.0 <= v < 1.0)]
+Rate = Annotated[float, Range("in (0, 1]", lambda v: 0.0 < v <= 1.0)]
+# The same set, as messages of policies call it.
+Share = Annotated[
+    float, Range("above 0 and at most 1", lambda v: 0.0 < v <= 1.0)
+]
+Fraction = Annotated[float, Range("between 0 and 1", lambda v: 0.0 < v < 1.0)]
+Positive = Annotated[float, POSITIVE]
+NonNegative = Annotated[float, NON_NEGATIVE]
+NonPositive = Annotated[float, Range("at most 0", lambda v: v <= 0.0)]
+FiniteOrNone = Annotated[float | None, FINITE._replace(or_none=True)]
+PositiveOrNone = Annotated[float | None, POSITIVE._replace(or_none=True)]
+NonNegativeOrNone = Annotated[float | None, NON_NEGATIVE._replace(or_none=True)]
+
+
+def integers(low: int, high: int) -> Range:
+    """Returns the range of all integers from `low` to `high`."""
+    return Range(
+        f"an integer from {low} to {high}", lambda v: low <= v <= high, int
+    )
+
+
+def check_fields(made: Any, owner: str = "") -> None:
+    """Gives the fields of a frozen dataclass the types of their ranges.
+
+    Raises:
+        ValueError: If a field is not in its range.
+    """
+    for field in dataclasses.fields(made):
+        for expected in getattr(field.type, "__metadata__", ()):
+            value = getattr(made, field.name)
+            value = expected.check(field.name, value, owner)
+            object.__setattr__(made, field.name, value)
