@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tfswitch import optimizers
+from tfswitch.optimizers._base import CLASSES
 
 # Float32 sums and powers in another order than Keras's, over 20 steps.
 TOLERANCE = {"rtol": 5e-6, "atol": 5e-7}
@@ -337,7 +338,7 @@ def all_optimizers():
         "cowclip": optimizers.CowClip(2.0, 1e-3),
     }
     made = []
-    for cls in optimizers._CLASSES.values():
+    for cls in CLASSES.values():
         if cls is optimizers.Segments:
             made.append(cls([(2, "ftrl"), (None, "lion")]))
             continue
@@ -406,11 +407,7 @@ def test_names_are_those_of_classes_and_of_the_wire():
     assert optimizers.get("ftrl") == optimizers.Ftrl()
 
 
-RULES = [
-    cls
-    for cls in optimizers._CLASSES.values()
-    if cls is not optimizers.Segments
-]
+RULES = [cls for cls in CLASSES.values() if cls is not optimizers.Segments]
 WRONG = {
     "l2": [-1.0, float("nan"), None, True],
     "cowclip": [1.0, "yes"],

@@ -1,0 +1,195 @@
+"""What all optimizers have in common: learning rate, options, configs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tfswitch._policy import Policy
+from tfswitch._ranges import (
+    FINITE_NON_NEGATIVE,
+    NUMBERS,
+    FiniteOrNone,
+    NonNegative,
+    NonNegativeOrNone,
+    PositiveOrNone,
+)
+from tfswitch.optimizers._cowclip import CowClip
+
+# By name, in the order of their definition.
+CLASSES: dict[str, type["Optimizer"]] = {}
+# Options that the wire has under other names.
+_WIRE_NAMES = {"clipvalue": "clip_value", "clipnorm": "clip_norm"}
+_PYTHON_NAMES = {wire: python for python, wire in _WIRE_NAMES.items()}
+
+
+def check_learning_rate(value: Any) -> float:
+    """Returns `value` as a float.
+
+    Raises:
+        ValueError: If it is not a finite number of at least 0.
+    """
+    return float(FINITE_NON_NEGATIVE.check("learning_rate", value))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Optimizer(Policy):
+    """Base of all optimizers. Immutable."""
+
+    KIND: ClassVar[str] = ""
+    IS_IN_KERAS: ClassVar[bool] = False
+    _MIXES_COORDINATES: ClassVar[bool] = False
+
+    learning_rate: Any = 0.01
+
+    def __init_subclass__(
+        cls,
+        *,
+        kind: str = "",
+        is_in_keras: bool = False,
+        mixes_coordinates: bool = False,
+    ) -> None:
+        """Enters a class into `CLASSES`.
+
+        Args:
+            kind: Its field of the wire's OptimizerConfig.
+            is_in_keras: Whether Keras has an optimizer of that name.
+            mixes_coordinates: Whether a coordinate of its step depends on
+                others.
+        """
+        super().__init_subclass__()
+        if kind:  # Else it is one that a user derives from one of ours.
+            cls.KIND = kind
+            cls.IS_IN_KERAS = is_in_keras
+            cls._MIXES_COORDINATES = mixes_coordinates
+            CLASSES[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        if isinstance(rate, NUMBERS):  # Or a bool, which is refused.
+            object.__setattr__(self, "learning_rate", check_learning_rate(rate))
+        elif not callable(rate) and not hasattr(rate, "assign"):
+            raise ValueError(
+                "`learning_rate` must be a number, a schedule, a variable or a "
+                f"function. Received: learning_rate={rate!r}"
+            )
+        super().__post_init__()
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each weight's step depends on its own gradient alone.
+
+        The blocks of a `tfswitch.DenseTable` are no units of anything, so that
+        its optimizer must be elementwise.
+        """
+        return self._mixing() is None
+
+    def _mixing(self) -> str | None:
+        """What makes weights depend on each other, for messages."""
+        if self._MIXES_COORDINATES:
+            return f"optimizer={type(self).__name__}"
+        return None
+
+    def check_elementwise(self, user: str) -> None:
+        """Raises ValueError, in the name of `user`, if not elementwise."""
+        if (mixing := self._mixing()) is not None:
+            raise ValueError(
+                f"{user} needs an optimizer that steps each weight by its own "
+                "gradient alone, as its blocks are no rows of anything. "
+                f"Received: {mixing}"
+            )
+
+    def to_table_config(self) -> dict[str, Any]:
+        """Returns the `optimizer` field of a table config.
+
+        It has no learning rate: that comes with each push.
+        """
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self.get_config() == other.get_config()
+
+    __hash__ = None  # type: ignore[assignment]  # A schedule may not have one.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rule(Optimizer):
+    """An optimizer with options.
+
+    Its own arguments come before the options, and may be positional: so they
+    are told from options.
+    """
+
+    _: dataclasses.KW_ONLY
+    l2: NonNegative = 0.0
+    cowclip: CowClip | None = None
+    clipvalue: PositiveOrNone = None
+    clipnorm: PositiveOrNone = None
+    weight_decay: NonNegativeOrNone = None
+    min_weight: FiniteOrNone = None
+    max_weight: FiniteOrNone = None
+    min_norm: NonNegativeOrNone = None
+    max_norm: PositiveOrNone = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.cowclip, Mapping):
+            object.__setattr__(self, "cowclip", CowClip(**self.cowclip))
+        if self.cowclip is not None and not isinstance(self.cowclip, CowClip):
+            raise ValueError(
+                "`cowclip` must be a tfswitch.optimizers.CowClip or None. "
+                f"Received: cowclip={self.cowclip!r}"
+            )
+        for low_name, high_name in (
+            ("min_weight", "max_weight"),
+            ("min_norm", "max_norm"),
+        ):
+            low, high = getattr(self, low_name), getattr(self, high_name)
+            if low is not None and high is not None and low > high:
+                raise ValueError(
+                    f"`{low_name}` must be at most `{high_name}`. Received: "
+                    f"{low_name}={low!r}, {high_name}={high!r}"
+                )
+
+    def _mixing(self) -> str | None:
+        options = (
+            f"{name}={value!r}"
+            for name in ("clipnorm", "cowclip", "min_norm", "max_norm")
+            if (value := getattr(self, name)) is not None
+        )
+        return super()._mixing() or next(options, None)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments; the learning rate as it was given."""
+        config = super().get_config()
+        if self.cowclip is not None:
+            config["cowclip"] = dataclasses.asdict(self.cowclip)
+        return config
+
+    def to_table_config(self) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if not field.kw_only:
+                arguments[name] = value
+            elif isinstance(value, CowClip):
+                options.update(cowclip_r=value.r, cowclip_zeta=value.zeta)
+            # 0 turns off all options but the bounds of weights.
+            elif value or (value == 0.0 and name.endswith("_weight")):
+                options[_WIRE_NAMES.get(name, name)] = value
+        del arguments["learning_rate"]
+        config = {self.KIND: arguments}
+        return {**config, "options": options} if options else config
+
+    @classmethod
+    def from_table_config(
+        cls, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> "Rule":
+        """Returns what has them in its `to_table_config`."""
+        given = {_PYTHON_NAMES.get(k, k): v for k, v in options.items()}
+        zeta = given.pop("cowclip_zeta", None)
+        if "cowclip_r" in given:
+            given["cowclip"] = CowClip(given.pop("cowclip_r"), zeta)
+        return cls(**arguments, **given)

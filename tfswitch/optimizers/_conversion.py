@@ -1,0 +1,241 @@
+"""Optimizers from names, configs and the optimizers of Keras."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfswitch.optimizers._base import CLASSES, Optimizer, Rule
+from tfswitch.optimizers._rules import Adam, AdamW, AMSGrad
+
+# What Keras's optimizers can be told that a table does not do.
+_UNSUPPORTED = (
+    "decay",
+    "global_clipnorm",
+    "gradient_accumulation_steps",
+    "loss_scale_factor",
+    "use_ema",
+)
+# What they say of themselves that is no setting of a step.
+_NO_SETTINGS = (
+    "name",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "is_legacy_optimizer",
+    "jit_compile",
+)
+# Where Keras 3 and tf_keras keep what `exclude_from_weight_decay` was told.
+_EXCLUSIONS = (
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_names",
+    "_exclude_from_weight_decay_pattern",
+)
+
+
+def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether optimizers keep the same state, so that one goes on for another.
+
+    Args:
+        a: What `to_table_config` returned for one of them, maybe long ago.
+        b: The same for the other.
+
+    Returns:
+        True if rules and segments are the same; other numbers do not matter,
+        as long as the state is as long, which is for the caller to see.
+    """
+    return _rules_of(a) == _rules_of(b)
+
+
+def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
+    if "segments" in config:
+        return [
+            (segment["dim"], _rules_of(segment["optimizer"])[0][1])
+            for segment in config["segments"]
+        ]
+    (rule,) = (name for name in config if name != "options")
+    # AdamW has the state of Adam.
+    return [(0, "adam" if rule == "adamw" else rule)]
+
+
+class KerasRate:
+    """The learning rate that a Keras optimizer has whenever it is asked."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def __call__(self) -> Any:
+        # tf_keras keeps that of a schedule in a variable, which a step updates.
+        update = getattr(
+            self._optimizer, "_compute_current_learning_rate", None
+        )
+        if update is not None:
+            update()
+        return self._optimizer.learning_rate
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KerasRate):
+            return NotImplemented
+        return self._optimizer is other._optimizer
+
+    def __hash__(self) -> int:
+        return id(self._optimizer)
+
+    def __repr__(self) -> str:
+        return f"the learning rate of {self._optimizer!r}"
+
+
+def get(identifier: Any) -> Optimizer:
+    """Returns the optimizer that a user means.
+
+    Args:
+        identifier: None for `Adam()`, a name ("sgd", "rowwise_adagrad" or
+            "RowwiseAdagrad"), an object of `tfswitch.optimizers`, a Keras
+            optimizer of the same name as one, or what `to_config` returned.
+
+    Raises:
+        ValueError: If there is no such optimizer, a Keras optimizer has a
+            setting that tables do not have, or a config one that is not known.
+    """
+    if identifier is None:
+        return Adam()
+    if isinstance(identifier, Optimizer):
+        return identifier
+    if isinstance(identifier, str):
+        for name, cls in _rules().items():
+            if identifier.lower() in (name.lower(), cls.KIND):
+                return cls()
+    elif isinstance(identifier, Mapping):
+        found = CLASSES.get(str(identifier.get("class_name")))
+        if found is not None:
+            return _convert(found, identifier.get("config", {}))
+    elif hasattr(identifier, "get_config"):  # Keras 3 or tf_keras.
+        rule = from_keras(identifier)
+        if not isinstance(rule.learning_rate, float):
+            return rule
+        return dataclasses.replace(rule, learning_rate=KerasRate(identifier))
+    raise _not_known(identifier)
+
+
+def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
+    """Returns what has the `to_table_config`, with its default learning rate.
+
+    None if it is one of several optimizers in a row.
+    """
+    config = dict(config)
+    options = config.pop("options", {})
+    config.pop("update", None)  # Of the table, not of the rule.
+    ((kind, arguments),) = config.items()
+    for cls in _rules().values():
+        if cls.KIND == kind:
+            return cls.from_table_config(arguments, options)
+    return None
+
+
+def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
+    """Returns the optimizer that a Keras one stands for.
+
+    Its `clipnorm` becomes one of each row's gradient, its `weight_decay` one of
+    the rows of a push.
+
+    Args:
+        optimizer: A Keras SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta, Ftrl or
+            Lion.
+        ignore: Settings that do not matter here.
+
+    Raises:
+        ValueError: If it is another one, has a setting without counterpart
+            (`exclude_from_weight_decay` is one), or a learning rate that cannot
+            be described.
+    """
+    name = type(optimizer).__name__
+    cls = _rules().get(name)
+    if cls is None or not cls.IS_IN_KERAS:
+        raise _not_known(optimizer)
+    if "weight_decay" not in ignore and any(
+        getattr(optimizer, place, None) for place in _EXCLUSIONS
+    ):
+        raise ValueError(
+            "variables excluded from weight decay have no counterpart on a "
+            "table: all that it holds decays. Received: a Keras "
+            f"{name} with `exclude_from_weight_decay`. Leave that call out, or "
+            "pass an object of tfswitch.optimizers without `weight_decay`."
+        )
+    rate = _keras_learning_rate(optimizer)
+    try:
+        described = optimizer.get_config()
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"a Keras {name} does not tell its settings. Pass an object "
+            f"tfswitch.optimizers.{name}(learning_rate, ...) instead. "
+            f"Received: learning_rate={rate!r}. The reason: {error}"
+        ) from error
+    config = {
+        key: value
+        for key, value in described.items()
+        # None is off, also for what a later Keras may have.
+        if key not in ignore and value is not None
+    }
+    config["learning_rate"] = rate
+    return _convert(cls, config)
+
+
+def _rules() -> dict[str, type[Rule]]:
+    return {name: cls for name, cls in CLASSES.items() if issubclass(cls, Rule)}
+
+
+def _not_known(identifier: Any) -> ValueError:
+    rules = _rules()
+    names = ", ".join(name.lower() for name in rules)
+    in_keras = ", ".join(name for name in rules if rules[name].IS_IN_KERAS)
+    return ValueError(
+        f"`optimizer` must be one of the names {names}; an object of "
+        f"tfswitch.optimizers; or a Keras {in_keras}. Received: {identifier!r}"
+    )
+
+
+def _keras_learning_rate(optimizer: Any) -> Any:
+    # What was given, where `learning_rate` of a legacy optimizer is its value.
+    legacy = getattr(optimizer, "_hyper", {}).get("learning_rate")
+    rate = getattr(optimizer, "_learning_rate", legacy)
+    # A schedule stays one: maybe nobody ever steps this optimizer.
+    if callable(rate):
+        return rate
+    try:
+        return float(np.asarray(optimizer.learning_rate))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`learning_rate` of a Keras optimizer must be a number, a schedule "
+            f"or a function. Received: {type(optimizer).__name__} with "
+            f"learning_rate={optimizer.learning_rate!r}"
+        ) from error
+
+
+def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
+    config = {k: v for k, v in config.items() if k not in _NO_SETTINGS}
+    # With its weight decay, if it is one of AdamW.
+    if cls in (Adam, AdamW) and config.pop("amsgrad", False):
+        cls = AMSGrad
+    for name in _UNSUPPORTED:
+        value = config.pop(name, None)
+        # tf_keras writes False and 0 for "off" in places.
+        if value not in (False, 0, None):
+            raise ValueError(
+                f"`{name}` of a Keras optimizer has no counterpart in an "
+                f"embedding table. Received: {name}={value!r}. Leave it out, "
+                "or pass an object of tfswitch.optimizers."
+            )
+    for name in ("clipnorm", "clipvalue"):
+        if not config.get(name):
+            config.pop(name, None)
+    # 0.0 is not off: AdamW has another default.
+    if any(config.get("weight_decay") is off for off in (None, False)):
+        config.pop("weight_decay", None)
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in config:
+        if name not in names:
+            raise ValueError(
+                f"{cls.__name__} has no setting `{name}`; it has "
+                f"{', '.join(names)}. Received: {name}={config[name]!r}"
+            )
+    return cls.from_config(config)

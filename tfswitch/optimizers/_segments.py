@@ -1,0 +1,102 @@
+"""Several optimizers in one row."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfswitch.optimizers._base import Optimizer
+from tfswitch.optimizers._conversion import get
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segments(Optimizer, kind="segments", mixes_coordinates=True):
+    """Parts of a row, each with an optimizer of its own.
+
+    A row of a wide-and-deep model, whose first float is the wide weight:
+
+    >>> tsw.optimizers.Segments([
+    ...     (1, tsw.optimizers.Ftrl(0.1, l1_regularization_strength=0.01)),
+    ...     (None, tsw.optimizers.Adagrad(0.05)),
+    ... ])
+
+    Options belong to the parts. Norms, for `clipnorm` and `cowclip`, are those
+    of the part.
+
+    Args:
+        parts: Pairs of a dimension and an optimizer, from the first float of
+            the row on. The last dimension may be None, for the rest of the row;
+            else they must sum to the table's. An optimizer is whatever `get`
+            takes; its learning rate must be a number.
+        learning_rate: What the rates of the parts are multiplied by; as for
+            other optimizers, so a schedule is given here.
+
+    Raises:
+        ValueError: If a part is none. When the table is created: if the
+            dimensions do not sum to the table's.
+    """
+
+    parts: Any = ()
+    learning_rate: Any = 1.0
+
+    def __init__(self, parts: Sequence[Any], learning_rate: Any = 1.0) -> None:
+        object.__setattr__(self, "parts", _to_parts(parts))
+        object.__setattr__(self, "learning_rate", learning_rate)
+        super().__post_init__()
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments; the learning rate as it was given."""
+        return {
+            "parts": [[dim, part.to_config()] for dim, part in self.parts],
+            "learning_rate": self.learning_rate,
+        }
+
+    def to_table_config(self) -> dict[str, Any]:
+        segments = [
+            {
+                "dim": dim or 0,
+                "learning_rate_scale": part.learning_rate,
+                "optimizer": part.to_table_config(),
+            }
+            for dim, part in self.parts
+        ]
+        return {self.KIND: segments}
+
+
+def _to_parts(parts: Any) -> tuple[tuple[int | None, Optimizer], ...]:
+    try:
+        pairs = [tuple(part) for part in parts]
+    except TypeError:
+        pairs = []
+    if not pairs or not all(len(pair) == 2 for pair in pairs):
+        raise ValueError(
+            "`parts` must be pairs of a dimension and an optimizer, at least "
+            f"one. Received: parts={parts!r}"
+        )
+    found = []
+    for i, (dim, optimizer) in enumerate(pairs):
+        is_last = i + 1 == len(pairs)
+        if not (dim is None and is_last) and (
+            isinstance(dim, bool)
+            or not isinstance(dim, (int, np.integer))
+            or dim < 1
+        ):
+            raise ValueError(
+                "the dimension of a part must be a positive integer, or None "
+                f"for the last one. Received: parts[{i}]={pairs[i]!r}"
+            )
+        part = get(optimizer)
+        if isinstance(part, Segments):
+            raise ValueError(
+                "a part has no parts of its own. "
+                f"Received: parts[{i}]={pairs[i]!r}"
+            )
+        if not isinstance(part.learning_rate, float):
+            raise ValueError(
+                "the learning rate of a part must be a number: a schedule is "
+                "that of all parts, Segments(..., learning_rate=schedule). "
+                f"Received: parts[{i}]={pairs[i]!r}"
+            )
+        found.append((None if dim is None else int(dim), part))
+    return tuple(found)
