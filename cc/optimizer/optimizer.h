@@ -2,23 +2,8 @@
 //
 //   row = | embedding: dim floats | slots of segment 0 | of segment 1 | ...
 //
-// With w the weights of a segment, g their gradient, D how many they are and
-// lr the learning rate, and vectors meant where a name has no brackets:
-//
-//   rule               slots, and what they start with
-//   sgd                none, or velocity[D] 0 with momentum
-//   adagrad            a[D] initial
-//   rowwise_adagrad    a[1] initial
-//   adagrad_decay      a[D] initial, periods[1] 0
-//   adam, adamw        m[D] 0, v[D] 0, t[1] 0
-//   amsgrad            m[D] 0, v[D] 0, v_hat[D] 0, t[1] 0
-//   rmsprop            v[D] 0, with momentum p[D] 0, centered also q[D] 0
-//   adadelta           a[D] 0, d[D] 0
-//   ftrl, group_ftrl   n[D] initial, z[D] 0
-//   paddle_adagrad     G[1] 0
-//   paddle_std_adagrad G[D] 0
-//   paddle_shared_adam m[1] 0, v[1] 0, t[1] 0
-//   lion               m[D] 0
+// rules.h says which slots a rule has. w is the weights of a segment, g their
+// gradient, D how many they are, lr the learning rate.
 //
 // docs/optimizers.md has the formulas. They are those of Keras 3 where Keras
 // has the rule, operation by operation in float32. Adam counts the steps of
@@ -70,33 +55,13 @@ struct StepInput {
 struct SegmentStep;
 
 // What a kernel reads besides the row, the gradient and the input.
-struct OptimizerParams {
+struct OptimizerParams : RuleParams {
   using Kernel = void (*)(const OptimizerParams&, float* row, float* slots,
                           const float* gradient, const StepInput& input);
 
   int dim = 0;
-  float momentum = 0.0f;  // sgd, rmsprop
-  float epsilon = 0.0f;
-  float beta_1 = 0.0f;  // Adam's relatives, lion
-  float beta_2 = 0.0f;
-  float one_minus_beta_1 = 0.0f;
-  float one_minus_beta_2 = 0.0f;
-  float rho = 0.0f;  // rmsprop, adadelta
-  float one_minus_rho = 0.0f;
-  float weight_decay = 0.0f;   // adamw
-  float initial_value = 0.0f;  // adagrad_decay, Paddle's Adagrads
-  uint32_t decay_step = 1;     // adagrad_decay
-  float decay_rate = 1.0f;
-  bool compat = false;
-  bool show_scale = false;  // Paddle's Adagrads
-  float power = 0.5f;       // ftrl, group_ftrl: -learning_rate_power
-  float l1 = 0.0f;
-  float l2 = 0.0f;
-  float l2_shrinkage = 0.0f;
-  float beta = 0.0f;
   // Adam's sqrt(1 - beta_2^t) / (1 - beta_1^t) for t < num_corrections.
   const float* corrections = nullptr;
-  int num_corrections = 0;
   // For the kernel that applies options around the one of the rule.
   StepOptions options;
   float cowclip_floor = 0.0f;  // sqrt(dim) zeta
@@ -105,15 +70,6 @@ struct OptimizerParams {
   const SegmentStep* segments = nullptr;
   int num_segments = 0;
   int step_slot = 0;  // Of a dense table: the last one.
-};
-
-// What a step with a gradient of zero changes besides weights, of rules that
-// dense tables may have.
-enum class Averages : uint8_t {
-  kNone,
-  kVelocity,           // v[D]
-  kMoments,            // m[D], v[D], t
-  kMomentsAndLargest,  // m[D], v[D], v_hat[D], t
 };
 
 struct SegmentStep {

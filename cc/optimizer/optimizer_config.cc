@@ -130,17 +130,11 @@ absl::Status ValidateOptimizerConfig(const OptimizerConfig& config, int dim) {
 }
 
 bool ReadsCounts(const OptimizerConfig& config) {
-  return std::any_of(
-      config.segments.begin(), config.segments.end(),
-      [](const SegmentConfig& segment) {
-        if (segment.options.cowclip_r != 0.0f) return true;
-        if (const auto* rule =
-                std::get_if<PaddleAdagradConfig>(&segment.rule)) {
-          return rule->show_scale;
-        }
-        const auto* rule = std::get_if<PaddleStdAdagradConfig>(&segment.rule);
-        return rule != nullptr && rule->show_scale;
-      });
+  return std::any_of(config.segments.begin(), config.segments.end(),
+                     [](const SegmentConfig& segment) {
+                       return segment.options.cowclip_r != 0.0f ||
+                              PlanOf(segment.rule).params.show_scale;
+                     });
 }
 
 std::vector<int> SegmentDims(const OptimizerConfig& config, int dim) {

@@ -5,36 +5,9 @@
 #define TFSWITCH_CC_OPTIMIZER_STEP_KERNELS_H_
 
 #include "cc/optimizer/optimizer.h"
+#include "cc/optimizer/rules.h"
 
 namespace tfswitch {
-
-enum class StepKind {
-  kSgd,
-  kMomentum,
-  kNesterov,
-  kAdagrad,
-  kRowwiseAdagrad,
-  kAdagradDecay,
-  kAdam,
-  kAdamW,
-  kAmsGrad,
-  kRmsprop,
-  kRmspropMomentum,
-  kRmspropCentered,
-  kRmspropCenteredMomentum,
-  kAdadelta,
-  kFtrl,       // Of learning_rate_power -0.5.
-  kFtrlPower,  // Of any.
-  kGroupFtrl,
-  kGroupFtrlPower,
-  kPaddleAdagrad,
-  kPaddleStdAdagrad,
-  kPaddleSharedAdam,
-  kLion,
-  // Not rules: options around params.rule, and params.segments in turn.
-  kWithOptions,
-  kSegments,
-};
 
 using StepKernel = OptimizerParams::Kernel;
 

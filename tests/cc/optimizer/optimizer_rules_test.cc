@@ -569,7 +569,7 @@ TEST(OptimizerSegmentsTest, EachSegmentLearnsAsIfAlone) {
   const OptimizerConfig config(std::vector<SegmentConfig>{
       {1, 0.25f, FtrlConfig{}, {}},
       {4, 1.0f, AdamConfig{}, clipped},
-      {0, 2.0f, RowwiseAdagradConfig{0.5f, 1e-7f}, {}}});
+      {0, 2.0f, RowwiseAdagradConfig{{0.5f, 1e-7f}}, {}}});
   constexpr int kDim = 8;
   const Optimizer together(config, kDim);
   std::mt19937 random(7);
@@ -585,7 +585,7 @@ TEST(OptimizerSegmentsTest, EachSegmentLearnsAsIfAlone) {
   };
   Part parts[] = {{{FtrlConfig{}, 1}, 0, 0.25f, {}},
                   {{{AdamConfig{}, clipped}, 4}, 1, 1.0f, {}},
-                  {{RowwiseAdagradConfig{0.5f, 1e-7f}, 3}, 5, 2.0f, {}}};
+                  {{RowwiseAdagradConfig{{0.5f, 1e-7f}}, 3}, 5, 2.0f, {}}};
   for (Part& part : parts) {
     const int dim = part.optimizer.dim();
     part.row.assign(row.begin() + part.begin, row.begin() + part.begin + dim);
@@ -646,7 +646,7 @@ TEST(OptimizerLayoutTest, OnlyAccumulatorsStartWithTheInitialValue) {
   };
   EXPECT_THAT(slots_of(FtrlConfig{}), ElementsAre(0.1f, 0.1f, 0.0f, 0.0f));
   EXPECT_THAT(slots_of(AdagradDecayConfig{}), ElementsAre(0.1f, 0.1f, 0.0f));
-  EXPECT_THAT(slots_of(RowwiseAdagradConfig{0.5f, 0.0f}), ElementsAre(0.5f));
+  EXPECT_THAT(slots_of(RowwiseAdagradConfig{{0.5f, 0.0f}}), ElementsAre(0.5f));
   EXPECT_THAT(slots_of(PaddleAdagradConfig{}), ElementsAre(0.0f));
   EXPECT_THAT(slots_of(AmsGradConfig{}), Each(0.0f));
   EXPECT_THAT(

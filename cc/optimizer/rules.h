@@ -1,0 +1,450 @@
+// The rules, which say how a gradient moves weights. Of each, this has what it
+// is told, what a row keeps of it, and which kernel takes its step. The steps
+// themselves are in step_kernels.inc; docs/optimizers.md has the formulas.
+//
+// Names and defaults are those of keras.optimizers where Keras has the rule.
+// kName is the name in protos, checkpoints and messages.
+
+#ifndef TFSWITCH_CC_OPTIMIZER_RULES_H_
+#define TFSWITCH_CC_OPTIMIZER_RULES_H_
+
+#include <cstdint>
+#include <tuple>
+#include <variant>
+
+#include "cc/base/config_fields.h"
+
+namespace tfswitch {
+
+enum class StepKind {
+  kSgd,
+  kMomentum,
+  kNesterov,
+  kAdagrad,
+  kRowwiseAdagrad,
+  kAdagradDecay,
+  kAdam,
+  kAdamW,
+  kAmsGrad,
+  kRmsprop,
+  kRmspropMomentum,
+  kRmspropCentered,
+  kRmspropCenteredMomentum,
+  kAdadelta,
+  kFtrl,       // Of learning_rate_power -0.5.
+  kFtrlPower,  // Of any.
+  kGroupFtrl,
+  kGroupFtrlPower,
+  kPaddleAdagrad,
+  kPaddleStdAdagrad,
+  kPaddleSharedAdam,
+  kLion,
+  // Not rules: options around params.rule, and params.segments in turn.
+  kWithOptions,
+  kSegments,
+};
+
+// What a step with a gradient of zero changes besides weights, of rules that
+// dense tables may have.
+enum class Averages : uint8_t {
+  kNone,
+  kVelocity,           // v[D]
+  kMoments,            // m[D], v[D], t
+  kMomentsAndLargest,  // m[D], v[D], v_hat[D], t
+};
+
+// The numbers of a rule that its kernel reads.
+struct RuleParams {
+  float momentum = 0.0f;  // sgd, rmsprop
+  float epsilon = 0.0f;
+  float beta_1 = 0.0f;  // Adam's relatives, lion
+  float beta_2 = 0.0f;
+  float one_minus_beta_1 = 0.0f;
+  float one_minus_beta_2 = 0.0f;
+  float rho = 0.0f;  // rmsprop, adadelta
+  float one_minus_rho = 0.0f;
+  float weight_decay = 0.0f;   // adamw
+  float initial_value = 0.0f;  // adagrad_decay, Paddle's Adagrads
+  uint32_t decay_step = 1;     // adagrad_decay
+  float decay_rate = 1.0f;
+  bool compat = false;
+  bool show_scale = false;  // Paddle's Adagrads
+  float power = 0.5f;       // ftrl, group_ftrl: -learning_rate_power
+  float l1 = 0.0f;
+  float l2 = 0.0f;
+  float l2_shrinkage = 0.0f;
+  float beta = 0.0f;
+  // For how many t Adam's corrections are computed beforehand.
+  int num_corrections = 0;
+};
+
+// What a rule comes to.
+struct RulePlan {
+  StepKind kind = StepKind::kSgd;
+  // The slots: so many vectors of the segment's size, then so many floats.
+  // Rules with the same text have slots of the same meaning.
+  const char* state = "";
+  int num_vectors = 0;
+  int num_floats = 0;
+  // What the first vector starts with, or the first float if there is none;
+  // other slots start with 0.
+  float initial_slot = 0.0f;
+  RuleParams params{};
+  Averages averages = Averages::kNone;
+};
+
+// 1 - beta, as Keras has it: there beta is a Python float, 0.999 and not the
+// float32 next to it, which would make 1 - beta wrong in the fifth digit.
+float OneMinus(float beta);
+
+// Rows see few steps; a longer history costs two pow() a step.
+inline constexpr int kNumCorrections = 4096;
+
+struct SgdConfig {
+  static constexpr char kName[] = "sgd";
+  float momentum = 0.0f;
+  bool nesterov = false;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"momentum", &SgdConfig::momentum, ranges::kUnit},
+        ConfigField{"nesterov", &SgdConfig::nesterov, ranges::kFlag});
+  }
+  RulePlan Plan() const {
+    if (momentum == 0.0f) return {};
+    RulePlan plan{nesterov ? StepKind::kNesterov : StepKind::kMomentum,
+                  "momentum", 1};
+    plan.params.momentum = momentum;
+    plan.averages = Averages::kVelocity;
+    return plan;
+  }
+};
+
+struct AdagradConfig {
+  static constexpr char kName[] = "adagrad";
+  float initial_accumulator_value = 0.1f;
+  float epsilon = 1e-7f;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"initial_accumulator_value",
+                    &AdagradConfig::initial_accumulator_value,
+                    ranges::kNonNegative},
+        ConfigField{"epsilon", &AdagradConfig::epsilon, ranges::kNonNegative});
+  }
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kAdagrad, "adagrad", 1};
+    plan.initial_slot = initial_accumulator_value;
+    plan.params.epsilon = epsilon;
+    return plan;
+  }
+};
+
+// Adagrad with one accumulator for the row.
+struct RowwiseAdagradConfig : AdagradConfig {
+  static constexpr char kName[] = "rowwise_adagrad";
+
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kRowwiseAdagrad, "rowwise_adagrad", 0, 1};
+    plan.initial_slot = initial_accumulator_value;
+    plan.params.epsilon = epsilon;
+    return plan;
+  }
+};
+
+// Adagrad that forgets. The initial value is the lower bound, too.
+struct AdagradDecayConfig {
+  static constexpr char kName[] = "adagrad_decay";
+  float initial_accumulator_value = 0.1f;
+  uint32_t decay_step = 100000;
+  float decay_rate = 0.9f;
+  bool compat = false;  // One decay per step of the row at most, as DeepRec.
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"initial_accumulator_value",
+                    &AdagradDecayConfig::initial_accumulator_value,
+                    ranges::kPositive},
+        ConfigField{"decay_step", &AdagradDecayConfig::decay_step,
+                    ranges::kSteps},
+        ConfigField{"decay_rate", &AdagradDecayConfig::decay_rate,
+                    ranges::kRate},
+        ConfigField{"compat", &AdagradDecayConfig::compat, ranges::kFlag});
+  }
+  // The float is how many periods the row is up to date with.
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kAdagradDecay, "adagrad_decay", 1, 1};
+    plan.initial_slot = initial_accumulator_value;
+    plan.params.initial_value = initial_accumulator_value;
+    plan.params.decay_step = decay_step;
+    plan.params.decay_rate = decay_rate;
+    plan.params.compat = compat;
+    return plan;
+  }
+};
+
+struct AdamConfig {
+  static constexpr char kName[] = "adam";
+  float beta_1 = 0.9f;
+  float beta_2 = 0.999f;
+  float epsilon = 1e-7f;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"beta_1", &AdamConfig::beta_1, ranges::kDecay},
+        ConfigField{"beta_2", &AdamConfig::beta_2, ranges::kDecay},
+        ConfigField{"epsilon", &AdamConfig::epsilon, ranges::kNonNegative});
+  }
+  // m[D], v[D], t.
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kAdam, "adam", 2, 1};
+    plan.params.beta_1 = beta_1;
+    plan.params.beta_2 = beta_2;
+    plan.params.epsilon = epsilon;
+    plan.params.one_minus_beta_1 = OneMinus(beta_1);
+    plan.params.one_minus_beta_2 = OneMinus(beta_2);
+    plan.params.num_corrections = kNumCorrections;
+    plan.averages = Averages::kMoments;
+    return plan;
+  }
+};
+
+// Adam with weight decay beside the gradient (Loshchilov and Hutter, 2019).
+struct AdamWConfig {
+  static constexpr char kName[] = "adamw";
+  float weight_decay = 0.004f;
+  float beta_1 = 0.9f;
+  float beta_2 = 0.999f;
+  float epsilon = 1e-7f;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"weight_decay", &AdamWConfig::weight_decay,
+                    ranges::kNonNegative},
+        ConfigField{"beta_1", &AdamWConfig::beta_1, ranges::kDecay},
+        ConfigField{"beta_2", &AdamWConfig::beta_2, ranges::kDecay},
+        ConfigField{"epsilon", &AdamWConfig::epsilon, ranges::kNonNegative});
+  }
+  RulePlan Plan() const {
+    RulePlan plan = AdamConfig{beta_1, beta_2, epsilon}.Plan();
+    plan.kind = StepKind::kAdamW;
+    plan.params.weight_decay = weight_decay;
+    return plan;
+  }
+};
+
+// Adam whose second moment never shrinks (Reddi et al., 2018).
+struct AmsGradConfig : AdamConfig {
+  static constexpr char kName[] = "amsgrad";
+
+  // m[D], v[D], v_hat[D], t.
+  RulePlan Plan() const {
+    RulePlan plan = AdamConfig::Plan();
+    plan.kind = StepKind::kAmsGrad;
+    plan.state = "amsgrad";
+    plan.num_vectors = 3;
+    plan.averages = Averages::kMomentsAndLargest;
+    return plan;
+  }
+};
+
+struct RmspropConfig {
+  static constexpr char kName[] = "rmsprop";
+  float rho = 0.9f;
+  float momentum = 0.0f;
+  float epsilon = 1e-7f;
+  bool centered = false;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"rho", &RmspropConfig::rho, ranges::kDecay},
+        ConfigField{"momentum", &RmspropConfig::momentum, ranges::kUnit},
+        ConfigField{"epsilon", &RmspropConfig::epsilon, ranges::kPositive},
+        ConfigField{"centered", &RmspropConfig::centered, ranges::kFlag});
+  }
+  // v[D], with momentum p[D], centered also q[D].
+  RulePlan Plan() const {
+    RulePlan plan;
+    if (momentum == 0.0f) {
+      plan = centered
+                 ? RulePlan{StepKind::kRmspropCentered, "rmsprop_centered", 2}
+                 : RulePlan{StepKind::kRmsprop, "rmsprop", 1};
+    } else {
+      plan = centered
+                 ? RulePlan{StepKind::kRmspropCenteredMomentum,
+                            "rmsprop_centered_momentum", 3}
+                 : RulePlan{StepKind::kRmspropMomentum, "rmsprop_momentum", 2};
+    }
+    plan.params.rho = rho;
+    plan.params.one_minus_rho = OneMinus(rho);
+    plan.params.momentum = momentum;
+    plan.params.epsilon = epsilon;
+    return plan;
+  }
+};
+
+struct AdadeltaConfig {
+  static constexpr char kName[] = "adadelta";
+  float rho = 0.95f;
+  float epsilon = 1e-7f;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"rho", &AdadeltaConfig::rho, ranges::kDecay},
+        ConfigField{"epsilon", &AdadeltaConfig::epsilon, ranges::kPositive});
+  }
+  // a[D], d[D].
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kAdadelta, "adadelta", 2};
+    plan.params.rho = rho;
+    plan.params.one_minus_rho = OneMinus(rho);
+    plan.params.epsilon = epsilon;
+    return plan;
+  }
+};
+
+// Follow the regularised leader, per coordinate (McMahan et al., 2013).
+struct FtrlConfig {
+  static constexpr char kName[] = "ftrl";
+  float learning_rate_power = -0.5f;
+  float initial_accumulator_value = 0.1f;
+  float l1_regularization_strength = 0.0f;
+  float l2_regularization_strength = 0.0f;
+  float l2_shrinkage_regularization_strength = 0.0f;
+  float beta = 0.0f;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"learning_rate_power", &FtrlConfig::learning_rate_power,
+                    ranges::kNonPositive},
+        ConfigField{"initial_accumulator_value",
+                    &FtrlConfig::initial_accumulator_value, ranges::kPositive},
+        ConfigField{"l1_regularization_strength",
+                    &FtrlConfig::l1_regularization_strength,
+                    ranges::kNonNegative},
+        ConfigField{"l2_regularization_strength",
+                    &FtrlConfig::l2_regularization_strength,
+                    ranges::kNonNegative},
+        ConfigField{"l2_shrinkage_regularization_strength",
+                    &FtrlConfig::l2_shrinkage_regularization_strength,
+                    ranges::kNonNegative},
+        ConfigField{"beta", &FtrlConfig::beta, ranges::kNonNegative});
+  }
+  // n[D], z[D].
+  RulePlan Plan() const { return Plan(StepKind::kFtrl, StepKind::kFtrlPower); }
+
+ protected:
+  RulePlan Plan(StepKind root, StepKind power) const {
+    RulePlan plan{learning_rate_power == -0.5f ? root : power, "ftrl", 2};
+    plan.initial_slot = initial_accumulator_value;
+    plan.params.power = -learning_rate_power;
+    plan.params.l1 = l1_regularization_strength;
+    plan.params.l2 = l2_regularization_strength;
+    plan.params.l2_shrinkage = l2_shrinkage_regularization_strength;
+    plan.params.beta = beta;
+    return plan;
+  }
+};
+
+// FTRL whose L1 term is on the norm of the row, so that whole rows become 0.
+struct GroupFtrlConfig : FtrlConfig {
+  static constexpr char kName[] = "group_ftrl";
+
+  RulePlan Plan() const {
+    return FtrlConfig::Plan(StepKind::kGroupFtrl, StepKind::kGroupFtrlPower);
+  }
+};
+
+// The three rules of Paddle's CTR accessor that have no like elsewhere.
+struct PaddleAdagradConfig {
+  static constexpr char kName[] = "paddle_adagrad";
+  float initial_g2sum = 3.0f;
+  bool show_scale = true;  // Whether gradients are divided by the shows.
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"initial_g2sum", &PaddleAdagradConfig::initial_g2sum,
+                    ranges::kPositive},
+        ConfigField{"show_scale", &PaddleAdagradConfig::show_scale,
+                    ranges::kFlag});
+  }
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kPaddleAdagrad, "paddle_adagrad", 0, 1};
+    plan.params.initial_value = initial_g2sum;
+    plan.params.show_scale = show_scale;
+    return plan;
+  }
+};
+
+struct PaddleStdAdagradConfig : PaddleAdagradConfig {
+  static constexpr char kName[] = "paddle_std_adagrad";
+
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kPaddleStdAdagrad, "paddle_std_adagrad", 1};
+    plan.params.initial_value = initial_g2sum;
+    plan.params.show_scale = show_scale;
+    return plan;
+  }
+};
+
+struct PaddleSharedAdamConfig {
+  static constexpr char kName[] = "paddle_shared_adam";
+  float beta_1 = 0.9f;
+  float beta_2 = 0.999f;
+  float epsilon = 1e-8f;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"beta_1", &PaddleSharedAdamConfig::beta_1, ranges::kDecay},
+        ConfigField{"beta_2", &PaddleSharedAdamConfig::beta_2, ranges::kDecay},
+        ConfigField{"epsilon", &PaddleSharedAdamConfig::epsilon,
+                    ranges::kNonNegative});
+  }
+  // m, v, t.
+  RulePlan Plan() const {
+    RulePlan plan = AdamConfig{beta_1, beta_2, epsilon}.Plan();
+    plan.kind = StepKind::kPaddleSharedAdam;
+    plan.state = "paddle_shared_adam";
+    plan.num_vectors = 0;
+    plan.num_floats = 3;
+    plan.averages = Averages::kNone;
+    return plan;
+  }
+};
+
+// The sign of a moving average (Chen et al., 2023).
+struct LionConfig {
+  static constexpr char kName[] = "lion";
+  float beta_1 = 0.9f;
+  float beta_2 = 0.99f;
+
+  static constexpr auto Fields() {
+    return std::make_tuple(
+        ConfigField{"beta_1", &LionConfig::beta_1, ranges::kDecay},
+        ConfigField{"beta_2", &LionConfig::beta_2, ranges::kDecay});
+  }
+  RulePlan Plan() const {
+    RulePlan plan{StepKind::kLion, "lion", 1};
+    plan.params.beta_1 = beta_1;
+    plan.params.beta_2 = beta_2;
+    // Keras subtracts these in float32, unlike Adam's.
+    plan.params.one_minus_beta_1 = 1.0f - beta_1;
+    plan.params.one_minus_beta_2 = 1.0f - beta_2;
+    return plan;
+  }
+};
+
+using RuleConfig =
+    std::variant<SgdConfig, AdagradConfig, AdamConfig, AdamWConfig,
+                 RowwiseAdagradConfig, AdagradDecayConfig, AmsGradConfig,
+                 RmspropConfig, AdadeltaConfig, FtrlConfig, GroupFtrlConfig,
+                 PaddleAdagradConfig, PaddleStdAdagradConfig,
+                 PaddleSharedAdamConfig, LionConfig>;
+
+inline RulePlan PlanOf(const RuleConfig& rule) {
+  return std::visit([](const auto& config) { return config.Plan(); }, rule);
+}
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_OPTIMIZER_RULES_H_
