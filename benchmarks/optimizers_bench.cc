@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "benchmarks/bench_support.h"
+#include "cc/base/config_fields.h"
 #include "cc/base/cpu_features.h"
 #include "cc/optimizer/optimizer.h"
 
@@ -51,7 +52,7 @@ void Add(const std::string& name, const OptimizerConfig& config,
 std::vector<Variant> MakeVariants() {
   std::vector<Variant> variants;
   Add("adagrad", AdagradConfig{}, &variants);
-  ForEachRule([&](const auto& rule) {
+  ForEachKind<RuleConfig>([&](const auto& rule) {
     if (std::string(rule.kName) == "adagrad") return;
     Add(rule.kName, rule, &variants);
     if (std::string(rule.kName) == "sgd") {
