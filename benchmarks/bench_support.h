@@ -1,4 +1,5 @@
-// What the benchmarks have in common: clocks, medians, and ending on an error.
+// What the benchmarks have in common: clocks, medians, handing over figures,
+// and ending on an error.
 
 #ifndef TFSWITCH_BENCHMARKS_BENCH_SUPPORT_H_
 #define TFSWITCH_BENCHMARKS_BENCH_SUPPORT_H_
@@ -29,6 +30,14 @@ inline double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// a[i] / b[i].
+inline std::vector<double> Ratios(const std::vector<double>& a,
+                                  const std::vector<double>& b) {
+  std::vector<double> ratios(a.size());
+  for (size_t i = 0; i < a.size(); ++i) ratios[i] = a[i] / b[i];
+  return ratios;
+}
+
 // A benchmark has nobody to hand an error to.
 [[noreturn]] inline void Die(const std::string& what) {
   std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, what.c_str());
@@ -37,6 +46,22 @@ inline double Median(std::vector<double> values) {
 
 inline void Check(const absl::Status& status) {
   if (!status.ok()) Die(status.ToString());
+}
+
+// Hands a figure to benchmarks/run.py: a line of the file that the environment
+// names, if it does. `name` is "table | row | column" of its place on a page,
+// there is a value for each round, and `to_reach` is a bar: "at most 2".
+inline void Report(const std::string& name, const char* unit,
+                   const std::vector<double>& values,
+                   const char* to_reach = "") {
+  const char* const path = std::getenv("TFSWITCH_FIGURES");
+  if (path == nullptr) return;
+  std::FILE* const file = std::fopen(path, "a");
+  if (file == nullptr) Die(std::string("cannot write ") + path);
+  std::fprintf(file, "%s\t%s\t%s", name.c_str(), unit, to_reach);
+  for (const double value : values) std::fprintf(file, "\t%.9g", value);
+  std::fprintf(file, "\n");
+  std::fclose(file);
 }
 
 }  // namespace tfswitch

@@ -23,6 +23,7 @@ import frappe
 import keras
 import numpy as np
 from absl import app, flags
+from figures import report
 
 import tfswitch as tsw
 
@@ -167,7 +168,9 @@ def main(argv: Sequence[str]) -> None:
     for name in _MODELS.value:
         print(f"{name:8}", end="", flush=True)
         for kind in _KINDS.value:
-            print(f"{train(data, name, kind):10.5f}", end="", flush=True)
+            found = train(data, name, kind)
+            report(f"auc | {name} | {kind}", "AUC", [found])
+            print(f"{found:10.5f}", end="", flush=True)
         print()
 
 

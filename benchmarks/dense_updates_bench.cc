@@ -117,6 +117,10 @@ void Main(int64_t num_keys, size_t batch_size, int num_runs) {
                 variant.name.c_str(), Median(times[0]), Median(times[1]),
                 Median(ratios), *std::min_element(ratios.begin(), ratios.end()),
                 *std::max_element(ratios.begin(), ratios.end()));
+    const std::string row = "speed | " + variant.name + " | ";
+    Report(row + "sparse", "ns", times[0]);
+    Report(row + "dense", "ns", times[1]);
+    Report(row + "dense / sparse", "", ratios);
     std::fflush(stdout);
   }
 }

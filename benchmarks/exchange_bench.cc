@@ -433,6 +433,9 @@ void Run() {
       static_cast<long>(num_keys), dim, static_cast<long>(num_rows), megabytes,
       unix_sockets ? "unix sockets" : "TCP on loopback", num_threads, reps,
       steps);
+  const std::string shape =
+      absl::StrCat(num_keys, " x ", dim, unix_sockets ? ", unix sockets" : "",
+                   with_sgd ? ", SGD" : "");
   std::printf("%-12s %12s %12s %12s %10s %18s\n", "", "client ms", "server ms",
               "CPU sum ms", "wall ms", "64-key pull us");
   for (const Variant& one : variants) {
@@ -443,6 +446,13 @@ void Run() {
     std::printf("%-12s %12.2f %12.2f %12.2f %10.2f %18.1f\n", one.name,
                 Median(one.client_cpu_ms), Median(one.server_cpu_ms),
                 Median(sums), Median(one.wall_ms), Median(one.small_pull_us));
+    const std::string row =
+        absl::StrCat("times of ", shape, " | ", one.name, " | ");
+    Report(row + "client CPU", "ms", one.client_cpu_ms);
+    Report(row + "server CPU", "ms", one.server_cpu_ms);
+    Report(row + "sum", "ms", sums);
+    Report(row + "wall", "ms", one.wall_ms);
+    Report(row + "pull of 64 keys", "us", one.small_pull_us);
   }
   std::vector<double> ratios;
   std::vector<double> ratios_to_this_process;
@@ -465,6 +475,14 @@ void Run() {
       Median(ratios), Median(ratios_to_this_process));
   std::printf("exchange / raw, table work included: %.2f CPU, %.2f wall\n",
               Median(whole_ratios), Median(wall_ratios));
+  const bool is_dense = num_keys == num_rows;
+  const char* const bar = unix_sockets ? "" : "at most 1.8";
+  const std::string row = absl::StrCat("ratios | ", shape, " | ");
+  Report(row + "CPU less table work", "", ratios, bar);
+  Report(row + "CPU less warm table work", "", ratios_to_this_process,
+         is_dense ? "" : bar);
+  Report(row + "CPU", "", whole_ratios);
+  Report(row + "time", "", wall_ratios, is_dense ? bar : "");
   if (unix_sockets) {
     unlink(raw_server.address().c_str());
     unlink(raw_table_server.address().c_str());

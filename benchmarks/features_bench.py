@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from figures import report
 
 import tfswitch as tsw
 
@@ -147,6 +148,7 @@ def main(argv: Sequence[str]) -> None:
 
     print("variant             ms per step: median (least to most)")
     for key, values in times.items():
+        report(f"speed | {key[0]} | {key[1]}", "ms", values)
         print(
             f"{' '.join(key):18}  {statistics.median(values):8.2f} "
             f"({min(values):.2f} to {max(values):.2f})"
@@ -156,6 +158,7 @@ def main(argv: Sequence[str]) -> None:
             times[place, "layers"], times[place, "together"], strict=True
         )
         ratios = [layers / together for layers, together in pairs]
+        report(f"speed | {place} | layers / together", "", ratios)
         print(
             f"{place}: together {statistics.median(ratios):.2f} times the "
             f"steps per second ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from figures import report
 
 import tfswitch as tsw
 
@@ -117,6 +118,14 @@ def main(_: list[str]) -> None:
         visible = [moment for other, moment in seen if other >= count]
         if visible:
             waits.append(visible[0] - when)
+    report(
+        "freshness | from a push to an answer with it | measured",
+        "s",
+        waits,
+        "10 s; 60 s by configuration",
+    )
+    report("freshness | exporting a delta | measured", "s", took)
+    report("freshness | rows of a delta | measured", "", num_rows)
     print(
         f"{len(pushed)} pushes of {BATCH} rows, {len(took)} deltas of "
         f"{statistics.median(num_rows):.0f} rows, each in "

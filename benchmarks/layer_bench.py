@@ -36,6 +36,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 from absl import app, flags
+from figures import report
 
 import tfswitch as tsw
 
@@ -275,20 +276,28 @@ def main(argv: Sequence[str]) -> None:
                 elapsed = time.perf_counter() - start
                 times[name].append(elapsed / _STEPS.value * 1000)
 
+    suffix = ", own ids" if _OWN_IDS.value else ""
     print("variant     ms per step: median (least to most)   steps/s")
     for name, values in times.items():
+        report(f"speed | {name}{suffix} | step", "ms", values)
         median = statistics.median(values)
         print(
             f"{name:10}  {median:8.2f} ({min(values):.2f} to "
             f"{max(values):.2f})  {1000 / median:20.1f}"
         )
-    for ours in ("embedded", "grpc"):
+    for ours, bar in (("embedded", "at least 8"), ("grpc", "at least 5")):
         for theirs in ("pss", "pss_fused", "pss_unique"):
             if ours in times and theirs in times:
                 ratios = [
                     b / a
                     for a, b in zip(times[ours], times[theirs], strict=True)
                 ]
+                report(
+                    f"speed | {ours}{suffix} | times {theirs}",
+                    "",
+                    ratios,
+                    bar if theirs == "pss" and not suffix else "",
+                )
                 print(
                     f"{ours} against {theirs}: "
                     f"{statistics.median(ratios):.1f} times the steps per "

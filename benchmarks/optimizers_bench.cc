@@ -163,13 +163,14 @@ void Measure() {
   printf("%-32s %10s %10s %8s %18s\n", "optimizer", "slot bytes", "row bytes",
          "ns", "x adagrad (range)");
   for (size_t v = 0; v < variants.size(); ++v) {
-    std::vector<double> ratios;
-    ratios.reserve(reps);
-    for (int rep = 0; rep < reps; ++rep) {
-      ratios.push_back(ns[v][rep] / ns[0][rep]);
-    }
+    std::vector<double> ratios = Ratios(ns[v], ns[0]);
     std::sort(ratios.begin(), ratios.end());
     const size_t slots = variants[v].optimizer->slot_floats();
+    const std::string row = "speed | " + variants[v].name + " | ";
+    Report(row + "slots", "B", {static_cast<double>(slots * sizeof(float))});
+    Report(row + "row", "B", {static_cast<double>(variants[v].stride)});
+    Report(row + "step", "ns", ns[v]);
+    Report(row + "times Adagrad", "", ratios);
     printf("%-32s %10zu %10zu %8.1f %6.2f (%.2f-%.2f)\n",
            variants[v].name.c_str(), slots * sizeof(float), variants[v].stride,
            Median(ns[v]), Median(ratios), ratios.front(), ratios.back());

@@ -24,6 +24,7 @@ import tfswitch as tsw
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
 import deepfm_movielens as example
+from figures import report
 from frappe import area_under_curve
 
 _SEEDS = flags.DEFINE_list("seeds", ["1", "2", "3"], "One training for each.")
@@ -43,10 +44,9 @@ def main(_: list[str]) -> None:
             train, labels, batch_size=256, epochs=flags.FLAGS.epochs, verbose=0
         )
         scores = model.predict(held_out, batch_size=4096, verbose=0)[:, 0]
-        print(
-            f"seed {seed}, trained: AUC "
-            f"{area_under_curve(held_out_labels, scores):.6f}"
-        )
+        auc = area_under_curve(held_out_labels, scores)
+        report("formats | trained | AUC", "AUC", [auc])
+        print(f"seed {seed}, trained: AUC {auc:.6f}")
         with tempfile.TemporaryDirectory() as folder:
             for row_format in ROW_FORMATS:
                 path = f"{folder}/{row_format}"
@@ -66,10 +66,15 @@ def main(_: list[str]) -> None:
                         ).values()
                     )
                 ).numpy()[:, 0]
+                auc = area_under_curve(held_out_labels, served)
+                difference = np.max(np.abs(served - scores))
+                row = f"formats | {row_format}"
+                report(f"{row} | row files", "B", [size])
+                report(f"{row} | AUC", "AUC", [auc])
+                report(f"{row} | largest difference", "", [difference])
                 print(
-                    f"seed {seed}, {row_format}: {size} bytes, AUC "
-                    f"{area_under_curve(held_out_labels, served):.6f}, largest "
-                    f"difference {np.max(np.abs(served - scores)):.2e}"
+                    f"seed {seed}, {row_format}: {size} bytes, AUC {auc:.6f}, "
+                    f"largest difference {difference:.2e}"
                 )
 
 

@@ -77,12 +77,12 @@ std::vector<Variant> MakeVariants() {
   add("plain", AlwaysAdmission{}, StatisticsKind::kNone);
   // Against itself: what of the ratios is chance.
   add("plain again", AlwaysAdmission{}, StatisticsKind::kNone);
-  add("usage", AlwaysAdmission{}, StatisticsKind::kUsage);
-  add("show_click", AlwaysAdmission{}, StatisticsKind::kShowClick);
-  add("MinCount", min_count, StatisticsKind::kNone);
-  add("BloomMinCount", bloom, StatisticsKind::kNone);
-  add("Probability", probability, StatisticsKind::kNone);
-  add("ShowClick", show_click, StatisticsKind::kShowClick);
+  add("statistics Usage", AlwaysAdmission{}, StatisticsKind::kUsage);
+  add("statistics ShowClick", AlwaysAdmission{}, StatisticsKind::kShowClick);
+  add("MinCount(2)", min_count, StatisticsKind::kNone);
+  add("BloomMinCount(2)", bloom, StatisticsKind::kNone);
+  add("Probability(0.5)", probability, StatisticsKind::kNone);
+  add("ShowClick(0.2)", show_click, StatisticsKind::kShowClick);
   // A weight first, then the row: two segments.
   TableConfig weight = MakeConfig();
   weight.optimizer = OptimizerConfig(
@@ -90,7 +90,7 @@ std::vector<Variant> MakeVariants() {
   weight.admission.policy = show_click;
   weight.admission.not_admitted.kind = NotAdmittedKind::kWeight;
   weight.statistics.kind = StatisticsKind::kShowClick;
-  variants.push_back({"ShowClick, weight", MakeTable(weight)});
+  variants.push_back({"ShowClick(0.2), weight", MakeTable(weight)});
   return variants;
 }
 
@@ -132,8 +132,10 @@ void MeasureSpeed() {
   PageKeeper::Get().WaitUntilIdle();
   printf("row stride, bytes:");
   for (const Variant& variant : variants) {
-    printf("  %s %ld", variant.name.c_str(),
-           variant.table->stats().row_stride_bytes);
+    const int64_t stride = variant.table->stats().row_stride_bytes;
+    printf("  %s %ld", variant.name.c_str(), stride);
+    Report("speed | " + variant.name + " | row", "B",
+           {static_cast<double>(stride)});
   }
   printf("\n");
   ZipfPositions source;
@@ -146,11 +148,14 @@ void MeasureSpeed() {
   int64_t next_new = num_keys;
 
   Batches reads = MakeBatches(&source, /*is_unique=*/false);
-  RaceTables("lookup, known keys", &variants, &reads, nothing, find);
-  RaceTables("training lookup, known keys", &variants, &reads, nothing,
-             [&](EmbeddingTable* table, const std::vector<Key>& keys) {
-               Check(table->FindOrInsert(keys, absl::MakeSpan(out)));
-             });
+  const char* const bar = "at most 1.15";
+  RaceTables("speed", "lookup", &variants, &reads, nothing, find, bar);
+  RaceTables(
+      "speed", "training lookup", &variants, &reads, nothing,
+      [&](EmbeddingTable* table, const std::vector<Key>& keys) {
+        Check(table->FindOrInsert(keys, absl::MakeSpan(out)));
+      },
+      bar);
   // A million keys wait for admission; half of the unknown ones are of these.
   const int64_t num_waiting = kQueries;
   for (Variant& variant : variants) {
@@ -159,8 +164,8 @@ void MeasureSpeed() {
   }
   next_new += num_waiting - kQueries / kNewEvery / 4;
   PutNewKeys(&reads, &next_new);
-  RaceTables("lookup, a tenth of the keys unknown", &variants, &reads, nothing,
-             find);
+  RaceTables("speed", "lookup, a tenth unknown", &variants, &reads, nothing,
+             find, bar);
 
   Batches pushes = MakeBatches(&source, /*is_unique=*/true);
   const auto push = [&](EmbeddingTable* table, const std::vector<Key>& keys) {
@@ -171,9 +176,9 @@ void MeasureSpeed() {
     batch.insert_missing = true;
     Check(table->ApplyGradients(batch).status());
   };
-  RaceTables("push, known keys", &variants, &pushes, nothing, push);
-  RaceTables(
-      "push, a tenth of the keys new, each coming twice", &variants, &pushes,
+  RaceTables("speed", "push", &variants, &pushes, nothing, push);
+  RaceTables(  // Each new key comes twice.
+      "speed", "push, a tenth new", &variants, &pushes,
       [&] { PutNewKeys(&pushes, &next_new); }, push);
   printf("\nafter it, MB of what waits for admission:\n");
   for (const Variant& variant : variants) {
@@ -238,6 +243,11 @@ class Pusher {
   std::atomic<int64_t> num_pushes_{0};
   std::thread thread_;
 };
+
+void ReportChurn(const std::string& row, const char* unit,
+                 const std::vector<double>& values, const char* to_reach = "") {
+  Report("churn | " + row + " | measured", unit, values, to_reach);
+}
 
 int64_t BytesOf(const EmbeddingTable& table) {
   const TableStats stats = table.stats();
@@ -321,8 +331,18 @@ void MeasureChurn() {
       static_cast<double>(most_resident) / static_cast<double>(full_resident),
       megabytes(peak),
       static_cast<double>(peak) / static_cast<double>(full_resident));
+  ReportChurn(
+      "rows evicted, times what the table keeps", "",
+      {static_cast<double>(num_evicted) / static_cast<double>(capacity)},
+      "at least 10");
+  ReportChurn("resident, a table as full that was never shrunk", "MB",
+              {megabytes(full_resident)});
+  ReportChurn("most resident at any moment, times that", "",
+              {static_cast<double>(peak) / static_cast<double>(full_resident)},
+              "bounded");
   const auto print_pauses = [](const char* what,
                                const std::vector<double>& pauses) {
+    ReportChurn(std::string("longest push while ") + what, "ms", pauses);
     printf(
         "longest push of 64 keys while %s, ms: median of the windows %.2f, "
         "worst %.2f\n",
@@ -332,6 +352,7 @@ void MeasureChurn() {
   print_pauses("the table shrinks", pauses_shrinking);
   printf("a shrink takes %.1f ms, %.1f of CPU (medians)\n", Median(shrink_ms),
          Median(shrink_cpu_ms));
+  ReportChurn("a shrink", "s", {Median(shrink_ms) / 1e3});
 
   pusher.TakeLongest();
   rules.max_rows = static_cast<uint64_t>(capacity / 10);
@@ -341,6 +362,12 @@ void MeasureChurn() {
   Check(table->Shrink(rules, day.load(), /*dry_run=*/false).status());
   const double taken_ms = (WallSeconds() - begin) * 1e3;
   const TableStats stats = table->stats();
+  ReportChurn("shrunk to a tenth: resident before", "MB",
+              {megabytes(resident_before)});
+  ReportChurn("shrunk to a tenth: resident after", "MB",
+              {megabytes(ResidentBytes() - begin_resident)});
+  ReportChurn("shrunk to a tenth: of these the index", "MB",
+              {megabytes(stats.index_bytes)});
   printf(
       "to a tenth, %ld rows, in %.1f ms, longest push %.2f: table %.1f to "
       "%.1f MB (index %.1f), resident %.1f to %.1f\n",

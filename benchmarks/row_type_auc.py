@@ -27,6 +27,7 @@ import tfswitch as tsw
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
 import deepfm_movielens as example
+from figures import report
 
 _OPTIMIZER = flags.DEFINE_enum(
     "optimizer", "adagrad", ["adagrad", "adam"], "Of the embeddings."
@@ -98,6 +99,9 @@ def main(argv: list[str]) -> None:
     print(f"\n{_OPTIMIZER.value}, embeddings + slots: bytes of a row, AUC")
     for name, values in aucs.items():
         difference = np.subtract(values, aucs["float32"])
+        cell = f"auc | {name} | {_OPTIMIZER.value}"
+        report(cell, "AUC", values)
+        report(f"{cell} - float32", "AUC", difference)
         print(
             f"  {name:28} {stride[name]:4} {statistics.median(values):.4f} "
             f"({statistics.median(difference):+.4f}, "

@@ -38,14 +38,14 @@ const NamedType kTypes[] = {
     {"float32", {kF32, kF32, kChance}},
     // Against itself: what of the ratios is chance.
     {"float32 again", {kF32, kF32, kChance}},
-    {"bf16 + float32", {kBf16, kF32, kChance}},
-    {"f16 + float32", {kF16, kF32, kChance}},
-    {"bf16 + bf16", {kBf16, kBf16, kChance}},
-    {"f16 + bf16", {kF16, kBf16, kChance}},
-    {"bf16 + bf16 nearest", {kBf16, kBf16, kNearest}},
+    {"bfloat16 + float32", {kBf16, kF32, kChance}},
+    {"float16 + float32", {kF16, kF32, kChance}},
+    {"bfloat16 + bfloat16", {kBf16, kBf16, kChance}},
+    {"float16 + bfloat16", {kF16, kBf16, kChance}},
+    {"bfloat16 + bfloat16, nearest", {kBf16, kBf16, kNearest}},
 };
 
-void Measure(const OptimizerConfig& optimizer) {
+void Measure(const OptimizerConfig& optimizer, const std::string& title) {
   std::vector<Variant> variants;
   printf(
       "embeddings + slots: row stride; resident bytes per key, with index\n");
@@ -58,9 +58,14 @@ void Measure(const OptimizerConfig& optimizer) {
     auto table = MakeTable(config);
     Fill(table.get(), 0, num_keys);
     PageKeeper::Get().WaitUntilIdle();
-    printf("  %-20s %4ld  %6.1f\n", named.name, table->stats().row_stride_bytes,
-           static_cast<double>(ResidentBytes() - before) /
-               static_cast<double>(num_keys));
+    const int64_t stride = table->stats().row_stride_bytes;
+    const double resident = static_cast<double>(ResidentBytes() - before) /
+                            static_cast<double>(num_keys);
+    printf("  %-28s %4ld  %6.1f\n", named.name, stride, resident);
+    const std::string row =
+        std::string("speed | ") + named.name + " | " + title;
+    Report(row + "stride", "B", {static_cast<double>(stride)});
+    Report(row + "resident", "B", {resident});
     variants.push_back({named.name, std::move(table)});
   }
   ZipfPositions source;
@@ -68,13 +73,13 @@ void Measure(const OptimizerConfig& optimizer) {
   const std::vector<float> gradients(out.size(), 0.01f);
   Batches reads = MakeBatches(&source, /*is_unique=*/false);
   RaceTables(
-      "lookup", &variants, &reads, [] {},
+      "speed", title + "lookup", &variants, &reads, [] {},
       [&](EmbeddingTable* table, const std::vector<Key>& keys) {
         Check(table->Find(keys, absl::MakeSpan(out)).status());
       });
   Batches pushes = MakeBatches(&source, /*is_unique=*/true);
   RaceTables(
-      "push", &variants, &pushes, [] {},
+      "speed", title + "push", &variants, &pushes, [] {},
       [&](EmbeddingTable* table, const std::vector<Key>& keys) {
         Check(table->ApplyGradients(keys, gradients, 0.01f, true).status());
       });
@@ -82,11 +87,13 @@ void Measure(const OptimizerConfig& optimizer) {
 
 int Main(int argc, char** argv) {
   OptimizerConfig optimizer = AdagradConfig{};
+  std::string title = "Adagrad: ";
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (TakeFlag(arg)) continue;
     if (arg == "--adam") {
       optimizer = AdamConfig{};
+      title = "Adam: ";
     } else {
       fprintf(stderr,
               "usage: row_type_bench [--keys=N] [--dim=D] [--reps=R] "
@@ -98,7 +105,7 @@ int Main(int argc, char** argv) {
   const std::string level(SimdLevelName(ActiveSimdLevel()));
   printf("keys %ld, dim %d, batch %ld, reps %d, %s\n", num_keys, dim,
          batch_size, reps, level.c_str());
-  Measure(optimizer);
+  Measure(optimizer, title);
   return 0;
 }
 

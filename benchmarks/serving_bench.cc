@@ -119,16 +119,23 @@ class Requests {
 struct Times {
   std::vector<double> ms;
 
-  std::string ToString() {
-    if (ms.empty()) return "none";
+  // Prints and reports; returns the p99.
+  double Tell(const std::string& what, const char* to_reach = "") {
+    if (ms.empty()) return 0.0;
     std::sort(ms.begin(), ms.end());
-    char text[96];
-    std::snprintf(
-        text, sizeof(text), "median %.3f  p99 %.3f  worst %.3f  (%zu requests)",
-        ms[ms.size() / 2], ms[ms.size() * 99 / 100], ms.back(), ms.size());
-    return text;
+    const double p99 = ms[ms.size() * 99 / 100];
+    std::printf("%s, ms: median %.3f  p99 %.3f  worst %.3f  (%zu requests)\n",
+                what.c_str(), Median(ms), p99, ms.back(), ms.size());
+    Report("serving | lookup, " + what + " | median", "ms", {Median(ms)});
+    Report("serving | lookup, " + what + " | p99", "ms", {p99}, to_reach);
+    return p99;
   }
 };
+
+void ReportServing(const std::string& row, const char* unit, double value,
+                   const char* to_reach = "") {
+  Report("serving | " + row + " | median", unit, {value}, to_reach);
+}
 
 double RequestMs(const ServedRows& served, const std::vector<Key>& ids,
                  std::vector<float>* rows) {
@@ -255,8 +262,10 @@ void Main(const Options& options) {
   const std::string path = mkdtemp(pattern.data());
   double begin = WallSeconds();
   Export(path, options, /*is_delta=*/false, 0, options.keys, 1.0f);
+  const double write_seconds = WallSeconds() - begin;
   std::printf("%" PRId64 " rows, dim %d, %s: written in %.1f s\n", options.keys,
-              options.dim, options.format.c_str(), WallSeconds() - begin);
+              options.dim, options.format.c_str(), write_seconds);
+  ReportServing("writing the export", "s", write_seconds);
 
   std::vector<double> open_ms;
   std::shared_ptr<ServedRows> served;
@@ -267,20 +276,22 @@ void Main(const Options& options) {
     open_ms.push_back((WallSeconds() - begin) * 1e3);
   }
   std::printf("open, ms: median %.2f\n", Median(open_ms));
+  ReportServing("opening it", "ms", Median(open_ms), "under 100 ms");
   for (const bool is_zipf : {false, true}) {
     const auto fresh = Open(path, options, /*verify_first=*/false);
-    std::printf("unchecked, %s, ms: %s\n", is_zipf ? "zipf" : "uniform",
-                Run(*fresh, options, is_zipf, options.requests / 4, 1)
-                    .ToString()
-                    .c_str());
+    Run(*fresh, options, is_zipf, options.requests / 4, 1)
+        .Tell(is_zipf ? "unchecked, zipf" : "unchecked, uniform");
   }
   begin = WallSeconds();
   served = Open(path, options, /*verify_first=*/true);
-  std::printf("open and check all: %.2f s\n", WallSeconds() - begin);
+  const double check_seconds = WallSeconds() - begin;
+  std::printf("open and check all: %.2f s\n", check_seconds);
+  ReportServing("opening it, all rows checked before", "s", check_seconds);
+  double p99_before = 0.0;
   for (const bool is_zipf : {false, true}) {
-    std::printf(
-        "checked, %s, ms: %s\n", is_zipf ? "zipf" : "uniform",
-        Run(*served, options, is_zipf, options.requests, 2).ToString().c_str());
+    p99_before = Run(*served, options, is_zipf, options.requests, 2)
+                     .Tell(is_zipf ? "checked, zipf" : "checked, uniform",
+                           "at most 0.3 ms");
   }
   {
     const auto manifest = ReadExport(path, {1, /*is_delta=*/false});
@@ -288,8 +299,7 @@ void Main(const Options& options) {
     const auto file = MappedFile::Open(
         RowFilePath(path, manifest->name, manifest->tables.at("t")));
     Check(file.status());
-    std::printf("floor, uniform, ms: %s\n",
-                RunFloor(**file, options.requests).ToString().c_str());
+    RunFloor(**file, options.requests).Tell("floor, uniform");
   }
 
   constexpr int kDeltas = 20;
@@ -322,18 +332,24 @@ void Main(const Options& options) {
   applier.join();
   std::printf("applying a delta of %" PRId64 " rows, ms: median %.1f\n",
               options.delta, Median(apply_ms));
-  std::printf("while one is applied, zipf, ms: %s\n",
-              during.ToString().c_str());
-  std::printf(
-      "after %d deltas in %zu files, zipf, ms: %s\n", kDeltas,
-      served->Pin()->tables()[0].files.size(),
-      Run(*served, options, true, options.requests, 4).ToString().c_str());
+  ReportServing("applying a delta", "ms", Median(apply_ms));
+  const double p99_during = during.Tell("while a delta is applied, zipf");
+  if (p99_during > 0.0) {
+    Report("serving | the same, times that before | p99", "",
+           {p99_during / p99_before}, "at most 2");
+  }
+  std::printf("%zu files\n", served->Pin()->tables()[0].files.size());
+  Run(*served, options, true, options.requests, 4)
+      .Tell(absl::StrCat("after ", kDeltas, " deltas, zipf"));
   served.reset();
 
   for (const int num_processes : {1, 2}) {
     double sum = 0.0;
     for (const double pss : PssOf(num_processes, path, options)) sum += pss;
     std::printf("PSS of %d serving, MiB: %.0f in all\n", num_processes, sum);
+    ReportServing(
+        absl::StrCat("memory (PSS), serving processes: ", num_processes), "MiB",
+        sum, num_processes == 1 ? "" : "one copy of the rows");
   }
   std::error_code error;
   std::filesystem::remove_all(path, error);

@@ -11,6 +11,7 @@ the one with fed embeddings.
 
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -19,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 from absl import app, flags
+from figures import report
 
 import tfswitch as tsw
 
@@ -84,6 +86,21 @@ def save_served(folder: str, row_formats: list[str]) -> list[str]:
     return paths
 
 
+def report_times(output: str, threads: str) -> None:
+    """Hands over what `time_requests` has printed of each model."""
+    row = f"layers of {', '.join(_HIDDEN.value)}; threads: {threads}"
+    for model, *numbers in re.findall(
+        r"/(\w+): median (\S+) ms \((\S+)\), p99 (\S+) ms \((\S+)\)", output
+    ):
+        median, ratio, p99, p99_ratio = map(float, numbers)
+        report(f"requests | {row} | {model}: median", "ms", [median])
+        report(f"requests | {row} | {model}: p99", "ms", [p99])
+        if model != "fed":
+            name = f"requests | {row} | {model} / fed"
+            report(f"{name}: median", "", [ratio])
+            report(f"{name}: p99", "", [p99_ratio], "at most 1.2")
+
+
 def main(_: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         fed = f"{folder}/fed"
@@ -99,7 +116,7 @@ def main(_: list[str]) -> None:
         for _ in range(_ROUNDS.value):
             for threads in _THREADS.value:
                 print(f"threads: {threads}", flush=True)
-                subprocess.run(
+                output = subprocess.run(
                     [
                         _PROGRAM.value,
                         f"--models={','.join(models)}",
@@ -109,8 +126,12 @@ def main(_: list[str]) -> None:
                     ],
                     check=True,
                     env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+                    stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                )
+                    text=True,
+                ).stdout
+                print(output, end="", flush=True)
+                report_times(output, threads)
 
 
 if __name__ == "__main__":

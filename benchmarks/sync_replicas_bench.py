@@ -33,6 +33,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from figures import report
 
 import tfswitch as tsw
 
@@ -404,6 +405,7 @@ def _compare_cases() -> None:
             )
             weights = found["weights"][samples]
             never = int((np.abs(weights) < 1e-6).sum())
+            report(f"never trained | {name} | {engine}", "", [never])
             lost.setdefault(name, []).append(100.0 * never / len(samples))
             ends = ", ".join(w["ended"] for w in found["workers"])
             values = " ".join(f"{w:.3g}" for w in sorted(set(weights.round(5))))
@@ -454,6 +456,16 @@ def _compare_speed() -> None:
                 times[engine].append(round(found["workers"][0]["step_ms"], 2))
         medians = {e: statistics.median(times[e]) for e in ENGINES}
         for engine in ENGINES:
+            row = f"speed | {model} |"
+            report(f"{row} {engine}", "ms", times[engine])
+            if engine != "stock" and model == "toy":
+                slower = medians[engine] - medians["stock"]
+                bar = "at most 5 ms" if engine == "ps" else "at most 1 ms"
+                report(f"{row} {engine} - stock", "ms", [slower], bar)
+            elif engine != "stock":
+                ratio = medians["stock"] / medians[engine]
+                bar = "at least 1" if engine == "servers" else ""
+                report(f"{row} stock / {engine}", "", [ratio], bar)
             print(
                 f"{model}: {engine} {medians[engine]:.2f} ms per step "
                 f"{times[engine]}; - stock "

@@ -103,6 +103,8 @@ void MeasurePausesOfTheMachine(double seconds) {
       "a loop that only reads the clocks, %.1f s, us: worst %.1f wall (%ld "
       "above 1 ms), %.1f cpu\n",
       seconds, worst_wall * 1e6, num_slow, worst_cpu * 1e6);
+  Report("growth | worst pause of a loop that only reads the clocks | measured",
+         "ms", {worst_wall * 1e3});
 }
 
 // Growth by one key at a time: the pause that an insert may see. On a busy
@@ -142,6 +144,10 @@ void MeasureSingleInserts() {
       "cpu\n",
       num_keys, quantile(0.5), quantile(0.9999), wall_us.back(),
       worst_undisturbed_us, num_slow, worst_cpu_us);
+  Report("growth | worst pause of a single insert | measured", "ms",
+         {wall_us.back() / 1e3}, "under 5 ms");
+  Report("growth | p99.99 of a single insert | measured", "ms",
+         {quantile(0.9999) / 1e3});
   MeasurePausesOfTheMachine(WallSeconds() - begin);
 }
 
@@ -187,6 +193,17 @@ std::unique_ptr<EmbeddingTable> MeasureGrowth() {
             size, double(resident) / size, double(stats.index_bytes) / size,
             double(stats.row_bytes) / size, double(stats.reserved_bytes) / size,
             double(peak) / resident);
+        const auto report = [size](const char* row, int64_t bytes,
+                                   const char* to_reach = "") {
+          Report(std::string("memory | ") + row + " | measured", "B",
+                 {double(bytes) / size}, to_reach);
+        };
+        report("resident bytes per key", resident, "at most 170");
+        report("of these the index", stats.index_bytes);
+        report("of these the rows", stats.row_bytes);
+        report("of these touched ahead", stats.reserved_bytes);
+        Report("memory | peak while growing, times that | measured", "",
+               {double(peak) / resident}, "at most 1.3");
       }
     }
   }
@@ -247,8 +264,9 @@ Queries MakeQueries(PositionSource* source, size_t num_lines, bool is_unique) {
 using Variants = std::vector<std::pair<std::string, std::function<void()>>>;
 
 // Runs the variants interleaved; ratios are to variant `floor`.
-std::map<std::string, double> Race(const char* title, const Variants& variants,
-                                   size_t floor, size_t num_queries) {
+std::map<std::string, double> Race(const std::string& title,
+                                   const Variants& variants, size_t floor,
+                                   size_t num_queries, const char* to_reach) {
   std::vector<std::vector<double>> ns(variants.size());
   for (int rep = -1; rep < reps; ++rep) {  // One to warm up.
     for (size_t i = 0; i < variants.size(); ++i) {
@@ -260,15 +278,21 @@ std::map<std::string, double> Race(const char* title, const Variants& variants,
     }
   }
   std::map<std::string, double> medians;
-  printf("%s, ns per key (x floor):", title);
+  printf("%s, ns per key (x floor):", title.c_str());
+  const std::string row = "speed | " + title + " | ";
   for (size_t v = 0; v < variants.size(); ++v) {
-    std::vector<double> ratios;
-    for (int rep = 0; rep < reps; ++rep) {
-      ratios.push_back(ns[v][rep] / ns[floor][rep]);
+    if (v >= floor) {
+      Report(row + (v == floor ? "floor" : variants[v].first), "ns", ns[v]);
     }
     medians[variants[v].first] = Median(ns[v]);
     printf("  %s %.1f (%.2f)", variants[v].first.c_str(), Median(ns[v]),
-           Median(ratios));
+           Median(Ratios(ns[v], ns[floor])));
+  }
+  // Behind the floor comes the table, and then boost, where it is.
+  Report(row + "table / floor", "", Ratios(ns[floor + 1], ns[floor]), to_reach);
+  if (variants.size() > floor + 2) {
+    Report(row + "boost / table", "", Ratios(ns.back(), ns[floor + 1]),
+           "at least 2");
   }
   printf("\n");
   fflush(stdout);
@@ -370,8 +394,8 @@ void MeasureBatches(EmbeddingTable* table) {
            });
          }});
 #endif
-    auto medians = Race((std::string("lookup ") + name).c_str(), lookups, 1,
-                        reads.keys.size());
+    auto medians = Race(std::string("lookup, ") + name, lookups, 1,
+                        reads.keys.size(), "at most 2.0");
     if (medians.count("boost") != 0) {
       printf("  boost / table: %.2f\n", medians["boost"] / medians["table"]);
     }
@@ -414,8 +438,8 @@ void MeasureBatches(EmbeddingTable* table) {
            });
          }});
 #endif
-    medians = Race((std::string("adagrad ") + name).c_str(), updates, 0,
-                   steps.keys.size());
+    medians = Race(std::string("fused Adagrad, ") + name, updates, 0,
+                   steps.keys.size(), "at most 2.2");
     if (medians.count("boost") != 0) {
       printf("  boost / table: %.2f\n", medians["boost"] / medians["table"]);
     }
@@ -458,8 +482,8 @@ void MeasureTracking() {
       batches.push_back(std::move(keys));
     }
     RaceTables(
-        is_zipf ? "push, zipf 1.05" : "push, uniform", &variants, &batches,
-        [] {}, push);
+        "changes", is_zipf ? "push, zipf 1.05" : "push, uniform", &variants,
+        &batches, [] {}, push);
   }
   for (const Variant& variant : variants) {
     printf("%s: %.1f B per key for changes\n", variant.name.c_str(),

@@ -152,10 +152,11 @@ using Work = std::function<void(EmbeddingTable*, const std::vector<Key>&)>;
 
 // The variants take turns batch by batch, each beginning as often as the
 // others. Ratios are to the first one. `prepare` is called before each
-// repetition.
-inline void RaceTables(const char* title, std::vector<Variant>* variants,
-                       Batches* batches, const std::function<void()>& prepare,
-                       const Work& work) {
+// repetition. Figures go to the column `title` of `page_table`.
+inline void RaceTables(const std::string& page_table, const std::string& title,
+                       std::vector<Variant>* variants, Batches* batches,
+                       const std::function<void()>& prepare, const Work& work,
+                       const char* to_reach = "") {
   const size_t num_variants = variants->size();
   std::vector<std::vector<double>> ns(num_variants);
   size_t first = 0;
@@ -178,16 +179,20 @@ inline void RaceTables(const char* title, std::vector<Variant>* variants,
                           static_cast<int64_t>(batches->size()) * batch_size));
     }
   }
-  printf("\n%s, ns per key (x %s, least to most):\n", title,
+  printf("\n%s, ns per key (x %s, least to most):\n", title.c_str(),
          (*variants)[0].name.c_str());
   for (size_t v = 0; v < variants->size(); ++v) {
-    std::vector<double> ratios;
-    for (int rep = 0; rep < reps; ++rep) {
-      ratios.push_back(ns[v][rep] / ns[0][rep]);
-    }
+    const std::vector<double> ratios = Ratios(ns[v], ns[0]);
     const auto [least, most] =
         std::minmax_element(ratios.begin(), ratios.end());
-    printf("  %-18s %6.1f  %.2f (%.2f to %.2f)\n", (*variants)[v].name.c_str(),
+    const std::string name =
+        page_table + " | " + (*variants)[v].name + " | " + title;
+    if (v == 0) {
+      Report(name, "ns", ns[v]);
+    } else {
+      Report(name, "", ratios, to_reach);
+    }
+    printf("  %-28s %6.1f  %.2f (%.2f to %.2f)\n", (*variants)[v].name.c_str(),
            Median(ns[v]), Median(ratios), *least, *most);
   }
   fflush(stdout);

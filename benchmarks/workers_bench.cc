@@ -189,10 +189,17 @@ double Rate(const std::string& address, const ConsistencyConfig& consistency,
   return sum;
 }
 
+void ReportWorkers(const std::string& row, const char* unit,
+                   const std::vector<double>& values,
+                   const char* to_reach = "") {
+  Report(absl::StrCat("workers | ", row, " | measured"), unit, values,
+         to_reach);
+}
+
 // Runs two variants interleaved and prints rates and their ratio.
 void Compare(const char* title, const char* name_a,
              const std::function<double()>& a, const char* name_b,
-             const std::function<double()>& b) {
+             const std::function<double()>& b, const char* to_reach) {
   std::vector<double> rates_a;
   std::vector<double> rates_b;
   std::vector<double> ratios;
@@ -216,6 +223,10 @@ void Compare(const char* title, const char* name_a,
       title, name_a, Median(rates_a), name_b, Median(rates_b),
       ratios[ratios.size() / 2], ratios.front(), ratios.back());
   std::fflush(stdout);
+  ReportWorkers(absl::StrCat(title, ": ", name_b, " / ", name_a), "", ratios,
+                to_reach);
+  ReportWorkers(absl::StrCat(title, ": ", name_a), "steps/s", rates_a);
+  ReportWorkers(absl::StrCat(title, ": ", name_b), "steps/s", rates_b);
 }
 
 void MeasureStaleness(const std::string& address, uint32_t staleness) {
@@ -260,6 +271,8 @@ void MeasureStaleness(const std::string& address, uint32_t staleness) {
       WallSeconds() - begin, histogram.c_str(), staleness,
       static_cast<long>(beyond));
   std::fflush(stdout);
+  ReportWorkers(absl::StrCat("ssp(", staleness, "): steps beyond it"), "",
+                {static_cast<double>(beyond)}, "0");
 }
 
 void MeasureClock(const std::string& address,
@@ -275,17 +288,23 @@ void MeasureClock(const std::string& address,
     const double middle = WallSeconds();
     worker.EndStep();
     const double end = WallSeconds();
-    exchanges.push_back((middle - begin) * 1e6);
-    times.push_back((end - middle) * 1e6);
-    wholes.push_back((end - begin) * 1e6);
+    exchanges.push_back((middle - begin) * 1e3);
+    times.push_back((end - middle) * 1e3);
+    wholes.push_back((end - begin) * 1e3);
   }
   worker.Leave();
   std::printf(
-      "end of a step with %s: median %.0f us (pull and push: %.0f us, all: "
-      "%.0f us)\n",
+      "end of a step with %s: median %.2f ms (pull and push: %.2f ms, all: "
+      "%.2f ms)\n",
       consistency.ToString().c_str(), Median(times), Median(exchanges),
       Median(wholes));
   std::fflush(stdout);
+  const std::string row = consistency.ToString() + ", one worker: ";
+  // The step of the table is in the end of one with bsp.
+  ReportWorkers(
+      row + "end of a step", "ms", {Median(times)},
+      consistency.kind == ConsistencyKind::kBsp ? "" : "at most 0.3 ms");
+  ReportWorkers(row + "pull and push", "ms", {Median(exchanges)});
 }
 
 // Without a table, so that there is nothing to commit.
@@ -303,10 +322,12 @@ void MeasureRoundTrip(const std::string& address) {
   for (int step = 0; step < 2000; ++step) {
     const double begin = WallSeconds();
     Check((*session)->EndStepAndWaitForRound(1.0, absl::Seconds(60)).status());
-    times.push_back((WallSeconds() - begin) * 1e6);
+    times.push_back((WallSeconds() - begin) * 1e3);
   }
-  std::printf("round trip of the clock: median %.0f us\n", Median(times));
+  std::printf("round trip of the clock: median %.2f ms\n", Median(times));
   std::fflush(stdout);
+  ReportWorkers("round trip of the clock", "ms", {Median(times)},
+                "at most 0.3 ms");
 }
 
 bool ReadFlag(const char* argument, const char* name, int64_t* value) {
@@ -345,12 +366,14 @@ int Main(int argc, char** argv) {
   Compare(
       "rate of equal workers", "asp",
       [&] { return Rate(address, asp, num_workers, num_workers, 1.0); }, "bsp",
-      [&] { return Rate(address, bsp, num_workers, num_workers, 1.0); });
+      [&] { return Rate(address, bsp, num_workers, num_workers, 1.0); },
+      "at least 0.8");
   Compare(
       "asp beside a straggler", "equal",
       [&] { return Rate(address, asp, num_workers, num_workers - 1, 1.0); },
       "straggler",
-      [&] { return Rate(address, asp, num_workers, num_workers - 1, 2.0); });
+      [&] { return Rate(address, asp, num_workers, num_workers - 1, 2.0); },
+      "at least 0.95");
   for (const uint32_t staleness : {0u, 1u, 3u}) {
     MeasureStaleness(address, staleness);
   }
