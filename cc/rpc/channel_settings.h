@@ -1,5 +1,5 @@
-// Settings that both ends of a connection share; docs/benchmarks_exchange.md
-// has what they are worth.
+// Settings that both ends of a connection share; docs/benchmarks/exchange.md
+// has what an exchange costs with them.
 
 #ifndef TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
 #define TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_

@@ -1,6 +1,6 @@
 """Benchmarks that train, on a little data: that they run and what they print.
 
-What they measure is in docs/benchmarks*.md.
+What they measure is in docs/benchmarks/.
 """
 
 import os
