@@ -46,9 +46,9 @@
 #include "benchmarks/bench_support.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/client/local_client.h"
-#include "cc/rpc/grpc_client.h"
-#include "cc/rpc/grpc_server.h"
+#include "cc/rpc/client/grpc_client.h"
 #include "cc/rpc/process_settings.h"
+#include "cc/rpc/server/grpc_server.h"
 #include "cc/shard/shard.h"
 
 namespace tfswitch {
@@ -179,7 +179,7 @@ void ServeRaw(int listener, Shard* shard) {
     }
     if (!ReceiveAll(fd, values.data(), bytes)) break;
     if (table) {
-      ShardPush push;
+      PushRequest push;
       push.keys = some_keys;
       push.gradients = some;
       push.learning_rate = 0.05f;

@@ -37,8 +37,8 @@
 #include "benchmarks/bench_support.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/client/worker_session.h"
-#include "cc/rpc/grpc_client.h"
-#include "cc/rpc/grpc_server.h"
+#include "cc/rpc/client/grpc_client.h"
+#include "cc/rpc/server/grpc_server.h"
 #include "cc/shard/shard.h"
 
 namespace tfswitch {

@@ -35,7 +35,7 @@ function(tfswitch_cc_tests room)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300)
   if(TFSWITCH_SANITIZER STREQUAL "thread"
-     AND ("tfswitch_rpc" IN_LIST ARG_DEPS OR "tfswitch_core" IN_LIST ARG_DEPS))
+     AND ("tfswitch_rpc_client" IN_LIST ARG_DEPS OR "tfswitch_core" IN_LIST ARG_DEPS))
     # Debian's gRPC is not instrumented, and its locks and queues are atomics
     # that ThreadSanitizer cannot see: memory that gRPC hands from thread to
     # thread looks shared without order. Accesses made inside it are left out;

@@ -1,6 +1,9 @@
 """Dicts that tables and clusters answer with, and that print as a sentence."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from tfswitch._control import integers
 
 _MEMORY = (
     "row_bytes",
@@ -9,6 +12,17 @@ _MEMORY = (
     "admission_bytes",
     "change_bytes",
 )
+_COUNTS = (
+    *_MEMORY,
+    "slot_floats",
+    "num_rows",
+    "row_stride_bytes",
+    "inserted_rows",
+    "erased_rows",
+    "num_candidates",
+    "num_steps",
+)
+_RULES = ("ttl", "show_click_score", "l2_norm", "max_rows")
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -21,6 +35,10 @@ def format_bytes(num_bytes: int) -> str:
 
 class TableStats(dict[str, Any]):
     """Row counts and memory; prints as "1,000,000 rows, 122.1 MiB"."""
+
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        """Takes what it has from a message TableInfo."""
+        super().__init__(lost=info["lost"], **integers(info, _COUNTS))
 
     @property
     def memory_bytes(self) -> int:
@@ -39,8 +57,17 @@ class ShrinkReport(dict[str, Any]):
         dry_run: Whether nothing was evicted.
     """
 
-    def __init__(self, counts: dict[str, Any], *, dry_run: bool) -> None:
-        super().__init__(counts)
+    def __init__(self, response: Mapping[str, Any], *, dry_run: bool) -> None:
+        """Takes what it has from a message ShrinkResponse."""
+        counts = ("evicted_rows", "evicted_bytes", "evicted_candidates")
+        super().__init__(
+            integers(response, (*counts, "remaining_rows")),
+            by={rule: int(response[f"by_{rule}"]) for rule in _RULES},
+            remaining_usage={
+                name: float(response[f"remaining_{name}"])
+                for name in ("count", "show", "click")
+            },
+        )
         self.dry_run = dry_run
 
     def __repr__(self) -> str:

@@ -1,6 +1,5 @@
 """Where tables live: in this process, or on parameter servers."""
 
-import json
 import os
 import threading
 import warnings
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfswitch import _native, _tf_config
+from tfswitch._control import call, integers
 from tfswitch._reports import TableStats
 
 _ACCEPTED = (
@@ -74,7 +74,11 @@ class Cluster:
         self.address = address
         self.timeout = float(timeout)
         self._native = _native.Cluster(address, self.timeout)
-        self._native.set_recreates_lost_tables(on_lost_tables == "recreate")
+        call(
+            self._native,
+            "Configure",
+            recreate_lost_tables=on_lost_tables == "recreate",
+        )
         self._closed = False
         self._previous: Cluster | None = None
         # What the process is in the cluster ends with the connection.
@@ -111,7 +115,7 @@ class Cluster:
         ...     model.fit(dataset)
         ...     table.shrink()
         """
-        day = self._native.day()
+        day = float(call(self._native, "Configure")["day"])
         return None if day < 0.0 else day
 
     @day.setter
@@ -125,7 +129,8 @@ class Cluster:
                 f"`day` must be None or a number from 0 to {_MAX_DAY:g}. "
                 f"Received: day={day!r}"
             )
-        self._native.set_day(-1.0 if day is None else float(day))
+        value = -1.0 if day is None else float(day)
+        call(self._native, "Configure", day=value)
 
     @property
     def closed(self) -> bool:
@@ -150,8 +155,7 @@ class Cluster:
         {'user': 3 rows, 104.0 KiB}
         """
         return {
-            info["config"]["name"]: _without_config(info)
-            for info in self._list()
+            info["config"]["name"]: TableStats(info) for info in self._list()
         }
 
     def save(
@@ -201,13 +205,15 @@ class Cluster:
             raise ValueError(
                 f"`keep` must be an integer of at least 1. Received: {keep!r}"
             )
-        return self._checkpoint(
-            self._native.save,
+        report = call(
+            self._native,
+            "Save",
             path=os.fspath(path),
             tables=_names("tables", tables),
             keep=keep,
-            drop=_names("drop", drop),
+            dropped_tables=_names("drop", drop),
         )
+        return _checkpoint_report(report)
 
     def restore(
         self,
@@ -247,24 +253,21 @@ class Cluster:
                 "`save` must be None or the number of a save, from 1. "
                 f"Received: {save!r}"
             )
-        report = self._checkpoint(
-            self._native.restore,
+        report = call(
+            self._native,
+            "Restore",
             path=os.fspath(path),
             tables=_names("tables", tables),
-            save=save or 0,
+            save=save,
         )
-        if report.get("skipped"):
+        if report["skipped"]:
             warnings.warn(
                 f"restored save {report['save']} of '{os.fspath(path)}', as "
                 "newer ones cannot be read: " + "; ".join(report["skipped"]),
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return report
-
-    @staticmethod
-    def _checkpoint(call: Callable[[str], str], **request: Any) -> Any:
-        return json.loads(call(json.dumps(request)))
+        return _checkpoint_report(report)
 
     def reset_lost_tables(self) -> list[dict[str, Any]]:
         """Goes on with tables that have lost rows, without those rows.
@@ -290,7 +293,17 @@ class Cluster:
         >>> cluster.reset_lost_tables()
         [{'table': 'item', 'shards': [1], 'num_lost_rows': 1020}]
         """
-        return json.loads(self._native.reset_lost_tables())
+        response = call(self._native, "ResetLostTables")
+        return [
+            {
+                "table": table["table"],
+                "shards": table["shards"],
+                "num_lost_rows": int(table["num_lost_rows"])
+                if "num_lost_rows" in table
+                else None,
+            }
+            for table in response["tables"]
+        ]
 
     def drop(self, name: str) -> None:
         """Removes a table with all its rows, for all who use it.
@@ -312,7 +325,7 @@ class Cluster:
 
         >>> cluster.drop("user_of_last_week")
         """
-        self._native.drop_table(name)
+        call(self._native, "DropTable", table=name)
 
     def close(self) -> None:
         """Ends the connection; tables that are in use keep theirs.
@@ -352,7 +365,7 @@ class Cluster:
         return f"<tfswitch.Cluster {self.address!r}>"
 
     def _list(self, name: str = "") -> list[dict[str, Any]]:
-        return json.loads(self._native.list_tables(name))
+        return call(self._native, "ListTables", table=name)["tables"]
 
 
 def connect(
@@ -441,5 +454,8 @@ def _names(argument: str, tables: Sequence[str]) -> list[str]:
     return list(tables)
 
 
-def _without_config(info: dict[str, Any]) -> TableStats:
-    return TableStats((k, v) for k, v in info.items() if k != "config")
+def _checkpoint_report(report: dict[str, Any]) -> dict[str, Any]:
+    result = {**report, **integers(report, ("num_rows", "save"))}
+    if not report["skipped"]:
+        del result["skipped"]
+    return result

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import optimizers as optimizers_lib
+from tfswitch._table_spec import TableSpec
 from tfswitch.cluster import Cluster
 from tfswitch.ops import embedding_ops
 from tfswitch.table import EmbeddingTable, _python_errors
@@ -88,15 +89,14 @@ class DenseTable:
         )
         optimizer = optimizers_lib.get(optimizer)
         optimizer.check_elementwise("a dense table")
-        self._table = EmbeddingTable._create_dense(
-            name,
-            self._block,
-            layout=layout,
-            seed=0,  # Of values that begin as zeros.
+        spec = TableSpec(
+            initializer="zeros",
             optimizer=optimizer,
+            seed=0,  # Of values that begin as zeros.
             consistency=consistency,
-            cluster=cluster,
+            layout=layout,
         )
+        self._table = EmbeddingTable._of(name, self._block, spec, cluster)
         self._keys = self._table._native.dense_keys(self._num_blocks)
 
     @property

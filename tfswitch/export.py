@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from absl import logging
 
 from tfswitch import _native
+from tfswitch._control import call, integers
 from tfswitch.cluster import Cluster, default_cluster
 
 # Beneath a SavedModel.
@@ -151,7 +152,7 @@ def base(
     folder = _folder_of(path)
     present = cluster if cluster is not None else default_cluster()
     options["path"] = folder.rows
-    options["tables"] = _names_of(tables, folder)
+    options.update(_names_of(tables, folder))
     return _publish(present, options)
 
 
@@ -362,8 +363,8 @@ class Schedule:
             folder = _folder_of(self._path)
             options = {
                 **self._options,
+                **_names_of(self._tables, folder),
                 "path": folder.rows,
-                "tables": _names_of(self._tables, folder),
             }
             a_delta = {**options, "delta": True}
             cluster = self._connect()
@@ -484,7 +485,7 @@ def _options_of(
     if isinstance(rule, ScoreRule):
         options["rule"] = dataclasses.asdict(rule)
     elif rule == "all":
-        options["rule"] = rule
+        options["all_rows"] = True
     elif rule is not None:
         raise ValueError(
             '`rule` must be None, "all" or a tfswitch.export.ScoreRule. '
@@ -516,11 +517,12 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
     return _Folder(os.path.normpath(rows), sorted(model["tables"]))
 
 
-def _names_of(
-    tables: Iterable[Any] | None, folder: _Folder
-) -> list[str] | Literal["all"]:
+def _names_of(tables: Iterable[Any] | None, folder: _Folder) -> dict[str, Any]:
+    """The fields of the request that say which tables."""
     if tables is None:
-        return "all" if folder.model_tables is None else folder.model_tables
+        if folder.model_tables is None:
+            return {"all_tables": True}
+        return {"tables": folder.model_tables}
     names = _checked_names(tables)
     missing = sorted(set(folder.model_tables or ()).difference(names))
     if missing:
@@ -530,7 +532,7 @@ def _names_of(
             "export without. Leave `tables` out to export what it looks up. "
             f"Received: tables={names!r}"
         )
-    return names
+    return {"tables": names}
 
 
 def _checked_names(tables: Iterable[Any]) -> list[str]:
@@ -548,5 +550,11 @@ def _checked_names(tables: Iterable[Any]) -> list[str]:
 
 
 def _publish(cluster: Cluster, options: dict[str, Any]) -> ExportReport:
-    report = cluster._native.publish_export(json.dumps(options))
-    return ExportReport(**json.loads(report))
+    report = call(cluster._native, "PublishExport", **options)
+    counts = ("number", "num_rows", "num_removed", "bytes")
+    return ExportReport(
+        kind="delta" if report["delta"] else "base",
+        published=report["published"],
+        why_base=report["why_base"],
+        **integers(report, counts),
+    )

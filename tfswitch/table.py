@@ -1,6 +1,7 @@
 """A table of embeddings: int64 ids to rows that learn."""
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -15,16 +16,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import _native
-from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
+from tfswitch._control import call
 from tfswitch._learning_rate import LearningRate
 from tfswitch._reports import ShrinkReport, TableStats
-from tfswitch.cluster import Cluster, _without_config, default_cluster
+from tfswitch._table_spec import TableSpec
+from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.ops import embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
@@ -34,12 +36,7 @@ from tfswitch.ops.resources import (
     in_plain_graph,
 )
 
-# What the policies go by.
-_NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
-_NEED_USAGE = (eviction_lib.Ttl, eviction_lib.MaxRows)
-
 MAX_DIM = 4096
-_MAX_SEED = 2**64 - 1
 
 # From looking for a free name to having the table.
 _names_lock = threading.RLock()
@@ -107,9 +104,6 @@ class EmbeddingTable:
            [ 0. ,  0. ]], dtype=float32)
     """
 
-    # Of a dense table: what its rows are.
-    _layout = ""
-
     def __init__(
         self,
         name: str,
@@ -127,79 +121,85 @@ class EmbeddingTable:
         consistency: Any = None,
         cluster: Cluster | None = None,
     ) -> None:
+        if dtype not in ("float32", tf.float32):
+            raise ValueError(
+                '`dtype` must be "float32"; what is kept in memory is '
+                f"`row_type`. Received: dtype={dtype!r}"
+            )
+        spec = TableSpec(
+            initializer=initializer,
+            optimizer=optimizer,
+            admission=admission,
+            eviction=eviction,
+            statistics=statistics,
+            update=update,
+            row_type=row_type,
+            seed=seed,
+            consistency=consistency,
+        )
+        self._start(name, dim, spec, cluster)
+
+    @classmethod
+    def _of(
+        cls, name: str, dim: int, spec: TableSpec, cluster: Cluster | None
+    ) -> "EmbeddingTable":
+        """Makes a table with the settings of a layer or of a dense table."""
+        table = cls.__new__(cls)
+        table._start(name, dim, spec, cluster)
+        return table
+
+    def _start(
+        self, name: str, dim: int, spec: TableSpec, cluster: Cluster | None
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise ValueError(
                 "`name` must be a string that is not empty. "
                 f"Received: name={name!r}"
             )
         check_dim("dim", dim)
-        if dtype not in ("float32", tf.float32):
-            raise ValueError(
-                '`dtype` must be "float32"; what is kept in memory is '
-                f"`row_type`. Received: dtype={dtype!r}"
-            )
-        check_update(update)
-        check_seed(seed)
         if cluster is not None and not isinstance(cluster, Cluster):
             raise ValueError(
                 "`cluster` must be what tfswitch.connect returns. "
                 f"Received: cluster={cluster!r}"
             )
-        self._initializer = initializers_lib.get(initializer)
-        self._optimizer = optimizers_lib.get(optimizer)
-        self._consistency = consistency_lib.get(consistency)
-        self._admission = admission_lib.get(admission)
-        self._eviction = eviction_lib.get(eviction)
-        self._statistics = find_statistics(
-            statistics, self._admission, self._eviction
-        )
-        self._row_type = row_type_lib.get(row_type)
+        if spec.optimizer is None:
+            spec = dataclasses.replace(spec, optimizer=optimizers_lib.get(None))
         row_type_lib.warn_of_slots(
-            f"table '{name}'", self._row_type, self._optimizer
+            f"table '{name}'", spec.row_type, spec.optimizer
         )
         self._name = name
-        self._update = update
         self._dim = int(dim)
         self._cluster = cluster if cluster is not None else default_cluster()
-        self._seed = self._find_seed() if seed is None else int(seed)
-        config: dict[str, Any] = {
-            "name": name,
-            "dim": self._dim,
-            "optimizer": self._optimizer_config(self._optimizer),
-            "initializer": self._initializer.to_table_config(),
-            "seed": self._seed,
-            "consistency": self._consistency.to_table_config(),
-        }
-        if self._layout:
-            config["layout"] = self._layout
-        if self._admission != admission_lib.Always():
-            config["admission"] = self._admission.to_table_config()
-        if self._eviction is not None:
-            config["eviction"] = self._eviction.to_table_config()
-        if self._statistics is not None:
-            config["statistics"] = self._statistics.to_table_config()
-        if self._row_type != row_type_lib.RowType():
-            config["row_type"] = self._row_type.to_table_config()
-        self._config = json.dumps(config, sort_keys=True)
-        try:
-            self._native = self._open()
-        except ValueError:
-            if seed is not None or self._find_seed() == self._seed:
-                raise
-            # Another worker has just made it.
-            self._seed = config["seed"] = self._find_seed()
-            self._config = json.dumps(config, sort_keys=True)
-            self._native = self._open()
-        self._learning_rate = LearningRate(self._optimizer.learning_rate)
+        if spec.seed is not None:
+            self._open(spec)
+        else:
+            self._open_with_a_seed(spec)
+        self._learning_rate = LearningRate(spec.optimizer.learning_rate)
         self._handle_lock = threading.Lock()
         self._handle: tf.Tensor | None = None
         self._frees_handle: weakref.finalize | None = None
 
-    def _open(self) -> _native.Table:
-        if self._cluster.is_remote:
-            return self._cluster._native.open_table(self._config)
-        with _names_lock:
-            return self._cluster._native.open_table(self._config)
+    def _open(self, spec: TableSpec) -> None:
+        """Makes the table, or finds it with these settings."""
+        config = json.dumps(
+            spec.to_table_config(self._name, self._dim), sort_keys=True
+        )
+        is_remote = self._cluster.is_remote
+        with contextlib.nullcontext() if is_remote else _names_lock:
+            self._native = self._cluster._native.open_table(config)
+        self._spec = spec
+        self._config = config
+
+    def _open_with_a_seed(self, spec: TableSpec) -> None:
+        seed = self._find_seed()
+        try:
+            self._open(dataclasses.replace(spec, seed=seed))
+        except ValueError:
+            now = self._find_seed()
+            if now == seed:
+                raise
+            # Another worker has just made it.
+            self._open(dataclasses.replace(spec, seed=now))
 
     def _find_seed(self) -> int:
         """That of the table that is there, for workers draw others."""
@@ -208,18 +208,8 @@ class EmbeddingTable:
         return default_seed(self._name)
 
     @classmethod
-    def _create_dense(
-        cls, name: str, dim: int, *, layout: str, **kwargs: Any
-    ) -> "EmbeddingTable":
-        """Makes the table behind a `DenseTable`."""
-        table = cls.__new__(cls)
-        table._layout = layout
-        cls.__init__(table, name, dim, initializer="zeros", **kwargs)
-        return table
-
-    @classmethod
     def _create_private(
-        cls, name: str, dim: int, *, cluster: Cluster, **kwargs: Any
+        cls, name: str, dim: int, spec: TableSpec, cluster: Cluster
     ) -> "EmbeddingTable":
         """Makes a table that nobody else has, named `name` or `name_N`."""
         with _names_lock:
@@ -229,7 +219,7 @@ class EmbeddingTable:
             # A table of that name that was freed is not missed.
             with contextlib.suppress(KeyError):
                 cluster.drop(free)
-            return cls(free, dim, cluster=cluster, **kwargs)
+            return cls._of(free, dim, spec, cluster)
 
     @property
     def name(self) -> str:
@@ -244,47 +234,48 @@ class EmbeddingTable:
     @property
     def seed(self) -> int:
         """Decides, with the id, the first value of each row."""
-        return self._seed
+        assert self._spec.seed is not None  # One is found when it is made.
+        return self._spec.seed
 
     @property
     def initializer(self) -> initializers_lib.Initializer:
         """The first value of a row."""
-        return self._initializer
+        return self._spec.initializer
 
     @property
     def optimizer(self) -> optimizers_lib.Optimizer:
         """How rows learn."""
-        return self._optimizer
+        return self._spec.optimizer
 
     @property
     def admission(self) -> Any:
         """When an id gets a row."""
-        return self._admission
+        return self._spec.admission
 
     @property
     def eviction(self) -> Any:
         """What `shrink` evicts, or None."""
-        return self._eviction
+        return self._spec.eviction
 
     @property
     def statistics(self) -> Any:
         """What is counted of each row, or None."""
-        return self._statistics
+        return self._spec.statistics
 
     @property
     def update(self) -> str:
         """Which rows a push moves: "sparse" or "dense"."""
-        return self._update
+        return self._spec.update
 
     @property
     def row_type(self) -> row_type_lib.RowType:
         """How rows are kept in memory."""
-        return self._row_type
+        return self._spec.row_type
 
     @property
     def consistency(self) -> consistency_lib.Consistency:
         """When the gradients of several workers are applied."""
-        return self._consistency
+        return self._spec.consistency
 
     @property
     def cluster(self) -> Cluster:
@@ -383,9 +374,9 @@ class EmbeddingTable:
                 "workers of a ParameterServerStrategy do not reach it. Connect "
                 "to servers with tfswitch.connect."
             )
-        if self._consistency.kind != "asp":
+        if self.consistency.kind != "asp":
             raise ValueError(
-                f"{self._owner} has consistency {self._consistency.kind}, and "
+                f"{self._owner} has consistency {self.consistency.kind}, and "
                 "the workers of a ParameterServerStrategy train asynchronously "
                 "and are no tfswitch.train.Worker. Make the table with asp."
             )
@@ -557,11 +548,14 @@ class EmbeddingTable:
                 f"Received: dry_run={dry_run!r}"
             )
         policy = eviction_lib.get(policy)
-        rules = None
-        if policy is not None:
-            rules = json.dumps(policy.to_table_config())
-        counts = json.loads(self._native.shrink(rules, bool(dry_run)))
-        return ShrinkReport(counts, dry_run=bool(dry_run))
+        response = call(
+            self._native,
+            "Shrink",
+            table=self._name,
+            rules=None if policy is None else policy.to_table_config(),
+            dry_run=bool(dry_run),
+        )
+        return ShrinkReport(response, dry_run=bool(dry_run))
 
     def usage(self, ids: Any) -> dict[str, np.ndarray]:
         """Reads what is counted of the use of ids.
@@ -584,12 +578,12 @@ class EmbeddingTable:
         values, states = self._native.read_usage(keys.reshape(-1))
         usage: dict[str, np.ndarray] = {"state": states.reshape(keys.shape)}
         names = ["count", "last_seen_day"]
-        if isinstance(self._statistics, statistics_lib.ShowClick):
+        if isinstance(self.statistics, statistics_lib.ShowClick):
             names += ["show", "click", "delta_score"]
         for place, name in enumerate(names):
             usage[name] = values[:, place].reshape(keys.shape)
-        if isinstance(self._statistics, statistics_lib.ShowClick):
-            usage["score"] = self._statistics.score(
+        if isinstance(self.statistics, statistics_lib.ShowClick):
+            usage["score"] = self.statistics.score(
                 usage["show"], usage["click"]
             )
         return usage
@@ -619,13 +613,13 @@ class EmbeddingTable:
         >>> table.stats(usage=True)["usage"]["show"]
         10.0
         """
-        stats = _without_config(self._cluster._list(self._name)[0])
+        stats = TableStats(self._cluster._list(self._name)[0])
         if usage:
             stats["usage"] = self._usage_of_all()
         return stats
 
     def _usage_of_all(self) -> dict[str, float]:
-        if self._statistics is None:
+        if self.statistics is None:
             raise RuntimeError(
                 f"{self._owner} counts nothing of its rows; make it with "
                 "`statistics`"
@@ -633,11 +627,11 @@ class EmbeddingTable:
         # All remain.
         report = self.shrink(dry_run=True, policy=eviction_lib.Ttl(1e9))
         totals: dict[str, float] = report["remaining_usage"]
-        if not isinstance(self._statistics, statistics_lib.ShowClick):
+        if not isinstance(self.statistics, statistics_lib.ShowClick):
             return {"count": totals["count"]}
         return {
             **{name: totals[name] for name in ("count", "show", "click")},
-            "score": self._statistics.score(totals["show"], totals["click"]),
+            "score": self.statistics.score(totals["show"], totals["click"]),
         }
 
     def export_rows(self) -> tuple[np.ndarray, np.ndarray]:
@@ -738,67 +732,55 @@ class EmbeddingTable:
         Raises:
             ValueError: If the table is on servers and would learn otherwise.
         """
-        if optimizer.to_table_config() != self._optimizer.to_table_config():
-            self._change_optimizer(optimizer)
-        self._optimizer = optimizer
+        spec = dataclasses.replace(self._spec, optimizer=optimizer)
+        before = self._spec.optimizer.to_table_config()
+        if optimizer.to_table_config() != before:
+            self._change_to(spec)
+        self._spec = spec
         self._learning_rate.follow(optimizer.learning_rate)
 
-    def _optimizer_config(
-        self, optimizer: optimizers_lib.Optimizer
-    ) -> dict[str, Any]:
-        config = optimizer.to_table_config()
-        if self._update == "dense":
-            config["update"] = "DENSE"
-        return config
-
-    def _change_optimizer(self, optimizer: optimizers_lib.Optimizer) -> None:
-        settings = json.loads(self._config)
-        settings["optimizer"] = self._optimizer_config(optimizer)
-        config = json.dumps(settings, sort_keys=True)
-        open_table = self._cluster._native.open_table
+    def _change_to(self, spec: TableSpec) -> None:
         with _names_lock:
             try:
                 # Another object of the table has changed it already.
-                self._native = open_table(config)
+                self._open(spec)
             except ValueError as error:
                 if self._cluster.is_remote:
                     raise ValueError(
                         f"{self._owner} is on servers, where it keeps the "
                         f"optimizer that it was made with: {error}"
                     ) from error
-                self._make_again(config, optimizer)
-        self._config = config
+                self._make_again(spec)
 
-    def _make_again(
-        self, config: str, optimizer: optimizers_lib.Optimizer
-    ) -> None:
-        """Replaces the table by one of `config`, with the same rows."""
+    def _make_again(self, spec: TableSpec) -> None:
+        """Replaces the table by one with other settings and the same rows."""
         ids, values, slots = self._export_with_slots()
-        cluster = self._cluster._native
-        cluster.drop_table(self._name)
+        present = self._spec
+        self._cluster.drop(self._name)
         try:
-            native = cluster.open_table(config)
+            self._open(spec)
+            native = self._native
             keeps_state = native.slot_floats == slots.shape[1] and (
                 optimizers_lib.have_equal_state(
-                    self._optimizer.to_table_config(),
-                    optimizer.to_table_config(),
+                    present.optimizer.to_table_config(),
+                    spec.optimizer.to_table_config(),
                 )
             )
             native.assign(ids, values, slots if keeps_state else None)
-            width = statistics_lib.width(self._statistics)
+            width = statistics_lib.width(self.statistics)
             if width and not keeps_state:
                 # Behind the state that a row begins with.
-                present, values, state = native.export_rows(True)
+                made, values, state = native.export_rows(True)
                 assert state is not None
                 usage = slots[np.argsort(ids), -width:]
-                state[np.argsort(present), -width:] = usage
-                native.assign(present, values, state)
+                state[np.argsort(made), -width:] = usage
+                native.assign(made, values, state)
         except BaseException:
             with contextlib.suppress(KeyError):
-                cluster.drop_table(self._name)
-            cluster.open_table(self._config).assign(ids, values, slots)
+                self._cluster.drop(self._name)
+            self._open(present)
+            self._native.assign(ids, values, slots)
             raise
-        self._native = native
 
     def _export_with_slots(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ids, values, slots = self._native.export_rows(True)
@@ -937,28 +919,6 @@ def training_lookup_many(
     return result
 
 
-def find_statistics(statistics: Any, admission: Any, eviction: Any) -> Any:
-    """Returns what a table counts: what was asked, or what its policies need.
-
-    Raises:
-        ValueError: If a policy needs what `statistics` do not count.
-    """
-    given = statistics_lib.get(statistics)
-    policies = [admission, *getattr(eviction, "policies", [eviction])]
-    for policy in policies:
-        if isinstance(policy, _NEED_SHOW_CLICK):
-            if given is None:
-                given = statistics_lib.ShowClick()
-            if not isinstance(given, statistics_lib.ShowClick):
-                raise ValueError(
-                    f"{policy!r} needs tfswitch.statistics.ShowClick. "
-                    f"Received: statistics={given!r}"
-                )
-    if given is None and any(isinstance(p, _NEED_USAGE) for p in policies):
-        given = statistics_lib.Usage()
-    return given
-
-
 def check_dim(name: str, dim: Any) -> None:
     """Raises ValueError unless `dim` is a possible length of a row."""
     if (
@@ -969,29 +929,6 @@ def check_dim(name: str, dim: Any) -> None:
         raise ValueError(
             f"`{name}` must be an integer from 1 to {MAX_DIM}. "
             f"Received: {name}={dim!r} (of type {type(dim).__name__})."
-        )
-
-
-def check_update(update: object) -> None:
-    """Raises ValueError unless it is a way of updating rows."""
-    if update not in ("sparse", "dense"):
-        raise ValueError(
-            f'`update` must be "sparse" or "dense". Received: update={update!r}'
-        )
-
-
-def check_seed(seed: Any) -> None:
-    """Raises ValueError unless `seed` is an unsigned 64-bit integer or None."""
-    if seed is None:
-        return
-    if (
-        isinstance(seed, bool)
-        or not isinstance(seed, (int, np.integer))
-        or not 0 <= seed <= _MAX_SEED
-    ):
-        raise ValueError(
-            "`seed` must be an integer from 0 to 2**64 - 1, or None. "
-            f"Received: seed={seed!r}"
         )
 
 

@@ -12,11 +12,10 @@
 #include "cc/base/fork_guard.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
-#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/local_client.h"
 #include "cc/client/sharded_client.h"
-#include "cc/rpc/grpc_client.h"
+#include "cc/rpc/client/grpc_client.h"
 #include "cc/shard/shard.h"
 
 namespace tfswitch {
@@ -103,15 +102,8 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
   return parsed;
 }
 
-Cluster::Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
-                 bool is_remote)
-    : client_(std::move(client)),
-      num_shards_(num_shards),
-      is_remote_(is_remote),
-      client_id_(DrawId()) {}
-
-absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
-    const std::string& address, absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
+                                                     absl::Duration timeout) {
   TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
                             ParseClusterAddress(address));
   TFSWITCH_RETURN_IF_ERROR(
@@ -150,8 +142,8 @@ absl::StatusOr<std::shared_ptr<Cluster>> Cluster::Open(
   } else {
     client = NewLocalClient(std::move(local_shard));
   }
-  std::shared_ptr<Cluster> cluster(
-      new Cluster(std::move(client), num_shards, parsed.is_remote));
+  auto cluster = std::make_shared<Cluster>(std::move(client), num_shards,
+                                           parsed.is_remote);
   MutexLock lock(&registry.mutex);
   std::weak_ptr<Cluster>& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.lock()) return first;
@@ -166,29 +158,6 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
   if (!parsed.is_remote) return BadAddress(address, "no servers are there");
   TuneMalloc();
   return ConnectToServers(parsed.servers, timeout, OnLostTables::kFollow);
-}
-
-absl::Status Cluster::Join(const WorkerOptions& options) {
-  const std::shared_ptr<WorkerSession> former = worker();
-  // The same worker takes its own place, and is not missing in between: a
-  // barrier at which all others wait would open.
-  const bool takes_its_place =
-      former != nullptr && former->options().group == options.group &&
-      former->options().worker == options.worker &&
-      former->options().group_options == options.group_options;
-  if (former != nullptr && !takes_its_place) {
-    TFSWITCH_RETURN_IF_ERROR(former->Leave());
-  }
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSession> joined,
-                            WorkerSession::Join(client_, options));
-  MutexLock lock(&mutex_);
-  worker_.swap(joined);
-  return absl::OkStatus();
-}
-
-std::shared_ptr<WorkerSession> Cluster::worker() const {
-  MutexLock lock(&mutex_);
-  return worker_;
 }
 
 }  // namespace tfswitch

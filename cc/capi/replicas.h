@@ -1,23 +1,23 @@
-// Groups of workers that train variables of TensorFlow, by name, and the JSON
-// calls on them of the C API.
+// The groups of this process whose workers step variables of TensorFlow.
 
 #ifndef TFSWITCH_CC_CAPI_REPLICAS_H_
 #define TFSWITCH_CC_CAPI_REPLICAS_H_
 
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "cc/sync/replica_coordinator.h"
+#include "tfswitch/v1/control.pb.h"
 
 namespace tfswitch {
 
-// The group of this name; lives as long as the process.
+// Makes the group if it is not there. It lives as long as the process.
 ReplicaCoordinator& ReplicasOf(const std::string& group);
 
-// See replicas_call of cc/capi/tfswitch.h. InvalidArgument naming what is
-// missing or wrong.
-absl::StatusOr<std::string> CallReplicas(const std::string& group,
-                                         const std::string& request_json);
+// The calls that are seldom. A wait that has not ended yet is an answer, as the
+// runtime of TensorFlow would write each error into its log.
+absl::Status CallReplicas(const v1::ReplicasRequest& request,
+                          v1::ReplicasResponse* response);
 
 }  // namespace tfswitch
 

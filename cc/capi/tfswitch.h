@@ -24,12 +24,11 @@
 extern "C" {
 #endif
 
-// Grows when a function changes, goes, or is added, which is at the end: who
-// has been compiled with it would look for it behind the struct of an older
-// core.
-#define TFSWITCH_API_VERSION 10
+// Incremented when this struct changes. New functions are appended. The caller
+// checks it, because a core that is older than the caller has a shorter struct.
+#define TFSWITCH_API_VERSION 11
 #define TFSWITCH_ERROR_SIZE 2048
-// Tables of one call of pull_many or push_unique_many.
+// Parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
 
 // A worker's item: lost (or finished); its own; the same, and advanced by a
@@ -98,26 +97,31 @@ typedef struct Tfswitch_PushResult {
   int32_t skipped;  // 1 if gradients had NaN or Inf and nothing was applied.
 } Tfswitch_PushResult;
 
-// One of the reads of pull_many.
+// One of the reads of pull.
 typedef struct Tfswitch_PullPart {
   Tfswitch_Table* table;
   const int64_t* keys;
   size_t num_keys;
   float* embeddings;  // num_keys x dim.
-  // As for pull_unique; all NULL: as pull.
+  // The training read: `unique_keys` (room for num_keys) receives the keys
+  // without repetition in order of first appearance, `inverse` (num_keys) the
+  // place of each key in it, *num_unique their number. Or all NULL.
   int64_t* unique_keys;
   int32_t* inverse;
   size_t* num_unique;
 } Tfswitch_PullPart;
 
-// One of the writes of push_unique_many; the fields are its arguments.
+// One of the writes of push.
 typedef struct Tfswitch_PushPart {
   Tfswitch_Table* table;
-  const int64_t* unique_keys;
-  size_t num_unique;
-  const int32_t* inverse;
+  const int64_t* keys;
   size_t num_keys;
-  const float* gradients;
+  // NULL: one row of gradients for each key, which may repeat. Else what a
+  // training read has given: keys are unique, and gradient i is of the key at
+  // inverse[i].
+  const int32_t* inverse;
+  size_t num_gradients;    // The length of `inverse`.
+  const float* gradients;  // As many x dim.
   Tfswitch_PushOptions options;
   Tfswitch_PushResult result;  // Set by the call.
 } Tfswitch_PushPart;
@@ -167,25 +171,18 @@ typedef struct Tfswitch_Api {
   int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
   // 1 if calls wait for a network, 0 if tables are in this process.
   int32_t (*cluster_is_remote)(const Tfswitch_Cluster* cluster);
-  // JSON list of tables, each {"config": {...}, "lost": "", or which server has
-  // lost its part, "slot_floats": n, "num_rows": n, and the other fields of
-  // TableStats}. `table` NULL or "": all.
-  int (*list_tables)(Tfswitch_Cluster* cluster, const char* table, char** json,
-                     char* error);
-  int (*drop_table)(Tfswitch_Cluster* cluster, const char* table, char* error);
-  // `request_json`: {"path", "tables": [names], none for all}, to save with
-  // "keep" and "drop": [names], to restore with "save": number or 0.
-  // `report_json` receives {"tables": [names], "num_rows": n, "save": number}
-  // and, if newer saves could not be restored, "skipped": [why].
-  int (*save)(Tfswitch_Cluster* cluster, const char* request_json,
-              char** report_json, char* error);
-  int (*restore)(Tfswitch_Cluster* cluster, const char* request_json,
-                 char** report_json, char* error);
+  // Everything that is seldom done: a method of
+  // protos/tfswitch/v1/control.proto with its request, in JSON.
+  // `response_json` receives its response. `cluster` may be NULL for
+  // ServedModel and Replicas.
+  int (*call)(Tfswitch_Cluster* cluster, const char* method,
+              const char* request_json, char** response_json, char* error);
 
   // --- Tables -----------------------------------------------------------
   // Creates the table, or attaches to it if it exists with an equal config.
-  // `config_json`: see TableConfigToJson. The table keeps its cluster open. One
-  // of this process is dropped when all that opened it have closed it.
+  // `config_json`: a message TableConfig in JSON. The table keeps its cluster
+  // open. One of this process is dropped when all that opened it have closed
+  // it.
   int (*open_table)(Tfswitch_Cluster* cluster, const char* config_json,
                     Tfswitch_Table** table, char* error);
   void (*close_table)(Tfswitch_Table* table);
@@ -194,33 +191,18 @@ typedef struct Tfswitch_Api {
   int32_t (*table_is_remote)(const Tfswitch_Table* table);
   int (*table_size)(Tfswitch_Table* table, int64_t* num_rows, char* error);
 
-  // Reads num_keys x dim floats. Repeated keys are sent once where that pays.
-  int (*pull)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-              int32_t insert_missing, float* embeddings,
-              const Tfswitch_Threads* threads, char* error);
-
-  // The training read: `unique_keys` (room for num_keys) receives the keys
-  // without repetition in order of first appearance, `inverse` (num_keys) the
-  // place of each key in it, *num_unique their number.
-  int (*pull_unique)(Tfswitch_Table* table, const int64_t* keys,
-                     size_t num_keys, int32_t insert_missing, float* embeddings,
-                     int64_t* unique_keys, int32_t* inverse, size_t* num_unique,
-                     const Tfswitch_Threads* threads, char* error);
-
-  // Applies one step per key; repeated keys are summed first.
-  int (*push)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-              const float* gradients, const Tfswitch_PushOptions* options,
-              Tfswitch_PushResult* result, const Tfswitch_Threads* threads,
+  // The reads of all parts, at most TFSWITCH_MAX_PARTS, with one message to
+  // each server unless they are long. A table may come more than once.
+  int (*pull)(const Tfswitch_PullPart* parts, size_t num_parts,
+              int32_t insert_missing, const Tfswitch_Threads* threads,
               char* error);
-
-  // The way back of pull_unique: sums the num_keys x dim gradients by
-  // `inverse` into num_unique rows, and applies one step to each.
-  int (*push_unique)(Tfswitch_Table* table, const int64_t* unique_keys,
-                     size_t num_unique, const int32_t* inverse, size_t num_keys,
-                     const float* gradients,
-                     const Tfswitch_PushOptions* options,
-                     Tfswitch_PushResult* result,
-                     const Tfswitch_Threads* threads, char* error);
+  // The pushes of all parts, likewise: one step for each distinct key, with the
+  // sum of its gradients. If one must be skipped because scaling overflowed, so
+  // are all. Shapes, numbers and rates are checked first: if one is wrong none
+  // has been applied. After an error of a server (a table that is not there, no
+  // memory, no answer) others may have been; it names the table.
+  int (*push)(Tfswitch_PushPart* parts, size_t num_parts,
+              const Tfswitch_Threads* threads, char* error);
 
   // Sets embeddings (`slots` NULL) or whole rows. Of repeated keys the last
   // one stays.
@@ -254,14 +236,6 @@ typedef struct Tfswitch_Api {
                         int64_t* assigned_rows, char* error);
 
   // --- Training with other workers ----------------------------------------
-  // Joins a group as one of its workers. `options_json`: {"group", "worker",
-  // "num_workers", "lease_s", "join_timeout_s", "wait_timeout_s",
-  // "contributions_per_round", "carries_late_contributions",
-  // "consistency": as in a table's config, "settings": what else all workers
-  // must agree on}. A cluster has one worker at a time: what was there before
-  // leaves.
-  int (*join_group)(Tfswitch_Cluster* cluster, const char* options_json,
-                    char* error);
   // Ends a step of `weight` samples and waits as the consistency says. What was
   // pushed to bsp tables since the last end of a step belongs to it. Says to
   // which round the next step contributes.
@@ -269,34 +243,10 @@ typedef struct Tfswitch_Api {
                   char* error);
   int (*table_end_step)(Tfswitch_Table* table, double weight, int64_t* round,
                         char* error);
-  // Waits until all workers of the group wait at this barrier; nobody waits for
-  // this one elsewhere meanwhile.
-  int (*wait_at_barrier)(Tfswitch_Cluster* cluster, const char* barrier,
-                         double timeout_s, char* error);
-  // Nobody waits for this worker any more. The next step joins again. Waits for
-  // the server no longer than `timeout_s`, nor than any other call.
-  int (*leave_group)(Tfswitch_Cluster* cluster, double timeout_s, char* error);
-  // {"group": name, "worker": n, "clock": n, "round": n, "dropped_steps": n,
-  // "waits": {"count", "total_s", "longest_s"}, "workers": {...}}
-  int (*worker_report)(Tfswitch_Cluster* cluster, char** json, char* error);
 
   // --- Synchronous steps on variables of TensorFlow -------------------------
   // Groups of this process, by name; see ReplicaCoordinator. `wait_s` bounds
   // each wait; after DEADLINE_EXCEEDED the same call goes on waiting.
-  //
-  // What is seldom called, as JSON, {"call": name, ...}:
-  //   begin_applying  "options": as in join_group  -> {"applier"}
-  //   join            "options", "worker", "previous", "applier", "wait_s"
-  //                                                -> place
-  //   wait_at_barrier "worker", "incarnation", "barrier", "visit", "wait_s"
-  //                                                -> place
-  //   leave_together  "worker", "incarnation", "visit", "wait_s"
-  //   leave           "worker", "incarnation", "applier"
-  //   fail_applying   "applier", "why"
-  //   stats                                        -> as in worker_report
-  // A place is {"incarnation", "clock", "round"}.
-  int (*replicas_call)(const char* group, const char* request_json,
-                       char** response_json, char* error);
   // *has_arrived: 0 at first.
   int (*replicas_end_step)(const char* group, uint32_t worker, double weight,
                            double wait_s, Tfswitch_ReplicaPlace* place,
@@ -309,74 +259,25 @@ typedef struct Tfswitch_Api {
   int (*replicas_confirm_round)(const char* group, uint64_t applier,
                                 int64_t number, char* error);
 
-  // --- Work queues of the worker's group -----------------------------------
-  // Makes a queue, or finds it with equal options: {"items": [strings],
-  // "epochs": n, "shuffle": b, "seed": n}.
-  int (*create_work_queue)(Tfswitch_Cluster* cluster, const char* queue,
-                           const char* options_json, char* error);
-  // Never waits. `json` receives {"epoch", "index", "value", "offset"}, or
-  // "null" if there is no item now.
-  int (*take_work_item)(Tfswitch_Cluster* cluster, const char* queue,
-                        char** json, char* error);
-  // The step that is under way has come to `offset` of the item.
+  // --- Items of work queues that a step trains
+  // -------------------------------- The step that is under way has come to
+  // `offset` of the item.
   int (*advance_work_item)(Tfswitch_Cluster* cluster, const char* queue,
                            int64_t epoch, int64_t index, int64_t offset,
                            char* error);
-  int (*finish_work_item)(Tfswitch_Cluster* cluster, const char* queue,
-                          int64_t epoch, int64_t index, char* error);
   // *state: what the worker knows of it, a TFSWITCH_WORK_ITEM_... value.
   int (*work_item_state)(Tfswitch_Cluster* cluster, const char* queue,
                          int64_t epoch, int64_t index, int32_t* state,
                          char* error);
-  // {"epoch", "epochs", "items", "finished", "leased", "returned", "reissued"}
-  int (*work_queue_stats)(Tfswitch_Cluster* cluster, const char* queue,
-                          char** json, char* error);
 
   // --- The life of rows ---------------------------------------------------
-  // When what this process does from now on happens, in days since 1970; below
-  // 0: now, by the clock of the server.
-  void (*set_day)(Tfswitch_Cluster* cluster, double day);
-  double (*day)(const Tfswitch_Cluster* cluster);
-  // Evicts rows. `rules_json`: as `eviction` in a table's config, NULL for its
-  // own. `report_json` receives {"evicted_rows", "evicted_bytes", "by": {rule:
-  // rows}, "evicted_candidates", "remaining_rows", "remaining_usage": {"count",
-  // "show", "click"}}.
-  int (*shrink)(Tfswitch_Table* table, const char* rules_json, int32_t dry_run,
-                char** report_json, char* error);
   // What is counted of each key: `usage` (num_keys x 5) receives count,
   // last_seen_day, show, click and delta_score, `states` (num_keys) 0 for an
   // unknown key, 1 for one that waits for admission, 2 for one with a row.
   int (*read_usage)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                     float* usage, uint8_t* states, char* error);
 
-  // --- Many tables in one call ----------------------------------------------
-  // The reads of all parts, at most TFSWITCH_MAX_PARTS, with one message to
-  // each server unless they are long. A table may come more than once.
-  int (*pull_many)(const Tfswitch_PullPart* parts, size_t num_parts,
-                   int32_t insert_missing, const Tfswitch_Threads* threads,
-                   char* error);
-  // The pushes of all parts, likewise. If one must be skipped because scaling
-  // overflowed, so are all. Shapes, numbers and rates are checked first: if one
-  // is wrong none has been applied. After an error of a server (a table that is
-  // not there, no memory, no answer) others may have been; it names the table.
-  int (*push_unique_many)(Tfswitch_PushPart* parts, size_t num_parts,
-                          const Tfswitch_Threads* threads, char* error);
-
-  // --- Exports, and what serves them ---------------------------------------
-  // Writes a base or a delta of tables to a folder of this machine.
-  // `options_json`: {"path", "delta": b, "base_if_broken": b, "tables":
-  // [names] or "all", "row_format": "float32", "float16" or "int8", "rule":
-  // {"base_threshold", "delta_threshold", "delta_keep_days"} or "all",
-  // "keep_bases": n}. The format and rule of a base that says none are those of
-  // the export before it; a delta cannot follow one that differs from what is
-  // said. "all" tables are those of the cluster and of the export before. The
-  // day is the cluster's. `report_json` receives
-  // {"kind": "base" or "delta", "number", "published", "num_rows",
-  // "num_removed", "bytes", "why_base"}; the last is not empty if a base came
-  // in place of a delta that could not follow.
-  int (*publish_export)(Tfswitch_Cluster* cluster, const char* options_json,
-                        char** report_json, char* error);
-
+  // --- What serves exports ---------------------------------------
   // Opens the rows of an exported model by the file among its assets. If they
   // are on servers it waits for those.
   int (*open_served_model)(const char* model_file, Tfswitch_ServedModel** model,
@@ -393,28 +294,8 @@ typedef struct Tfswitch_Api {
   int (*served_lookup)(const Tfswitch_ServedRows* rows,
                        const Tfswitch_ServedPart* parts, size_t num_parts,
                        const Tfswitch_Threads* threads, char* error);
-  // Steers a model that is open in this process. `path` is that of its model
-  // file or SavedModel. {"call": name, ...}:
-  //   state      -> {"number", "base_number", "created_ms", "served_since_ms",
-  //                  "held", "refused", "error", "mode", "addresses",
-  //                  "cached_rows", "cache_hits", "cache_misses"}
-  //   refresh    looks for newer exports                       -> as state
-  //   watch      "seconds": looks for them so often, 0: never  -> as state
-  //   roll_back  "number": serves as of this export            -> as state
-  //   resume     serves the newest again                       -> as state
-  // All but state need files: FAILED_PRECONDITION if the rows are on servers.
-  int (*served_model_call)(const char* path, const char* request_json,
-                           char** response_json, char* error);
 
-  // --- Lost tables ------------------------------------------------------
-  // What follows when a restarted server has lost its part of a table: 0: calls
-  // fail with DATA_LOSS; 1: they go on with empty rows there, which is said on
-  // stderr. Holds for all who have this cluster open.
-  void (*set_recreates_lost_tables)(Tfswitch_Cluster* cluster,
-                                    int32_t recreates);
-  // Goes on with all tables that have lost rows. `json` receives a list of
-  // {"table", "shards": [those that had lost it], "num_lost_rows": n or null}.
-  int (*reset_lost_tables)(Tfswitch_Cluster* cluster, char** json, char* error);
+  // --- Interruption ---------------------------------------------------------
   // Sets the function that calls ask now and then while they wait, on their own
   // thread: nonzero ends the call, with the code of Cancelled. NULL: none.
   void (*set_interrupt_check)(int (*check)(void));

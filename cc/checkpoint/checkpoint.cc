@@ -22,6 +22,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
 #include "cc/optimizer/optimizer.h"
+#include "cc/wire/table_config_conversion.h"
 
 namespace tfswitch::checkpoint {
 namespace {

@@ -1,6 +1,8 @@
 #include "cc/client/local_client.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "cc/base/interrupt.h"
 #include "cc/base/parallel.h"
@@ -66,22 +68,13 @@ class LocalClient : public ParameterClient {
   }
 
   std::unique_ptr<PendingCall> StartPull(
-      const PullArgs& args, absl::Span<float> embeddings) override {
-    return Done(PullNow(args, embeddings));
-  }
-
-  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
-                                         PushResult* result) override {
-    return Done(PushNow(args, result));
-  }
-
-  std::unique_ptr<PendingCall> StartPullMany(
       absl::Span<const PullPart> parts) override {
+    if (parts.size() == 1) return Done(PullNow(parts[0]));
     std::vector<absl::Status> statuses(parts.size());
     RunRanges(parts.empty() ? nullptr : parts[0].args.threads, parts.size(), 1,
               [&](size_t begin, size_t end) {
                 for (size_t i = begin; i < end; ++i) {
-                  statuses[i] = PullNow(parts[i].args, parts[i].embeddings);
+                  statuses[i] = PullNow(parts[i]);
                 }
               });
     absl::Status first;
@@ -89,9 +82,9 @@ class LocalClient : public ParameterClient {
     return Done(std::move(first));
   }
 
-  std::unique_ptr<PendingCall> StartPushMany(
+  std::unique_ptr<PendingCall> StartPush(
       absl::Span<const PushPart> parts) override {
-    return Done(PushManyNow(parts));
+    return Done(PushNow(parts));
   }
 
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
@@ -189,57 +182,42 @@ class LocalClient : public ParameterClient {
   }
 
  private:
-  absl::Status PullNow(const PullArgs& args, absl::Span<float> embeddings) {
+  absl::Status PullNow(const PullPart& part) {
+    const PullArgs& args = part.args;
     TFSWITCH_ASSIGN_OR_RETURN(
         const auto table,
         shard_->FindTable({args.table, args.table_incarnation}));
     TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
-    return shard_->Pull(*table, args.keys, args.insert_missing, embeddings,
-                        args.threads);
-  }
-
-  static ShardPush PushOf(const PushArgs& args) {
-    ShardPush push;
-    push.keys = args.keys;
-    push.gradients = args.gradients;
-    push.learning_rate = args.learning_rate;
-    push.insert_missing = args.insert_missing;
-    push.keys_are_unique = args.keys_are_unique;
-    push.client_id = args.id.client_id;
-    push.sequence = args.id.sequence;
-    push.step = args.step;
-    push.observations = args.observations;
-    push.global_step = args.global_step;
-    push.day = args.day;
-    push.threads = args.threads;
-    return push;
-  }
-
-  absl::Status PushNow(const PushArgs& args, PushResult* result) {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const auto table,
-        shard_->FindTable({args.table, args.table_incarnation}));
-    TFSWITCH_ASSIGN_OR_RETURN(const ShardPushResult pushed,
-                              shard_->Push(*table, PushOf(args)));
-    result->updated_rows = pushed.updated_rows;
-    result->duplicate = pushed.duplicate;
+    if (part.places.empty()) {
+      return shard_->Pull(*table, args.keys, args.insert_missing,
+                          part.embeddings, args.threads);
+    }
+    const size_t dim = static_cast<size_t>(args.dim);
+    std::vector<float> rows(part.num_floats());
+    TFSWITCH_RETURN_IF_ERROR(shard_->Pull(*table, args.keys,
+                                          args.insert_missing,
+                                          absl::MakeSpan(rows), args.threads));
+    for (size_t i = 0; i < part.places.size(); ++i) {
+      std::copy_n(rows.begin() + i * dim, dim,
+                  part.embeddings.begin() + part.places[i] * dim);
+    }
     return absl::OkStatus();
   }
 
-  absl::Status PushManyNow(absl::Span<const PushPart> parts) {
+  absl::Status PushNow(absl::Span<const PushPart> parts) {
     std::vector<TablePush> pushes;
     pushes.reserve(parts.size());
     for (const PushPart& part : parts) {
       TFSWITCH_ASSIGN_OR_RETURN(
           auto table,
           shard_->FindTable({part.args.table, part.args.table_incarnation}));
-      pushes.push_back({std::move(table), PushOf(part.args)});
+      pushes.push_back({std::move(table), part.args});
     }
-    std::vector<ShardPushResult> results(parts.size());
-    TFSWITCH_RETURN_IF_ERROR(shard_->PushMany(pushes, absl::MakeSpan(results)));
-    for (size_t i = 0; i < parts.size(); ++i) {
-      *parts[i].result = {results[i].updated_rows, results[i].duplicate};
-    }
+    std::vector<PushResult> results(parts.size());
+    TFSWITCH_RETURN_IF_ERROR(
+        shard_->PushMany(pushes, absl::MakeSpan(results),
+                         parts.empty() ? nullptr : parts[0].args.threads));
+    for (size_t i = 0; i < parts.size(); ++i) *parts[i].result = results[i];
     return absl::OkStatus();
   }
 

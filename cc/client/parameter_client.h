@@ -23,22 +23,10 @@
 #include "cc/shard/checkpoint_calls.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
+#include "cc/table/table_info.h"
+#include "cc/wire/row_calls.h"
 
 namespace tfswitch {
-
-// A table as its owner describes it. Counts of a sharded client are sums.
-struct TableInfo {
-  TableConfig config;
-  TableStats stats;
-  int slot_floats = 0;
-  int num_shards = 1;  // That have it.
-  TableIdentity identity;
-  // Why the table is not whole, if a server has lost its part. A table that is
-  // being made, or dropped, is not lost.
-  absl::Status lost;
-};
-
-TableInfo DescribeTable(const EmbeddingTable& table);
 
 // What becomes of a table of which a server has lost its part in a restart.
 enum class OnLostTables {
@@ -57,87 +45,44 @@ struct ResetTable {
   int64_t num_lost_rows = -1;  // When they were last counted; -1: never.
 };
 
-// Identifies a push, or another write, under retry; client_id 0 means no
-// protection.
-struct PushId {
-  uint64_t client_id = 0;
-  uint64_t sequence = 0;
-};
-
-// The spans must stay valid until the call has ended.
-struct PullArgs {
-  std::string table;
-  uint64_t table_incarnation = 0;  // See TableRef.
+struct PullArgs : PullRequest {
   int dim = 0;
-  absl::Span<const Key> keys;
-  bool insert_missing = false;
-  float day = kServersDay;               // Of rows that are made.
   const LentThreads* threads = nullptr;  // Lent while the call is waited for.
 };
 
-struct PushArgs {
-  std::string table;
-  uint64_t table_incarnation = 0;
+struct PushArgs : PushRequest {
   int dim = 0;
-  absl::Span<const Key> keys;
-  absl::Span<const float> gradients;  // keys.size() x dim.
   // If set, it keeps `gradients` alive and unchanged, beyond the call if need
   // be: a client over the network then sends them from where they lie.
   std::shared_ptr<const void> gradients_owner;
-  float learning_rate = 0.0f;
-  bool insert_missing = false;
-  bool keys_are_unique = false;
   bool is_checked = false;  // CheckPush() was OK for it, or for more.
   // Filled in on the way: it is a step of all rows, so that it stays whole.
   bool is_dense = false;
-  PushId id;
-  StepTag step;  // For a bsp table.
-  KeyObservations observations;
-  int64_t global_step = 0;               // Of the training; 0: not known.
-  float day = kServersDay;               // When it happens, in days since 1970.
   const LentThreads* threads = nullptr;  // As for a pull.
 };
 
-struct PushResult {
-  int64_t updated_rows = 0;
-  bool duplicate = false;  // The id had been applied before.
-
-  // What another part of the push has done.
-  void Add(const PushResult& part) {
-    updated_rows += part.updated_rows;
-    duplicate = duplicate || part.duplicate;
-  }
+struct AssignArgs : AssignRequest {
+  int dim = 0;
 };
 
-// One of several pulls: `embeddings` as for StartPull().
+// One of several pulls.
 struct PullPart {
+  size_t num_floats() const { return args.keys.size() * args.dim; }
+  RowTarget target() const {
+    return places.empty() ? RowTarget(embeddings)
+                          : RowTarget(embeddings, places, args.dim);
+  }
+
   PullArgs args;
   absl::Span<float> embeddings;
+  // If set, the row of args.keys[i] goes behind places[i] others.
+  absl::Span<const size_t> places = {};
 };
 
 // One of several pushes; *result is set once the call has ended with OK.
 struct PushPart {
   PushArgs args;
   PushResult* result = nullptr;
-};
-
-struct AssignArgs {
-  std::string table;
-  uint64_t table_incarnation = 0;
-  int dim = 0;
-  absl::Span<const Key> keys;
-  absl::Span<const float> embeddings;  // keys.size() x dim.
-  absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
-  bool only_missing = false;           // Leave rows alone that are there.
-  float day = kServersDay;             // Of rows that are made.
-  // Without one a client over the network draws its own, as it does for
-  // CreateTable, DropTable and Erase.
-  PushId id;
-};
-
-struct AssignResult {
-  int64_t assigned_rows = 0;
-  bool duplicate = false;  // The id had been applied before.
 };
 
 struct ShrinkArgs {
@@ -209,30 +154,24 @@ class ParameterClient {
     return std::vector<ResetTable>();
   }
 
-  // Starts to read the embedding of args.keys[i] into
-  // embeddings[i * dim, (i + 1) * dim).
+  // Starts to read, with as few messages as there can be: of each part the
+  // embedding of args.keys[i] into embeddings[i * dim, (i + 1) * dim), or where
+  // `places` say. `parts`
+  // may go when the call has been started, but not what its args and spans
+  // point to. A table may come more than once.
   virtual std::unique_ptr<PendingCall> StartPull(
-      const PullArgs& args, absl::Span<float> embeddings) = 0;
+      absl::Span<const PullPart> parts) = 0;
 
-  // Starts to apply one optimizer step per key. Nothing is applied if any
-  // gradient is NaN or Inf (InvalidArgument naming the key). To a bsp table it
+  // Starts to apply one optimizer step per key, likewise. To a bsp table it
   // stages the gradients under args.step, until the round is committed.
-  virtual std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
-                                                 PushResult* result) = 0;
-
-  // Several pulls or pushes, of any tables, with as few messages as there can
-  // be. `parts` may go when the call has been started, but not what its args
-  // and spans point to.
   //
-  // Shapes, numbers and rates of pushes are checked before any of them goes.
-  // What only a server knows (no such table, out of memory, a bsp step that is
-  // over) and a server that is away may end a call after some have been
-  // applied; those with an id may be repeated. By default each part is a call
-  // of its own.
-  virtual std::unique_ptr<PendingCall> StartPullMany(
-      absl::Span<const PullPart> parts);
-  virtual std::unique_ptr<PendingCall> StartPushMany(
-      absl::Span<const PushPart> parts);
+  // Shapes, numbers and rates of all parts are checked before any of them goes:
+  // nothing is applied if any gradient is NaN or Inf (InvalidArgument naming
+  // the key). What only a server knows (no such table, out of memory, a bsp
+  // step that is over) and a server that is away may end a call after some have
+  // been applied; those with an id may be repeated.
+  virtual std::unique_ptr<PendingCall> StartPush(
+      absl::Span<const PushPart> parts) = 0;
 
   virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                                    AssignResult* result) = 0;
@@ -298,7 +237,7 @@ class ParameterClient {
 
   // Blocking forms of the calls above.
   absl::Status Pull(const PullArgs& args, absl::Span<float> embeddings) {
-    return StartPull(args, embeddings)->Wait();
+    return StartPull({{args, embeddings}})->Wait();
   }
   absl::StatusOr<PushResult> Push(const PushArgs& args);
   absl::StatusOr<AssignResult> Assign(const AssignArgs& args);

@@ -34,7 +34,7 @@ constexpr absl::Duration kStagingRenewal = absl::Seconds(30);
 struct Part {
   std::vector<Key> keys;
   std::vector<size_t> places;       // Of `keys` in the batch.
-  std::shared_ptr<float[]> values;  // keys.size() x dim: to send or received.
+  std::shared_ptr<float[]> values;  // keys.size() x dim, to send.
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
   PushResult push_result;
@@ -170,21 +170,11 @@ class ShardedClient : public ParameterClient {
   }
 
   std::unique_ptr<PendingCall> StartPull(
-      const PullArgs& args, absl::Span<float> embeddings) override {
-    return StartPullMany({{args, embeddings}});
-  }
-
-  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
-                                         PushResult* result) override {
-    return StartPushMany({{args, result}});
-  }
-
-  std::unique_ptr<PendingCall> StartPullMany(
       absl::Span<const PullPart> pulls) override {
     return Begin([this, own = ToVector(pulls)] { return StartPulls(own); });
   }
 
-  std::unique_ptr<PendingCall> StartPushMany(
+  std::unique_ptr<PendingCall> StartPush(
       absl::Span<const PushPart> pushes) override {
     std::vector<PushPart> own = ToVector(pushes);
     for (PushPart& push : own) Identify(&push.args.id);
@@ -487,7 +477,7 @@ class ShardedClient : public ParameterClient {
       args.table_incarnation = facts->incarnation;
       cuts.push_back(facts->num_virtual_shards);
     }
-    if (shards_.size() == 1) return shards_[0]->StartPullMany(pulls);
+    if (shards_.size() == 1) return shards_[0]->StartPull(pulls);
     const auto split = std::make_shared<Split>(pulls.size());
     std::vector<std::vector<PullPart>> by_shard(shards_.size());
     for (size_t i = 0; i < pulls.size(); ++i) {
@@ -495,31 +485,18 @@ class ShardedClient : public ParameterClient {
       for (size_t shard = 0; shard < shards_.size(); ++shard) {
         Part& part = (*split)[i][shard];
         if (part.keys.empty()) continue;
-        const size_t num_floats = part.keys.size() * pulls[i].args.dim;
-        part.values.reset(new float[num_floats]);
         by_shard[shard].push_back(
-            {pulls[i].args, absl::MakeSpan(part.values.get(), num_floats)});
+            {pulls[i].args, pulls[i].embeddings, part.places});
         by_shard[shard].back().args.keys = part.keys;
       }
     }
     std::vector<std::unique_ptr<PendingCall>> calls;
     for (size_t shard = 0; shard < shards_.size(); ++shard) {
       if (by_shard[shard].empty()) continue;
-      calls.push_back(shards_[shard]->StartPullMany(by_shard[shard]));
+      calls.push_back(shards_[shard]->StartPull(by_shard[shard]));
     }
-    return std::make_unique<JoinedCalls>(
-        std::move(calls), [split, pulls = std::move(pulls)] {
-          for (size_t i = 0; i < pulls.size(); ++i) {
-            const size_t dim = static_cast<size_t>(pulls[i].args.dim);
-            float* const to = pulls[i].embeddings.data();
-            for (const Part& part : (*split)[i]) {
-              for (size_t k = 0; k < part.places.size(); ++k) {
-                std::memcpy(to + part.places[k] * dim,
-                            part.values.get() + k * dim, sizeof(float) * dim);
-              }
-            }
-          }
-        });
+    // Rows go from the messages to where they belong.
+    return std::make_unique<JoinedCalls>(std::move(calls), [split] {});
   }
 
   std::unique_ptr<PendingCall> StartPushes(std::vector<PushPart> pushes) {
@@ -537,7 +514,7 @@ class ShardedClient : public ParameterClient {
       push.args.is_dense = facts->is_dense;
       cuts.push_back(facts->num_virtual_shards);
     }
-    if (!is_split) return shards_[0]->StartPushMany(pushes);
+    if (!is_split) return shards_[0]->StartPush(pushes);
     const auto split = std::make_shared<Split>(pushes.size());
     std::vector<std::vector<PushPart>> by_shard(shards_.size());
     for (size_t i = 0; i < pushes.size(); ++i) {
@@ -553,7 +530,7 @@ class ShardedClient : public ParameterClient {
     std::vector<std::unique_ptr<PendingCall>> calls;
     for (size_t shard = 0; shard < shards_.size(); ++shard) {
       if (by_shard[shard].empty()) continue;
-      calls.push_back(shards_[shard]->StartPushMany(by_shard[shard]));
+      calls.push_back(shards_[shard]->StartPush(by_shard[shard]));
     }
     return std::make_unique<JoinedCalls>(
         std::move(calls), [split, pushes = std::move(pushes)] {

@@ -166,8 +166,8 @@ class ManyLookups : public AsyncOpKernel {
                            bool insert_missing) {
     const Tfswitch_Threads threads = DeviceThreads(context);
     return CallCore([&](const Tfswitch_Api& api, char* error) {
-      return api.pull_many(parts.data(), parts.size(), insert_missing ? 1 : 0,
-                           &threads, error);
+      return api.pull(parts.data(), parts.size(), insert_missing ? 1 : 0,
+                      &threads, error);
     });
   }
 

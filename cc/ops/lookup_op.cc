@@ -146,8 +146,11 @@ class LookupOp : public AsyncOpKernel {
           Tensor storage;
           absl::Span<const int64_t> keys;
           TF_RETURN_IF_ERROR(KeysOf(context, ids, &storage, &keys));
-          return t.Pull(keys, insert_missing, embeddings,
-                        DeviceThreads(context));
+          Tfswitch_PullPart part = {};
+          part.keys = keys.data();
+          part.num_keys = keys.size();
+          part.embeddings = embeddings;
+          return t.Pull(part, insert_missing, DeviceThreads(context));
         },
         std::move(done));
   }
@@ -220,10 +223,15 @@ class TrainingLookupOp : public AsyncOpKernel {
           TF_RETURN_IF_ERROR(context->allocate_temp(
               tensorflow::DT_INT64, TensorShape({num_ids}), &unique_keys));
           size_t num_unique = 0;
+          Tfswitch_PullPart part = {};
+          part.keys = keys.data();
+          part.num_keys = keys.size();
+          part.embeddings = embeddings;
+          part.unique_keys = unique_keys.flat<int64_t>().data();
+          part.inverse = inverse_data;
+          part.num_unique = &num_unique;
           TF_RETURN_IF_ERROR(
-              t.PullUnique(keys, /*insert_missing=*/true, embeddings,
-                           unique_keys.flat<int64_t>().data(), inverse_data,
-                           &num_unique, DeviceThreads(context)));
+              t.Pull(part, /*insert_missing=*/true, DeviceThreads(context)));
           context->set_output(
               2, unique_keys.Slice(0, static_cast<int64_t>(num_unique)));
           return absl::OkStatus();

@@ -98,8 +98,8 @@ class PushUniqueManyOp : public AsyncOpKernel {
           const Tfswitch_Threads threads = DeviceThreads(context);
           absl::Status status =
               CallCore([&](const Tfswitch_Api& api, char* error) {
-                return api.push_unique_many(
-                    call->parts.data(), call->parts.size(), &threads, error);
+                return api.push(call->parts.data(), call->parts.size(),
+                                &threads, error);
               });
           call->tables.Clear();
           for (size_t i = 0; i < call->parts.size(); ++i) {
@@ -146,10 +146,10 @@ class PushUniqueManyOp : public AsyncOpKernel {
       }
       Tfswitch_PushPart part = {};
       part.table = table.get();
-      part.unique_keys = unique_ids.flat<int64_t>().data();
-      part.num_unique = static_cast<size_t>(unique_ids.NumElements());
-      part.inverse = inverse.flat<int32_t>().data();
-      part.num_keys = static_cast<size_t>(num_ids);
+      part.keys = unique_ids.flat<int64_t>().data();
+      part.num_keys = static_cast<size_t>(unique_ids.NumElements());
+      SetInverse({inverse.flat<int32_t>().data(), static_cast<size_t>(num_ids)},
+                 &part);
       part.gradients = gradients.flat<float>().data();
       part.options.insert_missing = insert_missing_ ? 1 : 0;
       part.options.loss_scale = loss_scale;

@@ -176,10 +176,13 @@ class PushOp : public AsyncOpKernel {
           Tensor storage;
           absl::Span<const int64_t> keys;
           TF_RETURN_IF_ERROR(KeysOf(context, ids, &storage, &keys));
-          Tfswitch_PushResult result = {};
-          TF_RETURN_IF_ERROR(t.Push(keys, gradient_data, options, &result,
-                                    DeviceThreads(context)));
-          *updated = result.updated_rows;
+          Tfswitch_PushPart part = {};
+          part.keys = keys.data();
+          part.num_keys = keys.size();
+          part.gradients = gradient_data;
+          part.options = options;
+          TF_RETURN_IF_ERROR(t.Push(&part, DeviceThreads(context)));
+          *updated = part.result.updated_rows;
           return absl::OkStatus();
         },
         std::move(done));
@@ -247,10 +250,14 @@ class PushUniqueOp : public AsyncOpKernel {
         context, std::move(table),
         [context, keys, places, gradient_data, options,
          anchor](const TableResource& t) -> absl::Status {
-          Tfswitch_PushResult result = {};
-          TF_RETURN_IF_ERROR(t.PushUnique(keys, places, gradient_data, options,
-                                          &result, DeviceThreads(context)));
-          if (result.skipped != 0) {
+          Tfswitch_PushPart part = {};
+          part.keys = keys.data();
+          part.num_keys = keys.size();
+          SetInverse(places, &part);
+          part.gradients = gradient_data;
+          part.options = options;
+          TF_RETURN_IF_ERROR(t.Push(&part, DeviceThreads(context)));
+          if (part.result.skipped != 0) {
             *anchor = std::numeric_limits<float>::quiet_NaN();
           }
           return absl::OkStatus();

@@ -68,7 +68,6 @@ absl::Status AllScalars(InferenceContext* c, int first) {
 REGISTER_OP("Tfswitch>ReplicasCall")
     .Input("request: string")
     .Output("response: string")
-    .Attr("group: string")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
@@ -76,19 +75,15 @@ REGISTER_OP("Tfswitch>ReplicasCall")
       return AllScalars(c, 0);
     })
     .Doc(R"doc(
-One of the calls that replicas_call of cc/capi/tfswitch.h lists.
+The method Replicas of protos/tfswitch/v1/control.proto.
 
-request: A scalar: a JSON object.
-response: A scalar: a JSON object.
-group: Name of the group.
+request: A scalar: a message ReplicasRequest in JSON.
+response: A scalar: a message ReplicasResponse in JSON.
 )doc");
 
 class ReplicasCallOp : public AsyncOpKernel {
  public:
-  explicit ReplicasCallOp(OpKernelConstruction* context)
-      : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
-  }
+  using AsyncOpKernel::AsyncOpKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     tstring request;
@@ -100,11 +95,11 @@ class ReplicasCallOp : public AsyncOpKernel {
     // The request says how long to wait; the caller asks again.
     RunApart(
         context,
-        [this, output, request = std::string(request)] {
+        [output, request = std::string(request)] {
           return CallCore([&](const Tfswitch_Api& api, char* error) {
             char* response = nullptr;
-            const int code = api.replicas_call(group_.c_str(), request.c_str(),
-                                               &response, error);
+            const int code = api.call(/*cluster=*/nullptr, "Replicas",
+                                      request.c_str(), &response, error);
             if (code == 0) {
               output->scalar<tstring>()() = response;
               api.free_string(response);
@@ -114,9 +109,6 @@ class ReplicasCallOp : public AsyncOpKernel {
         },
         std::move(done));
   }
-
- private:
-  std::string group_;  // Constant after construction.
 };
 
 REGISTER_OP("Tfswitch>ReplicasEndStep")

@@ -73,52 +73,26 @@ std::string TableResource::DebugString() const {
                       cluster_, "'");
 }
 
-absl::Status TableResource::Pull(absl::Span<const int64_t> keys,
-                                 bool insert_missing, float* embeddings,
+absl::Status TableResource::Pull(Tfswitch_PullPart part, bool insert_missing,
                                  const Tfswitch_Threads& threads) const {
+  part.table = table_;
   char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(
-      api_->pull(table_, keys.data(), keys.size(), insert_missing ? 1 : 0,
-                 embeddings, &threads, error),
-      error);
-}
-
-absl::Status TableResource::PullUnique(absl::Span<const int64_t> keys,
-                                       bool insert_missing, float* embeddings,
-                                       int64_t* unique_keys, int32_t* inverse,
-                                       size_t* num_unique,
-                                       const Tfswitch_Threads& threads) const {
-  char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(
-      api_->pull_unique(table_, keys.data(), keys.size(),
-                        insert_missing ? 1 : 0, embeddings, unique_keys,
-                        inverse, num_unique, &threads, error),
-      error);
-}
-
-absl::Status TableResource::Push(absl::Span<const int64_t> keys,
-                                 const float* gradients,
-                                 const Tfswitch_PushOptions& options,
-                                 Tfswitch_PushResult* result,
-                                 const Tfswitch_Threads& threads) const {
-  char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->push(table_, keys.data(), keys.size(), gradients,
-                             &options, result, &threads, error),
+  return ToStatus(api_->pull(&part, 1, insert_missing ? 1 : 0, &threads, error),
                   error);
 }
 
-absl::Status TableResource::PushUnique(absl::Span<const int64_t> unique_keys,
-                                       absl::Span<const int32_t> inverse,
-                                       const float* gradients,
-                                       const Tfswitch_PushOptions& options,
-                                       Tfswitch_PushResult* result,
-                                       const Tfswitch_Threads& threads) const {
+absl::Status TableResource::Push(Tfswitch_PushPart* part,
+                                 const Tfswitch_Threads& threads) const {
+  part->table = table_;
   char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(
-      api_->push_unique(table_, unique_keys.data(), unique_keys.size(),
-                        inverse.data(), inverse.size(), gradients, &options,
-                        result, &threads, error),
-      error);
+  return ToStatus(api_->push(part, 1, &threads, error), error);
+}
+
+void SetInverse(absl::Span<const int32_t> inverse, Tfswitch_PushPart* part) {
+  // NULL would say that there is none.
+  static constexpr int32_t kEmpty = 0;
+  part->inverse = inverse.empty() ? &kEmpty : inverse.data();
+  part->num_gradients = inverse.size();
 }
 
 absl::Status TableResource::Size(int64_t* num_rows) const {

@@ -46,26 +46,13 @@ class TableResource : public tensorflow::ResourceBase {
 
   std::string DebugString() const override;
 
-  // The functions of cc/capi/tfswitch.h with the same names. Buffers are sized
-  // by the caller as that header says; `threads` are those of the device that
-  // the op runs on.
-  absl::Status Pull(absl::Span<const int64_t> keys, bool insert_missing,
-                    float* embeddings, const Tfswitch_Threads& threads) const;
-  absl::Status PullUnique(absl::Span<const int64_t> keys, bool insert_missing,
-                          float* embeddings, int64_t* unique_keys,
-                          int32_t* inverse, size_t* num_unique,
-                          const Tfswitch_Threads& threads) const;
-  absl::Status Push(absl::Span<const int64_t> keys, const float* gradients,
-                    const Tfswitch_PushOptions& options,
-                    Tfswitch_PushResult* result,
+  // The functions of cc/capi/tfswitch.h with the same names, for one part whose
+  // table is this one. `threads` are those of the device that the op runs on.
+  absl::Status Pull(Tfswitch_PullPart part, bool insert_missing,
                     const Tfswitch_Threads& threads) const;
-  absl::Status PushUnique(absl::Span<const int64_t> unique_keys,
-                          absl::Span<const int32_t> inverse,
-                          const float* gradients,
-                          const Tfswitch_PushOptions& options,
-                          Tfswitch_PushResult* result,
-                          const Tfswitch_Threads& threads) const;
-  // For the parts of pull_many and push_unique_many, while this lives.
+  absl::Status Push(Tfswitch_PushPart* part,
+                    const Tfswitch_Threads& threads) const;
+  // For parts, while this lives.
   Tfswitch_Table* get() const { return table_; }
   absl::Status Size(int64_t* num_rows) const;
   absl::Status EndStep(double weight, int64_t* round) const;
@@ -88,6 +75,9 @@ class TableResource : public tensorflow::ResourceBase {
 // of another kind of resource, NotFound if it is gone.
 absl::Status LookupTable(tensorflow::OpKernelContext* context,
                          tensorflow::core::RefCountPtr<TableResource>* table);
+
+// The inverse of a training read, also if it is empty.
+void SetInverse(absl::Span<const int32_t> inverse, Tfswitch_PushPart* part);
 
 // InvalidArgument unless the table has the dim that a lookup was built for.
 absl::Status CheckDim(const TableResource& table, int dim);

@@ -84,6 +84,17 @@ std::string TakeString(char* string) {
   return result;
 }
 
+// A method of protos/tfswitch/v1/control.proto.
+std::string Call(Tfswitch_Cluster* cluster, const std::string& method,
+                 const std::string& request_json) {
+  char* response = nullptr;
+  Run([&](char* error) {
+    return api->call(cluster, method.c_str(), request_json.c_str(), &response,
+                     error);
+  });
+  return TakeString(response);
+}
+
 using Shape = std::vector<py::ssize_t>;
 
 std::string ToString(const Shape& shape) {
@@ -126,6 +137,7 @@ class Table {
       return api->open_table(cluster.get(), config.c_str(), &opened, error);
     });
     table_ = std::shared_ptr<Tfswitch_Table>(opened, api->close_table);
+    cluster_ = std::move(cluster);
     name_ = api->table_name(opened);
     dim_ = api->table_dim(opened);
     slot_floats_ = api->table_slot_floats(opened);
@@ -155,9 +167,14 @@ class Table {
     py::array_t<float> embeddings(RowsShape(keys, dim_));
     float* out = embeddings.mutable_data();
     if (keys.size() == 0) return embeddings;
+    Tfswitch_PullPart part = {};
+    part.table = table.get();
+    part.keys = keys.data();
+    part.num_keys = static_cast<size_t>(keys.size());
+    part.embeddings = out;
     Run([&](char* error) {
-      return api->pull(table.get(), keys.data(), keys.size(),
-                       insert_missing ? 1 : 0, out, /*threads=*/nullptr, error);
+      return api->pull(&part, 1, insert_missing ? 1 : 0, /*threads=*/nullptr,
+                       error);
     });
     return embeddings;
   }
@@ -168,17 +185,19 @@ class Table {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
     const FloatArray rows = ToRows(gradients, "gradients", keys, dim_);
-    Tfswitch_PushOptions options = {};
-    options.learning_rate = learning_rate;
-    options.insert_missing = insert_missing ? 1 : 0;
-    options.loss_scale = loss_scale;
-    Tfswitch_PushResult result = {};
+    Tfswitch_PushPart part = {};
+    part.table = table.get();
+    part.keys = keys.data();
+    part.num_keys = static_cast<size_t>(keys.size());
+    part.gradients = rows.data();
+    part.options.learning_rate = learning_rate;
+    part.options.insert_missing = insert_missing ? 1 : 0;
+    part.options.loss_scale = loss_scale;
     if (keys.size() == 0) return 0;
     Run([&](char* error) {
-      return api->push(table.get(), keys.data(), keys.size(), rows.data(),
-                       &options, &result, /*threads=*/nullptr, error);
+      return api->push(&part, 1, /*threads=*/nullptr, error);
     });
-    return result.updated_rows;
+    return part.result.updated_rows;
   }
 
   void Assign(const py::object& ids, const py::object& values,
@@ -212,19 +231,6 @@ class Table {
     return assigned_rows;
   }
 
-  // `rules_json` is None for those of the table's config.
-  std::string Shrink(const std::optional<std::string>& rules_json,
-                     bool dry_run) const {
-    const auto table = Open();
-    char* report = nullptr;
-    Run([&](char* error) {
-      return api->shrink(table.get(),
-                         rules_json ? rules_json->c_str() : nullptr,
-                         dry_run ? 1 : 0, &report, error);
-    });
-    return TakeString(report);
-  }
-
   // (num_ids x 5 floats, num_ids states); see cc/capi/tfswitch.h.
   py::tuple ReadUsage(const py::object& ids) const {
     const auto table = Open();
@@ -241,6 +247,14 @@ class Table {
       });
     }
     return py::make_tuple(usage, states);
+  }
+
+  // A call of the cluster, which the table keeps open.
+  std::string Call(const std::string& method,
+                   const std::string& request_json) const {
+    const auto table = Open();
+    const auto cluster = cluster_;
+    return tfswitch::Call(cluster.get(), method, request_json);
   }
 
   IdArray DenseKeys(size_t num_blocks) const {
@@ -309,6 +323,7 @@ class Table {
 
   void Close() {
     if (table_ != nullptr) Release(&table_);
+    if (cluster_ != nullptr) Release(&cluster_);
   }
 
  private:
@@ -407,7 +422,9 @@ class Table {
     return rows;
   }
 
-  std::shared_ptr<Tfswitch_Table> table_;  // Null once closed. Under the GIL.
+  // Null once closed. Under the GIL.
+  std::shared_ptr<Tfswitch_Table> table_;
+  std::shared_ptr<Tfswitch_Cluster> cluster_;
   // Constant after construction.
   std::string name_;
   int dim_ = 0;
@@ -434,33 +451,9 @@ class Cluster {
   int num_shards() const { return num_shards_; }
   bool is_remote() const { return is_remote_; }
 
-  std::string ListTables(const std::string& name) const {
-    const auto cluster = Open();
-    char* json = nullptr;
-    Run([&](char* error) {
-      return api->list_tables(cluster.get(), name.c_str(), &json, error);
-    });
-    return TakeString(json);
-  }
-
-  std::string PublishExport(const std::string& options_json) const {
-    const auto cluster = Open();
-    char* report = nullptr;
-    Run([&](char* error) {
-      return api->publish_export(cluster.get(), options_json.c_str(), &report,
-                                 error);
-    });
-    return TakeString(report);
-  }
-
-  void SetDay(double day) const { api->set_day(Open().get(), day); }
-  double GetDay() const { return api->day(Open().get()); }
-
-  void JoinGroup(const std::string& options_json) const {
-    const auto cluster = Open();
-    Run([&](char* error) {
-      return api->join_group(cluster.get(), options_json.c_str(), error);
-    });
+  std::string Call(const std::string& method,
+                   const std::string& request_json) const {
+    return tfswitch::Call(Open().get(), method, request_json);
   }
 
   void EndStep(double weight) const {
@@ -471,63 +464,12 @@ class Cluster {
     });
   }
 
-  void WaitAtBarrier(const std::string& barrier, double timeout_s) const {
-    const auto cluster = Open();
-    Run([&](char* error) {
-      return api->wait_at_barrier(cluster.get(), barrier.c_str(), timeout_s,
-                                  error);
-    });
-  }
-
-  void LeaveGroup(double timeout_s) const {
-    const auto cluster = Open();
-    Run([&](char* error) {
-      return api->leave_group(cluster.get(), timeout_s, error);
-    });
-  }
-
-  std::string WorkerReport() const {
-    const auto cluster = Open();
-    char* json = nullptr;
-    Run([&](char* error) {
-      return api->worker_report(cluster.get(), &json, error);
-    });
-    return TakeString(json);
-  }
-
-  void CreateWorkQueue(const std::string& queue,
-                       const std::string& options_json) const {
-    const auto cluster = Open();
-    Run([&](char* error) {
-      return api->create_work_queue(cluster.get(), queue.c_str(),
-                                    options_json.c_str(), error);
-    });
-  }
-
-  std::string TakeWorkItem(const std::string& queue) const {
-    const auto cluster = Open();
-    char* json = nullptr;
-    Run([&](char* error) {
-      return api->take_work_item(cluster.get(), queue.c_str(), &json, error);
-    });
-    return TakeString(json);
-  }
-
   void AdvanceWorkItem(const std::string& queue, int64_t epoch, int64_t index,
                        int64_t offset) const {
     const auto cluster = Open();
     Run([&](char* error) {
       return api->advance_work_item(cluster.get(), queue.c_str(), epoch, index,
                                     offset, error);
-    });
-  }
-
-  void FinishWorkItem(const std::string& queue, int64_t epoch,
-                      int64_t index) const {
-    const auto cluster = Open();
-    Run([&](char* error) {
-      return api->finish_work_item(cluster.get(), queue.c_str(), epoch, index,
-                                   error);
     });
   }
 
@@ -540,54 +482,6 @@ class Cluster {
                                   &state, error);
     });
     return state;
-  }
-
-  std::string WorkQueueStats(const std::string& queue) const {
-    const auto cluster = Open();
-    char* json = nullptr;
-    Run([&](char* error) {
-      return api->work_queue_stats(cluster.get(), queue.c_str(), &json, error);
-    });
-    return TakeString(json);
-  }
-
-  void DropTable(const std::string& name) const {
-    const auto cluster = Open();
-    Run([&](char* error) {
-      return api->drop_table(cluster.get(), name.c_str(), error);
-    });
-  }
-
-  void SetRecreatesLostTables(bool recreates) const {
-    const auto cluster = Open();
-    api->set_recreates_lost_tables(cluster.get(), recreates ? 1 : 0);
-  }
-
-  std::string ResetLostTables() const {
-    const auto cluster = Open();
-    char* json = nullptr;
-    Run([&](char* error) {
-      return api->reset_lost_tables(cluster.get(), &json, error);
-    });
-    return TakeString(json);
-  }
-
-  std::string Save(const std::string& request_json) const {
-    const auto cluster = Open();
-    char* report = nullptr;
-    Run([&](char* error) {
-      return api->save(cluster.get(), request_json.c_str(), &report, error);
-    });
-    return TakeString(report);
-  }
-
-  std::string Restore(const std::string& request_json) const {
-    const auto cluster = Open();
-    char* report = nullptr;
-    Run([&](char* error) {
-      return api->restore(cluster.get(), request_json.c_str(), &report, error);
-    });
-    return TakeString(report);
   }
 
   std::unique_ptr<Table> OpenTable(const std::string& config) const {
@@ -688,21 +582,16 @@ PYBIND11_MODULE(_native, m) {
   m.def("check_process", [] {
     Run([](char* error) {
       // A pull of nothing is refused only where all calls are.
-      return api->pull_many(/*parts=*/nullptr, /*num_parts=*/0,
-                            /*insert_missing=*/0, /*threads=*/nullptr, error);
+      return api->pull(/*parts=*/nullptr, /*num_parts=*/0,
+                       /*insert_missing=*/0, /*threads=*/nullptr, error);
     });
   });
   m.def(
-      "served_model_call",
-      [](const std::string& path, const std::string& request_json) {
-        char* response = nullptr;
-        Run([&](char* error) {
-          return api->served_model_call(path.c_str(), request_json.c_str(),
-                                        &response, error);
-        });
-        return TakeString(response);
+      "call",
+      [](const std::string& method, const std::string& request_json) {
+        return Call(/*cluster=*/nullptr, method, request_json);
       },
-      py::arg("path"), py::arg("request_json"));
+      py::arg("method"), py::arg("request_json"));
   m.attr("api_version") = api->api_version;
   m.attr("work_item_lost") = TFSWITCH_WORK_ITEM_LOST;
   m.attr("work_item_in_step") = TFSWITCH_WORK_ITEM_IN_STEP;
@@ -714,32 +603,12 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("address", &Cluster::address)
       .def_property_readonly("num_shards", &Cluster::num_shards)
       .def_property_readonly("is_remote", &Cluster::is_remote)
-      .def("list_tables", &Cluster::ListTables, py::arg("name") = "")
-      .def("drop_table", &Cluster::DropTable, py::arg("name"))
-      .def("publish_export", &Cluster::PublishExport, py::arg("options_json"))
-      .def("set_day", &Cluster::SetDay, py::arg("day"))
-      .def("day", &Cluster::GetDay)
-      .def("join_group", &Cluster::JoinGroup, py::arg("options_json"))
+      .def("call", &Cluster::Call, py::arg("method"), py::arg("request_json"))
       .def("end_step", &Cluster::EndStep, py::arg("weight"))
-      .def("wait_at_barrier", &Cluster::WaitAtBarrier, py::arg("barrier"),
-           py::arg("timeout_s"))
-      .def("leave_group", &Cluster::LeaveGroup, py::arg("timeout_s"))
-      .def("worker_report", &Cluster::WorkerReport)
-      .def("create_work_queue", &Cluster::CreateWorkQueue, py::arg("queue"),
-           py::arg("options_json"))
-      .def("take_work_item", &Cluster::TakeWorkItem, py::arg("queue"))
       .def("advance_work_item", &Cluster::AdvanceWorkItem, py::arg("queue"),
            py::arg("epoch"), py::arg("index"), py::arg("offset"))
-      .def("finish_work_item", &Cluster::FinishWorkItem, py::arg("queue"),
-           py::arg("epoch"), py::arg("index"))
       .def("work_item_state", &Cluster::WorkItemState, py::arg("queue"),
            py::arg("epoch"), py::arg("index"))
-      .def("work_queue_stats", &Cluster::WorkQueueStats, py::arg("queue"))
-      .def("set_recreates_lost_tables", &Cluster::SetRecreatesLostTables,
-           py::arg("recreates"))
-      .def("reset_lost_tables", &Cluster::ResetLostTables)
-      .def("save", &Cluster::Save, py::arg("request_json"))
-      .def("restore", &Cluster::Restore, py::arg("request_json"))
       .def("open_table", &Cluster::OpenTable, py::arg("config_json"))
       .def("close", &Cluster::Close);
 
@@ -759,7 +628,7 @@ PYBIND11_MODULE(_native, m) {
            py::arg("values"))
       .def("dense_keys", &Table::DenseKeys, py::arg("num_blocks"))
       .def("erase", &Table::Erase, py::arg("ids"))
-      .def("shrink", &Table::Shrink, py::arg("rules_json"), py::arg("dry_run"))
+      .def("call", &Table::Call, py::arg("method"), py::arg("request_json"))
       .def("read_usage", &Table::ReadUsage, py::arg("ids"))
       .def("export_rows", &Table::ExportRows, py::arg("with_slots"))
       .def("visit_rows", &Table::VisitRows, py::arg("with_slots"),

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "cc/base/malloc_tuning.h"
-#include "cc/rpc/grpc_server.h"
 #include "cc/rpc/process_settings.h"
+#include "cc/rpc/server/grpc_server.h"
 #include "cc/server/server_flags.h"
 #include "cc/shard/shard.h"
 

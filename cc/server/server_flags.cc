@@ -10,7 +10,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "cc/base/files.h"
-#include "cc/rpc/server_limits.h"
+#include "cc/rpc/server/server_limits.h"
 
 ABSL_FLAG(std::string, address, "127.0.0.1:7077",
           "Where to listen: host:port (port 0: any free one) or unix:/path.");

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "cc/rpc/grpc_server.h"
+#include "cc/rpc/server/grpc_server.h"
 #include "cc/shard/shard.h"
 
 namespace tfswitch {

@@ -20,7 +20,7 @@
 #include "cc/base/checksum.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
-#include "cc/table/json_reader.h"
+#include "cc/serving/object_reader.h"
 
 namespace tfswitch {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
-#include "cc/table/json_reader.h"
+#include "cc/serving/object_reader.h"
 
 namespace tfswitch {
 namespace {

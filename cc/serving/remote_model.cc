@@ -237,7 +237,7 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     pulls.push_back(std::move(pull));
   }
   if (pulls.empty()) return absl::OkStatus();
-  absl::Status status = client_->StartPullMany(pulls)->Wait();
+  absl::Status status = client_->StartPull(pulls)->Wait();
   if (!status.ok()) return Explain(status);
   for (const Request& request : requests) {
     const LookupPart& part = *request.part;

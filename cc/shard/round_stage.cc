@@ -24,8 +24,8 @@ bool ContentLess(const StagedPush& a, const StagedPush& b) {
   const int order = std::memcmp(a.gradients.data(), b.gradients.data(),
                                 a.gradients.size() * sizeof(float));
   if (order != 0) return order < 0;
-  const KeyObservations of_a = a.observations.view();
-  const KeyObservations of_b = b.observations.view();
+  const KeyObservations& of_a = a.observations;
+  const KeyObservations& of_b = b.observations;
   return std::tie(a.learning_rate, a.insert_missing, of_a.counts, of_a.shows,
                   of_a.clicks, a.global_step, a.day) <
          std::tie(b.learning_rate, b.insert_missing, of_b.counts, of_b.shows,

@@ -19,18 +19,27 @@
 #include "cc/base/key_observations.h"
 #include "cc/base/mutex.h"
 #include "cc/sync/worker_group.h"
+#include "cc/table/embedding_table.h"
 
 namespace tfswitch {
 
-// One push to one table.
-struct StagedPush {
-  std::vector<Key> keys;         // Unique.
-  std::vector<float> gradients;  // keys.size() x dim.
-  float learning_rate = 0.0f;
-  bool insert_missing = false;
-  OwnedObservations observations;
-  int64_t global_step = 0;
-  float day = kServersDay;
+// One push to one table, and the memory of its spans.
+struct StagedPush : GradientBatch {
+  explicit StagedPush(const GradientBatch& batch)
+      : GradientBatch(batch),
+        own_keys(batch.keys.begin(), batch.keys.end()),
+        own_gradients(batch.gradients.begin(), batch.gradients.end()),
+        own_observations(batch.observations) {
+    keys = own_keys;
+    gradients = own_gradients;
+    observations = own_observations.view();
+  }
+  StagedPush(StagedPush&&) = default;  // The spans stay where they point to.
+  StagedPush& operator=(StagedPush&&) = default;
+
+  std::vector<Key> own_keys;
+  std::vector<float> own_gradients;
+  OwnedObservations own_observations;
 };
 
 // A staged push, and how many samples the step that it belongs to has.

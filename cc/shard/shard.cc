@@ -22,6 +22,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/sync/work_queue_json.h"
+#include "cc/wire/table_config_conversion.h"
 
 namespace tfswitch {
 namespace {
@@ -406,17 +407,17 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
       "Restore a checkpoint, or initialise it"));
 }
 
-absl::StatusOr<ShardPushResult> Shard::Push(EmbeddingTable& table,
-                                            const ShardPush& push) {
+absl::StatusOr<PushResult> Shard::Push(EmbeddingTable& table,
+                                       const PushRequest& push,
+                                       const LentThreads* threads) {
   CheckedPush checked;
   TFSWITCH_RETURN_IF_ERROR(CheckPush(table, push, &checked));
-  return ApplyPush(table, push, checked.batch);
+  return ApplyPush(table, push, checked.batch, threads);
 }
 
 absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
-                             absl::Span<ShardPushResult> results) {
-  if (pushes.empty()) return absl::OkStatus();
-  const LentThreads* const threads = pushes[0].push.threads;
+                             absl::Span<PushResult> results,
+                             const LentThreads* threads) {
   std::vector<CheckedPush> checked(pushes.size());
   std::vector<absl::Status> statuses(pushes.size());
   const auto first_error = [&] {
@@ -440,8 +441,8 @@ absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
   RunRanges(threads, by_table.size(), 1, [&](size_t begin, size_t end) {
     for (size_t t = begin; t < end; ++t) {
       for (const size_t i : *by_table[t]) {
-        absl::StatusOr<ShardPushResult> result =
-            ApplyPush(*pushes[i].table, pushes[i].push, checked[i].batch);
+        absl::StatusOr<PushResult> result = ApplyPush(
+            *pushes[i].table, pushes[i].push, checked[i].batch, threads);
         statuses[i] = result.status();
         if (result.ok()) results[i] = *result;
       }
@@ -451,7 +452,7 @@ absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
 }
 
 absl::Status Shard::CheckPush(const EmbeddingTable& table,
-                              const ShardPush& push,
+                              const PushRequest& push,
                               CheckedPush* checked) const {
   const int dim = table.dim();
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "gradient", push.keys.size(), dim,
@@ -468,13 +469,7 @@ absl::Status Shard::CheckPush(const EmbeddingTable& table,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
 
   GradientBatch& batch = checked->batch;
-  batch.keys = push.keys;
-  batch.gradients = push.gradients;
-  batch.observations = push.observations;
-  batch.learning_rate = push.learning_rate;
-  batch.global_step = push.global_step;
-  batch.day = push.day;
-  batch.insert_missing = push.insert_missing;
+  batch = push;
   std::vector<Key>& unique = checked->unique;
   std::vector<float>& sums = checked->sums;
   const size_t num_keys = push.keys.size();
@@ -516,16 +511,17 @@ absl::Status Shard::CheckPush(const EmbeddingTable& table,
   return absl::OkStatus();
 }
 
-absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
-                                                 const ShardPush& push,
-                                                 const GradientBatch& batch) {
+absl::StatusOr<PushResult> Shard::ApplyPush(EmbeddingTable& table,
+                                            const PushRequest& push,
+                                            const GradientBatch& batch,
+                                            const LentThreads* threads) {
   const bool is_staged =
       table.config().consistency.kind == ConsistencyKind::kBsp;
-  ShardPushResult result;
-  const bool protected_push = push.client_id != 0;
+  PushResult result;
+  const bool protected_push = push.id.client_id != 0;
   if (protected_push) {
-    const absl::StatusOr<WriteLedger::Verdict> verdict =
-        ledger_.Begin(push.client_id, push.sequence, &result.updated_rows);
+    const absl::StatusOr<WriteLedger::Verdict> verdict = ledger_.Begin(
+        push.id.client_id, push.id.sequence, &result.updated_rows);
     if (!verdict.ok()) {
       return absl::Status(verdict.status().code(),
                           absl::StrCat("table '", table.config().name,
@@ -540,16 +536,9 @@ absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
   // The ledger must hear of it in any case.
   try {
     if (is_staged) {
-      applied = stage_.Add(push.step, table.config().name,
-                           {{batch.keys.begin(), batch.keys.end()},
-                            {batch.gradients.begin(), batch.gradients.end()},
-                            batch.learning_rate,
-                            batch.insert_missing,
-                            OwnedObservations(batch.observations),
-                            batch.global_step,
-                            batch.day});
+      applied = stage_.Add(push.step, table.config().name, StagedPush(batch));
     } else {
-      const absl::StatusOr<int64_t> updated = Apply(table, batch, push.threads);
+      const absl::StatusOr<int64_t> updated = Apply(table, batch, threads);
       applied = updated.status();
       result.updated_rows = updated.value_or(0);
     }
@@ -560,7 +549,7 @@ absl::StatusOr<ShardPushResult> Shard::ApplyPush(EmbeddingTable& table,
   }
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.
-    ledger_.End(push.client_id, push.sequence,
+    ledger_.End(push.id.client_id, push.id.sequence,
                 /*applied=*/!is_staged || applied.ok(), result.updated_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(applied);
@@ -641,7 +630,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
   const bool needs_counts =
       table->config().NeedsCounts() && table->config().layout.empty();
   if (have_same_keys && !needs_counts) {  // Always so for a dense table.
-    keys = first.keys;
+    keys.assign(first.keys.begin(), first.keys.end());
     sums.assign(keys.size() * dim, 0.0f);
     for (const WeightedPush& each : pushes) {
       AddScaled(each.push->gradients, scale_of(each), absl::MakeSpan(sums));
@@ -660,7 +649,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
       scaled.resize(begin + push.gradients.size(), 0.0f);
       AddScaled(push.gradients, scale_of(each),
                 absl::MakeSpan(scaled).subspan(begin));
-      observations.Append(push.observations.view(), push.keys.size());
+      observations.Append(push.observations, push.keys.size());
     }
     if (all.size() > size_t{INT32_MAX}) {
       return absl::InvalidArgumentError(

@@ -33,6 +33,7 @@
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
+#include "cc/wire/row_calls.h"
 
 namespace tfswitch {
 
@@ -55,27 +56,6 @@ struct ShardOptions {
   absl::Status Validate() const;
 };
 
-// One push as it reaches its shard. Spans are valid during the call.
-struct ShardPush {
-  absl::Span<const Key> keys;
-  absl::Span<const float> gradients;  // keys.size() x dim.
-  float learning_rate = 0.0f;
-  bool insert_missing = false;
-  bool keys_are_unique = false;  // False: repeated keys are summed here.
-  uint64_t client_id = 0;        // 0: not protected against repetition.
-  uint64_t sequence = 0;
-  StepTag step;  // Of a bsp table; no group: none.
-  KeyObservations observations;
-  int64_t global_step = 0;  // 0: not known.
-  float day = kServersDay;
-  const LentThreads* threads = nullptr;  // Lent for the call.
-};
-
-struct ShardPushResult {
-  int64_t updated_rows = 0;
-  bool duplicate = false;
-};
-
 // What WriteOnce() has done.
 struct Written {
   int64_t count = 0;       // What `write` returned, now or the first time.
@@ -85,7 +65,7 @@ struct Written {
 // One of several pushes.
 struct TablePush {
   std::shared_ptr<EmbeddingTable> table;
-  ShardPush push;
+  PushRequest push;
 };
 
 // The tables of one shard. Everything that a client may get wrong is checked
@@ -176,14 +156,16 @@ class Shard {
   // To a bsp table it stages the gradients until CommitRound(), and updates
   // nothing; FailedPrecondition if push.step says no step, or one whose round
   // has been applied.
-  absl::StatusOr<ShardPushResult> Push(EmbeddingTable& table,
-                                       const ShardPush& push);
+  absl::StatusOr<PushResult> Push(EmbeddingTable& table,
+                                  const PushRequest& push,
+                                  const LentThreads* threads = nullptr);
 
   // Several pushes; those to one table in their order. All are checked before
   // any is applied. An error of applying one leaves the others applied; the
   // first in their order is given. REQUIRES: as many results as pushes.
   absl::Status PushMany(absl::Span<const TablePush> pushes,
-                        absl::Span<ShardPushResult> results);
+                        absl::Span<PushResult> results,
+                        const LentThreads* threads = nullptr);
 
   // Applies what is staged of a closed round; see RoundStage::Commit. DataLoss
   // if this shard has lost one of the tables `staged`, and with it what the
@@ -357,11 +339,12 @@ class Shard {
 
   // All that can be wrong with a push by itself. `checked` points into itself
   // and must not move.
-  absl::Status CheckPush(const EmbeddingTable& table, const ShardPush& push,
+  absl::Status CheckPush(const EmbeddingTable& table, const PushRequest& push,
                          CheckedPush* checked) const;
-  absl::StatusOr<ShardPushResult> ApplyPush(EmbeddingTable& table,
-                                            const ShardPush& push,
-                                            const GradientBatch& batch);
+  absl::StatusOr<PushResult> ApplyPush(EmbeddingTable& table,
+                                       const PushRequest& push,
+                                       const GradientBatch& batch,
+                                       const LentThreads* threads);
   absl::StatusOr<int64_t> Apply(EmbeddingTable& table,
                                 const GradientBatch& batch,
                                 const LentThreads* threads) const;

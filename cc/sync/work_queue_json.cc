@@ -67,16 +67,6 @@ bool GetSaved(const Json& json, SavedWorkQueue* saved) {
 
 }  // namespace
 
-absl::StatusOr<WorkQueueOptions> WorkQueueOptionsFromJson(
-    const std::string& json) {
-  const absl::StatusOr<Json> parsed = ParseJson(json);
-  WorkQueueOptions options;
-  if (parsed.ok() && GetOptions(*parsed, &options)) return options;
-  return absl::InvalidArgumentError(
-      "the options of a work queue must be {\"items\": [strings of valid "
-      "Unicode], \"epochs\": n, \"shuffle\": true or false, \"seed\": n}");
-}
-
 std::string SavedWorkQueuesToJson(const std::vector<SavedWorkQueue>& saved) {
   Json list = Json::array();
   for (const SavedWorkQueue& each : saved) {

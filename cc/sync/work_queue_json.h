@@ -1,4 +1,4 @@
-// Work queues as JSON: in checkpoints, and over the C API.
+// Work queues as JSON, as checkpoints have them.
 
 #ifndef TFSWITCH_CC_SYNC_WORK_QUEUE_JSON_H_
 #define TFSWITCH_CC_SYNC_WORK_QUEUE_JSON_H_
@@ -11,11 +11,6 @@
 #include "cc/sync/work_queue.h"
 
 namespace tfswitch {
-
-// {"items": [...], "epochs": n, "shuffle": b, "seed": n}. InvalidArgument if it
-// is anything else.
-absl::StatusOr<WorkQueueOptions> WorkQueueOptionsFromJson(
-    const std::string& json);
 
 // A list; docs/checkpoint_format.md describes each field. DataLoss if the text
 // is damaged; an empty one is an empty list.

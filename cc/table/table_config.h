@@ -172,7 +172,14 @@ struct TableConfig {
   // Whether something goes by how often a key is in a push, or by its shows.
   bool NeedsCounts() const;
 
-  bool operator==(const TableConfig& o) const;
+  bool operator==(const TableConfig& o) const {
+    return name == o.name && dim == o.dim && optimizer == o.optimizer &&
+           initializer == o.initializer && seed == o.seed &&
+           num_virtual_shards == o.num_virtual_shards &&
+           consistency == o.consistency && layout == o.layout &&
+           statistics == o.statistics && admission == o.admission &&
+           eviction == o.eviction && row_type == o.row_type;
+  }
   bool operator!=(const TableConfig& o) const { return !(*this == o); }
 
   // InvalidArgument naming the table, the field, the value and the range.
@@ -180,24 +187,6 @@ struct TableConfig {
   // The same of a table that is made: no file can be named after a longer name.
   absl::Status ValidateNew() const;
 };
-
-// The fields in which two configs differ, for error messages:
-// "dim (8 here, 16 asked)". Empty if equal.
-std::string DescribeDifference(const TableConfig& existing,
-                               const TableConfig& asked);
-
-// JSON form with the field names of protos/tfswitch/v1/table_config.proto, in
-// protobuf's canonical JSON mapping restricted to snake_case names. Used by the
-// C API and by checkpoint manifests.
-std::string TableConfigToJson(const TableConfig& config);
-absl::Status TableConfigFromJson(const std::string& json, TableConfig* config);
-
-// The eviction rules of a table by themselves.
-absl::Status EvictionFromJson(const std::string& json, EvictionConfig* config);
-
-// The consistency of a table by itself: {"ssp": {"staleness": 3}}.
-absl::Status ConsistencyFromJson(const std::string& json,
-                                 ConsistencyConfig* config);
 
 }  // namespace tfswitch
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cc/capi/tfswitch.h"
 #include "nlohmann/json.hpp"
@@ -14,22 +15,16 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string JsonRequest(const char* call) {
-  return Json({{"call", call}}).dump();
-}
-
-// A field that is missing, null or of another type is the default.
-template <typename T>
-T Field(const Json& json, const char* name, T standard) {
+// Fields of a message in protobuf's JSON, where 64-bit integers are strings. A
+// field that is missing or of another type is its default.
+std::string TextField(const Json& json, const char* name) {
   const auto found = json.find(name);
-  if (found == json.end()) return standard;
-  if constexpr (std::is_same_v<T, bool>) {
-    return found->is_boolean() ? found->get<bool>() : standard;
-  } else if constexpr (std::is_same_v<T, std::string>) {
-    return found->is_string() ? found->get<std::string>() : standard;
-  } else {
-    return found->is_number() ? found->get<T>() : standard;
-  }
+  return found != json.end() && found->is_string() ? found->get<std::string>()
+                                                   : "";
+}
+int64_t NumberField(const Json& json, const char* name) {
+  int64_t number = 0;
+  return absl::SimpleAtoi(TextField(json, name), &number) ? number : 0;
 }
 
 }  // namespace
@@ -78,7 +73,8 @@ absl::StatusOr<RowsApi> RowsApi::Find(const std::string& op_library) {
 }
 
 absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
-                                          const std::string& request) const {
+                                          const char* call,
+                                          const std::string& value) const {
   std::error_code ignored;
   if (!std::filesystem::exists(std::filesystem::path(folder) / kModelFile,
                                ignored)) {
@@ -89,8 +85,10 @@ absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
   }
   char* response = nullptr;
   char error[TFSWITCH_ERROR_SIZE] = "";
-  const int code = api_->served_model_call(folder.c_str(), request.c_str(),
-                                           &response, error);
+  Json request = {{"path", folder}};
+  if (call != nullptr) request[call] = Json::parse(value);
+  const int code = api_->call(/*cluster=*/nullptr, "ServedModel",
+                              request.dump().c_str(), &response, error);
   if (code != 0)
     return absl::Status(static_cast<absl::StatusCode>(code), error);
   const Json json = Json::parse(response, nullptr, /*allow_exceptions=*/false);
@@ -100,29 +98,29 @@ absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
         "the state of '", folder, "' is no JSON object; install one tfswitch"));
   }
   ServedState state;
-  state.number = Field<int64_t>(json, "number", 0);
-  state.base_number = Field<int64_t>(json, "base_number", 0);
-  state.created = absl::FromUnixMillis(Field<int64_t>(json, "created_ms", 0));
-  state.is_held = Field(json, "held", false);
-  state.num_refused = Field<int64_t>(json, "refused", 0);
-  state.error = Field<std::string>(json, "error", "");
-  state.addresses = Field<std::string>(json, "addresses", "");
+  state.number = NumberField(json, "number");
+  state.base_number = NumberField(json, "base_number");
+  state.created = absl::FromUnixMillis(NumberField(json, "created_ms"));
+  state.is_held = json.value("held", Json()) == true;
+  state.num_refused = NumberField(json, "refused");
+  state.error = TextField(json, "error");
+  state.addresses = TextField(json, "addresses");
   return state;
 }
 
 absl::StatusOr<ServedState> RowsApi::State(const std::string& folder) const {
-  return Call(folder, JsonRequest("state"));
+  return Call(folder);
 }
 
 absl::Status RowsApi::Watch(const std::string& folder,
                             absl::Duration interval) const {
-  const Json request = {{"call", "watch"},
-                        {"seconds", absl::ToDoubleSeconds(interval)}};
-  return Call(folder, request.dump()).status();
+  return Call(folder, "watch_secs",
+              absl::StrCat(absl::ToDoubleSeconds(interval)))
+      .status();
 }
 
 absl::Status RowsApi::Refresh(const std::string& folder) const {
-  return Call(folder, JsonRequest("refresh")).status();
+  return Call(folder, "refresh").status();
 }
 
 absl::Status RowsApi::RollBack(const std::string& folder,
@@ -131,12 +129,11 @@ absl::Status RowsApi::RollBack(const std::string& folder,
     return absl::InvalidArgumentError(absl::StrCat(
         "expected the number of an export, which is at least 1, got ", number));
   }
-  const Json request = {{"call", "roll_back"}, {"number", number}};
-  return Call(folder, request.dump()).status();
+  return Call(folder, "roll_back_to", absl::StrCat(number)).status();
 }
 
 absl::Status RowsApi::Resume(const std::string& folder) const {
-  return Call(folder, JsonRequest("resume")).status();
+  return Call(folder, "resume").status();
 }
 
 }  // namespace serving_cc

@@ -59,8 +59,10 @@ class RowsApi {
  private:
   explicit RowsApi(const Tfswitch_Api* api) : api_(api) {}
 
+  // `call`: a field of ServedModelRequest that is set to `value`, or none.
   absl::StatusOr<ServedState> Call(const std::string& folder,
-                                   const std::string& request) const;
+                                   const char* call = nullptr,
+                                   const std::string& value = "true") const;
 
   const Tfswitch_Api* api_;
 };

@@ -305,11 +305,14 @@ def test_a_push_whose_answer_is_lost_comes_again_with_its_identity(
     pushes = []
 
     class Server(servicer):
-        def Push(self, request, context):  # noqa: N802
-            pushes.append((request.client_id, request.sequence))
+        def PushMany(self, request, context):  # noqa: N802
+            (push,) = request.requests
+            pushes.append((push.client_id, push.sequence))
             if len(pushes) == 1:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
-            return pb.PushResponse(updated_rows=1)
+            return pb.PushManyResponse(
+                responses=[pb.PushResponse(updated_rows=1)]
+            )
 
     with connected(generated, Server):
         table = tsw.EmbeddingTable("plain", 1)

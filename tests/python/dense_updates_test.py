@@ -243,7 +243,7 @@ def test_a_sparse_checkpoint_is_refused_by_a_dense_table(cluster, tmp_path):
     table = tsw.EmbeddingTable("kind", DIM, optimizer=adam)
     table.push([1], np.ones((1, DIM)))
     cluster.save(str(tmp_path))
-    cluster._native.drop_table("kind")
+    cluster.drop("kind")
     tsw.EmbeddingTable("kind", DIM, optimizer=adam, update="dense")
 
     with pytest.raises(RuntimeError, match="adam with dense updates"):

@@ -825,9 +825,12 @@ def test_non_negativity_and_l2_are_options_of_the_rows():
         embeddings_constraint="non_neg",
         optimizer="sgd",
     )
-    assert (layer._optimizer.l2, layer._optimizer.min_weight) == (0.5, 0.0)
+    assert (layer._spec.optimizer.l2, layer._spec.optimizer.min_weight) == (
+        0.5,
+        0.0,
+    )
     again = type(layer).from_config(layer.get_config())
-    assert again._optimizer == layer._optimizer
+    assert again._spec.initializer == layer._spec.initializer
 
 
 @pytest.mark.parametrize(
@@ -862,7 +865,7 @@ def test_initializers_that_go_by_the_number_of_ids(kind):
 
     np.testing.assert_allclose(rows.std(), keras_rows.std(), rtol=0.02)
     np.testing.assert_allclose(rows.max(), keras_rows.max(), rtol=0.02)
-    assert again._initializer == layer._initializer
+    assert again._spec.initializer == layer._spec.initializer
 
 
 def test_a_setting_may_have_the_name_that_it_has_for_a_table():

@@ -16,6 +16,7 @@ from tests.python.worker_threads import (
     Call,
     in_threads,
     join_workers,
+    leave_group,
     running_clients,
     wait_until,
 )
@@ -201,7 +202,7 @@ def test_others_go_on_where_the_last_step_of_the_dead_has_left_it(client):
     wait_until(lambda: sum(other.stats()["workers"]["staleness"]) == 1)
     item_of_other = make_queue(other, ["a"])
     assert item_of_other.take() is None
-    dying._native.leave_group(10.0)  # The lease as if it had ended.
+    leave_group(dying)  # The lease as if it had ended.
     with contextlib.suppress(RuntimeError):
         waiting.result()
 
@@ -240,7 +241,7 @@ def train_three(worker, cluster):
 def end_job(workers, *calls):
     """As if it were killed, and all leases had ended."""
     for worker in workers:
-        worker._native.leave_group(10.0)
+        leave_group(worker)
     for call in calls:
         with contextlib.suppress(RuntimeError):
             call.result()
@@ -689,7 +690,7 @@ def test_fit_takes_an_epoch_without_a_batch(local):
 def test_fit_stays_in_the_group_between_epochs(local, consistency):
     """One that comes back would wait for those who are given up once more."""
     worker, dead = join_workers(local, 2, consistency=consistency)
-    dead._native.leave_group(10.0)  # The lease as if it had ended.
+    leave_group(dead)  # The lease as if it had ended.
     queue = make_queue(worker, ["a"], epochs=3)
     model = make_model(worker)
     actives = []

@@ -12,6 +12,7 @@ from tests.python.worker_threads import (
     arrivals,
     in_threads,
     join_workers,
+    leave_group,
     running_clients,
     wait_until,
 )
@@ -457,7 +458,7 @@ def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
     table.push([1], [[2.0]])
     blocked = Call(one.end_step)
     wait_until(lambda: arrivals(two) == 1)
-    one._native.leave_group(10.0)  # As if its lease had ended.
+    leave_group(one)  # As if its lease had ended.
     with pytest.raises(RuntimeError, match="has left meanwhile"):
         blocked.result()
     two.leave()  # Closes the round, which has nobody to wait for it.

@@ -12,6 +12,7 @@ from typing import Any
 
 import tfswitch as tsw
 from tests.support import running_servers
+from tfswitch import _control
 
 # A test that hangs fails after this; nothing is measured by it.
 HANG_SECS = 60.0
@@ -99,9 +100,14 @@ def join_workers(
     ]
 
 
+def leave_group(member: tsw.Cluster | tsw.train.Worker) -> None:
+    """Has the process be no worker any more, which it does not notice."""
+    _control.call(member._native, "LeaveGroup")
+
+
 def _leave(cluster: tsw.Cluster) -> None:
     with contextlib.suppress(RuntimeError):  # No worker, or closed.
-        cluster._native.leave_group(10.0)
+        leave_group(cluster)
 
 
 def arrivals(worker: tsw.train.Worker) -> int:

@@ -1,7 +1,6 @@
 """Files that are handed out to workers at run time."""
 
 import contextlib
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import _native
+from tfswitch._control import call, integers
 from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
@@ -121,8 +121,12 @@ class WorkItem:
             return
         self._check_is_own()
         try:
-            self._queue._native.finish_work_item(
-                self._queue.name, self.epoch, self.index
+            call(
+                self._queue._native,
+                "FinishWorkItem",
+                queue=self._queue.name,
+                epoch=self.epoch,
+                index=self.index,
             )
         except RuntimeError:
             self._check_is_own()
@@ -345,6 +349,13 @@ class WorkQueue:
                     f"work queue {name!r}: `items` must be strings. "
                     f"Received: items[{index}]={item!r}"
                 )
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"work queue {name!r}: `items` must be of valid Unicode. "
+                    f"Received: items[{index}]={item!r}"
+                ) from error
         check_count("epochs", epochs, 1)
         if not isinstance(worker, Worker):
             raise ValueError(
@@ -374,16 +385,16 @@ class WorkQueue:
         self._taken: WorkItem | None = None
         self._native = worker._native
         worker._check_is_present()
-        self._native.create_work_queue(
-            name,
-            json.dumps(
-                {
-                    "items": items,
-                    "epochs": int(epochs),
-                    "shuffle": bool(shuffle),
-                    "seed": int(seed),
-                }
-            ),
+        call(
+            self._native,
+            "CreateWorkQueue",
+            queue=name,
+            options={
+                "items": items,
+                "num_epochs": int(epochs),
+                "shuffle": bool(shuffle),
+                "seed": int(seed),
+            },
         )
         if self.stats()["epoch"] >= self._num_epochs:
             warnings.warn(
@@ -441,7 +452,9 @@ class WorkQueue:
             ConnectionError, TimeoutError: If the server does not answer.
         """
         self._worker._check_is_present()
-        taken = json.loads(self._native.take_work_item(self._name))
+        taken = call(self._native, "TakeWorkItem", queue=self._name).get("item")
+        if taken is not None:
+            taken |= integers(taken, ("epoch", "index", "offset"))
         before = self._taken
         if (
             before is not None
@@ -485,7 +498,13 @@ class WorkQueue:
         how often a returned one was taken again.
         """
         self._worker._check_is_present()
-        return json.loads(self._native.work_queue_stats(self._name))
+        response = call(self._native, "GetWorkQueueStats", queue=self._name)
+        counts = ("items", "finished", "leased", "returned")
+        return {
+            **integers(response, ("epoch", "reissued")),
+            "epochs": int(response["num_epochs"]),
+            **{name: int(response[f"num_{name}"]) for name in counts},
+        }
 
     def _finish_epoch(self, number: int) -> bool:
         if self._epoch_is_over(number):

@@ -91,7 +91,7 @@ def follow(layer: Any, optimizer: Any) -> Followed:
                 "rows are pushed before they are known. Received: "
                 f"global_clipnorm={inner.global_clipnorm!r}"
             )
-        if rule.weight_decay and layer._update != "dense":
+        if rule.weight_decay and layer._spec.update != "dense":
             raise ValueError(
                 "weight decay shrinks all rows at each step, and a table steps "
                 "the rows of the batch. Received: "

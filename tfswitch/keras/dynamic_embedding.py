@@ -13,11 +13,8 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from tfswitch import _native
-from tfswitch import admission as admission_lib
-from tfswitch import consistency as consistency_lib
-from tfswitch import eviction as eviction_lib
 from tfswitch import optimizers as optimizers_lib
-from tfswitch import row_type as row_type_lib
+from tfswitch._table_spec import DEFAULTS, TableSpec
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import (
     _backend,
@@ -35,10 +32,7 @@ from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import (
     EmbeddingTable,
     check_dim,
-    check_seed,
-    check_update,
     default_seed,
-    find_statistics,
     look_up_many,
 )
 
@@ -290,7 +284,6 @@ class DynamicEmbedding(_backend.Layer):
             input_dim,
             output_dim,
         )
-        check_seed(seed)
         if combiner is not None and combiner not in pooling.COMBINERS:
             raise ValueError(
                 '`combiner` must be None, "sum", "mean" or "sqrtn". '
@@ -329,60 +322,51 @@ class DynamicEmbedding(_backend.Layer):
         self._is_auto = optimizer is None or (
             isinstance(optimizer, str) and optimizer == "auto"
         )
+        settings: dict[str, Any] = {
+            "optimizer": None if self._is_auto else optimizer,
+            "seed": seed,
+            "consistency": consistency,
+            "admission": admission,
+            "eviction": eviction,
+            "statistics": statistics,
+            "update": update,
+            "row_type": row_type,
+        }
         if isinstance(table, EmbeddingTable):
+            is_uniform = embeddings_initializer in (None, "uniform")
             self._adopt(
                 table,
-                embeddings_initializer=(
-                    embeddings_initializer or "uniform",
-                    "uniform",
-                ),
-                embeddings_regularizer=(embeddings_regularizer, None),
-                embeddings_constraint=(embeddings_constraint, None),
-                weights=(weights, None),
-                optimizer=(None if self._is_auto else optimizer, None),
-                seed=(seed, None),
-                consistency=(consistency, None),
-                admission=(admission, None),
-                eviction=(eviction, None),
-                statistics=(statistics, None),
-                update=(update, "sparse"),
-                row_type=(row_type, None),
-                cluster=(cluster, None),
+                {
+                    "embeddings_initializer": None
+                    if is_uniform
+                    else embeddings_initializer,
+                    "embeddings_regularizer": embeddings_regularizer,
+                    "embeddings_constraint": embeddings_constraint,
+                    "weights": weights,
+                    **settings,
+                    "cluster": cluster,
+                },
             )
             return
         self._table_name = table
-        self._initializer = translated.initializer
-        # With "auto" not known before the table is needed.
-        self._optimizer: optimizers_lib.Optimizer | None = (
-            None
-            if self._is_auto
-            else _embedding_arguments.with_options(
+        if not self._is_auto:
+            settings["optimizer"] = _embedding_arguments.with_options(
                 optimizers_lib.get(optimizer), self._options
             )
-        )
-        self._seed = seed
-        self._consistency = consistency_lib.get(consistency)
-        self._admission = admission_lib.get(admission)
-        self._eviction = eviction_lib.get(eviction)
-        self._statistics = find_statistics(
-            statistics, self._admission, self._eviction
-        )
-        check_update(update)
-        self._update = update
-        self._row_type = row_type_lib.get(row_type)
+        # With "auto" the optimizer is not known before the table is needed.
+        self._spec = TableSpec(initializer=translated.initializer, **settings)
 
-    def _adopt(
-        self, table: EmbeddingTable, **arguments: tuple[Any, Any]
-    ) -> None:
-        # `arguments` that the table has: what was passed, and its default.
+    def _adopt(self, table: EmbeddingTable, arguments: dict[str, Any]) -> None:
+        """Takes a table; `arguments` must not say what it has."""
         if table.dim != self.output_dim:
             raise ValueError(
                 "`output_dim` must be the table's dim. Received: "
                 f"output_dim={self.output_dim}, but table '{table.name}' has "
                 f"dim {table.dim}"
             )
-        for argument, (value, default) in arguments.items():
-            if value is not default and value != default:
+        for argument, value in arguments.items():
+            default = DEFAULTS.get(argument)
+            if value is not default and (default is None or value != default):
                 raise ValueError(
                     f"`{argument}` belongs to table '{table.name}' that was "
                     f"passed as `table`; set it there. Received: {argument}="
@@ -391,15 +375,7 @@ class DynamicEmbedding(_backend.Layer):
         self._table = table
         self._is_auto = False
         self._table_name = table.name
-        self._initializer = table.initializer
-        self._optimizer = table.optimizer
-        self._seed = table.seed
-        self._consistency = table.consistency
-        self._admission = table.admission
-        self._eviction = table.eviction
-        self._statistics = table.statistics
-        self._update = table.update
-        self._row_type = table.row_type
+        self._spec = table._spec
 
     @property
     def table(self) -> EmbeddingTable:
@@ -425,36 +401,25 @@ class DynamicEmbedding(_backend.Layer):
         cluster = self._cluster or default_cluster()
         name = self.name if self._table_name is None else self._table_name
         self._check_name(cluster)
-        if self._optimizer is None:
+        if self._spec.optimizer is None:
             self._follow(_following.compiled_optimizer(self))
-        if self._optimizer is None:
+        if self._spec.optimizer is None:
             # On servers another process may have made it.
             present = _present(cluster, name) if cluster.is_remote else None
             self._use_optimizer_of(
                 present["config"]["optimizer"] if present else None
             )
-        is_private = self._table_name is None and not cluster.is_remote
-        if self._seed is None and is_private:
-            self._seed = default_seed(name)
-        options: dict[str, Any] = {
-            "initializer": self._initializer,
-            "optimizer": self._optimizer,
-            "seed": self._seed,
-            "consistency": self._consistency,
-            "admission": self._admission,
-            "eviction": self._eviction,
-            "statistics": self._statistics,
-            "update": self._update,
-            "row_type": self._row_type,
-            "cluster": cluster,
-        }
-        if is_private:
+        if self._table_name is None and not cluster.is_remote:
+            if self._spec.seed is None:
+                self._set(seed=default_seed(name))
             table = EmbeddingTable._create_private(
-                name, self.output_dim, **options
+                name, self.output_dim, self._spec, cluster
             )
         else:
-            table = EmbeddingTable(name, self.output_dim, **options)
-            self._seed = table.seed
+            table = EmbeddingTable._of(
+                name, self.output_dim, self._spec, cluster
+            )
+            self._set(seed=table.seed)
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
         if self._first_rows is not None:
@@ -480,19 +445,25 @@ class DynamicEmbedding(_backend.Layer):
 
     def _use_optimizer_of(self, config: Mapping[str, Any] | None) -> None:
         """If not known yet, rows learn as a table config says, or by Adam."""
-        if self._optimizer is None:
-            self._optimizer = (
-                optimizers_lib.from_table_config(config) if config else None
-            ) or _embedding_arguments.with_options(
-                optimizers_lib.get(None), self._options
+        if self._spec.optimizer is None:
+            self._set(
+                optimizer=(
+                    optimizers_lib.from_table_config(config) if config else None
+                )
+                or _embedding_arguments.with_options(
+                    optimizers_lib.get(None), self._options
+                )
             )
+
+    def _set(self, **settings: Any) -> None:
+        self._spec = dataclasses.replace(self._spec, **settings)
 
     def _has_rows_on_servers(self) -> bool:
         cluster = self._cluster or default_cluster()
         if not cluster.is_remote:
             return False
         present = _present(cluster, self._table_name or self.name)
-        return present is not None and present["num_rows"] > 0
+        return present is not None and int(present["num_rows"]) > 0
 
     def _follow(self, optimizer: Any) -> None:
         """Has the rows learn as `optimizer` of the compiled model, if any."""
@@ -508,7 +479,7 @@ class DynamicEmbedding(_backend.Layer):
         )
         if self._table is not None:
             self._table._follow(rule)
-        self._optimizer = rule
+        self._set(optimizer=rule)
         self._clips = (followed.clipnorm, followed.clipvalue)
         self._followed = weakref.ref(optimizer)
 
@@ -873,19 +844,13 @@ class DynamicEmbedding(_backend.Layer):
                 "input_dim": self.input_dim,
                 "output_dim": self.output_dim,
                 "table": self._table_name,
-                "embeddings_initializer": self._initializer.to_config(),
+                "embeddings_initializer": self._spec.initializer.to_config(),
                 "embeddings_regularizer": _serialize(self._regularizer),
                 "embeddings_constraint": _serialize(self._constraint),
                 "optimizer": self._optimizer_config(),
                 "combiner": self.combiner,
                 "mask_zero": self.mask_zero,
-                "seed": self._seed,
-                "consistency": self._consistency.get_config(),
-                "admission": self._admission.to_config(),
-                "eviction": _config_of(self._eviction),
-                "statistics": _config_of(self._statistics),
-                "update": self._update,
-                "row_type": self._row_type.get_config(),
+                **self._spec.get_config(),
             }
         )
         return config
@@ -893,13 +858,12 @@ class DynamicEmbedding(_backend.Layer):
     def _optimizer_config(self) -> Any:
         if self._is_auto:
             return "auto"
-        assert self._optimizer is not None
         # The layer's options come from its other arguments.
         optimizer = dataclasses.replace(
-            self._optimizer,
+            self._spec.optimizer,
             **{
                 field.name: field.default
-                for field in dataclasses.fields(self._optimizer)
+                for field in dataclasses.fields(self._spec.optimizer)
                 if field.name in self._options
             },
         ).to_config()
@@ -981,7 +945,3 @@ def _present(cluster: Cluster, name: str) -> dict[str, Any] | None:
         return cluster._list(name)[0]
     except KeyError:
         return None
-
-
-def _config_of(policy: Any) -> dict[str, Any] | None:
-    return None if policy is None else policy.to_config()

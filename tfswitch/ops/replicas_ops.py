@@ -32,10 +32,10 @@ class Round(NamedTuple):
     next_incarnation: tf.Tensor
 
 
-def call(request: tf.Tensor, *, group: str, device: str) -> tf.Tensor:
-    """Returns what one of the group's JSON calls answers, a string scalar."""
+def call(request: tf.Tensor, *, device: str) -> tf.Tensor:
+    """Returns the JSON of a ReplicasResponse for that of a ReplicasRequest."""
     with tf.device(None), tf.device(device):
-        return _library.tfswitch_replicas_call(request=request, group=group)
+        return _library.tfswitch_replicas_call(request=request)
 
 
 def end_step(

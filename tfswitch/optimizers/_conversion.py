@@ -125,6 +125,8 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
     config = dict(config)
     options = config.pop("options", {})
     config.pop("update", None)  # Of the table, not of the rule.
+    if config.pop("segments", None):
+        return None
     ((kind, arguments),) = config.items()
     for cls in _rules().values():
         if cls.KIND == kind:

@@ -1,10 +1,10 @@
 """Steers models that are loaded in this process."""
 
-import json
 import os
 from typing import Any, NamedTuple
 
 from tfswitch import _native
+from tfswitch._control import call, integers
 
 
 class ServedState(NamedTuple):
@@ -56,7 +56,7 @@ def state(path: str | os.PathLike[str]) -> ServedState:
     >>> tsw.saved_model.state("models/ctr/1").number
     1
     """
-    return _call(path, "state")
+    return _steer(path)
 
 
 def refresh(path: str | os.PathLike[str]) -> ServedState:
@@ -77,7 +77,7 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     >>> tsw.saved_model.refresh("models/ctr/1").number
     2
     """
-    return _call(path, "refresh")
+    return _steer(path, refresh=True)
 
 
 def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
@@ -103,7 +103,7 @@ def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
             "`seconds` must be a number of at least 0. "
             f"Received: seconds={seconds!r}"
         )
-    return _call(path, "watch", seconds=float(seconds))
+    return _steer(path, watch_secs=float(seconds))
 
 
 def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
@@ -125,7 +125,7 @@ def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
             "`number` must be the number of an export. "
             f"Received: number={number!r}"
         )
-    return _call(path, "roll_back", number=number)
+    return _steer(path, roll_back_to=number)
 
 
 def resume(path: str | os.PathLike[str]) -> ServedState:
@@ -139,13 +139,27 @@ def resume(path: str | os.PathLike[str]) -> ServedState:
     >>> tsw.saved_model.resume("models/ctr/1").number
     2
     """
-    return _call(path, "resume")
+    return _steer(path, resume=True)
 
 
-def _call(
-    path: str | os.PathLike[str], call: str, **arguments: Any
-) -> ServedState:
-    response = _native.served_model_call(
-        os.fspath(path), json.dumps({"call": call, **arguments})
+_COUNTS = (
+    "number",
+    "base_number",
+    "created_ms",
+    "served_since_ms",
+    "refused",
+    "cached_rows",
+    "cache_hits",
+    "cache_misses",
+)
+
+
+def _steer(path: str | os.PathLike[str], **request: Any) -> ServedState:
+    response = call(_native, "ServedModel", path=os.fspath(path), **request)
+    return ServedState(
+        held=response["held"],
+        error=response.get("error"),
+        mode="remote" if response["is_remote"] else "embedded",
+        addresses=response.get("addresses"),
+        **integers(response, _COUNTS),
     )
-    return ServedState(**json.loads(response))

@@ -41,3 +41,23 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
             f"`{name}` must be one of {', '.join(map(repr, choices))}. "
             f"Received: {name}={value!r}"
         )
+
+
+def group_options(
+    *,
+    num_workers: int,
+    lease_secs: float,
+    join_secs: float,
+    contributions_per_round: int,
+    late: str,
+    settings: str = "",
+) -> dict[str, Any]:
+    """Returns a message GroupOptions."""
+    return {
+        "num_workers": num_workers,
+        "lease_ms": max(1, round(lease_secs * 1000)),
+        "join_timeout_ms": max(1, round(join_secs * 1000)),
+        "contributions_per_round": contributions_per_round,
+        "carries_late_contributions": late == "carry",
+        "settings": settings,
+    }

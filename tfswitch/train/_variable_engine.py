@@ -12,7 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfswitch._control import integers
 from tfswitch.ops import replicas_ops
+from tfswitch.train._checks import group_options
 from tfswitch.train._engine import (
     ReplicaOptions,
     Run,
@@ -26,6 +28,7 @@ from tfswitch.train._server_sessions import (
     wait_for_answers,
 )
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
+from tfswitch.train.worker import group_stats
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
@@ -108,7 +111,7 @@ class VariableEngine:
             )
             self._request = tf.compat.v1.placeholder(tf.string, [], "request")
             self._response = replicas_ops.call(
-                self._request, group=options.name, device=self._first_server
+                self._request, device=self._first_server
             )
             self._applier_input = tf.compat.v1.placeholder(
                 tf.int64, [], "applier"
@@ -289,7 +292,7 @@ class VariableEngine:
             self._watch.start()
             if is_chief:
                 self._session_run(self._clear)
-                begun = self._call({"call": "begin_applying"})
+                begun = self._call({"call": "BEGIN_APPLYING"})
                 applier = self._applier = int(begun["applier"])
                 take_step = session.make_callable(
                     self._apply_round, [self._applier_input]
@@ -344,9 +347,9 @@ class VariableEngine:
         self.resume()
         while True:
             try:
-                place = self._wait(
+                answer = self._wait(
                     {
-                        "call": "wait_at_barrier",
+                        "call": "WAIT_AT_BARRIER",
                         "barrier": END_OF_EPOCH,
                         **self._visit(),
                     },
@@ -356,14 +359,14 @@ class VariableEngine:
             except LookupError:  # Given up meanwhile.
                 self._join(previous=self._incarnation)
         self._visits += 1
-        self._set(place)
+        self._set(answer["place"])
 
     def leave(self) -> None:
         """Waits until all others end their sessions, and leaves with them."""
         try:
             self._wait(
                 {
-                    "call": "leave_together",
+                    "call": "LEAVE_TOGETHER",
                     "applier": self._applier,
                     **self._visit(),
                 },
@@ -385,9 +388,10 @@ class VariableEngine:
         self._is_over.set()
         run = self._run
         request = {
-            "call": "leave",
+            "group": self._options.name,
+            "call": "LEAVE",
             "worker": self._options.task_index,
-            "incarnation": self._incarnation,
+            "place": {"incarnation": self._incarnation},
             "applier": self._applier,
         }
         self._present_watch().try_for(
@@ -397,7 +401,7 @@ class VariableEngine:
 
     def stats(self) -> dict[str, Any]:
         """Returns what all workers have done since the session began."""
-        return self._call({"call": "stats"})
+        return group_stats(self._call({"call": "STATS"})["stats"])
 
     def _session_run(self, *args: Any) -> Any:
         assert self._run is not None  # There is a session.
@@ -418,18 +422,18 @@ class VariableEngine:
         options = self._options
         text = json.dumps(
             {
+                "group": options.name,
                 "worker": options.task_index,
-                "options": {
-                    "group": options.name,
-                    "num_workers": options.num_workers,
-                    "lease_s": options.lease_secs,
-                    "join_timeout_s": options.join_secs,
-                    "contributions_per_round": options.num_gradients
+                "options": group_options(
+                    num_workers=options.num_workers,
+                    lease_secs=options.lease_secs,
+                    join_secs=options.join_secs,
+                    contributions_per_round=options.num_gradients
                     if options.num_gradients < options.num_workers
                     else 0,
-                    "carries_late_contributions": options.late == "carry",
-                    "settings": self._settings(),
-                },
+                    late=options.late,
+                    settings=self._settings(),
+                ),
                 **request,
             }
         )
@@ -449,15 +453,16 @@ class VariableEngine:
         while True:
             left = give_up - time.monotonic()
             part = max(0.0, min(left, _WAIT_PART_SECS))
-            answer = self._call({**request, "wait_s": part})
-            waits_for = answer.pop("waits_for", None)
-            if waits_for is None:
+            answer = self._call({**request, "wait_secs": part})
+            waits_for = answer["waits_for"]
+            if not waits_for:
                 return answer
             if left <= 0.0:
                 raise TimeoutError(
                     f"{waits_for}; gave up after {timeout_secs:g} s"
                 )
-            request = {**request, **answer}
+            if "place" in answer:
+                request = {**request, "place": answer["place"]}
 
     def _settings(self) -> str:
         """What makes workers of one job, in words."""
@@ -480,26 +485,20 @@ class VariableEngine:
         if incarnation != self._incarnation:  # It has come back in a step.
             self._incarnation = incarnation
             self._visits = 0
-        return {"incarnation": incarnation, "visit": self._visits}
+        return {"place": {"incarnation": incarnation}, "visit": self._visits}
 
     def _join(self, previous: int) -> None:
-        place = self._wait(
-            {
-                "call": "join",
-                "previous": previous,
-                "applier": self._applier,
-                "incarnation": 0,
-                "clock": 0,
-                "round": 0,
-            },
+        answer = self._wait(
+            {"call": "JOIN", "previous": previous, "applier": self._applier},
             self._options.join_secs,
         )
-        self._incarnation = int(place["incarnation"])
+        self._incarnation = int(answer["place"]["incarnation"])
         self._visits = 0
-        self._set(place)
+        self._set(answer["place"])
 
     def _set(self, place: Mapping[str, Any]) -> None:
-        values = [place["incarnation"], place["clock"], place["round"]]
+        names = ("incarnation", "clock", "round")
+        values = list(integers(place, names).values())
         self._session_run(self._set_place, {self._new_place: values})
 
     def _apply_rounds(
@@ -520,7 +519,7 @@ class VariableEngine:
         is_of_tensorflow = isinstance(error, tf.errors.OpError)
         why = plain_message(error) if is_of_tensorflow else repr(error)
         request = {
-            "call": "fail_applying",
+            "call": "FAIL_APPLYING",
             "applier": applier,
             "why": why,
         }

@@ -2,12 +2,11 @@
 
 import atexit
 import contextlib
-import json
 import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,9 +15,15 @@ import tensorflow as tf
 
 from tfswitch import _tf_config
 from tfswitch import consistency as consistency_lib
+from tfswitch._control import call, integers
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
-from tfswitch.train._checks import check_choice, check_count, check_seconds
+from tfswitch.train._checks import (
+    check_choice,
+    check_count,
+    check_seconds,
+    group_options,
+)
 
 # Longest part of a wait at a barrier.
 _WAIT_PART_SECS = 5.0
@@ -135,20 +140,20 @@ class Worker:
         self._cluster = cluster if cluster is not None else default_cluster()
         self._native = self._cluster._native
         self._place = (self._cluster.address, self._cluster.timeout)
-        self._native.join_group(
-            json.dumps(
-                {
-                    "group": group,
-                    "worker": self._worker_id,
-                    "num_workers": self._num_workers,
-                    "lease_s": float(lease_secs),
-                    "join_timeout_s": float(join_secs),
-                    "wait_timeout_s": float(wait_secs),
-                    "consistency": self._consistency.to_table_config(),
-                    "contributions_per_round": int(replicas_to_aggregate or 0),
-                    "carries_late_contributions": late == "carry",
-                }
-            )
+        call(
+            self._native,
+            "JoinGroup",
+            group=group,
+            worker=self._worker_id,
+            options=group_options(
+                num_workers=self._num_workers,
+                lease_secs=lease_secs,
+                join_secs=join_secs,
+                contributions_per_round=int(replicas_to_aggregate or 0),
+                late=late,
+            ),
+            consistency=self._consistency.to_table_config(),
+            wait_timeout_secs=float(wait_secs),
         )
         # The loops that have more to train after a `fit`, and whether one has
         # ended meanwhile.
@@ -262,7 +267,12 @@ class Worker:
             # In parts, so that Ctrl-C is heard.
             left = max(give_up - time.monotonic(), 1e-3)
             try:
-                self._native.wait_at_barrier(name, min(left, _WAIT_PART_SECS))
+                call(
+                    self._native,
+                    "EnterBarrier",
+                    barrier=name,
+                    timeout_secs=min(left, _WAIT_PART_SECS),
+                )
                 return
             except TimeoutError as error:
                 for_whom, gave_up, _ = str(error).rpartition("; gave up after ")
@@ -281,7 +291,7 @@ class Worker:
         Idempotent.
         """
         if _present.get(self._place) is self:
-            self._native.leave_group(math.inf)
+            call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
         # Whoever comes back first when all have left waits for all once more,
@@ -318,7 +328,7 @@ class Worker:
         # Nobody has to wait for one whose servers have gone.
         with contextlib.suppress(ConnectionError, TimeoutError):
             if _present.get(self._place) is self:
-                self._native.leave_group(_PARTING_SECS)
+                call(self._native, "LeaveGroup", timeout_secs=_PARTING_SECS)
 
     def stats(self) -> dict[str, Any]:
         """Returns what was measured.
@@ -338,7 +348,20 @@ class Worker:
             slowest worker.
         """
         self._check_is_present()
-        return json.loads(self._native.worker_report())
+        response = call(self._native, "GetWorker")
+        return {
+            "group": response["group"],
+            "worker": response["worker"],
+            **integers(response, ("clock", "round", "dropped_steps")),
+            "left": response["left"],
+            "in_step": response["in_step"],
+            "waits": {
+                "count": int(response["num_waits"]),
+                "total_s": float(response["waited_secs"]),
+                "longest_s": float(response["longest_wait_secs"]),
+            },
+            "workers": group_stats(response["workers"]),
+        }
 
     def _check_is_present(self) -> None:
         if _present.get(self._place) is not self:
@@ -376,6 +399,21 @@ class Worker:
 _present: weakref.WeakValueDictionary[tuple[str, float], Worker] = (
     weakref.WeakValueDictionary()
 )
+
+
+def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a message GetGroupStatsResponse has, as `stats` has it."""
+    counts = ("rounds", "contributions", "dropped", "carried", "expired")
+    staleness = [int(count) for count in response["staleness"]]
+    while staleness and not staleness[-1]:
+        staleness.pop()
+    return {
+        "active": int(response["num_active"]),
+        "waiting": int(response["num_waiting"]),
+        **integers(response, (*counts, "rejoined")),
+        "samples": float(response["samples"]),
+        "staleness": staleness,
+    }
 
 
 def default_worker_id() -> int:

@@ -17,6 +17,7 @@
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -54,11 +55,38 @@ class CapiTest : public testing::TestWithParam<bool> {
 
   std::vector<float> Pull(const std::vector<int64_t>& keys, int insert = 0) {
     std::vector<float> out(keys.size() * 2, -9.0f);
-    EXPECT_EQ(api_->pull(table_, keys.data(), keys.size(), insert, out.data(),
-                         nullptr, error_),
-              0)
-        << error_;
+    const Tfswitch_PullPart part = PullPart(keys, &out);
+    EXPECT_EQ(api_->pull(&part, 1, insert, nullptr, error_), 0) << error_;
     return out;
+  }
+
+  Tfswitch_PullPart PullPart(const std::vector<int64_t>& keys,
+                             std::vector<float>* out) const {
+    return {table_,  keys.data(), keys.size(), out->data(),
+            nullptr, nullptr,     nullptr};
+  }
+
+  // Without an inverse.
+  Tfswitch_PushPart PushPart(const std::vector<int64_t>& keys,
+                             const std::vector<float>& gradients,
+                             const Tfswitch_PushOptions& options) const {
+    return {table_, keys.data(),      keys.size(), nullptr,
+            0,      gradients.data(), options,     {}};
+  }
+
+  json Call(const char* method, const char* request) {
+    char* text = nullptr;
+    EXPECT_EQ(api_->call(cluster_, method, request, &text, error_), 0)
+        << error_;
+    const json response = json::parse(text);
+    api_->free_string(text);
+    return response;
+  }
+
+  std::string CallError(const char* method, const char* request) {
+    char* text = nullptr;
+    EXPECT_NE(api_->call(cluster_, method, request, &text, error_), 0);
+    return error_;
   }
 
   const Tfswitch_Api* const api_;
@@ -82,8 +110,8 @@ TEST(CapiVersionTest, AnotherApiVersionIsRefused) {
 
 // A core of the same version must have all functions that a caller knows.
 TEST(CapiVersionTest, AFunctionMoreIsAnotherVersion) {
-  EXPECT_EQ(TFSWITCH_API_VERSION, 10);
-  EXPECT_EQ(sizeof(Tfswitch_Api), 66 * sizeof(void*));
+  EXPECT_EQ(TFSWITCH_API_VERSION, 11);
+  EXPECT_EQ(sizeof(Tfswitch_Api), 43 * sizeof(void*));
 }
 
 TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
@@ -94,11 +122,10 @@ TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
   std::vector<int32_t> inverse(3);
   size_t num_unique = 0;
 
-  ASSERT_EQ(
-      api_->pull_unique(table_, keys.data(), 3, 1, out.data(), unique.data(),
-                        inverse.data(), &num_unique, nullptr, error_),
-      0)
-      << error_;
+  const Tfswitch_PullPart pull = {table_,     keys.data(),   3,
+                                  out.data(), unique.data(), inverse.data(),
+                                  &num_unique};
+  ASSERT_EQ(api_->pull(&pull, 1, 1, nullptr, error_), 0) << error_;
 
   ASSERT_EQ(num_unique, 2u);
   unique.resize(2);
@@ -107,13 +134,10 @@ TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
   EXPECT_EQ(out[0], out[4]);
   const std::vector<float> gradients = {1, 2, 3, 4, 5, 6};
   const Tfswitch_PushOptions options = {0.5f, 0, 0.0f, nullptr, nullptr, 0, 0};
-  Tfswitch_PushResult result;
-  ASSERT_EQ(
-      api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
-                        gradients.data(), &options, &result, nullptr, error_),
-      0)
-      << error_;
-  EXPECT_EQ(result.updated_rows, 2);
+  Tfswitch_PushPart push = {table_, unique.data(),    2,       inverse.data(),
+                            3,      gradients.data(), options, {}};
+  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0) << error_;
+  EXPECT_EQ(push.result.updated_rows, 2);
   EXPECT_THAT(Pull({5, 6}),
               ElementsAre(out[0] - 3, out[1] - 4, out[2] - 1.5f, out[3] - 2));
 }
@@ -126,29 +150,23 @@ TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
             0);
   const Tfswitch_PushOptions options = {1.0f,    0, 1024.0f, nullptr,
                                         nullptr, 0, 0};
-  Tfswitch_PushResult result;
   const std::vector<float> scaled = {1024.0f, -2048.0f};
 
-  ASSERT_EQ(api_->push(table_, keys.data(), 1, scaled.data(), &options, &result,
-                       nullptr, error_),
-            0);
-  EXPECT_EQ(result.skipped, 0);
+  Tfswitch_PushPart push = PushPart(keys, scaled, options);
+  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0);
+  EXPECT_EQ(push.result.skipped, 0);
   EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
 
   const std::vector<float> overflow = {std::numeric_limits<float>::infinity(),
                                        1.0f};
-  ASSERT_EQ(api_->push(table_, keys.data(), 1, overflow.data(), &options,
-                       &result, nullptr, error_),
-            0);
-  EXPECT_EQ(result.skipped, 1);
-  EXPECT_EQ(result.updated_rows, 0);
+  push = PushPart(keys, overflow, options);
+  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0);
+  EXPECT_EQ(push.result.skipped, 1);
+  EXPECT_EQ(push.result.updated_rows, 0);
   EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
 
-  Tfswitch_PushOptions unscaled = options;
-  unscaled.loss_scale = 1.0f;
-  EXPECT_NE(api_->push(table_, keys.data(), 1, overflow.data(), &unscaled,
-                       &result, nullptr, error_),
-            0);
+  push.options.loss_scale = 1.0f;
+  EXPECT_NE(api_->push(&push, 1, nullptr, error_), 0);
   EXPECT_THAT(error_, HasSubstr("id 1"));
 }
 
@@ -176,7 +194,7 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
       {table_, keys.data(), 1, plain.data(), nullptr, nullptr, nullptr},
       {table_, keys.data(), 0, nullptr, nullptr, nullptr, nullptr}};
 
-  ASSERT_EQ(api_->pull_many(pulls, 4, 1, nullptr, error_), 0) << error_;
+  ASSERT_EQ(api_->pull(pulls, 4, 1, nullptr, error_), 0) << error_;
 
   EXPECT_THAT(num_unique, Each(2u));
   EXPECT_THAT(unique, ElementsAre(5, 6, 0, 5, 6, 0));
@@ -189,7 +207,7 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
   Tfswitch_PushPart pushes[] = {
       {table_, &unique[0], 2, &inverse[0], 3, gradients.data(), options, {}},
       {other, &unique[3], 2, &inverse[3], 3, gradients.data(), options, {}}};
-  ASSERT_EQ(api_->push_unique_many(pushes, 2, nullptr, error_), 0) << error_;
+  ASSERT_EQ(api_->push(pushes, 2, nullptr, error_), 0) << error_;
   EXPECT_EQ(pushes[0].result.updated_rows, 2);
   EXPECT_EQ(pushes[1].result.skipped, 0);
   const std::vector<float> stepped = {rows[0] - 2, rows[1] - 2, rows[2] - 1,
@@ -199,14 +217,14 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
   // One that overflows has all skipped; one that is wrong has none applied.
   std::vector<float> overflow(3, std::numeric_limits<float>::infinity());
   pushes[1].gradients = overflow.data();
-  ASSERT_EQ(api_->push_unique_many(pushes, 2, nullptr, error_), 0) << error_;
+  ASSERT_EQ(api_->push(pushes, 2, nullptr, error_), 0) << error_;
   EXPECT_EQ(pushes[0].result.skipped, 1);
   EXPECT_EQ(pushes[1].result.skipped, 1);
   pushes[0].options.loss_scale = pushes[1].options.loss_scale = 1.0f;
-  EXPECT_NE(api_->push_unique_many(pushes, 2, nullptr, error_), 0);
+  EXPECT_NE(api_->push(pushes, 2, nullptr, error_), 0);
   EXPECT_THAT(error_, testing::AllOf(HasSubstr("'u'"), HasSubstr("id 5")));
   EXPECT_THAT(Pull({5, 6}), testing::ElementsAreArray(stepped));
-  EXPECT_EQ(api_->pull_many(nullptr, 0, 1, nullptr, error_), 0);
+  EXPECT_EQ(api_->pull(nullptr, 0, 1, nullptr, error_), 0);
   api_->close_table(other);
 }
 
@@ -217,12 +235,10 @@ TEST_P(CapiTest, AWeightBelowOneIsNoLossScale) {
   ASSERT_EQ(api_->assign(table_, keys.data(), 1, zeros.data(), nullptr, error_),
             0);
   const Tfswitch_PushOptions options = {1.0f, 0, 0.01f, nullptr, nullptr, 0, 0};
-  Tfswitch_PushResult result;
   const std::vector<float> gradient = {1.0f, -2.0f};
 
-  ASSERT_EQ(api_->push(table_, keys.data(), 1, gradient.data(), &options,
-                       &result, nullptr, error_),
-            0);
+  Tfswitch_PushPart push = PushPart(keys, gradient, options);
+  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0);
 
   EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
 }
@@ -234,14 +250,12 @@ TEST_P(CapiTest, WrongInverseIsRefused) {
   const std::vector<int64_t> unique = {1, 2};
   const std::vector<float> gradients(6, 1.0f);
   const Tfswitch_PushOptions options = {1.0f, 0, 0.0f, nullptr, nullptr, 0, 0};
-  Tfswitch_PushResult result;
   for (const std::vector<int32_t>& inverse :
        {std::vector<int32_t>{0, 1, 2}, std::vector<int32_t>{0, -1, 1},
         std::vector<int32_t>{1, 0, 0}, std::vector<int32_t>{0, 0, 0}}) {
-    EXPECT_NE(
-        api_->push_unique(table_, unique.data(), 2, inverse.data(), 3,
-                          gradients.data(), &options, &result, nullptr, error_),
-        0);
+    Tfswitch_PushPart push = {table_, unique.data(),    2,       inverse.data(),
+                              3,      gradients.data(), options, {}};
+    EXPECT_NE(api_->push(&push, 1, nullptr, error_), 0);
     EXPECT_THAT(error_, HasSubstr("inverse"));
   }
   EXPECT_EQ(Pull({1, 2}), before);
@@ -275,27 +289,23 @@ TEST_P(CapiTest, LentThreadsGiveTheSameResult) {
     std::vector<int64_t> unique(keys.size());
     std::vector<int32_t> inverse(keys.size());
     size_t num_unique = 0;
-    ASSERT_EQ(api_->pull_unique(table_, keys.data(), keys.size(), 1, out.data(),
-                                unique.data(), inverse.data(), &num_unique,
-                                used, error_),
-              0)
-        << error_;
+    Tfswitch_PullPart pull = PullPart(keys, &out);
+    pull.unique_keys = unique.data();
+    pull.inverse = inverse.data();
+    pull.num_unique = &num_unique;
+    ASSERT_EQ(api_->pull(&pull, 1, 1, used, error_), 0) << error_;
     const Tfswitch_PushOptions options = {0.1f,    0, 1.0f, nullptr,
                                           nullptr, 0, 0};
-    Tfswitch_PushResult result;
-    ASSERT_EQ(api_->push_unique(table_, unique.data(), num_unique,
-                                inverse.data(), keys.size(), gradients.data(),
-                                &options, &result, used, error_),
-              0)
-        << error_;
-    EXPECT_EQ(result.updated_rows, static_cast<int64_t>(num_unique));
-    ASSERT_EQ(api_->pull(table_, keys.data(), keys.size(), 0, out.data(), used,
-                         error_),
-              0)
-        << error_;
+    Tfswitch_PushPart push = {
+        table_,      unique.data(),    num_unique, inverse.data(),
+        keys.size(), gradients.data(), options,    {}};
+    ASSERT_EQ(api_->push(&push, 1, used, error_), 0) << error_;
+    EXPECT_EQ(push.result.updated_rows, static_cast<int64_t>(num_unique));
+    pull = PullPart(keys, &out);
+    ASSERT_EQ(api_->pull(&pull, 1, 0, used, error_), 0) << error_;
     // The same rows again from the start.
-    ASSERT_EQ(api_->erase(table_, unique.data(), num_unique,
-                          &result.updated_rows, error_),
+    int64_t erased = 0;
+    ASSERT_EQ(api_->erase(table_, unique.data(), num_unique, &erased, error_),
               0);
   }
   for (std::thread& thread : lent) thread.join();
@@ -329,17 +339,25 @@ TEST_P(CapiTest, TablesAreListedAndDropped) {
   EXPECT_STREQ(api_->table_name(table_), "t");
   EXPECT_EQ(api_->table_is_remote(table_), GetParam() ? 1 : 0);
 
-  char* text = nullptr;
-  ASSERT_EQ(api_->list_tables(cluster_, "", &text, error_), 0) << error_;
-  const json tables = json::parse(text);
-  api_->free_string(text);
-
+  const json tables = Call("ListTables", "{}")["tables"];
   ASSERT_EQ(tables.size(), 1u);
   EXPECT_EQ(tables[0]["config"]["name"], "t");
-  EXPECT_EQ(tables[0]["num_rows"], 3);
-  EXPECT_EQ(api_->drop_table(cluster_, "t", error_), 0);
-  EXPECT_NE(api_->drop_table(cluster_, "t", error_), 0);
-  EXPECT_THAT(error_, HasSubstr("'t'"));
+  EXPECT_EQ(tables[0]["num_rows"], "3");
+  EXPECT_EQ(Call("DropTable", R"({"table": "t"})")["dropped"], true);
+  EXPECT_THAT(CallError("DropTable", R"({"table": "t"})"), HasSubstr("'t'"));
+}
+
+TEST_P(CapiTest, ACallThatIsNoneSaysWhatThereIs) {
+  EXPECT_THAT(CallError("ListTable", "{}"),
+              AllOf(HasSubstr("'ListTable'"), HasSubstr("ListTables, ")));
+  EXPECT_THAT(CallError("Save", R"({"pth": "x"})"),
+              AllOf(HasSubstr("Save: "), HasSubstr("pth")));
+  EXPECT_THAT(CallError("Save", "{"), HasSubstr("Save: "));
+  EXPECT_THAT(CallError("TakeWorkItem", R"({"queue": "q"})"),
+              HasSubstr("no worker of a group"));
+  char* text = nullptr;
+  EXPECT_NE(api_->call(nullptr, "Save", "{}", &text, error_), 0);
+  EXPECT_THAT(error_, HasSubstr("call of a cluster"));
 }
 
 TEST_P(CapiTest, ExportHandsOutSlotsWhenAsked) {
@@ -435,10 +453,8 @@ TEST_P(CapiTest, ForksExitWhileTheirParentIsAtWork) {
       const std::vector<int64_t> keys(1000);
       std::vector<float> out(2000);
       while (!is_over) {
-        EXPECT_EQ(api_->pull(table_, keys.data(), keys.size(), 0, out.data(),
-                             nullptr, error),
-                  0)
-            << error;
+        const Tfswitch_PullPart part = PullPart(keys, &out);
+        EXPECT_EQ(api_->pull(&part, 1, 0, nullptr, error), 0) << error;
       }
     });
   }

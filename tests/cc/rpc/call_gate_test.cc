@@ -1,4 +1,4 @@
-#include "cc/rpc/call_gate.h"
+#include "cc/rpc/server/call_gate.h"
 
 #include <thread>
 

@@ -1,7 +1,7 @@
 // The client when things go wrong: servers that are away, restarted, frozen, of
 // another version, in another place.
 
-#include "cc/rpc/grpc_client.h"
+#include "cc/rpc/client/grpc_client.h"
 
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
@@ -654,7 +654,7 @@ TEST(GrpcClientTest, APushOfManyTablesThatMayHaveBeenAppliedNamesThem) {
   }
   proxy.HoldAnswers(true);
 
-  absl::Status status = client->StartPushMany(pushes)->Wait();
+  absl::Status status = client->StartPush(pushes)->Wait();
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("? The push to tables 'a', 'b', 'c' and 2 more may "
                         "have been applied on shard 0"));
@@ -665,7 +665,7 @@ TEST(GrpcClientTest, APushOfManyTablesThatMayHaveBeenAppliedNamesThem) {
     pushes[i].args.gradients = gradients;
     pushes[i].args.id.sequence += pushes.size();
   }
-  status = client->StartPushMany(pushes)->Wait();
+  status = client->StartPush(pushes)->Wait();
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("? A part of the push to table"));
 }
@@ -771,7 +771,7 @@ TEST(GrpcClientTest, CallsOfOneThreadMayBeInFlightTogetherAndEndInAnyOrder) {
     args.dim = 2;
     args.keys = keys[i];
     args.insert_missing = true;
-    calls.push_back(client->StartPull(args, absl::MakeSpan(rows[i])));
+    calls.push_back(client->StartPull({{args, absl::MakeSpan(rows[i])}}));
   }
 
   for (int i = 19; i >= 0; --i) {
@@ -790,7 +790,7 @@ TEST(GrpcClientTest, CallThatNobodyWaitsForIsCancelled) {
   args.table = "t";
   args.dim = 2;
   args.keys = keys;
-  for (int i = 0; i < 10; ++i) client->StartPull(args, absl::MakeSpan(row));
+  for (int i = 0; i < 10; ++i) client->StartPull({{args, absl::MakeSpan(row)}});
 
   EXPECT_TRUE(PullRows(*client, "t", 2, {1}).ok());
 }

@@ -1,7 +1,7 @@
 // The server as peers see it that are not our client: plain stubs, standard
 // services, sockets with garbage. And its life: start, stop, addresses.
 
-#include "cc/rpc/grpc_server.h"
+#include "cc/rpc/server/grpc_server.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -100,12 +100,12 @@ TEST_F(LostTablesTest, EveryCallSaysWhichServerHasLostTheTable) {
       {"pull", [&] { return client->Pull(pull, absl::MakeSpan(rows)); }},
       {"pulls",
        [&] {
-         return client->StartPullMany({{pull, absl::MakeSpan(rows)}})->Wait();
+         return client->StartPull({{pull, absl::MakeSpan(rows)}})->Wait();
        }},
       {"push", [&] { return client->Push(push).status(); }},
       {"pushes",
        [&] {
-         return client->StartPushMany({{push, &pushed}})->Wait();
+         return client->StartPush({{push, &pushed}})->Wait();
        }},
       {"assign", [&] { return client->Assign(assign).status(); }},
       {"erase", [&] { return client->Erase("t", keys).status(); }},

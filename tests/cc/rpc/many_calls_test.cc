@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cc/base/mutex.h"
+#include "cc/wire/codec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
@@ -76,18 +77,6 @@ class CountingServer final : public v1::ParameterServer::Service {
                           v1::ListTablesResponse*) override {
     return {grpc::StatusCode::NOT_FOUND, "not made yet"};
   }
-  grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request,
-                    v1::PullResponse* response) override {
-    ++pulls;
-    Answer(*request, response);
-    return grpc::Status::OK;
-  }
-  grpc::Status Push(grpc::ServerContext*, const v1::PushRequest* request,
-                    v1::PushResponse* response) override {
-    ++pushes;
-    response->set_updated_rows(request->keys_size());
-    return grpc::Status::OK;
-  }
   grpc::Status PullMany(grpc::ServerContext*,
                         const v1::PullManyRequest* request,
                         v1::PullManyResponse* response) override {
@@ -107,8 +96,6 @@ class CountingServer final : public v1::ParameterServer::Service {
     return grpc::Status::OK;
   }
 
-  std::atomic<int> pulls{0};
-  std::atomic<int> pushes{0};
   std::atomic<int> many_pulls{0};
   std::atomic<int> many_pushes{0};
 
@@ -162,14 +149,12 @@ TEST(ManyCallsTest, AStepOfManyFeaturesIsOnePullAndOnePushPerServer) {
     Cluster cluster(num_servers);
     ManyCalls step = MakeStep(*cluster.client, 26, 300);
 
-    ASSERT_TRUE(cluster.client->StartPullMany(step.pulls)->Wait().ok());
-    ASSERT_TRUE(cluster.client->StartPushMany(step.pushes)->Wait().ok());
+    ASSERT_TRUE(cluster.client->StartPull(step.pulls)->Wait().ok());
+    ASSERT_TRUE(cluster.client->StartPush(step.pushes)->Wait().ok());
 
     for (const auto& server : cluster.servers) {
       EXPECT_EQ(server->many_pulls, 1);
       EXPECT_EQ(server->many_pushes, 1);
-      EXPECT_EQ(server->pulls, 0);
-      EXPECT_EQ(server->pushes, 0);
     }
     for (int i = 0; i < 26; ++i) {
       EXPECT_THAT(step.floats(i), Each(0.0f));
@@ -178,31 +163,16 @@ TEST(ManyCallsTest, AStepOfManyFeaturesIsOnePullAndOnePushPerServer) {
   }
 }
 
-TEST(ManyCallsTest, OneFeatureIsAPlainPullAndPush) {
-  Cluster cluster(1);
-  ManyCalls step = MakeStep(*cluster.client, 1, 300);
-
-  ASSERT_TRUE(cluster.client->StartPullMany(step.pulls)->Wait().ok());
-  ASSERT_TRUE(cluster.client->StartPushMany(step.pushes)->Wait().ok());
-
-  EXPECT_EQ(cluster.servers[0]->pulls, 1);
-  EXPECT_EQ(cluster.servers[0]->pushes, 1);
-  EXPECT_EQ(cluster.servers[0]->many_pulls, 0);
-  EXPECT_EQ(cluster.servers[0]->many_pushes, 0);
-}
-
 TEST(ManyCallsTest, LongStepsGoInAFewMessages) {
   Cluster cluster(1);
   // 26 x 128 KB: 3.3 MB in messages of at least 1.25 MB, but for the last.
   ManyCalls step = MakeStep(*cluster.client, 26, 2048);
 
-  ASSERT_TRUE(cluster.client->StartPullMany(step.pulls)->Wait().ok());
-  ASSERT_TRUE(cluster.client->StartPushMany(step.pushes)->Wait().ok());
+  ASSERT_TRUE(cluster.client->StartPull(step.pulls)->Wait().ok());
+  ASSERT_TRUE(cluster.client->StartPush(step.pushes)->Wait().ok());
 
   EXPECT_EQ(cluster.servers[0]->many_pulls, 3);
   EXPECT_EQ(cluster.servers[0]->many_pushes, 3);
-  EXPECT_EQ(cluster.servers[0]->pulls, 0);
-  EXPECT_EQ(cluster.servers[0]->pushes, 0);
   for (int i = 0; i < 26; ++i) {
     EXPECT_EQ(step.result(26 + i).updated_rows, 2048);
   }
@@ -224,7 +194,7 @@ TEST(ManyCallsTest, PushesWhoseAnswerIsLostAreEachAppliedOnce) {
   proxy.HoldAnswers(true);
 
   std::thread pushing([&] {
-    const absl::Status status = client->StartPushMany(calls.pushes)->Wait();
+    const absl::Status status = client->StartPush(calls.pushes)->Wait();
     ASSERT_TRUE(status.ok()) << status;
   });
   for (const char* table : {"a", "b"}) {
@@ -249,8 +219,7 @@ TEST(ManyCallsTest, WhatFitsOneMessageToTheByteIsOneMessage) {
     for (int i = 0; i < 2; ++i) {
       const std::string table = absl::StrCat("t", i);
       calls.AddPull(table, kRowDim, RandomKeys(300, i));
-      // What the server reserves for headers.
-      pull_answers += 11 + 11 + 300 * kRowDim * sizeof(float);
+      pull_answers += PartBytes(PullResponseBytes(300 * kRowDim));
     }
     for (int i = 0; i < 2; ++i) {
       const std::string table = absl::StrCat("t", i);
@@ -275,15 +244,13 @@ TEST(ManyCallsTest, WhatFitsOneMessageToTheByteIsOneMessage) {
 
     CountingServer pulled(0, 1, pull_answers - less);
     auto client = pulled.Connect();
-    ASSERT_TRUE(client->StartPullMany(calls.pulls)->Wait().ok());
+    ASSERT_TRUE(client->StartPull(calls.pulls)->Wait().ok());
     CountingServer pushed(0, 1, pushes.ByteSizeLong() - less);
     client = pushed.Connect();
-    ASSERT_TRUE(client->StartPushMany(calls.pushes)->Wait().ok());
+    ASSERT_TRUE(client->StartPush(calls.pushes)->Wait().ok());
 
-    EXPECT_EQ(pulled.many_pulls, 1 - less);
-    EXPECT_EQ(pulled.pulls, 2 * less);
-    EXPECT_EQ(pushed.many_pushes, 1 - less);
-    EXPECT_EQ(pushed.pushes, 2 * less);
+    EXPECT_EQ(pulled.many_pulls, 1 + less);
+    EXPECT_EQ(pushed.many_pushes, 1 + less);
   }
 }
 
@@ -308,9 +275,9 @@ TEST(ManyCallsTest, AStepOverTheLimitGoesInMessagesThatFit) {
         .observations = {ones, ones, ones};
   }
 
-  absl::Status status = client->StartPullMany(step.pulls)->Wait();
+  absl::Status status = client->StartPull(step.pulls)->Wait();
   EXPECT_TRUE(status.ok()) << status;
-  status = client->StartPushMany(step.pushes)->Wait();
+  status = client->StartPush(step.pushes)->Wait();
   EXPECT_TRUE(status.ok()) << status;
 
   for (int i = 0; i < 40; ++i) {
@@ -328,9 +295,9 @@ TEST(ManyCallsTest, APieceOverTheLimitIsNotSentAndNamesItsTable) {
   step.AddPull("t1", kRowDim, RandomKeys(70), true);
   step.AddPush("t1", kRowDim, RandomKeys(70), 1.0f, {1, 9});
 
-  const absl::Status pushed = client->StartPushMany(step.pushes)->Wait();
+  const absl::Status pushed = client->StartPush(step.pushes)->Wait();
   const int64_t num_rows = client->ListTables("t0")->at(0).stats.num_rows;
-  const absl::Status pulled = client->StartPullMany(step.pulls)->Wait();
+  const absl::Status pulled = client->StartPull(step.pulls)->Wait();
 
   for (const absl::Status& status : {pulled, pushed}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
@@ -351,7 +318,7 @@ TEST(ManyCallsTest, ADimOfAnotherTableIsRefusedAndNamed) {
   calls.AddPull("a", 2, {1, 2});
   calls.AddPull("b", 2, {1, 2});
 
-  const absl::Status status = client->StartPullMany(calls.pulls)->Wait();
+  const absl::Status status = client->StartPull(calls.pulls)->Wait();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(
@@ -376,7 +343,7 @@ TEST(ManyCallsTest, OneOfSeveralMessagesFailsByItself) {
     for (size_t i = 0; i < tables.size(); ++i) {
       calls->AddPush(tables[i], kWide, RandomKeys(kKeys), 1.0f, {8, 1 + i});
     }
-    return client->StartPushMany(calls->pushes)->Wait();
+    return client->StartPush(calls->pushes)->Wait();
   };
   const auto num_rows = [&](const std::string& table) {
     return other->ListTables(table)->at(0).stats.num_rows;
@@ -433,7 +400,7 @@ TEST(ManyCallsTest, APushThatCannotBeAppliedLeavesTheOthersAppliedOnce) {
     calls.AddPush("a", 1, {1}, 0.5f, {6, 1});
     calls.AddPush("bsp", 1, {1}, 0.5f, {6, 2}).step = {"g", 0, 1, 0};
     calls.AddPush("z", 1, {1}, 0.5f, {6, 3});
-    return client->StartPushMany(calls.pushes)->Wait();
+    return client->StartPush(calls.pushes)->Wait();
   };
 
   for (int i = 0; i < 2; ++i) {

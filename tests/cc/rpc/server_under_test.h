@@ -16,8 +16,8 @@
 #include "cc/client/local_client.h"
 #include "cc/client/parameter_client.h"
 #include "cc/client/sharded_client.h"
-#include "cc/rpc/grpc_client.h"
-#include "cc/rpc/grpc_server.h"
+#include "cc/rpc/client/grpc_client.h"
+#include "cc/rpc/server/grpc_server.h"
 #include "cc/shard/shard.h"
 #include "gtest/gtest.h"
 

@@ -28,7 +28,7 @@ class WatchedClient final : public ForwardingClient {
  public:
   using ForwardingClient::ForwardingClient;
 
-  std::unique_ptr<PendingCall> StartPullMany(
+  std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) override {
     MutexLock lock(&mutex_);
     if (!failure_.ok()) return Done(failure_);
@@ -38,7 +38,7 @@ class WatchedClient final : public ForwardingClient {
           absl::StrCat(part.args.table, ":", part.args.keys.size()));
       EXPECT_FALSE(part.args.insert_missing);
     }
-    return ForwardingClient::StartPullMany(parts);
+    return ForwardingClient::StartPull(parts);
   }
 
   void Fail(absl::Status failure) {

@@ -31,16 +31,24 @@ StepTag StepOf(uint32_t worker, int64_t clock, const std::string& group = "g") {
   return {group, worker, IncarnationOf(worker), clock};
 }
 
-StagedPush PushOf(std::vector<Key> keys, std::vector<float> gradients) {
-  StagedPush push;
-  push.keys = std::move(keys);
-  push.gradients = std::move(gradients);
-  push.learning_rate = 0.5f;
-  return push;
-}
+struct PushOf {
+  PushOf(std::vector<Key> keys, std::vector<float> gradients)
+      : keys(std::move(keys)), gradients(std::move(gradients)) {}
+  // One key, one float.
+  explicit PushOf(float gradient) : PushOf({1}, {gradient}) {}
 
-// One key, one float.
-StagedPush PushOf(float gradient) { return PushOf({1}, {gradient}); }
+  // NOLINTNEXTLINE(google-explicit-constructor): what a stage takes.
+  operator StagedPush() const {
+    GradientBatch batch;
+    batch.keys = keys;
+    batch.gradients = gradients;
+    batch.learning_rate = 0.5f;
+    return StagedPush(batch);
+  }
+
+  std::vector<Key> keys;
+  std::vector<float> gradients;
+};
 
 // The steps of workers, each a (worker, clock), with weights 1, 2, ...; the
 // other workers below 50 have gone.
@@ -137,7 +145,7 @@ TEST(RoundStageTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
   struct Arrival {
     StepTag step;
     std::string table;
-    StagedPush push;
+    PushOf push;
   };
   // Worker 2 pushes twice to one table within a step, as two layers that share
   // it do; the two differ in their keys, then in gradients only.

@@ -161,7 +161,7 @@ TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
   // Key 0 is this shard's, and takes no step either.
   const std::vector<Key> keys = {0, foreign};
   const std::vector<float> floats(4, 1.0f);
-  ShardPush push;
+  PushRequest push;
   push.keys = keys;
   push.gradients = floats;
   push.learning_rate = 1.0f;
@@ -230,14 +230,14 @@ TEST(ShardTest, APushThatRanOutOfMemoryCountsAsApplied) {
   // The first has a row, and many of the others would need one in that stripe.
   std::iota(keys.begin(), keys.end(), Key{1} << 40);
   keys[0] = 0;
-  ShardPush push;
+  PushRequest push;
   push.keys = keys;
   push.gradients = floats;
   push.learning_rate = 1.0f;
   push.insert_missing = true;
   push.keys_are_unique = true;
-  push.client_id = 1;
-  push.sequence = 1;
+  push.id.client_id = 1;
+  push.id.sequence = 1;
   EXPECT_EQ(shard.Push(table, push).status().code(),
             absl::StatusCode::kResourceExhausted);
   const auto repeated = shard.Push(table, push);
@@ -258,16 +258,16 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
   const auto table = shard.FindTable("t").value();
   const std::vector<Key> keys = {1};
   const std::vector<float> ones(2, 1.0f);
-  ShardPush push;
+  PushRequest push;
   push.keys = keys;
   push.gradients = ones;
   push.learning_rate = 1.0f;
   push.insert_missing = true;
-  push.client_id = 5;
-  push.sequence = 1 + WriteLedger::kWindow;
+  push.id.client_id = 5;
+  push.id.sequence = 1 + WriteLedger::kWindow;
   ASSERT_TRUE(shard.Push(*table, push).ok());
-  ShardPush late = push;
-  late.sequence = 1;
+  PushRequest late = push;
+  late.id.sequence = 1;
 
   const absl::Status refused = shard.Push(*table, late).status();
 
@@ -277,9 +277,9 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
       AllOf(HasSubstr("table 't': write 1 of client 5 has come too late"),
             HasSubstr("It was not applied now")));
   // Beside others it is the only one that is not applied.
-  push.sequence += 1;
+  push.id.sequence += 1;
   const std::vector<TablePush> both = {{table, late}, {table, push}};
-  std::vector<ShardPushResult> results(2);
+  std::vector<PushResult> results(2);
   EXPECT_EQ(shard.PushMany(both, absl::MakeSpan(results)), refused);
   std::vector<float> row(2);
   ASSERT_TRUE(shard.Pull(*table, keys, false, absl::MakeSpan(row)).ok());
@@ -785,9 +785,9 @@ class ShrinkOnTimeTest : public testing::Test {
     const std::string manifest = path + "/manifest.json";
     std::ifstream stream(manifest);
     std::string text{std::istreambuf_iterator<char>(stream), {}};
-    const size_t place = text.find("3600.0");
+    const size_t place = text.find("3600");
     EXPECT_NE(place, text.npos);
-    std::ofstream(manifest) << text.replace(place, 6, "0.001");
+    std::ofstream(manifest) << text.replace(place, 4, "0.001");
     return path;
   }
 
@@ -869,20 +869,20 @@ class RoundsTest : public testing::Test {
     EXPECT_TRUE(shard_.CreateTable(config).ok());
   }
 
-  absl::StatusOr<ShardPushResult> Push(const std::string& table,
-                                       const std::vector<Key>& keys,
-                                       const std::vector<float>& gradients,
-                                       const StepTag& step = {},
-                                       float learning_rate = 0.5f,
-                                       uint64_t sequence = 0) {
-    ShardPush push;
+  absl::StatusOr<PushResult> Push(const std::string& table,
+                                  const std::vector<Key>& keys,
+                                  const std::vector<float>& gradients,
+                                  const StepTag& step = {},
+                                  float learning_rate = 0.5f,
+                                  uint64_t sequence = 0) {
+    PushRequest push;
     push.keys = keys;
     push.gradients = gradients;
     push.learning_rate = learning_rate;
     push.insert_missing = true;
     push.step = step;
-    push.client_id = sequence == 0 ? 0 : 99;
-    push.sequence = sequence;
+    push.id.client_id = sequence == 0 ? 0 : 99;
+    push.id.sequence = sequence;
     return shard_.Push(*shard_.FindTable(table).value(), push);
   }
 
@@ -1069,7 +1069,7 @@ TEST(RoundsOrderTest, TheResultDoesNotDependOnWhatArrivesFirst) {
       }
       std::shuffle(sent.begin(), sent.end(), order);
       for (const Sent& each : sent) {
-        ShardPush push;
+        PushRequest push;
         push.keys = each.keys;
         push.gradients = each.gradients;
         push.learning_rate = 0.1f;

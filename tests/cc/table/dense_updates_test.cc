@@ -338,16 +338,6 @@ TEST(DenseUpdates, AdmissionAndShortRowsAreRefused) {
               testing::HasSubstr("admission"));
 }
 
-TEST(DenseUpdates, ConfigsComeBackFromJsonAndDiffer) {
-  const TableConfig sparse = MakeConfig(kVariableDim, AdamConfig{});
-  const TableConfig dense = MakeConfig(kVariableDim, DenseOf(AdamConfig{}));
-  TableConfig read;
-  ASSERT_TRUE(TableConfigFromJson(TableConfigToJson(dense), &read).ok());
-  EXPECT_EQ(read, dense);
-  EXPECT_NE(sparse, dense);
-  EXPECT_THAT(DescribeDifference(sparse, dense), testing::HasSubstr("DENSE"));
-}
-
 TEST(StepLog, DamagedLogsAreRefused) {
   EXPECT_TRUE(StepLog::Validate({}).ok());
   EXPECT_TRUE(StepLog::Validate({9, {{1, 0.1f}, {4, 0.2f}}}).ok());

@@ -35,20 +35,12 @@ class ForwardingClient : public ParameterClient {
     return client_->ListTables(table);
   }
   std::unique_ptr<PendingCall> StartPull(
-      const PullArgs& args, absl::Span<float> embeddings) override {
-    return client_->StartPull(args, embeddings);
-  }
-  std::unique_ptr<PendingCall> StartPush(const PushArgs& args,
-                                         PushResult* result) override {
-    return client_->StartPush(args, result);
-  }
-  std::unique_ptr<PendingCall> StartPullMany(
       absl::Span<const PullPart> parts) override {
-    return client_->StartPullMany(parts);
+    return client_->StartPull(parts);
   }
-  std::unique_ptr<PendingCall> StartPushMany(
+  std::unique_ptr<PendingCall> StartPush(
       absl::Span<const PushPart> parts) override {
-    return client_->StartPushMany(parts);
+    return client_->StartPush(parts);
   }
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            AssignResult* result) override {

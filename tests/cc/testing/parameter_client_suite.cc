@@ -419,7 +419,7 @@ TEST_P(ParameterClientSuite, PullsOfManyTablesAreThoseOfEach) {
     calls.AddPull("a", 2, {}, insert);
     calls.AddPull("a", 2, {7, 8, 7}, insert);
 
-    const absl::Status status = client().StartPullMany(calls.pulls)->Wait();
+    const absl::Status status = client().StartPull(calls.pulls)->Wait();
 
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(calls.floats(0), Pull("a", 2, ManyKeys(300)));
@@ -428,7 +428,7 @@ TEST_P(ParameterClientSuite, PullsOfManyTablesAreThoseOfEach) {
     EXPECT_EQ(Size("a"), 302);
     EXPECT_EQ(Size("b"), 200);
   }
-  EXPECT_TRUE(client().StartPullMany({})->Wait().ok());
+  EXPECT_TRUE(client().StartPull({})->Wait().ok());
 }
 
 TEST_P(ParameterClientSuite, PushesToManyTablesAreEachApplied) {
@@ -443,7 +443,7 @@ TEST_P(ParameterClientSuite, PushesToManyTablesAreEachApplied) {
   calls.AddPush("a", 2, {}, 2.0f);
   calls.AddPush("a", 2, {keys[0], keys[1], keys[0]}, 3.0f);
 
-  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+  const absl::Status status = client().StartPush(calls.pushes)->Wait();
 
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(calls.result(0).updated_rows, 300);
@@ -453,7 +453,7 @@ TEST_P(ParameterClientSuite, PushesToManyTablesAreEachApplied) {
   EXPECT_THAT(Pull("a", 2, {keys[0], keys[1], keys[2]}),
               testing::ElementsAre(3.0f, 3.0f, 6.0f, 6.0f, 9.0f, 9.0f));
   EXPECT_THAT(Pull("b", 3, keys), testing::Each(8.0f));
-  EXPECT_TRUE(client().StartPushMany({})->Wait().ok());
+  EXPECT_TRUE(client().StartPush({})->Wait().ok());
 }
 
 TEST_P(ParameterClientSuite, OneBadPushOfManyAppliesNone) {
@@ -470,7 +470,7 @@ TEST_P(ParameterClientSuite, OneBadPushOfManyAppliesNone) {
     calls.AddPush("a", 1, keys, 1.0f, {9, 1});
     calls.AddPush(table, 1, keys, gradient, {9, 2});
 
-    const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+    const absl::Status status = client().StartPush(calls.pushes)->Wait();
 
     EXPECT_EQ(status.code(), table == "b" ? absl::StatusCode::kInvalidArgument
                                           : absl::StatusCode::kNotFound);
@@ -492,7 +492,7 @@ TEST_P(ParameterClientSuite, OfRepeatedPushesEachIsAppliedOnce) {
     calls.AddPush("b", 1, keys, 1.0f, {42, 2});
     if (again) calls.AddPush("b", 1, keys, 1.0f, {42, 3});
 
-    ASSERT_TRUE(client().StartPushMany(calls.pushes)->Wait().ok());
+    ASSERT_TRUE(client().StartPush(calls.pushes)->Wait().ok());
 
     EXPECT_EQ(calls.result(0).duplicate, again);
     EXPECT_EQ(calls.result(1).duplicate, again);
@@ -518,7 +518,7 @@ TEST_P(ParameterClientSuite, PushesToOneTableOfOneCallAreStepsInTheirOrder) {
   calls.AddPush("together", 1, twice, 3.0f, {5, 2});
   calls.AddPush("together", 1, {keys[7]}, -2.0f, {5, 3});
 
-  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+  const absl::Status status = client().StartPush(calls.pushes)->Wait();
 
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(calls.result(0).updated_rows, 40);
@@ -538,7 +538,7 @@ TEST_P(ParameterClientSuite, AnIdentityTwiceInOneCallIsAppliedOnce) {
   calls.AddPush("a", 1, keys, 1.0f, {43, 1});
   calls.AddPush("a", 1, keys, 1.0f, {43, 1});
 
-  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+  const absl::Status status = client().StartPush(calls.pushes)->Wait();
 
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_FALSE(calls.result(0).duplicate);
@@ -561,7 +561,7 @@ TEST_P(ParameterClientSuite, PushesOfManyToBspTablesCountWithTheirRound) {
   for (const char* table : {"a", "b"}) {
     calls.AddPush(table, 2, {1, 2, 3, 4, 5, 6}, 4.0f).step = {"g", 0, 1, 0};
   }
-  const absl::Status status = client().StartPushMany(calls.pushes)->Wait();
+  const absl::Status status = client().StartPush(calls.pushes)->Wait();
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_THAT(Pull("a", 2, {1, 2, 3, 4, 5, 6}), testing::Each(10.0f));
   Round round;
@@ -595,7 +595,7 @@ TEST_P(ParameterClientSuite, LongPullsAndPushesOfManyTablesReachEveryRow) {
   for (const auto& [table, count] : sizes) {
     calls.AddPull(table, kDim, ManyKeys(count, ++seed), true);
   }
-  ASSERT_TRUE(client().StartPullMany(calls.pulls)->Wait().ok());
+  ASSERT_TRUE(client().StartPull(calls.pulls)->Wait().ok());
   ManyCalls pushes;
   seed = 0;
   for (const auto& [table, count] : sizes) {
@@ -604,7 +604,7 @@ TEST_P(ParameterClientSuite, LongPullsAndPushesOfManyTablesReachEveryRow) {
         .keys_are_unique = true;
   }
 
-  ASSERT_TRUE(client().StartPushMany(pushes.pushes)->Wait().ok());
+  ASSERT_TRUE(client().StartPush(pushes.pushes)->Wait().ok());
 
   seed = 0;
   for (const auto& [table, count] : sizes) {

@@ -1,0 +1,385 @@
+// Each method is a function from the message of its request to that of its
+// response, and stands in the table at the end with its name. JSON, and the
+// checks that all methods have in common, are in Method() alone.
+
+#include "cc/capi/control.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "cc/base/status_macros.h"
+#include "cc/capi/replicas.h"
+#include "cc/client/checkpoints.h"
+#include "cc/client/worker_session.h"
+#include "cc/serving/exporter.h"
+#include "cc/serving/served_model.h"
+#include "cc/wire/coordination_conversion.h"
+#include "cc/wire/json.h"
+#include "cc/wire/report_conversion.h"
+#include "cc/wire/table_config_conversion.h"
+#include "tfswitch/v1/control.pb.h"
+
+namespace tfswitch {
+namespace {
+
+template <typename Repeated>
+std::vector<std::string> ToStrings(const Repeated& repeated) {
+  return {repeated.begin(), repeated.end()};
+}
+
+absl::Status Configure(Cluster& cluster, const v1::ConfigureRequest& request,
+                       v1::ConfigureResponse* response) {
+  if (request.has_day()) {
+    // A NaN is no day, either.
+    cluster.set_day(request.day() >= 0.0
+                        ? static_cast<float>(std::min(request.day(), 1e9))
+                        : kServersDay);
+  }
+  if (request.has_recreate_lost_tables()) {
+    cluster.client().SetOnLostTables(request.recreate_lost_tables()
+                                         ? OnLostTables::kRecreate
+                                         : OnLostTables::kFail);
+  }
+  response->set_day(static_cast<double>(cluster.day()));
+  return absl::OkStatus();
+}
+
+absl::Status ListTables(Cluster& cluster, const v1::ListTablesRequest& request,
+                        v1::ListTablesResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
+                            cluster.client().ListTables(request.table()));
+  for (const TableInfo& info : infos) *response->add_tables() = ToProto(info);
+  return absl::OkStatus();
+}
+
+absl::Status DropTable(Cluster& cluster, const v1::DropTableRequest& request,
+                       v1::DropTableResponse* response) {
+  TFSWITCH_RETURN_IF_ERROR(cluster.client().DropTable(request.table()));
+  response->set_dropped(true);
+  return absl::OkStatus();
+}
+
+void SetReport(const CheckpointReport& report, v1::CheckpointReport* proto) {
+  proto->mutable_tables()->Add(report.tables.begin(), report.tables.end());
+  proto->set_num_rows(report.num_rows);
+  proto->set_save(report.save);
+  proto->mutable_skipped()->Add(report.skipped.begin(), report.skipped.end());
+}
+
+absl::Status Save(Cluster& cluster, const v1::SaveRequest& request,
+                  v1::CheckpointReport* response) {
+  SaveOptions options;
+  options.path = request.path();
+  options.tables = ToStrings(request.tables());
+  options.dropped_tables = ToStrings(request.dropped_tables());
+  if (request.keep() != 0) {
+    options.keep =
+        static_cast<int>(std::min<uint32_t>(request.keep(), INT32_MAX));
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(const CheckpointReport report,
+                            SaveCheckpoint(cluster.client(), options));
+  SetReport(report, response);
+  return absl::OkStatus();
+}
+
+absl::Status Restore(Cluster& cluster, const v1::RestoreRequest& request,
+                     v1::CheckpointReport* response) {
+  RestoreOptions options;
+  options.path = request.path();
+  options.tables = ToStrings(request.tables());
+  options.save = request.save();
+  TFSWITCH_ASSIGN_OR_RETURN(const CheckpointReport report,
+                            RestoreCheckpoint(cluster.client(), options));
+  SetReport(report, response);
+  return absl::OkStatus();
+}
+
+absl::Status ResetLostTables(Cluster& cluster,
+                             const v1::ResetLostTablesRequest&,
+                             v1::ResetLostTablesResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ResetTable> tables,
+                            cluster.client().ResetLostTables());
+  for (const ResetTable& table : tables) {
+    v1::ResetTable& proto = *response->add_tables();
+    proto.set_table(table.name);
+    proto.mutable_shards()->Add(table.shards.begin(), table.shards.end());
+    if (table.num_lost_rows >= 0) proto.set_num_lost_rows(table.num_lost_rows);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shrink(Cluster& cluster, const v1::ShrinkRequest& request,
+                    v1::ShrinkResponse* response) {
+  ShrinkArgs args;
+  args.table = request.table();
+  args.day = cluster.day();
+  args.dry_run = request.dry_run();
+  if (request.has_rules()) args.rules = FromProto(request.rules());
+  TFSWITCH_ASSIGN_OR_RETURN(const ShrinkReport report,
+                            cluster.client().Shrink(args));
+  *response = ToProto(report);
+  return absl::OkStatus();
+}
+
+absl::Status Publish(Cluster& cluster, const v1::PublishExportRequest& request,
+                     v1::PublishExportResponse* response) {
+  if (request.path().empty()) {
+    return absl::InvalidArgumentError("PublishExport: path: expected a folder");
+  }
+  ExportOptions options;
+  options.path = request.path();
+  options.is_delta = request.delta();
+  options.base_if_broken = request.base_if_broken();
+  options.tables = ToStrings(request.tables());
+  options.all_tables = request.all_tables();
+  if (!request.row_format().empty()) {
+    TFSWITCH_ASSIGN_OR_RETURN(options.format,
+                              RowFormatOf(request.row_format()));
+  }
+  if (request.has_rule()) {
+    options.rule = ScoreRule{request.rule().base_threshold(),
+                             request.rule().delta_threshold(),
+                             request.rule().delta_keep_days()};
+  }
+  options.all_rows = request.all_rows();
+  options.day = cluster.day();
+  options.keep_bases =
+      static_cast<int>(std::min<uint32_t>(request.keep_bases(), INT32_MAX));
+  TFSWITCH_ASSIGN_OR_RETURN(const ExportReport report,
+                            PublishExport(cluster.client(), options));
+  response->set_delta(report.is_delta);
+  response->set_number(report.number);
+  response->set_published(report.is_published);
+  response->set_num_rows(report.num_rows);
+  response->set_num_removed(report.num_removed);
+  response->set_bytes(report.bytes);
+  response->set_why_base(report.why_base);
+  return absl::OkStatus();
+}
+
+absl::Status JoinGroup(Cluster& cluster, const v1::JoinGroupRequest& request,
+                       v1::JoinGroupResponse*) {
+  WorkerOptions options;
+  options.group = request.group();
+  options.worker = request.worker();
+  options.group_options = FromProto(request.options());
+  options.consistency = FromProto(request.consistency());
+  options.wait_timeout = absl::Seconds(request.wait_timeout_secs());
+  std::string& settings = options.group_options.settings;
+  settings = absl::StrCat(options.consistency.ToString(),
+                          settings.empty() ? "" : ", ", settings);
+  return cluster.Join(options);
+}
+
+absl::Status EnterBarrier(WorkerSession& worker,
+                          const v1::EnterBarrierRequest& request,
+                          v1::EnterBarrierResponse*) {
+  return worker.WaitAtBarrier(request.barrier(),
+                              absl::Seconds(request.timeout_secs()));
+}
+
+absl::Status LeaveGroup(WorkerSession& worker,
+                        const v1::LeaveGroupRequest& request,
+                        v1::LeaveGroupResponse*) {
+  return worker.Leave(request.has_timeout_secs()
+                          ? absl::Seconds(request.timeout_secs())
+                          : absl::InfiniteDuration());
+}
+
+absl::Status GetWorker(WorkerSession& worker, const v1::GetWorkerRequest&,
+                       v1::GetWorkerResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkerSession::Report report,
+                            worker.GetReport());
+  response->set_group(report.member.group);
+  response->set_worker(report.member.worker);
+  response->set_clock(report.clock);
+  response->set_round(report.round);
+  response->set_dropped_steps(report.dropped);
+  response->set_left(report.has_left);
+  response->set_in_step(report.is_in_step);
+  response->set_num_waits(report.waits.count);
+  response->set_waited_secs(absl::ToDoubleSeconds(report.waits.total));
+  response->set_longest_wait_secs(absl::ToDoubleSeconds(report.waits.longest));
+  *response->mutable_workers() = ToProto(report.group);
+  return absl::OkStatus();
+}
+
+absl::Status CreateWorkQueue(WorkerSession& worker,
+                             const v1::CreateWorkQueueRequest& request,
+                             v1::CreateWorkQueueResponse*) {
+  return worker.CreateWorkQueue(request.queue(), FromProto(request.options()));
+}
+
+absl::Status TakeWorkItem(WorkerSession& worker,
+                          const v1::TakeWorkItemRequest& request,
+                          v1::TakeWorkItemResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::optional<WorkItem> item,
+                            worker.TakeWorkItem(request.queue()));
+  if (item.has_value()) *response->mutable_item() = ToProto(*item);
+  return absl::OkStatus();
+}
+
+absl::Status FinishWorkItem(WorkerSession& worker,
+                            const v1::FinishWorkItemRequest& request,
+                            v1::FinishWorkItemResponse*) {
+  return worker.FinishWorkItem(request.queue(), request.epoch(),
+                               request.index());
+}
+
+absl::Status GetWorkQueueStats(WorkerSession& worker,
+                               const v1::GetWorkQueueStatsRequest& request,
+                               v1::GetWorkQueueStatsResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue::Stats stats,
+                            worker.WorkQueueStats(request.queue()));
+  *response = ToProto(stats);
+  return absl::OkStatus();
+}
+
+absl::Status SteerServedModel(const v1::ServedModelRequest& request,
+                              v1::ServedModelResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<ServedModel> model,
+                            FindServedModel(request.path()));
+  switch (request.call_case()) {
+    case v1::ServedModelRequest::kRefresh:
+      TFSWITCH_RETURN_IF_ERROR(model->Refresh());
+      break;
+    case v1::ServedModelRequest::kWatchSecs:
+      if (!(request.watch_secs() >= 0.0)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("watch_secs: expected a number of at least 0, got ",
+                         request.watch_secs()));
+      }
+      TFSWITCH_RETURN_IF_ERROR(
+          model->Watch(absl::Seconds(request.watch_secs())));
+      break;
+    case v1::ServedModelRequest::kRollBackTo:
+      TFSWITCH_RETURN_IF_ERROR(model->RollBack(request.roll_back_to()));
+      break;
+    case v1::ServedModelRequest::kResume:
+      TFSWITCH_RETURN_IF_ERROR(model->Resume());
+      break;
+    case v1::ServedModelRequest::CALL_NOT_SET:
+      break;
+  }
+  const ServedState state = model->state();
+  response->set_number(state.rows.number);
+  response->set_base_number(state.rows.base_number);
+  response->set_created_ms(state.rows.created_ms);
+  response->set_served_since_ms(state.rows.served_since_ms);
+  response->set_held(state.rows.is_held);
+  response->set_refused(state.rows.num_refused);
+  if (!state.rows.error.ok()) {
+    response->set_error(std::string(state.rows.error.message()));
+  }
+  response->set_is_remote(state.is_remote);
+  if (state.is_remote) response->set_addresses(state.addresses);
+  response->set_cached_rows(state.cached_rows);
+  response->set_cache_hits(state.num_cache_hits);
+  response->set_cache_misses(state.num_cache_misses);
+  return absl::OkStatus();
+}
+
+using JsonMethod = std::function<absl::StatusOr<std::string>(
+    Cluster*, const std::string& request_json)>;
+
+// Calls `run` with what it needs of the cluster.
+template <typename Request, typename Response>
+absl::Status RunIn(Cluster*, absl::Status (*run)(const Request&, Response*),
+                   const Request& request, Response* response) {
+  return run(request, response);
+}
+template <typename Owner, typename Request, typename Response>
+absl::Status RunIn(Cluster* cluster,
+                   absl::Status (*run)(Owner&, const Request&, Response*),
+                   const Request& request, Response* response) {
+  if (cluster == nullptr) {
+    return absl::InvalidArgumentError("it is a call of a cluster, got none");
+  }
+  if constexpr (std::is_same_v<Owner, Cluster>) {
+    return run(*cluster, request, response);
+  } else {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster));
+    return run(*worker, request, response);
+  }
+}
+
+template <typename Request, typename Response, typename Run>
+JsonMethod Method(const char* name, Run run) {
+  return [name, run](
+             Cluster* cluster,
+             const std::string& request_json) -> absl::StatusOr<std::string> {
+    Request request;
+    TFSWITCH_RETURN_IF_ERROR(MessageFromJson(request_json, name, &request));
+    Response response;
+    TFSWITCH_RETURN_IF_ERROR(RunIn(cluster, run, request, &response));
+    return MessageToJson(response, /*with_defaults=*/true);
+  };
+}
+template <typename Owner, typename Request, typename Response>
+std::pair<const absl::string_view, JsonMethod> Of(
+    const char* name, absl::Status (*run)(Owner&, const Request&, Response*)) {
+  return {name, Method<Request, Response>(name, run)};
+}
+template <typename Request, typename Response>
+std::pair<const absl::string_view, JsonMethod> Of(
+    const char* name, absl::Status (*run)(const Request&, Response*)) {
+  return {name, Method<Request, Response>(name, run)};
+}
+
+const std::map<absl::string_view, JsonMethod>& Methods() {
+  static const auto* const methods =
+      new std::map<absl::string_view, JsonMethod>{
+          Of("Configure", Configure),
+          Of("ListTables", ListTables),
+          Of("DropTable", DropTable),
+          Of("Save", Save),
+          Of("Restore", Restore),
+          Of("ResetLostTables", ResetLostTables),
+          Of("Shrink", Shrink),
+          Of("PublishExport", Publish),
+          Of("JoinGroup", JoinGroup),
+          Of("EnterBarrier", EnterBarrier),
+          Of("LeaveGroup", LeaveGroup),
+          Of("GetWorker", GetWorker),
+          Of("CreateWorkQueue", CreateWorkQueue),
+          Of("TakeWorkItem", TakeWorkItem),
+          Of("FinishWorkItem", FinishWorkItem),
+          Of("GetWorkQueueStats", GetWorkQueueStats),
+          Of("ServedModel", SteerServedModel),
+          Of("Replicas", CallReplicas),
+      };
+  return *methods;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> CallControl(Cluster* cluster,
+                                        absl::string_view method,
+                                        const std::string& request_json) {
+  const auto found = Methods().find(method);
+  if (found != Methods().end()) return found->second(cluster, request_json);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown method '", method, "'; there are: ",
+      absl::StrJoin(Methods(), ", ", [](std::string* out, const auto& each) {
+        absl::StrAppend(out, each.first);
+      })));
+}
+
+absl::StatusOr<std::shared_ptr<WorkerSession>> FindWorker(
+    const Cluster& cluster) {
+  std::shared_ptr<WorkerSession> worker = cluster.worker();
+  if (worker != nullptr) return worker;
+  return absl::FailedPreconditionError(
+      "this process is no worker of a group; make a tfswitch.train.Worker "
+      "first");
+}
+
+}  // namespace tfswitch

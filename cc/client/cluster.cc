@@ -1,0 +1,40 @@
+#include "cc/client/cluster.h"
+
+#include <utility>
+
+#include "cc/base/random_id.h"
+#include "cc/base/status_macros.h"
+
+namespace tfswitch {
+
+Cluster::Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
+                 bool is_remote)
+    : client_(std::move(client)),
+      num_shards_(num_shards),
+      is_remote_(is_remote),
+      client_id_(DrawId()) {}
+
+absl::Status Cluster::Join(const WorkerOptions& options) {
+  const std::shared_ptr<WorkerSession> former = worker();
+  // The same worker takes its own place, and is not missing in between: a
+  // barrier at which all others wait would open.
+  const bool takes_its_place =
+      former != nullptr && former->options().group == options.group &&
+      former->options().worker == options.worker &&
+      former->options().group_options == options.group_options;
+  if (former != nullptr && !takes_its_place) {
+    TFSWITCH_RETURN_IF_ERROR(former->Leave());
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSession> joined,
+                            WorkerSession::Join(client_, options));
+  MutexLock lock(&mutex_);
+  worker_.swap(joined);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<WorkerSession> Cluster::worker() const {
+  MutexLock lock(&mutex_);
+  return worker_;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,62 @@
+// What a process is in a cluster.
+
+#ifndef TFSWITCH_CC_CLIENT_CLUSTER_H_
+#define TFSWITCH_CC_CLIENT_CLUSTER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "cc/base/mutex.h"
+#include "cc/client/parameter_client.h"
+#include "cc/client/worker_session.h"
+
+namespace tfswitch {
+
+// An open cluster: its client, and the identity under which this process
+// pushes.
+//
+// Thread-safe.
+class Cluster {
+ public:
+  Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
+          bool is_remote);
+
+  ParameterClient& client() { return *client_; }
+  // Joins a group as a worker; what this process was before leaves.
+  absl::Status Join(const WorkerOptions& options);
+  // Who trains here; null if Join() was not called.
+  std::shared_ptr<WorkerSession> worker() const;
+
+  // When pushes happen, in days since 1970; see kServersDay.
+  void set_day(float day) { day_.store(day, std::memory_order_relaxed); }
+  float day() const { return day_.load(std::memory_order_relaxed); }
+
+  int num_shards() const { return num_shards_; }
+  bool is_remote() const { return is_remote_; }
+
+  // A new identity for one push.
+  PushId NextPushId() {
+    return {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)};
+  }
+
+ private:
+  // Constant after construction.
+  const std::shared_ptr<ParameterClient> client_;
+  const int num_shards_;
+  const bool is_remote_;
+  const uint64_t client_id_;
+
+  // Has its own synchronisation.
+  std::atomic<uint64_t> next_sequence_{1};
+  std::atomic<float> day_{kServersDay};
+
+  mutable Mutex mutex_;
+  std::shared_ptr<WorkerSession> worker_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CLIENT_CLUSTER_H_

@@ -1,0 +1,454 @@
+#include "cc/rpc/client/connection.h"
+
+#include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "cc/base/fork_guard.h"
+#include "cc/base/interrupt.h"
+#include "cc/base/status_macros.h"
+#include "cc/rpc/address.h"
+#include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/channel_settings.h"
+#include "cc/rpc/status_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+// gRPC ends a call at its deadline, except while the socket does not take the
+// request: then only when the write ends, which on a dead connection takes
+// kKeepaliveTimeoutMs. After this much more the call is left to itself.
+constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
+// A wait for a connection that is longer is said.
+constexpr absl::Duration kSilence = absl::Seconds(1);
+// How long one attempt to connect may take; a host that drops packets would
+// otherwise hold calls of the bulk kind for their whole timeout.
+constexpr int kConnectTimeoutMs = 5'000;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  // The server limits what it sends; what it sends is wanted.
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  // A short answer must not become a long one. By the first gRPC refuses what
+  // is compressed, but only after it has inflated it if the end of the call has
+  // come with it; by the second it never does.
+  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+                   1 << GRPC_COMPRESS_NONE);
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
+  arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
+  arguments.SetInt(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes);
+  arguments.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kMaxReadChunkBytes);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Two clients of one process do not share a connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // A server that comes back is found again at once.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+  // Retries are done here, where it is known what may be repeated.
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  // A proxy of the environment is for the web, not for the cluster.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(
+      options.address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// Away, or going away. The server cancels running calls when it stops.
+bool IsServerAway(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::CANCELLED;
+}
+
+// True if the server may have got the call, and its answer is not known. gRPC
+// says in two ways that it had no connection to send the call on; all other
+// failures leave open how far the call has come.
+bool MayHaveArrived(const grpc::Status& status) {
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return true;
+  const std::string text = status.error_message();
+  return IsServerAway(status) &&
+         !absl::StartsWith(text, "failed to connect to all addresses") &&
+         !absl::StartsWith(text, "DNS resolution failed");
+}
+
+// The part of gRPC's text that a user can do something with.
+std::string Reason(const grpc::Status& status) {
+  const std::string text = status.error_message();
+  absl::string_view reason = text;
+  const size_t last = reason.rfind("last error: ");
+  if (last != reason.npos) reason.remove_prefix(last + 12);
+  absl::ConsumePrefix(&reason, "UNKNOWN: ");
+  absl::ConsumePrefix(&reason, "UNAVAILABLE: ");
+  if (absl::StrContains(reason, "Connection refused")) {
+    return "connection refused";
+  }
+  return std::string(reason);
+}
+
+}  // namespace
+
+std::chrono::system_clock::time_point ToDeadline(absl::Time time) {
+  // An infinite future overflows chrono.
+  return absl::ToChronoTime(
+      std::min(time, absl::Now() + absl::Hours(24 * 365)));
+}
+
+// One try of a call. Its completion queue holds on to it until gRPC is done
+// with it, whoever is still interested.
+struct UnaryCall::Attempt {
+  bool done = false;
+  bool abandoned = false;
+  grpc::ClientContext context;
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
+};
+
+// The completion queue of one thread. Tags are attempts.
+class UnaryCall::ThreadQueue {
+ public:
+  static ThreadQueue& Get() {
+    thread_local ThreadQueue queue;
+    return queue;
+  }
+
+  // Abandoned attempts end here at the latest.
+  ~ThreadQueue() {
+    if (ForkGuard::IsTripped()) {
+      // gRPC would wait for threads that only the parent has.
+      (void)queue_.release();
+      return;
+    }
+    queue_->Shutdown();
+    void* tag;
+    bool ok;
+    while (queue_->Next(&tag, &ok)) Settle(tag);
+  }
+
+  grpc::CompletionQueue* get() { return queue_.get(); }
+
+  // Returns false if the time comes first.
+  bool WaitFor(const Attempt& attempt, absl::Time time) {
+    const auto deadline = ToDeadline(time);
+    void* tag;
+    bool ok;
+    while (!attempt.done) {
+      if (queue_->AsyncNext(&tag, &ok, deadline) !=
+          grpc::CompletionQueue::GOT_EVENT) {
+        return false;
+      }
+      Settle(tag);
+    }
+    return true;
+  }
+
+  void WaitUntil(absl::Time time) {
+    const auto deadline = ToDeadline(time);
+    void* tag;
+    bool ok;
+    while (queue_->AsyncNext(&tag, &ok, deadline) ==
+           grpc::CompletionQueue::GOT_EVENT) {
+      Settle(tag);
+    }
+  }
+
+ private:
+  ThreadQueue() = default;
+
+  static void Settle(void* tag) {
+    Attempt* attempt = static_cast<Attempt*>(tag);
+    attempt->done = true;
+    if (attempt->abandoned) delete attempt;
+  }
+
+  std::unique_ptr<grpc::CompletionQueue> queue_ =
+      std::make_unique<grpc::CompletionQueue>();
+};
+
+void UnaryCall::Abandon::operator()(Attempt* attempt) const {
+  if (attempt->done) {
+    delete attempt;
+    return;
+  }
+  attempt->context.TryCancel();
+  attempt->abandoned = true;
+}
+
+void PollUntil(absl::Time time) {
+  UnaryCall::ThreadQueue::Get().WaitUntil(time);
+}
+
+Connection::Connection(const GrpcClientOptions& options)
+    : options_(options),
+      name_(absl::StrCat("shard ", options.shard_index, " (", options.address,
+                         ")")),
+      channel_(MakeChannel(options)),
+      generic_stub_(channel_),
+      stub_(v1::ParameterServer::NewStub(channel_)),
+      max_message_bytes_(kLargestMessageLimit) {}
+
+absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
+  v1::HandshakeRequest request;
+  request.set_protocol_version(options_.protocol_version);
+  v1::HandshakeResponse response;
+  TFSWITCH_RETURN_IF_ERROR(
+      Call(CallKind::kIdempotent, "Handshake", request, &response,
+           v1::ParameterServer::service_full_name(), deadline - absl::Now()));
+  if (response.protocol_version() != options_.protocol_version) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name_, " speaks protocol version ", response.protocol_version(),
+        ", this client speaks ", options_.protocol_version,
+        "; install the same version of tfswitch on both sides"));
+  }
+  if (response.shard_index() != options_.shard_index ||
+      response.num_shards() != options_.num_shards) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the server at ", options_.address, " is shard ",
+        response.shard_index(), " of ", response.num_shards(),
+        ", expected shard ", options_.shard_index, " of ", options_.num_shards,
+        "; start it with --shard_index ", options_.shard_index,
+        " --num_shards ", options_.num_shards,
+        ", or list the servers in the order of their shards"));
+  }
+  max_message_bytes_ = response.max_message_bytes();
+  return response.instance_id();
+}
+
+void Connection::SayThatItWaits() {
+  if (channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY ||
+      has_said_that_it_waits_.exchange(true)) {
+    return;
+  }
+  std::fprintf(stderr, "tfswitch: waiting for %s to answer, for up to %s\n",
+               name_.c_str(), absl::FormatDuration(options_.timeout).c_str());
+}
+
+absl::Status Connection::CheckSize(uint64_t bytes,
+                                   absl::string_view what) const {
+  const uint64_t limit = max_message_bytes();
+  if (bytes <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(name_, ": ", what, " is a message of ", bytes,
+                   " bytes, over the server's limit of ", limit,
+                   "; use smaller batches or start the server with a larger "
+                   "--max_message_bytes"));
+}
+
+absl::StatusOr<grpc::ByteBuffer> Connection::Encode(
+    const char* method, const google::protobuf::MessageLite& request) const {
+  const size_t size = request.ByteSizeLong();
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(size, absl::StrCat("a call of ", method)));
+  OutgoingMessage message(size);
+  if (message.data() == nullptr ||
+      !request.SerializeToArray(message.data(), static_cast<int>(size))) {
+    return absl::InternalError(
+        absl::StrCat("cannot serialise a call of ", method));
+  }
+  return std::move(message).ToByteBuffer();
+}
+
+absl::Status Connection::Decode(const char* method, grpc::ByteBuffer* bytes,
+                                google::protobuf::MessageLite* response) const {
+  response->Clear();
+  if (bytes->Length() == 0) return absl::OkStatus();
+  grpc::ProtoBufferReader reader(bytes);
+  if (response->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(name_, " answered ", method, " with malformed bytes"));
+}
+
+absl::Status Connection::Call(CallKind kind, const char* method,
+                              const google::protobuf::MessageLite& request,
+                              google::protobuf::MessageLite* response,
+                              const char* service, absl::Duration timeout,
+                              const std::string& write) {
+  TFSWITCH_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
+                            Encode(method, request));
+  // Not owned by the call: this function outlives it.
+  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
+  UnaryCall call(unowned, kind, method, message, service, timeout);
+  grpc::ByteBuffer bytes;
+  TFSWITCH_RETURN_IF_ERROR(call.ExplainWrite(call.Wait(&bytes), write));
+  return Decode(method, &bytes, response);
+}
+
+absl::Status Connection::Explain(const grpc::Status& status,
+                                 absl::Duration timeout) const {
+  // What is left of another time reads as that.
+  const std::string silence = absl::StrCat(
+      name_, " did not answer within ",
+      absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
+  if (IsServerAway(status)) {
+    const std::string reason = Reason(status);
+    const bool hung_up = absl::StrContains(reason, "Socket closed") ||
+                         absl::StrContains(reason, "Connection reset");
+    return absl::UnavailableError(absl::StrCat(
+        silence, ": ", reason, "; is the server running",
+        hung_up ? ", and has it room for a connection (--max_connections)?"
+                : "?"));
+  }
+  absl::Status error = FromGrpcStatus(status);
+  switch (error.code()) {
+    case absl::StatusCode::kDeadlineExceeded:
+      return absl::DeadlineExceededError(absl::StrCat(
+          silence, "; is the server reachable, or is it overloaded?"));
+    case absl::StatusCode::kUnimplemented:
+      return absl::UnimplementedError(absl::StrCat(
+          name_, ": ", error.message(), "; is that a tfswitch server?"));
+    case absl::StatusCode::kResourceExhausted:
+      // The code of HTTP/2 with which gRPC ends calls that have no room.
+      if (absl::StrContains(error.message(), "RST_STREAM with error code 11")) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            name_,
+            " has no memory left for messages that arrive; use smaller "
+            "batches or start the server with a larger --max_buffer_bytes"));
+      }
+      break;
+    // These come from the shard, and read the same embedded.
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kDataLoss:
+      return error;
+    default:
+      break;
+  }
+  return absl::Status(error.code(), absl::StrCat(name_, ": ", error.message()));
+}
+
+absl::Status Connection::ExplainLoss(const grpc::Status& status,
+                                     absl::Duration timeout) const {
+  if (!IsServerAway(status)) return Explain(status, timeout);
+  return absl::UnavailableError(absl::StrCat(
+      name_, ": the connection was lost during the call: ", Reason(status)));
+}
+
+absl::Status Connection::Blame(const absl::Status& malformed) const {
+  if (malformed.ok()) return malformed;
+  return absl::InternalError(
+      absl::StrCat(name_, " answered with ", malformed.message()));
+}
+
+RetryClock::RetryClock(absl::Duration timeout)
+    : start_(absl::Now()), end_(start_ + timeout), pause_(kFirstPause) {}
+
+std::optional<absl::Time> RetryClock::NextTry() {
+  thread_local std::minstd_rand random{std::random_device()()};
+  const double spread =
+      std::uniform_real_distribution<double>(0.75, 1.25)(random);
+  const absl::Time next = absl::Now() + pause_ * spread;
+  pause_ = std::min(pause_ * 2, kLongestPause);
+  if (next >= end_) return std::nullopt;
+  return next;
+}
+
+UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
+                     const char* method, const grpc::ByteBuffer& request,
+                     const char* service, absl::Duration timeout)
+    : connection_(std::move(connection)),
+      kind_(kind),
+      timeout_(std::min(timeout, kind == CallKind::kBulk
+                                     ? connection_->options().bulk_timeout
+                                     : connection_->options().timeout)),
+      retry_timeout_(std::min(timeout_, connection_->options().timeout)),
+      method_(absl::StrCat("/", service, "/", method)),
+      request_(request) {
+  StartAttempt();
+}
+
+void UnaryCall::StartAttempt() {
+  attempt_.reset(new Attempt);
+  attempt_->context.set_deadline(ToDeadline(deadline()));
+  attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
+  attempt_->reader = connection_->generic_stub().PrepareUnaryCall(
+      &attempt_->context, method_, request_, ThreadQueue::Get().get());
+  attempt_->reader->StartCall();
+  attempt_->reader->Finish(&attempt_->response, &attempt_->status,
+                           attempt_.get());
+}
+
+absl::Status UnaryCall::ExplainWrite(const absl::Status& error,
+                                     absl::string_view write) const {
+  if (write.empty() ||
+      !(absl::IsUnavailable(error) || absl::IsDeadlineExceeded(error))) {
+    return error;
+  }
+  std::string text = absl::StrCat(
+      error.message(), absl::EndsWith(error.message(), "?") ? " " : ". ", write,
+      may_have_arrived_ ? " may have been" : " was not", " applied on shard ",
+      connection_->options().shard_index);
+  if (may_have_arrived_) {
+    absl::StrAppend(&text, ". Repeat it only if applying it twice does no harm",
+                    kind_ == CallKind::kBulk
+                        ? ""
+                        : ", or raise `timeout` in tfswitch.connect");
+  }
+  return absl::Status(error.code(), text);
+}
+
+absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
+  ThreadQueue& queue = ThreadQueue::Get();
+  // From now on: of calls that are in flight together, one may have failed long
+  // before it is waited for, while a bulk call before it took its time.
+  const absl::Time begin = absl::Now();
+  RetryClock clock(std::min(retry_timeout_, deadline() - begin));
+  for (;;) {
+    const std::unique_ptr<Attempt, Abandon> attempt = std::move(attempt_);
+    const absl::Time end = deadline() + kDeadlineSlack;
+    bool ended = false;
+    for (absl::Time now = absl::Now(); !ended && now < end; now = absl::Now()) {
+      ended = queue.WaitFor(*attempt, std::min(end, now + kInterruptInterval));
+      if (!ended) TFSWITCH_RETURN_IF_ERROR(Watch(begin));
+    }
+    const grpc::Status status =
+        ended ? attempt->status
+              : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
+    if (status.ok()) {
+      response->Swap(&attempt->response);
+      connection_->NoteSuccess();
+      return absl::OkStatus();
+    }
+    may_have_arrived_ = may_have_arrived_ || MayHaveArrived(status);
+    if (kind_ == CallKind::kOnce) {
+      return connection_->ExplainLoss(status, timeout_);
+    }
+    if (!IsServerAway(status)) {
+      // "Connection refused" tells more than the deadline that ended the wait.
+      const bool was_away =
+          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+          !last_failure_.ok();
+      return connection_->Explain(was_away ? last_failure_ : status, timeout_);
+    }
+    last_failure_ = status;
+    const std::optional<absl::Time> next = clock.NextTry();
+    if (!next.has_value()) {
+      return connection_->Explain(last_failure_, retry_timeout_);
+    }
+    for (absl::Time now = absl::Now(); now < *next; now = absl::Now()) {
+      queue.WaitUntil(std::min(*next, now + kInterruptInterval));
+      TFSWITCH_RETURN_IF_ERROR(Watch(begin));
+    }
+    StartAttempt();
+  }
+}
+
+absl::Status UnaryCall::Watch(absl::Time begin) {
+  if (absl::Now() - begin >= kSilence) connection_->SayThatItWaits();
+  return CheckInterrupt();
+}
+
+}  // namespace tfswitch

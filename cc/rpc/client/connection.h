@@ -1,0 +1,197 @@
+// One server as a client sees it: a channel, calls with retry, and errors that
+// name the server.
+
+#ifndef TFSWITCH_CC_RPC_CLIENT_CONNECTION_H_
+#define TFSWITCH_CC_RPC_CLIENT_CONNECTION_H_
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "cc/rpc/client/grpc_client.h"
+#include "tfswitch/v1/parameter_server.grpc.pb.h"
+
+namespace tfswitch {
+
+enum class CallKind {
+  // Ends within the client's timeout and is repeated while the server is away.
+  kIdempotent,
+  // Waits for a connection, then is sent once: a repetition might be applied
+  // twice.
+  kOnce,
+  // Takes time that grows with the table, so it has the bulk timeout. Repeated
+  // while the server is away, but no longer than kIdempotent from when it is
+  // waited for.
+  kBulk,
+};
+
+// Thread-safe.
+class Connection {
+ public:
+  // Does not wait for the server.
+  //
+  // REQUIRES: options.address parses.
+  explicit Connection(const GrpcClientOptions& options);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  const GrpcClientOptions& options() const { return options_; }
+
+  // Asks who answers, until the deadline or the client's timeout, and checks
+  // that it is the server meant. Returns its instance id.
+  absl::StatusOr<uint64_t> Handshake(
+      absl::Time deadline = absl::InfiniteFuture());
+
+  // Longest message that the server takes and sends, as it said last.
+  uint64_t max_message_bytes() const {
+    return max_message_bytes_.load(std::memory_order_relaxed);
+  }
+
+  // ResourceExhausted, saying what to do, if the message that `what` describes
+  // is longer than the server takes.
+  absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
+
+  // The bytes of a control call; the error of CheckSize if they are too many.
+  absl::StatusOr<grpc::ByteBuffer> Encode(
+      const char* method, const google::protobuf::MessageLite& request) const;
+
+  // A control call of `service`: waits for the response, no longer than
+  // `timeout` if that is less than what `kind` says. `write` is that of
+  // UnaryCall::ExplainWrite().
+  absl::Status Call(
+      CallKind kind, const char* method,
+      const google::protobuf::MessageLite& request,
+      google::protobuf::MessageLite* response,
+      const char* service = v1::ParameterServer::service_full_name(),
+      absl::Duration timeout = absl::InfiniteDuration(),
+      const std::string& write = "");
+
+  // Turns what gRPC says into an error that names the server.
+  absl::Status Explain(const grpc::Status& status,
+                       absl::Duration timeout) const;
+
+  // Says on stderr, once until a call succeeds, that there is no connection.
+  void SayThatItWaits();
+  void NoteSuccess() {
+    if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
+  }
+
+  // The same for a call that had a connection and is not repeated.
+  absl::Status ExplainLoss(const grpc::Status& status,
+                           absl::Duration timeout) const;
+
+  // The error of a response that cannot be read: the server's fault.
+  absl::Status Blame(const absl::Status& malformed) const;
+
+  grpc::GenericStub& generic_stub() { return generic_stub_; }
+  v1::ParameterServer::Stub& stub() { return *stub_; }
+
+ private:
+  // The message in an answer.
+  absl::Status Decode(const char* method, grpc::ByteBuffer* bytes,
+                      google::protobuf::MessageLite* response) const;
+
+  // Constant after construction; channels and stubs have their own locks.
+  const GrpcClientOptions options_;
+  const std::string name_;  // "shard 1 (127.0.0.1:7078)"
+  const std::shared_ptr<grpc::Channel> channel_;
+  grpc::GenericStub generic_stub_;
+  const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+
+  std::atomic<uint64_t> max_message_bytes_;  // As of the last handshake.
+  std::atomic<bool> has_said_that_it_waits_{false};
+};
+
+// When to try again after a failure, and until when.
+//
+// Not thread-safe.
+class RetryClock {
+ public:
+  explicit RetryClock(absl::Duration timeout);
+
+  absl::Time start() const { return start_; }
+
+  // The time of the next try; nullopt if it would be past the timeout. Grows
+  // from 10 ms to 1 s, with some randomness so that clients do not come back in
+  // step.
+  std::optional<absl::Time> NextTry();
+
+ private:
+  const absl::Time start_;
+  const absl::Time end_;
+  absl::Duration pause_;
+};
+
+// One unary call with its retries. The thread that starts it must be the one
+// that waits: it polls for its own answer, which saves a hand-over.
+//
+// A call that is destroyed before Wait is cancelled.
+//
+// Not thread-safe.
+class UnaryCall {
+ public:
+  // Sends the first attempt. Ends within `timeout` if that is less than what
+  // `kind` says.
+  UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
+            const char* method, const grpc::ByteBuffer& request,
+            const char* service = v1::ParameterServer::service_full_name(),
+            absl::Duration timeout = absl::InfiniteDuration());
+
+  UnaryCall(const UnaryCall&) = delete;
+  UnaryCall& operator=(const UnaryCall&) = delete;
+
+  // After a second without a connection it says so on stderr. Cancelled if
+  // CheckInterrupt() is.
+  absl::Status Wait(grpc::ByteBuffer* response);
+
+  // `error` of Wait(). If there was no answer, it also says whether the write,
+  // such as "The push to table 'user'", may have been applied. Empty: none.
+  absl::Status ExplainWrite(const absl::Status& error,
+                            absl::string_view write) const;
+
+ private:
+  friend void PollUntil(absl::Time time);
+  struct Attempt;
+  class ThreadQueue;
+  // Cancels an attempt that has not ended, and leaves it to its queue.
+  struct Abandon {
+    void operator()(Attempt* attempt) const;
+  };
+
+  // When it ends at the latest.
+  absl::Time deadline() const { return start_ + timeout_; }
+  void StartAttempt();
+  // What is to be done now and then in a wait that began at `begin`.
+  absl::Status Watch(absl::Time begin);
+
+  const std::shared_ptr<Connection> connection_;
+  const absl::Time start_ = absl::Now();
+  const CallKind kind_;
+  const absl::Duration timeout_;        // Of the call.
+  const absl::Duration retry_timeout_;  // For a server to come back.
+  const std::string method_;
+  const grpc::ByteBuffer request_;
+  std::unique_ptr<Attempt, Abandon> attempt_;
+  grpc::Status last_failure_;  // Of an earlier attempt; OK if there was none.
+  bool may_have_arrived_ = false;  // At the server, without an answer.
+};
+
+std::chrono::system_clock::time_point ToDeadline(absl::Time time);
+
+// Waits without using the CPU, while calls of this thread go on.
+void PollUntil(absl::Time time);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_CLIENT_CONNECTION_H_

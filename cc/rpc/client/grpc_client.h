@@ -1,0 +1,47 @@
+// ParameterClient over one gRPC channel to one server.
+
+#ifndef TFSWITCH_CC_RPC_CLIENT_GRPC_CLIENT_H_
+#define TFSWITCH_CC_RPC_CLIENT_GRPC_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cc/client/parameter_client.h"
+
+namespace tfswitch {
+
+inline constexpr uint32_t kProtocolVersion = 1;
+
+struct GrpcClientOptions {
+  // "host:port" or "unix:/path".
+  std::string address;
+  // The place that the server must claim to have.
+  uint32_t shard_index = 0;
+  uint32_t num_shards = 1;
+  // Longest time that any call may take, retries included.
+  absl::Duration timeout = absl::Seconds(30);
+  // The same for calls that take time in proportion to a table: Export,
+  // SaveShard, CommitCheckpoint, StageRestore, CommitRestore. A server that is
+  // away still gives an error within `timeout`.
+  absl::Duration bulk_timeout = absl::Hours(1);
+  // How long to wait for the server at first, if that is less.
+  absl::Duration connect_timeout = absl::InfiniteDuration();
+  // Sent in the handshake; another value is for tests.
+  uint32_t protocol_version = kProtocolVersion;
+};
+
+// Connects and shakes hands. Unavailable or DeadlineExceeded if the server does
+// not answer within the timeout, FailedPrecondition if it speaks another
+// protocol version or has another place in the cluster.
+//
+// The client retries what fails with UNAVAILABLE until its timeout: a server
+// that comes back is used again without a new client.
+absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
+    const GrpcClientOptions& options);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_CLIENT_GRPC_CLIENT_H_

@@ -1,0 +1,247 @@
+#include "cc/rpc/client/grpc_group_client.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
+#include "cc/wire/coordination_conversion.h"
+#include "tfswitch/v1/coordination.grpc.pb.h"
+
+namespace tfswitch {
+namespace {
+
+v1::Member ToProto(const GroupMember& member) {
+  v1::Member proto;
+  proto.set_group(member.group);
+  proto.set_worker(member.worker);
+  proto.set_incarnation(member.incarnation);
+  return proto;
+}
+
+v1::ArriveRequest ToArriveRequest(const GroupMember& member, int64_t clock,
+                                  int64_t round, double weight,
+                                  const std::vector<WorkProgress>& progress) {
+  v1::ArriveRequest request;
+  *request.mutable_member() = ToProto(member);
+  request.set_clock(clock);
+  request.set_round(round);
+  request.set_weight(weight);
+  for (const WorkProgress& each : progress) {
+    v1::WorkProgress& proto = *request.add_progress();
+    proto.set_queue(each.queue);
+    proto.set_epoch(each.epoch);
+    proto.set_index(each.index);
+    proto.set_offset(each.offset);
+  }
+  return request;
+}
+
+class GrpcGroupClient final : public GroupClient {
+ public:
+  explicit GrpcGroupClient(std::shared_ptr<Connection> connection)
+      : connection_(std::move(connection)) {}
+
+  absl::Status CreateGroup(const std::string& group,
+                           const WorkerGroupOptions& options) override {
+    v1::CreateGroupRequest request;
+    request.set_group(group);
+    *request.mutable_options() = ToProto(options);
+    v1::CreateGroupResponse response;
+    return Call("CreateGroup", request, &response);
+  }
+
+  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
+                                          uint32_t worker, uint64_t previous,
+                                          uint64_t newer_instance) override {
+    v1::JoinRequest request;
+    request.set_group(group);
+    request.set_worker(worker);
+    request.set_previous_incarnation(previous);
+    request.set_newer_group_instance(newer_instance);
+    v1::JoinResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("Join", request, &response));
+    return WorkerGroup::Place{response.incarnation(), response.clock(),
+                              response.round(), response.group_instance()};
+  }
+
+  absl::Status Beat(const GroupMember& member,
+                    absl::Duration timeout) override {
+    v1::BeatRequest request;
+    *request.mutable_member() = ToProto(member);
+    v1::BeatResponse response;
+    return Call("Beat", request, &response, timeout);
+  }
+
+  absl::StatusOr<int64_t> Arrive(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress) override {
+    const v1::ArriveRequest request =
+        ToArriveRequest(member, clock, round, weight, progress);
+    v1::ArriveResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("Arrive", request, &response));
+    return response.open_round();
+  }
+
+  absl::StatusOr<Arrival> ArriveAndWait(
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
+      const std::vector<WorkProgress>& progress, int64_t staleness,
+      absl::Time deadline) override {
+    v1::ArriveRequest request =
+        ToArriveRequest(member, clock, round, weight, progress);
+    request.set_wait_ms(NextPollMs(deadline));
+    request.set_staleness(staleness);
+    v1::ArriveResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("Arrive", request, &response));
+    Arrival arrival;
+    arrival.open_round = response.open_round();
+    if (response.has_round()) arrival.round = FromProto(response.round());
+    arrival.may_proceed = response.may_proceed();
+    return arrival;
+  }
+
+  absl::Status Leave(const GroupMember& member,
+                     absl::Duration timeout) override {
+    v1::LeaveRequest request;
+    *request.mutable_member() = ToProto(member);
+    v1::LeaveResponse response;
+    return Call("Leave", request, &response, timeout);
+  }
+
+  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
+                                     absl::Time deadline) override {
+    v1::WaitForRoundRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_round(number);
+    v1::WaitForRoundResponse response;
+    do {
+      request.set_wait_ms(NextPollMs(deadline));
+      TFSWITCH_RETURN_IF_ERROR(Call("WaitForRound", request, &response));
+    } while (!response.has_round() && SteadyNow() < deadline);
+    if (response.has_round()) return FromProto(response.round());
+    return absl::DeadlineExceededError(response.waiting_for());
+  }
+
+  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
+                           int64_t staleness, absl::Time deadline) override {
+    v1::WaitForTurnRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_clock(clock);
+    request.set_staleness(staleness);
+    v1::WaitForTurnResponse response;
+    do {
+      request.set_wait_ms(NextPollMs(deadline));
+      TFSWITCH_RETURN_IF_ERROR(Call("WaitForTurn", request, &response));
+    } while (!response.may_proceed() && SteadyNow() < deadline);
+    if (response.may_proceed()) return absl::OkStatus();
+    return absl::DeadlineExceededError(response.waiting_for());
+  }
+
+  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
+      const GroupMember& member, const std::string& barrier, int64_t visit,
+      absl::Time deadline) override {
+    v1::WaitAtBarrierRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_barrier(barrier);
+    request.set_visit(visit);
+    v1::WaitAtBarrierResponse response;
+    do {
+      request.set_wait_ms(NextPollMs(deadline));
+      TFSWITCH_RETURN_IF_ERROR(Call("WaitAtBarrier", request, &response));
+    } while (!response.is_open() && SteadyNow() < deadline);
+    if (!response.is_open()) {
+      return absl::DeadlineExceededError(response.waiting_for());
+    }
+    return WorkerGroup::Place{member.incarnation, response.clock(),
+                              response.round()};
+  }
+
+  absl::StatusOr<WorkerGroup::Stats> GroupStats(
+      const std::string& group) override {
+    v1::GetGroupStatsRequest request;
+    request.set_group(group);
+    v1::GetGroupStatsResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("GetGroupStats", request, &response));
+    return FromProto(response);
+  }
+
+  absl::Status CreateWorkQueue(const std::string& group,
+                               const std::string& queue,
+                               const WorkQueueOptions& options) override {
+    v1::CreateWorkQueueRequest request;
+    request.set_group(group);
+    request.set_queue(queue);
+    *request.mutable_options() = ToProto(options);
+    v1::CreateWorkQueueResponse response;
+    return Call("CreateWorkQueue", request, &response);
+  }
+
+  absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
+      const GroupMember& member, const std::string& queue) override {
+    v1::TakeWorkItemRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_queue(queue);
+    v1::TakeWorkItemResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("TakeWorkItem", request, &response));
+    if (!response.has_item()) return std::nullopt;
+    return FromProto(response.item());
+  }
+
+  absl::Status FinishWorkItem(const GroupMember& member,
+                              const std::string& queue, int64_t epoch,
+                              int64_t index) override {
+    v1::FinishWorkItemRequest request;
+    *request.mutable_member() = ToProto(member);
+    request.set_queue(queue);
+    request.set_epoch(epoch);
+    request.set_index(index);
+    v1::FinishWorkItemResponse response;
+    return Call("FinishWorkItem", request, &response);
+  }
+
+  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(
+      const std::string& group, const std::string& queue) override {
+    v1::GetWorkQueueStatsRequest request;
+    request.set_group(group);
+    request.set_queue(queue);
+    v1::GetWorkQueueStatsResponse response;
+    TFSWITCH_RETURN_IF_ERROR(Call("GetWorkQueueStats", request, &response));
+    return FromProto(response);
+  }
+
+ private:
+  absl::Status Call(const char* method,
+                    const google::protobuf::MessageLite& request,
+                    google::protobuf::MessageLite* response,
+                    absl::Duration timeout = absl::InfiniteDuration()) {
+    absl::Status status =
+        connection_->Call(CallKind::kIdempotent, method, request, response,
+                          v1::Coordination::service_full_name(), timeout);
+    // What takes too long is waiting for others, not for the server.
+    if (!absl::IsDeadlineExceeded(status)) return status;
+    return absl::UnavailableError(status.message());
+  }
+
+  // How long the server may hold the next poll, if it does not set a limit
+  // itself: its answer must come within the client's timeout.
+  int64_t NextPollMs(absl::Time deadline) const {
+    const absl::Duration left =
+        std::min(connection_->options().timeout / 2, deadline - SteadyNow());
+    return std::max<int64_t>(0, absl::ToInt64Milliseconds(left));
+  }
+
+  const std::shared_ptr<Connection> connection_;
+};
+
+}  // namespace
+
+std::unique_ptr<GroupClient> NewGrpcGroupClient(
+    std::shared_ptr<Connection> connection) {
+  return std::make_unique<GrpcGroupClient>(std::move(connection));
+}
+
+}  // namespace tfswitch

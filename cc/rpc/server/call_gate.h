@@ -1,0 +1,122 @@
+// Lets calls in until it is closed, and knows when the last one has left. Of
+// control calls, which hold a thread each, only so many are let in at a time,
+// and of these three quarters may wait for other workers: the rest are for
+// calls that somebody is waiting for.
+//
+// gRPC's own graceful shutdown waits for connections, and an idle client that
+// nobody polls keeps its connection open for the whole grace. What has to end
+// is calls.
+
+#ifndef TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
+#define TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
+
+#include <cstdint>
+#include <limits>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+#include "cc/base/steady_clock.h"
+
+namespace tfswitch {
+
+// Thread-safe.
+class CallGate {
+ public:
+  enum class Kind { kData, kControl, kWait };
+
+  explicit CallGate(
+      uint64_t max_control_calls = std::numeric_limits<uint64_t>::max())
+      : max_control_calls_(max_control_calls),
+        max_waits_(max_control_calls - max_control_calls / 4) {}
+
+  // Unavailable if the gate is closed, ResourceExhausted if there are too many
+  // of this kind. After OK the caller must Leave().
+  absl::Status Enter(Kind kind = Kind::kData) {
+    MutexLock lock(&mutex_);
+    if (closed_) return absl::UnavailableError("the server is stopping");
+    if (kind == Kind::kWait && waiting_ >= max_waits_) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          waiting_,
+          " calls wait for other workers, three quarters of what "
+          "--max_control_calls allows; start the server with a larger one"));
+    }
+    if (kind != Kind::kData && control_ >= max_control_calls_) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          control_,
+          " control calls are under way, as many as "
+          "--max_control_calls allows; start the server with a larger one"));
+    }
+    ++inside_;
+    control_ += kind != Kind::kData ? 1 : 0;
+    waiting_ += kind == Kind::kWait ? 1 : 0;
+    return absl::OkStatus();
+  }
+
+  void Leave(Kind kind = Kind::kData) {
+    MutexLock lock(&mutex_);
+    --inside_;
+    control_ -= kind != Kind::kData ? 1 : 0;
+    waiting_ -= kind == Kind::kWait ? 1 : 0;
+    if (inside_ == 0 && closed_) emptied_.NotifyAll();
+  }
+
+  // Lets nobody in any more, and waits until all have left, for at most
+  // `grace`.
+  void Close(absl::Duration grace) {
+    const absl::Time deadline = SteadyNow() + grace;
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    while (inside_ > 0) {
+      const absl::Duration left = deadline - SteadyNow();
+      if (left <= absl::ZeroDuration()) return;
+      emptied_.WaitFor(&mutex_, left);
+    }
+  }
+
+  // Whether those who are inside should come to an end.
+  bool is_closed() {
+    MutexLock lock(&mutex_);
+    return closed_;
+  }
+
+ private:
+  const uint64_t max_control_calls_;
+  const uint64_t max_waits_;
+
+  Mutex mutex_;
+  CondVar emptied_;
+  int64_t inside_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t control_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// A control call's. Leaves at the end of its scope, if it was let in.
+//
+// Not thread-safe.
+class GatePass {
+ public:
+  explicit GatePass(CallGate* gate, bool waits = false)
+      : gate_(gate),
+        kind_(waits ? CallGate::Kind::kWait : CallGate::Kind::kControl),
+        status_(gate->Enter(kind_)) {}
+  ~GatePass() {
+    if (status_.ok()) gate_->Leave(kind_);
+  }
+  GatePass(const GatePass&) = delete;
+  GatePass& operator=(const GatePass&) = delete;
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  CallGate* const gate_;
+  const CallGate::Kind kind_;
+  const absl::Status status_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_

@@ -1,0 +1,241 @@
+#include "cc/rpc/server/coordination_service.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
+#include "cc/rpc/server/gated.h"
+#include "cc/wire/coordination_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+// A client that has gone away is waited for as long at most.
+constexpr absl::Duration kLongestPoll = absl::Seconds(5);
+
+absl::Time PollEnd(int64_t wait_ms) {
+  return SteadyNow() + std::clamp(absl::Milliseconds(wait_ms),
+                                  absl::ZeroDuration(), kLongestPoll);
+}
+
+}  // namespace
+
+CoordinationService::CoordinationService(std::shared_ptr<Shard> shard,
+                                         CallGate* gate)
+    : shard_(std::move(shard)), gate_(gate) {}
+
+template <typename Work>
+grpc::Status CoordinationService::Run(const Work& work, bool waits) const {
+  return Gated(
+      gate_,
+      [&]() -> absl::Status {
+        TFSWITCH_ASSIGN_OR_RETURN(const auto coordinator,
+                                  shard_->FindCoordinator());
+        return work(*coordinator);
+      },
+      waits);
+}
+
+grpc::Status CoordinationService::CreateGroup(
+    grpc::ServerContext*, const v1::CreateGroupRequest* request,
+    v1::CreateGroupResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    return coordinator.CreateGroup(request->group(),
+                                   FromProto(request->options()));
+  });
+}
+
+grpc::Status CoordinationService::Join(grpc::ServerContext*,
+                                       const v1::JoinRequest* request,
+                                       v1::JoinResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WorkerGroup::Place member,
+        coordinator.Join(request->group(), request->worker(),
+                         request->previous_incarnation(),
+                         request->newer_group_instance()));
+    response->set_incarnation(member.incarnation);
+    response->set_clock(member.clock);
+    response->set_round(member.round);
+    response->set_group_instance(member.group_instance);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::Beat(grpc::ServerContext*,
+                                       const v1::BeatRequest* request,
+                                       v1::BeatResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::Member& member = request->member();
+    return coordinator.Beat(member.group(), member.worker(),
+                            member.incarnation());
+  });
+}
+
+grpc::Status CoordinationService::Arrive(grpc::ServerContext*,
+                                         const v1::ArriveRequest* request,
+                                         v1::ArriveResponse* response) {
+  const auto arrive = [&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    std::vector<WorkProgress> progress;
+    for (const v1::WorkProgress& each : request->progress()) {
+      progress.push_back(
+          {each.queue(), each.epoch(), each.index(), each.offset()});
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const int64_t open_round,
+        coordinator.Arrive(member.group(), member.worker(),
+                           member.incarnation(), request->clock(),
+                           request->round(), request->weight(), progress));
+    response->set_open_round(open_round);
+    if (request->wait_ms() <= 0) return absl::OkStatus();
+    // The worker hears of whatever hinders the wait when it asks again.
+    const absl::Time end = PollEnd(request->wait_ms());
+    if (request->round() == WorkerGroup::kNoRound) {
+      response->set_may_proceed(
+          coordinator
+              .WaitForTurn(member.group(), member.worker(),
+                           member.incarnation(), request->clock() + 1,
+                           request->staleness(), end)
+              .ok());
+      return absl::OkStatus();
+    }
+    const absl::StatusOr<Round> round = coordinator.WaitForRound(
+        member.group(), member.worker(), member.incarnation(),
+        std::max(request->round(), open_round - 1), end);
+    if (round.ok()) *response->mutable_round() = ToProto(*round);
+    return absl::OkStatus();
+  };
+  return request->wait_ms() > 0 ? RunWaiting(arrive) : Run(arrive);
+}
+
+grpc::Status CoordinationService::Leave(grpc::ServerContext*,
+                                        const v1::LeaveRequest* request,
+                                        v1::LeaveResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::Member& member = request->member();
+    return coordinator.Leave(member.group(), member.worker(),
+                             member.incarnation());
+  });
+}
+
+grpc::Status CoordinationService::WaitForRound(
+    grpc::ServerContext*, const v1::WaitForRoundRequest* request,
+    v1::WaitForRoundResponse* response) {
+  return RunWaiting([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    const absl::StatusOr<Round> round = coordinator.WaitForRound(
+        member.group(), member.worker(), member.incarnation(), request->round(),
+        PollEnd(request->wait_ms()));
+    if (absl::IsDeadlineExceeded(round.status())) {
+      response->set_waiting_for(std::string(round.status().message()));
+      return absl::OkStatus();
+    }
+    TFSWITCH_RETURN_IF_ERROR(round.status());
+    *response->mutable_round() = ToProto(*round);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::WaitForTurn(
+    grpc::ServerContext*, const v1::WaitForTurnRequest* request,
+    v1::WaitForTurnResponse* response) {
+  return RunWaiting([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    const absl::Status turn = coordinator.WaitForTurn(
+        member.group(), member.worker(), member.incarnation(), request->clock(),
+        request->staleness(), PollEnd(request->wait_ms()));
+    if (absl::IsDeadlineExceeded(turn)) {
+      response->set_waiting_for(std::string(turn.message()));
+      return absl::OkStatus();
+    }
+    TFSWITCH_RETURN_IF_ERROR(turn);
+    response->set_may_proceed(true);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::WaitAtBarrier(
+    grpc::ServerContext*, const v1::WaitAtBarrierRequest* request,
+    v1::WaitAtBarrierResponse* response) {
+  return RunWaiting([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    const absl::StatusOr<WorkerGroup::Place> place = coordinator.WaitAtBarrier(
+        member.group(), member.worker(), member.incarnation(),
+        request->barrier(), request->visit(), PollEnd(request->wait_ms()));
+    if (absl::IsDeadlineExceeded(place.status())) {
+      response->set_waiting_for(std::string(place.status().message()));
+      return absl::OkStatus();
+    }
+    TFSWITCH_RETURN_IF_ERROR(place.status());
+    response->set_is_open(true);
+    response->set_clock(place->clock);
+    response->set_round(place->round);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::GetGroupStats(
+    grpc::ServerContext*, const v1::GetGroupStatsRequest* request,
+    v1::GetGroupStatsResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Stats stats,
+                              coordinator.GroupStats(request->group()));
+    *response = ToProto(stats);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::CreateWorkQueue(
+    grpc::ServerContext*, const v1::CreateWorkQueueRequest* request,
+    v1::CreateWorkQueueResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    return coordinator.CreateWorkQueue(request->group(), request->queue(),
+                                       FromProto(request->options()));
+  });
+}
+
+grpc::Status CoordinationService::TakeWorkItem(
+    grpc::ServerContext*, const v1::TakeWorkItemRequest* request,
+    v1::TakeWorkItemResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    const v1::Member& member = request->member();
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const std::optional<WorkItem> taken,
+        coordinator.TakeWorkItem(member.group(), member.worker(),
+                                 member.incarnation(), request->queue()));
+    if (taken.has_value()) *response->mutable_item() = ToProto(*taken);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status CoordinationService::FinishWorkItem(
+    grpc::ServerContext*, const v1::FinishWorkItemRequest* request,
+    v1::FinishWorkItemResponse*) {
+  return Run([&](Coordinator& coordinator) {
+    const v1::Member& member = request->member();
+    return coordinator.FinishWorkItem(member.group(), member.worker(),
+                                      member.incarnation(), request->queue(),
+                                      request->epoch(), request->index());
+  });
+}
+
+grpc::Status CoordinationService::GetWorkQueueStats(
+    grpc::ServerContext*, const v1::GetWorkQueueStatsRequest* request,
+    v1::GetWorkQueueStatsResponse* response) {
+  return Run([&](Coordinator& coordinator) -> absl::Status {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WorkQueue::Stats stats,
+        coordinator.WorkQueueStats(request->group(), request->queue()));
+    *response = ToProto(stats);
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,348 @@
+#include "cc/rpc/server/data_plane.h"
+
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "cc/base/mutex.h"
+#include "cc/base/status_macros.h"
+#include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/status_conversion.h"
+#include "cc/wire/codec.h"
+
+namespace tfswitch {
+
+enum class DataPlane::Method { kPull, kPush, kPullMany, kPushMany, kAssign };
+
+// One call from the time it is asked for to the time its answer has gone out;
+// then the object is used again. Belongs to the thread of its queue.
+class DataPlane::Call {
+ public:
+  explicit Call(Method method) : method(method) {}
+
+  const Method method;
+  bool answered = false;  // The next event is the end of the answer.
+  bool inside = false;    // Counted by the gate until the answer has gone out.
+  uint64_t reserved_bytes = 0;  // For its answer.
+  grpc::ByteBuffer request;
+  grpc::ByteBuffer response;
+  // Made anew for each call.
+  std::optional<grpc::ServerContext> context;
+  std::optional<grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>> writer;
+};
+
+struct DataPlane::Queue {
+  std::unique_ptr<grpc::ServerCompletionQueue> completions;
+  std::thread thread;
+
+  // Used by the queue's thread only.
+  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<absl::string_view> pieces;
+  DecodeScratch scratch;
+  AssignRequest assign;
+  PartScratch part_scratch;
+  std::vector<PullRequest> pulls;
+  std::vector<PushRequest> pushes;
+
+  // After a call: what was read points into a request that goes now, and what
+  // an unusually large message has left behind must not stay.
+  void Trim() {
+    assign = AssignRequest();
+    pulls.clear();
+    pushes.clear();
+    scratch.Trim();
+    part_scratch.Trim();
+  }
+
+  // gRPC does not allow to ask for a call on a queue that is shut down.
+  Mutex mutex;
+  bool open ABSL_GUARDED_BY(mutex) = true;
+
+  void AskForCall(Service* service, Call* call) {
+    call->answered = false;
+    call->request.Clear();
+    call->response.Clear();
+    call->writer.reset();
+    call->context.emplace();
+    call->writer.emplace(&*call->context);
+    grpc::ServerCompletionQueue* queue = completions.get();
+    MutexLock lock(&mutex);
+    if (!open) return;
+    switch (call->method) {
+      case Method::kPull:
+        service->RequestPull(&*call->context, &call->request, &*call->writer,
+                             queue, queue, call);
+        break;
+      case Method::kPush:
+        service->RequestPush(&*call->context, &call->request, &*call->writer,
+                             queue, queue, call);
+        break;
+      case Method::kPullMany:
+        service->RequestPullMany(&*call->context, &call->request,
+                                 &*call->writer, queue, queue, call);
+        break;
+      case Method::kPushMany:
+        service->RequestPushMany(&*call->context, &call->request,
+                                 &*call->writer, queue, queue, call);
+        break;
+      case Method::kAssign:
+        service->RequestAssign(&*call->context, &call->request, &*call->writer,
+                               queue, queue, call);
+        break;
+    }
+  }
+};
+
+DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
+                     uint64_t max_answer_bytes, Service* service,
+                     std::shared_ptr<Shard> shard, CallGate* gate,
+                     const LentThreads* helpers, grpc::ServerBuilder* builder)
+    : max_message_bytes_(max_message_bytes),
+      max_answer_bytes_(max_answer_bytes),
+      service_(service),
+      shard_(std::move(shard)),
+      gate_(gate),
+      helpers_(helpers) {
+  for (int i = 0; i < num_threads; ++i) {
+    queues_.push_back(std::make_unique<Queue>());
+    queues_.back()->completions = builder->AddCompletionQueue();
+  }
+}
+
+DataPlane::~DataPlane() = default;
+
+void DataPlane::Start() {
+  for (const std::unique_ptr<Queue>& queue : queues_) {
+    for (Method method : {Method::kPull, Method::kPush, Method::kPullMany,
+                          Method::kPushMany, Method::kAssign}) {
+      for (int i = 0; i < kCallsPerQueue; ++i) {
+        queue->calls.push_back(std::make_unique<Call>(method));
+        queue->AskForCall(service_, queue->calls.back().get());
+      }
+    }
+    queue->thread = std::thread(&DataPlane::Run, this, queue.get());
+  }
+}
+
+void DataPlane::Shutdown() {
+  for (const std::unique_ptr<Queue>& queue : queues_) {
+    {
+      MutexLock lock(&queue->mutex);
+      queue->open = false;
+    }
+    queue->completions->Shutdown();
+    if (queue->thread.joinable()) {
+      queue->thread.join();
+    } else {
+      // Never started. A queue must be empty before it goes.
+      void* tag;
+      bool ok;
+      while (queue->completions->Next(&tag, &ok)) {
+      }
+    }
+  }
+}
+
+void DataPlane::Run(Queue* queue) {
+  void* tag;
+  bool ok;
+  while (queue->completions->Next(&tag, &ok)) {
+    Call* call = static_cast<Call*>(tag);
+    if (call->answered) {
+      if (call->inside) gate_->Leave();
+      call->inside = false;
+      answer_bytes_ -= std::exchange(call->reserved_bytes, 0);
+      queue->AskForCall(service_, call);
+      continue;
+    }
+    if (!ok) continue;  // The server is shutting down; there is no call.
+    call->answered = true;
+    absl::Status status = gate_->Enter();
+    call->inside = status.ok();
+    if (status.ok()) {
+      try {
+        status = Answer(call, queue);
+      } catch (const std::bad_alloc&) {
+        status = absl::ResourceExhaustedError("the server is out of memory");
+      }
+    }
+    if (status.ok()) {
+      call->writer->Finish(call->response, grpc::Status::OK, call);
+    } else {
+      call->writer->FinishWithError(ToGrpcStatus(status), call);
+    }
+    queue->Trim();
+  }
+}
+
+absl::Status DataPlane::Answer(Call* call, Queue* queue) {
+  // A call that has waited past its deadline has nobody to answer.
+  if (call->context->deadline() < std::chrono::system_clock::now()) {
+    return absl::DeadlineExceededError(
+        "the deadline passed before the server came to the call");
+  }
+  ListPieces(&call->request, &queue->pieces);
+  switch (call->method) {
+    case Method::kPull:
+    case Method::kPullMany:
+      return AnswerPull(call, queue);
+    case Method::kPush:
+    case Method::kPushMany:
+      return AnswerPush(call, queue);
+    case Method::kAssign:
+      return AnswerAssign(call, queue);
+  }
+  return absl::InternalError("no such method");
+}
+
+absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
+  call->reserved_bytes = bytes;
+  const uint64_t all = answer_bytes_ += bytes;
+  if (all <= max_answer_bytes_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "with this one of ", bytes,
+      " bytes, answers that peers have not read "
+      "take ",
+      all, " bytes, over the limit of ", max_answer_bytes_,
+      "; pull fewer keys at a time or start the server with a larger "
+      "--max_buffer_bytes"));
+}
+
+absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
+  const bool is_many = call->method == Method::kPullMany;
+  if (is_many) {
+    TFSWITCH_RETURN_IF_ERROR(ReadPullManyRequest(
+        queue->pieces, &queue->part_scratch, &queue->pulls));
+  } else {
+    TFSWITCH_RETURN_IF_ERROR(ReadPullRequest(queue->pieces, &queue->scratch,
+                                             &queue->pulls.emplace_back()));
+  }
+  const std::vector<PullRequest>& pulls = queue->pulls;
+  std::vector<std::shared_ptr<EmbeddingTable>> tables;
+  tables.reserve(pulls.size());
+  uint64_t size = 0;
+  for (const PullRequest& pull : pulls) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        auto table, shard_->FindTable({pull.table, pull.table_incarnation}));
+    const uint64_t answer = PullResponseBytes(pull.keys.size() * table->dim());
+    size += is_many ? PartBytes(answer) : answer;
+    tables.push_back(std::move(table));
+  }
+  if (size > max_message_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "table '", pulls[0].table, "': the answer to a pull of ",
+        pulls[0].keys.size(), " keys",
+        is_many ? absl::StrCat(", with those of ", pulls.size(), " pulls,")
+                : "",
+        " is a message of ", size, " bytes, over the limit of ",
+        max_message_bytes_,
+        "; pull fewer keys per call or start the server with a larger "
+        "--max_message_bytes"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, size));
+  // A slice for each, so that the floats of each are aligned.
+  std::vector<grpc::Slice> slices(pulls.size());
+  std::vector<absl::Status> statuses(pulls.size());
+  RunRanges(helpers_, pulls.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      statuses[i] = AnswerPart(pulls[i], *tables[i], is_many, &slices[i]);
+    }
+  });
+  for (absl::Status& status : statuses) {
+    TFSWITCH_RETURN_IF_ERROR(std::move(status));
+  }
+  call->response = grpc::ByteBuffer(slices.data(), slices.size());
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerPart(const PullRequest& pull,
+                                   EmbeddingTable& table, bool has_header,
+                                   grpc::Slice* answer) const {
+  TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
+  const size_t num_floats = pull.keys.size() * table.dim();
+  char inner[kMaxPullResponseHeader];
+  const size_t inner_bytes = WritePullResponseHeader(num_floats, inner);
+  char header[kMaxPartHeader + kMaxPullResponseHeader];
+  size_t header_bytes =
+      has_header
+          ? WritePartHeader(inner_bytes + num_floats * sizeof(float), header)
+          : 0;
+  std::memcpy(header + header_bytes, inner, inner_bytes);
+  header_bytes += inner_bytes;
+  OutgoingMessage message(header_bytes + num_floats * sizeof(float),
+                          header_bytes);
+  if (message.data() == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("table '", pull.table, "': no memory for an answer of ",
+                     num_floats * sizeof(float), " bytes"));
+  }
+  std::memcpy(message.data(), header, header_bytes);
+  TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
+      table, pull.keys, pull.insert_missing,
+      absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
+                     num_floats),
+      helpers_));
+  *answer = std::move(message).ToSlice();
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
+  const bool is_many = call->method == Method::kPushMany;
+  if (is_many) {
+    TFSWITCH_RETURN_IF_ERROR(ReadPushManyRequest(
+        queue->pieces, &queue->part_scratch, &queue->pushes));
+  } else {
+    TFSWITCH_RETURN_IF_ERROR(ReadPushRequest(queue->pieces, &queue->scratch,
+                                             &queue->pushes.emplace_back()));
+  }
+  std::vector<TablePush> pushes;
+  pushes.reserve(queue->pushes.size());
+  for (const PushRequest& request : queue->pushes) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        auto table,
+        shard_->FindTable({request.table, request.table_incarnation}));
+    pushes.push_back({std::move(table), request});
+  }
+  std::vector<PushResult> results(pushes.size());
+  TFSWITCH_RETURN_IF_ERROR(
+      shard_->PushMany(pushes, absl::MakeSpan(results), helpers_));
+  std::string response;
+  for (const PushResult& pushed : results) {
+    const std::string part = EncodePushResponse(pushed);
+    if (is_many) {
+      char header[kMaxPartHeader];
+      response.append(header, WritePartHeader(part.size(), header));
+    }
+    response.append(part);
+  }
+  call->response = ToByteBuffer(response);
+  return absl::OkStatus();
+}
+
+absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
+  AssignRequest& assign = queue->assign;
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      std::shared_ptr<EmbeddingTable> table,
+      shard_->FindTable({assign.table, assign.table_incarnation}));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Written written,
+      shard_->WriteOnce(
+          assign.id.client_id, assign.id.sequence,
+          [&]() -> absl::StatusOr<int64_t> {
+            TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, assign.day));
+            return shard_->Assign(*table, assign.keys, assign.embeddings,
+                                  assign.slots, assign.only_missing);
+          }));
+  call->response = ToByteBuffer(
+      EncodeAssignResponse(AssignResult{written.count, written.duplicate}));
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch

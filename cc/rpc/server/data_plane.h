@@ -1,0 +1,89 @@
+// Answers Pull, Push, PullMany, PushMany and Assign: the calls that move rows.
+
+#ifndef TFSWITCH_CC_RPC_SERVER_DATA_PLANE_H_
+#define TFSWITCH_CC_RPC_SERVER_DATA_PLANE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/base/parallel.h"
+#include "cc/rpc/server/call_gate.h"
+#include "cc/rpc/server/service.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+
+// One completion queue per thread, one thread per queue, and the work is done
+// on the thread that polls: each hand-over to another thread would cost 20 to
+// 40 us, as much as the rest of a small call.
+//
+//   new call -> read bytes -> Shard -> answer in one slice -> wait for it to go
+//   out -> ask for the next call
+//
+// A queue asks for kCallsPerQueue calls of each method; more than that wait in
+// gRPC, where its quota bounds them. Answers that peers do not read are bounded
+// by `max_answer_bytes`.
+//
+// Start and Shutdown are called once, by one thread, in this order.
+class DataPlane {
+ public:
+  static constexpr int kCallsPerQueue = 16;
+
+  // Adds `num_threads` queues to the builder. `helpers` work on a large request
+  // together with the thread that has it. `gate` and `helpers` must outlive
+  // this.
+  DataPlane(int num_threads, uint64_t max_message_bytes,
+            uint64_t max_answer_bytes, Service* service,
+            std::shared_ptr<Shard> shard, CallGate* gate,
+            const LentThreads* helpers, grpc::ServerBuilder* builder);
+
+  // REQUIRES: Shutdown has returned.
+  ~DataPlane();
+  DataPlane(const DataPlane&) = delete;
+  DataPlane& operator=(const DataPlane&) = delete;
+
+  // REQUIRES: the server has been built.
+  void Start();
+
+  // Ends the threads. Also needed if Start was never called.
+  //
+  // REQUIRES: the server, if built, has been shut down.
+  void Shutdown();
+
+ private:
+  enum class Method;
+  class Call;
+  struct Queue;
+
+  void Run(Queue* queue);
+  absl::Status Answer(Call* call, Queue* queue);
+  absl::Status AnswerPull(Call* call, Queue* queue);
+  absl::Status AnswerPush(Call* call, Queue* queue);
+  absl::Status AnswerAssign(Call* call, Queue* queue);
+  // Counts an answer to a pull until it has gone out. ResourceExhausted if that
+  // is too much.
+  absl::Status ReserveAnswer(Call* call, uint64_t bytes);
+  // One part of the answer to a PullMany with its header, or one without.
+  absl::Status AnswerPart(const PullRequest& pull, EmbeddingTable& table,
+                          bool has_header, grpc::Slice* answer) const;
+
+  // Constant after construction.
+  const uint64_t max_message_bytes_;
+  const uint64_t max_answer_bytes_;
+  Service* const service_;
+  const std::shared_ptr<Shard> shard_;
+  CallGate* const gate_;
+  const LentThreads* const helpers_;
+  std::vector<std::unique_ptr<Queue>> queues_;
+
+  std::atomic<uint64_t> answer_bytes_{0};  // Of all answers not gone out yet.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_SERVER_DATA_PLANE_H_

@@ -1,0 +1,212 @@
+#include "cc/rpc/server/grpc_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "cc/base/memory_region.h"
+#include "cc/base/mutex.h"
+#include "cc/base/status_macros.h"
+#include "cc/base/thread_pool.h"
+#include "cc/rpc/address.h"
+#include "cc/rpc/channel_settings.h"
+#include "cc/rpc/process_settings.h"
+#include "cc/rpc/server/coordination_service.h"
+#include "cc/rpc/server/data_plane.h"
+#include "cc/rpc/server/health_service.h"
+#include "cc/rpc/server/listener.h"
+#include "cc/rpc/server/service.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+// Beside those of control calls: that poll, and of health and reflection.
+constexpr uint64_t kOtherThreads = 64;
+constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
+
+uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
+  return 2 * options.max_message_bytes;
+}
+
+uint64_t BufferBytes(const GrpcServerOptions& options) {
+  if (options.max_buffer_bytes != 0) return options.max_buffer_bytes;
+  return std::max<uint64_t>(PhysicalMemoryBytes() / 2,
+                            LeastBufferBytes(options));
+}
+
+absl::Status Validate(const GrpcServerOptions& options) {
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_threads must be 0 (one per core) to ", kMaxThreads,
+                     ", got ", options.num_threads));
+  }
+  if (options.max_message_bytes < kSmallestMessageLimit ||
+      options.max_message_bytes > kLargestMessageLimit) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_message_bytes must be ", kSmallestMessageLimit, " to ",
+        kLargestMessageLimit, ", got ", options.max_message_bytes));
+  }
+  if (BufferBytes(options) < LeastBufferBytes(options)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_buffer_bytes must be 0 (half of the memory) or at least ",
+        LeastBufferBytes(options), ", which is twice max_message_bytes, got ",
+        options.max_buffer_bytes));
+  }
+  return absl::OkStatus();
+}
+
+void EnableReflection() {
+  static const bool enabled = [] {
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    return true;
+  }();
+  (void)enabled;
+}
+
+class RunningServer final : public GrpcServer {
+ public:
+  RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
+      : num_threads_(NumThreads(options)),
+        helpers_(num_threads_ - 1),
+        gate_(options.max_control_calls),
+        service_({options.protocol_version, options.max_message_bytes}, shard,
+                 &gate_, &helpers_),
+        coordination_(shard, &gate_),
+        shard_(std::move(shard)),
+        listener_(options.max_connections) {}
+
+  ~RunningServer() override { Stop(absl::ZeroDuration()); }
+
+  absl::Status Listen(const GrpcServerOptions& options);
+
+  const std::string& address() const override { return address_; }
+
+  void Stop(absl::Duration grace) override {
+    MutexLock lock(&stop_mutex_);  // A second caller waits for the first.
+    if (stopped_) return;
+    stopped_ = true;
+    if (server_ != nullptr) {
+      health_.StopServing();
+      // A grace of hours would overflow the clock's arithmetic if infinite.
+      const absl::Duration bounded =
+          std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
+      // A worker that waits for others would wait until the grace is over.
+      shard_->EndWaits();
+      gate_.Close(bounded);
+      listener_.Stop();
+      // For the last answers to go out; connections need not close.
+      server_->Shutdown(std::chrono::system_clock::now() +
+                        absl::ToChronoMicroseconds(
+                            std::min<absl::Duration>(bounded, kFlushTime)));
+    }
+    if (data_plane_ != nullptr) data_plane_->Shutdown();
+  }
+
+ private:
+  static int NumThreads(const GrpcServerOptions& options) {
+    if (options.num_threads > 0) return options.num_threads;
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  }
+
+  // Constant once listening.
+  std::string address_;
+  const int num_threads_;
+  const ThreadPool helpers_;
+  CallGate gate_;  // Has its own lock.
+  Service service_;
+  CoordinationService coordination_;
+  HealthService health_{v1::ParameterServer::service_full_name()};
+  const std::shared_ptr<Shard> shard_;
+  std::unique_ptr<DataPlane> data_plane_;
+  std::unique_ptr<grpc::Server> server_;  // Goes before what it uses.
+  Listener listener_;                     // Stopped by whoever stops this.
+
+  Mutex stop_mutex_;
+  bool stopped_ ABSL_GUARDED_BY(stop_mutex_) = false;
+};
+
+absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
+  TFSWITCH_RETURN_IF_ERROR(Validate(options));
+  TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
+  TFSWITCH_RETURN_IF_ERROR(listener_.Open(&address));
+
+  grpc::ServerBuilder builder;
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  // Limits are for what arrives, and inflated it could be a thousand times as
+  // long. By the first two gRPC refuses it; by the third it does not inflate it
+  // before.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // When it is used up, gRPC closes connections without calls and ends calls
+  // with RESOURCE_EXHAUSTED.
+  grpc::ResourceQuota quota("tfswitch-server");
+  quota.Resize(BufferBytes(options));
+  quota.SetMaxThreads(
+      static_cast<int>(options.max_control_calls + kOtherThreads));
+  builder.SetResourceQuota(quota);
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONCURRENT_STREAMS,
+      static_cast<int>(options.max_calls_per_connection));
+  // Of one who connects and says nothing.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             kHandshakeTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
+  builder.AddChannelArgument(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE,
+                             kMaxReadChunkBytes);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(
+      GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+      kMinPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  // The polling is done by the data plane; these only run control methods.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS,
+                              1);
+  builder.SetSyncServerOption(
+      grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(
+      grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
+  builder.RegisterService(&service_);
+  builder.RegisterService(&coordination_);
+  builder.RegisterService(&health_);
+  data_plane_ = std::make_unique<DataPlane>(
+      num_threads_, options.max_message_bytes, BufferBytes(options), &service_,
+      shard_, &gate_, &helpers_, &builder);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::InternalError("gRPC cannot build a server");
+  }
+  address_ = address.ToString();
+  data_plane_->Start();
+  listener_.Start(std::move(acceptor));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    const GrpcServerOptions& options, std::shared_ptr<Shard> shard) {
+  PrepareProcess();
+  EnableReflection();
+  auto server = std::make_unique<RunningServer>(options, std::move(shard));
+  TFSWITCH_RETURN_IF_ERROR(server->Listen(options));
+  return server;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,61 @@
+// Serves one Shard over gRPC.
+
+#ifndef TFSWITCH_CC_RPC_SERVER_GRPC_SERVER_H_
+#define TFSWITCH_CC_RPC_SERVER_GRPC_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+
+struct GrpcServerOptions {
+  // "host:port" (port 0: any free one) or "unix:/path".
+  std::string address = "127.0.0.1:0";
+  // Threads that answer Pull and Push, each with its own completion queue.
+  // 0: one per core.
+  int num_threads = 0;
+  // Longest message in either direction.
+  uint64_t max_message_bytes = uint64_t{1} << 30;
+  // Memory for requests that arrive, over all connections, of which gRPC counts
+  // each as 1 MiB; and as much for answers that wait until peers read them. 0:
+  // half of the machine's memory, but at least two of the longest messages.
+  uint64_t max_buffer_bytes = 0;
+  uint64_t max_connections = 10'000;  // More are closed at once.
+  // Of one connection; more wait in the client.
+  uint64_t max_calls_per_connection = 1024;
+  // All but those that move rows. Each holds a thread; three quarters of them
+  // may wait for other workers.
+  uint64_t max_control_calls = 4096;
+  uint32_t protocol_version = 1;  // Another value is for tests.
+};
+
+// A running server, with the standard health and reflection services. Traffic
+// is neither encrypted nor authenticated.
+//
+// Thread-safe.
+class GrpcServer {
+ public:
+  // Starts to listen. InvalidArgument for a bad address or option, Unavailable
+  // if the address cannot be bound. A shard serves once: when its server stops,
+  // waits in its groups of workers end for good.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      const GrpcServerOptions& options, std::shared_ptr<Shard> shard);
+
+  virtual ~GrpcServer() = default;  // Stops, with a grace of 0.
+
+  // The address bound, with the real port: "127.0.0.1:40123".
+  virtual const std::string& address() const = 0;
+
+  // Refuses new calls, lets running ones end for at most `grace`, then cancels
+  // them. Idempotent; returns when all threads have ended.
+  virtual void Stop(absl::Duration grace) = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_SERVER_GRPC_SERVER_H_

@@ -1,0 +1,60 @@
+// gRPC's standard health service.
+//
+// gRPC has one built in, but on its callback API, whose threads then poll the
+// sockets of the whole server and hand each event over to ours: 40 us per small
+// pull and a third more CPU per exchange.
+
+#ifndef TFSWITCH_CC_RPC_SERVER_HEALTH_SERVICE_H_
+#define TFSWITCH_CC_RPC_SERVER_HEALTH_SERVICE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "cc/base/mutex.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+
+namespace tfswitch {
+
+// Knows two services: the empty name, and the one given. Both serve until
+// StopServing.
+//
+// Thread-safe.
+class HealthService final : public grpc::health::v1::Health::Service {
+ public:
+  // A watcher holds a thread, so there is a limit; one more gets
+  // RESOURCE_EXHAUSTED.
+  static constexpr int kMaxWatchers = 16;
+
+  explicit HealthService(const std::string& service);
+
+  // From now on all is NOT_SERVING, and watches end.
+  void StopServing();
+
+  grpc::Status Check(grpc::ServerContext* context,
+                     const grpc::health::v1::HealthCheckRequest* request,
+                     grpc::health::v1::HealthCheckResponse* response) override;
+  grpc::Status Watch(grpc::ServerContext* context,
+                     const grpc::health::v1::HealthCheckRequest* request,
+                     grpc::ServerWriter<grpc::health::v1::HealthCheckResponse>*
+                         writer) override;
+
+ private:
+  using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
+
+  // SERVICE_UNKNOWN for a service that is not here.
+  Status StatusOf(const std::string& service) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string service_;
+
+  Mutex mutex_;
+  CondVar stopped_;
+  bool serving_ ABSL_GUARDED_BY(mutex_) = true;
+  int num_watchers_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_SERVER_HEALTH_SERVICE_H_

@@ -1,0 +1,270 @@
+#include "cc/rpc/server/listener.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "cc/base/status_macros.h"
+#include "cc/rpc/channel_settings.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr absl::Duration kWarningInterval = absl::Minutes(1);
+// While no file can be opened.
+constexpr int kRetryMs = 100;
+// A host that vanishes without a word while no call is under way is noticed by
+// the kernel after the first plus kKeepaliveTimeoutMs.
+constexpr int kIdleProbeSeconds = 60;
+constexpr int kProbeIntervalSeconds = 5;
+
+void SetOption(int fd, int level, int name, int value) {
+  // Without it a connection works, too.
+  (void)setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+void SetConnectionOptions(int fd) {
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kKeepaliveTimeoutMs);
+  SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, kIdleProbeSeconds);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeIntervalSeconds);
+}
+
+uint64_t MaxFiles() {
+  rlimit files = {};
+  return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : 1024;
+}
+
+// What is at the path is in the way only if it answers: a server that was
+// killed leaves its socket behind.
+bool SomeoneAnswersOn(const sockaddr_un& address) {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const bool answered = connect(fd, reinterpret_cast<const sockaddr*>(&address),
+                                sizeof(address)) == 0;
+  close(fd);
+  return answered;
+}
+
+void RemoveSocket(const std::string& path) {
+  struct stat there = {};
+  if (stat(path.c_str(), &there) == 0 && S_ISSOCK(there.st_mode)) {
+    unlink(path.c_str());
+  }
+}
+
+absl::Status CannotListen(const Address& address, absl::string_view why) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen on ", address.ToString(), ": ", why));
+}
+
+int PortOf(int fd) {
+  sockaddr_in6 bound = {};  // The port of IPv4 has the same place.
+  socklen_t size = sizeof(bound);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
+    return 0;
+  }
+  return ntohs(bound.sin6_port);
+}
+
+}  // namespace
+
+absl::Status Listener::Open(Address* address) {
+  if (pipe2(stop_pipe_, O_CLOEXEC) != 0) {
+    return CannotListen(*address, std::strerror(errno));
+  }
+  return address->is_unix ? OpenUnix(address->path) : OpenPort(address);
+}
+
+int Listener::OpenOne(int family, const void* address, size_t size) {
+  const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return errno;
+  // Not SO_REUSEPORT: a second server would take every other connection.
+  if (family != AF_UNIX) SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (family == AF_INET6) SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  if (bind(fd, static_cast<const sockaddr*>(address),
+           static_cast<socklen_t>(size)) != 0 ||
+      listen(fd, SOMAXCONN) != 0) {
+    const int error = errno;
+    close(fd);
+    return error;
+  }
+  listening_.push_back(fd);
+  return 0;
+}
+
+absl::Status Listener::OpenUnix(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const Address named{true, "", 0, path};
+  if (SomeoneAnswersOn(address)) {
+    return CannotListen(named, "another server is running there");
+  }
+  RemoveSocket(path);
+  if (const int error = OpenOne(AF_UNIX, &address, sizeof(address))) {
+    return CannotListen(named, std::strerror(error));
+  }
+  unix_path_ = path;
+  return absl::OkStatus();
+}
+
+absl::Status Listener::OpenPort(Address* address) {
+  absl::string_view host = address->host;
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  if (host == "0.0.0.0") {
+    sockaddr_in6 any = {};
+    any.sin6_family = AF_INET6;
+    any.sin6_port = htons(static_cast<uint16_t>(address->port));
+    OpenOne(AF_INET6, &any, sizeof(any));
+  }
+  if (listening_.empty()) {
+    addrinfo hints = {};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+    addrinfo* found = nullptr;
+    const int failure =
+        getaddrinfo(std::string(host).c_str(),
+                    absl::StrCat(address->port).c_str(), &hints, &found);
+    if (failure != 0) return CannotListen(*address, gai_strerror(failure));
+    int error = 0;
+    for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+      if (!listening_.empty()) {
+        // All addresses of a host have one port; this place is that of IPv4's,
+        // too.
+        reinterpret_cast<sockaddr_in6*>(at->ai_addr)->sin6_port =
+            htons(static_cast<uint16_t>(PortOf(listening_[0])));
+      }
+      if (const int why = OpenOne(at->ai_family, at->ai_addr, at->ai_addrlen)) {
+        error = why;
+      }
+    }
+    freeaddrinfo(found);
+    if (listening_.empty()) {
+      return CannotListen(*address,
+                          error == EADDRINUSE
+                              ? "another server is running there; stop it or "
+                                "take another port"
+                              : std::strerror(error));
+    }
+  }
+  address->port = PortOf(listening_[0]);
+  return absl::OkStatus();
+}
+
+void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
+  acceptor_ = std::move(acceptor);
+  thread_ = std::thread(&Listener::Run, this);
+}
+
+void Listener::Stop() {
+  // A byte, and a shutdown: a fork that lives keeps the descriptors open.
+  if (thread_.joinable()) {
+    while (write(stop_pipe_[1], "", 1) < 0 && errno == EINTR) {
+    }
+    thread_.join();
+  }
+  for (int& fd : stop_pipe_) {
+    if (fd >= 0) close(fd);
+    fd = -1;
+  }
+  // Before it is closed: afterwards the socket may be a successor's.
+  if (!unix_path_.empty()) RemoveSocket(unix_path_);
+  unix_path_.clear();
+  for (const int fd : listening_) {
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+  }
+  listening_.clear();
+}
+
+void Listener::Run() {
+  std::vector<pollfd> polled;
+  for (const int fd : listening_) polled.push_back({fd, POLLIN, 0});
+  polled.push_back({stop_pipe_[0], POLLIN, 0});
+  for (;;) {
+    if (poll(polled.data(), polled.size(), -1) < 0) {
+      if (errno != EINTR) WaitToRetry();
+      continue;
+    }
+    if (polled.back().revents != 0) return;
+    for (const pollfd& each : polled) {
+      if (each.revents != 0) Accept(each.fd);
+    }
+  }
+}
+
+void Listener::WaitToRetry() const {
+  pollfd stop = {stop_pipe_[0], POLLIN, 0};
+  poll(&stop, 1, kRetryMs);
+}
+
+void Listener::Accept(int listening) {
+  const int fd =
+      accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
+        errno == ENOBUFS) {
+      Warn(absl::StrCat("cannot accept a connection: ", std::strerror(errno)));
+      WaitToRetry();  // It stays in the queue.
+    }
+    return;  // Or whoever came has gone.
+  }
+  struct stat socket = {};
+  if (fstat(fd, &socket) != 0 || !MakeRoom()) {
+    close(fd);
+    return;
+  }
+  if (unix_path_.empty()) SetConnectionOptions(fd);
+  connections_[fd] = {socket.st_dev, socket.st_ino};
+  Acceptor::NewConnectionParameters parameters;
+  parameters.listener_fd = listening;
+  parameters.fd = fd;
+  acceptor_->HandleNewConnection(&parameters);
+}
+
+bool Listener::MakeRoom() {
+  const uint64_t by_files = MaxFiles() / 4 * 3;
+  const uint64_t limit = std::min(max_connections_, by_files);
+  if (connections_.size() < limit) return true;
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    struct stat now = {};
+    const bool is_open = fstat(it->first, &now) == 0 &&
+                         it->second == std::pair(now.st_dev, now.st_ino);
+    it = is_open ? std::next(it) : connections_.erase(it);
+  }
+  if (connections_.size() < limit) return true;
+  Warn(absl::StrCat(
+      limit, " connections are open, and another one was closed: ",
+      limit == max_connections_
+          ? "raise --max_connections"
+          : "that is three quarters of the files that this process may open; "
+            "raise `ulimit -n`"));
+  return false;
+}
+
+void Listener::Warn(absl::string_view text) {
+  const absl::Time now = absl::Now();
+  if (now < next_warning_) return;
+  next_warning_ = now + kWarningInterval;
+  std::fprintf(stderr, "tfswitch: warning: %.*s\n",
+               static_cast<int>(text.size()), text.data());
+}
+
+}  // namespace tfswitch

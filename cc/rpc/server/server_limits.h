@@ -1,0 +1,37 @@
+// What bounds a server, by name: for flags, and for programs that run a server
+// inside.
+
+#ifndef TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_
+#define TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "cc/rpc/server/grpc_server.h"
+#include "cc/shard/shard.h"
+
+namespace tfswitch {
+
+struct ServerLimit {
+  const char* name;
+  const char* help;
+  uint64_t least;
+  uint64_t most;
+  uint64_t* value;  // In the options; the default until it is set.
+};
+
+// All that there are. They point into `server` and `shard`.
+std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
+                                          ShardOptions* shard);
+
+// InvalidArgument naming the limit and the value: there is no such limit, or
+// the value is no number of its range.
+absl::Status SetServerLimit(absl::string_view name, absl::string_view value,
+                            GrpcServerOptions* server, ShardOptions* shard);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_

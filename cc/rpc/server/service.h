@@ -1,0 +1,113 @@
+// The methods of the ParameterServer service, over one Shard.
+
+#ifndef TFSWITCH_CC_RPC_SERVER_SERVICE_H_
+#define TFSWITCH_CC_RPC_SERVER_SERVICE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "cc/base/parallel.h"
+#include "cc/rpc/server/call_gate.h"
+#include "cc/shard/shard.h"
+#include "cc/wire/codec.h"
+#include "tfswitch/v1/parameter_server.grpc.pb.h"
+
+namespace tfswitch {
+
+// What the service says of itself.
+struct ServiceIdentity {
+  uint32_t protocol_version = 1;
+  uint64_t max_message_bytes = 0;
+};
+
+// The methods that move rows are raw: DataPlane asks for them as bytes on its
+// own completion queues.
+using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
+    v1::ParameterServer::WithRawMethod_Push<
+        v1::ParameterServer::WithRawMethod_PullMany<
+            v1::ParameterServer::WithRawMethod_PushMany<
+                v1::ParameterServer::WithRawMethod_Assign<
+                    v1::ParameterServer::Service>>>>>;
+
+// Control methods are ordinary synchronous ones.
+class Service final : public ServiceWithRawMethods {
+ public:
+  // `helpers` work on a round together with the thread that commits it. `gate`
+  // and `helpers` must outlive the service.
+  Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
+          CallGate* gate, const LentThreads* helpers);
+
+  grpc::Status Handshake(grpc::ServerContext* context,
+                         const v1::HandshakeRequest* request,
+                         v1::HandshakeResponse* response) override;
+  grpc::Status CreateTable(grpc::ServerContext* context,
+                           const v1::CreateTableRequest* request,
+                           v1::CreateTableResponse* response) override;
+  grpc::Status DropTable(grpc::ServerContext* context,
+                         const v1::DropTableRequest* request,
+                         v1::DropTableResponse* response) override;
+  grpc::Status ListTables(grpc::ServerContext* context,
+                          const v1::ListTablesRequest* request,
+                          v1::ListTablesResponse* response) override;
+  grpc::Status CommitRound(grpc::ServerContext* context,
+                           const v1::CommitRoundRequest* request,
+                           v1::CommitRoundResponse* response) override;
+  grpc::Status Erase(grpc::ServerContext* context,
+                     const v1::EraseRequest* request,
+                     v1::EraseResponse* response) override;
+  grpc::Status Shrink(grpc::ServerContext* context,
+                      const v1::ShrinkRequest* request,
+                      v1::ShrinkResponse* response) override;
+  grpc::Status ReadUsage(grpc::ServerContext* context,
+                         const v1::ReadUsageRequest* request,
+                         v1::ReadUsageResponse* response) override;
+  grpc::Status Export(grpc::ServerContext* context,
+                      const v1::ExportRequest* request,
+                      grpc::ServerWriter<v1::ExportResponse>* writer) override;
+  grpc::Status ExportChanges(
+      grpc::ServerContext* context, const v1::ExportChangesRequest* request,
+      grpc::ServerWriter<v1::ExportChangesResponse>* writer) override;
+  grpc::Status SettleExport(grpc::ServerContext* context,
+                            const v1::SettleExportRequest* request,
+                            v1::SettleExportResponse* response) override;
+  grpc::Status SaveShard(grpc::ServerContext* context,
+                         const v1::SaveShardRequest* request,
+                         v1::SaveShardResponse* response) override;
+  grpc::Status CommitCheckpoint(
+      grpc::ServerContext* context, const v1::CommitCheckpointRequest* request,
+      v1::CommitCheckpointResponse* response) override;
+  grpc::Status AbortSave(grpc::ServerContext* context,
+                         const v1::AbortSaveRequest* request,
+                         v1::AbortSaveResponse* response) override;
+  grpc::Status StageRestore(grpc::ServerContext* context,
+                            const v1::StageRestoreRequest* request,
+                            v1::StageRestoreResponse* response) override;
+  grpc::Status CommitRestore(grpc::ServerContext* context,
+                             const v1::CommitRestoreRequest* request,
+                             v1::CommitRestoreResponse* response) override;
+
+ private:
+  absl::Status CheckVersion(uint32_t client_version) const;
+  // Ends long calls when the client has gone, or the server stops.
+  Shard::Interrupt InterruptOf(const grpc::ServerContext& context) const;
+  absl::Status WriteChanges(
+      const v1::ExportChangesRequest& request,
+      const grpc::ServerContext& context,
+      grpc::ServerWriter<v1::ExportChangesResponse>* writer) const;
+  absl::Status ExportRows(const v1::ExportRequest& request,
+                          const grpc::ServerContext& context,
+                          grpc::ServerWriter<v1::ExportResponse>* writer) const;
+
+  // Constant after construction; the shard has its own locks.
+  const ServiceIdentity identity_;
+  const std::shared_ptr<Shard> shard_;
+  CallGate* const gate_;
+  const LentThreads* const helpers_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_SERVER_SERVICE_H_

@@ -1,0 +1,30 @@
+// What ListTables, Shrink and ReadUsage answer, to their protobuf messages and
+// back.
+
+#ifndef TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_
+#define TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "cc/table/embedding_table.h"
+#include "cc/table/table_info.h"
+#include "tfswitch/v1/parameter_server.pb.h"
+
+namespace tfswitch {
+
+v1::TableInfo ToProto(const TableInfo& info);
+TableInfo FromProto(const v1::TableInfo& proto);
+
+v1::ShrinkResponse ToProto(const ShrinkReport& report);
+ShrinkReport FromProto(const v1::ShrinkResponse& proto);
+
+v1::ReadUsageResponse ToProto(absl::Span<const UsageOfRow> usage,
+                              absl::Span<const KeyState> states);
+// InvalidArgument if the message is not of as many keys as the spans.
+absl::Status FromProto(const v1::ReadUsageResponse& proto,
+                       absl::Span<UsageOfRow> usage,
+                       absl::Span<KeyState> states);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_

@@ -1,0 +1,93 @@
+// The calls that read and write rows, as values: from the client to the table
+// they are handed on as they are. What a stage adds stands in a struct of its
+// own that is derived from the value.
+//
+// The spans must stay valid until the call has ended.
+
+#ifndef TFSWITCH_CC_WIRE_ROW_CALLS_H_
+#define TFSWITCH_CC_WIRE_ROW_CALLS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/base/key_observations.h"
+#include "cc/sync/worker_group.h"
+#include "cc/table/embedding_table.h"
+
+namespace tfswitch {
+
+// Identifies a write under retry; client_id 0 means no protection.
+struct PushId {
+  uint64_t client_id = 0;
+  uint64_t sequence = 0;
+};
+
+struct PullRequest {
+  std::string table;
+  uint64_t table_incarnation = 0;  // See TableRef.
+  absl::Span<const Key> keys;
+  bool insert_missing = false;
+  float day = kServersDay;  // Of rows that are made.
+};
+
+// Where the rows of an answer go: one after the other or, with places, row k
+// behind places[k] others.
+struct RowTarget {
+  // NOLINTNEXTLINE(google-explicit-constructor): the common case.
+  RowTarget(absl::Span<float> floats) : floats(floats) {}
+  RowTarget(absl::Span<float> floats, absl::Span<const size_t> places, int dim)
+      : floats(floats), places(places), dim(static_cast<size_t>(dim)) {}
+
+  size_t num_floats() const {
+    return dim == 0 ? floats.size() : places.size() * dim;
+  }
+
+  absl::Span<float> floats;
+  absl::Span<const size_t> places;
+  size_t dim = 0;  // 0: there are no places.
+};
+
+// The keys of the batch need not be unique.
+struct PushRequest : GradientBatch {
+  std::string table;
+  uint64_t table_incarnation = 0;
+  bool keys_are_unique = false;  // False: repeated keys are summed first.
+  PushId id;
+  StepTag step;  // Of a bsp table; no group: none.
+};
+
+struct PushResult {
+  int64_t updated_rows = 0;
+  bool duplicate = false;  // The id had been applied before.
+
+  // What another part of the push has done.
+  void Add(const PushResult& part) {
+    updated_rows += part.updated_rows;
+    duplicate = duplicate || part.duplicate;
+  }
+};
+
+struct AssignRequest {
+  std::string table;
+  uint64_t table_incarnation = 0;
+  absl::Span<const Key> keys;
+  absl::Span<const float> embeddings;  // keys.size() x dim.
+  absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
+  bool only_missing = false;           // Leave rows alone that are there.
+  float day = kServersDay;             // Of rows that are made.
+  // Without one a client over the network draws its own, as it does for
+  // CreateTable, DropTable and Erase.
+  PushId id;
+};
+
+struct AssignResult {
+  int64_t assigned_rows = 0;
+  bool duplicate = false;  // The id had been applied before.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_WIRE_ROW_CALLS_H_

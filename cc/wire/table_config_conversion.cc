@@ -1,0 +1,442 @@
+#include "cc/wire/table_config_conversion.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cc/base/status_macros.h"
+#include "cc/wire/json.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+#include "google/protobuf/text_format.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr uint32_t kDefaultVirtualShards = 1024;
+
+int ClampToInt(uint32_t value) {
+  return static_cast<int>(std::min<uint32_t>(
+      value, static_cast<uint32_t>(std::numeric_limits<int>::max())));
+}
+
+// The structs of configs and their messages have fields of equal names.
+const google::protobuf::FieldDescriptor* FindField(
+    const google::protobuf::Message& message, const char* name) {
+  const auto* field = message.GetDescriptor()->FindFieldByName(name);
+  assert(field != nullptr);
+  return field;
+}
+
+void SetField(google::protobuf::Message* to, const char* name, float value) {
+  to->GetReflection()->SetFloat(to, FindField(*to, name), value);
+}
+void SetField(google::protobuf::Message* to, const char* name, bool value) {
+  to->GetReflection()->SetBool(to, FindField(*to, name), value);
+}
+void SetField(google::protobuf::Message* to, const char* name, uint32_t value) {
+  to->GetReflection()->SetUInt32(to, FindField(*to, name), value);
+}
+void SetField(google::protobuf::Message* to, const char* name, uint64_t value) {
+  to->GetReflection()->SetUInt64(to, FindField(*to, name), value);
+}
+
+// Leaves the value as it is if the field can be unset and is.
+template <typename Value>
+void GetField(const google::protobuf::Message& from, const char* name,
+              Value* value) {
+  const google::protobuf::Reflection* reflection = from.GetReflection();
+  const google::protobuf::FieldDescriptor* field = FindField(from, name);
+  if (field->has_presence() && !reflection->HasField(from, field)) return;
+  if constexpr (std::is_same_v<Value, float>) {
+    *value = reflection->GetFloat(from, field);
+  } else if constexpr (std::is_same_v<Value, bool>) {
+    *value = reflection->GetBool(from, field);
+  } else if constexpr (std::is_same_v<Value, uint64_t>) {
+    *value = reflection->GetUInt64(from, field);
+  } else {
+    *value = reflection->GetUInt32(from, field);
+  }
+}
+
+template <typename Struct>
+void WriteFields(const Struct& config, google::protobuf::Message* to) {
+  ForEachField(config, [to](const char* name, const auto& value,
+                            const FieldRange&) { SetField(to, name, value); });
+}
+
+template <typename Struct>
+void ReadFields(const google::protobuf::Message& from, Struct* config) {
+  ForEachField(*config,
+               [&from](const char* name, auto& value, const FieldRange&) {
+                 GetField(from, name, &value);
+               });
+}
+
+// The kind that was chosen, as the field of its name.
+template <typename... Kinds>
+void WriteKind(const std::variant<Kinds...>& kind,
+               google::protobuf::Message* to) {
+  std::visit(
+      [to](const auto& config) {
+        WriteFields(config, to->GetReflection()->MutableMessage(
+                                to, FindField(*to, config.kName)));
+      },
+      kind);
+}
+
+// Leaves it as it is if the message has none, or one that this version does not
+// know.
+template <typename... Kinds>
+void ReadKind(const google::protobuf::Message& from,
+              std::variant<Kinds...>* kind) {
+  ForEachKind<std::variant<Kinds...>>([&](auto config) {
+    const auto* field = FindField(from, config.kName);
+    if (!from.GetReflection()->HasField(from, field)) return;
+    ReadFields(from.GetReflection()->GetMessage(from, field), &config);
+    *kind = config;
+  });
+}
+
+void WriteRule(const RuleConfig& rule, const StepOptions& options,
+               v1::OptimizerConfig* to) {
+  WriteKind(rule, to);
+  // An option that is unset is off.
+  const StepOptions off;
+  std::apply(
+      [&](const auto&... field) {
+        ((options.*field.member == off.*field.member
+              ? void()
+              : SetField(to->mutable_options(), field.name,
+                         options.*field.member)),
+         ...);
+      },
+      StepOptions::Fields());
+}
+
+SegmentConfig ReadRule(const v1::OptimizerConfig& from) {
+  SegmentConfig segment;
+  ReadKind(from, &segment.rule);
+  ReadFields(from.options(), &segment.options);
+  return segment;
+}
+
+v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
+  v1::OptimizerConfig proto;
+  if (config.is_dense) proto.set_update(v1::OptimizerConfig::DENSE);
+  if (config.IsSimple()) {
+    WriteRule(config.segments[0].rule, config.segments[0].options, &proto);
+    return proto;
+  }
+  for (const SegmentConfig& segment : config.segments) {
+    v1::OptimizerConfig::Segment* to = proto.add_segments();
+    to->set_dim(static_cast<uint32_t>(std::max(segment.dim, 0)));
+    to->set_learning_rate_scale(segment.learning_rate_scale);
+    WriteRule(segment.rule, segment.options, to->mutable_optimizer());
+  }
+  return proto;
+}
+
+OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
+  OptimizerConfig config;
+  config.segments = {ReadRule(proto)};
+  config.is_dense = proto.update() == v1::OptimizerConfig::DENSE;
+  if (proto.segments().empty()) return config;
+  config.segments.clear();
+  const bool is_whole =
+      proto.kind_case() != v1::OptimizerConfig::KIND_NOT_SET ||
+      proto.has_options();
+  for (const v1::OptimizerConfig::Segment& segment : proto.segments()) {
+    // Without segments the config is one that Validate() refuses.
+    if (is_whole || !segment.optimizer().segments().empty())
+      return OptimizerConfig(std::vector<SegmentConfig>{});
+    config.segments.push_back(ReadRule(segment.optimizer()));
+    config.segments.back().dim = ClampToInt(segment.dim());
+    if (segment.has_learning_rate_scale()) {
+      config.segments.back().learning_rate_scale =
+          segment.learning_rate_scale();
+    }
+  }
+  return config;
+}
+
+v1::ConsistencyConfig ToProto(const ConsistencyConfig& config) {
+  v1::ConsistencyConfig proto;
+  switch (config.kind) {
+    case ConsistencyKind::kAsp:
+      proto.mutable_asp();
+      break;
+    case ConsistencyKind::kSsp:
+      proto.mutable_ssp()->set_staleness(config.staleness);
+      break;
+    case ConsistencyKind::kBsp:
+      proto.mutable_bsp()->set_reduction(config.reduction == Reduction::kSum
+                                             ? v1::ConsistencyConfig::SUM
+                                             : v1::ConsistencyConfig::MEAN);
+      break;
+  }
+  return proto;
+}
+
+v1::StatisticsConfig ToProto(const StatisticsConfig& config) {
+  v1::StatisticsConfig proto;
+  switch (config.kind) {
+    case StatisticsKind::kNone:
+      break;
+    case StatisticsKind::kUsage:
+      proto.mutable_usage();
+      break;
+    case StatisticsKind::kShowClick:
+      WriteFields(config, proto.mutable_show_click());
+      break;
+  }
+  return proto;
+}
+
+StatisticsConfig FromProto(const v1::StatisticsConfig& proto) {
+  StatisticsConfig config;
+  switch (proto.kind_case()) {
+    case v1::StatisticsConfig::kUsage:
+      config.kind = StatisticsKind::kUsage;
+      break;
+    case v1::StatisticsConfig::kShowClick:
+      config.kind = StatisticsKind::kShowClick;
+      ReadFields(proto.show_click(), &config);
+      break;
+    case v1::StatisticsConfig::KIND_NOT_SET:
+      break;
+  }
+  return config;
+}
+
+v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
+  v1::AdmissionConfig proto;
+  WriteKind(config.policy, &proto);
+  v1::AdmissionConfig::NotAdmitted* value = proto.mutable_not_admitted();
+  switch (config.not_admitted.kind) {
+    case NotAdmittedKind::kZeros:
+      value->mutable_zeros();
+      break;
+    case NotAdmittedKind::kConstant:
+      value->mutable_constant()->set_value(config.not_admitted.constant);
+      break;
+    case NotAdmittedKind::kShared:
+      value->mutable_shared();
+      break;
+    case NotAdmittedKind::kWeight:
+      value->mutable_weight();
+      break;
+  }
+  return proto;
+}
+
+AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
+  AdmissionConfig config;
+  ReadKind(proto, &config.policy);
+  using Value = v1::AdmissionConfig::NotAdmitted;
+  const Value& value = proto.not_admitted();
+  switch (value.kind_case()) {
+    case Value::kConstant:
+      config.not_admitted = {NotAdmittedKind::kConstant,
+                             value.constant().value()};
+      break;
+    case Value::kShared:
+      config.not_admitted.kind = NotAdmittedKind::kShared;
+      break;
+    case Value::kWeight:
+      config.not_admitted.kind = NotAdmittedKind::kWeight;
+      break;
+    case Value::kZeros:
+    case Value::KIND_NOT_SET:
+      break;
+  }
+  return config;
+}
+
+// The values of both enums are in one order. One that is not known here becomes
+// one that Validate() refuses.
+template <typename Enum>
+Enum FromProtoEnum(int value) {
+  constexpr int kUnknown = 255;
+  return static_cast<Enum>(value < 0 || value > kUnknown ? kUnknown : value);
+}
+
+v1::RowTypeConfig ToProto(const RowTypeConfig& config) {
+  using Proto = v1::RowTypeConfig;
+  Proto proto;
+  proto.set_embeddings(static_cast<Proto::FloatType>(config.embeddings));
+  proto.set_slots(static_cast<Proto::FloatType>(config.slots));
+  proto.set_rounding(static_cast<Proto::Rounding>(config.rounding));
+  return proto;
+}
+
+RowTypeConfig FromProto(const v1::RowTypeConfig& proto) {
+  RowTypeConfig config;
+  config.embeddings = FromProtoEnum<FloatType>(proto.embeddings());
+  config.slots = FromProtoEnum<FloatType>(proto.slots());
+  config.rounding = FromProtoEnum<Rounding>(proto.rounding());
+  return config;
+}
+
+// Layouts are long; what differs should not be lost in what is the same.
+size_t FirstDifference(const std::string& a, const std::string& b) {
+  size_t at = 0;
+  while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
+  return at;
+}
+
+std::string Excerpt(const std::string& text, size_t at) {
+  constexpr size_t kBefore = 60;
+  constexpr size_t kLength = 160;
+  const size_t begin = at > kBefore ? at - kBefore : 0;
+  return absl::StrCat(begin > 0 ? "..." : "", text.substr(begin, kLength),
+                      text.size() > begin + kLength ? "..." : "");
+}
+
+// A field as text: 16, "user", adam { beta_1: 0.9 }. `proto` is of `config`.
+std::string TextOf(const TableConfig& config, const v1::TableConfig& proto,
+                   const google::protobuf::FieldDescriptor* field) {
+  // Those that have words for users.
+  if (field->name() == "consistency") return config.consistency.ToString();
+  if (field->name() == "row_type") return config.row_type.ToString();
+  google::protobuf::TextFormat::Printer printer;
+  printer.SetSingleLineMode(true);
+  std::string text;
+  printer.PrintFieldValueToString(proto, field, -1, &text);
+  absl::StripTrailingAsciiWhitespace(&text);
+  return text.empty() ? "default" : text;
+}
+
+}  // namespace
+
+ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto) {
+  ConsistencyConfig config;
+  switch (proto.kind_case()) {
+    case v1::ConsistencyConfig::kSsp:
+      config.kind = ConsistencyKind::kSsp;
+      config.staleness = proto.ssp().staleness();
+      break;
+    case v1::ConsistencyConfig::kBsp:
+      config.kind = ConsistencyKind::kBsp;
+      if (proto.bsp().reduction() == v1::ConsistencyConfig::SUM) {
+        config.reduction = Reduction::kSum;
+      }
+      break;
+    case v1::ConsistencyConfig::kAsp:
+    case v1::ConsistencyConfig::KIND_NOT_SET:
+      break;
+  }
+  return config;
+}
+
+v1::EvictionConfig ToProto(const EvictionConfig& config) {
+  v1::EvictionConfig proto;
+  for (const EvictionRule& rule : kEvictionRules) {
+    if (!(config.*rule.value).has_value()) continue;
+    SetField(proto.GetReflection()->MutableMessage(&proto,
+                                                   FindField(proto, rule.name)),
+             rule.field, *(config.*rule.value));
+  }
+  if (config.max_rows.has_value()) {
+    proto.mutable_max_rows()->set_max_rows(*config.max_rows);
+    proto.mutable_max_rows()->set_order(config.order == EvictionOrder::kLfu
+                                            ? v1::EvictionConfig::MaxRows::LFU
+                                            : v1::EvictionConfig::MaxRows::LRU);
+  }
+  proto.set_every_secs(config.every_secs);
+  return proto;
+}
+
+EvictionConfig FromProto(const v1::EvictionConfig& proto) {
+  EvictionConfig config;
+  for (const EvictionRule& rule : kEvictionRules) {
+    const auto* message = FindField(proto, rule.name);
+    if (!proto.GetReflection()->HasField(proto, message)) continue;
+    float value = rule.otherwise;
+    GetField(proto.GetReflection()->GetMessage(proto, message), rule.field,
+             &value);
+    config.*rule.value = value;
+  }
+  if (proto.has_max_rows()) {
+    config.max_rows = proto.max_rows().max_rows();
+    if (proto.max_rows().order() == v1::EvictionConfig::MaxRows::LFU) {
+      config.order = EvictionOrder::kLfu;
+    }
+  }
+  config.every_secs = proto.every_secs();
+  return config;
+}
+
+v1::TableConfig ToProto(const TableConfig& config) {
+  v1::TableConfig proto;
+  proto.set_name(config.name);
+  // A negative dim would wrap to a huge one; 0 is refused with a clear text.
+  proto.set_dim(static_cast<uint32_t>(std::max(config.dim, 0)));
+  *proto.mutable_optimizer() = ToProto(config.optimizer);
+  WriteKind(config.initializer, proto.mutable_initializer());
+  proto.set_seed(config.seed);
+  proto.set_num_virtual_shards(config.num_virtual_shards);
+  *proto.mutable_consistency() = ToProto(config.consistency);
+  proto.set_layout(config.layout);
+  *proto.mutable_statistics() = ToProto(config.statistics);
+  *proto.mutable_admission() = ToProto(config.admission);
+  *proto.mutable_eviction() = ToProto(config.eviction);
+  *proto.mutable_row_type() = ToProto(config.row_type);
+  return proto;
+}
+
+TableConfig FromProto(const v1::TableConfig& proto) {
+  TableConfig config;
+  config.name = proto.name();
+  config.dim = ClampToInt(proto.dim());
+  config.optimizer = FromProto(proto.optimizer());
+  ReadKind(proto.initializer(), &config.initializer);
+  config.seed = proto.seed();
+  config.num_virtual_shards = proto.num_virtual_shards() == 0
+                                  ? kDefaultVirtualShards
+                                  : proto.num_virtual_shards();
+  config.consistency = FromProto(proto.consistency());
+  config.layout = proto.layout();
+  config.statistics = FromProto(proto.statistics());
+  config.admission = FromProto(proto.admission());
+  config.eviction = FromProto(proto.eviction());
+  config.row_type = FromProto(proto.row_type());
+  return config;
+}
+
+std::string TableConfigToJson(const TableConfig& config) {
+  return MessageToJson(ToProto(config), /*with_defaults=*/false).value();
+}
+
+absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
+  v1::TableConfig proto;
+  TFSWITCH_RETURN_IF_ERROR(MessageFromJson(json, "table config", &proto));
+  *config = FromProto(proto);
+  return absl::OkStatus();
+}
+
+std::string DescribeDifference(const TableConfig& existing,
+                               const TableConfig& asked) {
+  const v1::TableConfig here = ToProto(existing);
+  const v1::TableConfig wanted = ToProto(asked);
+  std::vector<std::string> differences;
+  for (int i = 0; i < here.GetDescriptor()->field_count(); ++i) {
+    const auto* field = here.GetDescriptor()->field(i);
+    const std::string before = TextOf(existing, here, field);
+    const std::string after = TextOf(asked, wanted, field);
+    if (before == after) continue;
+    const size_t at = FirstDifference(before, after);
+    differences.push_back(absl::StrCat(field->name(), " (", Excerpt(before, at),
+                                       " here, ", Excerpt(after, at),
+                                       " asked)"));
+  }
+  return absl::StrJoin(differences, ", ");
+}
+
+}  // namespace tfswitch

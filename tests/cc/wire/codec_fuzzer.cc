@@ -1,0 +1,27 @@
+// libFuzzer target: the wire decoder against protobuf's parser.
+//
+//   codec_fuzzer -max_total_time=60 corpus/
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "tests/cc/wire/codec_oracle.h"
+
+// The first two bytes say how the rest is cut into pieces.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  uint16_t cut_seed = 0;
+  if (size < sizeof(cut_seed)) return 0;
+  std::memcpy(&cut_seed, data, sizeof(cut_seed));
+  const std::string difference = tfswitch::CompareWithProtobuf(
+      absl::string_view(reinterpret_cast<const char*>(data) + sizeof(cut_seed),
+                        size - sizeof(cut_seed)),
+      cut_seed);
+  if (!difference.empty()) {
+    std::fprintf(stderr, "%s\n", difference.c_str());
+    std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,318 @@
+#include "cc/wire/table_config_conversion.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/table/odd_optimizers.h"
+#include "tests/cc/table/row_lives.h"
+#include "tfswitch/v1/parameter_server.pb.h"
+
+namespace tfswitch {
+namespace {
+
+TableConfig Base() {
+  TableConfig config;
+  config.name = "user";
+  config.dim = 16;
+  config.seed = 0xfedcba9876543210u;
+  config.num_virtual_shards = 64;
+  return config;
+}
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TableConfig Parse(const std::string& json) {
+  TableConfig config;
+  const absl::Status status = TableConfigFromJson(json, &config);
+  EXPECT_TRUE(status.ok()) << status;
+  return config;
+}
+
+void ExpectToComeBack(const TableConfig& config) {
+  const TableConfig back = FromProto(ToProto(config));
+  EXPECT_EQ(back, config) << DescribeDifference(config, back);
+  const TableConfig read = Parse(TableConfigToJson(config));
+  EXPECT_EQ(read, config) << TableConfigToJson(config);
+}
+
+TEST(TableConfigConversionTest, EveryConfigComesBackEqual) {
+  const std::vector<OptimizerConfig> optimizers = {
+      SgdConfig{}, SgdConfig{0.9f, true}, AdagradConfig{0.0f, 1e-3f},
+      AdamConfig{0.5f, 0.0f, 1e-4f}, AdamWConfig{0.0f, 0.5f, 0.25f, 1e-4f}};
+  const std::vector<InitializerConfig> initializers = {
+      ConstantInitializer{0.0f},
+      ConstantInitializer{2.5f},
+      UniformInitializer{-1.0f, 0.0f},
+      NormalInitializer{0.5f, 0.0f},
+      TruncatedNormalInitializer{0.0f, 0.25f},
+      GlorotUniformInitializer{}};
+  for (const OptimizerConfig& optimizer : optimizers) {
+    for (const InitializerConfig& initializer : initializers) {
+      TableConfig config = Base();
+      config.optimizer = optimizer;
+      config.initializer = initializer;
+      ExpectToComeBack(config);
+    }
+  }
+}
+
+TEST(TableConfigConversionTest, EveryOptimizerComesBackEqual) {
+  for (OptimizerConfig optimizer : OddOptimizers()) {
+    TableConfig config = Base();
+    config.optimizer = optimizer;
+    EXPECT_TRUE(config.Validate().ok()) << config.Validate();
+    ExpectToComeBack(config);
+    config.optimizer.is_dense = true;
+    ExpectToComeBack(config);
+  }
+}
+
+TEST(TableConfigConversionTest, UnsetOptimizersHaveTheDefaultsOfTheStructs) {
+  ForEachKind<RuleConfig>([](const auto& rule) {
+    v1::TableConfig proto = ToProto(Base());
+    proto.clear_optimizer();
+    const auto* field =
+        proto.optimizer().GetDescriptor()->FindFieldByName(rule.kName);
+    ASSERT_NE(field, nullptr) << rule.kName;
+    v1::OptimizerConfig* optimizer = proto.mutable_optimizer();
+    optimizer->GetReflection()->MutableMessage(optimizer, field);
+    EXPECT_EQ(FromProto(proto).optimizer, OptimizerConfig(rule)) << rule.kName;
+  });
+}
+
+TEST(TableConfigConversionTest, SegmentsAndARuleTogetherAreRefused) {
+  v1::TableConfig proto = ToProto(Base());
+  proto.mutable_optimizer()->add_segments();
+  EXPECT_FALSE(FromProto(proto).Validate().ok());
+  proto.mutable_optimizer()->clear_sgd();
+  EXPECT_TRUE(FromProto(proto).Validate().ok());
+  proto.mutable_optimizer()->mutable_options();
+  EXPECT_FALSE(FromProto(proto).Validate().ok());
+  proto.mutable_optimizer()->clear_options();
+  proto.mutable_optimizer()
+      ->mutable_segments(0)
+      ->mutable_optimizer()
+      ->add_segments();
+  EXPECT_FALSE(FromProto(proto).Validate().ok());
+}
+
+TEST(TableConfigConversionTest, ConsistencyAndLayoutComeBackEqual) {
+  for (const ConsistencyConfig& consistency :
+       {ConsistencyConfig{}, ConsistencyConfig{ConsistencyKind::kSsp, 0},
+        ConsistencyConfig{ConsistencyKind::kSsp, 0xffffffffu},
+        ConsistencyConfig{ConsistencyKind::kBsp, 0, Reduction::kMean},
+        ConsistencyConfig{ConsistencyKind::kBsp, 0, Reduction::kSum}}) {
+    for (const std::string& layout :
+         {std::string(), std::string("a \"b\" \n \xc3\xa4"),
+          std::string(65536, 'x')}) {
+      TableConfig config = Base();
+      config.consistency = consistency;
+      config.layout = layout;
+      ExpectToComeBack(config);
+    }
+  }
+}
+
+TEST(TableConfigConversionTest, RowTypesComeBackEqual) {
+  constexpr FloatType kTypes[] = {FloatType::kFloat32, FloatType::kFloat16,
+                                  FloatType::kBfloat16};
+  for (const FloatType embeddings : kTypes) {
+    for (const FloatType slots : kTypes) {
+      for (const Rounding rounding :
+           {Rounding::kStochastic, Rounding::kNearest}) {
+        TableConfig config = Base();
+        config.row_type = {embeddings, slots, rounding};
+        ExpectToComeBack(config);
+      }
+    }
+  }
+}
+
+TEST(TableConfigConversionTest, RowTypesOfALaterVersionAreRefusedByValidate) {
+  v1::TableConfig proto = ToProto(Base());
+  proto.mutable_row_type()->set_slots(
+      static_cast<v1::RowTypeConfig::FloatType>(77));
+  const absl::Status status = FromProto(proto).Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("row_type"), std::string::npos) << status;
+}
+
+TEST(TableConfigConversionTest, TheLifeOfRowsComesBackEqual) {
+  for (const TableConfig& config : RowLives(Base())) {
+    ExpectToComeBack(config);
+    EXPECT_EQ(FromProto(ToProto(config.eviction)), config.eviction);
+  }
+}
+
+TEST(TableConfigConversionTest, UnsetFieldsHaveTheDefaultsOfTheStructs) {
+  v1::TableConfig proto;
+  proto.set_name("user");
+  proto.set_dim(4);
+  TableConfig expected;
+  expected.name = "user";
+  expected.dim = 4;
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_optimizer()->mutable_adagrad();
+  proto.mutable_initializer()->mutable_normal();
+  expected.optimizer = AdagradConfig{};
+  expected.initializer = NormalInitializer{};
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_optimizer()->mutable_adam();
+  proto.mutable_initializer()->mutable_truncated_normal();
+  expected.optimizer = AdamConfig{};
+  expected.initializer = TruncatedNormalInitializer{};
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_optimizer()->mutable_adamw();
+  expected.optimizer = AdamWConfig{};
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_optimizer()->mutable_sgd();
+  proto.mutable_initializer()->mutable_uniform();
+  expected.optimizer = SgdConfig{};
+  expected.initializer = UniformInitializer{};
+  EXPECT_EQ(FromProto(proto), expected);
+
+  proto.mutable_consistency();
+  EXPECT_EQ(FromProto(proto), expected);
+  proto.mutable_consistency()->mutable_ssp();
+  expected.consistency.kind = ConsistencyKind::kSsp;
+  EXPECT_EQ(FromProto(proto), expected);
+  proto.mutable_consistency()->mutable_bsp();
+  expected.consistency.kind = ConsistencyKind::kBsp;
+  EXPECT_EQ(FromProto(proto), expected);
+}
+
+TEST(TableConfigConversionTest, SizesThatDoNotFitAreRefusedByValidate) {
+  v1::TableConfig proto = ToProto(Base());
+  for (uint32_t dim : {0u, 4097u, 0x80000000u, 0xffffffffu}) {
+    proto.set_dim(dim);
+    EXPECT_EQ(FromProto(proto).Validate().code(),
+              absl::StatusCode::kInvalidArgument)
+        << dim;
+  }
+  TableConfig negative = Base();
+  negative.dim = -1;
+  EXPECT_FALSE(FromProto(ToProto(negative)).Validate().ok());
+}
+
+TEST(TableConfigConversionTest, FloatsComeBackToTheBit) {
+  for (uint32_t i = 0; i < 20000; ++i) {
+    const uint32_t bits = i * 107374u + 13u;  // Spread over positive floats.
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    if (!std::isfinite(value)) continue;
+    TableConfig config = Base();
+    config.initializer = ConstantInitializer{value};
+    ASSERT_EQ(Parse(TableConfigToJson(config)), config) << value;
+  }
+}
+
+TEST(TableConfigConversionTest, ManifestsOfEarlierVersionsAreRead) {
+  // They have 64-bit integers as numbers, and each option once it is on.
+  TableConfig expected;
+  expected.name = "user";
+  expected.dim = 16;
+  StepOptions options;
+  options.l2 = 0.5f;
+  options.min_weight = -1.0f;
+  expected.optimizer = {AdagradConfig{0.1f, 1e-7f}, options};
+  expected.seed = std::numeric_limits<uint64_t>::max();
+  expected.consistency = {ConsistencyKind::kBsp, 0, Reduction::kSum};
+  expected.eviction.max_rows = 7;
+  expected.eviction.order = EvictionOrder::kLfu;
+  EXPECT_EQ(Parse(R"({"name":"user","dim":16,"optimizer":{"adagrad":)"
+                  R"({"initial_accumulator_value":0.1,"epsilon":1e-07},)"
+                  R"("options":{"l2":0.5,"min_weight":-1.0}},)"
+                  R"("initializer":{"uniform":{"minval":-0.05,"maxval":0.05}},)"
+                  R"("seed":18446744073709551615,"num_virtual_shards":1024,)"
+                  R"("consistency":{"bsp":{"reduction":"SUM"}},)"
+                  R"("eviction":{"max_rows":{"max_rows":7,"order":"LFU"}}})"),
+            expected);
+}
+
+TEST(TableConfigConversionTest, AnErrorNamesTheFieldAndTheText) {
+  const auto error = [](const std::string& json) {
+    TableConfig config = Base();
+    const absl::Status status = TableConfigFromJson(json, &config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << json;
+    EXPECT_EQ(config, Base()) << "changed in spite of the error";
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error("{"), HasSubstr("table config: "));
+  EXPECT_THAT(error(R"({"dimm":3})"),
+              AllOf(HasSubstr("dimm"), HasSubstr("Received: {")));
+  EXPECT_THAT(error(R"({"dim":-1})"), HasSubstr("dim"));
+  EXPECT_THAT(error(R"({"optimizer":{"adam":{"beta_1":"x"}}})"),
+              HasSubstr("beta_1"));
+  EXPECT_THAT(error(R"({"optimizer":{"sgd":{},"adam":{}}})"),
+              HasSubstr("oneof"));
+  EXPECT_THAT(error(R"({"optimizer":{"sgd":{"momentum":1e39}}})"),
+              HasSubstr("momentum"));
+  EXPECT_THAT(error(R"({"consistency":{"bsp":{"reduction":"mean"}}})"),
+              HasSubstr("reduction"));
+  EXPECT_THAT(error(R"({"name":)" + std::string(200'000, '[') +
+                    std::string(200'000, ']') + "}"),
+              HasSubstr("table config: "));
+}
+
+TEST(TableConfigConversionTest, EachDifferingFieldIsDescribed) {
+  const TableConfig here = Base();
+  TableConfig asked = here;
+  EXPECT_EQ(DescribeDifference(here, asked), "");
+  asked.dim = 8;
+  EXPECT_EQ(DescribeDifference(here, asked), "dim (16 here, 8 asked)");
+  asked.seed = 3;
+  asked.optimizer = AdagradConfig{};
+  asked.initializer = GlorotUniformInitializer{};
+  EXPECT_THAT(DescribeDifference(here, asked),
+              AllOf(HasSubstr("dim (16 here, 8 asked), optimizer ("),
+                    HasSubstr("adagrad { initial_accumulator_value: 0.1"),
+                    HasSubstr("glorot_uniform"), HasSubstr("3 asked)")));
+  asked = here;
+  asked.consistency.kind = ConsistencyKind::kBsp;
+  asked.layout = "kernel";
+  EXPECT_EQ(DescribeDifference(here, asked),
+            "consistency (asp here, bsp(mean) asked), "
+            "layout (\"\" here, \"kernel\" asked)");
+}
+
+TEST(TableConfigConversionTest, ARecordedMessageIsRead) {
+  // Written by version 0.1.0 before configs were described in one list.
+  v1::CreateTableRequest request;
+  ASSERT_TRUE(request.ParseFromString(absl::HexStringToBytes(
+      "0801127d0a047573657210041a2aaa011d0801150000003f1a1412050d0000803ea2010a"
+      "0d0000003f5500000040aa01041a021a00b0010122072205150000003f28ffffffffffff"
+      "ffffff0130403a041a0208014a0712051500000040520d1a020803320712050d0000003f"
+      "5a0d0a002204080710012d0000704262040802180118092001f1014d00000000000000f9"
+      "014c000000000000008202100100000000000000020000"
+      "0000000000")));
+  const TableConfig config = FromProto(request.config());
+  EXPECT_EQ(config.seed, std::numeric_limits<uint64_t>::max());
+  ASSERT_EQ(config.optimizer.segments.size(), 2u);
+  EXPECT_EQ(config.optimizer.segments[0].learning_rate_scale, 0.5f);
+  EXPECT_EQ(config.optimizer.segments[0].options.max_norm, 2.0f);
+  EXPECT_EQ(std::get<AdagradConfig>(config.optimizer.segments[0].rule).epsilon,
+            1e-7f);
+  EXPECT_TRUE(config.optimizer.is_dense);
+  EXPECT_EQ(config.consistency.ToString(), "bsp(sum)");
+  EXPECT_EQ(config.statistics.click_coeff, 2.0f);
+  EXPECT_EQ(config.admission.not_admitted.constant, 0.5f);
+  EXPECT_EQ(config.eviction.max_rows, 7u);
+  EXPECT_EQ(config.eviction.order, EvictionOrder::kLfu);
+  EXPECT_EQ(config.eviction.every_secs, 60.0f);
+  EXPECT_EQ(config.row_type.embeddings, FloatType::kBfloat16);
+  ExpectToComeBack(config);
+}
+
+}  // namespace
+}  // namespace tfswitch

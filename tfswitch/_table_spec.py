@@ -1,0 +1,149 @@
+"""The settings of a table's rows, as tables and layers have them."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tfswitch import admission as admission_lib
+from tfswitch import consistency as consistency_lib
+from tfswitch import eviction as eviction_lib
+from tfswitch import initializers as initializers_lib
+from tfswitch import optimizers as optimizers_lib
+from tfswitch import row_type as row_type_lib
+from tfswitch import statistics as statistics_lib
+
+# What the policies go by.
+_NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
+_NEED_USAGE = (eviction_lib.Ttl, eviction_lib.MaxRows)
+
+_MAX_SEED = 2**64 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """What `EmbeddingTable` takes of its rows, as objects.
+
+    Names and the other forms that a setting may have become objects when the
+    spec is made.
+
+    Attributes:
+        optimizer: None if it is not known yet.
+        seed: None if it is not known yet.
+        layout: Of a dense table: what its rows are.
+
+    Raises:
+        ValueError: If a setting is out of range.
+    """
+
+    initializer: Any = "uniform"
+    optimizer: Any = None
+    admission: Any = None
+    eviction: Any = None
+    statistics: Any = None
+    update: str = "sparse"
+    row_type: Any = None
+    seed: int | None = None
+    consistency: Any = None
+    layout: str = ""
+
+    def __post_init__(self) -> None:
+        if self.update not in ("sparse", "dense"):
+            raise ValueError(
+                '`update` must be "sparse" or "dense". '
+                f"Received: update={self.update!r}"
+            )
+        seed = self.seed
+        if seed is not None and (
+            isinstance(seed, bool)
+            or not isinstance(seed, (int, np.integer))
+            or not 0 <= seed <= _MAX_SEED
+        ):
+            raise ValueError(
+                "`seed` must be an integer from 0 to 2**64 - 1, or None. "
+                f"Received: seed={seed!r}"
+            )
+        admission = admission_lib.get(self.admission)
+        eviction = eviction_lib.get(self.eviction)
+        self._set(
+            initializer=initializers_lib.get(self.initializer),
+            consistency=consistency_lib.get(self.consistency),
+            admission=admission,
+            eviction=eviction,
+            statistics=_find_statistics(self.statistics, admission, eviction),
+            row_type=row_type_lib.get(self.row_type),
+        )
+        if self.optimizer is not None:
+            self._set(optimizer=optimizers_lib.get(self.optimizer))
+        if seed is not None:
+            self._set(seed=int(seed))
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def to_table_config(self, name: str, dim: int) -> dict[str, Any]:
+        """Returns the message TableConfig of a table with these rows."""
+        optimizer = self.optimizer.to_table_config()
+        if self.update == "dense":
+            optimizer["update"] = "DENSE"
+        config: dict[str, Any] = {
+            "name": name,
+            "dim": dim,
+            "optimizer": optimizer,
+            "initializer": self.initializer.to_table_config(),
+            "seed": self.seed,
+            "consistency": self.consistency.to_table_config(),
+        }
+        if self.layout:
+            config["layout"] = self.layout
+        for setting, default in {
+            "admission": admission_lib.Always(),
+            "eviction": None,
+            "statistics": None,
+            "row_type": row_type_lib.RowType(),
+        }.items():
+            value = getattr(self, setting)
+            if value != default:
+                config[setting] = value.to_table_config()
+        return config
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what of it Keras stores by the same names."""
+        return {
+            "seed": self.seed,
+            "consistency": self.consistency.get_config(),
+            "admission": self.admission.to_config(),
+            "eviction": self.eviction and self.eviction.to_config(),
+            "statistics": self.statistics and self.statistics.to_config(),
+            "update": self.update,
+            "row_type": self.row_type.get_config(),
+        }
+
+
+# What each setting is if nothing is said.
+DEFAULTS = {
+    field.name: field.default for field in dataclasses.fields(TableSpec)
+}
+
+
+def _find_statistics(statistics: Any, admission: Any, eviction: Any) -> Any:
+    """Returns what a table counts: what was asked, or what its policies need.
+
+    Raises:
+        ValueError: If a policy needs what `statistics` do not count.
+    """
+    given = statistics_lib.get(statistics)
+    policies = [admission, *getattr(eviction, "policies", [eviction])]
+    for policy in policies:
+        if isinstance(policy, _NEED_SHOW_CLICK):
+            if given is None:
+                given = statistics_lib.ShowClick()
+            if not isinstance(given, statistics_lib.ShowClick):
+                raise ValueError(
+                    f"{policy!r} needs tfswitch.statistics.ShowClick. "
+                    f"Received: statistics={given!r}"
+                )
+    if given is None and any(isinstance(p, _NEED_USAGE) for p in policies):
+        given = statistics_lib.Usage()
+    return given
