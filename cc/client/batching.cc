@@ -343,9 +343,11 @@ absl::Status PushBatch(absl::Span<BatchPush> pushes,
     parts.push_back({std::move(prepared[i].args), &results[i]});
     places.push_back(i);
   }
-  // Before the first cluster is called.
-  TFSWITCH_RETURN_IF_ERROR(CheckPushes(parts));
-  for (PushPart& part : parts) part.args.is_checked = true;
+  // Before the first one goes. One alone is checked where it arrives.
+  if (parts.size() > 1) {
+    TFSWITCH_RETURN_IF_ERROR(CheckPushes(parts));
+    for (PushPart& part : parts) part.args.is_checked = true;
+  }
   TFSWITCH_RETURN_IF_ERROR(CallClusters<PushPart>(
       parts, [&](size_t i) { return pushes[places[i]].table->cluster.get(); },
       [](ParameterClient& client, absl::Span<const PushPart> group) {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "cc/base/interrupt.h"
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
@@ -205,15 +206,15 @@ class LocalClient : public ParameterClient {
   }
 
   absl::Status PushNow(absl::Span<const PushPart> parts) {
-    std::vector<TablePush> pushes;
+    absl::InlinedVector<TablePush, 1> pushes;
     pushes.reserve(parts.size());
     for (const PushPart& part : parts) {
       TFSWITCH_ASSIGN_OR_RETURN(
           auto table,
           shard_->FindTable({part.args.table, part.args.table_incarnation}));
-      pushes.push_back({std::move(table), part.args});
+      pushes.push_back({std::move(table), &part.args});
     }
-    std::vector<PushResult> results(parts.size());
+    absl::InlinedVector<PushResult, 1> results(parts.size());
     TFSWITCH_RETURN_IF_ERROR(
         shard_->PushMany(pushes, absl::MakeSpan(results),
                          parts.empty() ? nullptr : parts[0].args.threads));

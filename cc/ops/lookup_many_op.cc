@@ -108,22 +108,32 @@ REGISTER_OP("Tfswitch>TrainingLookupMany")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-`Tfswitch>TrainingLookup` for N tables at once, with one message to each server
-unless the batches are long. Its gradient pushes to all of them, likewise.
+Reads one embedding per id for training, with one message to each server unless
+the batches are long; an id without a row gets one, unless its table has an
+admission policy.
 
-A table may come more than once; then it takes a step for each.
+Its gradient pushes to all tables, likewise. Everything that the way back needs
+goes out here, so that ids are made unique once per step. A table may come more
+than once; then it takes a step for each.
 
 tables: The tables.
-ids: For each table, of any shape.
-anchors: For each table a scalar that is watched for gradients.
-learning_rates: For each table, a scalar.
-shows: For each table, as for `Tfswitch>TrainingLookup`.
-clicks: Likewise.
-global_steps: Likewise.
+ids: For each table, of any shape, also a scalar.
+anchors: For each table a scalar that is watched for gradients. Its value does
+  not matter: it ties the lookup into the tape.
+learning_rates: For each table a scalar: the rate with which the gradient will
+  be applied.
+shows: For each table how often each id was shown, one number for each; or
+  empty: once each.
+clicks: Likewise how often it was clicked; or empty: never.
+global_steps: For each table a scalar: which step of the training it is; 0 if
+  not known.
 embeddings: For each table, shape `ids.shape + [dim]`.
-loss_scale_probe: A scalar 0 for all tables, as of `Tfswitch>TrainingLookup`.
-unique_ids: For each table.
-inverses: For each table.
+loss_scale_probe: A scalar 0 for all tables. Whoever scales the loss gives it
+  that scale as gradient, by adding it to the unscaled loss.
+unique_ids: For each table the ids without repetition, in order of first
+  appearance.
+inverses: For each table and each id, in row-major order, its place in
+  `unique_ids`.
 dims: The dim of each table.
 )doc");
 

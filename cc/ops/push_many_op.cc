@@ -59,8 +59,9 @@ REGISTER_OP("Tfswitch>PushUniqueMany")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The way back of `Tfswitch>TrainingLookupMany`: `Tfswitch>PushUnique` for N
-tables at once, with one message to each server unless the batches are long.
+The way back of `Tfswitch>TrainingLookupMany`: sums the gradients by `inverses`
+and takes one step for each unique id, with one message to each server unless
+the batches are long.
 
 With NaN or Inf in a gradient nothing is applied to any table.
 After an error of a server, such as a table that is not there, others may have
@@ -77,7 +78,8 @@ clicks: As for the lookup.
 global_steps: As for the lookup.
 anchor_gradients: For each table 0; or for all NaN if the gradients of one hold
   NaN or Inf. Then nothing was applied.
-insert_missing: As for `Tfswitch>PushUnique`.
+insert_missing: Whether an id that lost its row since the lookup gets a new one,
+  or is skipped.
 )doc");
 
 class PushUniqueManyOp : public AsyncOpKernel {

@@ -1,4 +1,4 @@
-// Tfswitch>Push and Tfswitch>PushUnique.
+// Tfswitch>Push.
 
 #include <cstdint>
 #include <limits>
@@ -71,64 +71,6 @@ updated_rows: How many rows changed.
 insert_missing: Whether an id without a row gets one first, or is skipped.
 )doc");
 
-REGISTER_OP("Tfswitch>PushUnique")
-    .Input("table: resource")
-    .Input("unique_ids: int64")
-    .Input("inverse: int32")
-    .Input("gradients: float")
-    .Input("learning_rate: float")
-    .Input("loss_scale: float")
-    .Input("shows: float")
-    .Input("clicks: float")
-    .Input("global_step: int64")
-    .Output("anchor_gradient: float")
-    .Attr("insert_missing: bool = false")
-    .SetIsStateful()
-    .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(3), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(8), 0, &unused));
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-The way back of `Tfswitch>TrainingLookup`: sums the gradients of each unique id
-and applies one optimizer step to its row.
-
-table: The table.
-unique_ids: From the lookup.
-inverse: From the lookup.
-gradients: One row of `dim` floats per element of `inverse`, in any shape.
-learning_rate: A scalar.
-loss_scale: A scalar: what the loss was multiplied with. The gradients are
-  divided by it. 0 means 1.
-shows: As for the lookup.
-clicks: As for the lookup.
-global_step: As for the lookup.
-anchor_gradient: 0; or NaN if gradients hold NaN or Inf, scaled or not.
-  Then nothing was applied, and an optimizer that scales losses skips its step
-  and lowers the scale.
-insert_missing: Whether an id that lost its row since the lookup gets a new one,
-  or is skipped.
-)doc");
-
-absl::Status CheckGradients(const TableResource& table, const Tensor& gradients,
-                            int64_t num_ids, const std::string& ids) {
-  if (gradients.NumElements() == num_ids * table.dim()) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "table '", table.name(), "': expected ", num_ids * table.dim(),
-      " gradient floats (", ids, " x dim ", table.dim(), "), got ",
-      gradients.NumElements(), " in shape ", gradients.shape().DebugString()));
-}
-
 class PushOp : public AsyncOpKernel {
  public:
   explicit PushOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
@@ -192,83 +134,6 @@ class PushOp : public AsyncOpKernel {
   bool insert_missing_ = true;
 };
 
-class PushUniqueOp : public AsyncOpKernel {
- public:
-  explicit PushUniqueOp(OpKernelConstruction* context)
-      : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context,
-                   context->GetAttr("insert_missing", &insert_missing_));
-  }
-
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    RefCountPtr<TableResource> table;
-    OP_REQUIRES_OK_ASYNC(context, LookupTable(context, &table), done);
-    const Tensor& unique_ids = context->input(1);
-    const Tensor& inverse = context->input(2);
-    const Tensor& gradients = context->input(3);
-    OP_REQUIRES_ASYNC(
-        context,
-        TensorShapeUtils::IsVector(unique_ids.shape()) &&
-            TensorShapeUtils::IsVector(inverse.shape()),
-        absl::InvalidArgumentError(absl::StrCat(
-            "table '", table->name(),
-            "': expected `unique_ids` and `inverse` of rank 1, got shapes ",
-            unique_ids.shape().DebugString(), " and ",
-            inverse.shape().DebugString())),
-        done);
-    const absl::Span<const int64_t> keys(unique_ids.flat<int64_t>().data(),
-                                         unique_ids.NumElements());
-    const absl::Span<const int32_t> places(inverse.flat<int32_t>().data(),
-                                           inverse.NumElements());
-    OP_REQUIRES_OK_ASYNC(
-        context,
-        CheckGradients(
-            *table, gradients, inverse.NumElements(),
-            absl::StrCat(inverse.NumElements(), " places in `inverse`")),
-        done);
-    Tfswitch_PushOptions options = {};
-    options.insert_missing = insert_missing_ ? 1 : 0;
-    OP_REQUIRES_OK_ASYNC(
-        context,
-        ScalarInput(context, 4, "learning_rate", &options.learning_rate), done);
-    OP_REQUIRES_OK_ASYNC(
-        context, ScalarInput(context, 5, "loss_scale", &options.loss_scale),
-        done);
-    options.skip_non_finite = 1;
-    OP_REQUIRES_OK_ASYNC(
-        context,
-        ObservationInputs(context, *table, 6, inverse.NumElements(), &options),
-        done);
-    Tensor* anchor_gradient = nullptr;
-    OP_REQUIRES_OK_ASYNC(
-        context, context->allocate_output(0, {}, &anchor_gradient), done);
-    float* anchor = &anchor_gradient->scalar<float>()();
-    *anchor = 0.0f;
-    // Also without ids: that is a step of a table with dense updates.
-    const float* gradient_data = gradients.flat<float>().data();
-    RunAsync(
-        context, std::move(table),
-        [context, keys, places, gradient_data, options,
-         anchor](const TableResource& t) -> absl::Status {
-          Tfswitch_PushPart part = {};
-          part.keys = keys.data();
-          part.num_keys = keys.size();
-          SetInverse(places, &part);
-          part.gradients = gradient_data;
-          part.options = options;
-          TF_RETURN_IF_ERROR(t.Push(&part, DeviceThreads(context)));
-          if (part.result.skipped != 0) {
-            *anchor = std::numeric_limits<float>::quiet_NaN();
-          }
-          return absl::OkStatus();
-        },
-        std::move(done));
-  }
-
- private:
-  bool insert_missing_ = false;
-};
-
 REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push")
                             .Device(tensorflow::DEVICE_CPU)
                             .TypeConstraint<int32_t>("Tids"),
@@ -277,8 +142,6 @@ REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push")
                             .Device(tensorflow::DEVICE_CPU)
                             .TypeConstraint<int64_t>("Tids"),
                         PushOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>PushUnique").Device(tensorflow::DEVICE_CPU), PushUniqueOp);
 
 }  // namespace
 }  // namespace tfswitch

@@ -418,6 +418,11 @@ absl::StatusOr<PushResult> Shard::Push(EmbeddingTable& table,
 absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
                              absl::Span<PushResult> results,
                              const LentThreads* threads) {
+  if (pushes.size() == 1) {
+    TFSWITCH_ASSIGN_OR_RETURN(results[0],
+                              Push(*pushes[0].table, *pushes[0].push, threads));
+    return absl::OkStatus();
+  }
   std::vector<CheckedPush> checked(pushes.size());
   std::vector<absl::Status> statuses(pushes.size());
   const auto first_error = [&] {
@@ -427,7 +432,7 @@ absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
   };
   RunRanges(threads, pushes.size(), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      statuses[i] = CheckPush(*pushes[i].table, pushes[i].push, &checked[i]);
+      statuses[i] = CheckPush(*pushes[i].table, *pushes[i].push, &checked[i]);
     }
   });
   TFSWITCH_RETURN_IF_ERROR(first_error());
@@ -442,7 +447,7 @@ absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
     for (size_t t = begin; t < end; ++t) {
       for (const size_t i : *by_table[t]) {
         absl::StatusOr<PushResult> result = ApplyPush(
-            *pushes[i].table, pushes[i].push, checked[i].batch, threads);
+            *pushes[i].table, *pushes[i].push, checked[i].batch, threads);
         statuses[i] = result.status();
         if (result.ok()) results[i] = *result;
       }

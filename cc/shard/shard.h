@@ -65,7 +65,7 @@ struct Written {
 // One of several pushes.
 struct TablePush {
   std::shared_ptr<EmbeddingTable> table;
-  PushRequest push;
+  const PushRequest* push = nullptr;
 };
 
 // The tables of one shard. Everything that a client may get wrong is checked

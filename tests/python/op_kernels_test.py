@@ -1,6 +1,5 @@
 """The ops themselves, on embedded and remote tables."""
 
-import functools
 import itertools
 import json
 import re
@@ -22,10 +21,48 @@ class _Ops:
         self._library = load_ops()
 
     def __getattr__(self, name):
-        op = getattr(self._library, name)
-        if name.split("_", 1)[1] in ("training_lookup", "push", "push_unique"):
-            return functools.partial(op, shows=[], clicks=[], global_step=0)
-        return op
+        return getattr(self._library, name)
+
+    def tfswitch_push(self, *args, **kwargs):
+        return self._library.tfswitch_push(
+            *args, **kwargs, shows=[], clicks=[], global_step=0
+        )
+
+    def training_lookup(self, table, ids, anchor, learning_rate, *, dim):
+        """Of one table: embeddings, probe, unique ids and inverse."""
+        found = self._library.tfswitch_training_lookup_many(
+            tables=[table],
+            ids=[tf.cast(ids, tf.int64)],
+            anchors=[anchor],
+            learning_rates=[learning_rate],
+            shows=[[]],
+            clicks=[[]],
+            global_steps=[0],
+            dims=[dim],
+        )
+        return (
+            found.embeddings[0],
+            found.loss_scale_probe,
+            found.unique_ids[0],
+            found.inverses[0],
+        )
+
+    def push_unique(
+        self, table, unique_ids, inverse, gradients, learning_rate, loss_scale
+    ):
+        """To one table: the gradient of the anchor."""
+        (anchor_gradient,) = self._library.tfswitch_push_unique_many(
+            tables=[table],
+            unique_ids=[unique_ids],
+            inverses=[inverse],
+            gradients=[gradients],
+            learning_rates=[learning_rate],
+            loss_scale=loss_scale,
+            shows=[[]],
+            clicks=[[]],
+            global_steps=[0],
+        )
+        return anchor_gradient
 
 
 ops = _Ops()
@@ -77,7 +114,7 @@ def test_lookups_of_any_size_agree(table, num_ids):
     ids = np.random.default_rng(0).integers(-(2**63), 2**63, num_ids)
     ids[::3] = ids[0]
 
-    trained, _, unique_ids, inverse = ops.tfswitch_training_lookup(
+    trained, _, unique_ids, inverse = ops.training_lookup(
         table.handle, ids, 0.0, 0.1, dim=DIM
     )
     read = ops.tfswitch_lookup(table.handle, ids, dim=DIM)
@@ -91,13 +128,13 @@ def test_empty_batches_give_empty_answers_and_change_nothing(table):
     ids = tf.zeros([2, 0, 3], tf.int64)
 
     read = ops.tfswitch_lookup(table.handle, ids, dim=DIM, insert_missing=True)
-    trained, probe, unique_ids, inverse = ops.tfswitch_training_lookup(
+    trained, probe, unique_ids, inverse = ops.training_lookup(
         table.handle, ids, 0.0, 0.1, dim=DIM
     )
     updated = ops.tfswitch_push(
         table.handle, ids, tf.zeros([2, 0, 3, DIM]), 0.1
     )
-    anchor = ops.tfswitch_push_unique(
+    anchor = ops.push_unique(
         table.handle, unique_ids, inverse, trained, 0.1, 0.0
     )
 
@@ -107,14 +144,14 @@ def test_empty_batches_give_empty_answers_and_change_nothing(table):
     assert table.native.size() == 0
 
 
-@pytest.mark.parametrize("op", ["lookup", "training_lookup"])
+@pytest.mark.parametrize("op", ["tfswitch_lookup", "training_lookup"])
 def test_lookup_of_another_dim_names_table_and_both_dims(table, op):
-    arguments = [[1]] if op == "lookup" else [[1], 0.0, 0.1]
+    arguments = [[1]] if op == "tfswitch_lookup" else [[1], 0.0, 0.1]
 
     with refuses(
         tf.errors.InvalidArgumentError, f"'{table.name}' has dim 4", "dim 8"
     ):
-        getattr(ops, f"tfswitch_{op}")(table.handle, *arguments, dim=8)
+        getattr(ops, op)(table.handle, *arguments, dim=8)
 
     assert table.native.size() == 0
 
@@ -134,11 +171,11 @@ def test_push_without_insert_missing_skips_unknown_ids(table):
 
 
 def test_push_unique_takes_a_loss_scale_of_zero_as_one(table):
-    _, _, unique_ids, inverse = ops.tfswitch_training_lookup(
+    _, _, unique_ids, inverse = ops.training_lookup(
         table.handle, [5], 0.0, 0.25, dim=DIM
     )
 
-    ops.tfswitch_push_unique(
+    ops.push_unique(
         table.handle, unique_ids, inverse, tf.ones([DIM]), 0.25, 0.0
     )
 
@@ -169,7 +206,7 @@ def test_push_unique_refuses_what_does_not_fit(table, wrong, parts):
     }
 
     with refuses(tf.errors.InvalidArgumentError, *parts):
-        ops.tfswitch_push_unique(table.handle, **{**arguments, **wrong})
+        ops.push_unique(table.handle, **{**arguments, **wrong})
 
     assert table.rows() == {5: [1.0] * DIM, 77: [1.0] * DIM}
 
@@ -240,10 +277,10 @@ def test_ops_run_in_a_function_with_a_handle_opened_inside(table):
             config=table.config,
             shared_name=f"{table.name} in graph",
         )
-        rows, probe, unique_ids, inverse = ops.tfswitch_training_lookup(
+        rows, probe, unique_ids, inverse = ops.training_lookup(
             handle, ids, 0.0, 0.25, dim=DIM
         )
-        ops.tfswitch_push_unique(
+        ops.push_unique(
             handle, unique_ids, inverse, tf.ones_like(rows), 0.25, probe
         )
         return ops.tfswitch_lookup(handle, ids, dim=DIM)
@@ -299,7 +336,7 @@ def test_shapes_of_lookups_follow_the_ids(ids, embeddings, num_ids):
     )
     trained = shape_of(
         lambda table, ids: tuple(
-            ops.tfswitch_training_lookup(table, ids, 0.0, 0.1, dim=DIM)
+            ops.training_lookup(table, ids, 0.0, 0.1, dim=DIM)
         ),
         ids,
     )
@@ -363,7 +400,7 @@ def test_push_unique_checks_ranks_when_the_graph_is_built(wrong):
 
     def build(shapes):
         return shape_of(
-            ops.tfswitch_push_unique,
+            ops.push_unique,
             *(
                 tf.TensorSpec(shape, dtypes.get(name, tf.float32))
                 for name, shape in shapes.items()
@@ -381,9 +418,7 @@ def test_push_unique_checks_ranks_when_the_graph_is_built(wrong):
 def test_training_lookup_takes_scalars_only(anchor, learning_rate):
     with pytest.raises(ValueError, match="rank 0"):
         shape_of(
-            lambda *inputs: tuple(
-                ops.tfswitch_training_lookup(*inputs, dim=DIM)
-            ),
+            lambda *inputs: tuple(ops.training_lookup(*inputs, dim=DIM)),
             tf.TensorSpec([None], tf.int64),
             floats(anchor),
             floats(learning_rate),

@@ -147,16 +147,26 @@ def training_lookup(
         global_step: int64 scalar: the step of the training, counted from 1. By
             default not known.
     """
-    with _where_the_table_is():
-        outputs = _library.tfswitch_training_lookup(
-            table=table,
-            ids=ids,
-            anchor=anchor,
-            learning_rate=learning_rate,
-            **_observations(shows, clicks, global_step),
-            dim=dim,
-        )
-    return TrainingLookup(*outputs)
+    lookups = training_lookup_many(
+        [
+            TableLookup(
+                table=table,
+                ids=ids,
+                anchor=anchor,
+                learning_rate=learning_rate,
+                dim=dim,
+                shows=shows,
+                clicks=clicks,
+                global_step=global_step,
+            )
+        ]
+    )
+    return TrainingLookup(
+        lookups.embeddings[0],
+        lookups.loss_scale_probe,
+        lookups.unique_ids[0],
+        lookups.inverses[0],
+    )
 
 
 class TrainingLookups(NamedTuple):
@@ -288,17 +298,21 @@ def push_unique(
         The gradient of the anchor: float32 scalar, 0, or NaN if the push was
         skipped because gradients held NaN or Inf.
     """
+    observations = _observations(shows, clicks, global_step)
     with _where_the_table_is():
-        return _library.tfswitch_push_unique(
-            table=table,
-            unique_ids=unique_ids,
-            inverse=inverse,
-            gradients=gradients,
-            learning_rate=learning_rate,
+        (anchor_gradient,) = _library.tfswitch_push_unique_many(
+            tables=[table],
+            unique_ids=[unique_ids],
+            inverses=[inverse],
+            gradients=[gradients],
+            learning_rates=[learning_rate],
             loss_scale=loss_scale,
-            **_observations(shows, clicks, global_step),
+            shows=[observations["shows"]],
+            clicks=[observations["clicks"]],
+            global_steps=[observations["global_step"]],
             insert_missing=insert_missing,
         )
+    return anchor_gradient
 
 
 def push(
@@ -361,30 +375,6 @@ def size(table: tf.Tensor) -> tf.Tensor:
         return _library.tfswitch_size(table=table)
 
 
-@tf.RegisterGradient("Tfswitch>TrainingLookup")
-def _training_lookup_gradient(op: Any, *gradients: Any) -> list[Any]:
-    embeddings_gradient, probe_gradient = gradients[:2]
-    if embeddings_gradient is None:
-        embeddings_gradient = tf.zeros_like(op.outputs[0])
-    # A gather behind the lookup answers with IndexedSlices.
-    embeddings_gradient = tf.convert_to_tensor(embeddings_gradient)
-    if probe_gradient is None:
-        probe_gradient = tf.zeros([])
-    anchor_gradient = push_unique(
-        op.inputs[0],
-        op.outputs[2],
-        op.outputs[3],
-        embeddings_gradient,
-        learning_rate=op.inputs[3],
-        loss_scale=probe_gradient,
-        shows=op.inputs[4],
-        clicks=op.inputs[5],
-        global_step=op.inputs[6],
-    )
-    # On the caller's device: strategies reduce gradients by where they are.
-    return [None, None, tf.identity(anchor_gradient)] + [None] * 4
-
-
 @tf.RegisterGradient("Tfswitch>TrainingLookupMany")
 def _training_lookup_many_gradient(op: Any, *gradients: Any) -> list[Any]:
     n = len(op.inputs) // 7
@@ -423,7 +413,6 @@ for _name in (
     "TableHandle",
     "Lookup",
     "LookupMany",
-    "PushUnique",
     "PushUniqueMany",
     "Push",
     "EndStep",

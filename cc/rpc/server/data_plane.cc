@@ -306,7 +306,7 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table,
         shard_->FindTable({request.table, request.table_incarnation}));
-    pushes.push_back({std::move(table), request});
+    pushes.push_back({std::move(table), &request});
   }
   std::vector<PushResult> results(pushes.size());
   TFSWITCH_RETURN_IF_ERROR(

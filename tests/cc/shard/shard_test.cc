@@ -278,7 +278,7 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
             HasSubstr("It was not applied now")));
   // Beside others it is the only one that is not applied.
   push.id.sequence += 1;
-  const std::vector<TablePush> both = {{table, late}, {table, push}};
+  const std::vector<TablePush> both = {{table, &late}, {table, &push}};
   std::vector<PushResult> results(2);
   EXPECT_EQ(shard.PushMany(both, absl::MakeSpan(results)), refused);
   std::vector<float> row(2);
