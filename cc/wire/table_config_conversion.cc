@@ -3,8 +3,8 @@
 // Functions by hand are left where struct and message differ in form, as for
 // segments and for kinds that are enums.
 //
-// FromProto() itself has no errors: it turns an enum value that this version
-// does not know, or segments that contradict each other, into a config that
+// FromProto() itself has no errors: it turns a row type that this version does
+// not know, or segments that contradict each other, into a config that
 // Validate() refuses. DescribeDifference() compares the texts of all fields of
 // the message, so that it covers new fields too.
 
