@@ -6,7 +6,7 @@
 //
 // SumByInverse() copies the first row of each key and adds the others to it, so
 // that nothing need be cleared. It therefore needs places in order of first
-// appearance, and returns false if they are not. WithDim() makes loops of a
+// appearance, and returns false for another order. WithDim() makes loops of a
 // fixed length for common dims.
 
 #include "cc/base/key_batch.h"

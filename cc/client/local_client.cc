@@ -4,8 +4,8 @@
 // pushes of a call go to PushMany() together, so that all are checked before
 // one is applied.
 //
-// Saves and restores may take long, so that they ask CheckInterrupt() between
-// their steps and the user can end them.
+// Saves and restores ask CheckInterrupt() between their steps, so that the user
+// can end them.
 
 #include "cc/client/local_client.h"
 

@@ -5,7 +5,7 @@
 // weight would still move. Then ShrinkAverages() changes the averages alone.
 //
 // Within a run a step that changes no bit changes none later, unless the rule
-// counts its steps, as Adam does. The number of the row is set when all
+// counts its steps, as Adam does. The step number of the row is set when all
 // segments have been stepped.
 
 #include "cc/optimizer/missed_steps.h"

@@ -1,7 +1,7 @@
 // Publish() locks the folder, lists the tables, checks whether a delta can
-// follow, writes the tables one by one, and renames. It lists the tables first
-// and names their incarnations in each call, so that a table which another one
-// replaces meanwhile ends the export.
+// follow, writes the tables one by one, and renames the folder. It lists the
+// tables first and names their incarnations in each call, so that a table which
+// another one replaces meanwhile ends the export.
 //
 // With a rule the servers hear at the end in any case whether the export is
 // there (SettleExport), because they have kept the scores of its rows. An

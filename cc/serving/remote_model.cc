@@ -5,8 +5,8 @@
 // copied to its place.
 //
 // The time that the cache keeps is taken before the call, so that no row counts
-// as newer than it is. mutex_ is taken only when a lookup fails or is the first
-// that succeeds again.
+// as newer than it is. mutex_ is taken only when a lookup fails or succeeds
+// after one that failed.
 
 #include "cc/serving/remote_model.h"
 

@@ -5,8 +5,8 @@
 // SortFreeRows() puts the highest row first. AllocateBelow() therefore takes
 // the lowest from the end of the list, and ReleaseTail() reads the highest from
 // its beginning. num_released_ counts those that are gone, so that they are
-// erased once, when nothing is left to give back; till then the other functions
-// leave them alone.
+// erased once, when nothing is left to give back; until then the other
+// functions leave them alone.
 
 #include "cc/table/row_store.h"
 
