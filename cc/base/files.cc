@@ -1,3 +1,13 @@
+// WriteFileAtomically() flushes the file before the rename and the folder after
+// it, because a crash between must leave the old file or the new one.
+// FolderLock::Take() asks again and again, because the kernel's own wait has
+// neither a deadline nor an interrupt.
+//
+// ResolveBelow() refuses every "..", then resolves symbolic links, and then
+// looks for links inside the folder, because a checkpoint has its files in
+// folders of their own below it. A mapping outlives its descriptor, so that
+// Open() closes it at once.
+
 #include "cc/base/files.h"
 
 #include <fcntl.h>

@@ -1,3 +1,14 @@
+// UniqueKeys::Run() makes slots for about as many keys as the last batch had,
+// so that they stay in the cache, and makes them four times as many if more
+// than half of them would be filled. It works in blocks. A first loop without
+// branches finds the keys that lie at their home; a second one searches for the
+// others one by one. The homes of the next block are prefetched meanwhile.
+//
+// SumByInverse() copies the first row of each key and adds the others to it, so
+// that nothing need be cleared. It therefore needs places in order of first
+// appearance, and returns false for another order. WithDim() makes loops of a
+// fixed length for common dims.
+
 #include "cc/base/key_batch.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// Create() asks for the whole wish, or for a share of what is left of the
+// address space if the wish is larger. In the second case it first tries
+// addresses that only some processors have, because they do not count against
+// what is left. It halves its request until the system agrees and has room left
+// for all else.
+//
+// Memory is usable at once, and Extend() has work to do only where the system
+// counts usable memory as used. Reset() maps new memory over the old in one
+// step, so that a reader finds zeros and never a hole.
+
 #include "cc/base/memory_region.h"
 
 #include <sys/mman.h>

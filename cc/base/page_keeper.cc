@@ -1,3 +1,14 @@
+// pending_ has requests that tables may need soon; to_join_ has pages to join,
+// which the thread takes only when pending_ is empty. Reset() goes to the
+// front, because a table may be waiting for the memory. mutex_ is not held
+// while the kernel works. current_ says what the thread works on, so that
+// Cancel() can wait for it.
+//
+// Pages are touched one by one with an atomic operation that adds nothing,
+// because tables write to the same memory meanwhile. Without a thread, requests
+// stay in the queue and tables use small pages, so that a failure to start it
+// is no error.
+
 #include "cc/base/page_keeper.h"
 
 #include <sys/mman.h>

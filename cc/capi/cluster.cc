@@ -1,3 +1,14 @@
+// The registry owns local shards, so that their rows live as long as the
+// process. It has only weak pointers to clusters, so that a connection ends
+// with its last user. Its mutex is not held while servers are asked, because
+// they may take long. If two threads open one cluster, both connect, and the
+// second one gets the cluster of the first.
+//
+// OpenCluster() arms the fork guard before it opens anything.
+// OpenReadingClient() connects anew each time and leaves the registry alone,
+// because its client follows tables that are lost and made again
+// (OnLostTables::kFollow).
+
 #include "cc/capi/cluster.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// PartWriter takes no lock, because each attempt of a save has file names of
+// its own. Commit() takes the folder's lock before it reads the former manifest
+// and keeps it until old saves are removed. It checks all files, gives the
+// former manifest its numbered name, and then replaces manifest.json. A crash
+// between these two leaves one save under both names, which ReadManifest()
+// expects.
+//
+// A key may get its row during a save. AddTable() writes candidates before
+// rows, so that such a key is in both and not in neither; LoadTable() reads
+// rows last, so that its row counts.
+
 #include "cc/checkpoint/checkpoint.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// WriteSafetensors() hands header and arrays to one atomic write without a
+// copy, and computes the checksum from the same memory.
+//
+// Open() compares the length of the file with the manifest before it reads the
+// header. ReadSafetensors() checks that the lengths of the arrays add up to
+// what is behind the header before it takes memory for them, so that a damaged
+// header cannot ask for more. It checks the checksum before it returns, and
+// Get() checks type, shape and alignment. ReadMetadata() reads the header alone
+// and checks no checksum, because a commit asks for it of every file.
+
 #include "cc/checkpoint/safetensors.h"
 
 #include <fcntl.h>

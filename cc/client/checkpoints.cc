@@ -1,3 +1,12 @@
+// A save names the incarnations of the tables that it has listed, so that a
+// server refuses a table that was made again meanwhile. If writing or
+// publishing fails, all servers remove what they have written.
+//
+// A restore stages on all servers before it commits on any. Where a save is
+// damaged and none was named, it drops what is staged and tries the one before;
+// if there is none, the error is that of the newest save. Tables that are there
+// keep their incarnations, so that other processes go on with them.
+
 #include "cc/client/checkpoints.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// mutex_ guards known_ alone; calls of servers are made without it. Make() and
+// Reset() go from the last shard to the first, and each takes the incarnation
+// that the shard before has answered. So the last shard decides if two
+// processes make the same table at once.
+//
+// Join() compares the runs of the servers that a table was made for with those
+// of now. A missing part in the same run is one that somebody is making or
+// dropping; in another run it is lost. Survey() adds the tables that only this
+// client knows, because all servers may have lost them.
+
 #include "cc/client/cluster_tables.h"
 
 #include <cstdio>

@@ -1,3 +1,13 @@
+// mutex_ guards the worker's clock, round and place, and is never held during a
+// call, so that the keeper can renew the lease while another thread waits. A
+// step ends and waits in one call (ArriveAndWait). If the wait is not over
+// then, is_waiting_ stays set and the next call only goes on waiting, so that a
+// step does not end twice.
+//
+// The keeper stops renewing when Leave() has begun, because nobody must wait
+// for a worker that could not tell that it leaves. The destructor stops the
+// keeper before it leaves and joins the thread after it.
+
 #include "cc/client/group_session.h"
 
 #include <algorithm>

@@ -1,3 +1,12 @@
+// A call goes to the shard on the caller's thread, and a call that is started
+// has ended when it returns. A pull writes rows to the caller's memory; only
+// where places are given, it reads them into a buffer and copies them. All
+// pushes of a call go to PushMany() together, so that all are checked before
+// one is applied.
+//
+// Saves and restores ask CheckInterrupt() between their steps, so that the user
+// can end them.
+
 #include "cc/client/local_client.h"
 
 #include <algorithm>

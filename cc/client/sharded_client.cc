@@ -1,3 +1,13 @@
+// SplitByOwner() makes one part of the keys for each shard. A pull copies only
+// keys, because each shard's client writes rows to their places in the caller's
+// memory. A push or an assignment gathers values into memory that the part
+// owns, so that the call may send them from there. The function that joins the
+// answers owns the parts too, so that they live as long as the calls.
+//
+// Where lost tables recover, the start of a call is kept as a function and runs
+// once more after a DataLoss. Saves, restores and exports of changes block
+// until they end, so that OnAllShards() runs them on one thread for each shard.
+
 #include "cc/client/sharded_client.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// The end of a step may fail at several points, and the session remembers
+// where: unconfirmed_weight_ is set while nobody knows whether the group has
+// heard of it, is_unfinished_ while the wait after it is not over, and
+// must_catch_up_ while a closed round has to be applied. Prepare() first does
+// what the last call has left, so that a call that failed can be repeated.
+//
+// NotFound says that the group has given the worker up, and ComeBack() joins
+// again. Commit() sends a round to all shards at once, and then sends the
+// rounds that a shard lacks one by one. Leave() sets is_leaving_ before it
+// takes mutex_, because a call that waits for other workers holds that.
+
 #include "cc/client/worker_session.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// RunAsync() calls an embedded table on the thread of the op. For remote tables
+// one call at a time may block such a thread, because that saves a change of
+// threads; all others go to BlockingThreads, so that TensorFlow keeps its
+// threads. The table is let go before done(), because whoever waits for the op
+// may close the cluster next.
+//
+// Open() closes its handle of the cluster at once, because the table keeps the
+// cluster open. KeysOf() uses int64 ids where they lie and widens int32 ids
+// into a temporary tensor.
+
 #include "cc/ops/table_resource.h"
 
 #include <algorithm>

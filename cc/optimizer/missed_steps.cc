@@ -1,3 +1,13 @@
+// StepDense() goes through the missed steps in runs of one learning rate,
+// segment by segment. CatchUpSegment() takes real steps with a gradient of zero
+// and asks every kStepsPerLook steps whether the rest is known. IsSettled() may
+// say no where it is yes, which costs only time; it never says yes where a
+// weight would still move. Then ShrinkAverages() changes the averages alone.
+//
+// Within a run a step that changes no bit changes none later, unless the rule
+// counts its steps, as Adam does. The step number of the row is set when all
+// segments have been stepped.
+
 #include "cc/optimizer/missed_steps.h"
 
 #include <algorithm>

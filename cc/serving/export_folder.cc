@@ -1,3 +1,13 @@
+// ExportWriter holds the folder's lock from Begin() to its end and writes into
+// a hidden folder. Publish() writes the manifest last and renames that folder.
+// What a crash leaves behind has the same prefix, and the next Begin() removes
+// it under the lock. RemoveOldExports() renames first and removes then, so that
+// no reader finds half an export.
+//
+// The checksum of a manifest is that of its content as compact JSON, so that
+// line breaks in the file do not matter. ReadExport() looks at the version
+// before it looks at the checksum, so that a newer version is named as such.
+
 #include "cc/serving/export_folder.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// Publish() locks the folder, lists the tables, checks whether a delta can
+// follow, writes the tables one by one, and renames the folder. It lists the
+// tables first and names their incarnations in each call, so that a table which
+// another one replaces meanwhile ends the export.
+//
+// With a rule the servers hear at the end in any case whether the export is
+// there (SettleExport), because they have kept the scores of its rows. An
+// export that is published stays so: errors of what comes after it are ignored
+// or logged. A delta that cannot follow becomes a base in PublishExport(), if
+// the options say so.
+
 #include "cc/serving/exporter.h"
 
 #include <map>

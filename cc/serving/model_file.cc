@@ -1,3 +1,13 @@
+// Format and version are looked at before other fields, so that a file of a
+// newer version is named as such and not as damaged. ObjectReader keeps the
+// first error, so that the fields need no check one by one: Finish() tells
+// whether all were right. The folder of rows is taken from that of the file, so
+// that the folder of a model may be moved.
+//
+// ReadServingEnvironment() runs after the file is read and changes only what a
+// variable names, so that whoever serves a model can set it without saving the
+// model again.
+
 #include "cc/serving/model_file.h"
 
 #include <cstdlib>

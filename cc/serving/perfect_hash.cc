@@ -1,3 +1,13 @@
+// PilotSearch places large buckets first, because they need many free slots at
+// once. Place() looks for a pilot whose slots are all free. If there is none,
+// it takes the pilot with the least CostOf() and turns out the buckets in its
+// way, which PlaceAll() then places again. A bucket that was placed just before
+// is not turned out, so that two do not take turns for ever.
+//
+// The number of moves is bounded, so that an unlucky seed ends in false and not
+// in a long search. The random numbers begin with the same state each time, so
+// that the same keys and seed give the same pilots.
+
 #include "cc/serving/perfect_hash.h"
 
 #include <algorithm>

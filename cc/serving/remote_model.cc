@@ -1,3 +1,13 @@
+// A lookup reads the cache for each part, finds the distinct keys among those
+// that are missing, asks for those of all parts in one call, copies rows to
+// their places, and gives them to the cache. Where nothing was in the cache and
+// no key repeats, the client writes rows to the caller's memory and none is
+// copied to its place.
+//
+// The time that the cache keeps is taken before the call, so that no row counts
+// as newer than it is. mutex_ is taken only when a lookup fails or succeeds
+// after one that failed.
+
 #include "cc/serving/remote_model.h"
 
 #include <algorithm>

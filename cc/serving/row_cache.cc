@@ -1,3 +1,13 @@
+// SplitByShard() sorts a batch by shard with counts, so that each shard's lock
+// is taken once for a batch. ReadShard() asks memory in three rounds for some
+// keys at a time, so that their cache misses overlap.
+//
+// Place() takes a new entry while there is room. Then the hand goes on to the
+// next entry that was not read since it came by, or whose time is over, and
+// clears was_read of those that it passes. Place() returns the entry with a
+// former row still in it, and Write() sets it under the same lock. If memory
+// for that runs out, the row has another size and is not read.
+
 #include "cc/serving/row_cache.h"
 
 #include <algorithm>

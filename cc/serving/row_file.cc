@@ -1,3 +1,14 @@
+// ReadHeader() checks all arrays of the header against the size of the file
+// before it makes a pointer from one, so that lookups need no check of places.
+// The list of checksums has its own checksum in the header, and the caller
+// knows the header's checksum.
+//
+// verified_ has one bit for each block. Two threads may check one block at
+// once; only the one that sets the bit counts it. Find() trusts the file;
+// FindVerified() checks the blocks of the pilot and of the record first. An
+// empty slot has a copy of an id that belongs elsewhere, and ForEachKey() knows
+// it by that.
+
 #include "cc/serving/row_file.h"
 
 #include <algorithm>

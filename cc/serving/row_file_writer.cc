@@ -1,3 +1,12 @@
+// Add() and Remove() only note keys, and rows go to the spool. Finish() finds
+// the perfect hash and writes records in the order of their slots, so that the
+// file is written from front to back. The rows come from the spool in another
+// order and are prefetched some slots ahead. The header is written last,
+// because it says where the arrays lie; until then its place has blanks.
+//
+// If a key was given more than once, the last one counts, because Sort() keeps
+// the entry with the greatest place.
+
 #include "cc/serving/row_file_writer.h"
 
 #include <fcntl.h>

@@ -1,3 +1,13 @@
+// A lookup goes in blocks of kBlock keys, and for each block from the newest
+// file to the oldest. `left` has the positions of keys that no file has had so
+// far. Within a file the pilot of a key is prefetched 2 * kAhead keys before it
+// is needed and its record kAhead keys before, so that cache misses overlap. A
+// delta's filter passes over most keys that it does not have.
+//
+// ReadFrom() exists twice, because a file whose blocks have all been checked
+// needs no check on the way. MergeNewest() keeps what is removed as removed,
+// because older files may have a row of that key.
+
 #include "cc/serving/row_snapshot.h"
 
 #include <sys/mman.h>

@@ -1,3 +1,14 @@
+// update_mutex_ is held for a whole update, so that there is one at a time.
+// mutex_ is held only to copy or exchange the snapshot and the state, so that
+// Pin() does not wait for an update. Build() tries the bases from the newest on
+// and adds the deltas that follow; FollowLocked() adds deltas to the rows that
+// are served already.
+//
+// open_ lets snapshots share their files. refused_ remembers a damaged file by
+// its stamp, so that it is not read again until it has been replaced. Serve()
+// waits a little for readers of the former snapshot, so that the updater unmaps
+// it and no request does.
+
 #include "cc/serving/served_rows.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// mutex_ guards the map of groups, which only grows, so that a pointer to a
+// group stays good without it. The group's own mutex is held while a round is
+// applied: a second worker that brings the round waits and then finds it
+// committed. Pushes are taken by contribution and sorted by content, so that
+// all runs sum in one order.
+//
+// A round counts as committed even if a table's step fails, because other
+// tables have taken theirs. Its error is kept and marked, so that a repetition
+// gets it too and the worker knows that the round is over.
+
 #include "cc/shard/round_stage.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// mutex_ guards the map of tables and the states of saves and restores. A call
+// takes it to find its table and then works on a shared pointer without it, so
+// that no row is read or written under it. RoundStage holds a lock of its own
+// while it calls ApplyRound(), which takes mutex_; so stage_ is never called
+// under mutex_.
+//
+// CheckPush() checks a push and sums its repeated keys before ApplyPush() asks
+// the ledger, so that a push that is refused leaves no trace. Saves and
+// restores move their files without mutex_. They take it again at the end and
+// look once more whether somebody has given them up.
+
 #include "cc/shard/shard.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// All groups and queues are under mutex_. An event goes to the group's state
+// machine, then Settle() tells the work queues what follows from it, and then
+// all that wait in the group are woken. Wait() renews the lease of its worker
+// and moves the group's time on, so that leases end without a thread of their
+// own. It releases mutex_ while it asks for an interrupt.
+//
+// Arrive() checks all progress before it changes anything. It keeps the
+// progress of an open round as OpenAdvance, because a save must not count it
+// yet and a round that is lost has to give it back.
+
 #include "cc/sync/coordinator.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// All waits go through Wait(): it settles what the time has brought, asks its
+// check, and sleeps until somebody changes something, a lease ends or the
+// deadline comes. A check returns NotYet() as long as there is nothing to say.
+// applied_ counts the rounds that the applier has confirmed, and never passes
+// the open round of state_.
+//
+// Make() begins above all incarnations of the past, so that an incarnation
+// alone says whether a worker is of a former group. A worker that was given up
+// while it waits gets a new incarnation; Beat() and Leave() follow successors_
+// to it, because their caller may not know it yet.
+
 #include "cc/sync/replica_coordinator.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// An item of the epoch is not taken yet (order_ from num_taken_ on), or in
+// leases_, or in returned_; an item that is in none of these is finished. The
+// order of an epoch depends on the seed and the epoch's number alone, so that a
+// checkpoint needs only the epoch, num_taken and the unfinished items. state()
+// counts leased items as unfinished, because after a restore no worker has
+// them.
+//
+// A repeated Take() gives the same item, and last_finished_ knows a repeated
+// Finish(). Advance() never takes an offset back. Revoke() does, and ends the
+// lease, so that the samples are trained once more.
+
 #include "cc/sync/work_queue.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// Join, Arrive, Enter, Leave and Tick end with Settle(). It closes the open
+// round if that is complete and then opens a barrier if all wait, so that no
+// event can forget what follows from it. A call that is repeated because its
+// answer was lost has the number before the expected one (clock, visit), and
+// changes nothing but the lease.
+//
+// A contribution stays in open_ when its worker goes, and is withdrawn only if
+// the worker begins anew or the group does. CloseIfComplete() sorts
+// contributions, so that all shards sum them in the same order.
+
 #include "cc/sync/worker_group.h"
 
 #include <algorithm>

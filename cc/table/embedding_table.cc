@@ -1,3 +1,14 @@
+// A batch goes in blocks of kMaxKernelKeys. The kernels read or step the rows
+// that are there without the stripe's mutex, and list the keys that have no
+// row. ForEachLocked() takes the mutex only for these keys, once for each
+// stripe. There each key is looked up again, because another thread, or the
+// same key earlier in the batch, may have inserted it.
+//
+// Assign, Erase and ReadUsage take the mutex for all their keys. ForEachRow
+// copies rows under the mutex and calls its visitor without it, so that a slow
+// visitor holds up nobody. The methods of EmbeddingTable check lengths and call
+// Impl.
+
 #include "cc/table/embedding_table.h"
 
 #include <algorithm>

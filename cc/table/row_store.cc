@@ -1,3 +1,13 @@
+// A row has one number in all columns. Allocate() extends all columns before it
+// counts the row, so that a refusal leaves nothing half done. Freed rows are
+// used again before new ones, the last one first.
+//
+// SortFreeRows() puts the highest row first. AllocateBelow() therefore takes
+// the lowest from the end of the list, and ReleaseTail() reads the highest from
+// its beginning. num_released_ counts those that are gone, so that they are
+// erased once, when nothing is left to give back; until then the other
+// functions leave them alone.
+
 #include "cc/table/row_store.h"
 
 #include <algorithm>

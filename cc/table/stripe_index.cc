@@ -1,3 +1,14 @@
+// The stripe's mutex orders all changes of the index; readers take no lock.
+// Publish() makes phase_ odd while it changes published_, and View() tries
+// again until it has all fields of one even phase.
+//
+// MoveBuckets() gets all memory first, because nothing may fail while buckets
+// are locked. It then copies keys to the new array with the old buckets locked,
+// publishes the cursor, and unlocks the old buckets as not live. So a reader
+// finds a live bucket or is sent to keys that are there already.
+// PrepareGrowth() asks for the next array before the current one is full, so
+// that its first pages are ready.
+
 #include "cc/table/stripe_index.h"
 
 #include <algorithm>

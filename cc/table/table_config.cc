@@ -1,3 +1,11 @@
+// Validate() returns the first error. A rule between two fields names the one
+// that has to change and says why in its text. NameOf() has no text for a value
+// of row_type that only a newer client knows, and Validate() refuses such a
+// value.
+//
+// ValidateNew() also limits the length of the file name. Validate() does not,
+// because it is also asked of configs that come from a checkpoint.
+
 #include "cc/table/table_config.h"
 
 #include <cmath>

@@ -1,3 +1,13 @@
+// PieceReader hides the ends of pieces. ReadMessage() calls a function of its
+// caller for each field, and skips a field that this function does not know.
+// The readers return a Complaint, a constant text, so that only an error makes
+// a string. ArrayField borrows an array that lies whole and aligned in one
+// piece, and copies it to scratch otherwise.
+//
+// The writers of requests run twice over the same fields, to count bytes and to
+// write them, so that the two cannot differ. A push is also written as head and
+// tail, because the gradients between them may be sent from where they lie.
+
 #include "cc/wire/codec.h"
 
 #include <algorithm>

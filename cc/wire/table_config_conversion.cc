@@ -1,3 +1,13 @@
+// Structs with Fields() are written and read by reflection: their fields have
+// the names of those in the message, so that a new field needs no line here.
+// Functions by hand are left where struct and message differ in form, as for
+// segments and for kinds that are enums.
+//
+// FromProto() itself has no errors: it turns a row type that this version does
+// not know, or segments that contradict each other, into a config that
+// Validate() refuses. DescribeDifference() compares the texts of all fields of
+// the message, so that it covers new fields too.
+
 #include "cc/wire/table_config_conversion.h"
 
 #include <algorithm>

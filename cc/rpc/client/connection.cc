@@ -1,3 +1,14 @@
+// Each thread has a completion queue of its own, on which it sends its calls
+// and waits for them. UnaryCall::Wait() waits in slices of kInterruptInterval,
+// so that it notices an interrupt. gRPC may still use an attempt that nobody
+// waits for: it is cancelled and marked as abandoned, and Settle() deletes it
+// when it comes out of the queue.
+//
+// A kOnce call waits for a connection and is sent once; others are sent again
+// while the server is away, after pauses that grow. may_have_arrived_ covers
+// all attempts of a call, because the error of a write says whether it may have
+// been applied.
+
 #include "cc/rpc/client/connection.h"
 
 #include <grpcpp/support/channel_arguments.h>

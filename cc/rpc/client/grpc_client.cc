@@ -1,3 +1,14 @@
+// A pull or push of many keys is cut into pieces, so that the server works on
+// one while the next is on its way. PackPieces() puts short pieces together in
+// one message. A push is cut only if its gradients need not meet on the server.
+// All its messages are made before the first one goes, so that an error of
+// making one leaves nothing applied.
+//
+// Rows go from an answer to their places at once. Long gradients whose owner is
+// known are sent from where they lie; shorter ones and all keys are copied. All
+// calls but pull, push and assignment use messages of protobuf, because they
+// are short or rare.
+
 #include "cc/rpc/client/grpc_client.h"
 
 #include <algorithm>

@@ -1,3 +1,12 @@
+// Waiting is polling: a server may hold a poll for at most half of the client's
+// timeout, and the client polls again until the deadline of the wait. So a wait
+// of any length is made of short calls, and a server that has gone is noticed.
+// Each wait polls at least once, also after its deadline.
+//
+// Call() turns DeadlineExceeded of a server into Unavailable, because to
+// callers DeadlineExceeded says that other workers have not come. All calls are
+// repeated while the server is away.
+
 #include "cc/rpc/client/grpc_group_client.h"
 
 #include <algorithm>

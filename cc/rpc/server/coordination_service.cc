@@ -1,3 +1,12 @@
+// Run() asks the shard for the coordinator, which only shard 0 gives, and calls
+// it inside the gate. RunWaiting() tells the gate that the call may wait. A
+// wait ends after kLongestPoll at the latest, and its DeadlineExceeded becomes
+// an answer that says whom it waits for, because the client then asks again.
+//
+// Arrive ends a step and may wait in the same call, which saves a second one.
+// An error of that wait is not given back, because the step has been counted;
+// the worker hears of it when it asks again.
+
 #include "cc/rpc/server/coordination_service.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// A Call is the tag of one event at a time: first of a new call, then of the
+// end of its answer, then of a new call again. The thread of its queue does the
+// work between them, so that the calls and buffers of a queue need no lock.
+// Buffers stay from call to call, and Trim() frees those that are unusually
+// large.
+//
+// The length of a pull's answer is known before its rows. Its header is
+// therefore written first, and the shard writes rows behind it, into the memory
+// that gRPC sends. ReserveAnswer() counts that memory before, until the answer
+// has gone out. An error, also of memory, becomes the answer of its call alone.
+
 #include "cc/rpc/server/data_plane.h"
 
 #include <chrono>

@@ -1,3 +1,13 @@
+// Listen() takes the address before it builds the server, so that an address in
+// use is an error of ours, and hands over connections last, when the data plane
+// runs.
+//
+// Stop() first ends what waits for other workers, because such calls would last
+// as long as the grace. Then it closes the gate and waits for the calls inside.
+// It shuts down gRPC after that, with a moment for the last answers, because
+// gRPC itself would wait for connections and not for calls. The data plane goes
+// last, because its queues carry these answers.
+
 #include "cc/rpc/server/grpc_server.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>

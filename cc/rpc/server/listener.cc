@@ -1,3 +1,12 @@
+// One thread polls the listening sockets and a pipe, into which Stop() writes a
+// byte. The listener does not hear when gRPC closes a connection. So it keeps
+// the descriptor of each with its inode, and MakeRoom() looks which of them are
+// still the same sockets, but only when the limit is reached.
+//
+// Where the process has no descriptor left, the thread waits and the connection
+// stays in the kernel's queue. Stop() removes the path of a Unix socket before
+// it closes the socket, because afterwards the path may be a successor's.
+
 #include "cc/rpc/server/listener.h"
 
 #include <fcntl.h>

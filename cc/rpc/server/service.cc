@@ -1,3 +1,12 @@
+// Each method runs inside Gated(), turns its message into arguments, calls the
+// shard, and turns the result into the response. CreateTable, DropTable and
+// Erase run inside WriteOnce(), so that a repeated call is applied once.
+//
+// CommitRound answers OK with the error in the response where the round is over
+// nevertheless, or another instance of the group is known, because the client
+// has to tell these from a call that failed. Streams send one message for each
+// chunk and end when the client has gone.
+
 #include "cc/rpc/server/service.h"
 
 #include <algorithm>
