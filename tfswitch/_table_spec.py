@@ -109,7 +109,7 @@ class TableSpec:
         return config
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what of it Keras stores by the same names."""
+        """Returns the settings that Keras stores, by their names here."""
         return {
             "seed": self.seed,
             "consistency": self.consistency.get_config(),
@@ -121,7 +121,7 @@ class TableSpec:
         }
 
 
-# What each setting is if nothing is said.
+# The settings of a table for which a caller says nothing.
 DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(TableSpec)
 }

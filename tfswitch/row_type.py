@@ -150,7 +150,7 @@ def warn_of_slots(
             warnings.warn(
                 f"{owner}: {problem} in {row_type.slots} slots, and steps "
                 f"become far too long. Make the row type with {remedy}.",
-                stacklevel=3,
+                stacklevel=4,
             )
             return
 

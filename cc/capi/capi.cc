@@ -548,7 +548,7 @@ int Push(Tfswitch_PushPart* parts, size_t num_parts,
       push.loss_scale = options.loss_scale;
       push.skips_non_finite = options.skip_non_finite != 0;
     }
-    const absl::Status status = PushBatch(absl::MakeSpan(pushes), &lent);
+    absl::Status status = PushBatch(absl::MakeSpan(pushes), &lent);
     for (size_t i = 0; i < num_parts; ++i) {
       parts[i].result = {pushes[i].updated_rows, pushes[i].is_skipped ? 1 : 0};
     }

@@ -30,6 +30,12 @@
 namespace tfswitch {
 namespace {
 
+absl::StatusOr<int> ToInt(absl::string_view field, uint32_t count) {
+  if (count <= INT32_MAX) return static_cast<int>(count);
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, ": expected a number up to ", INT32_MAX, ", got ", count));
+}
+
 template <typename Repeated>
 std::vector<std::string> ToStrings(const Repeated& repeated) {
   return {repeated.begin(), repeated.end()};
@@ -81,8 +87,7 @@ absl::Status Save(Cluster& cluster, const v1::SaveRequest& request,
   options.tables = ToStrings(request.tables());
   options.dropped_tables = ToStrings(request.dropped_tables());
   if (request.keep() != 0) {
-    options.keep =
-        static_cast<int>(std::min<uint32_t>(request.keep(), INT32_MAX));
+    TFSWITCH_ASSIGN_OR_RETURN(options.keep, ToInt("keep", request.keep()));
   }
   TFSWITCH_ASSIGN_OR_RETURN(const CheckpointReport report,
                             SaveCheckpoint(cluster.client(), options));
@@ -92,6 +97,12 @@ absl::Status Save(Cluster& cluster, const v1::SaveRequest& request,
 
 absl::Status Restore(Cluster& cluster, const v1::RestoreRequest& request,
                      v1::CheckpointReport* response) {
+  if (request.save() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "save: expected the number of a save, or 0 for the newest, "
+        "got ",
+        request.save()));
+  }
   RestoreOptions options;
   options.path = request.path();
   options.tables = ToStrings(request.tables());
@@ -151,8 +162,8 @@ absl::Status Publish(Cluster& cluster, const v1::PublishExportRequest& request,
   }
   options.all_rows = request.all_rows();
   options.day = cluster.day();
-  options.keep_bases =
-      static_cast<int>(std::min<uint32_t>(request.keep_bases(), INT32_MAX));
+  TFSWITCH_ASSIGN_OR_RETURN(options.keep_bases,
+                            ToInt("keep_bases", request.keep_bases()));
   TFSWITCH_ASSIGN_OR_RETURN(const ExportReport report,
                             PublishExport(cluster.client(), options));
   response->set_delta(report.is_delta);

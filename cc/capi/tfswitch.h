@@ -259,9 +259,9 @@ typedef struct Tfswitch_Api {
   int (*replicas_confirm_round)(const char* group, uint64_t applier,
                                 int64_t number, char* error);
 
-  // --- Items of work queues that a step trains
-  // -------------------------------- The step that is under way has come to
-  // `offset` of the item.
+  // --- Items of work queues that a step trains -----------------------------
+
+  // The step that is under way has come to `offset` of the item.
   int (*advance_work_item)(Tfswitch_Cluster* cluster, const char* queue,
                            int64_t epoch, int64_t index, int64_t offset,
                            char* error);

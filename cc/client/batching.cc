@@ -210,6 +210,7 @@ absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
     groups[cluster_of(i)].push_back(parts[i]);
   }
   std::vector<std::unique_ptr<PendingCall>> calls;
+  calls.reserve(groups.size());
   for (const auto& [cluster, group] : groups) {
     calls.push_back(start(cluster->client(), group));
   }

@@ -41,7 +41,7 @@ struct BatchPull {
   float* embeddings = nullptr;
   // The training read: `unique_keys` (room for all) receives the keys without
   // repetition in order of first appearance, `inverse` the place of each key in
-  // it, *num_unique their number. Or all null.
+  // it, *num_unique their number. All three may be null.
   Key* unique_keys = nullptr;
   int32_t* inverse = nullptr;
   size_t* num_unique = nullptr;

@@ -1,4 +1,4 @@
-// What a process is in a cluster.
+// The part that a process has in a cluster.
 
 #ifndef TFSWITCH_CC_CLIENT_CLUSTER_H_
 #define TFSWITCH_CC_CLIENT_CLUSTER_H_
@@ -25,7 +25,8 @@ class Cluster {
           bool is_remote);
 
   ParameterClient& client() { return *client_; }
-  // Joins a group as a worker; what this process was before leaves.
+  // Joins a group as a worker; the worker that was here before leaves its
+  // group.
   absl::Status Join(const WorkerOptions& options);
   // Who trains here; null if Join() was not called.
   std::shared_ptr<WorkerSession> worker() const;

@@ -10,6 +10,7 @@
 
 #include "cc/client/cluster_tables.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 

@@ -156,9 +156,8 @@ class ParameterClient {
 
   // Starts to read, with as few messages as there can be: of each part the
   // embedding of args.keys[i] into embeddings[i * dim, (i + 1) * dim), or where
-  // `places` say. `parts`
-  // may go when the call has been started, but not what its args and spans
-  // point to. A table may come more than once.
+  // `places` say. `parts` may go when the call has been started, but not what
+  // its args and spans point to. A table may come more than once.
   virtual std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) = 0;
 

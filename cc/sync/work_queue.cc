@@ -12,6 +12,7 @@
 #include "cc/sync/work_queue.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 

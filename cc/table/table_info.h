@@ -1,4 +1,4 @@
-// What there is to say of a table.
+// TableInfo describes a table to those who list tables.
 
 #ifndef TFSWITCH_CC_TABLE_TABLE_INFO_H_
 #define TFSWITCH_CC_TABLE_TABLE_INFO_H_

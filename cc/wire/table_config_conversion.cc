@@ -345,6 +345,41 @@ ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto) {
   return config;
 }
 
+absl::Status CheckKnown(const google::protobuf::Message& config) {
+  const google::protobuf::Reflection* reflection = config.GetReflection();
+  const auto unknown = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the config of the table has ", what, " in ",
+                     config.GetDescriptor()->name(),
+                     ", which this server does not know; install the same "
+                     "version of tfswitch on both sides"));
+  };
+  const auto& others = reflection->GetUnknownFields(config);
+  if (!others.empty()) {
+    return unknown(absl::StrCat("field ", others.field(0).number()));
+  }
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection->ListFields(config, &fields);
+  for (const auto* field : fields) {
+    if (field->enum_type() != nullptr) {
+      const int value = reflection->GetEnumValue(config, field);
+      if (field->enum_type()->FindValueByNumber(value) == nullptr) {
+        return unknown(absl::StrCat(field->name(), " ", value));
+      }
+    } else if (field->is_repeated()) {
+      const int size = reflection->FieldSize(config, field);
+      for (int i = 0; i < size && field->message_type() != nullptr; ++i) {
+        TFSWITCH_RETURN_IF_ERROR(
+            CheckKnown(reflection->GetRepeatedMessage(config, field, i)));
+      }
+    } else if (field->message_type() != nullptr) {
+      TFSWITCH_RETURN_IF_ERROR(
+          CheckKnown(reflection->GetMessage(config, field)));
+    }
+  }
+  return absl::OkStatus();
+}
+
 v1::EvictionConfig ToProto(const EvictionConfig& config) {
   v1::EvictionConfig proto;
   for (const EvictionRule& rule : kEvictionRules) {

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "cc/table/table_config.h"
+#include "google/protobuf/message.h"
 #include "tfswitch/v1/table_config.pb.h"
 
 namespace tfswitch {
@@ -19,6 +20,10 @@ v1::TableConfig ToProto(const TableConfig& config);
 // here: TableConfig::Validate says what is wrong. A dim beyond int is clamped
 // to the largest int, which Validate refuses.
 TableConfig FromProto(const v1::TableConfig& proto);
+
+// InvalidArgument naming the first field or value of the config that a later
+// version has and this one does not know: it would be taken for a default.
+absl::Status CheckKnown(const google::protobuf::Message& config);
 
 v1::EvictionConfig ToProto(const EvictionConfig& config);
 EvictionConfig FromProto(const v1::EvictionConfig& proto);

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cmath>
 #include <filesystem>
 #include <system_error>
 
@@ -74,7 +75,7 @@ absl::StatusOr<RowsApi> RowsApi::Find(const std::string& op_library) {
 
 absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
                                           const char* call,
-                                          const std::string& value) const {
+                                          const Json& value) const {
   std::error_code ignored;
   if (!std::filesystem::exists(std::filesystem::path(folder) / kModelFile,
                                ignored)) {
@@ -86,11 +87,16 @@ absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
   char* response = nullptr;
   char error[TFSWITCH_ERROR_SIZE] = "";
   Json request = {{"path", folder}};
-  if (call != nullptr) request[call] = Json::parse(value);
-  const int code = api_->call(/*cluster=*/nullptr, "ServedModel",
-                              request.dump().c_str(), &response, error);
-  if (code != 0)
+  if (call != nullptr) request[call] = value;
+  // A path need not be UTF-8; dump() would throw.
+  const std::string text =
+      request.dump(/*indent=*/-1, /*indent_char=*/' ', /*ensure_ascii=*/false,
+                   Json::error_handler_t::replace);
+  const int code = api_->call(/*cluster=*/nullptr, "ServedModel", text.c_str(),
+                              &response, error);
+  if (code != 0) {
     return absl::Status(static_cast<absl::StatusCode>(code), error);
+  }
   const Json json = Json::parse(response, nullptr, /*allow_exceptions=*/false);
   api_->free_string(response);
   if (!json.is_object()) {
@@ -114,9 +120,14 @@ absl::StatusOr<ServedState> RowsApi::State(const std::string& folder) const {
 
 absl::Status RowsApi::Watch(const std::string& folder,
                             absl::Duration interval) const {
-  return Call(folder, "watch_secs",
-              absl::StrCat(absl::ToDoubleSeconds(interval)))
-      .status();
+  const double seconds = absl::ToDoubleSeconds(interval);
+  // JSON has no infinity.
+  if (!(seconds >= 0.0) || std::isinf(seconds)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected an interval of at least 0 that ends, got ",
+                     absl::FormatDuration(interval)));
+  }
+  return Call(folder, "watch_secs", seconds).status();
 }
 
 absl::Status RowsApi::Refresh(const std::string& folder) const {
@@ -129,7 +140,7 @@ absl::Status RowsApi::RollBack(const std::string& folder,
     return absl::InvalidArgumentError(absl::StrCat(
         "expected the number of an export, which is at least 1, got ", number));
   }
-  return Call(folder, "roll_back_to", absl::StrCat(number)).status();
+  return Call(folder, "roll_back_to", number).status();
 }
 
 absl::Status RowsApi::Resume(const std::string& folder) const {

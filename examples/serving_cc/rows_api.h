@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "nlohmann/json.hpp"
 
 struct Tfswitch_Api;
 
@@ -62,7 +63,7 @@ class RowsApi {
   // `call`: a field of ServedModelRequest that is set to `value`, or none.
   absl::StatusOr<ServedState> Call(const std::string& folder,
                                    const char* call = nullptr,
-                                   const std::string& value = "true") const;
+                                   const nlohmann::json& value = true) const;
 
   const Tfswitch_Api* api_;
 };

@@ -215,8 +215,11 @@ def test_admitted_and_evicted_rows_may_have_16_bits(cluster):
 def test_slots_that_are_too_short_for_the_optimizer_are_warned_of(
     embedded, of_rows, optimizer, message
 ):
-    with pytest.warns(UserWarning, match=rf"table 'word': .*{message}"):
+    with pytest.warns(
+        UserWarning, match=rf"table 'word': .*{message}"
+    ) as caught:
         make_table(tsw.RowType(*of_rows), optimizer=optimizer)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize(

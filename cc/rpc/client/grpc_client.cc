@@ -496,7 +496,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
     const bool may_be_cut =
         args.keys_are_unique && args.step.group.empty() && !args.is_dense;
     const bool fits_whole =
-        PushRequestBytes(args) <= connection_->max_message_bytes();
+        PartBytes(PushRequestBytes(args)) <= connection_->max_message_bytes();
     const size_t keys_per_piece =
         may_be_cut ? KeysPerPart(args.keys.size(), width * sizeof(float),
                                  fits_whole ? kMinPushPartBytes : kMinPartBytes)

@@ -248,8 +248,9 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "table '", pulls[0].table, "': the answer to a pull of ",
         pulls[0].keys.size(), " keys",
-        is_many ? absl::StrCat(", with those of ", pulls.size(), " pulls,")
-                : "",
+        pulls.size() > 1
+            ? absl::StrCat(", with those of ", pulls.size(), " pulls,")
+            : "",
         " is a message of ", size, " bytes, over the limit of ",
         max_message_bytes_,
         "; pull fewer keys per call or start the server with a larger "

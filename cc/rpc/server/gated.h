@@ -1,4 +1,4 @@
-// How a control call begins and ends.
+// Gated runs a control call of the server between the gate's two ends.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_GATED_H_
 #define TFSWITCH_CC_RPC_SERVER_GATED_H_

@@ -75,6 +75,7 @@ grpc::Status Service::CreateTable(grpc::ServerContext* context,
                                   v1::CreateTableResponse* response) {
   return Gated(gate_, [&]() -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(CheckVersion(request->protocol_version()));
+    TFSWITCH_RETURN_IF_ERROR(CheckKnown(request->config()));
     const TableConfig config = FromProto(request->config());
     uint64_t incarnation = request->table_incarnation();
     TFSWITCH_ASSIGN_OR_RETURN(
@@ -194,7 +195,10 @@ grpc::Status Service::Shrink(grpc::ServerContext* context,
     TFSWITCH_ASSIGN_OR_RETURN(const auto table,
                               shard_->FindTable(TableOf(*request)));
     std::optional<EvictionConfig> rules;
-    if (request->has_rules()) rules = FromProto(request->rules());
+    if (request->has_rules()) {
+      TFSWITCH_RETURN_IF_ERROR(CheckKnown(request->rules()));
+      rules = FromProto(request->rules());
+    }
     TFSWITCH_ASSIGN_OR_RETURN(
         const ShrinkReport report,
         shard_->Shrink(*table, rules,

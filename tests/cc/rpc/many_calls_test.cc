@@ -254,6 +254,20 @@ TEST(ManyCallsTest, WhatFitsOneMessageToTheByteIsOneMessage) {
   }
 }
 
+TEST(ManyCallsTest, APushThatFitsOnlyWithoutItsHeaderIsCut) {
+  ManyCalls calls;
+  PushArgs& args =
+      calls.AddPush("t", kRowDim, RandomKeys(50'000), 1.0f, {1, 1});
+  args.keys_are_unique = true;
+  CountingServer server(0, 1, PushRequestBytes(args) + 2);
+  auto client = server.Connect();
+
+  const absl::Status status = client->StartPush(calls.pushes)->Wait();
+
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(server.many_pushes, 2);
+}
+
 TEST(ManyCallsTest, AStepOverTheLimitGoesInMessagesThatFit) {
   GrpcServerOptions options;
   options.max_message_bytes = 64 << 10;

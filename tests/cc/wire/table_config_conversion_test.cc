@@ -144,6 +144,25 @@ TEST(TableConfigConversionTest, RowTypesOfALaterVersionAreRefusedByValidate) {
   EXPECT_NE(status.message().find("row_type"), std::string::npos) << status;
 }
 
+TEST(TableConfigConversionTest, KindsAndValuesOfALaterVersionAreNamed) {
+  EXPECT_TRUE(CheckKnown(ToProto(Base())).ok());
+  v1::TableConfig proto = ToProto(Base());
+  proto.clear_optimizer();
+  auto* optimizer = proto.mutable_optimizer();
+  optimizer->GetReflection()->MutableUnknownFields(optimizer)->AddVarint(99, 1);
+  EXPECT_THAT(std::string(CheckKnown(proto).message()),
+              AllOf(HasSubstr("field 99"), HasSubstr("OptimizerConfig")));
+  proto = ToProto(Base());
+  proto.mutable_consistency()->mutable_bsp()->set_reduction(
+      static_cast<v1::ConsistencyConfig::Reduction>(7));
+  EXPECT_THAT(std::string(CheckKnown(proto).message()),
+              HasSubstr("reduction 7"));
+  proto = ToProto(Base());
+  auto* segment = proto.mutable_optimizer()->add_segments();
+  segment->GetReflection()->MutableUnknownFields(segment)->AddVarint(50, 1);
+  EXPECT_THAT(std::string(CheckKnown(proto).message()), HasSubstr("field 50"));
+}
+
 TEST(TableConfigConversionTest, TheLifeOfRowsComesBackEqual) {
   for (const TableConfig& config : RowLives(Base())) {
     ExpectToComeBack(config);
