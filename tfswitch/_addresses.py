@@ -1,7 +1,7 @@
-"""What addresses of servers look like, for who does not connect to them now.
+"""The form of server addresses, checked where no connection is made yet.
 
-The rules of cc/capi/cluster.cc and cc/rpc/address.cc, which check what is
-connected to.
+The rules of cc/capi/cluster.cc and cc/rpc/address.cc, which check an address
+when a client connects.
 """
 
 import re
@@ -11,13 +11,13 @@ SERVERS = (
     "order"
 )
 
-# What the kernel takes: sockaddr_un.sun_path, less the byte that ends it.
+# The kernel's limit: sockaddr_un.sun_path, less the byte that ends it.
 _MAX_UNIX_PATH = 107
 _MAX_PORT = 65535
 
 
 def why_no_servers(address: object) -> str | None:
-    """Returns what is wrong with the address of a cluster of servers.
+    """Returns the fault in the address of a cluster of servers.
 
     Args:
         address: As for `tfswitch.connect`. One of tables in this process is

@@ -1,7 +1,7 @@
 """Calls of the core by the name of a method, with JSON messages.
 
 `protos/tfswitch/v1/control.proto` has the methods. In protobuf's JSON 64-bit
-integers are strings, so whoever reads one from a response makes it an int.
+integers are strings, so a reader of a response makes them ints.
 """
 
 import json

@@ -11,7 +11,7 @@ from tfswitch.optimizers import check_learning_rate
 
 class _Source(NamedTuple):
     value: Any
-    # Of a number: held outside graphs, so that a new one needs no new trace.
+    # A number is held outside graphs, so that a new one needs no new trace.
     constant: HostScalar | None
     is_schedule: bool
 
@@ -23,7 +23,7 @@ class LearningRate:
     is made, and counts no steps.
 
     Args:
-        source: What `tfswitch.optimizers` takes as `learning_rate`.
+        source: The value that `tfswitch.optimizers` takes as `learning_rate`.
     """
 
     def __init__(self, source: Any) -> None:
@@ -31,7 +31,7 @@ class LearningRate:
         self._steps = HostScalar(0, tf.int64)
 
     def follow(self, source: Any) -> None:
-        """Goes on with another source, in what is traced from now on."""
+        """Goes on with another source, in functions traced from now on."""
         self._source = _Source(
             source,
             HostScalar(source, tf.float32)

@@ -1,4 +1,4 @@
-"""What optimizers and policies have in common."""
+"""The common part of optimizers and policies."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Policy:
         }
 
     def to_config(self) -> dict[str, Any]:
-        """Returns what `get` makes this policy from."""
+        """Returns the config that `get` makes this policy from."""
         return {
             "class_name": type(self).__name__,
             "config": self.get_config(),
@@ -35,7 +35,7 @@ class Policy:
 
     @classmethod
     def from_config(cls: type[_Policy], config: Mapping[str, Any]) -> _Policy:
-        """Makes a policy from what `get_config` returned."""
+        """Makes a policy from the config that `get_config` returned."""
         return cls(**config)
 
 
@@ -43,7 +43,7 @@ class Registry:
     """The policies of one kind, by the names that users may give.
 
     Args:
-        argument: What users pass them as, for messages.
+        argument: The argument that users pass them as, for messages.
         module: Where they are.
         classes: By name.
     """

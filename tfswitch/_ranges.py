@@ -1,7 +1,7 @@
-"""What an argument may be, said once: in the type of its field.
+"""The range of an argument, said once: in the type of its field.
 
 For readers and type checkers a field `beta_1: Decay = 0.9` is a float.
-`check_fields` refuses what is not in [0, 1). The names are those of
+`check_fields` refuses values outside [0, 1). The names are those of
 `cc/base/config_fields.h`.
 """
 
@@ -22,7 +22,7 @@ _TYPES: dict[type, tuple[Any, ...]] = {
 
 
 class Range(NamedTuple):
-    """What an argument may be, and how a message calls it."""
+    """The range of an argument, and its name in a message."""
 
     text: str
     contains: Callable[[Any], bool]
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
         Raises:
             ValueError: If the value is not in the range. The message names the
-                argument; `owner` says of what it is one.
+                argument; `owner` names its owner.
         """
         if value is None and self.or_none:
             return None

@@ -37,7 +37,7 @@ class TableStats(dict[str, Any]):
     """Row counts and memory; prints as "1,000,000 rows, 122.1 MiB"."""
 
     def __init__(self, info: Mapping[str, Any]) -> None:
-        """Takes what it has from a message TableInfo."""
+        """Takes the fields from a message TableInfo."""
         super().__init__(lost=info["lost"], **integers(info, _COUNTS))
 
     @property
@@ -51,14 +51,14 @@ class TableStats(dict[str, Any]):
 
 
 class ShrinkReport(dict[str, Any]):
-    """What a shrink has evicted, or would evict.
+    """The rows that a shrink has evicted, or would evict.
 
     Attributes:
         dry_run: Whether nothing was evicted.
     """
 
     def __init__(self, response: Mapping[str, Any], *, dry_run: bool) -> None:
-        """Takes what it has from a message ShrinkResponse."""
+        """Takes the fields from a message ShrinkResponse."""
         counts = ("evicted_rows", "evicted_bytes", "evicted_candidates")
         super().__init__(
             integers(response, (*counts, "remaining_rows")),

@@ -32,8 +32,8 @@ def rows_per_call(floats_per_row: int) -> int:
 def assign_rows(table: EmbeddingTable, rows: Rows) -> None:
     """Sets rows, as `EmbeddingTable.assign`, of any number.
 
-    Without slots the optimizer state of rows that are there stays. Of repeated
-    ids the last row stays.
+    Without slots the optimizer state of rows that are there stays. If an id is
+    repeated, its last row stays.
     """
     floats = rows.values.shape[1]
     if rows.slots is not None:

@@ -13,7 +13,7 @@ from tfswitch import optimizers as optimizers_lib
 from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
 
-# What the policies go by.
+# The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
 _NEED_USAGE = (eviction_lib.Ttl, eviction_lib.MaxRows)
 
@@ -22,7 +22,7 @@ _MAX_SEED = 2**64 - 1
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """What `EmbeddingTable` takes of its rows, as objects.
+    """The arguments of `EmbeddingTable` about its rows, as objects.
 
     Names and the other forms that a setting may have become objects when the
     spec is made.
@@ -30,7 +30,7 @@ class TableSpec:
     Attributes:
         optimizer: None if it is not known yet.
         seed: None if it is not known yet.
-        layout: Of a dense table: what its rows are.
+        layout: The layout of a dense table's rows.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -128,10 +128,10 @@ DEFAULTS = {
 
 
 def _find_statistics(statistics: Any, admission: Any, eviction: Any) -> Any:
-    """Returns what a table counts: what was asked, or what its policies need.
+    """Returns the statistics asked for, or else those its policies need.
 
     Raises:
-        ValueError: If a policy needs what `statistics` do not count.
+        ValueError: If a policy needs a number that `statistics` do not count.
     """
     given = statistics_lib.get(statistics)
     policies = [admission, *getattr(eviction, "policies", [eviction])]

@@ -15,7 +15,7 @@ _WORKER_TYPES = ("chief", "master", "worker")
 
 
 class Task(NamedTuple):
-    """What this process is: number `number` of its `type`."""
+    """The role of this process: number `number` of its `type`."""
 
     type: str
     number: int

@@ -21,11 +21,11 @@ from tfswitch._ranges import FINITE, Fraction, NonNegative, Share, integers
 class _Admission(Policy):
     # The field of the wire's AdmissionConfig.
     _KIND: ClassVar[str] = ""
-    # What `not_admitted` may be besides a number.
+    # The values of `not_admitted` besides numbers.
     _NAMES: ClassVar[tuple[str, ...]] = ("zeros", "shared")
 
     _: dataclasses.KW_ONLY
-    # What an id without a row reads as.
+    # The value that an id without a row reads as.
     not_admitted: str | float = "zeros"
 
     def __post_init__(self) -> None:
@@ -65,11 +65,11 @@ class MinCount(_Admission):
 
     Args:
         min_count: 1 to 2^24.
-        not_admitted: What an id without a row reads as: "zeros", a number,
-            "shared" (one row for all, drawn once from the initializer; it does
-            not learn), or "weight": its own first element, which learns from
-            the first push on, and zeros behind it. That needs an optimizer for
-            the first element by itself:
+        not_admitted: The value that an id without a row reads as: "zeros", a
+            number, "shared" (one row for all, drawn once from the initializer;
+            it does not learn), or "weight": its own first element, which learns
+            from the first push on, and zeros behind it. That needs an optimizer
+            for the first element by itself:
             `tfswitch.optimizers.Segments([(1, a), (None, b)])`.
 
     Example:
@@ -109,9 +109,9 @@ class BloomMinCount(_Admission):
         min_count: 1 to 65535.
         capacity: How many ids are expected.
         false_positive_rate: Between 0 and 1.
-        not_admitted: What an id without a row reads as: "zeros", a number, or
-            "shared": one row for all, drawn once from the initializer; it does
-            not learn.
+        not_admitted: The value that an id without a row reads as: "zeros", a
+            number, or "shared": one row for all, drawn once from the
+            initializer; it does not learn.
     """
 
     _KIND = "bloom_min_count"
@@ -126,8 +126,8 @@ class Probability(_Admission):
     """Each occurrence gives its id a row with a probability of `probability`.
 
     After c occurrences an id has one with 1 - (1 - p)^c. (PERSIA's
-    `admit_probability`.) What is drawn depends on the seed, the id and the
-    order of pushes at its server.
+    `admit_probability`.) The draw depends on the seed, the id and the order of
+    pushes at its server.
 
     Args:
         probability: Above 0, at most 1.
@@ -177,8 +177,8 @@ def get(identifier: Any) -> Any:
     """Returns the policy that a user means.
 
     Args:
-        identifier: An object of this module, what `to_config` returned, or None
-            for `Always()`.
+        identifier: An object of this module, a config that `to_config`
+            returned, or None for `Always()`.
 
     Raises:
         ValueError: If it is something else.

@@ -81,7 +81,7 @@ class Cluster:
         )
         self._closed = False
         self._previous: Cluster | None = None
-        # What the process is in the cluster ends with the connection.
+        # The process's role in the cluster ends with the connection.
         self._before_close: weakref.WeakMethod[Callable[[], None]] | None = None
 
     @property
@@ -96,7 +96,7 @@ class Cluster:
 
     @property
     def day(self) -> float | None:
-        """When what is pushed from now on happens, in days since 1970.
+        """The day of pushes from now on, in days since 1970.
 
         Show and click decay with it, and `last_seen_day` is it. None, the
         default, means now. Set it to train on data of other days, such as a
@@ -306,9 +306,9 @@ class Cluster:
         ]
 
     def drop(self, name: str) -> None:
-        """Removes a table with all its rows, for all who use it.
+        """Removes a table with all its rows, for all its users.
 
-        What uses it afterwards fails with `KeyError`, or in graphs with
+        Later calls for the table fail with `KeyError`, or in graphs with
         `tf.errors.NotFoundError`, until a table of that name is made again.
         Checkpoints stay; `save` wants to be told of it, with its own `drop`.
 
@@ -386,7 +386,7 @@ def connect(
             "grpc://host:port,host:port": servers, in shard order;
             "grpc+unix:///path": one server on this machine.
         timeout: Longest wait of a call for a server, in seconds.
-        on_lost_tables: What follows when a server was restarted and has lost
+        on_lost_tables: The reaction to a server that was restarted and has lost
             its part of a table. "fail": calls for the table fail, with
             `OSError`, or `tf.errors.DataLossError` in graphs, until a
             checkpoint is restored or `Cluster.reset_lost_tables` is called.
@@ -404,7 +404,7 @@ def connect(
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.
         RuntimeError: If this process was forked from one that uses tfswitch, as
-            each later call, too. The message says what to do.
+            each later call, too. The message names the remedy.
 
     Example:
 

@@ -100,7 +100,7 @@ def get(identifier: Any) -> Consistency:
 
     Args:
         identifier: None for `Consistency.asp()`, "asp", "bsp", a `Consistency`,
-            or what its `get_config` returned.
+            or a config that its `get_config` returned.
 
     Raises:
         ValueError: If it is none of these.

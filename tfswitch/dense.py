@@ -38,8 +38,8 @@ class DenseTable:
         name: Name of the table, as of an `EmbeddingTable`.
         shapes: Shape of each array by name. The order counts.
         optimizer: As for `tfswitch.EmbeddingTable`. A push updates all values,
-            so all of them are what Keras's optimizer would make of them. It
-            must be elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
+            so all of them change as with Keras's optimizer. It must be
+            elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
         consistency: As for `tfswitch.EmbeddingTable`.
         cluster: By default that of `tfswitch.connect`.
 
@@ -92,7 +92,7 @@ class DenseTable:
         spec = TableSpec(
             initializer="zeros",
             optimizer=optimizer,
-            seed=0,  # Of values that begin as zeros.
+            seed=0,  # The values begin as zeros.
             consistency=consistency,
             layout=layout,
         )
@@ -145,8 +145,8 @@ class DenseTable:
     ) -> bool:
         """Sets first values, unless somebody else has set or restored them.
 
-        Of workers that call this the first one's values count. The others wait
-        until they are there.
+        If several workers call this, the first one's values count. The others
+        wait until these are there.
 
         Args:
             values: One array per shape.
@@ -163,8 +163,9 @@ class DenseTable:
         """
         blocks = self._to_blocks_array(values)
         native = self._table._native
-        # Whoever sets the first block sets all. Where others are there without
-        # it, a server has lost its part: what is new would be half of a model.
+        # The worker that sets the first block sets all. Where others are there
+        # without it, a server has lost its part: new values would be half of a
+        # model.
         if native.size() == 0 and native.assign_missing(
             self._keys[:1], blocks[:1]
         ):
@@ -233,7 +234,7 @@ class DenseTable:
 
         Returns:
             int64 scalar tensor: the number of blocks that took a step, 0 with
-            `bsp`. In a graph, what other operations may depend on.
+            `bsp`. In a graph, other operations may depend on it.
 
         Raises:
             ValueError: If gradients do not fit the shapes, or are NaN or Inf.

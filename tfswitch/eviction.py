@@ -185,8 +185,8 @@ def get(identifier: Any) -> Any:
     """Returns the policy that a user means.
 
     Args:
-        identifier: An object of this module, what `to_config` returned, or None
-            for none.
+        identifier: An object of this module, a config that `to_config`
+            returned, or None for none.
 
     Raises:
         ValueError: If it is something else.

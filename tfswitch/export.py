@@ -24,11 +24,11 @@ MODEL_ROWS = "assets.extra/tfswitch"
 
 ROW_FORMATS = ("float32", "float16", "int8")
 
-# What an export raises that may go better the next time.
+# Errors of an export that may not come the next time.
 _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
 
-# The longest that an export in a thread is waited for, and so at exit. What is
-# left of one that is cut off the next export removes.
+# The longest that an export in a thread is waited for, and so at exit. The next
+# export removes the files of one that is cut off.
 _STOP_SECS = 3600.0
 _EXIT_SECS = 5.0
 
@@ -41,8 +41,8 @@ class ScoreRule:
     (`paddle/fluid/distributed/ps/table/ctr_accessor.cc`). A base has the rows
     with a score of at least `base_threshold` that were seen within
     `delta_keep_days` days; a delta those of them whose score has grown by at
-    least `delta_threshold` since they were last exported. What a row has
-    gained counts as exported once the export is published.
+    least `delta_threshold` since they were last exported. A row's gain counts
+    as exported once the export is published.
 
     Args:
         base_threshold: Least score, at least 0.
@@ -71,14 +71,14 @@ class ScoreRule:
 
 
 class ExportReport(NamedTuple):
-    """What an export has written.
+    """The result of an export.
 
     Attributes:
-        number: Of the export; of the last one if nothing is published.
+        number: The export's; that of the last one if nothing is published.
         published: False for a delta if nothing has changed.
         num_rows: Rows in it.
         num_removed: Ids in it that lost their rows.
-        bytes: Of the row files.
+        bytes: The size of the row files.
         kind: "base" or "delta".
         why_base: Why it is a base, where a `Schedule` would have written a
             delta and that cannot follow; else empty.
@@ -124,21 +124,21 @@ def base(
         tables: Names, or `EmbeddingTable` objects. None means those of the
             SavedModel; in other folders all that the cluster has, and those of
             the export before it, so that none is left out because a server has
-            lost it. Those of the SavedModel must be among them.
+            lost it. The SavedModel's tables must be among them.
         row_format: "float32", "float16", or "int8" with a scale per row. None
             means that of the export before it in the folder, or "float32".
         rule: Which rows; "all" means all. None means the rule of the export
             before it, or all.
-        keep: Remove what is older than so many bases. None removes nothing.
+        keep: Remove files older than so many bases. None removes nothing.
         cluster: Where the tables are; by default that of `tfswitch.connect`.
 
     Returns:
-        What has been written.
+        The result of the export.
 
     Raises:
         ValueError: If an argument is out of range.
         RuntimeError: If another process is exporting to the folder, or a table
-            does not count what `rule` goes by.
+            does not count the numbers that `rule` goes by.
         KeyError: If there is no such table, or none at all.
         ConnectionError, TimeoutError: If a server does not answer.
 
@@ -161,7 +161,7 @@ def delta(
     *,
     cluster: Cluster | None = None,
 ) -> ExportReport:
-    """Exports what has changed since the last export in a folder.
+    """Exports the changes since the last export in a folder.
 
     It is of the tables, in the format and by the rule of that export; ids that
     lost their rows are always in it. Without changes nothing is published.
@@ -171,11 +171,11 @@ def delta(
         cluster: Where the tables are; by default that of `tfswitch.connect`.
 
     Returns:
-        What has been written.
+        The result of the export.
 
     Raises:
-        RuntimeError: If there is no export to follow, or what has changed since
-            is not known: the server was restarted, the table restored or made
+        RuntimeError: If there is no export to follow, or the changes since are
+            not known: the server was restarted, the table restored or made
             anew, or there are other servers. Export a base then. Else as
             `base`.
         KeyError: If a table is not there any more.
@@ -188,12 +188,13 @@ def delta(
 class Schedule:
     """Exports to a folder again and again: bases, and deltas between them.
 
-    `export` writes what is due, `run` and `start` do so at intervals. An export
-    that fails is told and tried again the next time. Where a delta cannot
-    follow, because a server was restarted or a table made anew, a base does; so
-    it does where the last export is not of the tables, the format or the rule
-    that are given here. A table that is not there is an error, so that no base
-    leaves it out. Where a base that is due fails a delta is written meanwhile.
+    `export` writes the export that is due, `run` and `start` do so at
+    intervals. An export that fails is told and tried again the next time. Where
+    a delta cannot follow, because a server was restarted or a table made anew,
+    a base does; so it does where the last export is not of the tables, the
+    format or the rule that are given here. A table that is not there is an
+    error, so that no base leaves it out. Where a base that is due fails a delta
+    is written meanwhile.
 
     Thread-safe. Training may go on meanwhile, as for `base`. One process at a
     time exports to a folder.
@@ -209,8 +210,9 @@ class Schedule:
         keep_bases: As `keep` of `base`.
         cluster: As for `base`, or a function that connects, which is called
             again if it raises.
-        tell: Called after each export at an interval, with what it has written
-            or the error; by default they are logged. What it raises is logged.
+        tell: Called after each export at an interval, with its result or the
+            error; by default they are logged. An error that it raises is
+            logged.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -239,7 +241,7 @@ class Schedule:
         self._path = path
         self._base_every_seconds = base_every_seconds
         self._tables = None if tables is None else _checked_names(tables)
-        # Always the same one, whatever becomes the default.
+        # Always the same one, also when the default changes.
         self._connect = functools.cache(_connector(cluster))
         self._tell = tell if tell is not None else _log
         self._export_lock = threading.Lock()
@@ -251,7 +253,7 @@ class Schedule:
         """Writes a base if one is due, else a delta.
 
         Returns:
-            What has been written.
+            The result of the export.
 
         Raises:
             As `base`. If that was due, a delta may have been written instead.
@@ -262,7 +264,7 @@ class Schedule:
         return report
 
     def try_export(self) -> bool:
-        """As `export`, but tells what has been written, or the error.
+        """As `export`, but tells the result, or the error.
 
         Returns:
             Whether there was none.
@@ -356,7 +358,7 @@ class Schedule:
             self.stop(_EXIT_SECS)
 
     def _export(self) -> tuple[ExportReport, Exception | None]:
-        """What has been written, and why not the base that was due."""
+        """The result, and why it is not the base that was due."""
         # In a fork a thread that is not there may hold the lock.
         _native.check_process()
         with self._export_lock:
@@ -375,7 +377,7 @@ class Schedule:
                 return _publish(cluster, options), None
             except Exception as error:
                 failure = error
-            # Who serves goes on meanwhile.
+            # Serving goes on meanwhile.
             try:
                 return _publish(cluster, a_delta), failure
             except Exception:
@@ -422,7 +424,7 @@ def _log(result: ExportReport | Exception) -> None:
 
 
 def describe(error: Exception) -> str:
-    """What an export has raised, without the quotes of a KeyError."""
+    """The error of an export, without the quotes of a KeyError."""
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
     return str(error)

@@ -98,10 +98,10 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
         | slot: slot_bits | id: 64 - slot_bits |
 
     So features share one table, and the same number in two features is two ids.
-    Of an id the low 64 - slot_bits bits stay: what is below 2**52, with 12 bits
-    for the slot, comes back from `unpack`. Of strings it is the low bits of
-    their hash, so that collisions within a slot are those of a hash of as many
-    bits: see `HashCollisions`.
+    An id keeps its low 64 - slot_bits bits: a number below 2**52, with 12 bits
+    for the slot, comes back from `unpack`. A string keeps the low bits of its
+    hash, so that collisions within a slot are those of a hash of as many bits:
+    see `HashCollisions`.
 
     Works in eager mode, in `tf.function` and in `tf.data` maps; NumPy gives the
     same numbers. In slots from 1 on nothing packs to 0, also not a padding of
@@ -119,8 +119,8 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
             broadcast with dense `ids`, such as one per column.
         ids: Integers or strings of any shape: a dense, ragged or sparse tensor,
             a NumPy array, a list or scalar.
-        slot_bits: Bits for the slot, 1 to 32. Part of what the ids mean: with
-            another number all ids of a table are others.
+        slot_bits: Bits for the slot, 1 to 32. They are part of an id's meaning:
+            with another number all ids of a table are others.
 
     Returns:
         int64 of the shape and kind of `ids`. From slot 2**(slot_bits - 1) on
@@ -160,7 +160,7 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
 
 
 def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
-    """Takes apart what `pack` made.
+    """Takes apart the ids that `pack` made.
 
     Args:
         packed: int64 of any shape, as `pack` takes ids.
@@ -215,7 +215,7 @@ class HashCollisions:
     It sees inputs and their ids, in Python or on the way through a `tf.data`
     pipeline, and keeps 16 bytes of each distinct input: the id, and a second
     fingerprint of 64 bits that does not depend on the id. Two inputs count as
-    one only if both agree. Of integers the second fingerprint is the number
+    one only if both agree. An integer's second fingerprint is the number
     itself, so their count is exact. Thread-safe.
 
     Example:
@@ -310,7 +310,7 @@ class HashCollisions:
             return _map_values(ids, tf.identity, tf.identity)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what has been counted.
+        """Returns the counts.
 
         Returns:
             A dict:
@@ -319,7 +319,7 @@ class HashCollisions:
             *   ids: Distinct ids.
             *   collisions: inputs - ids, how many inputs have no id of their
                 own.
-            *   expected_collisions: What a random function would have, as a
+            *   expected_collisions: The collisions of a random function, as a
                 float: with n inputs and m possible ids (2**64, or
                 2**(64 - slot_bits) in each slot, which add up)
                 n - m (1 - (1 - 1/m)^n), which is about n^2 / 2m. Integers that
@@ -360,8 +360,8 @@ class HashCollisions:
                     (ids.flatten(), fingerprints.astype(np.int64).flatten())
                 )
                 self._num_pending += ids.size
-                # By a share of what there is, so that n inputs are sorted
-                # log n times and not n times.
+                # The limit is a share of the known ids, so that n inputs are
+                # sorted log n times and not n times.
                 if self._num_pending >= max(2**16, len(self._ids) // 4):
                     self._sort_in()
         return np.int64(ids.size)
@@ -428,7 +428,7 @@ def _fingerprints_of(inputs: Any) -> Any:
 
 
 def _starts_of_runs(values: np.ndarray) -> np.ndarray:
-    """Marks what differs from the value before it, and the first."""
+    """Marks each value that differs from the one before, and the first."""
     starts = np.ones(len(values), bool)
     starts[1:] = values[1:] != values[:-1]
     return starts

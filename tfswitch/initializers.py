@@ -38,7 +38,7 @@ class Initializer:
         return dataclasses.asdict(self)
 
     def to_config(self) -> dict[str, Any]:
-        """Returns what `get` makes this initializer from."""
+        """Returns the config that `get` makes this initializer from."""
         return {
             "class_name": type(self).__name__,
             "config": self.get_config(),
@@ -50,7 +50,7 @@ class Initializer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Initializer":
-        """Makes an initializer from what `get_config` returned."""
+        """Makes an initializer from the config that `get_config` returned."""
         return cls(**config)
 
 
@@ -164,7 +164,8 @@ def get(identifier: Any) -> Initializer:
 
     Args:
         identifier: A name such as "uniform", an initializer of this module, a
-            Keras initializer of the same kind, or what `to_config` returned.
+            Keras initializer of the same kind, or a config that `to_config`
+            returned.
 
     Raises:
         ValueError: If there is no such initializer.

@@ -24,15 +24,15 @@ class RowType(Policy):
     """The types of a row's floats: 32 bits, or 16 for half the memory.
 
     Lookups and pushes are float32 in any case. A step reads the row as float32,
-    computes in float32, and rounds what it stores.
+    computes in float32, and rounds the values that it stores.
 
     Rounding to nearest loses a step that is smaller than half of the last bit,
-    each time again: with bfloat16 what changes a weight by less than 1/512 of
-    it. Stochastic rounding takes such a step up or down by chance so that the
-    expected value is exact, as in "Deep Learning with Limited Numerical
-    Precision" (arXiv 1502.02551). What is drawn depends on the table's seed,
-    the id and the number of the step: the same training run gives the same
-    rows.
+    each time again: with bfloat16 a step that changes a weight by less than
+    1/512 of it. Stochastic rounding takes such a step up or down by chance so
+    that the expected value is exact, as in "Deep Learning with Limited
+    Numerical Precision" (arXiv 1502.02551). The draw depends on the table's
+    seed, the id and the number of the step: the same training run gives the
+    same rows.
 
     With nearest rounding moving averages in 16-bit slots freeze likewise.
     (Pushes in graphs of TensorFlow 1 have no number; the table draws one.)
@@ -43,10 +43,10 @@ class RowType(Policy):
     Args:
         embeddings: "float32", "float16" (11 significant bits, from 6e-8 to
             65,504) or "bfloat16" (8 significant bits, the range of float32).
-        slots: The same for what the optimizer keeps per coordinate. What it
-            keeps per row (Adam's count of steps) and statistics stay float32.
-            Means of squares underflow in float16, which makes steps of Adam
-            and its like far too long: a table warns of it. Take bfloat16.
+        slots: The same for the optimizer's state per coordinate. Its state per
+            row (Adam's count of steps) and statistics stay float32. Means of
+            squares underflow in float16, which makes steps of Adam and its like
+            far too long: a table warns of it. Take bfloat16.
         rounding: "stochastic" or "nearest".
 
     Raises:
@@ -99,7 +99,8 @@ def get(identifier: Any) -> RowType:
 
     Args:
         identifier: A `RowType`; the type of the embeddings, with float32 slots;
-            what its `get_config` or `to_config` returned; or None for float32.
+            a config that its `get_config` or `to_config` returned; or None for
+            float32.
 
     Raises:
         ValueError: If it is something else.

@@ -23,7 +23,7 @@ class Server:
         checkpoint_root: The folder below which clients may save and restore.
             Relative paths of theirs are taken from it. None: the current
             folder, unless that is "/"; then saves are refused.
-        limits: What else bounds the server, by the names of the flags of
+        limits: The other bounds of the server, by the names of the flags of
             `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. The
             others keep their defaults.
 

@@ -1,4 +1,4 @@
-"""What a table counts of the use of its rows.
+"""The counts that a table keeps of the use of its rows.
 
 Counts come with pushes. They lie behind the row's optimizer state, go into
 checkpoints with it, and decide about admission and eviction.
@@ -37,9 +37,9 @@ class ShowClick(Policy):
     Paddle's CTR accessor (`the_one_ps.proto`, `ctr_accessor.cc`).
 
     Args:
-        nonclk_coeff: What a show without a click is worth, at least 0.
-        click_coeff: What a click is worth, at least 0.
-        show_click_decay_rate: What is left after a day; above 0, at most 1.
+        nonclk_coeff: The worth of a show without a click, at least 0.
+        click_coeff: The worth of a click, at least 0.
+        show_click_decay_rate: The share left after a day; above 0, at most 1.
 
     Example:
 
@@ -74,8 +74,8 @@ def get(identifier: Any) -> Usage | ShowClick | None:
     """Returns the statistics that a user means.
 
     Args:
-        identifier: An object of this module, what `to_config` returned, or None
-            for none.
+        identifier: An object of this module, a config that `to_config`
+            returned, or None for none.
 
     Raises:
         ValueError: If it is something else.

@@ -61,7 +61,7 @@ class EmbeddingTable:
         name: 1 to 220 bytes, where each but letters, digits, `-`, `_` and `.`
             counts as three: files are named after it.
         dim: Length of a row, 1 to 4096.
-        dtype: Of lookups and gradients: "float32", the only one.
+        dtype: The dtype of lookups and gradients: "float32", the only one.
         initializer: First value of a row: a name such as "uniform", an object
             of `tfswitch.initializers`, or the Keras one of that kind.
         optimizer: A name such as "adagrad" or "adam", an object of
@@ -69,9 +69,10 @@ class EmbeddingTable:
             `tfswitch.optimizers.Adam()`, whose learning rate is 0.001.
         admission: When an id gets a row: an object of `tfswitch.admission`.
             None means at once.
-        eviction: What `shrink` evicts: an object of `tfswitch.eviction`.
-        statistics: What is counted of each row: an object of
-            `tfswitch.statistics`. None means what `admission` and `eviction`
+        eviction: The rows that `shrink` evicts: an object of
+            `tfswitch.eviction`.
+        statistics: The statistics of each row: an object of
+            `tfswitch.statistics`. None means those `admission` and `eviction`
             need.
         update: Which rows a push moves: "sparse", its own; or "dense", all, as
             the optimizer of a dense variable does. A row makes up for steps
@@ -254,12 +255,12 @@ class EmbeddingTable:
 
     @property
     def eviction(self) -> Any:
-        """What `shrink` evicts, or None."""
+        """The policy by which `shrink` evicts, or None."""
         return self._spec.eviction
 
     @property
     def statistics(self) -> Any:
-        """What is counted of each row, or None."""
+        """The statistics of each row, or None."""
         return self._spec.statistics
 
     @property
@@ -344,7 +345,7 @@ class EmbeddingTable:
         return handle
 
     def _find_handle(self) -> tf.Tensor:
-        """The same, for what ends with this object.
+        """The same, for functions that end with this object.
 
         TensorFlow never collects the graph of a train step that has no sparse
         gradient, nor the handle in it, which would keep the table.
@@ -482,7 +483,8 @@ class EmbeddingTable:
         """Sets rows; an id without one gets one. Optimizer state stays.
 
         Args:
-            ids: Integers of any shape. Of repeated ids the last value stays.
+            ids: Integers of any shape. If an id is repeated, its last value
+                stays.
             values: Floats of shape `ids.shape + [dim]`, as NumPy.
 
         Raises:
@@ -517,7 +519,7 @@ class EmbeddingTable:
         the same ages and scores.
 
         Args:
-            dry_run: Whether only to count what would go.
+            dry_run: Whether only to count the rows that would go.
             policy: An object of `tfswitch.eviction`; by default the table's.
 
         Returns:
@@ -526,14 +528,14 @@ class EmbeddingTable:
             "evicted_candidates": n, "remaining_rows": n, "remaining_usage":
             {"count": x, "show": x, "click": x}}`, summed over servers. A row to
             which several rules apply counts for the first in this order. Usage
-            is summed over the remaining rows, 0 for what is not counted. Of a
-            dry run these are the numbers that there would be; the dict has
-            `dry_run` as an attribute, and its text says "would evict".
+            is summed over the remaining rows, 0 for numbers not counted. A dry
+            run gives the numbers that there would be; the dict has `dry_run` as
+            an attribute, and its text says "would evict".
 
         Raises:
             ValueError: If `policy` is none.
-            RuntimeError: If there is no policy, or the table does not count
-                what it goes by.
+            RuntimeError: If there is no policy, or the table does not count the
+                numbers that it goes by.
             ConnectionError, TimeoutError: If a server does not answer.
 
         Example:
@@ -558,7 +560,7 @@ class EmbeddingTable:
         return ShrinkReport(response, dry_run=bool(dry_run))
 
     def usage(self, ids: Any) -> dict[str, np.ndarray]:
-        """Reads what is counted of the use of ids.
+        """Reads the statistics of the use of ids.
 
         Args:
             ids: Integers of any shape.
@@ -568,7 +570,7 @@ class EmbeddingTable:
             1 for one that waits for admission, 2 for one with a row. float32
             "count" and "last_seen_day"; with `tfswitch.statistics.ShowClick`
             also "show", "click", "delta_score" and "score", decayed to the
-            cluster's day. 0 for what is not counted.
+            cluster's day. 0 for numbers not counted.
 
         Raises:
             ValueError: If `ids` are not integers.
@@ -597,7 +599,7 @@ class EmbeddingTable:
 
         Args:
             usage: Whether to add "usage", which takes a pass over all rows: the
-                sums of what their statistics have, as of the cluster's day.
+                sums of their statistics, as of the cluster's day.
                 `{"count": x}`, and with `tfswitch.statistics.ShowClick` "show",
                 "click" and "score". `usage` has those of single ids.
 
@@ -884,7 +886,8 @@ def look_up_many(
 ) -> list[tf.Tensor]:
     """Reads the embeddings of ids of each table, and makes no rows.
 
-    In a model that is being exported it reads what the model will serve.
+    In a model that is being exported it reads the rows that the model will
+    serve.
     """
     served = serving_ops.present_rows()
     if served is not None:
@@ -942,7 +945,7 @@ def default_seed(name: str) -> int:
 
 @contextlib.contextmanager
 def _python_errors() -> Iterator[None]:
-    """Turns what an eager op raises into Python's own errors."""
+    """Turns the errors of an eager op into Python's own errors."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -1,9 +1,9 @@
 // The fields of configs, each described once.
 //
 // A config is a struct with a function Fields(), which lists its fields.
-// Equality, validation, JSON and protos go by this list. Of several kinds of
-// one thing, as optimizers are, each is such a struct with its name, kName, and
-// a std::variant of them holds the one that was chosen.
+// Equality, validation, JSON and protos go by this list. Where one thing has
+// several kinds, as optimizers have, each is such a struct with its name,
+// kName, and a std::variant of them holds the one that was chosen.
 
 #ifndef TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
 #define TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
@@ -22,7 +22,7 @@
 
 namespace tfswitch {
 
-// What a field may be; `text` is what messages say was expected.
+// A field's range; messages give `text` as the expected value.
 struct FieldRange {
   const char* text;
   double min;

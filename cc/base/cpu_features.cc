@@ -18,7 +18,7 @@ absl::string_view SimdLevelName(SimdLevel level) {
 
 SimdLevel BestSimdLevel() {
 #if defined(__x86_64__) && !TFSWITCH_THREAD_SANITIZER
-  // Of F16C clang 14 cannot ask in this way.
+  // clang 14 cannot ask for F16C with __builtin_cpu_supports().
   uint32_t eax = 0;
   uint32_t ebx = 0;
   uint32_t ecx = 0;

@@ -40,7 +40,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a path, with the slash; "." if there is none.
+// The folder of a path, with the slash; "." if there is none.
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -146,7 +146,7 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
                .first == base.end();
   };
   if (!is_below(found)) return outside("");
-  // What lies in it, such as the folders of a checkpoint's tables.
+  // Its entries, such as the folders of a checkpoint's tables.
   fs::recursive_directory_iterator entry(found, error);
   for (; !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {

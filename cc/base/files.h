@@ -68,8 +68,8 @@ struct FileStamp {
 };
 absl::StatusOr<FileStamp> StampOf(const std::string& path);
 
-// Flushes a folder to the disk: what was created or renamed in it survives a
-// crash.
+// Flushes a folder to the disk: files that were created or renamed in it
+// survive a crash.
 absl::Status SyncFolder(const std::string& folder);
 
 // Writes `pieces` to a temporary name in the same folder, which no other writer
@@ -113,7 +113,7 @@ class MappedFile {
  public:
   static absl::StatusOr<std::unique_ptr<MappedFile>> Open(
       const std::string& path);
-  // Of a file that is open; the caller keeps the descriptor.
+  // The same for an open file; the caller keeps the descriptor.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Map(
       int fd, const std::string& path);
   // A copy of such a file in memory of this process: in huge pages where the

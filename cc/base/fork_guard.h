@@ -25,7 +25,7 @@ class ForkGuard {
   // FailedPrecondition in a tripped process.
   static absl::Status Arm(absl::string_view use);
 
-  // True in a child that must neither use nor free what it has a copy of.
+  // True in a child that must neither use nor free its copy of the state.
   static bool IsTripped() {
     return is_tripped_.load(std::memory_order_relaxed);
   }

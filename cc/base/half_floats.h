@@ -3,7 +3,7 @@
 // same bits on all.
 //
 // A finite number that is too large becomes the largest finite one; infinities
-// and NaN stay what they are.
+// and NaN stay the same.
 
 #ifndef TFSWITCH_CC_BASE_HALF_FLOATS_H_
 #define TFSWITCH_CC_BASE_HALF_FLOATS_H_
@@ -21,7 +21,7 @@ TFSWITCH_ALWAYS_INLINE float FloatOfBits(uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
 
-// `yes` or `no`, without a branch in any case. What is compared is below 2^31:
+// `yes` or `no`, without a branch in any case. `a` and `b` are below 2^31:
 // vectors compare signed numbers only.
 TFSWITCH_ALWAYS_INLINE uint32_t IfLess(uint32_t a, uint32_t b, uint32_t yes,
                                        uint32_t no) {

@@ -8,7 +8,7 @@
 namespace tfswitch {
 namespace {
 
-// How many objects and lists are open at once, at most. Of a text that is no
+// How many objects and lists are open at once, at most. For a text that is no
 // JSON it is some number; that is noticed later.
 int DepthOf(absl::string_view text) {
   int depth = 0;

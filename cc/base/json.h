@@ -14,9 +14,8 @@ namespace tfswitch {
 
 using Json = nlohmann::json;
 
-// Configs and manifests have a handful of levels. What is deeper would be
-// walked by functions that call themselves, and end the process when the stack
-// does.
+// Configs and manifests have a handful of levels. Recursive functions would
+// walk a deeper text, and end the process when the stack ends.
 inline constexpr int kMaxJsonDepth = 32;
 
 // InvalidArgument if `text` is no JSON, or has objects and lists inside each
@@ -25,7 +24,7 @@ inline constexpr int kMaxJsonDepth = 32;
 absl::StatusOr<Json> ParseJson(absl::string_view text,
                                int max_depth = kMaxJsonDepth);
 
-// In one line, with U+FFFD in place of what is not UTF-8.
+// In one line, with U+FFFD in place of bytes that are not UTF-8.
 std::string DumpJson(const Json& json);
 
 }  // namespace tfswitch

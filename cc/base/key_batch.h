@@ -1,5 +1,5 @@
-// What is done to a batch of keys and gradients on its way to the table: the
-// distinct keys, sums of gradients by key, the search for NaN and Inf.
+// Prepares a batch of keys and gradients on its way to the table: the distinct
+// keys, sums of gradients by key, the search for NaN and Inf.
 
 #ifndef TFSWITCH_CC_BASE_KEY_BATCH_H_
 #define TFSWITCH_CC_BASE_KEY_BATCH_H_
@@ -28,8 +28,8 @@ class UniqueKeys {
   size_t Run(absl::Span<const Key> keys, absl::Span<Key> unique,
              absl::Span<int32_t> inverse);
 
-  // The most slots in a row that the last batch has filled: what one of its
-  // keys was compared with at most. For tests.
+  // The most slots in a row that the last batch has filled: so many keys at
+  // most were compared with one of its keys. For tests.
   size_t LongestRun() const;
 
  private:
@@ -43,7 +43,7 @@ class UniqueKeys {
   const KeyedHash hash_ = KeyedHash::Draw();
   std::vector<int32_t> slots_;  // Open addressing: place in `unique`, or -1.
   int shift_ = 0;               // Leaves a place in slots_ of a hash.
-  size_t last_count_ = 0;       // What the batch before had.
+  size_t last_count_ = 0;       // The distinct keys of the batch before.
 };
 
 // A thread's own UniqueKeys.

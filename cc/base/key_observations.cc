@@ -89,7 +89,7 @@ OwnedObservations::OwnedObservations(const KeyObservations& all,
       clicks_(Gather(all.clicks, places)) {}
 
 void OwnedObservations::Append(const KeyObservations& more, size_t num_keys) {
-  // Shows first: what they stand for while empty are the counts so far.
+  // Shows first: while empty they stand for the counts so far.
   const auto append = [&](absl::Span<const float> values,
                           absl::Span<const float> instead, float otherwise,
                           std::vector<float>* to,

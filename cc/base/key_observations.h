@@ -1,4 +1,4 @@
-// What a push says of its keys besides their gradients.
+// A push's observations of its keys, besides their gradients.
 
 #ifndef TFSWITCH_CC_BASE_KEY_OBSERVATIONS_H_
 #define TFSWITCH_CC_BASE_KEY_OBSERVATIONS_H_
@@ -28,7 +28,7 @@ struct KeyObservations {
   absl::Span<const float> shows;   // Empty: as the counts.
   absl::Span<const float> clicks;  // Empty: 0 each.
 
-  // Those of keys [begin, begin + size).
+  // The observations of keys [begin, begin + size).
   KeyObservations subspan(size_t begin, size_t size) const {
     const auto part = [&](absl::Span<const float> values) {
       return values.empty() ? values : values.subspan(begin, size);
@@ -56,18 +56,18 @@ class OwnedObservations {
   OwnedObservations(absl::Span<const int32_t> inverse, size_t num_unique,
                     const KeyObservations& each, bool counts_needed);
 
-  // Those of the keys at `places`.
+  // The observations of the keys at `places`.
   OwnedObservations(const KeyObservations& all,
                     absl::Span<const size_t> places);
 
-  // Appends those of `num_keys` more keys; where only one side says something,
-  // the other gets what saying nothing means.
+  // Appends those of `num_keys` more keys; where only one side has values, the
+  // other gets the values that an empty span stands for.
   void Append(const KeyObservations& more, size_t num_keys);
 
   KeyObservations view() const { return {counts_, shows_, clicks_}; }
 
  private:
-  size_t num_keys_ = 0;  // Of Append().
+  size_t num_keys_ = 0;  // The number that Append() counts.
   std::vector<float> counts_;
   std::vector<float> shows_;
   std::vector<float> clicks_;

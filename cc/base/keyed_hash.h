@@ -2,9 +2,10 @@
 //
 // HashKey() is public and can be inverted: whoever chooses ids can choose a
 // million of which the hashes begin with the same bits. In a table that goes by
-// these bits, each such key would be searched for among all the others. So what
-// looks keys up in memory goes by this hash: EmbeddingTable, UniqueKeys and
-// RowCache. Each object draws its own secrets, which never leave the process.
+// these bits, each such key would be searched for among all the others. So the
+// classes that look keys up in memory go by this hash: EmbeddingTable,
+// UniqueKeys and RowCache. Each object draws its own secrets, which never leave
+// the process.
 //
 // Claim: keys that are chosen without the secrets do not come together more
 // than random keys do. It rests on two steps:
@@ -15,16 +16,16 @@
 //     or numbers that differ in their high bits only, is lost there, for the
 //     halves follow different patterns. That is not proven. It was tried with a
 //     dozen families of keys that are bad for one step or the other.
-//   * What comes of it is multiplied by a secret odd number, of which the high
+//   * The result is multiplied by a secret odd number, of which the high
 //     bits are used. For two numbers that differ the top b bits of that are
 //     equal with a chance of at most 2 / 2^b (Dietzfelbinger, Hagerup,
 //     Katajainen and Penttonen, 1997). So pairs of keys come together at most
 //     twice as often as random ones, whatever keys are chosen.
 //
-// Not claimed: anything against one who can measure single calls so well that
-// they tell which keys share a bucket.
+// Not claimed: anything against an attacker that measures single calls so well
+// that they tell which keys share a bucket.
 //
-// What depends on this hash differs from process to process. So values, the
+// Results of this hash differ from process to process. So values, the
 // order in which they are summed, draws of chance, files and messages go by
 // HashKey().
 

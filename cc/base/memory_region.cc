@@ -1,8 +1,7 @@
-// Create() asks for the whole wish, or for a share of what is left of the
-// address space if the wish is larger. In the second case it first tries
-// addresses that only some processors have, because they do not count against
-// what is left. It halves its request until the system agrees and has room left
-// for all else.
+// Create() asks for the whole wish, or for a share of the address space that is
+// left if the wish is larger. In the second case it first tries addresses that
+// only some processors have, because they do not count against that space. It
+// halves its request until the system agrees and has room left for all else.
 //
 // Memory is usable at once, and Extend() has work to do only where the system
 // counts usable memory as used. Reset() maps new memory over the old in one
@@ -39,10 +38,10 @@ bool OvercommitIsForbidden() {
   return (file >> mode) && mode == 2;
 }
 
-// What a process can address without asking for more.
+// The bytes that a process can address without asking for more.
 constexpr size_t kAddressSpace = size_t{1} << 47;
 
-// Of it, in reservations.
+// The part of it in reservations.
 std::atomic<size_t> reserved_bytes{0};
 
 bool IsBeyondAddressSpace(const void* map) {
@@ -55,7 +54,7 @@ void* Map(void* hint, size_t bytes, int protection) {
 }
 
 // Asks for addresses that only processors with five levels of page tables have,
-// and only for those who name one. MAP_FAILED without.
+// and only for callers that name one. MAP_FAILED without.
 void* MapBeyondAddressSpace(size_t bytes, int protection) {
 #if TFSWITCH_THREAD_SANITIZER || defined(__SANITIZE_ADDRESS__)
   return MAP_FAILED;  // They do not know such addresses.
@@ -71,7 +70,7 @@ void* MapBeyondAddressSpace(size_t bytes, int protection) {
 // Kept free for everything else: stacks, messages, files.
 constexpr size_t kRoomForOthers = size_t{64} << 30;
 
-// Whether that room is there. Somebody who has set a limit knows what is.
+// Whether that room is there. A user who has set a limit knows the room.
 bool LeavesRoom() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {

@@ -3,14 +3,14 @@
 //   |<------------------------- reserved ------------------------->|
 //   |<------- usable ------->|  no access; costs address space only |
 //
-// All of it is usable, unless the system counts what may be used as memory in
-// use (vm.overcommit_memory=2).
+// All of it is usable, unless the system counts usable memory as memory in use
+// (vm.overcommit_memory=2).
 //
 //   |<- touched ->|
 //
 // Nothing in a region ever moves, so a pointer into it stays good for reading
-// as long as the region lives, even after Release() gave the memory back: what
-// is read there then is zeros.
+// as long as the region lives, even after Release() gave the memory back: a
+// read there then finds zeros.
 
 #ifndef TFSWITCH_CC_BASE_MEMORY_REGION_H_
 #define TFSWITCH_CC_BASE_MEMORY_REGION_H_
@@ -65,8 +65,8 @@ class MemorySpan {
 };
 
 // Owns a reservation, aligned to kHugePageBytes. Unmapped at destruction.
-// Whatever the system's default, its memory comes in small pages, so that what
-// is small stays small; the PageKeeper makes huge ones.
+// Whatever the system's default, its memory comes in small pages, so that a
+// small use stays small; the PageKeeper makes huge ones.
 //
 // Thread-compatible. Create() and the destructor are safe to call in any
 // thread.
@@ -74,8 +74,8 @@ class MemoryReservation {
  public:
   static constexpr size_t kShare = 64;
 
-  // Reserves `bytes`. Where they are more than a kShare-th of what reservations
-  // of this process have left of its address space, it reserves that part, so
+  // Reserves `bytes`. Where they are more than a kShare-th of the address space
+  // that reservations of this process have left, it reserves that part, so
   // that later ones and everything else find room; or half of that, and so on,
   // whatever the system gives while it keeps 64 GiB for everything else, but
   // never less than `min_bytes`. ResourceExhausted if it gives nothing.

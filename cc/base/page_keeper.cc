@@ -1,7 +1,7 @@
 // pending_ has requests that tables may need soon; to_join_ has pages to join,
 // which the thread takes only when pending_ is empty. Reset() goes to the
 // front, because a table may be waiting for the memory. mutex_ is not held
-// while the kernel works. current_ says what the thread works on, so that
+// while the kernel works. current_ names the thread's request, so that
 // Cancel() can wait for it.
 //
 // Pages are touched one by one with an atomic operation that adds nothing,

@@ -1,5 +1,5 @@
-// One background thread per process that does to memory what would make a
-// request wait for the kernel:
+// One background thread per process that does the work on memory for which a
+// request would wait for the kernel:
 //
 //   - It turns memory into huge pages and touches it shortly before it is used.
 //     To find and clear 2 MiB takes 0.2 ms, and about 5 ms in a virtual machine
@@ -36,15 +36,15 @@ class PageKeeper {
   // The memory of all requests must stay mapped until they are served or
   // cancelled.
 
-  // Asks for [begin, begin + bytes), whole huge pages. What the memory holds
-  // stays as it is, even if others write meanwhile.
+  // Asks for [begin, begin + bytes), whole huge pages. The memory's contents
+  // stay as they are, even if others write meanwhile.
   void Touch(char* begin, size_t bytes);
 
   // Gives bytes [begin, end) of `span` back, as MemorySpan::Release() does.
   void Release(const MemorySpan& span, size_t begin, size_t end);
 
-  // Gives all of `span` back, as MemorySpan::Reset() does, instead of what was
-  // still to be done to it. It may be used again when IsBusy() is false.
+  // Gives all of `span` back, as MemorySpan::Reset() does, instead of serving
+  // its pending requests. It may be used again when IsBusy() is false.
   void Reset(const MemorySpan& span);
 
   // Whether something is still to be done to a part of `span`, apart from

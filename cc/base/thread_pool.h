@@ -14,7 +14,7 @@
 
 namespace tfswitch {
 
-// Thread-safe. The destructor runs what has been scheduled and joins.
+// Thread-safe. The destructor runs all scheduled work and joins.
 class ThreadPool final : public LentThreads {
  public:
   // `num_threads` may be 0: then nothing may be scheduled.

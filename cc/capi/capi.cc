@@ -66,7 +66,7 @@ struct Tfswitch_Server {
   std::unique_ptr<tfswitch::GrpcServer> server;
 };
 
-// A round with room for what it points to.
+// A round with room for the arrays that it points to.
 struct OwningRound : Tfswitch_Round {
   std::vector<int64_t> keys_storage;
   std::vector<double> weights_storage;
@@ -92,7 +92,7 @@ int Report(const absl::Status& status, char* error) {
 }
 
 // Runs `body` and reports its status, unless this process is a fork that cannot
-// use the core. The core does not throw; what its libraries throw (out of
+// use the core. The core does not throw; exceptions of its libraries (out of
 // memory, above all) must not cross into C.
 template <typename Body>
 int Guarded(char* error, Body&& body) {
@@ -106,9 +106,9 @@ int Guarded(char* error, Body&& body) {
   }
 }
 
-// Frees what the core has handed out. In a fork of the process that owns it
-// that would wait for threads that are not there, and shut down sockets that
-// the parent uses.
+// Frees an object of the core. In a fork of the process that owns it that would
+// wait for threads that are not there, and shut down sockets that the parent
+// uses.
 template <typename Handle>
 void Free(Handle* handle) {
   if (!ForkGuard::IsTripped()) delete handle;
@@ -576,7 +576,7 @@ int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
 
 Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
   try {
-    // Of rows that a fork cannot use served_lookup says so.
+    // If a fork cannot use the rows, served_lookup says so.
     if (ForkGuard::IsTripped()) return new Tfswitch_ServedRows{};
     return new Tfswitch_ServedRows{model->model->Pin()};
   } catch (const std::bad_alloc&) {

@@ -35,8 +35,8 @@ namespace {
 // Left to a server whose turn comes when the others have taken all the time.
 constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
-// What is open in this process. Never destroyed: threads of TensorFlow may
-// still push while static objects go.
+// The shards and open clusters of this process. Never destroyed: threads of
+// TensorFlow may still push while static objects go.
 struct Registry {
   Mutex mutex;
   std::map<std::string, std::shared_ptr<Shard>> local_shards
@@ -56,7 +56,7 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
                    "'grpc+unix:///path'"));
 }
 
-// A client of all servers. Who only reads waits for all of them no longer than
+// A client of all servers. A reader waits for all of them no longer than
 // `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     const std::vector<std::string>& servers, absl::Duration timeout,
@@ -132,7 +132,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
     if (!parsed.is_remote) {
       std::shared_ptr<Shard>& shard = registry.local_shards[parsed.local_name];
       if (shard == nullptr) {
-        // The limits are for what others do to a server.
+        // The limits protect a server from others.
         ShardOptions options;
         constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
         options.max_tables = kNone;

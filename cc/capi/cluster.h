@@ -18,18 +18,17 @@ namespace tfswitch {
 // An address, taken apart.
 struct ClusterAddress {
   bool is_remote = false;
-  std::string local_name;            // Of "local://NAME".
+  std::string local_name;            // NAME of "local://NAME".
   std::vector<std::string> servers;  // In shard order, as gRPC names them.
 };
 
 // InvalidArgument naming the address and the accepted forms.
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address);
 
-// Connects to servers only to read what is there: it makes no table, and a
-// table that a server has lost is read again when others have made it whole.
-// InvalidArgument for an address of this process; else an error of the first
-// server that does not answer within `timeout`, which is that of each call,
-// too.
+// Connects to servers only for reading: it makes no table, and a table that a
+// server has lost is read again when others have made it whole. InvalidArgument
+// for an address of this process; else an error of the first server that does
+// not answer within `timeout`, which is that of each call, too.
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 

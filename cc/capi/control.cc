@@ -301,7 +301,7 @@ absl::Status SteerServedModel(const v1::ServedModelRequest& request,
 using JsonMethod = std::function<absl::StatusOr<std::string>(
     Cluster*, const std::string& request_json)>;
 
-// Calls `run` with what it needs of the cluster.
+// Calls `run` with the part of the cluster that it needs.
 template <typename Request, typename Response>
 absl::Status RunIn(Cluster*, absl::Status (*run)(const Request&, Response*),
                    const Request& request, Response* response) {

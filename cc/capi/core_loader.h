@@ -16,7 +16,7 @@ namespace tfswitch {
 
 // The core's functions. Opens the core on the first call and keeps it for the
 // life of the process. On failure returns nullptr and says why in *error:
-// which file, what the loader said, what to do.
+// the file, the message of the loader, and the remedy.
 //
 // Looks for the core in the folder of the library that this code is linked
 // into, or at the path in the environment variable TFSWITCH_CORE_LIBRARY.

@@ -15,7 +15,7 @@
 namespace tfswitch {
 namespace {
 
-// Never destroyed, as what is open in cc/capi/cluster.cc.
+// Never destroyed, as the registry in cc/capi/cluster.cc.
 struct GroupRegistry {
   Mutex mutex;
   std::map<std::string, std::unique_ptr<ReplicaCoordinator>> groups

@@ -77,15 +77,15 @@ typedef struct Tfswitch_PushOptions {
   float learning_rate;
   // A key without a row gets one first (1) or is skipped (0).
   int32_t insert_missing;
-  // What the loss was multiplied with. Gradients are divided by it. If it is
-  // not 1 and the gradients hold NaN or Inf, the push is skipped, as a
-  // loss-scaling optimizer skips its step. A value below 1 means 1.
+  // The factor of the loss. Gradients are divided by it. If it is not 1 and the
+  // gradients hold NaN or Inf, the push is skipped, as a loss-scaling optimizer
+  // skips its step. A value below 1 means 1.
   float loss_scale;
   // How often each id was shown and clicked: as many as there are gradients, or
   // NULL: once and never.
   const float* shows;
   const float* clicks;
-  // Of the training; 0: not known.
+  // The step number of the training; 0: not known.
   int64_t global_step;
   // With a loss scale of 1: whether gradients with NaN or Inf skip the push,
   // with a warning on stderr, too (1), or are an error (0).
@@ -116,9 +116,9 @@ typedef struct Tfswitch_PushPart {
   Tfswitch_Table* table;
   const int64_t* keys;
   size_t num_keys;
-  // NULL: one row of gradients for each key, which may repeat. Else what a
-  // training read has given: keys are unique, and gradient i is of the key at
-  // inverse[i].
+  // NULL: one row of gradients for each key, which may repeat. Else the
+  // `inverse` of a training read: keys are unique, and gradient i is of the key
+  // at inverse[i].
   const int32_t* inverse;
   size_t num_gradients;    // The length of `inverse`.
   const float* gradients;  // As many x dim.
@@ -129,7 +129,7 @@ typedef struct Tfswitch_PushPart {
 // One of the tables of served_lookup.
 typedef struct Tfswitch_ServedPart {
   const char* table;
-  int32_t dim;  // What the caller takes it for.
+  int32_t dim;  // The dim that the caller expects.
   const int64_t* keys;
   size_t num_keys;
   float* embeddings;  // num_keys x dim.
@@ -149,7 +149,7 @@ typedef struct Tfswitch_Round {
   size_t num_contributions;
   const int64_t* keys;    // num_contributions x (worker, incarnation, clock).
   const double* weights;  // num_contributions.
-  // Of the incarnations below next_incarnation, all others are gone.
+  // All other incarnations below next_incarnation are gone.
   size_t num_active;
   const int64_t* active;
   int64_t next_incarnation;
@@ -204,7 +204,7 @@ typedef struct Tfswitch_Api {
   int (*push)(Tfswitch_PushPart* parts, size_t num_parts,
               const Tfswitch_Threads* threads, char* error);
 
-  // Sets embeddings (`slots` NULL) or whole rows. Of repeated keys the last
+  // Sets embeddings (`slots` NULL) or whole rows. If a key repeats, the last
   // one stays.
   int (*assign)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                 const float* embeddings, const float* slots, char* error);
@@ -236,9 +236,9 @@ typedef struct Tfswitch_Api {
                         int64_t* assigned_rows, char* error);
 
   // --- Training with other workers ----------------------------------------
-  // Ends a step of `weight` samples and waits as the consistency says. What was
-  // pushed to bsp tables since the last end of a step belongs to it. Says to
-  // which round the next step contributes.
+  // Ends a step of `weight` samples and waits as the consistency says. Pushes
+  // to bsp tables since the last end of a step belong to it. Says to which
+  // round the next step contributes.
   int (*end_step)(Tfswitch_Cluster* cluster, double weight, int64_t* round,
                   char* error);
   int (*table_end_step)(Tfswitch_Table* table, double weight, int64_t* round,
@@ -265,13 +265,13 @@ typedef struct Tfswitch_Api {
   int (*advance_work_item)(Tfswitch_Cluster* cluster, const char* queue,
                            int64_t epoch, int64_t index, int64_t offset,
                            char* error);
-  // *state: what the worker knows of it, a TFSWITCH_WORK_ITEM_... value.
+  // *state: the item's state for this worker, a TFSWITCH_WORK_ITEM_... value.
   int (*work_item_state)(Tfswitch_Cluster* cluster, const char* queue,
                          int64_t epoch, int64_t index, int32_t* state,
                          char* error);
 
   // --- The life of rows ---------------------------------------------------
-  // What is counted of each key: `usage` (num_keys x 5) receives count,
+  // Reads the counters of each key: `usage` (num_keys x 5) receives count,
   // last_seen_day, show, click and delta_score, `states` (num_keys) 0 for an
   // unknown key, 1 for one that waits for admission, 2 for one with a row.
   int (*read_usage)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,

@@ -163,7 +163,7 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
         what, absl::StrCat("num_rows of '", file.name, "': ", file.num_rows,
                            " do not fit in its ", file.bytes, " bytes"));
   }
-  // Of any type: what is taken for rows by mistake would be loaded as such.
+  // Any JSON type: a file taken for rows by mistake would be loaded as such.
   if (const auto kind = json.find("kind"); kind != json.end()) {
     if (*kind == NameOf(FileKind::kCandidates)) {
       file.kind = FileKind::kCandidates;
@@ -375,9 +375,9 @@ int64_t RowsOf(const Manifest& save) {
   return num_rows;
 }
 
-// Removes the saves that are not kept. The newest is published: what cannot be
-// removed stays, and is only garbage; the error is the first of those that say
-// why.
+// Removes the saves that are not kept. The newest is published: a file that
+// cannot be removed stays, and is only garbage; the error is the first of those
+// that say why.
 absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
                             int keep) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
@@ -394,8 +394,8 @@ absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
       old.push_back(std::move(save));
     }
   }
-  // Of rows that were lost, or belong to another training: the newest save, and
-  // the one with most rows.
+  // For rows that were lost, or belong to another training, two saves stay: the
+  // newest, and the one with most rows.
   size_t last = old.size();
   size_t largest = old.size();
   for (size_t i = 0; i < old.size(); ++i) {
@@ -713,8 +713,7 @@ absl::StatusOr<Manifest> JoinParts(
             "of them while it was saved. Save again"));
       }
       it->second.last_day = std::max(it->second.last_day, table.last_day);
-      // Those of a shard that a push had not reached yet are the first of
-      // these.
+      // A shard that a push had not reached yet has the first of these steps.
       if (table.steps.last_step > it->second.steps.last_step) {
         it->second.steps = table.steps;
       }
@@ -733,8 +732,8 @@ absl::StatusOr<Manifest> JoinParts(
   return manifest;
 }
 
-// Of the files that the parts name: each is there, and this save has written
-// it. What a manifest names is removed with it, one day.
+// Checks that each file that the parts name is there, and that this save has
+// written it. The files that a manifest names are removed with it, one day.
 absl::Status CheckFiles(const std::string& path, const Manifest& manifest,
                         const Interrupt& interrupt) {
   for (const auto& [name, table] : manifest.tables) {
@@ -955,7 +954,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
 namespace {
 
 // Slots as saved to those of a table with other statistics: the optimizer's
-// state is the same, and what the statistics have in common stays.
+// state is the same, and the common statistics stay.
 class SlotConverter {
  public:
   // `day` is when rows count as seen whose saved statistics do not say it.
@@ -1067,7 +1066,7 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
   const bool takes_bloom = table.bloom() != nullptr && same_cut &&
                            saved_bloom != nullptr &&
                            table.bloom()->HasCellsOf(*saved_bloom);
-  // What is counted and decided from now on goes by the saved days.
+  // All counts and decisions from now on go by the saved days.
   table.NoteDay(saved.last_day);
   if (config.optimizer.is_dense) {
     TFSWITCH_RETURN_IF_ERROR(table.RestoreSteps(saved.steps));
@@ -1075,7 +1074,7 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
   const SlotConverter converter(
       saved, table,
       table.last_day() >= 0.0f ? table.last_day() : DayOfWallClock());
-  // Rows last: what has one is no candidate.
+  // Rows last: a key that has one is no candidate.
   std::vector<RowFile> files = saved.files;
   std::stable_partition(files.begin(), files.end(), [](const RowFile& file) {
     return file.kind != FileKind::kRows;

@@ -42,10 +42,10 @@ namespace tfswitch::checkpoint {
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr int kFormatVersion = 1;
 
-// What is in a file.
+// The contents of a file.
 enum class FileKind { kRows, kCandidates, kBloom };
 
-// One file of rows, or of what is known of keys without one.
+// One file of rows, or of records of keys without one.
 struct RowFile {
   std::string name;  // Relative to the checkpoint.
   FileKind kind = FileKind::kRows;
@@ -66,7 +66,7 @@ struct SavedTable {
 };
 
 struct Manifest {
-  int64_t number = 0;  // Of the save, from 1; 0 in files without.
+  int64_t number = 0;  // The save's number, from 1; 0 in files without.
   std::string save_id;
   std::map<std::string, SavedTable> tables;
   // JSON, not looked into here: where work queues were. Empty if the save was
@@ -109,16 +109,16 @@ class PartWriter {
 };
 
 struct CommitOptions {
-  // How many saves stay, this one included. Of those that have rows of other
-  // incarnations of the tables saved now, two more stay: the newest, and the
-  // one with most rows.
+  // How many saves stay, this one included. Two more stay among those that
+  // have rows of other incarnations of the tables saved now: the newest, and
+  // the one with most rows.
   int keep = 2;
   // Tables of the former save that may be missing from this one.
   std::vector<std::string> dropped_tables;
   // Asked while another process writes to the folder.
   Interrupt interrupt = [] { return absl::OkStatus(); };
-  // If set, one of the parts must be this: who else brings the parts is not
-  // believed about this shard.
+  // If set, one of the parts must be this: the caller that brings the parts is
+  // not believed about this shard.
   std::optional<std::string> own_part = std::nullopt;
 };
 

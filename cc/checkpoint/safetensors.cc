@@ -2,8 +2,8 @@
 // copy, and computes the checksum from the same memory.
 //
 // Open() compares the length of the file with the manifest before it reads the
-// header. ReadSafetensors() checks that the lengths of the arrays add up to
-// what is behind the header before it takes memory for them, so that a damaged
+// header. ReadSafetensors() checks that the lengths of the arrays add up to the
+// bytes behind the header before it takes memory for them, so that a damaged
 // header cannot ask for more. It checks the checksum before it returns, and
 // Get() checks type, shape and alignment. ReadMetadata() reads the header alone
 // and checks no checksum, because a commit asks for it of every file.
@@ -94,7 +94,7 @@ struct OpenFile {
 
   int fd;
   Json header;
-  uint32_t crc32 = 0;       // Of what lies before the data.
+  uint32_t crc32 = 0;       // The checksum of the bytes before the data.
   uint64_t data_bytes = 0;  // Behind the header.
 };
 

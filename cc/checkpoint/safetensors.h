@@ -57,7 +57,7 @@ class SafetensorsFile {
   };
 
   std::string path_;
-  std::unique_ptr<char[]> data_;  // What is behind the header.
+  std::unique_ptr<char[]> data_;  // The bytes behind the header.
   std::map<std::string, Tensor> tensors_;
 };
 
@@ -69,7 +69,7 @@ absl::StatusOr<std::map<std::string, std::string>> ReadMetadata(
 
 // DataLoss, naming the file and both values, if the file is missing, has not
 // `expected_bytes`, is not well formed, or does not have the checksum.
-// ResourceExhausted if there is no memory for what a well-formed header says.
+// ResourceExhausted if there is no memory for a well-formed header's arrays.
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 int64_t expected_bytes,
                                                 uint32_t expected_crc32);

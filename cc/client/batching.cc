@@ -65,8 +65,8 @@ absl::StatusOr<StepTag> StepOf(const OpenTable& table) {
                                                              : "");
 }
 
-// What is wrong with an `inverse` that is not one of UniqueKeys::Run. OK if
-// nothing is.
+// The error of an `inverse` that is not one of UniqueKeys::Run. OK if there is
+// none.
 absl::Status CheckInverse(const OpenTable& table,
                           absl::Span<const int32_t> inverse,
                           size_t num_unique) {
@@ -101,11 +101,11 @@ absl::Status CheckEachObservation(const OpenTable& table,
   return CheckObservations(table.config.name, keys, each);
 }
 
-// A push as it goes out, and what it points to.
+// A push as it goes out, and the data that it points to.
 struct PreparedPush {
   PushArgs args;
-  std::vector<Key> unique;       // Of keys that came without an inverse,
-  std::vector<int32_t> inverse;  // and that.
+  std::vector<Key> unique;       // For keys that came without an inverse,
+  std::vector<int32_t> inverse;  // and their inverse.
   OwnedObservations observations;
   bool is_empty = false;
 };
@@ -173,7 +173,7 @@ absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
   return absl::OkStatus();
 }
 
-// What is known once it is clear that the push goes out.
+// Sets the arguments that are known once it is clear that the push goes out.
 absl::Status Address(const OpenTable& table, const LentThreads* threads,
                      PushArgs* args) {
   args->table = table.config.name;
@@ -195,7 +195,7 @@ template <typename T>
 using Batches = absl::InlinedVector<T, 1>;
 
 // Calls of several clusters, all in flight together. `parts` are grouped by the
-// cluster that `cluster_of` says, and each group is what `start` gets.
+// cluster that `cluster_of` says, and `start` gets each group.
 template <typename Part, typename ClusterOf, typename Start>
 absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
                           Start start) {
@@ -233,7 +233,7 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*pull.table, pull.keys.size()));
     if (pull.num_unique != nullptr) *pull.num_unique = 0;
   }
-  // What is read of each batch, in place if it repeats no key.
+  // The distinct keys of each batch, read in place if it repeats no key.
   struct Distinct {
     std::vector<Key> keys;
     std::vector<int32_t> inverse;
@@ -335,7 +335,7 @@ absl::Status PushBatch(absl::Span<BatchPush> pushes,
     return absl::OkStatus();
   }
   Batches<PushPart> parts;
-  Batches<size_t> places;  // Of `parts` in `pushes`.
+  Batches<size_t> places;  // The places of `parts` in `pushes`.
   Batches<PushResult> results(pushes.size());
   for (size_t i = 0; i < pushes.size(); ++i) {
     if (prepared[i].is_empty) continue;

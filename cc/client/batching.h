@@ -27,7 +27,7 @@ struct OpenTable {
   // Constant once it is open.
   std::shared_ptr<Cluster> cluster;
   TableConfig config;
-  // Of a gradient with NaN, which is followed by more of them.
+  // Warns once: a gradient with NaN is followed by more of them.
   mutable std::atomic<bool> has_warned{false};
 };
 
@@ -56,9 +56,9 @@ struct BatchPush : GradientBatch {
   const OpenTable* table = nullptr;
   bool has_inverse = false;
   absl::Span<const int32_t> inverse;
-  // What the loss was multiplied with. Gradients are divided by it. If it is
-  // not 1 and they hold NaN or Inf, the push is skipped, as a loss-scaling
-  // optimizer skips its step. A value below 1 means 1.
+  // The factor of the loss. Gradients are divided by it. If it is not 1 and
+  // they hold NaN or Inf, the push is skipped, as a loss-scaling optimizer
+  // skips its step. A value below 1 means 1.
   float loss_scale = 1.0f;
   // With a loss scale of 1: whether gradients with NaN or Inf skip the push,
   // with a warning on stderr, or are an error.

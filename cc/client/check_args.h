@@ -1,6 +1,5 @@
-// What a client refuses by itself, before a part of a call has gone anywhere:
-// what is sent to several servers, or in several messages, must not be half
-// applied.
+// A client checks arguments itself, before it sends a part of a call: a call to
+// several servers, or in several messages, must not be half applied.
 
 #ifndef TFSWITCH_CC_CLIENT_CHECK_ARGS_H_
 #define TFSWITCH_CC_CLIENT_CHECK_ARGS_H_

@@ -1,11 +1,11 @@
 // A save names the incarnations of the tables that it has listed, so that a
 // server refuses a table that was made again meanwhile. If writing or
-// publishing fails, all servers remove what they have written.
+// publishing fails, all servers remove their files of it.
 //
 // A restore stages on all servers before it commits on any. Where a save is
-// damaged and none was named, it drops what is staged and tries the one before;
-// if there is none, the error is that of the newest save. Tables that are there
-// keep their incarnations, so that other processes go on with them.
+// damaged and none was named, it drops the staged data and tries the one
+// before; if there is none, the error is that of the newest save. Tables that
+// are there keep their incarnations, so that other processes go on with them.
 
 #include "cc/client/checkpoints.h"
 
@@ -44,8 +44,8 @@ absl::Status CheckPath(const std::string& path) {
   return absl::InvalidArgumentError("a checkpoint needs a path. Received: ''");
 }
 
-// The error that ended a call, and if cleaning up failed too, why, and what
-// stays then.
+// The error that ended a call, and if cleaning up failed too, the reason and
+// the remains.
 absl::Status WithCleanUp(const absl::Status& failed,
                          const absl::Status& clean_up,
                          absl::string_view stays) {

@@ -36,8 +36,8 @@ struct CheckpointReport {
 
 // Saves tables. The saves that are there stay whole until the new one is
 // published; with `tables` named, their other tables are kept in it. DataLoss
-// if a server has lost a part of a table: nothing is saved then. What a save
-// that fails has written is removed.
+// if a server has lost a part of a table: nothing is saved then. A save that
+// fails is removed.
 absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
                                                 const SaveOptions& options);
 

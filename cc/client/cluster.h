@@ -28,7 +28,7 @@ class Cluster {
   // Joins a group as a worker; the worker that was here before leaves its
   // group.
   absl::Status Join(const WorkerOptions& options);
-  // Who trains here; null if Join() was not called.
+  // The worker that trains here; null if Join() was not called.
   std::shared_ptr<WorkerSession> worker() const;
 
   // When pushes happen, in days since 1970; see kServersDay.

@@ -69,8 +69,8 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
 }
 
 absl::Status ClusterTables::Drop(const std::string& table) {
-  // Every shard is asked, also after an error: what can go, goes. One that has
-  // lost its part has nothing to drop.
+  // Every shard is asked, also after an error, so that each part that can go
+  // does. One that has lost its part has nothing to drop.
   absl::Status first;
   bool is_dropped = false;
   for (const auto& shard : shards_) {
@@ -97,7 +97,7 @@ absl::StatusOr<std::vector<TableInfo>> ClusterTables::ListAll() {
   TFSWITCH_ASSIGN_OR_RETURN(const auto tables, Survey());
   std::vector<TableInfo> infos;
   for (const auto& [name, table] : tables) {
-    // Who has known another table hears of it when it goes on.
+    // A client that has known another table hears of it when it goes on.
     if (table.info.lost.ok() && !table.is_other()) {
       Remember(table.info, table.parts);
     }

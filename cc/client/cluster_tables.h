@@ -1,4 +1,4 @@
-// What a client knows of the tables whose parts lie on the shards of a cluster.
+// A client's knowledge of tables whose parts lie on the shards of a cluster.
 
 #ifndef TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
 #define TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
@@ -21,7 +21,7 @@ namespace tfswitch {
 
 // Calls need the number of virtual shards of their table, and its incarnation:
 // this knows the tables that its client has made or listed, and asks for others
-// once. What it knows changes only when somebody is told: by the list of a call
+// once. Its knowledge changes only when somebody is told: by the list of a call
 // that makes, lists or resets tables, or by a warning.
 //
 // Thread-safe.
@@ -29,7 +29,7 @@ class ClusterTables {
  public:
   using Shards = std::vector<std::unique_ptr<ParameterClient>>;
 
-  // What a call has to know of a table.
+  // The facts of a table that a call needs.
   struct Facts {
     uint32_t num_virtual_shards = 0;
     uint64_t incarnation = 0;
@@ -61,7 +61,7 @@ class ClusterTables {
     on_lost_tables_ = on_lost_tables;
   }
   bool recovers() const { return on_lost_tables_ != OnLostTables::kFail; }
-  // Does after a DataLoss what on_lost_tables says, with a warning on stderr.
+  // Acts after a DataLoss as on_lost_tables says, with a warning on stderr.
   // REQUIRES: recovers().
   absl::Status Recover();
 
@@ -70,14 +70,14 @@ class ClusterTables {
   struct Known {
     TableConfig config;
     uint64_t incarnation = 0;
-    std::vector<int64_t> num_rows;  // Of each shard; empty if not counted.
+    std::vector<int64_t> num_rows;  // By shard; empty if not counted.
   };
-  // What each shard says of one table; nothing if it has none of that name.
+  // Each shard's part of one table; nothing if it has none of that name.
   using Parts = std::vector<std::optional<TableInfo>>;
   struct Surveyed {
     std::optional<Known> known;
     Parts parts;
-    TableInfo info;  // Of no shard, if all have lost the table.
+    TableInfo info;  // From no shard, if all have lost the table.
 
     bool is_other() const {
       return known.has_value() &&
@@ -91,7 +91,7 @@ class ClusterTables {
   // is none.
   absl::StatusOr<TableInfo> Join(const std::string& name,
                                  const Parts& parts) const;
-  // Of a table that no shard has: DataLoss if it is lost; OK, and it is
+  // For a table that no shard has: DataLoss if it is lost; OK, and it is
   // forgotten, if a shard knows that it was dropped.
   absl::Status LostEverywhere(const TableRef& table);
   // All tables that are on a shard, or known and lost, by name.
@@ -105,7 +105,7 @@ class ClusterTables {
   // is known as one.
   absl::StatusOr<ResetTable> Reset(const std::string& name,
                                    const Surveyed& table);
-  // Only of a table that is on every shard.
+  // Only for a table that is on every shard.
   void Remember(const TableInfo& info, const Parts& parts);
   void Remember(const std::string& name, Known known);
 

@@ -11,10 +11,10 @@
 namespace tfswitch {
 
 // A dense table is a long vector, cut into blocks that are the rows of a table.
-// Writes the key of each block. The keys are chosen by what they hash to, so
-// that block b lies in virtual shard floor(b * V / B): every server of any
-// number has a contiguous run of blocks, and none has more than one block more
-// than its even share, rounded to virtual shards.
+// Writes the key of each block. The keys are chosen by their hashes, so that
+// block b lies in virtual shard floor(b * V / B): every server of any number
+// has a contiguous run of blocks, and none has more than one block more than
+// its even share, rounded to virtual shards.
 //
 // REQUIRES: num_virtual_shards is a power of two.
 void DenseKeys(uint32_t num_virtual_shards, absl::Span<Key> keys);

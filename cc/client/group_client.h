@@ -24,7 +24,7 @@ struct GroupMember {
   uint64_t incarnation = 0;
 };
 
-// What ArriveAndWait() has come to.
+// The result of ArriveAndWait().
 struct Arrival {
   int64_t open_round = 0;
   std::optional<Round> round;  // The one waited for, if it has closed.

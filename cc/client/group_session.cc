@@ -238,7 +238,7 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   {
     MutexLock lock(&mutex_);
     before = member_;
-    // Who has left does not come back, but begins anew.
+    // A worker that has left does not come back, but begins anew.
     if (has_left_) before.incarnation = 0;
   }
   // A server that was started again has forgotten the group.

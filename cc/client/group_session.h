@@ -46,11 +46,11 @@ class GroupSession {
   GroupSession(const GroupSession&) = delete;
   GroupSession& operator=(const GroupSession&) = delete;
 
-  // Who this is; another incarnation after Rejoin().
+  // This member; it has another incarnation after Rejoin().
   GroupMember member() const;
-  // At which it waits, as far as it knows; empty: at none.
+  // The barrier at which it waits, as far as it knows; empty: none.
   std::string barrier() const;
-  // Nor has come back.
+  // Whether it has left and has not come back.
   bool has_left() const;
   // How many steps have ended, and the round that the next one contributes to.
   int64_t clock() const;
@@ -58,7 +58,7 @@ class GroupSession {
 
   // Ends a step, with a contribution of `weight` to round() or with none.
   // NotFound if the group has given this worker up: call Rejoin(). `progress`:
-  // what the step has advanced in work queues; see Coordinator::Arrive.
+  // the step's progress in work queues; see Coordinator::Arrive.
   absl::Status EndStep(bool contributes, double weight,
                        const std::vector<WorkProgress>& progress = {});
 
@@ -92,7 +92,7 @@ class GroupSession {
   // Comes back after the group has given this worker up, or it has left.
   // `newer_instance`: see Coordinator::Join.
   absl::Status Rejoin(uint64_t newer_instance = 0);
-  // Of the group that it has joined.
+  // The instance of the group that it has joined.
   uint64_t group_instance() const;
 
   // Nobody waits for this worker any more. Idempotent. `timeout`: for the
@@ -105,7 +105,7 @@ class GroupSession {
   GroupSession(std::shared_ptr<GroupClient> groups, std::string group,
                const WorkerGroupOptions& options, uint32_t worker);
 
-  // What the end of a step has changed.
+  // Notes the changes that the end of a step has made.
   void Advance(bool contributes, int64_t open_round);
   // The waits of a step whose end began at `start`.
   absl::StatusOr<Round> WaitForRound(absl::Time start, absl::Duration timeout);
@@ -129,7 +129,7 @@ class GroupSession {
   int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
   std::string barrier_ ABSL_GUARDED_BY(mutex_);
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
-  // A step has ended, and what it waits for has not come.
+  // A step has ended, and the wait after it is not over.
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;  // Or tried to.

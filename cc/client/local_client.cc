@@ -54,7 +54,7 @@ class LocalClient : public ParameterClient {
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) override {
     TFSWITCH_RETURN_IF_ERROR(shard_->HoldTable(table));
-    // Of no object: its end is all that counts.
+    // It has no object: only its end counts.
     return std::shared_ptr<const void>(
         nullptr,
         [shard = shard_, table](const void*) { shard->ReleaseTable(table); });

@@ -1,5 +1,5 @@
-// What a worker holds: tables somewhere, in this process, on one server, or on
-// many. All implementations pass one behaviour suite
+// A worker's access to tables in this process, on one server, or on many. All
+// implementations pass one behaviour suite
 // (tests/cc/testing/parameter_client_suite.h).
 
 #ifndef TFSWITCH_CC_CLIENT_PARAMETER_CLIENT_H_
@@ -28,7 +28,7 @@
 
 namespace tfswitch {
 
-// What becomes of a table of which a server has lost its part in a restart.
+// The treatment of a table of which a server has lost its part in a restart.
 enum class OnLostTables {
   kFail,      // Calls fail with DataLoss until it is restored, or this process
               // has reset it.
@@ -40,7 +40,7 @@ enum class OnLostTables {
 // A table that had lost rows and goes on.
 struct ResetTable {
   std::string name;
-  // Whose parts are empty now; none if another process has made it whole.
+  // Shards with empty parts now; none if another process has made it whole.
   std::vector<int> shards;
   int64_t num_lost_rows = -1;  // When they were last counted; -1: never.
 };
@@ -144,7 +144,7 @@ class ParameterClient {
   virtual absl::StatusOr<std::vector<TableInfo>> ListTables(
       const TableRef& table) = 0;
 
-  // Which run of each shard answers now; see TableIdentity.
+  // The run of each shard that answers now; see TableIdentity.
   virtual absl::StatusOr<std::vector<uint64_t>> ShardInstances() = 0;
 
   virtual void SetOnLostTables(OnLostTables on_lost_tables) {}
@@ -156,8 +156,8 @@ class ParameterClient {
 
   // Starts to read, with as few messages as there can be: of each part the
   // embedding of args.keys[i] into embeddings[i * dim, (i + 1) * dim), or where
-  // `places` say. `parts` may go when the call has been started, but not what
-  // its args and spans point to. A table may come more than once.
+  // `places` say. `parts` may go when the call has been started, but not the
+  // data that its args and spans point to. A table may come more than once.
   virtual std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) = 0;
 
@@ -166,9 +166,9 @@ class ParameterClient {
   //
   // Shapes, numbers and rates of all parts are checked before any of them goes:
   // nothing is applied if any gradient is NaN or Inf (InvalidArgument naming
-  // the key). What only a server knows (no such table, out of memory, a bsp
-  // step that is over) and a server that is away may end a call after some have
-  // been applied; those with an id may be repeated.
+  // the key). Errors that only a server finds (no such table, out of memory, a
+  // bsp step that is over) and a server that is away may end a call after some
+  // have been applied; those with an id may be repeated.
   virtual std::unique_ptr<PendingCall> StartPush(
       absl::Span<const PushPart> parts) = 0;
 
@@ -204,10 +204,10 @@ class ParameterClient {
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) = 0;
 
-  // Visits what has changed, in chunks, from one thread at a time; returns the
-  // next cursors, of each shard. FailedPrecondition if the changes are not
-  // known any more, for one because there were other servers: then only all
-  // rows can be exported.
+  // Visits the changes, in chunks, from one thread at a time; returns the next
+  // cursors, of each shard. FailedPrecondition if the changes are not known any
+  // more, for one because there were other servers: then only all rows can be
+  // exported.
   virtual absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;

@@ -36,14 +36,14 @@
 namespace tfswitch {
 namespace {
 
-// How often a restore renews what it has staged on a server while it waits for
+// How often a restore renews its staged data on a server while it waits for
 // another; servers keep it for minutes.
 constexpr absl::Duration kStagingRenewal = absl::Seconds(30);
 
 // The part of a batch that one shard owns.
 struct Part {
   std::vector<Key> keys;
-  std::vector<size_t> places;       // Of `keys` in the batch.
+  std::vector<size_t> places;       // The places of `keys` in the batch.
   std::shared_ptr<float[]> values;  // keys.size() x dim, to send.
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
@@ -81,7 +81,7 @@ std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
   return rows;
 }
 
-// The push of a part, whose values and observations become what it points to.
+// The push of a part; it points to values and observations that the part keeps.
 // REQUIRES: CheckPush(args) is OK.
 PushArgs PushOfPart(const PushArgs& args, Part* part) {
   part->values = GatherRows(part->places, args.dim, args.gradients.data());
@@ -96,7 +96,7 @@ PushArgs PushOfPart(const PushArgs& args, Part* part) {
   return part_args;
 }
 
-using Split = std::vector<std::vector<Part>>;  // Of each call, by shard.
+using Split = std::vector<std::vector<Part>>;  // By call and shard.
 
 template <typename T>
 std::vector<T> ToVector(absl::Span<const T> span) {
@@ -198,8 +198,8 @@ class ShardedClient : public ParameterClient {
       int64_t* committed, const std::vector<TableRef>& staged) override {
     return Begin([this, own_shard = static_cast<size_t>(shard), group, round,
                   committed, staged] {
-      // As this process knows them now: who has reset a table that was lost
-      // goes on without what was staged for it.
+      // As this process knows them now: one that has reset a lost table goes on
+      // without the gradients that were staged for it.
       std::vector<TableRef> own = staged;
       for (TableRef& table : own) {
         table.incarnation = tables_.KnownIncarnation(table.name);
@@ -281,8 +281,8 @@ class ShardedClient : public ParameterClient {
     });
   }
 
-  // What has been visited cannot be taken back, so that a table that a server
-  // has lost ends the export.
+  // Visited rows cannot be taken back, so that a table that a server has lost
+  // ends the export.
   absl::Status Export(
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
@@ -373,8 +373,8 @@ class ShardedClient : public ParameterClient {
       TFSWITCH_ASSIGN_OR_RETURN(staged[0], shards_[0]->StageRestore(args));
       own.save = staged[0].save;
     }
-    // Those that are done ask again, so that the servers keep what they have
-    // staged until the last one is done.
+    // Calls that are done ask again, so that the servers keep their staged data
+    // until the last one is done.
     Mutex mutex;
     CondVar ended;
     size_t num_left = shards_.size();

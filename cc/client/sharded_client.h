@@ -16,9 +16,9 @@ namespace tfswitch {
 //
 // A server that was restarted without a part of a table, or with another table
 // of that name, answers with DataLoss (see ClusterTables), and `on_lost_tables`
-// says what follows. A write that is repeated then has the same identity, so
-// that what the other shards have applied is not applied twice. A write is
-// checked for NaN and Inf before any shard gets a part of it.
+// says how it goes on. A write that is repeated then has the same identity, so
+// that shards that have applied it do not apply it twice. A write is checked
+// for NaN and Inf before any shard gets a part of it.
 //
 // Thread-safe.
 std::unique_ptr<ParameterClient> NewShardedClient(

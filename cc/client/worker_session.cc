@@ -1,8 +1,8 @@
 // The end of a step may fail at several points, and the session remembers
 // where: unconfirmed_weight_ is set while nobody knows whether the group has
 // heard of it, is_unfinished_ while the wait after it is not over, and
-// must_catch_up_ while a closed round has to be applied. Prepare() first does
-// what the last call has left, so that a call that failed can be repeated.
+// must_catch_up_ while a closed round has to be applied. Prepare() first
+// finishes the last call, so that a call that failed can be repeated.
 //
 // NotFound says that the group has given the worker up, and ComeBack() joins
 // again. Commit() sends a round to all shards at once, and then sends the
@@ -170,7 +170,7 @@ absl::Status WorkerSession::CatchUp() {
   TFSWITCH_RETURN_IF_ERROR(last.status());
   if (last->has_value()) {
     const absl::Status applied = Commit(**last);
-    // Those whose round it was have heard of that.
+    // The workers of that round have heard of the error.
     if (!IsErrorOfAppliedRound(applied)) TFSWITCH_RETURN_IF_ERROR(applied);
   }
   must_catch_up_ = false;
@@ -231,7 +231,7 @@ absl::Status WorkerSession::Arrive() {
     has_pushed_ = false;
     has_applied_ = false;
   }
-  // Of a server that did not answer nobody knows whether it has heard.
+  // If a server did not answer, nobody knows whether it has heard.
   const bool is_unconfirmed = !has_arrived && (absl::IsUnavailable(ended) ||
                                                absl::IsDeadlineExceeded(ended));
   if (!is_unconfirmed) unconfirmed_weight_.reset();
@@ -504,7 +504,7 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
     TFSWITCH_RETURN_IF_ERROR(ComeBack(finished, /*has_arrived=*/!has_pushed_));
     return FindWorkItem(queue, epoch, index).status();  // It is lost.
   }
-  // Of a server that did not answer nobody knows whether it has heard.
+  // If a server did not answer, nobody knows whether it has heard.
   if (finished.ok() || absl::IsFailedPrecondition(finished)) {
     own_items_.erase(queue);
   }

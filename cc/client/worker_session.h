@@ -1,4 +1,4 @@
-// One worker's training in a group: what it pushes, and when it may go on.
+// One worker's training in a group: its pushes, and when it may go on.
 
 #ifndef TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
 #define TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
@@ -44,9 +44,9 @@ class WorkerSession {
   struct Report {
     GroupMember member;
     int64_t clock = 0;        // Steps that have ended.
-    int64_t round = 0;        // To which the next one contributes.
+    int64_t round = 0;        // The next one contributes to it.
     int64_t dropped = 0;      // Steps whose contribution did not count.
-    bool has_left = false;    // And has not come back.
+    bool has_left = false;    // It has not come back.
     bool is_in_step = false;  // Something has been pushed since the last ended.
     GroupSession::Waits waits;
     WorkerGroup::Stats group;
@@ -62,8 +62,9 @@ class WorkerSession {
   // under that of the session.
   absl::Status CheckTable(const TableConfig& table) const;
 
-  // Under what gradients are pushed now. A worker that has left joins again; a
-  // step whose end has failed is finished first. `table` is a bsp table.
+  // The tag of gradients that are pushed now. A worker that has left joins
+  // again; a step whose end has failed is finished first. `table` is a bsp
+  // table.
   absl::StatusOr<StepTag> CurrentStep(const std::string& table = "");
 
   // A push of the present step to a table that applies it at once.
@@ -90,8 +91,8 @@ class WorkerSession {
 
   // Work queues of the group; see WorkQueue and Coordinator. A worker has one
   // item of each queue at most, and loses it when the group gives the worker
-  // up, or when it leaves: others go on with what the last step that counts has
-  // left of it.
+  // up, or when it leaves: others go on where the last step that counts has
+  // left it.
   //
   // Making it once more begins the step anew, if nothing has been pushed in it.
   absl::Status CreateWorkQueue(const std::string& queue,
@@ -108,8 +109,8 @@ class WorkerSession {
   // not ended.
   absl::Status FinishWorkItem(const std::string& queue, int64_t epoch,
                               int64_t index);
-  // What this worker knows of an item. What a step does with one that is lost
-  // would be done twice.
+  // The state of an item as this worker knows it. The work of a step on a lost
+  // one would be done twice.
   enum class ItemState { kLost, kOwn, kInStep };
   ItemState GetItemState(const std::string& queue, int64_t epoch,
                          int64_t index);
@@ -129,28 +130,28 @@ class WorkerSession {
     return options_.consistency.kind == ConsistencyKind::kBsp;
   }
   // Before a step (""), or a barrier: joins again if it has left, and finishes
-  // what has failed before.
+  // a call that has failed before.
   absl::Status Prepare(const std::string& barrier)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status JoinAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HasLeft() const;
   // Tells the group that the present step has ended.
   absl::Status Arrive() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What EndStep() has come to; repeating it must not end another step.
+  // The result of EndStep(); repeating it must not end another step.
   absl::Status EndedStep(absl::Status status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After the group has given this worker up, as `why` says.
   absl::Status ComeBack(const absl::Status& why, bool has_arrived)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What the end of the last step has left to wait for.
+  // Finishes the waits that the end of the last step has left.
   absl::Status FinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether the step that ended last is in the round.
   bool Counts(const Round& round) const;
   // Has every server apply the round, and those before it that it has missed.
-  // DataLoss if one has lost a table, and what this worker had staged for it.
+  // DataLoss if one has lost a table, with this worker's staged gradients.
   absl::Status Commit(const Round& round);
   void ForgetStagedTables();
-  // A worker begins with what the last closed round has led to.
+  // A worker begins with the result of the last closed round.
   absl::Status CatchUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one before that of the next step, when it has closed; none with asp and
   // ssp, or if there is none.
@@ -160,7 +161,7 @@ class WorkerSession {
     int64_t counted = 0;  // The offset that counts.
   };
 
-  // What the present step has advanced.
+  // The progress of the present step.
   std::vector<WorkProgress> Progress() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // It counts.
@@ -200,7 +201,7 @@ class WorkerSession {
   // Held while a step ends.
   Mutex mutex_;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of the step whose end the group may not have heard of.
+  // The step whose end the group may not have heard of.
   std::optional<double> unconfirmed_weight_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkProgress> unconfirmed_progress_ ABSL_GUARDED_BY(mutex_);
   // By queue.

@@ -12,9 +12,9 @@
 namespace tfswitch {
 
 // Starts a thread when a task comes and none is idle, up to a limit; beyond it
-// tasks queue. Of the idle threads the one that was busy last gets the task:
-// what a call needs (its completion queue, buffers, heap) is still in its
-// caches, and the pool is as large as the most calls that ever waited at once.
+// tasks queue. The idle thread that was busy last gets the task: the data of a
+// call (its completion queue, buffers, heap) is still in its caches, and the
+// pool is as large as the most calls that ever waited at once.
 //
 // Thread-safe. Lives until the process ends; a child of fork() has its own.
 class BlockingThreads {

@@ -80,7 +80,7 @@ void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
   const auto op = std::make_shared<WaitingOp>(
       WaitingOp{context, timeout_s, absl::Now() + absl::Seconds(timeout_s),
                 std::move(wait), std::move(done)});
-  // What others may wait for is said before this waits in a queue.
+  // Others may wait for this announcement, so that it comes before the queue.
   const absl::Status status = op->wait(0.0);
   if (!absl::IsDeadlineExceeded(status)) return Finish(*op, status);
   BlockingThreads::Get().Schedule([op] { WaitOnce(op); });

@@ -11,7 +11,7 @@
 
 namespace tfswitch {
 
-// What a function of the C API has reported.
+// The status that a function of the C API has reported.
 absl::Status ToStatus(int code, const char* error);
 
 // Runs `call` with the core's functions and room for an error. The core stays

@@ -69,7 +69,7 @@ class GradientStage : public tensorflow::ResourceBase {
                         " steps");
   }
 
-  // `replaces`: what the same incarnation has staged before counts no more.
+  // `replaces`: earlier gradients of the same incarnation count no more.
   void Put(const StepKey& key, std::vector<Tensor> gradients, bool replaces) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (replaces) {
@@ -237,13 +237,13 @@ averages_by_row: Whether instead each row is averaged over the steps that have
   it. It is there once then.
 )doc");
 
-// What a sum is computed in.
+// The type in which a sum is computed.
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The same gradient of several steps, and what each is multiplied with. One
-// times 0 counts for nothing, also if it is not finite: the mean over a batch
-// whose samples are all masked, say.
+// The same gradient of several steps, and the factor of each. One times 0
+// counts for nothing, also if it is not finite: the mean over a batch whose
+// samples are all masked, say.
 struct Terms {
   std::vector<const Tensor*> gradients;
   std::vector<double> factors;

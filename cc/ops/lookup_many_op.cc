@@ -137,7 +137,7 @@ inverses: For each table and each id, in row-major order, its place in
 dims: The dim of each table.
 )doc");
 
-// What both ops read, as they were built.
+// The common base of both ops, with their attributes.
 class ManyLookups : public AsyncOpKernel {
  public:
   explicit ManyLookups(OpKernelConstruction* context) : AsyncOpKernel(context) {

@@ -1,5 +1,5 @@
-// Tfswitch>ServedModel, OpenServedModel, PinServedRows and ServedLookup: what
-// an exported model looks rows up with.
+// Tfswitch>ServedModel, OpenServedModel, PinServedRows and ServedLookup: the
+// ops with which an exported model looks up rows.
 
 #include <cstdint>
 #include <memory>
@@ -171,7 +171,7 @@ class ServedModelResource : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "tfswitch served model"; }
 
  private:
-  std::mutex mutex_;  // Guards what is below until it is set.
+  std::mutex mutex_;  // Guards the members below until they are set.
   const Tfswitch_Api* api_ = nullptr;
   Tfswitch_ServedModel* model_ = nullptr;
 };
@@ -281,7 +281,7 @@ class ServedLookupOp : public AsyncOpKernel {
                                          call->parts.data(), call->parts.size(),
                                          &threads, error);
               });
-          // Before the op ends: whoever waits for it may close the model next.
+          // Before the op ends: its waiter may close the model next.
           call->pinned.rows.reset();
           return status;
         },

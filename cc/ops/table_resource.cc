@@ -1,8 +1,8 @@
 // RunAsync() calls an embedded table on the thread of the op. For remote tables
 // one call at a time may block such a thread, because that saves a change of
 // threads; all others go to BlockingThreads, so that TensorFlow keeps its
-// threads. The table is let go before done(), because whoever waits for the op
-// may close the cluster next.
+// threads. The table is let go before done(), because the waiter for the op may
+// close the cluster next.
 //
 // Open() closes its handle of the cluster at once, because the table keeps the
 // cluster open. KeysOf() uses int64 ids where they lie and widens int32 ids
@@ -168,7 +168,7 @@ void RunAsync(OpKernelContext* context, RefCountPtr<TableResource> table,
       context, resource->is_remote(),
       [resource, call = std::move(call)] {
         absl::Status status = call(*resource);
-        // Before done(): whoever waits for the op may close the cluster next.
+        // Before done(): a waiter for the op may close the cluster next.
         resource->Unref();
         return status;
       },
@@ -188,7 +188,7 @@ void RunAsync(OpKernelContext* context, bool is_remote,
     finish(call());
   } else if (!is_one_waiting.exchange(true)) {
     const absl::Status status = call();
-    is_one_waiting = false;  // What comes after this op may be the next.
+    is_one_waiting = false;  // An op after this one may be the next.
     finish(status);
   } else {
     BlockingThreads::Get().Schedule(
@@ -204,7 +204,7 @@ void RunApart(OpKernelContext* context, RefCountPtr<TableResource> table,
       context,
       [resource, call = std::move(call)] {
         absl::Status status = call(*resource);
-        // Before done(): whoever waits for the op may close the cluster next.
+        // Before done(): a waiter for the op may close the cluster next.
         resource->Unref();
         return status;
       },

@@ -1,5 +1,5 @@
-// A TensorFlow resource around one table of the C API, and what the kernels
-// that use it share.
+// A TensorFlow resource around one table of the C API, and the code that its
+// kernels share.
 
 #ifndef TFSWITCH_CC_OPS_TABLE_RESOURCE_H_
 #define TFSWITCH_CC_OPS_TABLE_RESOURCE_H_
@@ -87,7 +87,7 @@ absl::Status CheckDim(const TableResource& table, int dim);
 // Not thread-safe.
 class TableList {
  public:
-  // Those behind inputs 0 to `num_tables` - 1; errors as of LookupTable.
+  // Looks up inputs 0 to `num_tables` - 1; errors as of LookupTable.
   absl::Status Lookup(tensorflow::OpKernelContext* context, int num_tables);
   void Clear() { tables_.clear(); }
 
@@ -102,10 +102,10 @@ class TableList {
 // Calls `call` on the table, sets its status, and ends the op with `done`.
 //
 // A call on an embedded table runs at once, like other kernels, and may use the
-// device's intra-op threads. Of the calls that wait for a network one at a time
-// runs at once, too, because waking another thread takes as long as a small
-// call; the others wait on threads of tfswitch, so that ops of many tables hold
-// one of TensorFlow's threads and no more.
+// device's intra-op threads. One call at a time that waits for a network runs
+// at once, too, because waking another thread takes as long as a small call;
+// the others wait on threads of tfswitch, so that ops of many tables hold one
+// of TensorFlow's threads and no more.
 void RunAsync(tensorflow::OpKernelContext* context,
               tensorflow::core::RefCountPtr<TableResource> table,
               std::function<absl::Status(const TableResource&)> call,

@@ -112,7 +112,7 @@ void Shrink(const Step& step, double keep, uint32_t count, int dim, float* x) {
   }
 }
 
-// What `count` steps with a gradient of zero do to the averages, in the
+// Applies `count` steps with a gradient of zero to the averages, in the
 // arithmetic of the kernels.
 void ShrinkAverages(const SegmentStep& segment, uint32_t count, float* slots) {
   const OptimizerParams& p = segment.params;

@@ -20,8 +20,8 @@
 //   5. w = w - w weight_decay lr
 //   6. the rule
 //   7. each coordinate of w into [min_weight, max_weight]
-//   8. w = w n / (|w| + 1e-7), n: |w| into [min_norm, max_norm], which is what
-//      the constraints MinMaxNorm, MaxNorm and UnitNorm of Keras do
+//   8. w = w n / (|w| + 1e-7), n: |w| into [min_norm, max_norm], as the
+//      constraints MinMaxNorm, MaxNorm and UnitNorm of Keras do
 //
 // 1 and 5 happen to the rows of a push only ("lazily"), unless the config says
 // `is_dense`: see missed_steps.h, which has one more slot for that.
@@ -38,7 +38,7 @@
 
 namespace tfswitch {
 
-// What a push says of one row besides its gradient.
+// A push's input for one row, besides its gradient.
 struct StepInput {
   float learning_rate = 0.0f;
   // How often the key was in the batch, for CowClip.
@@ -47,14 +47,14 @@ struct StepInput {
   float shows = 1.0f;
   // Which step of the training it is, from 1, for adagrad_decay; 0: not known.
   int64_t global_step = 0;
-  // Of a dense table: the steps before this one, and whether there is one.
+  // For a dense table: the steps before this one, and whether there is one.
   const StepHistory* history = nullptr;
   bool is_gradient_step = true;
 };
 
 struct SegmentStep;
 
-// What a kernel reads besides the row, the gradient and the input.
+// A kernel reads these besides the row, the gradient and the input.
 struct OptimizerParams : RuleParams {
   using Kernel = void (*)(const OptimizerParams&, float* row, float* slots,
                           const float* gradient, const StepInput& input);
@@ -69,16 +69,16 @@ struct OptimizerParams : RuleParams {
   // For the kernel that steps one segment after the other.
   const SegmentStep* segments = nullptr;
   int num_segments = 0;
-  int step_slot = 0;  // Of a dense table: the last one.
+  int step_slot = 0;  // A dense table's step number: the last slot.
 };
 
 struct SegmentStep {
   OptimizerParams params;
   OptimizerParams::Kernel step = nullptr;
-  int begin = 0;        // Of the segment in embedding and gradient.
-  int slots_begin = 0;  // Of its slots among all slots.
+  int begin = 0;        // The segment's start in embedding and gradient.
+  int slots_begin = 0;  // The start of its slots among all slots.
   float learning_rate_scale = 1.0f;
-  // What slots start with: 0 but for the first `num_initial`.
+  // Slots start with 0, but the first `num_initial` with initial_slot.
   int num_initial = 0;
   float initial_slot = 0.0f;
   int num_slots = 0;
@@ -105,7 +105,7 @@ class Optimizer {
   bool reads_shows() const { return reads_shows_; }
   bool reads_steps() const { return reads_steps_; }
 
-  // Writes what the slots of a new row start with.
+  // Writes the initial slots of a new row.
   void InitSlots(float* slots) const;
 
   // One step. Both levels of SIMD give the same bits. (Inlined in any case, as
@@ -122,7 +122,7 @@ class Optimizer {
     Step(row, row + dim_, gradient, input);
   }
 
-  // Of a dense table: takes the steps that the row has missed.
+  // For a dense table: takes the steps that the row has missed.
   void CatchUp(const StepHistory& history, float* embedding,
                float* slots) const {
     StepInput input;
@@ -138,7 +138,7 @@ class Optimizer {
   bool reads_shows_ = false;
   bool reads_steps_ = false;
   std::vector<SegmentStep> segments_;
-  // What Step() calls: the only segment's, or the one that calls all of them.
+  // Step() calls this: the only segment's, or the one that calls all of them.
   OptimizerParams params_;
   OptimizerParams::Kernel step_ = nullptr;
 };
@@ -149,7 +149,7 @@ int SlotFloats(const OptimizerConfig& config, int dim);
 // Slots that follow each other in a row.
 struct SlotRun {
   int count = 0;
-  // One for each coordinate of the embedding; else what a row has one of.
+  // One for each coordinate of the embedding; else one for each row.
   bool is_per_coordinate = false;
 };
 

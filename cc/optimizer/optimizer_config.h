@@ -1,5 +1,5 @@
-// What an optimizer is told once, when its table is created. The learning rate
-// is not here: it comes with each push, so that schedules work.
+// An optimizer's config, fixed when its table is created. The learning rate is
+// not here: it comes with each push, so that schedules work.
 //
 // A row has one or more segments. Each has a rule, which says how a gradient
 // moves weights, and options, which work with any rule.
@@ -26,7 +26,7 @@ namespace tfswitch {
 // The longest segment, and so the longest embedding.
 inline constexpr int kMaxSegmentDim = 4096;
 
-// What can be done to gradient and weights around any rule, in this order; see
+// The operations on gradient and weights around any rule, in this order; see
 // optimizer.h. Defaults are "off".
 struct StepOptions {
   float l2 = 0.0f;

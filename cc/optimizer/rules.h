@@ -1,5 +1,5 @@
-// The rules, which say how a gradient moves weights. Of each, this has what it
-// is told, what a row keeps of it, and which kernel takes its step. The steps
+// The rules, which say how a gradient moves weights. Each is here with its
+// config, the slots that a row keeps for it, and its step's kernel. The steps
 // themselves are in step_kernels.inc; docs/optimizers.md has the formulas.
 //
 // Names and defaults are those of keras.optimizers where Keras has the rule.
@@ -31,8 +31,8 @@ enum class StepKind {
   kRmspropCentered,
   kRmspropCenteredMomentum,
   kAdadelta,
-  kFtrl,       // Of learning_rate_power -0.5.
-  kFtrlPower,  // Of any.
+  kFtrl,       // learning_rate_power is -0.5.
+  kFtrlPower,  // Any other learning_rate_power.
   kGroupFtrl,
   kGroupFtrlPower,
   kPaddleAdagrad,
@@ -44,8 +44,8 @@ enum class StepKind {
   kSegments,
 };
 
-// What a step with a gradient of zero changes besides weights, of rules that
-// dense tables may have.
+// The slots that a step with a gradient of zero changes besides weights, for
+// rules that dense tables may have.
 enum class Averages : uint8_t {
   kNone,
   kVelocity,           // v[D]
@@ -78,7 +78,7 @@ struct RuleParams {
   int num_corrections = 0;
 };
 
-// What a rule comes to.
+// A rule's kernel, slots and numbers.
 struct RulePlan {
   StepKind kind = StepKind::kSgd;
   // The slots: so many vectors of the segment's size, then so many floats.
@@ -86,8 +86,8 @@ struct RulePlan {
   const char* state = "";
   int num_vectors = 0;
   int num_floats = 0;
-  // What the first vector starts with, or the first float if there is none;
-  // other slots start with 0.
+  // The start value of the first vector, or of the first float if there is
+  // none; other slots start with 0.
   float initial_slot = 0.0f;
   RuleParams params{};
   Averages averages = Averages::kNone;

@@ -40,7 +40,7 @@ std::atomic<Clock::rep> sent_at{0};
 sem_t signals;
 pid_t owner = 0;
 
-// In a signal's handler: only what POSIX allows there.
+// In a signal's handler: only calls that POSIX allows there.
 void OnInterrupt(int signal) {
   const auto is_recent = [now = Clock::now()](Clock::rep time) {
     return now - Clock::time_point(Clock::duration(time)) <= kPause;

@@ -27,7 +27,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Without forcecast: what NumPy would have to round is refused.
+// Without forcecast: values that NumPy would have to round are refused.
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 using FloatArray = py::array_t<float, py::array::c_style>;
 
@@ -44,14 +44,14 @@ unsigned long main_thread = 0;
 int RunSignalHandlers() {
   if (PyThread_get_thread_ident() != main_thread) return IsOpInterrupted();
   const py::gil_scoped_acquire acquire;
-  if (interruption[0] != nullptr) return 1;  // Of a call in the same method.
-  // Of an interrupted op; see interrupts.cc.
+  if (interruption[0] != nullptr) return 1;  // By a call in the same method.
+  // Pending calls come from an interrupted op; see interrupts.cc.
   if (PyErr_CheckSignals() == 0 && Py_MakePendingCalls() == 0) return 0;
   PyErr_Fetch(&interruption[0], &interruption[1], &interruption[2]);
   return 1;
 }
 
-// Runs a call of the C API without the GIL, and throws what it answers.
+// Runs a call of the C API without the GIL, and throws its error.
 template <typename Call>
 void Run(const Call& call) {
   char error[TFSWITCH_ERROR_SIZE] = "";
@@ -306,7 +306,7 @@ class Table {
   }
 
   // Calls visit(ids, values, slots or None) with runs of rows, which are
-  // copies. What it raises ends the export, and is raised.
+  // copies. Its exception ends the export, and is raised.
   void VisitRows(bool with_slots, const py::function& visit) const {
     const auto table = Open();
     RowVisitor visitor = {&visit, dim_, slot_floats_, nullptr};

@@ -15,14 +15,14 @@ struct Address {
   bool is_unix = false;
   std::string host;  // With the brackets of an IPv6 address. Empty if is_unix.
   int port = 0;      // 0 to 65535.
-  std::string path;  // Of the socket. Empty unless is_unix.
+  std::string path;  // The socket's. Empty unless is_unix.
 
   std::string ToString() const;
 };
 
 // InvalidArgument naming the text and the two forms there are. The host is not
-// resolved. gRPC itself would take more (schemes, a missing port); what it
-// makes of them is a surprise rather than a feature.
+// resolved. gRPC itself would take more (schemes, a missing port); its reading
+// of them is a surprise rather than a feature.
 absl::StatusOr<Address> ParseAddress(absl::string_view text);
 
 }  // namespace tfswitch

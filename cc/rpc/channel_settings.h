@@ -1,5 +1,5 @@
 // Settings that both ends of a connection share; docs/benchmarks/exchange.md
-// has what an exchange costs with them.
+// gives the cost of an exchange with them.
 
 #ifndef TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
 #define TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
@@ -27,7 +27,8 @@ inline constexpr int kKeepaliveTimeMs = 30'000;
 inline constexpr int kKeepaliveTimeoutMs = 10'000;
 // How long a new connection has until it speaks HTTP/2.
 inline constexpr int kHandshakeTimeoutMs = 20'000;
-// What the server puts up with; must be less than the client's time.
+// The shortest interval that the server accepts; must be less than the client's
+// time.
 inline constexpr int kMinPingIntervalMs = 10'000;
 
 // gRPC counts message sizes in ints.

@@ -1,4 +1,4 @@
-// What this room changes for the whole process.
+// Settings that this room changes for the whole process.
 
 #ifndef TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
 #define TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
@@ -16,12 +16,13 @@ namespace tfswitch {
 // Thread-safe.
 void PrepareProcess();
 
-// For a program that does nothing but serve; others would change what belongs
-// to their host. Called before there are threads and before anything of gRPC.
+// For a program that does nothing but serve; others would change settings of
+// their host. Called before there are threads and before anything of gRPC.
 //
-// gRPC 1.51 reads into pieces of 64 KiB, whatever size a channel asks for, as
-// long as its experiment `tcp_read_chunks` is on, which is the default. This
-// sets GRPC_EXPERIMENTS to turn it off, unless the variable is set already.
+// gRPC 1.51 reads into pieces of 64 KiB, even if a channel asks for another
+// size, as long as its experiment `tcp_read_chunks` is on, which is the
+// default. This sets GRPC_EXPERIMENTS to turn it off, unless the variable is
+// set already.
 //
 // Each connection is an open file, and shells often allow 1024 of them. This
 // raises the soft limit to the hard one.

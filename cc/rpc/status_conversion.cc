@@ -7,8 +7,8 @@
 namespace tfswitch {
 namespace {
 
-// Of a message in a header, where a byte that is no printable ASCII takes
-// three. gRPC's clients refuse headers of 8 KiB.
+// The limit of a message in a header, where a byte that is no printable ASCII
+// takes three. gRPC's clients refuse headers of 8 KiB.
 constexpr size_t kMaxMessageBytes = 4096;
 
 size_t HeaderBytes(char c) { return c >= ' ' && c <= '~' && c != '%' ? 1 : 3; }

@@ -1,4 +1,4 @@
-// What tfswitch-server does between its flags and its exit code.
+// The work of tfswitch-server between its flags and its exit code.
 
 #ifndef TFSWITCH_CC_SERVER_RUN_SERVER_H_
 #define TFSWITCH_CC_SERVER_RUN_SERVER_H_

@@ -1,8 +1,8 @@
 // ExportWriter holds the folder's lock from Begin() to its end and writes into
 // a hidden folder. Publish() writes the manifest last and renames that folder.
-// What a crash leaves behind has the same prefix, and the next Begin() removes
-// it under the lock. RemoveOldExports() renames first and removes then, so that
-// no reader finds half an export.
+// The remains of a crash have the same prefix, and the next Begin() removes
+// them under the lock. RemoveOldExports() renames first and removes then, so
+// that no reader finds half an export.
 //
 // The checksum of a manifest is that of its content as compact JSON, so that
 // line breaks in the file do not matter. ReadExport() looks at the version
@@ -271,7 +271,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
                             ListFolder(path));
   std::error_code error;
   for (const std::string& file : files) {
-    // What cannot be removed is only garbage.
+    // Files that cannot be removed are only garbage.
     if (absl::StartsWith(file, kTemporaryPrefix)) {
       fs::remove_all(absl::StrCat(path, "/", file), error);
     }
@@ -314,7 +314,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
 }
 
 ExportWriter::~ExportWriter() {
-  std::error_code error;  // What stays is only garbage.
+  std::error_code error;  // Files that stay are only garbage.
   if (!is_published_ && !temporary_.empty()) {
     fs::remove_all(temporary_, error);
   }
@@ -364,8 +364,8 @@ absl::Status ExportWriter::Publish() {
     return ErrnoStatus("publish", name, errno);
   }
   is_published_ = true;
-  // It is there for whoever looks, so there is no way back: an error now is for
-  // whoever minds that a power cut may undo it.
+  // Readers see it, so there is no way back: an error now is for callers that
+  // mind that a power cut may undo it.
   const absl::Status synced = SyncFolder(path_);
   if (!synced.ok()) {
     ABSL_RAW_LOG(ERROR, "%s is published, and perhaps not safe on its disk: %s",
@@ -383,13 +383,13 @@ absl::Status RemoveOldExports(const std::string& path, int keep_bases) {
     if (!names[--first_kept].is_delta) ++num_bases;
   }
   if (num_bases < keep_bases) return absl::OkStatus();
-  // The oldest first, so that a failure leaves no hole: the newest of what is
-  // left are whole chains.
+  // The oldest first, so that a failure leaves no hole: the newest exports that
+  // are left are whole chains.
   for (size_t i = 0; i < first_kept; ++i) {
     const std::string folder = absl::StrCat(path, "/", names[i].ToString());
     const std::string hidden =
         absl::StrCat(path, "/", kTemporaryPrefix, names[i].ToString());
-    // Whole or not at all for whoever lists the folder.
+    // A reader that lists the folder sees it whole or not at all.
     if (rename(folder.c_str(), hidden.c_str()) != 0) {
       return ErrnoStatus("remove", folder, errno);
     }

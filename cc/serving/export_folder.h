@@ -1,13 +1,13 @@
 // A folder of exports: base and delta models of tables, numbered in one row.
 //
-//   PATH/base-00000001/manifest.json      what is here
+//   PATH/base-00000001/manifest.json      the content
 //   PATH/base-00000001/<table>.safetensors   a row file of each table
-//   PATH/delta-00000002/...               what has changed since number 1
+//   PATH/delta-00000002/...               the changes since number 1
 //
 // A base has all rows. A delta names the export that it follows; a reader
 // applies deltas in their order to a base, and a chain that is broken goes on
 // with the next base. An export appears under its name when it is complete, by
-// one rename; what begins with a dot is none.
+// one rename; a name that begins with a dot is no export.
 //
 // Functions here are thread-safe.
 
@@ -57,9 +57,9 @@ struct ExportedTable {
 struct ExportManifest {
   ExportName name;
   std::string id;           // Drawn: no two exports have the same.
-  std::string previous_id;  // Of a delta: what it follows.
+  std::string previous_id;  // The export that a delta follows.
   int64_t created_ms = 0;   // Since 1970: no later change is in it for sure.
-  std::optional<ScoreRule> rule;  // By which rows were chosen; absent: all.
+  std::optional<ScoreRule> rule;  // The choice of rows; absent: all.
   std::map<std::string, ExportedTable> tables;
 };
 
@@ -77,7 +77,8 @@ std::string RowFilePath(const std::string& path, const ExportName& name,
                         const ExportedTable& table);
 
 // Writes one export. One process at a time writes to a folder: another one is
-// refused while this lives, and what such a one has left unfinished is removed.
+// refused while this lives, and exports that others left unfinished are
+// removed.
 //
 // Not thread-safe.
 class ExportWriter {
@@ -103,7 +104,7 @@ class ExportWriter {
   // Publish().
   absl::StatusOr<std::unique_ptr<RowFileWriter>> AddTable(
       const RowFileKind& kind);
-  // What the writer has written of it.
+  // Notes the results of the table's writer.
   void FinishTable(const std::string& table, const RowFileInfo& info,
                    std::vector<ChangeCursor> cursors);
 
@@ -121,7 +122,7 @@ class ExportWriter {
   bool is_published_ = false;
 };
 
-// Removes what comes before the last `keep_bases` bases.
+// Removes the exports before the last `keep_bases` bases.
 absl::Status RemoveOldExports(const std::string& path, int keep_bases);
 
 }  // namespace tfswitch

@@ -5,9 +5,9 @@
 //
 // With a rule the servers hear at the end in any case whether the export is
 // there (SettleExport), because they have kept the scores of its rows. An
-// export that is published stays so: errors of what comes after it are ignored
-// or logged. A delta that cannot follow becomes a base in PublishExport(), if
-// the options say so.
+// export that is published stays so: errors of later steps are ignored or
+// logged. A delta that cannot follow becomes a base in PublishExport(), if the
+// options say so.
 
 #include "cc/serving/exporter.h"
 
@@ -30,7 +30,7 @@ namespace {
 
 // How all tables of an export are exported.
 struct Manner {
-  RowFormat format = RowFormat::kFloat32;  // Of a base.
+  RowFormat format = RowFormat::kFloat32;  // The format of a base.
   std::optional<ScoreRule> rule;
 };
 
@@ -63,7 +63,7 @@ absl::StatusOr<Tables> ListTables(ParameterClient& client) {
   return tables;
 }
 
-// The names of what is exported, each of which is in `present`.
+// The names of the exported tables, each of which is in `present`.
 absl::StatusOr<std::set<std::string>> TablesOf(const ExportOptions& options,
                                                const Tables& present,
                                                const ExportManifest& last) {
@@ -187,7 +187,7 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
                                      bool is_delta) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<ExportWriter> writer,
                             ExportWriter::Begin(options.path, is_delta));
-  // Of a delta it is what that follows.
+  // A delta follows it.
   const ExportManifest last = LastExport(*writer, options.path);
   // Before the first table is read, which takes a while.
   TFSWITCH_ASSIGN_OR_RETURN(const Tables present, ListTables(client));
@@ -205,7 +205,7 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   report.number = writer->name().number;
   report.is_delta = is_delta;
   absl::Status status;
-  int64_t num_rows = 0;  // Of a delta it is not known.
+  int64_t num_rows = 0;  // Not known for a delta.
   if (!is_delta && !manner.rule.has_value()) {
     for (const std::string& table : tables) {
       num_rows += present.at(table).stats.num_rows;
@@ -227,7 +227,7 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   if (manner.rule.has_value()) {
     for (const std::string& table : tables) {
       // If a server does not hear of it, its rows come once more, which is no
-      // harm; what is published stays so.
+      // harm; a published export stays so.
       client
           .SettleExport({table, present.at(table).identity.incarnation},
                         writer->id(), report.is_published)
@@ -255,8 +255,8 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
 absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
                                            const ExportOptions& options) {
   auto report = Publish(client, options, options.is_delta);
-  // No export to follow, a damaged one or another than is asked for, or what
-  // has changed is not known.
+  // There is no export to follow, it is damaged or another than is asked for,
+  // or the changes are not known.
   const bool is_broken =
       options.is_delta && (absl::IsFailedPrecondition(report.status()) ||
                            absl::IsDataLoss(report.status()));

@@ -17,10 +17,10 @@ namespace tfswitch {
 struct ExportOptions {
   std::string path;
   bool is_delta = false;
-  // In place of a delta that cannot follow what is there.
+  // Publishes a base in place of a delta that cannot follow the last export.
   bool base_if_broken = false;
   // A delta is of the tables, in the formats and by the rule of the export
-  // before it; it cannot follow one that differs from what is said here.
+  // before it; it cannot follow one that differs from these options.
   std::vector<std::string> tables;  // Empty: a delta's are as before.
   // In place of `tables`: all that the client has, and those of the export
   // before, so that none is left out because a server has lost it.
@@ -28,13 +28,13 @@ struct ExportOptions {
   // Absent: as in the export before it; in the first one float32 and all rows.
   std::optional<RowFormat> format;
   std::optional<ScoreRule> rule;
-  bool all_rows = false;  // No rule, whatever there was before.
+  bool all_rows = false;  // No rule, even if there was one before.
   float day = kServersDay;
-  int keep_bases = 0;  // Remove what is older than so many; 0: nothing.
+  int keep_bases = 0;  // Remove exports older than so many; 0: none.
 };
 
 struct ExportReport {
-  int64_t number = 0;  // Of the export, or of the last one if there is no news.
+  int64_t number = 0;  // The export's, or the last one's if there is no news.
   bool is_delta = false;
   bool is_published = false;  // False: a delta without changes.
   int64_t num_rows = 0;
@@ -45,8 +45,8 @@ struct ExportReport {
 
 // Exports to the folder `path` of this machine, whole or not at all. NotFound
 // for a table that is not there, FailedPrecondition if a delta cannot follow:
-// there is no base, it is another one than `options` have, or what has changed
-// since is not known. Aborted if another process is exporting to the folder.
+// there is no base, it is another one than `options` have, or the changes since
+// then are not known. Aborted if another process is exporting to the folder.
 absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
                                            const ExportOptions& options);
 

@@ -4,9 +4,9 @@
 // whether all were right. The folder of rows is taken from that of the file, so
 // that the folder of a model may be moved.
 //
-// ReadServingEnvironment() runs after the file is read and changes only what a
-// variable names, so that whoever serves a model can set it without saving the
-// model again.
+// ReadServingEnvironment() runs after the file is read and changes only the
+// settings that a variable names, so that the user who serves a model can set
+// them without saving the model again.
 
 #include "cc/serving/model_file.h"
 
@@ -66,7 +66,7 @@ absl::Status ReadTables(const Json& json, std::map<std::string, int>* tables) {
   return reader.Finish();
 }
 
-// What is in a file of our format and version.
+// The content of a file of our format and version.
 absl::StatusOr<ModelFile> FromJson(const Json& json, const std::string& file) {
   ModelFile model;
   ObjectReader reader(json, "", "model file");

@@ -50,13 +50,13 @@ struct ModelFile {
 // FailedPrecondition if it is of another version. Thread-safe.
 absl::StatusOr<ModelFile> ReadModelFile(const std::string& file);
 
-// What whoever serves a model says about it in environment variables.
+// The settings of a served model in environment variables.
 struct ServingEnvironment {
   bool verify_first = false;      // TFSWITCH_SERVING_VERIFY_FIRST
   absl::Duration watch_interval;  // TFSWITCH_SERVING_WATCH_SECONDS
 };
 
-// Reads the environment, and changes what a model file says of servers as
+// Reads the environment, and changes a model file's settings of servers as
 // TFSWITCH_SERVING_ADDRESSES, _DEADLINE_SECONDS, _CACHE_ROWS and _CACHE_SECONDS
 // say. InvalidArgument naming the variable. As thread-safe as getenv.
 absl::StatusOr<ServingEnvironment> ReadServingEnvironment(

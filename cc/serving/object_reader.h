@@ -26,7 +26,7 @@ absl::StatusOr<Json> ParseDocument(absl::string_view text,
 class ObjectReader {
  public:
   // `path` names the object in messages: "" for the root, "optimizer.adam".
-  // `document` names what it is read from, and must outlive this.
+  // `document` names its source, and must outlive this.
   ObjectReader(const Json& json, std::string path, absl::string_view document);
 
   const Json* Find(const char* field);

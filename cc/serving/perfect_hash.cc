@@ -27,7 +27,7 @@ constexpr double kLoad = 0.97;
 
 constexpr int kNumPilots = 256;
 constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
-// Of one bucket; with keys that are spread evenly there are about a dozen.
+// Keys that are spread evenly give about a dozen in one bucket.
 constexpr size_t kMaxKeysPerBucket = 64;
 // Buckets that were placed last are not moved again at once, so that two do not
 // take turns.
@@ -153,8 +153,8 @@ class PilotSearch {
     return AreDistinct(slots, points.size());
   }
 
-  // What is in the way of a pilot: the squares of the sizes of those buckets.
-  // At least `limit` if that is too much, or if it cannot be.
+  // The cost of a pilot: the squares of the sizes of the buckets in its way. At
+  // least `limit` if that is too much, or if it cannot be.
   uint64_t CostOf(absl::Span<const uint64_t> points, uint8_t pilot,
                   uint64_t limit) const {
     uint64_t slots[kMaxKeysPerBucket];
@@ -175,7 +175,7 @@ class PilotSearch {
   void TurnOut(uint32_t bucket) {
     for (const uint64_t point : PointsOf(bucket)) {
       const uint64_t slot = hash_.SlotInPart(point, pilots_[bucket]);
-      // One that has just been taken stays with who took it.
+      // A slot that has just been taken stays with its new owner.
       if (owners_[slot] != bucket) continue;
       taken_[slot / 64] &= ~(uint64_t{1} << (slot % 64));
     }
@@ -185,7 +185,7 @@ class PilotSearch {
   const PerfectHash& hash_;
   const absl::Span<const uint64_t> points_;
   uint8_t* const pilots_;
-  std::vector<uint32_t> begins_;  // Of the points of each bucket.
+  std::vector<uint32_t> begins_;  // Where each bucket's points begin.
   std::vector<uint64_t> taken_;   // A bit per slot.
   std::vector<uint32_t> owners_;  // Buckets by slot, where it is taken.
   std::vector<uint32_t> recent_;

@@ -28,12 +28,12 @@ struct PerfectHash {
   uint64_t num_pilots() const { return num_parts * pilots_per_part; }
   uint64_t num_slots() const { return num_parts * slots_per_part; }
 
-  // What the other functions take: one number per key, of its HashKey().
+  // The argument of the other functions: one number per key, of its HashKey().
   uint64_t PointOf(uint64_t hash) const {
     return (hash ^ seed) * 0x9e3779b97f4a7c15ULL;
   }
   uint64_t PartOf(uint64_t point) const { return Scale(point, num_parts); }
-  // Which pilot is that of the key.
+  // The index of the key's pilot.
   uint64_t PilotOf(uint64_t point) const { return Scale(point, num_pilots()); }
   uint64_t SlotInPart(uint64_t point, uint8_t pilot) const {
     const uint64_t mixed =
@@ -52,8 +52,8 @@ struct PerfectHash {
   }
 };
 
-// Parts that `num_keys` are cut into: what is looked at while one is built fits
-// into the second level of the cache.
+// Parts that `num_keys` are cut into: the data of one fits into the second
+// level of the cache while it is built.
 uint64_t NumPerfectHashParts(uint64_t num_keys);
 
 // Sets the sizes of parts, of which the largest has so many keys.

@@ -38,17 +38,17 @@ struct RemoteTable {
   int dim = 0;
 };
 
-// What the servers are asked for of one part of a lookup.
+// The request to the servers for one part of a lookup.
 struct Request {
   const LookupPart* part = nullptr;
   int table = 0;
   std::vector<size_t> places;    // In the part; unless it is asked as a whole.
   std::vector<Key> keys;         // Each once.
-  std::vector<int32_t> inverse;  // Of the keys at `places`.
-  std::vector<float> rows;       // Of `keys`; empty if read in place.
+  std::vector<int32_t> inverse;  // For the keys at `places`.
+  std::vector<float> rows;       // For `keys`; empty if read in place.
 };
 
-// What a model and what is pinned of it share.
+// The state that a model and its pinned rows share.
 //
 // Thread-safe.
 class RemoteRows final : public PinnedRows {
@@ -105,7 +105,7 @@ class RemoteRows final : public PinnedRows {
   absl::Status TryLookup(absl::Span<const LookupPart> parts,
                          const LentThreads* threads) const;
   absl::StatusOr<RemoteTable> TableOf(const LookupPart& part) const;
-  // Adds to what a server says what whoever serves the model can do.
+  // Adds to a server's error the remedies of the user who serves the model.
   absl::Status Explain(const absl::Status& status) const;
 
   // Constant after construction; the client and the cache have their own locks.
@@ -118,7 +118,7 @@ class RemoteRows final : public PinnedRows {
   mutable std::atomic<bool> last_failed_{false};
   mutable Mutex mutex_;
   mutable int64_t num_failed_ ABSL_GUARDED_BY(mutex_) = 0;
-  mutable absl::Status error_ ABSL_GUARDED_BY(mutex_);  // Of the last lookup.
+  mutable absl::Status error_ ABSL_GUARDED_BY(mutex_);  // The last lookup's.
 };
 
 absl::Status RemoteRows::Explain(const absl::Status& status) const {
@@ -144,7 +144,7 @@ absl::Status RemoteRows::Explain(const absl::Status& status) const {
 }
 
 absl::Status RemoteRows::Check() const {
-  // Of all tables: one call to each server, however many the model has.
+  // All tables in one call to each server, however many the model has.
   const auto infos = client_->ListTables("");
   if (!infos.ok()) return Explain(infos.status());
   std::map<std::string, const TableInfo*> tables;
@@ -242,7 +242,7 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     pull.args.threads = threads;
     pull.embeddings = absl::MakeSpan(rows, request.keys.size() * dim);
     requests.push_back(std::move(request));
-    // What it has moved with it.
+    // The keys have moved with the request.
     pull.args.keys = requests.back().keys;
     pulls.push_back(std::move(pull));
   }

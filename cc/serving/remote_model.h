@@ -14,10 +14,10 @@
 
 namespace tfswitch {
 
-// Serves what the servers have at the time of each lookup: what is pinned does
-// not hold it. A lookup of many tables is one call of the client; keys that
-// repeat are asked for once, and those in the cache not at all. Nothing is ever
-// made on a server.
+// Serves the rows that the servers have at the time of each lookup: pinning
+// does not hold them. A lookup of many tables is one call of the client; keys
+// that repeat are asked for once, and those in the cache not at all. Nothing is
+// ever made on a server.
 //
 // `tables` are those that the model looks up, with their dims:
 // FailedPrecondition if one is not there or has another dim. Else errors of the

@@ -105,8 +105,8 @@ void RowCache::ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
                          float* embeddings, uint8_t* was_found) {
   const size_t dim = static_cast<size_t>(dims_[table]);
   MutexLock lock(&shard->mutex);
-  // What memory has to bring is asked for in three rounds: where the entries
-  // are, the entries, and their rows.
+  // Prefetches in three rounds: where the entries are, the entries, and their
+  // rows.
   for (size_t begin = 0; begin < places.size(); begin += kReadAtOnce) {
     const size_t count = std::min(kReadAtOnce, places.size() - begin);
     const absl::Span<const uint32_t> chunk = places.subspan(begin, count);

@@ -20,16 +20,16 @@
 namespace tfswitch {
 
 struct RowCacheOptions {
-  size_t max_rows = 0;  // Of all tables together.
+  size_t max_rows = 0;  // In all tables together.
   // How long after a row was asked for it may be read here.
   absl::Duration lifetime = absl::Seconds(10);
-  std::vector<int> dims;  // Of each table.
+  std::vector<int> dims;  // By table.
 };
 
-// Keeps what servers have answered for a key, a row or what their table has for
-// keys without one, and forgets it after a time. When it is full, a row goes
-// that was not read again lately (CLOCK): keys that come once do not drive out
-// those that come often.
+// Keeps the answer of servers for a key, a row or their table's value for keys
+// without one, and forgets it after a time. When it is full, a row goes that
+// was not read again lately (CLOCK): keys that come once do not drive out those
+// that come often.
 //
 // Rows are spread over shards by their keys, each with a lock and its part of
 // the places; two threads meet only in one shard. A batch goes through the
@@ -71,7 +71,7 @@ class RowCache {
       return a.key == b.key && a.table == b.table;
     }
   };
-  // Each has secrets of its own: who asks may choose the keys.
+  // Each has secrets of its own: a caller may choose the keys.
   struct HashOfName {
     KeyedHash hash = KeyedHash::Draw();
     size_t operator()(const Name& name) const;

@@ -71,7 +71,7 @@ struct Array {
   }
 };
 
-// Of a file without slots, nothing of it is used.
+// A file without slots uses nothing of it.
 bool ReadHash(const Json& metadata, uint64_t num_slots, uint64_t num_pilots,
               PerfectHash* hash) {
   if (num_slots == 0) return num_pilots == 0;

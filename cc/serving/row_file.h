@@ -29,10 +29,10 @@ inline constexpr char kRowFileFormat[] = "tfswitch-rows";
 inline constexpr int kRowFileVersion = 2;
 inline constexpr size_t kRowFileHeaderBytes = 4096;
 
-// Header and checksums are verified when the file is opened, and each block of
-// what is behind the header when it is first used, or all of them by Verify().
+// Header and checksums are verified when the file is opened, and each block
+// behind the header when it is first used, or all of them by Verify().
 //
-// Thread-safe. Immutable but for what it knows of its contents.
+// Thread-safe. Immutable but for the state of its verification.
 class RowFile {
  public:
   // NotFound if there is no such file, DataLoss if it is not the one that
@@ -40,7 +40,7 @@ class RowFile {
   // name the file.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Open(
       const std::string& path, const RowFileInfo& expected);
-  // Of a file that is open, which the caller may close.
+  // Maps an open file, which the caller may close.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Map(
       int fd, const std::string& path, const RowFileInfo& expected);
   // The same in memory of this process, as MappedFile::Copy().
@@ -64,7 +64,7 @@ class RowFile {
     return num_unverified_.load(std::memory_order_acquire) == 0;
   }
 
-  // What is known of a key.
+  // The result of a search for a key.
   struct Found {
     bool is_here = false;
     // Its bytes; null: it has lost its row, or is not here.
@@ -72,7 +72,7 @@ class RowFile {
   };
   // REQUIRES: is_verified().
   Found Find(Key key) const;
-  // Verifies what it reads.
+  // Verifies the bytes that it reads.
   absl::StatusOr<Found> FindVerified(Key key) const;
 
   // Where all lies, and the parts of a search in their order; prefetching and
@@ -151,7 +151,7 @@ class RowFile {
 
   absl::Status ReadHeader();
   absl::Status Damaged(absl::string_view why) const;
-  // Of the bytes [begin, end) behind the header.
+  // Verifies the bytes [begin, begin + size) behind the header.
   absl::Status VerifyBytes(const void* begin, size_t size) const;
   absl::Status VerifyBlock(size_t block) const;
 

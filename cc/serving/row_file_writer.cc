@@ -61,14 +61,14 @@ struct RowFileWriter::Places {
   std::vector<uint8_t> pilots;
   // One for each key, part by part.
   std::vector<Entry> entries;
-  std::vector<size_t> begins;  // Of parts, and the end.
+  std::vector<size_t> begins;  // Where parts begin, and the end.
 
   absl::Span<const Entry> Part(uint64_t part) const {
     return absl::MakeSpan(entries).subspan(begins[part],
                                            begins[part + 1] - begins[part]);
   }
 
-  // Of keys that are there more than once the last one stays.
+  // If a key is there more than once, the last one stays.
   void Sort(const std::vector<Key>& keys) {
     begins.assign(hash.num_parts + 1, 0);
     for (const Key key : keys) {
@@ -199,7 +199,7 @@ class RowFileWriter::BlockFile {
   }
 
  private:
-  // A huge page: the page cache keeps what is written in such pieces, at such
+  // A huge page: the page cache keeps data written in such pieces, at such
   // places, in huge pages where the file system can, and lookups need fewer
   // entries of the TLB.
   static constexpr size_t kBufferBytes = size_t{2} << 20;
@@ -240,7 +240,7 @@ class RowFileWriter::Spool {
   absl::StatusOr<const char*> Read() {
     if (fd_ < 0) return pending_.data();
     TFSWITCH_RETURN_IF_ERROR(Flush());
-    // Else what could not be kept would be read as something else.
+    // Else data that could not be kept would be read as something else.
     if (fdatasync(fd_) != 0) return ErrnoStatus("flush rows of", path_, errno);
     TFSWITCH_ASSIGN_OR_RETURN(mapped_, MappedFile::Map(fd_, path_));
     // Rows are read here and there: with read-ahead each would bring much more

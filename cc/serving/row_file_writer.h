@@ -20,7 +20,7 @@
 
 namespace tfswitch {
 
-// What a file is of.
+// The table of a file, and its format.
 struct RowFileKind {
   std::string table;
   int dim = 0;
@@ -28,12 +28,12 @@ struct RowFileKind {
   std::vector<float> default_row;  // dim floats.
 };
 
-// What tells a file from a damaged one.
+// The facts that tell a file from a damaged one.
 struct RowFileInfo {
   int64_t bytes = 0;
   int64_t num_rows = 0;
   int64_t num_removed = 0;
-  uint64_t header_checksum = 0;  // Of the header, which has the others.
+  uint64_t header_checksum = 0;  // The header has the others.
 
   friend bool operator==(const RowFileInfo& a, const RowFileInfo& b) {
     return a.bytes == b.bytes && a.num_rows == b.num_rows &&
@@ -42,8 +42,8 @@ struct RowFileInfo {
   }
 };
 
-// Create, Add() and Remove() in any order, Finish(). Of what is said of a key
-// the last counts. Without Finish() there is no file.
+// Create, Add() and Remove() in any order, Finish(). The last call for a key
+// counts. Without Finish() there is no file.
 //
 // Not thread-safe.
 class RowFileWriter {
@@ -89,12 +89,12 @@ class RowFileWriter {
   std::unique_ptr<BlockFile> file_;
   std::unique_ptr<Spool> spool_;
   bool is_finished_ = false;
-  // What was said, in order: of a row its number in the spool, or kRemoved.
+  // The calls, in order: for a row its number in the spool, or kRemoved.
   std::vector<Key> keys_;
   std::vector<uint32_t> rows_;
   uint32_t num_spooled_ = 0;
   std::vector<char> row_;
-  absl::Status status_;  // Of the beginning of the file.
+  absl::Status status_;  // The status of the writes so far.
 };
 
 }  // namespace tfswitch

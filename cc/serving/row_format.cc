@@ -62,7 +62,7 @@ void EncodeRow(RowFormat format, const float* embedding, int dim, char* to) {
       for (int i = 0; i < dim; ++i) {
         largest = std::max(largest, std::abs(embedding[i]));
       }
-      // Of a row of denormals nothing is left but zeros.
+      // A row of denormals leaves nothing but zeros.
       const float scale = largest / 127.0f;
       const float per_scale = scale > 0.0f ? 1.0f / scale : 0.0f;
       std::memcpy(to, &scale, sizeof(scale));

@@ -7,7 +7,7 @@
 // A row file is a safetensors file (https://github.com/huggingface/safetensors)
 // that serves as it lies: mapped read-only, with all that finds a row in it.
 //
-//   default_row  float32 [dim]: what an id without a row reads as
+//   default_row  float32 [dim]: the value of an id without a row
 //   records      [slots, 8 + row bytes]: an id and its row, which for int8 is a
 //                scale as float32 and then the values
 //   pilots       which slot an id has (serving/perfect_hash.h)
@@ -45,8 +45,8 @@ absl::StatusOr<RowFormat> RowFormatOf(absl::string_view name);
 size_t RowBytes(RowFormat format, int dim);
 
 // Writes RowBytes() to `to`. float16 is the nearest one, and the largest finite
-// one for what is larger. int8 is the nearest multiple of the row's scale,
-// which is its largest absolute value / 127: its values must be finite.
+// one for larger values. int8 is the nearest multiple of the row's scale, which
+// is its largest absolute value / 127: its values must be finite.
 void EncodeRow(RowFormat format, const float* embedding, int dim, char* to);
 
 // Bytes of an id and its row.

@@ -5,7 +5,7 @@
 // delta's filter passes over most keys that it does not have.
 //
 // ReadFrom() exists twice, because a file whose blocks have all been checked
-// needs no check on the way. MergeNewest() keeps what is removed as removed,
+// needs no check on the way. MergeNewest() keeps removed keys as removed,
 // because older files may have a row of that key.
 
 #include "cc/serving/row_snapshot.h"
@@ -38,7 +38,8 @@ constexpr size_t kLineBytes = 64;
 // Beyond this many lines the hardware has noticed the stream.
 constexpr size_t kMaxPrefetchLines = 8;
 
-// Inlined in any case: a call of what only prefetches is dropped by compilers.
+// Inlined in any case: compilers drop a call of a function that only
+// prefetches.
 TFSWITCH_ALWAYS_INLINE void PrefetchRecord(const char* record, size_t bytes) {
   bytes = std::min(bytes, kMaxPrefetchLines * kLineBytes);
   for (size_t at = 0; at < bytes; at += kLineBytes) {
@@ -62,7 +63,7 @@ size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
     const uint16_t i = left[n];
     const bool is_maybe =
         KeyFilter::MayHave(*filter.Word(hashes[i]), hashes[i]);
-    // Without a branch; what is written in vain is written over.
+    // Without a branch; later writes replace useless ones.
     maybe[num_maybe] = i;
     left[num_passed] = i;
     num_maybe += static_cast<size_t>(is_maybe);

@@ -36,8 +36,8 @@ struct RowLayers {
   bool IsWorthMerging() const;
 };
 
-// Immutable, so thread-safe. Who holds one reads the same rows for as long as
-// it likes.
+// Immutable, so thread-safe. A holder reads the same rows for as long as it
+// likes.
 class RowSnapshot {
  public:
   RowSnapshot(int64_t number, std::string id, int64_t created_ms,
@@ -47,7 +47,7 @@ class RowSnapshot {
         created_ms_(created_ms),
         tables_(std::move(tables)) {}
 
-  // Of the export that it ends with.
+  // The export that it ends with.
   int64_t number() const { return number_; }
   const std::string& id() const { return id_; }
   int64_t created_ms() const { return created_ms_; }

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 // A model that is open, is being opened, or was.
 struct KnownModel {
-  // Held by who opens it. Taken before the registry's mutex.
+  // Held by the thread that opens it. Taken before the registry's mutex.
   Mutex opening;
   std::string id;                    // Constant.
   std::weak_ptr<ServedModel> model;  // Guarded by the registry's mutex.
@@ -72,7 +72,7 @@ std::shared_ptr<KnownModel> EntryOf(const std::string& file,
                                     const std::string& id) {
   Registry& registry = TheRegistry();
   MutexLock lock(&registry.mutex);
-  // Those that nobody serves and nobody opens go.
+  // Models that nobody serves and nobody opens go.
   for (auto it = registry.entries.begin(); it != registry.entries.end();) {
     std::vector<std::shared_ptr<KnownModel>>& of_path = it->second;
     of_path.erase(std::remove_if(of_path.begin(), of_path.end(),

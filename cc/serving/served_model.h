@@ -1,5 +1,5 @@
 // An exported model's rows in this process: opened by the ops of the model's
-// graph, and steered by whoever serves it.
+// graph, and steered by the program that serves it.
 
 #ifndef TFSWITCH_CC_SERVING_SERVED_MODEL_H_
 #define TFSWITCH_CC_SERVING_SERVED_MODEL_H_
@@ -24,12 +24,12 @@ namespace tfswitch {
 // The part of a lookup that is in one table. The memory is the caller's.
 struct LookupPart {
   absl::string_view table;
-  int dim = 0;  // What the graph takes it for.
+  int dim = 0;  // The dim that the graph expects.
   absl::Span<const Key> keys;
   float* embeddings = nullptr;  // Receives keys.size() x dim.
 };
 
-// What a run of a graph looks rows up in. Thread-safe.
+// The rows in which a run of a graph looks up ids. Thread-safe.
 class PinnedRows {
  public:
   virtual ~PinnedRows() = default;
@@ -43,7 +43,7 @@ class PinnedRows {
 
 struct ServedState {
   ServedRows::State rows;  // Numbers are 0 if there are no exports.
-  // Of the rest nothing is set unless the model looks up on servers.
+  // The rest is not set unless the model looks up on servers.
   bool is_remote = false;
   std::string addresses;
   int64_t cached_rows = 0;
@@ -59,7 +59,7 @@ class ServedModel {
   // Whether a lookup waits for servers.
   virtual bool is_remote() const = 0;
 
-  // Never waits. What is pinned may outlive the model.
+  // Never waits. Pinned rows may outlive the model.
   virtual std::shared_ptr<const PinnedRows> Pin() const = 0;
 
   virtual ServedState state() const = 0;
@@ -71,8 +71,8 @@ class ServedModel {
   virtual absl::Status Resume() = 0;
 };
 
-// Connects to servers for reading only: whoever gave it waits no longer than
-// `timeout` for them, as each call does later.
+// Connects to servers for reading only, and waits no longer than `timeout` for
+// them, as each call does later.
 using OpenClient =
     std::function<absl::StatusOr<std::shared_ptr<ParameterClient>>(
         const std::string& addresses, absl::Duration timeout)>;
@@ -89,9 +89,9 @@ using OpenClient =
 absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
     const std::string& model_file, const OpenClient& open_client);
 
-// Those that are open, by the path of their model file or SavedModel: of
-// several that were saved there, the one that was opened last. NotFound if the
-// model is not open in this process.
+// Finds an open model by the path of its model file or SavedModel: of several
+// that were saved there, the one that was opened last. NotFound if the model is
+// not open in this process.
 absl::StatusOr<std::shared_ptr<ServedModel>> FindServedModel(
     const std::string& path);
 

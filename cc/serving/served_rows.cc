@@ -56,7 +56,7 @@ bool MergeWhatPays(RowLayers* layers) {
 // Until the last request that reads `snapshot` is over, so that the caller lets
 // go of it, and not that request: unmapping takes milliseconds.
 void WaitForReaders(const std::shared_ptr<const RowSnapshot>& snapshot) {
-  // Who reads for longer lets go of it himself.
+  // A request that reads for longer lets go of it itself.
   constexpr int kMaxWaits = 50;
   for (int i = 0; i < kMaxWaits && snapshot.use_count() > 1; ++i) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -193,7 +193,7 @@ absl::Status ServedRows::AddExport(const ExportManifest& manifest, bool verify,
           absl::StrCat("row file '", path, "' is of table '",
                        file->kind().table, "', expected '", layers.table, "'"));
     }
-    // Of the ids that are asked for, a delta has few.
+    // A delta has few of the ids that are asked for.
     if (manifest.name.is_delta) file->BuildFilter();
     layers.files.insert(layers.files.begin(), std::move(file));
   }
@@ -228,7 +228,7 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
 }
 
 void ServedRows::Refuse(const RowFile& file, const absl::Status& status) {
-  // Of the file that was read: what has its path by now may be whole.
+  // The stamp of the file that was read: another at its path may be whole.
   refused_[file.path()] = {file.stamp(), status};
 }
 
@@ -319,7 +319,7 @@ void ServedRows::VerifyBuilt(const Built& built) {
       NoteError(damage);
       if (before.is_held) return;
       auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
-      // With none, what is damaged is refused where it is read.
+      // With none, damaged rows are refused where they are read.
       if (!older.ok()) return;
       Serve(older->snapshot, older->base_number);
       // None, if the file has been copied again meanwhile.
@@ -391,7 +391,7 @@ absl::Status ServedRows::RefreshLocked() {
 
 absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
   for (const ExportName& name : names) {
-    // Not held while it is exchanged, which waits for those who hold it.
+    // Not held during the exchange, which waits for its holders.
     std::shared_ptr<const RowSnapshot> present = Pin();
     if (name.number <= present->number()) continue;
     if (!name.is_delta) break;
@@ -477,7 +477,7 @@ void ServedRows::RunWatch() {
       }
       next = SteadyNow() + interval_;
     }
-    // What goes wrong is in the state, for whoever asks.
+    // Errors are in the state, for callers that ask.
     try {
       Refresh().IgnoreError();
     } catch (const std::bad_alloc&) {

@@ -24,12 +24,12 @@ namespace tfswitch {
 
 struct ServedRowsOptions {
   std::string path;
-  // What the model looks up: tables by name, with their dims.
+  // The tables that the model looks up, by name, with their dims.
   std::map<std::string, int> tables;
   // Check all rows before they are served. Without it each block is checked
   // when it is first used, and a thread checks the others meanwhile, so that
   // opening takes no time; if it finds damage, an older base that is whole is
-  // served. What is exchanged later is checked before in any case.
+  // served. Rows exchanged later are checked before in any case.
   bool verify_first = false;
 };
 
@@ -37,7 +37,7 @@ struct ServedRowsOptions {
 class ServedRows {
  public:
   struct State {
-    int64_t number = 0;  // Of the export that is served.
+    int64_t number = 0;  // The export that is served.
     int64_t base_number = 0;
     int64_t created_ms = 0;  // When that was written, since 1970.
     int64_t served_since_ms = 0;
@@ -53,11 +53,11 @@ class ServedRows {
       const ServedRowsOptions& options);
   ~ServedRows();
 
-  // What is served now.
+  // The rows that are served now.
   std::shared_ptr<const RowSnapshot> Pin() const;
 
-  // Looks for newer exports and serves what is whole. On error all stays as it
-  // is.
+  // Looks for newer exports and serves those that are whole. On error all stays
+  // as it is.
   absl::Status Refresh();
   // Does so every `interval` from now on; zero: no longer.
   void Watch(absl::Duration interval);
@@ -98,8 +98,8 @@ class ServedRows {
   absl::Status AddExport(const ExportManifest& manifest, bool verify,
                          std::vector<RowLayers>* tables)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Opens a row file, or finds it open. What was damaged and is as it was then
-  // is refused without being read again.
+  // Opens a row file, or finds it open. A file that was damaged and is as it
+  // was then is refused without being read again.
   absl::StatusOr<std::shared_ptr<const RowFile>> OpenFile(
       const std::string& path, const RowFileInfo& info, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
@@ -108,7 +108,7 @@ class ServedRows {
   // Forgets files that are closed or gone.
   void ForgetFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   absl::Status RefreshLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Serves the deltas that follow what is served.
+  // Serves the deltas that follow the served export.
   absl::Status FollowLocked(const std::vector<ExportName>& names)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // Makes the overlays few again.
@@ -116,10 +116,10 @@ class ServedRows {
   void Serve(std::shared_ptr<const RowSnapshot> snapshot, int64_t base_number);
   void NoteError(const absl::Status& error);
   void RunWatch();
-  // Checks what is served, which nobody has.
+  // Checks the served rows, which nobody has checked.
   void RunVerify(const Built& built);
   void VerifyBuilt(const Built& built);
-  // Of the base that is served, found while it is.
+  // The damage of the served base, found while it is served.
   absl::Status DamageLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   bool IsEnding() const;

@@ -1,4 +1,4 @@
-// What saves and restores are asked for, by a client and of a shard alike.
+// The arguments of saves and restores, for clients and shards alike.
 
 #ifndef TFSWITCH_CC_SHARD_CHECKPOINT_CALLS_H_
 #define TFSWITCH_CC_SHARD_CHECKPOINT_CALLS_H_
@@ -17,16 +17,16 @@ struct SaveShardArgs {
   std::string path;
   std::vector<TableRef> tables;  // Empty: all that the shard has.
   std::string save_id;           // See CheckId().
-  // Those are all that there are: the save is of work queues, too, and its
+  // `tables` are all that there are: the save has work queues, too, and its
   // commit drops tables that only the former save had.
   bool all_tables = false;
-  Progress* progress = nullptr;  // Of this process; servers get none.
+  Progress* progress = nullptr;  // In this process; servers get none.
 };
 
 struct CommitCheckpointArgs {
   std::string path;
   std::string save_id;
-  std::vector<std::string> manifest_parts;  // Of all shards.
+  std::vector<std::string> manifest_parts;  // From all shards.
   int keep = 2;                             // See checkpoint::CommitOptions.
   std::vector<std::string> dropped_tables;
 };
@@ -37,7 +37,7 @@ struct StageRestoreArgs {
   std::string restore_id;           // See CheckId().
   int64_t save = 0;                 // Its number; 0: see `newer_than`.
   int newer_than = 0;               // The newest save but so many.
-  // What the tables become; see TableIdentity. A table that is not among
+  // The tables' new identities; see TableIdentity. A table that is not among
   // `incarnations` gets that of the checkpoint, or else `new_incarnation`.
   std::map<std::string, uint64_t> incarnations;
   uint64_t new_incarnation = 0;

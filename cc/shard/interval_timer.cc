@@ -31,8 +31,8 @@ void IntervalTimer::Set(const std::string& name, absl::Duration every) {
     try {
       thread_ = std::thread(&IntervalTimer::Run, this);
     } catch (const std::system_error& error) {
-      // Tables can be shrunk by a call all the same, and what is staged goes
-      // with the next restore.
+      // Tables can be shrunk by a call all the same, and staged rows go with
+      // the next restore.
       ABSL_RAW_LOG(ERROR, "no timer for '%s': %s", name.c_str(), error.what());
     }
   }

@@ -1,4 +1,4 @@
-// Does something for names at intervals: shrinks tables, drops what is staged.
+// Does something for names at intervals: shrinks tables, drops staged restores.
 
 #ifndef TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
 #define TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_

@@ -28,10 +28,11 @@ class PendingExports {
   };
 
   // Keeps the last few ids, each with all of its tables: an export of the same
-  // table under the same id is replaced. Those of tables that are gone go, too.
+  // table under the same id is replaced. Exports of tables that are gone go,
+  // too.
   void Keep(Export exported);
-  // Subtracts the scores, if `is_published`, and forgets them. What is not
-  // known has been settled before.
+  // Subtracts the scores, if `is_published`, and forgets them. An unknown
+  // export has been settled before.
   void Settle(const EmbeddingTable& table, const std::string& id,
               bool is_published);
 
@@ -39,7 +40,7 @@ class PendingExports {
   static constexpr size_t kMaxIds = 16;
 
   Mutex mutex_;
-  // In the order in which ids came first; what is of one id is together.
+  // In the order in which ids came first; exports of one id are together.
   std::deque<std::vector<Export>> exports_ ABSL_GUARDED_BY(mutex_);
 };
 

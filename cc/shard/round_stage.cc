@@ -129,11 +129,11 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
     group->committed = WorkerGroup::kNoRound;
     group->status = absl::OkStatus();
     group->closed_clocks.clear();
-    // Whoever was there has gone.
+    // All workers that were there have gone.
     group->active.clear();
     group->next_incarnation = round.group_instance;
   }
-  // What is older is lost with the server that was here before.
+  // Older rounds are lost with the server that was here before.
   group->committed = std::max(group->committed, round.first_kept - 1);
   if (round.number == group->committed && !group->status.ok()) {
     return group->status;
@@ -154,8 +154,8 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
   }
   group->status = absl::OkStatus();
   for (const auto& [table, pushes] : by_table) {
-    // Whatever happens, the round counts as committed: what has been stepped
-    // must not be stepped again.
+    // Whatever happens, the round counts as committed: rows that have been
+    // stepped must not be stepped again.
     try {
       group->status.Update(apply(table, pushes, round.total_weight));
     } catch (const std::bad_alloc&) {

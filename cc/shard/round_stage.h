@@ -59,13 +59,13 @@ absl::Status ErrorOfOlderGroup(absl::Status error, uint64_t newer_instance);
 // That instance; 0 if the status has no such mark.
 uint64_t NewerInstanceOf(const absl::Status& status);
 
-// Keeps what workers push under their steps, until somebody brings the round in
-// which these steps count. Which those are is decided elsewhere (WorkerGroup);
-// here the decision is carried out, once, in an order that does not depend on
-// when what arrived: by worker, then clock, then content.
+// Keeps the pushes of workers under their steps, until somebody brings the
+// round in which these steps count. WorkerGroup decides which steps count; here
+// the decision is carried out, once, in an order that does not depend on the
+// order of arrival: by worker, then clock, then content.
 //
-// What can no longer count is given up when the next round is committed: steps
-// before those of the round, and those of workers who have gone.
+// Steps that can no longer count are given up when the next round is committed:
+// steps before those of the round, and those of workers that have gone.
 //
 // Thread-safe. Groups do not wait for each other.
 class RoundStage {
@@ -79,7 +79,7 @@ class RoundStage {
 
   // FailedPrecondition if the step's round has been committed;
   // ResourceExhausted for a step that seems never to end, or a group too many.
-  // What a worker stages that the group has given up is dropped: it hears of
+  // Pushes of a worker that the group has given up are dropped: it hears of
   // that at the end of its step.
   absl::Status Add(const StepTag& tag, const std::string& table,
                    StagedPush push);
@@ -105,7 +105,7 @@ class RoundStage {
   absl::StatusOr<int64_t> Commit(const std::string& group, const Round& round,
                                  Apply apply);
 
-  // Forgets what is staged for a table.
+  // Forgets the pushes staged for a table.
   void DropTable(const std::string& table);
 
   // Steps that are staged now, of all groups.
@@ -119,7 +119,7 @@ class RoundStage {
   struct Group {
     Mutex mutex;
     std::map<Step, TablePushes> steps ABSL_GUARDED_BY(mutex);
-    // Of the last committed round.
+    // The state of the last committed round.
     int64_t committed ABSL_GUARDED_BY(mutex) = WorkerGroup::kNoRound;
     absl::Status status ABSL_GUARDED_BY(mutex);
     uint64_t instance ABSL_GUARDED_BY(mutex) = 0;  // 0: none is known.

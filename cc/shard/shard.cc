@@ -38,7 +38,7 @@
 namespace tfswitch {
 namespace {
 
-// Of how many dropped tables it is known that they were dropped.
+// So many dropped tables are remembered as dropped.
 constexpr size_t kMaxDropped = 4096;
 
 std::string ShardPrefix(const ShardOptions& options) {
@@ -46,7 +46,7 @@ std::string ShardPrefix(const ShardOptions& options) {
   return absl::StrCat(" on shard ", options.shard_index);
 }
 
-// Of the cells that admission counts in; 0: it needs none.
+// The bytes of the cells that admission counts in; 0: it needs none.
 double BloomBytes(const TableConfig& config, const ShardOptions& options) {
   const auto* bloom =
       std::get_if<BloomMinCountAdmission>(&config.admission.policy);
@@ -296,8 +296,8 @@ void Shard::ReleaseTable(const std::string& name) {
     if (dropped == nullptr) return;
     if (dropped->size() > 0) released_rows_[name] = dropped->size();
   }
-  // Outside the lock, which is taken while a round is applied. Who held the
-  // table pushes no more, so that this is not in a hurry.
+  // Outside the lock, which is taken while a round is applied. The holders of
+  // the table push no more, so that this is not in a hurry.
   stage_.DropTable(name);
 }
 
@@ -945,7 +945,7 @@ absl::Status Shard::EndSave(const std::string& save_id,
     MutexLock lock(&mutex_);
     Save& save = SaveOf(save_id);
     save.is_given_up = true;
-    // Where it was written, whatever the caller calls that now.
+    // The folder it was written to, even if the caller names another one now.
     folder = save.folder;
     files = save.files;
   }

@@ -1,5 +1,5 @@
-// What one server owns, with no network: tables by name, and which writes it
-// has applied.
+// The state of one server, with no network: tables by name, and the writes that
+// it has applied.
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_H_
 #define TFSWITCH_CC_SHARD_SHARD_H_
@@ -47,7 +47,8 @@ struct ShardOptions {
   // A later save after this takes one that was not published for given up.
   absl::Duration save_expiry = absl::Hours(1);
 
-  // What clients may make it keep. A table without rows takes about 0.2 MiB.
+  // Limits on the state that clients may make it keep. A table without rows
+  // takes about 0.2 MiB.
   uint64_t max_tables = 4096;
   // Cells of Bloom filters, of all tables; 0: half of the machine's memory.
   uint64_t max_bloom_bytes = 0;
@@ -56,9 +57,9 @@ struct ShardOptions {
   absl::Status Validate() const;
 };
 
-// What WriteOnce() has done.
+// The result of WriteOnce().
 struct Written {
-  int64_t count = 0;       // What `write` returned, now or the first time.
+  int64_t count = 0;       // The result of `write`, now or the first time.
   bool duplicate = false;  // It had been done before.
 };
 
@@ -90,7 +91,8 @@ class Shard {
   // coordinates for all.
   absl::StatusOr<std::shared_ptr<Coordinator>> FindCoordinator() const;
 
-  // Ends what waits for other workers, now and later; for the end of a server.
+  // Ends the calls that wait for other workers, now and later; for the end of a
+  // server.
   void EndWaits() { coordinator_->Shutdown(); }
 
   // Does a write that is no push (below: CreateTable, DropTable, Assign, Erase)
@@ -136,7 +138,7 @@ class Shard {
   // In order of name.
   std::vector<std::shared_ptr<EmbeddingTable>> Tables() const;
 
-  // The day of what comes next for the table, see EmbeddingTable::NoteDay.
+  // Notes the day of the next calls for the table, see EmbeddingTable::NoteDay.
   // InvalidArgument if it is none.
   static absl::Status NoteDay(EmbeddingTable& table, float day);
 
@@ -167,9 +169,9 @@ class Shard {
                         absl::Span<PushResult> results,
                         const LentThreads* threads = nullptr);
 
-  // Applies what is staged of a closed round; see RoundStage::Commit. DataLoss
-  // if this shard has lost one of the tables `staged`, and with it what the
-  // caller had staged.
+  // Applies the staged pushes of a closed round; see RoundStage::Commit.
+  // DataLoss if this shard has lost one of the tables `staged`, and with it the
+  // pushes that the caller had staged.
   absl::StatusOr<int64_t> CommitRound(const std::string& group,
                                       const Round& round,
                                       const std::vector<TableRef>& staged = {},
@@ -200,10 +202,10 @@ class Shard {
                          absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) const;
 
-  // See EmbeddingTable::ForEachChange. With a rule the scores of what was
-  // visited are kept under `export_id`, until SettleExport() says whether they
-  // are in a model that has been published. InvalidArgument for a rule that
-  // makes no sense.
+  // See EmbeddingTable::ForEachChange. With a rule the scores of the visited
+  // rows are kept under `export_id`, until SettleExport() says whether they are
+  // in a model that has been published. InvalidArgument for a rule that makes
+  // no sense.
   absl::StatusOr<ChangeCursor> ExportChanges(
       const std::shared_ptr<EmbeddingTable>& table, const ChangeFilter& filter,
       const std::string& export_id, int64_t max_keys,
@@ -237,7 +239,8 @@ class Shard {
 
   // Reads and verifies the rows of `tables` (empty: all) that this shard owns,
   // with all tables also work queues, of which the errors are those of
-  // Coordinator::CheckRestore. What is there is untouched until CommitRestore.
+  // Coordinator::CheckRestore. The present state is untouched until
+  // CommitRestore.
   //
   // There is one restore at a time: an earlier one that was not committed is
   // dropped. A repetition waits for the first, or has its answer. Staged rows
@@ -246,11 +249,10 @@ class Shard {
   absl::StatusOr<StagedRestore> StageRestore(
       const StageRestoreArgs& args, const Interrupt& interrupt = Never);
 
-  // Puts what is staged in place, or drops it with `abort`. What has been
-  // pushed to these tables and is not applied yet is dropped: it belongs to the
-  // time that the restore goes back over. NotFound if nothing is staged under
-  // `restore_id`; aborting what is not there is OK, and so is repeating the
-  // last commit.
+  // Puts the staged state in place, or drops it with `abort`. Pushes to these
+  // tables that are not applied yet are dropped: they belong to the time that
+  // the restore goes back over. NotFound if nothing is staged under
+  // `restore_id`; aborting then is OK, and so is repeating the last commit.
   absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
   size_t num_staged_restores() const {
@@ -268,11 +270,11 @@ class Shard {
                                const TableIdentity& identity,
                                uint64_t replaced_incarnation) const;
 
-  // What a restore has read.
+  // The state that a restore has read.
   struct Loaded {
     TableMap tables;
     std::vector<SavedWorkQueue> work_queues;
-    bool is_whole = false;  // Of all tables that the checkpoint has.
+    bool is_whole = false;  // It has all tables of the checkpoint.
   };
 
   // A restore from StageRestore() to CommitRestore().
@@ -299,7 +301,7 @@ class Shard {
   absl::StatusOr<std::string> ResolvePath(const std::string& path) const;
   Save& SaveOf(const std::string& save_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives it up, and removes what it has written.
+  // Gives it up, and removes its files.
   absl::Status EndSave(const std::string& save_id, const Interrupt& interrupt);
   void EndExpiredSaves(const Interrupt& interrupt);
   absl::StatusOr<StagedRestore> Load(const StageRestoreArgs& args,
@@ -311,8 +313,8 @@ class Shard {
   // The work of restore_timer_.
   void DropStagedRestore(const std::string& restore_id);
 
-  // ResourceExhausted if there is no room for another table, or for what its
-  // admission needs beside that of others and of `coming`, which will be there
+  // ResourceExhausted if there is no room for another table, or for the memory
+  // of its admission beside that of others and of `coming`, which will be there
   // too; InvalidArgument if it needs more than all may.
   absl::Status CheckRoom(const TableConfig& config,
                          const TableMap& coming = {}) const
@@ -329,7 +331,7 @@ class Shard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
-  // A push that has been checked, and the sums of what it repeats.
+  // A push that has been checked, and the sums of its repeated keys.
   struct CheckedPush {
     GradientBatch batch;
     std::vector<Key> unique;
@@ -350,7 +352,8 @@ class Shard {
                                 const LentThreads* threads) const;
   // The work of shrink_timer_.
   void ShrinkOnTime(const std::string& table) const;
-  // Forgets what waits for its round, of the tables that a restore replaces.
+  // Forgets the pushes that wait for their round, to the tables that a restore
+  // replaces.
   void DropStagedPushes(const std::string& restore_id);
   // One optimizer step with the sum or mean of `pushes`.
   absl::Status ApplyRound(const std::string& table,
@@ -383,10 +386,10 @@ class Shard {
   // Rows of the tables that went with their last hold, until that is said, or
   // they are dropped.
   std::map<std::string, size_t> released_rows_ ABSL_GUARDED_BY(mutex_);
-  // Of tables that were dropped, and so are not lost; the last ones.
+  // The last tables that were dropped, and so are not lost.
   std::deque<uint64_t> dropped_incarnations_ ABSL_GUARDED_BY(mutex_);
 
-  // Last, so that their threads end before what they use goes.
+  // Last, so that their threads end before the members that they use.
   IntervalTimer shrink_timer_{
       [this](const std::string& table) { ShrinkOnTime(table); }};
   IntervalTimer restore_timer_{

@@ -40,14 +40,14 @@ class WriteLedger {
   enum class Verdict { kApply, kDuplicate };
 
   // kDuplicate if the sequence has been applied: `*count`, which may be null,
-  // is what End() was told. Waits while it is being applied. After kApply the
-  // caller must call End(). FailedPrecondition if it is not known any more
+  // is the count given to End(). Waits while it is being applied. After kApply
+  // the caller must call End(). FailedPrecondition if it is not known any more
   // whether the sequence has been applied.
   absl::StatusOr<Verdict> Begin(uint64_t client_id, uint64_t sequence,
                                 int64_t* count = nullptr);
 
-  // `applied` false gives the sequence free for another try. `count` is what a
-  // repetition is answered with.
+  // `applied` false gives the sequence free for another try. A repetition is
+  // answered with `count`.
   void End(uint64_t client_id, uint64_t sequence, bool applied,
            int64_t count = 0);
 

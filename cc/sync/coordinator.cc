@@ -1,8 +1,8 @@
 // All groups and queues are under mutex_. An event goes to the group's state
-// machine, then Settle() tells the work queues what follows from it, and then
-// all that wait in the group are woken. Wait() renews the lease of its worker
-// and moves the group's time on, so that leases end without a thread of their
-// own. It releases mutex_ while it asks for an interrupt.
+// machine, then Settle() tells the work queues its consequences, and then all
+// that wait in the group are woken. Wait() renews the lease of its worker and
+// moves the group's time on, so that leases end without a thread of their own.
+// It releases mutex_ while it asks for an interrupt.
 //
 // Arrive() checks all progress before it changes anything. It keeps the
 // progress of an open round as OpenAdvance, because a save must not count it
@@ -24,7 +24,7 @@ namespace tfswitch {
 
 namespace {
 
-// What a group gives out of incarnations at most.
+// A group gives out so many incarnations at most.
 constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
 // Far above nanoseconds since 1970 and the groups that begin anew above them.
 constexpr uint64_t kMaxInstance = uint64_t{1} << 62;
@@ -87,8 +87,8 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   present.state.Tick(SteadyNow());
   Settle(&present);
   if (present.state.stats().num_active == 0) {
-    // What trained here has ended; nobody waits in it, and its open round is
-    // lost. One that has closed is not: who joins next has it applied.
+    // The training here has ended; nobody waits in it, and its open round is
+    // lost. A closed round is not: the next worker to join has it applied.
     RevokeOpenAdvances(&present);
     present.options = options;
     present.state.Reconfigure(options);
@@ -197,8 +197,9 @@ void Coordinator::Settle(Group* group) {
   for (auto& [name, queue] : *group->queues) {
     const std::string barrier = WorkQueueBarrier(name);
     if (barrier == opened) queue.EndEpochIfFinished();
-    // Who waits there while others work takes over what one has left that died,
-    // and one that comes late, from an epoch that is over, does not wait.
+    // A worker that waits there while others work takes over the item of one
+    // that died, and one that comes late, from an epoch that is over, does not
+    // wait.
     if (!queue.is_exhausted()) state.Release(barrier);
   }
 }
@@ -283,7 +284,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(describe());
     }
-    // What is asked may call the coordinator.
+    // The interrupt check may call the coordinator.
     mutex_.Unlock();
     const absl::Status interrupted = CheckInterrupt();
     mutex_.Lock();
@@ -557,7 +558,7 @@ void Coordinator::RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved) {
       group->second->state.Void(advance.incarnation, advance.clock);
     });
     open.erase(open.begin(), of_others);
-    // Who waits for the end of its epoch may have something to take.
+    // Workers that wait for the end of its epoch may have items to take.
     Settle(group->second.get());
     group->second->changed.NotifyAll();
   }

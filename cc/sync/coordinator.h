@@ -30,13 +30,15 @@ struct SavedWorkQueue {
   WorkQueue::State state;
 };
 
-// What clients may make a coordinator keep. Groups and work queues stay until
-// the end, and so does a group's memory of who has joined it.
+// Limits on the state that clients may make a coordinator keep. Groups and work
+// queues stay until the end, and so does a group's memory of all that have
+// joined it.
 struct CoordinatorLimits {
   uint64_t max_groups = 4096;
-  // That have ever joined one group. Also: contributions to one of its rounds.
+  // Workers that have ever joined one group. Also: contributions to one of its
+  // rounds.
   uint64_t max_workers = 16384;
-  uint64_t max_work_queues = 4096;                    // Of all groups.
+  uint64_t max_work_queues = 4096;                    // In all groups.
   uint64_t max_work_queue_bytes = uint64_t{1} << 30;  // Their items.
 };
 
@@ -44,8 +46,8 @@ struct CoordinatorLimits {
 std::string WorkQueueBarrier(const std::string& queue);
 
 // Runs one WorkerGroup per name, and its work queues. Every wait ends by its
-// deadline, a time of SteadyNow(), with DeadlineExceeded that says whom it
-// waits for, and by Shutdown() with Cancelled.
+// deadline, a time of SteadyNow(), with DeadlineExceeded that names the missing
+// workers, and by Shutdown() with Cancelled.
 //
 // Thread-safe.
 class Coordinator {
@@ -68,7 +70,7 @@ class Coordinator {
   // A coordinator that was started again remembers no group, and the clock from
   // which it draws instances may have been set back. So a worker says if it has
   // met a `newer_instance` of its group on a server: the group then begins anew
-  // with one that is newer still, and who was in it has to join again.
+  // with one that is newer still, and its workers have to join again.
   // InvalidArgument if that is no instance that was ever drawn.
   // ResourceExhausted for a worker too many.
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
@@ -78,8 +80,8 @@ class Coordinator {
   absl::Status Beat(const std::string& group, uint32_t worker,
                     uint64_t incarnation);
   // Returns the open round afterwards. With the arrival, and once however often
-  // it is repeated, the worker has advanced in work queues by `progress`; what
-  // it contributes with that stands. NotFound if it does not have such an item
+  // it is repeated, the worker has advanced in work queues by `progress`; its
+  // contribution with that stands. NotFound if it does not have such an item
   // (any more): then it has not arrived, and has to join again.
   absl::StatusOr<int64_t> Arrive(
       const std::string& group, uint32_t worker, uint64_t incarnation,
@@ -108,18 +110,18 @@ class Coordinator {
 
   absl::StatusOr<WorkerGroup::Stats> GroupStats(const std::string& group);
 
-  // Makes a work queue of the group unless it is there. AlreadyExists, saying
-  // what differs, if it is there with other options. ResourceExhausted if that
-  // is one too many, or its items are.
+  // Makes a work queue of the group unless it is there. AlreadyExists, naming
+  // the difference, if it is there with other options. ResourceExhausted if
+  // that is one too many, or its items are.
   absl::Status CreateWorkQueue(const std::string& group,
                                const std::string& queue,
                                const WorkQueueOptions& options);
 
   // The events of WorkQueue, with its errors and those of Beat();
   // FailedPrecondition if there is no such queue. A worker that goes returns
-  // its items. Those who get none wait at WorkQueueBarrier(queue) until there
-  // is one to take again, or all wait there: then the epoch is over, if all
-  // items are finished.
+  // its items. Workers that get none wait at WorkQueueBarrier(queue) until
+  // there is one to take again, or all wait there: then the epoch is over, if
+  // all items are finished.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const std::string& group, uint32_t worker, uint64_t incarnation,
       const std::string& queue);
@@ -130,21 +132,21 @@ class Coordinator {
   absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& group,
                                                   const std::string& queue);
 
-  // All queues, without what has been contributed to rounds that are open.
+  // All queues, without the progress contributed to open rounds.
   std::vector<SavedWorkQueue> SaveWorkQueues();
-  // FailedPrecondition, saying what differs, if a queue is there with other
+  // FailedPrecondition, naming the difference, if a queue is there with other
   // options; ResourceExhausted if there is no room for all; DataLoss if options
   // make no sense or a state does not fit them.
   absl::Status CheckRestore(const std::vector<SavedWorkQueue>& saved);
   // Puts saved queues in the place of those of their names, whose workers have
-  // to take their items anew. What has advanced these in an open round counts
-  // for nothing, as it is trained again.
+  // to take their items anew. Steps that have advanced these in an open round
+  // count for nothing, as they are trained again.
   //
   // REQUIRES: CheckRestore() is OK.
   void RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved);
 
   // All tables go back in time: steps that have arrived and whose round is open
-  // weigh nothing, and what they had of a queue is handed out again.
+  // weigh nothing, and their part of a queue is handed out again.
   void VoidOpenSteps();
 
   // Ends all waits, now and later. Idempotent.
@@ -170,8 +172,8 @@ class Coordinator {
     WorkerGroupOptions options;
     WorkerGroup state;
     WorkQueues* const queues;           // In queues_.
-    int64_t num_departures = 0;         // Whose items have been returned.
-    std::vector<OpenAdvance> advances;  // Of open rounds, and maybe older ones.
+    int64_t num_departures = 0;         // Workers whose items were returned.
+    std::vector<OpenAdvance> advances;  // In open rounds, maybe older ones.
     CondVar changed;
   };
 
@@ -184,7 +186,7 @@ class Coordinator {
   // back how far they have brought work queues.
   void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // What queues take.
+  // The room that queues take.
   struct Room {
     uint64_t num_queues = 0;
     uint64_t bytes = 0;
@@ -194,7 +196,7 @@ class Coordinator {
   // have taken `used`.
   absl::Status CheckRoom(const std::string& queue,
                          const WorkQueueOptions& options, Room used) const;
-  // Of all queues.
+  // The room that all queues take.
   Room UsedRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::StatusOr<Group*> Find(const std::string& group)
@@ -204,16 +206,15 @@ class Coordinator {
                                        const std::string& queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // A worker's own event comes first; then what time has brought.
+  // A worker's own event comes first, then the group's Tick().
   absl::Status BeatAndTick(Group* group, uint32_t worker, uint64_t incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // What the events of a group lead to in its work queues; to be called after
-  // each.
+  // Brings the events of a group to its work queues; to be called after each.
   void Settle(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Waits until is_over() is true, the worker is no member any more, or the
-  // deadline has come: then `describe` says whom it waited for.
+  // deadline has come: then `describe` names the missing workers.
   absl::Status Wait(Group* group, uint32_t worker, uint64_t incarnation,
                     absl::Time deadline, const std::function<bool()>& is_over,
                     const std::function<std::string()>& describe)

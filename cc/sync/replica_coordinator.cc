@@ -1,4 +1,4 @@
-// All waits go through Wait(): it settles what the time has brought, asks its
+// All waits go through Wait(): it carries out the effects of time, asks its
 // check, and sleeps until somebody changes something, a lease ends or the
 // deadline comes. A check returns NotYet() as long as there is nothing to say.
 // applied_ counts the rounds that the applier has confirmed, and never passes
@@ -28,10 +28,10 @@ constexpr char kStartAgain[] =
 // No process is started again as fast as that.
 constexpr absl::Duration kRecently = absl::Seconds(2);
 
-// At which workers wait that leave together.
+// The barrier at which workers wait that leave together.
 constexpr char kEndOfSession[] = "end of session";
 
-// What a check says while there is nothing to say.
+// The answer of a check while there is nothing to say.
 absl::Status NotYet() { return absl::UnavailableError("not yet"); }
 
 }  // namespace
@@ -358,7 +358,7 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
                                uint64_t applier) {
   MutexLock lock(&mutex_);
   if (!state_.has_value()) return;
-  // It may not know yet what it has become.
+  // The worker may not know its successors yet.
   for (;;) {
     parting_.erase(incarnation);
     left_.insert(incarnation);

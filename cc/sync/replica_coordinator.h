@@ -36,8 +36,8 @@ struct ReplicaPlace {
 };
 
 // One group. Every wait ends by its deadline, a time of SteadyNow(), with
-// DeadlineExceeded that says whom it waits for. Waiting renews no lease:
-// whoever waits may be the last call of a process that has died.
+// DeadlineExceeded that describes the wait. Waiting renews no lease: it may be
+// the last call of a process that has died.
 //
 // Besides their own errors all calls of a worker give FailedPrecondition, with
 // the reason, if the applier of its time has gone, as nothing goes on then, or
@@ -60,10 +60,10 @@ class ReplicaCoordinator {
   // at first, has the state between. AlreadyExists if the group has other
   // options.
   //
-  // Without a `previous` it is an applier that is heard of now: whoever is
-  // started again shall not join one that died before and still has its lease.
-  // `applier` is the worker's own, if it has begun one: if that fails before
-  // the worker has joined, so does this.
+  // Without a `previous` it needs an applier that is heard of now: a worker
+  // that is started again shall not join one that died before and still has its
+  // lease. `applier` is the worker's own, if it has begun one: if that fails
+  // before the worker has joined, so does this.
   absl::Status Join(const WorkerGroupOptions& options, uint32_t worker,
                     uint64_t previous, uint64_t applier, absl::Time deadline,
                     ReplicaPlace* place);
@@ -77,7 +77,7 @@ class ReplicaCoordinator {
   absl::Status EndStep(uint32_t worker, double weight, absl::Time deadline,
                        ReplicaPlace* place, bool* has_arrived);
 
-  // Renews the lease of a worker, or of what it has become in an EndStep() that
+  // Renews the lease of a worker, or of its successor from an EndStep() that
   // still waits, and of the applier unless that is 0.
   absl::Status Beat(uint32_t worker, uint64_t incarnation, uint64_t applier);
 
@@ -90,7 +90,7 @@ class ReplicaCoordinator {
                                              absl::Time deadline);
 
   // The same, as the last that the workers do: all leave together, and the
-  // applier with them, so that whoever comes next waits for the next applier.
+  // applier with them, so that the next to come wait for the next applier.
   // `applier` unless 0: this worker is the applier.
   absl::Status LeaveTogether(uint32_t worker, uint64_t incarnation,
                              uint64_t applier, int64_t visit,
@@ -125,11 +125,11 @@ class ReplicaCoordinator {
            incarnation >= state_->next_incarnation();
   }
   void HearApplier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What time has brought, and what an event has led to.
+  // Carries out the effects of time and of an event.
   void Settle(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveIfAllPart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Until check() gives something else than Unavailable, or the deadline comes:
-  // then `describe` says whom it waited for.
+  // Waits until check() gives something else than Unavailable, or the deadline
+  // comes: then `describe` describes the wait.
   absl::Status Wait(absl::Time deadline,
                     const std::function<absl::Status()>& check,
                     const std::function<std::string()>& describe)
@@ -137,8 +137,8 @@ class ReplicaCoordinator {
   std::string DescribeOpenRound() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ReplicaPlace Admit(uint32_t worker, uint64_t previous)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Until what comes before *place has been applied. A worker that was given up
-  // joins again.
+  // Waits until the rounds before *place have been applied. A worker that was
+  // given up joins again.
   absl::Status WaitUntilApplied(uint32_t worker, absl::Time deadline,
                                 ReplicaPlace* place)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -158,7 +158,7 @@ class ReplicaCoordinator {
   absl::Time applier_heard_ ABSL_GUARDED_BY(mutex_);
   int num_joining_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls that wait to hear it.
   int64_t applied_ ABSL_GUARDED_BY(mutex_) = 0;  // Rounds.
-  // What happened to incarnations and appliers below a number.
+  // The failure of incarnations and appliers below a number.
   uint64_t failed_before_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string failure_ ABSL_GUARDED_BY(mutex_);
   struct Parting {
@@ -168,8 +168,8 @@ class ReplicaCoordinator {
   // Workers that leave together, by incarnation, and those that have.
   std::map<uint64_t, Parting> parting_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> parted_ ABSL_GUARDED_BY(mutex_);
-  // Incarnations that have left alone, and what those that were given up have
-  // become.
+  // Incarnations that have left alone, and the successors of those that were
+  // given up.
   std::set<uint64_t> left_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, uint64_t> successors_ ABSL_GUARDED_BY(mutex_);
 };

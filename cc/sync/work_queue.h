@@ -9,12 +9,12 @@
 //                     +- returned <-+  the worker has gone
 //
 // A worker says with the end of each step how far it has come in its item, so
-// one that has gone returns it with that offset, and whoever takes it next goes
-// on from there. Returned items are handed out first. The epoch ends when all
-// items are finished and somebody asks for it, and the next one begins.
+// one that has gone returns it with that offset, and the next worker to take it
+// goes on from there. Returned items are handed out first. The epoch ends when
+// all items are finished and somebody asks for it, and the next one begins.
 //
-// So each sample is accounted once in an epoch, as long as what a worker has
-// advanced over counts, and nothing else of it does.
+// So each sample is accounted once in an epoch, as long as the samples that a
+// worker has advanced over count, and no others of it do.
 
 #ifndef TFSWITCH_CC_SYNC_WORK_QUEUE_H_
 #define TFSWITCH_CC_SYNC_WORK_QUEUE_H_
@@ -44,7 +44,7 @@ struct WorkQueueOptions {
   uint64_t ItemBytes() const;
 };
 
-// What differs, in words: "epochs: 2 here, 3 asked"; empty if nothing does.
+// The difference, in words: "epochs: 2 here, 3 asked"; empty if there is none.
 std::string DescribeDifference(const WorkQueueOptions& here,
                                const WorkQueueOptions& asked);
 
@@ -64,12 +64,12 @@ struct WorkProgress {
   int64_t offset = 0;
 };
 
-// Thread-compatible. What depends on a worker takes its incarnation, too:
+// Thread-compatible. Calls that depend on a worker take its incarnation, too:
 // another one is another worker.
 class WorkQueue {
  public:
-  // What is kept in a checkpoint. Who has an item is not: whoever restores it
-  // takes it anew.
+  // The state kept in a checkpoint. It does not name the holders of items:
+  // workers take them anew after a restore.
   struct State {
     int64_t epoch = 0;
     int64_t num_taken = 0;  // So many of the epoch's order.
@@ -81,7 +81,7 @@ class WorkQueue {
     int64_t epoch = 0;  // num_epochs when all are over.
     int64_t num_epochs = 0;
     int64_t num_items = 0;
-    // Of the present epoch.
+    // In the present epoch.
     int64_t num_finished = 0;
     int64_t num_leased = 0;
     int64_t num_returned = 0;  // And not taken again.
@@ -104,7 +104,7 @@ class WorkQueue {
   // negative.
   absl::Status Advance(uint32_t worker, uint64_t incarnation,
                        const WorkProgress& progress);
-  // What Advance() would return.
+  // The status that Advance() would return.
   absl::Status CheckAdvance(uint32_t worker, uint64_t incarnation,
                             const WorkProgress& progress) const;
 
@@ -113,13 +113,13 @@ class WorkQueue {
   absl::Status Finish(uint32_t worker, uint64_t incarnation, int64_t epoch,
                       int64_t index);
 
-  // Returns the items of all for whom is_there(worker, incarnation) is false.
+  // Returns the items of all workers for which is_there(worker, incarnation) is
+  // false.
   void ReturnItems(
       absl::FunctionRef<bool(uint32_t worker, uint64_t incarnation)> is_there);
 
-  // What was advanced over from `before` on does not count after all, and
-  // whoever has the item loses it. Ignored unless `before.epoch` is the present
-  // one.
+  // The progress from `before` on does not count after all, and the worker that
+  // has the item loses it. Ignored unless `before.epoch` is the present one.
   void Revoke(const WorkProgress& before);
 
   // Begins the next epoch if all items of this one are finished.
@@ -172,7 +172,7 @@ class WorkQueue {
   int64_t num_taken_ = 0;                // So many of `order_`.
   std::map<int64_t, int64_t> returned_;  // Offsets by index.
   std::map<uint32_t, Lease> leases_;     // One a worker at most.
-  // What each worker finished last, so that it may say so again.
+  // The item that each worker finished last, so that it may say so again.
   std::map<uint32_t, Lease> last_finished_;
   int64_t reissued_ = 0;
 };

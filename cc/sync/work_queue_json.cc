@@ -10,7 +10,7 @@
 namespace tfswitch {
 namespace {
 
-// What nlohmann's accessors would throw for, false is returned.
+// Returns false where nlohmann's accessors would throw.
 bool Get(const Json& json, const char* field, int64_t* value) {
   const auto it = json.find(field);
   if (it == json.end() || !it->is_number_integer()) return false;

@@ -1,8 +1,8 @@
 // Join, Arrive, Enter, Leave and Tick end with Settle(). It closes the open
 // round if that is complete and then opens a barrier if all wait, so that no
-// event can forget what follows from it. A call that is repeated because its
-// answer was lost has the number before the expected one (clock, visit), and
-// changes nothing but the lease.
+// event can forget its consequences. A call that is repeated because its answer
+// was lost has the number before the expected one (clock, visit), and changes
+// nothing but the lease.
 //
 // A contribution stays in open_ when its worker goes, and is withdrawn only if
 // the worker begins anew or the group does. CloseIfComplete() sorts
@@ -92,7 +92,7 @@ void WorkerGroup::BeginAnew() {
   first_of_present_run_ = next_incarnation_;
   num_openings_ = 0;
   last_clock_ = 0;
-  // What is left over is of a run that never began.
+  // Contributions left over are of a run that never began.
   Withdraw([](const Contribution&) { return true; });
   seen_.clear();
   waits_for_joins_ = options_.num_workers > 0;
@@ -112,8 +112,8 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   if (workers_.empty() && !seen_.empty() && !comes_back) {
     BeginAnew();
   }
-  // Those who are waited for begin together; a late one begins as far as the
-  // slowest, so that nobody has to wait for it to catch up.
+  // Awaited workers begin together; a late one begins as far as the slowest, so
+  // that nobody has to wait for it to catch up.
   int64_t clock = std::min(SlowestClock(), last_clock_);
   if (waits_for_joins_) clock = 0;
   seen_.insert(worker);
@@ -312,7 +312,7 @@ void WorkerGroup::Settle() {
 
 const std::string* WorkerGroup::BarrierToOpen() const {
   if (waits_for_joins_) return nullptr;
-  // One for whom the last barrier did not open, as it has joined since or
+  // A worker for which the last barrier did not open, as it has joined since or
   // waited at another, may be elsewhere in the program: at the end of an epoch,
   // say, while the others wait for it where they save. If only such are
   // elsewhere, the others go on.

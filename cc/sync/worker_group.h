@@ -1,4 +1,4 @@
-// Who trains, and how far each has come: the state machine behind bounded
+// The workers that train, and their progress: the state machine behind bounded
 // staleness, synchronous rounds and barriers. It decides; it stores no
 // gradients, knows no network and reads no clock: the time comes with each
 // event, so that tests can replay any order of them.
@@ -49,13 +49,13 @@ struct WorkerGroupOptions {
   // But no longer than this after the first has joined.
   absl::Duration join_timeout = absl::Seconds(600);
   // A round closes when it has so many contributions, or, up to num_workers of
-  // them, when each worker that is there has made one; what is left when all
-  // have gone is a last round. 0: as num_workers. Needs num_workers.
+  // them, when each worker that is there has made one; contributions left when
+  // all have gone are a last round. 0: as num_workers. Needs num_workers.
   uint32_t contributions_per_round = 0;
-  // What becomes of a contribution to a round that has closed: false: it is
-  // dropped, and counted; true: it counts in the open round.
+  // A contribution to a round that has closed: false: it is dropped, and
+  // counted; true: it counts in the open round.
   bool carries_late_contributions = false;
-  // What else all workers must agree on, in words: "bsp(mean)".
+  // Other settings on which all workers must agree, in words: "bsp(mean)".
   std::string settings;
 
   absl::Status Validate() const;
@@ -71,7 +71,7 @@ struct WorkerGroupOptions {
   }
 };
 
-// Whose gradients they are, and of which step.
+// Identifies the worker and the step of gradients.
 struct StepTag {
   std::string group;
   uint32_t worker = 0;
@@ -83,7 +83,7 @@ struct StepTag {
 struct Contribution {
   uint32_t worker = 0;
   uint64_t incarnation = 0;
-  int64_t clock = 0;    // Of the worker, when it made it.
+  int64_t clock = 0;    // The worker's, when it made it.
   double weight = 0.0;  // Samples in it.
   // Whatever becomes of its worker: somebody goes on with the data after it.
   bool stands = false;
@@ -94,7 +94,8 @@ struct Contribution {
   }
 };
 
-// A closed round: what is summed, in this order, wherever it is applied.
+// A closed round: its contributions are summed in this order wherever it is
+// applied.
 struct Round {
   int64_t number = 0;
   std::vector<Contribution> contributions;  // By worker, then clock.
@@ -102,8 +103,8 @@ struct Round {
   // The group's first incarnation: a greater one after the coordinator has been
   // started again, with numbers that count from 0.
   uint64_t group_instance = 0;
-  // Who was there when it closed; of the incarnations below next_incarnation,
-  // nobody else can ever contribute again.
+  // The incarnations that were there when it closed; no other one below
+  // next_incarnation can ever contribute again.
   std::vector<uint64_t> active;
   uint64_t next_incarnation = 0;
   // The oldest round that could still be asked for when this one was.
@@ -113,19 +114,19 @@ struct Round {
 // Thread-compatible.
 class WorkerGroup {
  public:
-  // What a worker is given when it joins.
+  // The place that a worker gets when it joins.
   struct Place {
     uint64_t incarnation = 0;
-    int64_t clock = 0;  // At which the worker begins.
-    // To which its first step contributes: the open one, or the one after that
-    // if this worker has come back and its contribution stands.
+    int64_t clock = 0;  // The worker begins at it.
+    // The round to which its first step contributes: the open one, or the one
+    // after that if this worker has come back and its contribution stands.
     int64_t round = 0;
     uint64_t group_instance = 0;  // As in Round.
   };
 
   struct Stats {
     int64_t num_active = 0;
-    int64_t num_waiting = 0;    // Of these, at a barrier.
+    int64_t num_waiting = 0;    // At a barrier.
     int64_t rounds = 0;         // Closed.
     int64_t contributions = 0;  // In closed rounds.
     double samples = 0.0;       // The weights of these contributions.
@@ -140,7 +141,7 @@ class WorkerGroup {
 
   static constexpr int64_t kNoRound = -1;
 
-  // How many closed rounds are kept for those who ask late.
+  // How many closed rounds are kept for late requests.
   static constexpr size_t kKeptRounds = 1024;
   static constexpr size_t kStalenessBuckets = 65;
 
@@ -151,21 +152,21 @@ class WorkerGroup {
   explicit WorkerGroup(const WorkerGroupOptions& options,
                        uint64_t first_incarnation = 1);
 
-  // Begins anew with other options. Closed rounds stay, for whoever joins next
-  // to bring them in; contributions to the open one are withdrawn, also those
-  // that stand.
+  // Begins anew with other options. Closed rounds stay, so that the next worker
+  // to join brings them in; contributions to the open one are withdrawn, also
+  // those that stand.
   //
   // REQUIRES: nobody is there, options.Validate() is OK.
   void Reconfigure(const WorkerGroupOptions& options);
 
   // A worker that is there already has been started anew: its new incarnation
-  // takes its place. What the old one has contributed to the open round is
-  // withdrawn, for it has not heard that it counts; unless a round takes many
-  // contributions of each, or it stands.
+  // takes its place. The contribution of the old one to the open round is
+  // withdrawn, for the old one has not heard that it counts; unless a round
+  // takes many contributions of each, or it stands.
   //
   // A process that the group has given up and that comes back names its
-  // `previous` incarnation: what it has contributed stands, and it does not
-  // wait once more for others that have ended meanwhile.
+  // `previous` incarnation: its contribution stands, and it does not wait once
+  // more for others that have ended meanwhile.
   Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0);
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
@@ -198,22 +199,22 @@ class WorkerGroup {
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
 
-  // Whoever waits at `barrier` goes on, though not all do: there is something
-  // else to do. Each as far as the slowest, so that nobody has to wait for it
-  // to catch up.
+  // Workers that wait at `barrier` go on, though not all wait there: there is
+  // something else to do. Each goes on as far as the slowest, so that nobody
+  // has to wait for it to catch up.
   void Release(const std::string& barrier);
 
-  // What the step has contributed to the open round weighs nothing, so that it
-  // counts for nothing and whoever waits for the round gets it.
+  // The step's contribution to the open round weighs nothing, so that it counts
+  // for nothing and workers that wait for the round get it.
   void Void(uint64_t incarnation, int64_t clock);
-  // The same of all steps that have.
+  // The same for all steps that have contributed.
   void VoidAll();
 
   // The worker has no more data, or gives up. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);
 
-  // Drops workers whose lease has ended, and stops waiting for those who never
-  // joined when it is time.
+  // Drops workers whose lease has ended, and stops waiting for workers that
+  // never joined when it is time.
   void Tick(absl::Time now);
 
   // When Tick() will next have something to do; InfiniteFuture if never.
@@ -265,7 +266,7 @@ class WorkerGroup {
     int64_t clock = 0;
     int64_t last_round = kNoRound;  // The latest that does not miss it.
     absl::Time lease_end;
-    std::string barrier;  // At which it waits; empty: at none.
+    std::string barrier;  // The one it waits at; empty: none.
     int64_t visits = 0;   // Barriers that it has come to.
     // The last that opened for it: as number, or 0 if none has opened yet.
     int64_t opening = 0;
@@ -285,12 +286,13 @@ class WorkerGroup {
   // Drops contributions to the open round, except those that stand.
   template <typename Predicate>
   void Withdraw(const Predicate& is_meant);
-  // "worker 3 (at step 17), ..." for those of whom is_named(worker) is true.
+  // "worker 3 (at step 17), ..." for the workers of which is_named(worker) is
+  // true.
   template <typename Predicate>
   std::string Describe(const Predicate& is_named) const;
   // All have gone; the next one to join is the first.
   void BeginAnew();
-  // What an event has led to; to be called after each.
+  // Carries out the consequences of an event; to be called after each.
   void Settle();
   void CloseIfComplete();
   void OpenIfAllWait();
@@ -301,15 +303,15 @@ class WorkerGroup {
   uint64_t group_instance_;
   std::map<uint32_t, Worker> workers_;  // The active ones, in order.
   std::set<uint32_t> ever_joined_;
-  std::set<uint32_t> seen_;  // That have joined since the group began.
+  std::set<uint32_t> seen_;  // Workers that have joined since it began.
   uint64_t next_incarnation_;
   uint64_t first_of_present_run_;  // Incarnation; a run begins anew.
-  int64_t num_openings_ = 0;       // Of barriers, in the present run.
+  int64_t num_openings_ = 0;       // Barriers, in the present run.
   std::string opened_barrier_;     // For TakeOpenedBarrier().
   int64_t num_departures_ = 0;
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();
-  int64_t last_clock_ = 0;  // Of any worker, ever.
+  int64_t last_clock_ = 0;  // The greatest of any worker.
   int64_t open_round_ = 0;
   std::vector<Contribution> open_;  // Contributions to it.
   std::deque<Round> closed_;        // The last kKeptRounds, in order.

@@ -31,12 +31,12 @@ inline constexpr int kNumStripes = 16;
 // stripe is locked for the missing keys of a call.
 inline constexpr uint32_t kMaxKernelKeys = 8192;
 
-// Does what the kernel could not do at the first attempt, for one key.
+// Repeats the kernel's work for one key, where its first attempt failed.
 class RetrySink {
  public:
   // Both return false if the key has no row.
   virtual bool Read(Key key, float* embedding) = 0;
-  // Key i of the batch, with what StepBatch has for it.
+  // Key i of the batch, with its gradient and observations in StepBatch.
   virtual bool Step(Key key, uint32_t i) = 0;
 
  protected:
@@ -49,7 +49,7 @@ struct KernelBatch {
   const KeyedHash* hash = nullptr;
   int dim = 0;
   const RowCodec* codec = nullptr;
-  float* scratch = nullptr;  // Of a row's floats, for rows that are not plain.
+  float* scratch = nullptr;  // A row's floats, for rows that are not plain.
   // One per stripe. A row's are at [stripe] + row * statistics_stride.
   char* const* statistics = nullptr;
   size_t statistics_stride = 0;
@@ -66,17 +66,17 @@ struct KernelBatch {
   uint16_t* missing = nullptr;
 };
 
-// The gradients of a batch and what comes with them.
+// The gradients of a batch and the data that comes with them.
 struct StepBatch {
   const Optimizer* optimizer = nullptr;
   const float* gradients = nullptr;  // num_keys x dim.
   StepInput input;                   // With the count of a key that has none.
-  // What is below counts only where has_observations().
+  // The fields below count only where has_observations().
   const RowStatistics* statistics = nullptr;  // Null: rows have none.
   KeyObservations observations;
   float day = 0.0f;
   RowRounding rounding;  // With a seed for the batch.
-  uint64_t number = 0;   // Of the batch, for what is drawn by chance.
+  uint64_t number = 0;   // The batch's number, for random draws.
 
   bool has_observations() const {
     return statistics != nullptr || !observations.counts.empty() ||
@@ -124,8 +124,8 @@ struct StepBatch {
 
 // All return the number of missing keys.
 struct BatchKernels {
-  // Writes the embedding of keys[i] to embeddings + i * dim. Those of missing
-  // keys are left as they are.
+  // Writes the embedding of keys[i] to embeddings + i * dim. The embeddings
+  // of missing keys are left as they are.
   uint32_t (*read)(const KernelBatch&, float* embeddings) = nullptr;
   // Step() and StepAndObserve() for the row of each key.
   uint32_t (*step)(const KernelBatch&, const StepBatch&) = nullptr;

@@ -1,10 +1,10 @@
 // A bucket of the hash index: five keys and their row numbers in one cache
-// line, with a word that says what they are worth.
+// line, with a word that describes their state.
 //
 //   | key 0 .. key 4 (40 B) | row 0 .. row 4 (20 B) | meta (4 B) |
 //
 //   meta, from the low bits:
-//     used:3      entries [0, used) count; what lies behind them is garbage, so
+//     used:3      entries [0, used) count; the others are garbage, so
 //                 no key has to stand for "empty"
 //     live:1      0: the entries have moved, or the page was released and reads
 //                 as zeros: look again with a fresh IndexView
@@ -68,8 +68,8 @@ TFSWITCH_ALWAYS_INLINE uint32_t LoadMeta(const Bucket* bucket) {
   return __atomic_load_n(&bucket->meta, __ATOMIC_ACQUIRE);
 }
 
-// True if nothing has changed since LoadMeta() returned `meta`, so what was
-// read in between is one consistent state.
+// True if nothing has changed since LoadMeta() returned `meta`, so all reads in
+// between have seen one consistent state.
 TFSWITCH_ALWAYS_INLINE bool IsUnchanged(const Bucket* bucket, uint32_t meta) {
   RacyReadFence();
   return __atomic_load_n(&bucket->meta, __ATOMIC_RELAXED) == meta;

@@ -2,7 +2,7 @@
 //
 // Time is counted in epochs of a table. A row that changes is stamped with the
 // epoch in which the change began; whoever wants the changes ends the epoch,
-// waits for what has begun in it, and reads the rows with later stamps than its
+// waits for changes begun in it, and reads the rows with later stamps than its
 // last time. A row that changes meanwhile may come once too often, but none is
 // missed, whoever else reads changes and how often.
 
@@ -21,15 +21,15 @@ namespace tfswitch {
 
 // A moment in the life of one server's part of a table.
 struct ChangeCursor {
-  uint64_t log_id = 0;  // Of the log; another one knows nothing of it. 0: none.
-  uint32_t epoch = 0;   // What changed later has a stamp above it.
+  uint64_t log_id = 0;  // Another log knows nothing of it. 0: none.
+  uint32_t epoch = 0;   // Later changes have stamps above it.
 
   friend bool operator==(const ChangeCursor& a, const ChangeCursor& b) {
     return a.log_id == b.log_id && a.epoch == b.epoch;
   }
 };
 
-// Counts epochs, and who is at work in them.
+// Counts epochs, and the threads at work in them.
 //
 // Thread-safe.
 class ChangeClock {
@@ -74,8 +74,8 @@ class ChangeClock {
   Mutex mutex_;  // One end at a time.
 };
 
-// Keys of one stripe that have lost their row, or what was noted of them while
-// they waited for one: nothing is left of these that could have a stamp.
+// Keys of one stripe that have lost their row, or their record while they
+// waited for one: nothing is left of these that could have a stamp.
 //
 // Thread-compatible: guarded by the mutex of the stripe.
 class KeyChanges {
@@ -86,7 +86,7 @@ class KeyChanges {
 
   void Add(Key key, uint32_t stamp);
 
-  // Whether all of what happened after `epoch` is still known.
+  // Whether all losses after `epoch` are still known.
   bool Knows(uint32_t epoch) const { return forgotten_ <= epoch; }
   // The keys with stamps above `epoch`; some may repeat.
   std::vector<Key> Since(uint32_t epoch) const;

@@ -12,7 +12,7 @@ constexpr int kMaxHashes = 64;
 constexpr double kMinCellsPerBlock = 64;
 
 // The 64-bit finaliser of MurmurHash3 with another start, so that cells do not
-// depend on what chose the virtual shard.
+// depend on the bits that chose the virtual shard.
 uint64_t HashForCells(Key key) {
   return HashKey(static_cast<Key>(static_cast<uint64_t>(HashKey(key)) ^
                                   0x9e3779b97f4a7c15u));

@@ -29,7 +29,7 @@ namespace tfswitch {
 class CountingBloom {
  public:
   // How many cells a virtual shard has, and how many bytes all take. (As
-  // double: what is asked for may be beyond all integers.)
+  // double: the numbers asked for may be beyond all integers.)
   static double CellsPerVirtualShard(const BloomMinCountAdmission& config,
                                      uint32_t num_virtual_shards);
   static double SizeBytes(const BloomMinCountAdmission& config,
@@ -62,7 +62,7 @@ class CountingBloom {
   bool IsTouched(uint32_t virtual_shard) const {
     return touched_[virtual_shard].load(std::memory_order_relaxed);
   }
-  // Of the virtual shards that are touched.
+  // The bytes of the virtual shards that are touched.
   size_t resident_bytes() const;
 
  private:

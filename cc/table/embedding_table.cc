@@ -48,7 +48,7 @@ constexpr size_t kCandidateShare = 8;
 // share. Any would do.
 constexpr Key kSharedRow = 0x5477697463685f30;
 
-// What candidates are counted by: at least the policies need it.
+// Candidates are counted by this: at least the policies need it.
 StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
   if (config.kind == StatisticsKind::kNone) {
     config.kind = StatisticsKind::kUsage;

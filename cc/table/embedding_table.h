@@ -52,8 +52,8 @@ struct TableStats {
   int64_t inserted_rows = 0;    // Since creation.
   int64_t erased_rows = 0;      // Since creation.
   int64_t num_candidates = 0;   // Ids that wait for admission.
-  int64_t admission_bytes = 0;  // What knows of them.
-  // What knows which rows have changed, once somebody has asked for changes.
+  int64_t admission_bytes = 0;  // The memory of their records.
+  // The memory that tracks changes, once somebody has asked for changes.
   int64_t change_bytes = 0;
   int64_t num_steps = 0;  // With dense updates: the pushes that were applied.
 };
@@ -64,25 +64,25 @@ struct GradientBatch {
   absl::Span<const float> gradients;  // keys.size() x dim.
   KeyObservations observations;
   float learning_rate = 0.0f;
-  int64_t global_step = 0;  // Of the training; 0: not known.
+  int64_t global_step = 0;  // The training's step; 0: not known.
   float day = kServersDay;  // See row_statistics.h.
   bool insert_missing = false;
-  // With dense updates, what EmbeddingTable::TakeStep() has handed out; null:
-  // the call is a step by itself.
+  // With dense updates, EmbeddingTable::TakeStep()'s history; null: the call
+  // is a step by itself.
   const StepHistory* history = nullptr;
 };
 
-// What a key is to the table.
+// The state of a key in the table.
 enum class KeyState : uint8_t {
   kUnknown,    // No row, and nothing noted.
   kCandidate,  // No row yet: it waits for admission.
   kRow,
 };
 
-// What a shrink has done, or would do.
+// The result of a shrink, or of one that would be done.
 struct ShrinkReport {
   int64_t evicted_rows = 0;
-  int64_t evicted_bytes = 0;  // Of the rows.
+  int64_t evicted_bytes = 0;  // The rows' bytes.
   // By the first rule that applied.
   int64_t by_ttl = 0;
   int64_t by_show_click_score = 0;
@@ -90,7 +90,7 @@ struct ShrinkReport {
   int64_t by_max_rows = 0;
   int64_t evicted_candidates = 0;
   int64_t remaining_rows = 0;
-  // Sums over the remaining rows, as of the day; 0 for what is not counted.
+  // Sums over the remaining rows, as of the day; 0 if not counted.
   double remaining_count = 0.0;
   double remaining_show = 0.0;
   double remaining_click = 0.0;
@@ -112,22 +112,22 @@ struct ScoreRule {
   float delta_keep_days = 0.0f;  // Most days since it was seen.
 };
 
-// What EmbeddingTable::ForEachChange is to visit.
+// The changes that EmbeddingTable::ForEachChange is to visit.
 struct ChangeFilter {
   // Where the last visit ended; without a log, all keys that do not read as
   // those without a row.
   ChangeCursor since;
-  // In place of `since` for rows: what it does not choose keeps what it read
-  // as, unless it has lost its row meanwhile. A row that was visited may have
-  // its score subtracted afterwards.
+  // In place of `since` for rows: a key that it does not choose keeps its
+  // former value, unless it has lost its row meanwhile. A row that was visited
+  // may have its score subtracted afterwards.
   std::optional<ScoreRule> rule;
   float day = kServersDay;
 };
 
-// Handed out by EmbeddingTable::ForEachChange. Of a key that comes twice the
-// later one counts.
+// Handed out by EmbeddingTable::ForEachChange. If a key comes twice, the later
+// one counts.
 struct ChangeChunk {
-  absl::Span<const Key> keys;          // With what they read as:
+  absl::Span<const Key> keys;          // With their values:
   absl::Span<const float> embeddings;  // keys.size() x dim.
   absl::Span<const float>
       delta_scores;  // keys.size(), or empty without a rule.
@@ -143,7 +143,7 @@ struct RowChunk {
   absl::Span<const float> slots;       // keys.size() x slot_floats, row-major.
 };
 
-// What keys without a row read as, unless the table has a weight for them.
+// The value of keys without a row, unless the table has a weight for them.
 //
 // REQUIRES: config.Validate() is OK.
 std::vector<float> MissingRow(const TableConfig& config);
@@ -158,8 +158,8 @@ std::vector<float> MissingRow(const TableConfig& config);
 // in 16 bits (row_codec.h).
 //
 // With an admission policy a key gets its row from a push, when the policy says
-// so; until then the table notes what it needs to decide (candidates, or the
-// cells of a Bloom filter), and the key reads as the config's not_admitted.
+// so; until then the table keeps records to decide by (candidates, or the cells
+// of a Bloom filter), and the key reads as the config's not_admitted.
 //
 // With dense updates (OptimizerConfig::is_dense) all that reads rows, saves or
 // visits them brings them up to date with the steps that have ended before.
@@ -181,7 +181,7 @@ class EmbeddingTable {
   EmbeddingTable& operator=(const EmbeddingTable&) = delete;
 
   // Writes the embedding of keys[i] to embeddings[i * dim, (i + 1) * dim). A
-  // key without a row reads as zeros, or what the config has for it, and stays
+  // key without a row reads as zeros, or the config's value for it, and stays
   // absent. Keys may repeat. Returns how many of `keys` had a row.
   //
   // REQUIRES: embeddings.size() == keys.size() * dim(), else InvalidArgument.
@@ -224,12 +224,12 @@ class EmbeddingTable {
 
   // The steps taken so far; none unless there are dense updates.
   SavedSteps SaveSteps() const;
-  // The way back, before there are rows. InvalidArgument for what a log cannot
-  // be.
+  // Restores a result of SaveSteps(), before there are rows. InvalidArgument if
+  // `saved` is no valid log.
   absl::Status RestoreSteps(const SavedSteps& saved);
 
   // Sets embeddings. A row that exists keeps its slots; a missing one is
-  // created with initial slots. Of repeated keys the last one stays.
+  // created with initial slots. The last of repeated keys stays.
   absl::Status Assign(absl::Span<const Key> keys,
                       absl::Span<const float> embeddings);
 
@@ -241,7 +241,7 @@ class EmbeddingTable {
                                      absl::Span<const float> slots,
                                      bool only_missing = false);
 
-  // Removes rows, and what is noted of keys that have none; absent and repeated
+  // Removes rows, and the records of keys that have none; absent and repeated
   // keys are skipped. Returns how many rows went. Their memory is reused by
   // later inserts.
   int64_t Erase(absl::Span<const Key> keys);
@@ -253,7 +253,7 @@ class EmbeddingTable {
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
                                       bool dry_run);
 
-  // What is known of the use of keys[i], as of `day`, of rows and candidates.
+  // Reads the usage of keys[i], as of `day`, for rows and candidates.
   void ReadUsage(absl::Span<const Key> keys, float day,
                  absl::Span<UsageOfRow> usage,
                  absl::Span<KeyState> states) const;
@@ -278,16 +278,17 @@ class EmbeddingTable {
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit) const;
 
-  // Visits, in chunks of at most about `max_keys`, what has changed since a
-  // cursor, and returns the next one. The first visit starts to keep track, so
-  // that there is something to begin from. What changes meanwhile may be seen,
-  // and is seen next time in any case. FailedPrecondition if changes since the
-  // cursor are not known, or the rule needs statistics that are not counted.
+  // Visits, in chunks of at most about `max_keys`, the keys that have changed
+  // since a cursor, and returns the next one. The first visit starts to keep
+  // track, so that there is something to begin from. Changes made meanwhile may
+  // be seen, and are seen next time in any case. FailedPrecondition if changes
+  // since the cursor are not known, or the rule needs statistics that are not
+  // counted.
   absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit);
 
-  // What was written of the delta scores of rows has been published.
+  // Subtracts from rows the delta scores that have been published.
   void SubtractDeltaScores(absl::Span<const Key> keys,
                            absl::Span<const float> scores);
 
@@ -311,7 +312,7 @@ class EmbeddingTable {
   int dim() const;
   int slot_floats() const;        // Optimizer state and statistics.
   int statistics_floats() const;  // The last ones of these.
-  int candidate_floats() const;   // Of a candidate's record; 0: there are none.
+  int candidate_floats() const;   // A candidate's record; 0: there are none.
 
  private:
   class Impl;

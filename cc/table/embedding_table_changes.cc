@@ -1,4 +1,4 @@
-// What has changed since when.
+// Visits the changes since a cursor.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace tfswitch {
 namespace {
 
-// Gathers what a visitor is to get.
+// Gathers a chunk for a visitor.
 class Chunk {
  public:
   explicit Chunk(int dim) : dim_(static_cast<size_t>(dim)) {}
@@ -66,7 +66,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
                      "known any more, because ",
                      why, ". Export a base."));
   };
-  CatchUpAll();  // In the epoch that ends: what that changes is to be visited.
+  CatchUpAll();  // In the epoch that ends: its changes are to be visited.
   const ChangeCursor cursor{change_log_id_, change_clock_.EndEpoch()};
   const bool is_all = filter.since.log_id == 0;
   if (!is_all && (filter.since.log_id != change_log_id_ ||
@@ -100,7 +100,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     if (filter.rule.has_value()) chunk.AddScore(0.0f);
   };
 
-  // Losses first, then keys without a row: what a key has got since then comes
+  // Losses first, then keys without a row: a key's value since then comes
   // later. One that has come back and is not chosen stays lost.
   for (Stripe& stripe : stripes_) {
     if (is_all) break;

@@ -1,8 +1,8 @@
-// What EmbeddingTable consists of, for the files that implement it:
+// The parts of EmbeddingTable, for the files that implement it:
 //
 //   embedding_table.cc             reading, stepping and setting rows
 //   embedding_table_admission.cc   keys that have no row yet
-//   embedding_table_changes.cc     what has changed since when
+//   embedding_table_changes.cc     changes since a cursor
 //   embedding_table_dense.cc       steps that rows have missed
 //   embedding_table_shrink.cc      rows that go, and their memory
 
@@ -55,12 +55,12 @@ inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
 
 struct Stripe {
   Mutex mutex;
-  // The mutex guards what these call thread-compatible; readers go by the rules
-  // of bucket.h instead, hence no GUARDED_BY.
+  // The mutex guards the thread-compatible parts of these; readers go by the
+  // rules of bucket.h instead, hence no GUARDED_BY.
   StripeIndex index;
   RowStore rows;
-  // Written under the mutex, read by anyone: who sees the number of a row sees
-  // the row.
+  // Written under the mutex, read by anyone: a reader that sees the number of a
+  // row sees the row.
   std::atomic<int64_t> inserted_rows{0};
   std::atomic<int64_t> erased_rows{0};
   // Unused, and without memory, where the admission policy has none.
@@ -194,7 +194,7 @@ class EmbeddingTable::Impl {
                              const Work& work);
 
   bool is_dense() const { return config.optimizer.is_dense; }
-  // What rows are to be brought up to date with.
+  // The steps that rows are to be brought up to date with.
   StepLog::Moment Now() const {
     return is_dense() ? step_log.Now() : StepLog::Moment();
   }
@@ -248,7 +248,7 @@ class EmbeddingTable::Impl {
   // Another thread may be writing the row.
   void RacyLoadEmbedding(const float* words, float* embedding) const;
 
-  // Forgets what is noted of a key without a row; the stripe's mutex is held.
+  // Forgets the record of a key without a row; the stripe's mutex is held.
   void ForgetLocked(Stripe* stripe, Key key, uint32_t position,
                     uint32_t stamp) {
     if (config.admission.has_candidates() &&
@@ -273,8 +273,8 @@ class EmbeddingTable::Impl {
   void EraseLocked(Stripe* stripe, StripeIndex::Entry entry, Key key,
                    uint32_t position, uint32_t stamp);
 
-  // Notes what gradient i of a push says of its key, which has no row, and
-  // gives it one if the admission policy says so, with its step. Returns
+  // Records gradient i of a push for its key, which has no row, and gives the
+  // key one if the admission policy says so, with its step. Returns
   // whether it has. The stripe's mutex is held.
   absl::StatusOr<bool> AdmitLocked(Stripe* stripe, Key key, uint32_t position,
                                    const StepBatch& batch, uint32_t i,
@@ -291,8 +291,8 @@ class EmbeddingTable::Impl {
   using InsertedRows = std::array<int64_t, kNumStripes>;
   InsertedRows ReadInsertedRows() const;
 
-  // What keys without a row read as; `before` was read before they were
-  // searched.
+  // Fills in the values of keys without a row; `before` was read before they
+  // were searched.
   void FillMissing(absl::Span<const Key> block, const uint16_t* missing,
                    uint32_t num_missing, const InsertedRows& before,
                    float* embeddings);
@@ -313,7 +313,7 @@ class EmbeddingTable::Impl {
   // Moves rows of a stripe together and gives memory back.
   void Compact(Stripe* stripe);
 
-  // Those for which is_chosen(stripe, record), under the stripe's mutex.
+  // Visits those for which is_chosen(stripe, record), under the stripe's mutex.
   template <typename IsChosen>
   absl::Status VisitCandidates(
       int64_t max_keys, const IsChosen& is_chosen,
@@ -325,11 +325,11 @@ class EmbeddingTable::Impl {
   // How a push is rounded; `number` is its own.
   RowRounding RoundingOf(const GradientBatch& batch, uint64_t number) const;
   // Leaves those of the missing keys that the Bloom filter admits, when it has
-  // counted what the batch says of all of them; returns how many they are.
+  // counted the batch's occurrences of all of them; returns how many they are.
   uint32_t AdmitByBloom(absl::Span<const Key> block, const StepBatch& batch,
                         uint16_t* missing, uint32_t num_missing);
 
-  // What a call's day is: the server's if it says none.
+  // A call's day: the server's if it says none.
   float DayOf(float day);
   float Today() const;
 
@@ -353,9 +353,9 @@ class EmbeddingTable::Impl {
   const int candidate_floats_;
   std::vector<float> missing_row_;           // Constant after construction.
   MemoryReservation candidate_reservation_;  // Constant after Create().
-  // Of the last call that said it.
+  // The day of the last call that said it.
   std::atomic<float> last_day_{kServersDay};
-  // Numbers pushes, for what is drawn by chance.
+  // Numbers pushes, for random draws.
   std::atomic<uint64_t> num_pushes_{0};
   // By the key's HashKey(): one thread at a time counts a key.
   std::array<Mutex, kNumStripes> bloom_mutexes_;
@@ -372,7 +372,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   PatientSink(const Impl* table, IndexView* views)
       : table_(table), views_(views) {}
 
-  // What Step() has to do; it must live on.
+  // The work for Step(); it must live on.
   void SetSteps(const StepBatch* steps, uint32_t stamp) {
     steps_ = steps;
     stamp_ = stamp;

@@ -106,7 +106,7 @@ Value ElementAt(size_t place, std::vector<Value>* values) {
 // hash of their keys.
 class Surplus {
  public:
-  // Of `values`, all but `limit` go.
+  // All but `limit` of `values` go.
   Surplus(std::vector<float> values, uint64_t limit) {
     if (values.size() <= limit) return;
     const size_t surplus = values.size() - static_cast<size_t>(limit);
@@ -129,8 +129,8 @@ class Surplus {
     last_hash_ = ElementAt(static_cast<size_t>(num_equal_ - 1), &hashes);
   }
 
-  // Whether a row with this value goes. Of those with the last value that does,
-  // only as many say yes as there are to go.
+  // Whether a row with this value goes. For the last value that does, it says
+  // yes only as often as there are rows to go.
   bool Takes(float value, Key key) {
     if (value < last_) return true;
     return value == last_ && HashKey(key) <= last_hash_ && num_equal_-- > 0;

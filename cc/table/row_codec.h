@@ -9,8 +9,8 @@
 //              embeddings
 //
 // A word is 4 bytes; a part with an odd number of 16-bit values ends with two
-// bytes that are not used. What a row has one of, such as Adam's count of
-// steps, is float32 in any case: it costs little, and 16 bits would stop
+// bytes that are not used. A slot with one float per row, such as Adam's count
+// of steps, is float32 in any case: it costs little, and 16 bits would stop
 // counting at 2048. So are statistics, which are kept elsewhere.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_CODEC_H_
@@ -27,10 +27,10 @@
 
 namespace tfswitch {
 
-// How a step rounds what it stores: to nearest, or by chance.
+// How a step rounds the values it stores: to nearest, or by chance.
 struct RowRounding {
   bool is_stochastic = false;
-  uint32_t seed = 0;  // Of all that is drawn for one row.
+  uint32_t seed = 0;  // The seed of all draws for one row.
 };
 
 // The floats of a row. One at a time may change them.
@@ -88,7 +88,7 @@ class RowCodec {
   }
 
  private:
-  // What ModifyFloats() had in `floats`.
+  // Stores `floats`, the scratch of ModifyFloats().
   TFSWITCH_ALWAYS_INLINE void Encode(const float* floats,
                                      const RowRounding& rounding,
                                      float* words) const {
@@ -96,7 +96,7 @@ class RowCodec {
       const Part& part = parts_[first_packed_part_ + i];
       const float* const from = floats + part.begin;
       float* const to = words + part.word;
-      // What is drawn goes by the place in the row.
+      // A draw goes by the place in the row.
       const uint32_t seed =
           rounding.seed + static_cast<uint32_t>(part.begin) * kSeedStep;
       switch (part.type) {
@@ -203,9 +203,9 @@ class RowCodec {
   }
 
   std::vector<Part> storage_;
-  const Part* parts_ = nullptr;  // Those of storage_, for the inlined code.
+  const Part* parts_ = nullptr;  // The parts in storage_, for the inlined code.
   int num_parts_ = 0;
-  // Those that ModifyFloats() copies: from the first 16-bit part on, unless
+  // The parts that ModifyFloats() copies: from the first 16-bit part on, unless
   // that is the embedding and slots are plain.
   int first_packed_part_ = 0;
   int num_packed_parts_ = 0;

@@ -1,4 +1,4 @@
-// How a row comes, what is counted of it, and how it goes: parts of a table's
+// How a row comes, how its use is counted, and how it goes: parts of a table's
 // config.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_
@@ -16,19 +16,19 @@ namespace tfswitch {
 
 // --- Statistics -------------------------------------------------------------
 
-// What each row counts; see table/row_statistics.h.
+// The statistics of each row; see table/row_statistics.h.
 enum class StatisticsKind { kNone, kUsage, kShowClick };
 
 // Names and defaults are those of Paddle's CTR accessor.
 struct StatisticsConfig {
   StatisticsKind kind = StatisticsKind::kNone;
-  // Of kShowClick: score = (show - click) * nonclk_coeff + click * click_coeff.
+  // kShowClick: score = (show - click) * nonclk_coeff + click * click_coeff.
   float nonclk_coeff = 0.1f;
   float click_coeff = 1.0f;
-  // What of show and click is left after a day.
+  // The share of show and click that is left after a day.
   float show_click_decay_rate = 0.98f;
 
-  // Of kShowClick.
+  // The fields of kShowClick.
   static constexpr auto Fields() {
     return std::make_tuple(
         ConfigField{"nonclk_coeff", &StatisticsConfig::nonclk_coeff,
@@ -45,8 +45,8 @@ struct StatisticsConfig {
 
 // --- Admission --------------------------------------------------------------
 
-// When an id gets a row. What decides is counted with the pushes, each once,
-// so that a push that is repeated for a lost answer counts once.
+// When an id gets a row. The deciding numbers are counted with the pushes, each
+// once, so that a push that is repeated for a lost answer counts once.
 struct AlwaysAdmission {
   static constexpr char kName[] = "always";
   static constexpr auto Fields() { return std::make_tuple(); }
@@ -109,7 +109,7 @@ using AdmissionPolicy =
     std::variant<AlwaysAdmission, MinCountAdmission, BloomMinCountAdmission,
                  ProbabilityAdmission, ShowClickAdmission>;
 
-// What an id without a row reads as.
+// The value of an id without a row.
 enum class NotAdmittedKind {
   kZeros,
   kConstant,
@@ -146,8 +146,8 @@ struct AdmissionConfig {
 // --- Eviction ---------------------------------------------------------------
 
 enum class EvictionOrder {
-  kLru,  // Those go first that were pushed to longest ago.
-  kLfu,  // Those with the fewest occurrences.
+  kLru,  // The rows that were pushed to longest ago go first.
+  kLfu,  // The rows with the fewest occurrences.
 };
 
 // Which rows go when a table is shrunk: those to which any of the rules that
@@ -173,7 +173,7 @@ struct EvictionConfig {
 };
 
 // A rule that is one number: its name and that of its field in protos and JSON,
-// the member, and what the field is if it is unset.
+// the member, and the field's value if it is unset.
 struct EvictionRule {
   const char* name;
   const char* field;
@@ -190,8 +190,8 @@ inline constexpr EvictionRule kEvictionRules[] = {
 
 // --- All three --------------------------------------------------------------
 
-// InvalidArgument naming the field, its value and its range. What a policy
-// needs of the statistics is checked, too.
+// InvalidArgument naming the field, its value and its range. The statistics
+// that a policy needs are checked, too.
 absl::Status ValidateRowLife(const AdmissionConfig& admission,
                              const EvictionConfig& eviction,
                              const StatisticsConfig& statistics, int dim,
@@ -200,7 +200,7 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
 // The rules alone.
 absl::Status ValidateEviction(const EvictionConfig& eviction);
 
-// FailedPrecondition unless `statistics` count what the rules go by.
+// FailedPrecondition unless `statistics` count the numbers that the rules use.
 absl::Status CheckCounted(const EvictionConfig& eviction,
                           const StatisticsConfig& statistics);
 

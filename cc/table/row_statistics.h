@@ -1,5 +1,5 @@
-// What a row knows of its use: floats in an array beside the rows, updated with
-// each push. Where rows leave the table they are the last slots.
+// The statistics of a row's use: floats in an array beside the rows, updated
+// with each push. Where rows leave the table they are the last slots.
 //
 //   usage        | count | last_seen_day |
 //   show_click   | count | last_seen_day | show | click | delta_score |
@@ -35,7 +35,7 @@ class RowStatistics {
  public:
   explicit RowStatistics(const StatisticsConfig& config) : config_(config) {}
 
-  // 0, 2 or 5. The shorter layouts are what the longer begin with.
+  // 0, 2 or 5. The longer layouts begin with the shorter ones.
   int num_floats() const {
     switch (config_.kind) {
       case StatisticsKind::kNone:
@@ -51,7 +51,7 @@ class RowStatistics {
   // A new row: no occurrences, seen on `day`.
   void Init(float day, float* statistics) const;
 
-  // Adds what a push says of the row. (Inlined in any case, as it is also
+  // Adds a push's observations of the row. (Inlined in any case, as it is also
   // called from files compiled for AVX2.)
   //
   // REQUIRES: num_floats() > 0.
@@ -69,7 +69,7 @@ class RowStatistics {
     if (day > statistics[kLastSeenDay]) statistics[kLastSeenDay] = day;
   }
 
-  // What they are on `day`. Shows and clicks are 0 without them.
+  // The statistics on `day`. Shows and clicks are 0 without them.
   UsageOfRow Read(const float* statistics, float day) const;
 
   // A delta model has been written with `delta_score` of the row's.

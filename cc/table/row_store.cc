@@ -130,10 +130,10 @@ bool RowStore::ReleaseTail() {
   return true;
 }
 
-// Gives back what is behind `num_rows` rows, of which there were `end`.
+// Gives back the memory behind `num_rows` rows, where there were `end`.
 void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
   if (stride == 0) return;
-  // What was to be touched ahead is not wanted any more.
+  // The memory to be touched ahead is not wanted any more.
   PageKeeper::Get().Cancel(span);
   const size_t release_begin = RoundUpTo(EndOf(num_rows), kHugePageBytes);
   const size_t touched =

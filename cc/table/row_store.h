@@ -80,14 +80,14 @@ class RowStore {
 
   // Without stamps.
   size_t resident_bytes() const;
-  // Of the stamps, if they have been written.
+  // The bytes of the stamps, if they have been written.
   size_t stamp_bytes() const { return columns_[2].resident_bytes(next_row_); }
 
  private:
   // One of the arrays; with stride 0 there is none.
   struct Column {
     MemorySpan span;
-    size_t begin = 0;  // Of row 0 in the span.
+    size_t begin = 0;  // The start of row 0 in the span.
     size_t stride = 0;
     bool is_touched_ahead = true;
     size_t touch_end = 0;
@@ -104,13 +104,13 @@ class RowStore {
     size_t resident_bytes(uint64_t num_rows) const;
   };
 
-  // Of a row, without what may have no memory.
+  // A row's bytes, without the column that may have no memory.
   size_t stride() const { return columns_[0].stride + columns_[1].stride; }
 
   Column columns_[3];
   uint64_t next_row_ = 0;
   std::vector<uint32_t> free_rows_;
-  // Of free_rows_, the first ones, which are gone while ReleaseTail() returns
+  // The first so many of free_rows_, which are gone while ReleaseTail() returns
   // true.
   size_t num_released_ = 0;
 };

@@ -1,5 +1,5 @@
 // The steps that a table with dense updates has taken, and with which learning
-// rates: what its rows need to make up for those that they have missed.
+// rates. Its rows need them to make up for missed steps.
 
 #ifndef TFSWITCH_CC_TABLE_STEP_LOG_H_
 #define TFSWITCH_CC_TABLE_STEP_LOG_H_
@@ -45,7 +45,7 @@ class StepLog {
 
   StepLog() : runs_(NewRuns()) {}
 
-  // Of the steps that have ended.
+  // The log of the steps that have ended.
   Moment Now() const;
 
   // Notes the learning rate of the next step, to which EndStep() counts up.
@@ -61,7 +61,7 @@ class StepLog {
   SavedSteps Save() const;
   // REQUIRES: Validate(saved) is OK.
   void Restore(const SavedSteps& saved);
-  // InvalidArgument that says what is wrong.
+  // InvalidArgument that names the error.
   static absl::Status Validate(const SavedSteps& saved);
 
  private:

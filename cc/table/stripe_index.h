@@ -164,7 +164,7 @@ class StripeIndex {
   uint64_t cursor_ = 0;
   int64_t num_keys_ = 0;
 
-  // What View() copies: written under the stripe's mutex, with an odd phase
+  // View() copies this: written under the stripe's mutex, with an odd phase
   // while the fields do not go together. The cursor alone moves within a phase.
   IndexView published_;
   uint64_t phase_ = 0;

@@ -152,7 +152,7 @@ absl::Status TableConfig::Validate() const {
     return FieldError(name, "admission, eviction and statistics", "none",
                       "some, for a dense table, whose rows all stay");
   }
-  // Of a client that knows more than this server.
+  // The value may be from a client that knows more than this server.
   for (const char* known : {NameOf(row_type.embeddings), NameOf(row_type.slots),
                             NameOf(row_type.rounding)}) {
     if (*known == '\0') {

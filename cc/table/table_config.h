@@ -1,4 +1,4 @@
-// What a table is: its name, the shape of its rows, and how rows start and
+// A table's config: its name, the shape of its rows, and how rows start and
 // learn. Fixed when the table is created; two configs that differ in any field
 // describe different tables.
 
@@ -90,8 +90,8 @@ enum class Reduction {
 };
 struct ConsistencyConfig {
   ConsistencyKind kind = ConsistencyKind::kAsp;
-  uint32_t staleness = 0;                  // Of kSsp, in steps.
-  Reduction reduction = Reduction::kMean;  // Of kBsp.
+  uint32_t staleness = 0;                  // For kSsp, in steps.
+  Reduction reduction = Reduction::kMean;  // For kBsp.
 
   bool operator==(const ConsistencyConfig& o) const {
     return kind == o.kind && staleness == o.staleness &&
@@ -112,8 +112,8 @@ enum class Rounding : uint8_t {
 };
 struct RowTypeConfig {
   FloatType embeddings = FloatType::kFloat32;
-  FloatType slots = FloatType::kFloat32;  // Those with a float per coordinate.
-  // What a step does with 16-bit values. New and assigned ones are rounded to
+  FloatType slots = FloatType::kFloat32;  // Slots with a float per coordinate.
+  // How a step rounds 16-bit values. New and assigned ones are rounded to
   // nearest.
   Rounding rounding = Rounding::kStochastic;
 
@@ -161,7 +161,7 @@ struct TableConfig {
   uint64_t seed = 0;
   uint32_t num_virtual_shards = 1024;  // A power of two, 1 to 65536.
   ConsistencyConfig consistency;
-  // Of a dense table, whose rows are blocks of a model's variables: which
+  // For a dense table, whose rows are blocks of a model's variables: which
   // variables. Up to 65,536 characters; empty for an embedding table.
   std::string layout;
   StatisticsConfig statistics;

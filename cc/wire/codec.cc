@@ -46,7 +46,7 @@ constexpr uint32_t Tag(uint32_t field, WireType type) {
   return field << 3 | type;
 }
 
-// What is wrong with a field; nullptr if nothing is.
+// The error in a field; nullptr if there is none.
 using Complaint = const char*;
 constexpr Complaint kFine = nullptr;
 constexpr char kCutShort[] = "the message ends in the middle of a field";
@@ -317,7 +317,7 @@ class ArrayField {
     return kFine;
   }
 
-  // Room for `bytes` more in scratch, with what there is before it.
+  // Makes room for `bytes` more in scratch, behind the elements that it has.
   T* Extend(size_t bytes) {
     const size_t used = size_ * sizeof(T);
     const bool in_scratch =
@@ -596,7 +596,7 @@ class FieldWriter {
     std::memcpy(&bits, &value, sizeof(bits));
     if (bits != 0) PresentFloat(field, value);  // -0 is no default.
   }
-  // Of an optional field: written also if it is 0.
+  // For an optional field: written even if it is 0.
   void PresentFloat(uint32_t field, float value) {
     Varint(Tag(field, kFixed32));
     Raw(&value, sizeof(value));

@@ -13,9 +13,9 @@
 // A message of many is these one after the other, each behind 0x0a and its
 // length.
 //
-// The readers accept exactly what protobuf's own parser accepts: fields in any
-// order, packed or not, in several chunks, among unknown fields. Malformed
-// bytes give InvalidArgument naming the message and the offset.
+// The readers accept exactly the bytes that protobuf's own parser accepts:
+// fields in any order, packed or not, in several chunks, among unknown fields.
+// Malformed bytes give InvalidArgument naming the message and the offset.
 //
 // Knows nothing of gRPC: a message comes as the pieces it was received in.
 
@@ -39,7 +39,7 @@ namespace tfswitch {
 // The bytes of one message, in order. A piece may end anywhere.
 using MessagePieces = absl::Span<const absl::string_view>;
 
-// Growable memory on a 64-byte boundary; what it holds is up to the user.
+// Growable memory on a 64-byte boundary; its contents are up to the user.
 //
 // Not thread-safe.
 class AlignedBuffer {
@@ -95,7 +95,7 @@ class PartScratch {
   bool is_used_ = false;
 };
 
-// Spans of what is read point into the pieces or the scratch, and are valid as
+// Spans that are read point into the pieces or the scratch, and are valid as
 // long as both are untouched.
 //
 // InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.
@@ -137,29 +137,29 @@ uint64_t PullRequestBytes(const PullRequest& request);
 void WritePullRequest(const PullRequest& request, char* to);
 uint64_t PushRequestBytes(const PushRequest& request);
 void WritePushRequest(const PushRequest& request, char* to);
-// The same in parts, for gradients that are sent from where they lie: what
-// stands before them and what stands after.
+// The same in parts, for gradients that are sent from where they lie: the bytes
+// before them and the bytes after.
 uint64_t PushRequestHeadBytes(const PushRequest& request);
 void WritePushRequestHead(const PushRequest& request, char* to);
 std::string PushRequestTail(const PushRequest& request);
 uint64_t AssignRequestBytes(const AssignRequest& request);
 void WriteAssignRequest(const AssignRequest& request, char* to);
 
-// What stands before the floats of a PullResponse. A response of no floats has
-// no bytes at all. Returns how many bytes were written.
+// Writes the header before the floats of a PullResponse. A response of no
+// floats has no bytes at all. Returns how many bytes were written.
 //
 // REQUIRES: `to` has room for kMaxPullResponseHeader bytes.
 inline constexpr size_t kMaxPullResponseHeader = 11;
 size_t WritePullResponseHeader(uint64_t num_floats, char* to);
 
-// What stands before each request or response in a message of many. Returns how
-// many bytes were written.
+// Writes the header before each request or response in a message of many.
+// Returns how many bytes were written.
 //
 // REQUIRES: `to` has room for kMaxPartHeader bytes.
 inline constexpr size_t kMaxPartHeader = 11;
 size_t WritePartHeader(uint64_t part_bytes, char* to);
 
-// The length of a part with what stands before it.
+// The length of a part with its header.
 uint64_t PartBytes(uint64_t part_bytes);
 // The length of a PullResponse.
 uint64_t PullResponseBytes(uint64_t num_floats);

@@ -1,4 +1,5 @@
-// What Coordination takes and answers, to its protobuf messages and back.
+// Converts the arguments and answers of Coordination to its protobuf messages
+// and back.
 
 #ifndef TFSWITCH_CC_WIRE_COORDINATION_CONVERSION_H_
 #define TFSWITCH_CC_WIRE_COORDINATION_CONVERSION_H_

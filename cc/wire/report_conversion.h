@@ -1,5 +1,5 @@
-// What ListTables, Shrink and ReadUsage answer, to their protobuf messages and
-// back.
+// Converts the answers of ListTables, Shrink and ReadUsage to their protobuf
+// messages and back.
 
 #ifndef TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_
 #define TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_

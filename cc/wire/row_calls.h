@@ -1,6 +1,6 @@
 // The calls that read and write rows, as values: from the client to the table
-// they are handed on as they are. What a stage adds stands in a struct of its
-// own that is derived from the value.
+// they are handed on as they are. The fields that a stage adds stand in a
+// struct of its own that is derived from the value.
 //
 // The spans must stay valid until the call has ended.
 
@@ -30,7 +30,7 @@ struct PullRequest {
   uint64_t table_incarnation = 0;  // See TableRef.
   absl::Span<const Key> keys;
   bool insert_missing = false;
-  float day = kServersDay;  // Of rows that are made.
+  float day = kServersDay;  // For rows that are made.
 };
 
 // Where the rows of an answer go: one after the other or, with places, row k
@@ -56,14 +56,14 @@ struct PushRequest : GradientBatch {
   uint64_t table_incarnation = 0;
   bool keys_are_unique = false;  // False: repeated keys are summed first.
   PushId id;
-  StepTag step;  // Of a bsp table; no group: none.
+  StepTag step;  // For a bsp table; no group: none.
 };
 
 struct PushResult {
   int64_t updated_rows = 0;
   bool duplicate = false;  // The id had been applied before.
 
-  // What another part of the push has done.
+  // Adds the result of another part of the push.
   void Add(const PushResult& part) {
     updated_rows += part.updated_rows;
     duplicate = duplicate || part.duplicate;
@@ -77,7 +77,7 @@ struct AssignRequest {
   absl::Span<const float> embeddings;  // keys.size() x dim.
   absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
   bool only_missing = false;           // Leave rows alone that are there.
-  float day = kServersDay;             // Of rows that are made.
+  float day = kServersDay;             // For rows that are made.
   // Without one a client over the network draws its own, as it does for
   // CreateTable, DropTable and Erase.
   PushId id;

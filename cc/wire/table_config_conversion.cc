@@ -294,7 +294,7 @@ RowTypeConfig FromProto(const v1::RowTypeConfig& proto) {
   return config;
 }
 
-// Layouts are long; what differs should not be lost in what is the same.
+// Layouts are long; the difference should not be lost in the common text.
 size_t FirstDifference(const std::string& a, const std::string& b) {
   size_t at = 0;
   while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
@@ -312,7 +312,7 @@ std::string Excerpt(const std::string& text, size_t at) {
 // A field as text: 16, "user", adam { beta_1: 0.9 }. `proto` is of `config`.
 std::string TextOf(const TableConfig& config, const v1::TableConfig& proto,
                    const google::protobuf::FieldDescriptor* field) {
-  // Those that have words for users.
+  // These have words for users.
   if (field->name() == "consistency") return config.consistency.ToString();
   if (field->name() == "row_type") return config.row_type.ToString();
   google::protobuf::TextFormat::Printer printer;

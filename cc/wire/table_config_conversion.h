@@ -12,13 +12,13 @@
 
 namespace tfswitch {
 
-// Every field is written, defaults too, so that what travels does not depend on
-// what the other side takes for a default.
+// Every field is written, defaults too, so that the message does not depend on
+// the defaults of the other side.
 v1::TableConfig ToProto(const TableConfig& config);
 
 // An unset field gets the default written in the proto. Nothing is validated
-// here: TableConfig::Validate says what is wrong. A dim beyond int is clamped
-// to the largest int, which Validate refuses.
+// here: TableConfig::Validate reports errors. A dim beyond int is clamped to
+// the largest int, which Validate refuses.
 TableConfig FromProto(const v1::TableConfig& proto);
 
 // InvalidArgument naming the first field or value of the config that a later

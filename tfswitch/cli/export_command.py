@@ -103,7 +103,7 @@ _DELTA_THRESHOLD = flags.DEFINE_float(
     None,
     "export: least gain of score for a delta.",
     lower_bound=0.0,
-    allow_override=True,  # Of TensorFlow's debugger for TPUs.
+    allow_override=True,  # TensorFlow's debugger for TPUs has it.
 )
 _DELTA_KEEP_DAYS = flags.DEFINE_float(
     "delta_keep_days",

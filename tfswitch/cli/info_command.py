@@ -1,4 +1,4 @@
-"""`tfswitch info`: what a cluster holds."""
+"""`tfswitch info` prints the contents of a cluster."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ _COLUMNS = ("table", "dim", "rows", "memory", "optimizer", "lost")
 
 
 def run(address: str) -> int:
-    """Prints what the servers hold; returns the exit code."""
+    """Prints the tables of the servers; returns the exit code."""
     try:
         cluster = Cluster(_with_scheme(address), timeout=_TIMEOUT.value)
         if not cluster.is_remote:

@@ -1,6 +1,6 @@
 """`tfswitch serve`, `info`, `export` and `version`.
 
-A command imports what it needs when it is called, so that help comes at once.
+A command imports its modules when it is called, so that help comes at once.
 """
 
 import functools
@@ -69,7 +69,7 @@ commands:
 
 
 def _place_from_environment() -> tuple[str, int, int]:
-    """What TF_CONFIG says of a ps task: address, shard_index, num_shards."""
+    """The ps task of TF_CONFIG: address, shard_index, num_shards."""
     task = _tf_config.task()
     servers = _tf_config.ps_addresses()
     if task is None or task.type != "ps" or not servers:
@@ -136,7 +136,7 @@ def _info(address: str) -> int:
     return info_command.run(address)
 
 
-# With how many arguments they have; what they return is the exit code.
+# With how many arguments they have; their return value is the exit code.
 _COMMANDS: dict[str, tuple[int, Callable[..., int | None]]] = {
     "serve": (0, _serve),
     "info": (1, _info),
@@ -175,7 +175,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _line_of(command: str) -> str:
-    """What the usage says of it."""
+    """The usage's description of the command."""
     lines = map(str.strip, _USAGE.splitlines()[3:])
     return next(line for line in lines if line.split()[:1] == [command])
 

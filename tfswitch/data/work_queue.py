@@ -21,9 +21,9 @@ Read = Callable[[str, int], Iterable[Any]]
 class WorkItemLost(RuntimeError):  # noqa: N818 - Nothing has gone wrong.
     """The item is another worker's by now, or will be.
 
-    Its worker was not heard of for a lease, or has left. What the steps that
-    count have trained of the item is accounted; whoever takes it goes on from
-    there. Train nothing more of it, and take another one.
+    Its worker was not heard of for a lease, or has left. The samples of the
+    item trained in steps that count are accounted; the next worker that takes
+    it goes on from there. Train nothing more of it, and take another one.
     """
 
 
@@ -35,7 +35,7 @@ class WorkItem:
     Attributes:
         epoch: In which it is to be trained, from 0.
         index: Its place in the queue's list.
-        value: What it is, as it was given to the queue.
+        value: The string that was given to the queue.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class WorkItem:
         raise.
 
         Args:
-            num_samples: How many, or whatever unit `offset` is to have.
+            num_samples: How many, or in any unit that `offset` is to have.
 
         Raises:
             ValueError: If it is not an integer of at least 0.
@@ -141,7 +141,7 @@ class WorkItem:
         )
 
     def _begin_step_anew(self) -> None:
-        """Takes back what was advanced in a step that has pushed nothing."""
+        """Takes back the advances of a step that has pushed nothing."""
         if (
             self._state() == _native.work_item_in_step
             and not self._queue.worker.stats()["in_step"]
@@ -181,7 +181,7 @@ class Epoch:
     lost. It ends when all workers have finished all items of the epoch.
 
     Attributes:
-        number: Of the epoch, from 0.
+        number: The epoch's number, from 0.
     """
 
     def __init__(self, queue: "WorkQueue", number: int) -> None:
@@ -204,7 +204,7 @@ class Epoch:
             if item.epoch != self.number:  # It stays for the next epoch.
                 break
             yield item
-            # Of a lost one all is accounted that may be.
+            # This accounts all samples of a lost item that may be.
             with contextlib.suppress(WorkItemLost):
                 item.finish()
         self._is_over = True
@@ -213,7 +213,7 @@ class Epoch:
         """Returns the batches of the items that this worker gets, for `fit`.
 
         They are trained one by one: put no `prefetch`, `shuffle` or `batch`
-        behind the dataset, as what is read ahead would count as trained, and
+        behind the dataset, as samples read ahead would count as trained, and
         leave `steps_per_execution` at 1. Take one `fit` for each epoch, as
         Keras has all epochs of one call be as long as the first.
 
@@ -222,7 +222,7 @@ class Epoch:
                 its first `offset` samples: tensors or nested structures of
                 them. The first tensor's first dimension is the number of
                 samples.
-            output_signature: What they are; see
+            output_signature: Their signature; see
                 `tf.data.Dataset.from_generator`.
 
         Example:
@@ -272,20 +272,20 @@ class Epoch:
 class WorkQueue:
     """Hands out a list of items, such as files, to the workers of a group.
 
-    Whoever is quick gets more, so that all end at nearly the same time. In each
-    epoch every item is trained once, to its end: of a worker that dies others
-    take over what it had, from the sample on that its last step has left. The
-    queue is on the cluster's first server; `Cluster.save` saves it with the
-    tables, and after `Cluster.restore` it goes on where it was.
+    A quick worker gets more, so that all end at nearly the same time. In each
+    epoch every item is trained once, to its end: when a worker dies, others
+    take over its items, from the sample after its last step. The queue is on
+    the cluster's first server; `Cluster.save` saves it with the tables, and
+    after `Cluster.restore` it goes on where it was.
 
     How exact that is depends on the worker's consistency. With `bsp` each
-    sample counts once, whatever workers die when. With `asp` and `ssp` the
+    sample counts once, no matter when workers die. With `asp` and `ssp` the
     gradients of a step are applied before it ends, so the step in which a
     worker dies, or is away for longer than its lease, may be trained twice.
 
     Args:
-        items: What is handed out, strings. All workers give the same list, and
-            the same other settings.
+        items: The strings that are handed out. All workers give the same list,
+            and the same other settings.
         epochs: How often all items are.
         worker: The `tfswitch.train.Worker` of this process; to be given to the
             optimizer or `SyncGroup` as well.
@@ -294,7 +294,8 @@ class WorkQueue:
             servers.
         shuffle: Whether each epoch has an order of its own, else it is that of
             `items`.
-        seed: Of these orders, which depend on nothing else but the epoch.
+        seed: The seed of these orders, which depend on nothing else but the
+            epoch.
         timeout_secs: Longest wait at the end of an epoch; a day unless it is
             given.
 
@@ -411,7 +412,7 @@ class WorkQueue:
 
     @property
     def worker(self) -> Worker:
-        """Who takes items here."""
+        """The worker that takes items here."""
         return self._worker
 
     @property
@@ -474,7 +475,7 @@ class WorkQueue:
         """Waits until all workers have nothing to do, or something is left.
 
         To be called when `take` has returned None. All workers of the group
-        wait, and nobody waits for those that die meanwhile: what these had is
+        wait, and nobody waits for those that die meanwhile: their items are
         handed out again.
 
         Returns:

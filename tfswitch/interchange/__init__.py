@@ -6,10 +6,10 @@ from rows that were trained elsewhere. To go on where training ended,
 
 Writers write rows sorted by id to a temporary file beside `path`, and rename it
 when it is complete, so that nobody sees half a file and an error leaves none
-behind. Tables may be larger than the memory: what does not fit in 64 MiB is
+behind. Tables may be larger than the memory: rows that do not fit in 64 MiB are
 sorted in a file beside it. Readers set the rows of the ids in a file
-(`EmbeddingTable.assign`); other rows stay. Of an id that occurs several times
-the last row stays. Both work with tables in this process and on servers.
+(`EmbeddingTable.assign`); other rows stay. If an id occurs several times, its
+last row stays. Both work with tables in this process and on servers.
 """
 
 from tfswitch.interchange._numpy import read_numpy, write_numpy

@@ -57,8 +57,9 @@ def find_files(path: Paths, suffix: str | None = None) -> list[str]:
     """Returns the files that a path, a pattern, or a list of these stands for.
 
     Args:
-        path: What the user gave.
-        suffix: Of the files to take from folders; None if those are refused.
+        path: The path that the user gave.
+        suffix: The suffix of the files to take from folders; None if those are
+            refused.
 
     Raises:
         FileNotFoundError: If there are none.
@@ -94,5 +95,5 @@ def _find(path: str, suffix: str | None) -> list[str]:
 
 
 def _is_hidden(file: Path) -> bool:
-    # Spark and others begin the names of what is unfinished with these.
+    # Spark and others begin the names of unfinished files with these.
     return any(part.startswith((".", "_")) for part in file.parts)

@@ -1,4 +1,4 @@
-"""What of a table is where in a file, and whether a file has it."""
+"""The places of a table's parts in a file, and whether a file has them."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ class Layout:
     """Which names in a file stand for the ids, values and slots of a table.
 
     Attributes:
-        kind: What it is that has a name: "array", "column", "feature".
+        kind: The kind of thing that has a name: "array", "column", "feature".
         table: The table.
         slots: Whether slots are asked for.
         names: In the file, by the fields of `Rows`. Without slots if they are
@@ -96,10 +96,10 @@ class Layout:
 
 
 class Source:
-    """A file that is being read: checks batches of it, and names what is wrong.
+    """A file that is being read: checks batches of it, and names faults.
 
     Args:
-        layout: What it should have.
+        layout: The layout that it should have.
         file: Its name.
     """
 
@@ -187,11 +187,11 @@ class Source:
             self.check_width(what, int(lengths[row]), " " + self._at(row, ids))
 
     def check_state(self, metadata: str | bytes | None) -> None:
-        """Raises ValueError if slots do not mean what the table's do.
+        """Raises ValueError if slots differ in meaning from the table's.
 
         Args:
-            metadata: What `Layout.metadata` made, or None if the file is of
-                another program.
+            metadata: The metadata that `Layout.metadata` made, or None if the
+                file is of another program.
         """
         if metadata is None or not self._layout.slots:
             return
@@ -239,7 +239,7 @@ class Source:
         """Makes rows of a batch, which ends with it.
 
         Args:
-            ids: What `to_ids` returned.
+            ids: The ids that `to_ids` returned.
             floats: By the fields of `Rows`, `[len(ids), width]` of any dtype.
 
         Raises:

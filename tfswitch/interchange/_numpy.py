@@ -122,7 +122,7 @@ def read_numpy(
     return layout.assign(_read(file, layout))
 
 
-# Those of write_numpy() have some hundred bytes.
+# The metadata of write_numpy() has some hundred bytes.
 _MAX_METADATA_BYTES = 1 << 20
 # NumPy refuses a header of more than 10,000 bytes, but inflates it before.
 _MAX_HEADER_BYTES = 1 << 16
@@ -131,13 +131,13 @@ _MAX_HEADER_BYTES = 1 << 16
 class _Array:
     """An array of an archive that is read from its beginning.
 
-    What is read is as long as its header says, and not longer than the archive
-    says that it is.
+    A member is as long as its header says, and not longer than the archive says
+    that it is.
 
     Attributes:
-        shape: Of the array.
-        dtype: Of the array.
-        num_bytes: Of the array.
+        shape: The array's shape.
+        dtype: The array's dtype.
+        num_bytes: The array's size.
     """
 
     def __init__(self, archive: zipfile.ZipFile, file: str, name: str) -> None:
@@ -211,9 +211,10 @@ class _Array:
         return _readable(self._file, f"array '{self._name}'")
 
 
-# What NumPy writes.
+# The compressions that NumPy writes.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# What it writes for numbers; the third is for names of fields.
+# The header versions that it writes for numbers; the third is for names of
+# fields.
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -269,8 +270,8 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
             )
 
 
-# What zipfile, its decompressors and NumPy raise for a damaged bit. It may say
-# that a member is encrypted, or packed in a way they do not know.
+# The errors of zipfile, its decompressors and NumPy for a damaged bit. It may
+# say that a member is encrypted, or packed in a way they do not know.
 _UNREADABLE = (
     ArithmeticError,
     AttributeError,

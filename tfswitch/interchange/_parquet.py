@@ -14,7 +14,7 @@ from tfswitch.interchange._layout import Layout, Source
 from tfswitch.interchange._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
 
-# Of the schema's metadata, what tells of which table the rows are.
+# The key of the schema's metadata that names the table of the rows.
 _METADATA_KEY = b"tfswitch"
 
 _COMPRESSIONS = (None, "snappy", "gzip", "zstd", "lz4", "brotli")

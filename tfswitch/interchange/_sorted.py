@@ -31,13 +31,13 @@ class SortedRows:
 
     They come from servers in no order. So many as fit in a run are sorted in
     memory. If there are more, the runs go to a file without a name, as large as
-    the rows, until this is closed; what is read is a range of ids of all runs
-    at a time, about as many rows as a run has.
+    the rows, until this is closed; a read takes a range of ids of all runs at a
+    time, about as many rows as a run has.
 
     Not thread-safe.
 
     Args:
-        layout: Of the table.
+        layout: The table's.
         folder: Where there is room for the file.
 
     Attributes:
@@ -60,7 +60,7 @@ class SortedRows:
         self._file: Any = None
         self._runs: list[_Run] = []
         self._samples: list[np.ndarray] = []
-        # The only run, if there is one alone; what is not in a run yet.
+        # The only run, if there is one alone; rows that are not in a run yet.
         self._only: Batch | None = None
         self._waiting: list[Batch] = []
         self._num_waiting = 0

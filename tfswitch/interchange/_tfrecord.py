@@ -19,7 +19,7 @@ from tfswitch.table import EmbeddingTable
 
 # A record of 4,096 floats with slots has about 50 kB.
 _MAX_RECORD_BYTES = 16 << 20
-# What is read at once to look at the lengths of records.
+# The bytes read at once to look at the lengths of records.
 _PIECE_BYTES = 1 << 20
 
 

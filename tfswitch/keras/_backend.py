@@ -41,7 +41,7 @@ def is_building() -> bool:
 
 
 def spec(shape: Any, dtype: str, ragged: bool) -> Any:
-    """Returns what stands for an output of the layer in a Keras 3 model."""
+    """Returns the output's stand-in in a Keras 3 model."""
     return keras.KerasTensor(shape, dtype=dtype, ragged=ragged)
 
 

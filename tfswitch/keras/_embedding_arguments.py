@@ -1,4 +1,4 @@
-"""Arguments of `keras.layers.Embedding`, as what they mean for a table."""
+"""Arguments of `keras.layers.Embedding`, as settings of a table."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ _TRUNCATED_STDDEV = 0.87962566103423978
 
 
 class Translated(NamedTuple):
-    """What a layer makes of the arguments.
+    """The settings that a layer makes of the arguments.
 
     Attributes:
         initializer: The first value of a row.
@@ -89,7 +89,7 @@ def translate(
     input_dim: int | None,
     output_dim: int,
 ) -> Translated:
-    """Returns what arguments of an `Embedding` mean here.
+    """Returns the meaning that arguments of an `Embedding` have here.
 
     Raises:
         ValueError: If one has no meaning for a table.
@@ -146,7 +146,7 @@ def drop_unused(arguments: dict[str, Any]) -> None:
     """Takes arguments away that say nothing here.
 
     Raises:
-        ValueError: If one asks for what a table does not do.
+        ValueError: If one asks for something that a table does not do.
     """
     if arguments.pop("input_length", None) is not None:
         warnings.warn(
@@ -166,7 +166,7 @@ def drop_unused(arguments: dict[str, Any]) -> None:
 
 
 def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
-    """Returns what a rule that goes by the matrix's shape comes to.
+    """Returns the initializer for a rule that goes by the matrix's shape.
 
     It is that of `keras.initializers.VarianceScaling`, whose kinds have names
     such as "he_normal". Others are returned as they are.
@@ -176,7 +176,7 @@ def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
     if (
         rule in ("glorot_uniform", "GlorotUniform")
         or (isinstance(rule, str) and not initializers_lib.is_known(rule))
-        # What Keras has serialised.
+        # An initializer that Keras has serialised.
         or (isinstance(rule, Mapping) and "module" in rule)
     ):
         with contextlib.suppress(ValueError, TypeError):

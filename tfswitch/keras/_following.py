@@ -15,7 +15,7 @@ _OF_THE_LAYER = ("clipnorm", "clipvalue", "loss_scale_factor")
 
 
 class Followed(NamedTuple):
-    """What a layer does for the optimizer of its compiled model.
+    """The settings that a layer takes from its compiled model's optimizer.
 
     Attributes:
         optimizer: How the rows learn; its learning rate is that of the model.
@@ -33,7 +33,7 @@ def compiled_optimizer(layer: Any) -> Any | None:
 
     Keras tells a layer nothing of the model around it, and its own record of
     nested calls misses models whose `train_step` calls their parts. So this
-    looks at who is calling: the outermost compiled model that has the layer.
+    looks for the caller: the outermost compiled model that has the layer.
 
     Returns:
         The optimizer, or None, as in a loop with a model that is not compiled.
@@ -51,7 +51,7 @@ def compiled_optimizer(layer: Any) -> Any | None:
 
 def is_exporting() -> bool:
     """Whether Keras calls a layer to make a SavedModel."""
-    # The public ExportArchive is no base of what does the work.
+    # The public ExportArchive is no base of the class that does the work.
     return any(
         type(owner).__name__.endswith("ExportArchive") for owner in _callers()
     )
@@ -61,26 +61,26 @@ def _callers() -> Iterator[Any]:
     """The objects whose methods are running, the innermost first."""
     frame = sys._getframe(2)
     while frame is not None:
-        # What has no `self` is not asked for its variables.
+        # A caller without `self` is not asked for its variables.
         if frame.f_code.co_varnames[:1] == ("self",):
             yield frame.f_locals.get("self")
         frame = frame.f_back  # type: ignore[assignment]
 
 
 def follow(layer: Any, optimizer: Any) -> Followed:
-    """Returns what makes rows learn as variables of a Keras optimizer.
+    """Returns settings by which rows learn as a Keras optimizer's variables.
 
     Args:
         layer: For messages; whose `anchor` the optimizer knows.
         optimizer: That of the compiled model.
 
     Raises:
-        ValueError: If tables cannot do it as Keras does. The message says what
-            to do.
+        ValueError: If tables cannot do it as Keras does. The message names the
+            remedy.
     """
     # That of a float16 model is around the one that steps.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # Of a ParameterServerOptimizer.
+    # A ParameterServerOptimizer has it.
     on_servers = getattr(inner, "_server_optimizer", None)
     try:
         with tf.init_scope():  # It reads variables, also while one traces.

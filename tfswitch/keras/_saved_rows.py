@@ -182,7 +182,7 @@ def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
 
 
 def _file_of(store: Any) -> Any:
-    """What equals itself for stores of one file under way, or None."""
+    """A value that is equal for stores of one file under way, or None."""
     if _backend.IS_LEGACY:
         return getattr(store, "file", None)  # An open HDF5 file.
     try:

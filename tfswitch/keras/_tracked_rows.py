@@ -1,4 +1,4 @@
-"""The rows of a layer in what TensorFlow itself saves."""
+"""The rows of a layer in files that TensorFlow itself saves."""
 
 import weakref
 from typing import Any, NoReturn

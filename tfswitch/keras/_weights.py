@@ -1,6 +1,6 @@
 """The rows of a layer's table behind the weight that Keras sees.
 
-`get_weights` and `set_weights` of a model, and whatever uses them, as
+`get_weights` and `set_weights` of a model, and code that uses them, as
 `EarlyStopping(restore_best_weights=True)` does, read and set the values of
 variables. That of the layer's variable stands for the rows as they were.
 """
@@ -35,7 +35,7 @@ _rows: weakref.WeakValueDictionary[float, _Rows] = weakref.WeakValueDictionary()
 
 
 class _Value(np.ndarray):
-    """A scalar that holds rows. What is computed of it holds none."""
+    """A scalar that holds rows. Values computed of it hold none."""
 
     rows: _Rows | None
 
@@ -82,7 +82,7 @@ def attach(variable: Any, layer: Any) -> None:
         return _value_of(*layer._table.export_rows())
 
     def assign_value(value: Any, *args: Any, **kwargs: Any) -> Any:
-        # What Keras assigns while it trains are tensors, of no rows.
+        # The values that Keras assigns while it trains are tensors, of no rows.
         if not isinstance(value, (np.ndarray, np.generic, float, int)):
             return assign(value, *args, **kwargs)
         layer = owner()

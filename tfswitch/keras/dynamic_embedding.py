@@ -63,12 +63,12 @@ class _Count(int):
         return int.__repr__(self) + self.note
 
 
-# What Keras calls a layer without a name, or a feature of one.
+# The names that Keras gives a layer without a name, or a feature of one.
 _AUTOMATIC_NAME = re.compile(r"dynamic_embedding(s(_\d+)?_.*|(_\d+)?$)")
 
 
 class TableLookup(NamedTuple):
-    """What a layer asks its table for, and what it makes of the answer.
+    """A layer's request to its table, and its use of the answer.
 
     Attributes:
         ids: int32 or int64 of any shape.
@@ -100,17 +100,17 @@ class DynamicEmbedding(_backend.Layer):
     frozen layer, an unknown id reads as zeros and no row is made, so that
     evaluation never grows the table.
 
-    The rows are not Keras weights, and the model's optimizer does not see
-    them: the backward pass pushes their gradients to the table, whose own
-    optimizer is applied where the rows live. What Keras sees is `anchor`, a
-    scalar weight that ties the layer into the gradient tape. It follows that
+    The rows are not Keras weights, and the model's optimizer does not see them:
+    the backward pass pushes their gradients to the table, whose own optimizer
+    is applied where the rows live. Keras sees `anchor`, a scalar weight that
+    ties the layer into the gradient tape. It follows that
 
     *   each backward pass through a training call is a push and a step,
         whichever variables it asks gradients for; a persistent tape pushes
         each time;
     *   with `optimizer="auto"` the rows learn as the compiled model's optimizer
         would have them: its kind, settings, present learning rate, `clipnorm`,
-        `clipvalue` and loss scaling. It is refused by name if it has what needs
+        `clipvalue` and loss scaling. It is refused by name if a setting needs
         all gradients at once or all rows at each step: `global_clipnorm`,
         `weight_decay`, `use_ema`, `gradient_accumulation_steps`. With an
         optimizer of its own nothing of the model's reaches the rows;
@@ -118,9 +118,9 @@ class DynamicEmbedding(_backend.Layer):
         another: one step per replica, of its part of the gradient.
 
     Loss scaling. In training the layer adds a loss of 0 (`add_loss`), whose
-    gradient tells the backward pass what the loss was multiplied with, and the
-    push divides by it. `fit` and `train_on_batch` include it. A custom loop
-    that scales its loss must do the same before it scales:
+    gradient tells the backward pass the factor of the loss, and the push
+    divides by it. `fit` and `train_on_batch` include it. A custom loop that
+    scales its loss must do the same before it scales:
 
     ```python
     loss = loss_fn(y, model(x, training=True)) + sum(model.losses)
@@ -181,15 +181,16 @@ class DynamicEmbedding(_backend.Layer):
             later layers.
         admission: When an id gets a row: an object of `tfswitch.admission`.
             None means when it is first seen in training.
-        eviction: What `table.shrink` evicts: an object of `tfswitch.eviction`.
-        statistics: What is counted of each row: an object of
-            `tfswitch.statistics`. None means what the policies need.
+        eviction: The rows that `table.shrink` evicts: an object of
+            `tfswitch.eviction`.
+        statistics: The statistics of each row: an object of
+            `tfswitch.statistics`. None means those the policies need.
         update: Which rows a push moves: "sparse", its own; or "dense", all, as
             with `keras.layers.Embedding`.
         row_type: How rows are kept in memory: a `tfswitch.RowType`, or
             "float16" or "bfloat16" for such embeddings with a float32 optimizer
-            state. None means float32. (`dtype`, as with all layers, is what the
-            layer computes in.)
+            state. None means float32. (The layer computes in `dtype`, as all
+            layers do.)
         seed: Decides, with the id, the first value of each row. None means one
             of the table's name (without `table`, the layer's) and of the seed
             of `keras.utils.set_random_seed`, if there is one.
@@ -314,9 +315,9 @@ class DynamicEmbedding(_backend.Layer):
         self._is_loaded = False
         self._has_warned = False
         self._found_rows = 0
-        # Of a DynamicEmbeddings: gives features of one table one object.
+        # A DynamicEmbeddings sets it: gives features of one table one object.
         self._share: Callable[[], Any] = lambda: None
-        # Of the compiled model; weak, for models hold their layers.
+        # The compiled model's; weak, for models hold their layers.
         self._followed: Callable[[], Any] = lambda: None
         self._clips: tuple[float | None, float | None] = (None, None)
         self._is_auto = optimizer is None or (
@@ -357,7 +358,7 @@ class DynamicEmbedding(_backend.Layer):
         self._spec = TableSpec(initializer=translated.initializer, **settings)
 
     def _adopt(self, table: EmbeddingTable, arguments: dict[str, Any]) -> None:
-        """Takes a table; `arguments` must not say what it has."""
+        """Takes a table; `arguments` must not repeat its settings."""
         if table.dim != self.output_dim:
             raise ValueError(
                 "`output_dim` must be the table's dim. Received: "
@@ -423,7 +424,7 @@ class DynamicEmbedding(_backend.Layer):
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
         if self._first_rows is not None:
-            # Those that are there were the same, and have learnt since.
+            # Rows that are there were the same, and have learnt since.
             ids = np.arange(len(self._first_rows))[int(self.mask_zero) :]
             table._native.assign_missing(ids, self._first_rows[ids])
             self._first_rows = None
@@ -801,7 +802,7 @@ class DynamicEmbedding(_backend.Layer):
         shows: Any = None,
         clicks: Any = None,
     ) -> Any:
-        """What Keras 3 asks instead of `call` for a model's placeholders."""
+        """Keras 3 asks this instead of `call` for a model's placeholders."""
         id_inputs.check_dtype(inputs.dtype, f"layer '{self.name}'")
         if getattr(inputs, "sparse", False) and self.combiner is None:
             self._refuse_sparse()
@@ -829,7 +830,7 @@ class DynamicEmbedding(_backend.Layer):
         """There is no such variable, as `keras.layers.Embedding` has one.
 
         Raises:
-            AttributeError: Always. The message says what there is.
+            AttributeError: Always. The message names the alternatives.
         """
         raise AttributeError(
             f"layer '{self.name}' has no variable `embeddings`: its rows are "
@@ -899,7 +900,7 @@ class DynamicEmbedding(_backend.Layer):
         _saved_rows.save(self, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` stored, replacing all rows."""
+        """Loads the rows that `save_own_variables` stored, replacing all."""
         _saved_rows.load(self, store)
 
     def _check_rank(self, rank: int | None) -> None:
@@ -940,7 +941,7 @@ def _serialize(given: Any) -> Any:
 
 
 def _present(cluster: Cluster, name: str) -> dict[str, Any] | None:
-    """What the cluster says of a table, or None if it has none of the name."""
+    """The cluster's record of a table, or None if it has none of the name."""
     try:
         return cluster._list(name)[0]
     except KeyError:

@@ -32,8 +32,8 @@ class DynamicEmbeddings(_backend.Layer):
 
     Each feature is a `DynamicEmbedding` with its own dimension, combiner,
     optimizer, admission and so on, and gives the same output as that layer
-    would by itself. What differs is the way there: all features are looked up
-    by one op, which sends each server one message, and pushed by one op in the
+    would by itself. The way there differs: all features are looked up by one
+    op, which sends each server one message, and pushed by one op in the
     backward pass, likewise. On servers that is the larger part of a step of
     small batches. (Long batches go in several messages; see
     docs/wire_protocol_writes.md.)
@@ -95,8 +95,8 @@ class DynamicEmbeddings(_backend.Layer):
             something else, or holds one layer twice; from the first call, if
             features share a table and have different learning rates, or have
             each used a table object of its own; from calls, if ids of a feature
-            are missing or of one that there is not; what `DynamicEmbedding`
-            raises.
+            are missing or of one that there is not; the errors of
+            `DynamicEmbedding`.
         tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
             if a server does not answer. Other servers may have been pushed to.
     """
@@ -123,8 +123,8 @@ class DynamicEmbeddings(_backend.Layer):
         if kwargs.get("dtype") is not None:
             defaults["dtype"] = kwargs["dtype"]
         for feature, given in features.items():
-            # An attribute each: Keras saves by the names of attributes, and
-            # what is in a dict by its place.
+            # An attribute each: Keras saves by the names of attributes, and a
+            # dict's values by their places.
             setattr(
                 self, _attribute(feature), self._make(feature, given, defaults)
             )
@@ -372,7 +372,7 @@ class DynamicEmbeddings(_backend.Layer):
         shows: Any = None,
         clicks: Any = None,
     ) -> Any:
-        """What Keras 3 asks instead of `call` for a model's placeholders."""
+        """Keras 3 asks this instead of `call` for a model's placeholders."""
         self._check_names("inputs", inputs, all_needed=True)
         return {
             name: layer.compute_output_spec(inputs[name])

@@ -23,13 +23,13 @@ class ExportTables(_backend.Callback):
     this process trains them; the next batch waits for it.
 
     The first export is a base, written after the first interval, for tables may
-    be made by the first batch. What follows is as `tfswitch.export.Schedule`
-    has it. An export that fails is told by a warning of `absl.logging`, and
+    be made by the first batch. Later exports are as `tfswitch.export.Schedule`
+    has them. An export that fails is told by a warning of `absl.logging`, and
     tried again the next time; training goes on.
 
-    Of several workers let one have the callback: one process at a time exports
-    to a folder. If `fit` ends by an error the thread goes on until `stop`, the
-    next `fit`, or the end of the program.
+    With several workers let one have the callback: one process at a time
+    exports to a folder. If `fit` ends by an error the thread goes on until
+    `stop`, the next `fit`, or the end of the program.
 
     Args:
         path: A folder of exports on this machine, which is made if need be, or
@@ -43,11 +43,10 @@ class ExportTables(_backend.Callback):
         tables: As for `tfswitch.export.Schedule`.
         row_format: As for `tfswitch.export.base`.
         rule: As for `tfswitch.export.base`.
-        keep_bases: Remove what is older than so many bases. None removes
-            nothing.
+        keep_bases: Remove files older than so many bases. None removes nothing.
         cluster: Where the tables are; by default that of `tfswitch.connect`.
-        tell: Called after each export with what it has written, or the error,
-            in place of logging. In the thread, with `every_seconds`.
+        tell: Called after each export with its result, or the error, in place
+            of logging. In the thread, with `every_seconds`.
 
     Raises:
         ValueError: If an argument is out of range, or not one of

@@ -24,7 +24,7 @@ def to_integers(inputs: Any, *, padding: bool, owner: str) -> Any:
     is that of a Sequential model without one.
 
     Args:
-        inputs: What a layer was called with.
+        inputs: The inputs that a layer was called with.
         padding: Whether the empty string becomes 0.
         owner: The layer, for messages.
 
@@ -90,7 +90,7 @@ def check_dtype(dtype: Any, owner: str) -> None:
 
 
 def padding_of(inputs: Any) -> Any:
-    """What is padding among a layer's inputs: 0 or the empty string."""
+    """The padding among a layer's inputs: 0 or the empty string."""
     dtype = getattr(inputs, "dtype", None)
     is_string = dtype is not None and tf.as_dtype(dtype) == tf.string
     return "" if is_string else 0

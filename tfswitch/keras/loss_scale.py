@@ -1,4 +1,4 @@
-"""How a layer's pushes come to know what the loss was multiplied with.
+"""How a layer's pushes come to know the factor of the loss.
 
 The lookup gives a probe, a scalar 0, which the layer adds to the loss. Its
 gradient on the way back is the scale.
@@ -11,8 +11,8 @@ import tensorflow as tf
 
 
 def as_loss(probe: tf.Tensor) -> tf.Tensor:
-    """What a layer passes to `add_loss` for the probe of its lookup."""
-    # Keras divides what `add_loss` got by the number of replicas.
+    """The loss that a layer passes to `add_loss` for its lookup's probe."""
+    # Keras divides the losses of `add_loss` by the number of replicas.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     return probe * float(replicas)
 
@@ -24,13 +24,13 @@ def clip(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Clips gradients as Keras's optimizers clip those of an `Embedding`.
 
-    Those are one slice for each place of an id, and neither the norm nor the
-    bound of single numbers adds up the places of an id first.
+    Keras's gradients are one slice for each place of an id, and neither the
+    norm nor the bound of single numbers adds up the places of an id first.
 
     Args:
         bounds: For each of `embeddings` the `clipnorm` and the `clipvalue` of
             the unscaled gradient, or None.
-        embeddings: What the lookup gave.
+        embeddings: The embeddings that the lookup gave.
         probe: Its probe.
 
     Returns:
@@ -38,7 +38,7 @@ def clip(
     """
 
     def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
-        # What is below 1, the push takes for a weight of the loss.
+        # The push takes a factor below 1 for a weight of the loss.
         scale = tf.maximum(probe_gradient, 1.0)
         return probe_gradient, *(
             _clip(tf.convert_to_tensor(gradient), scale, *of)
@@ -74,7 +74,7 @@ def check(
 
     Args:
         name: The layer's, for the message.
-        embeddings: What the lookup gave.
+        embeddings: The embeddings that the lookup gave.
         probe: Its probe.
 
     Returns:

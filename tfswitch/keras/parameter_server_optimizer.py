@@ -41,7 +41,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
     first dimension of their ids. A model without one, or whose ids have another
     first dimension, needs `batch_weight`, or every batch weighs the same.
 
-    What stays on the worker: metrics, the weights of layers that are not
+    These stay on the worker: metrics, the weights of layers that are not
     trainable (such as the moving averages of batch normalization), the step
     counter that learning-rate schedules read, and clipping of gradients, which
     needs the gradient of all workers under `bsp` and is refused there.
@@ -56,7 +56,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         table: Name of the dense table. Models that share servers need
             different ones.
         worker: The `tfswitch.train.Worker` of this process. By default one is
-            made, with what TF_CONFIG says, when the optimizer is built.
+            made, as TF_CONFIG says, when the optimizer is built.
         batch_weight: Number of samples of each batch, or a function without
             arguments that returns it, as a number or a tensor.
         cluster: By default that of `tfswitch.connect`.
@@ -254,7 +254,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> Any:
-        """Takes one step with all workers; what Keras 3 calls."""
+        """Takes one step with all workers; Keras 3 calls it."""
         grads = list(grads)
         if not grads:
             return
@@ -293,8 +293,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
                     f"'{_backend.variable_path(variable)}'; make a new one for "
                     "each model"
                 )
-        # What is left are anchors: their gradients come after the pushes of
-        # their layers, which have also seen how large the batch is.
+        # The rest are anchors: their gradients come after the pushes of their
+        # layers, which have also seen how large the batch is.
         has_layers = bool(by_id)
         pushed = [g for g in by_id.values() if g is not None]
         gradients = self._clip(gradients)
@@ -324,7 +324,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             if callable(weight):
                 weight = weight()
             return tf.cast(weight, tf.float64)
-        if not has_layers:  # What was recorded is of another model.
+        if not has_layers:  # The record is of another model.
             return tf.ones([], tf.float64)
         recorded = batch_size.read()
         return tf.where(recorded > 0.0, recorded, tf.ones_like(recorded))
@@ -375,7 +375,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Any = None
     ) -> "ParameterServerOptimizer":
-        """Makes an optimizer from what `get_config` returned."""
+        """Makes an optimizer from the config that `get_config` returned."""
         config = dict(config)
         clips = {clip: config.pop(clip, None) for clip in _CLIPS}
         optimizer = dict(config["optimizer"])
@@ -418,7 +418,7 @@ def _check_worker(
 
 
 class _Servers:
-    """What the optimizer has on the servers. Keras must not track it."""
+    """The optimizer's part on the servers. Keras must not track it."""
 
     def __init__(self, worker: Worker | None, cluster: Cluster | None) -> None:
         self.worker = worker
@@ -430,7 +430,7 @@ class _Servers:
 
 
 def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
-    """Returns what the servers do, and the clipping that the worker does."""
+    """Returns the servers' optimizer, and the worker's clipping."""
     if not hasattr(optimizer, "get_config") or isinstance(
         optimizer, optimizers_lib.Optimizer
     ):

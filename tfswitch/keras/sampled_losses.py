@@ -11,7 +11,7 @@ from tfswitch.nn import sampled_losses, samplers
 
 
 class _SampledLoss(_backend.Layer):
-    """What the layers have in common; `_loss` is what sets them apart."""
+    """The common part of the layers; `_loss` sets them apart."""
 
     _loss: Any
     built: bool
@@ -138,7 +138,7 @@ class _SampledLoss(_backend.Layer):
         training: Any = None,
         sample_weight: Any = None,
     ) -> Any:
-        """What Keras 3 asks instead of `call` for a model's placeholders."""
+        """Keras 3 asks this instead of `call` for a model's placeholders."""
         return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
 
     def get_config(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class SampledSoftmax(_SampledLoss):
         biases: A `DynamicEmbedding` of `output_dim` 1, or None for no biases.
         remove_accidental_hits: Whether a sampled id that is a label of the
             example is left out there. None: yes.
-        seed: Of the sampling operation; see `tf.random.set_seed`.
+        seed: The sampling operation's; see `tf.random.set_seed`.
         name: Name of the layer.
         **kwargs: Passed to `keras.layers.Layer`.
 

@@ -73,7 +73,7 @@ class SyncEpochs(_backend.Callback):
             self._first_clock = clock - self._num_steps()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        self._end_epoch()  # What is validated has to be complete.
+        self._end_epoch()  # Validation needs complete weights.
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_epoch()

@@ -22,18 +22,18 @@ def from_embedding(
 ) -> DynamicEmbedding:
     """Makes a `DynamicEmbedding` with the rows of a `keras.layers.Embedding`.
 
-    It gives what `layer` gives, bit for bit, and takes new ids from then on;
-    floats as ids, which `layer` casts, it refuses.
-    Name, `mask_zero`, `dtype` and `trainable` are those of `layer` unless they
-    are in `kwargs`; regularizers and constraints are left behind
-    (`tfswitch.optimizers` have L2 and bounds of their own).
+    It gives the same output as `layer`, bit for bit, and takes new ids from
+    then on; floats as ids, which `layer` casts, it refuses. Name, `mask_zero`,
+    `dtype` and `trainable` are those of `layer` unless they are in `kwargs`;
+    regularizers and constraints are left behind (`tfswitch.optimizers` have L2
+    and bounds of their own).
 
     With `mask_zero` padding has no row: it reads as zeros, where `layer` gives
     its row 0 to later layers that ignore the mask.
 
-    Rows go into the table by `EmbeddingTable.assign`. A table that is there,
-    as `kwargs["table"]` or by its name on servers, keeps the rows of other ids
-    and the optimizer state of all. Of several workers let one do it, before the
+    Rows go into the table by `EmbeddingTable.assign`. A table that is there, as
+    `kwargs["table"]` or by its name on servers, keeps the rows of other ids and
+    the optimizer state of all. With several workers let one do it, before the
     others train.
 
     Args:
@@ -105,10 +105,10 @@ def to_embedding(
 ) -> Any:
     """Makes a `keras.layers.Embedding` with the rows of a `DynamicEmbedding`.
 
-    Row i is what `layer` gives for `ids[i]` with `training=False`, bit for bit:
-    an id without a row reads as zeros, or as its admission policy says. Name,
-    `mask_zero`, `dtype` and `trainable` are those of `layer` unless they are in
-    `kwargs`. The optimizer state stays behind.
+    Row i is the output of `layer` for `ids[i]` with `training=False`, bit for
+    bit: an id without a row reads as zeros, or as its admission policy says.
+    Name, `mask_zero`, `dtype` and `trainable` are those of `layer` unless they
+    are in `kwargs`. The optimizer state stays behind.
 
     Args:
         layer: A layer without a combiner.
@@ -202,7 +202,7 @@ def _to_ids(ids: Any, owner: str, mask_zero: bool) -> np.ndarray:
     if not tf.is_tensor(ids):
         array = np.asarray(ids)
         if array.dtype.kind in "OSUT":
-            # Of what was passed, for NumPy's strings lose zeros at their end.
+            # The given object, for NumPy's strings lose zeros at their end.
             ids = to_string_tensor(np.asarray(ids, dtype=object), owner)
     ids = to_id_array(
         id_inputs.to_integers(ids, padding=mask_zero, owner=owner), owner

@@ -2,7 +2,7 @@
 
 The loss itself is TensorFlow's: `tf.nn.sampled_softmax_loss` and
 `tf.nn.nce_loss` get a matrix of the distinct rows that the batch needs, and the
-places of labels and samples in it. What is here is the way to these rows and
+places of labels and samples in it. This module has the way to these rows and
 back, so that only they are read and only they are pushed.
 """
 
@@ -65,15 +65,15 @@ def sampled_softmax_loss(
             probability 1 / num_true.
         inputs: Floats, `[batch_size, dim]`.
         num_sampled: How many ids to draw for the batch.
-        sampler: What draws them, without repetition.
-        sampled_values: Instead of a sampler, what one drew: a `SampledValues`
-            or such a tuple. `num_sampled` must agree.
+        sampler: The sampler that draws them, without repetition.
+        sampled_values: Instead of a sampler, its draw: a `SampledValues` or
+            such a tuple. `num_sampled` must agree.
         remove_accidental_hits: Whether a sampled id that is a label of the
             example is left out there.
         training: Whether to create rows, and to push in the backward pass.
             False reads an unknown id as zeros.
-        seed: Of the sampling operation; see `tf.random.set_seed`.
-        name: Of the operations.
+        seed: The sampling operation's; see `tf.random.set_seed`.
+        name: The operations' name.
 
     Returns:
         `[batch_size]`: the loss of each example, float64 if `inputs` are, else

@@ -21,7 +21,7 @@ from tfswitch.ops.resources import HOST, in_plain_graph
 
 
 class SampledValues(NamedTuple):
-    """What a sampler drew, in the order of TensorFlow's `sampled_values`.
+    """A sampler's draw, in the order of TensorFlow's `sampled_values`.
 
     Attributes:
         sampled_candidates: int64, `[num_sampled]`: ids.
@@ -85,7 +85,7 @@ class Sampler(abc.ABC):
                 no draw; their expected counts are answered.
             num_sampled: How many ids to draw for the whole batch.
             unique: Whether no id is drawn twice. Expected counts allow for it.
-            seed: Of the operation; see `tf.random.set_seed`, after which draws
+            seed: The operation's; see `tf.random.set_seed`, after which draws
                 repeat as those of TensorFlow's samplers do.
 
         Raises:
@@ -122,7 +122,7 @@ class Sampler(abc.ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Sampler":
-        """Makes a sampler from what `get_config` returned."""
+        """Makes a sampler from the config that `get_config` returned."""
         return cls(**config)
 
     @abc.abstractmethod
@@ -135,7 +135,7 @@ class Sampler(abc.ABC):
             classes: int64, `[batch_size, num_true]`: those of the labels.
             num_sampled: How many to draw.
             unique: Whether no class is drawn twice.
-            seed: Of the operation, or None.
+            seed: The operation's, or None.
 
         Returns:
             A tuple in the order of `SampledValues`, with classes 0 to
@@ -279,7 +279,7 @@ class UnigramSampler(Sampler):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "UnigramSampler":
-        """Makes a sampler from what `get_config` returned."""
+        """Makes a sampler from the config that `get_config` returned."""
         arguments = dict(config)
         if (ids := arguments.pop("ids")) is not None:
             arguments["counts"] = (ids, arguments["counts"])
@@ -343,7 +343,7 @@ def is_custom(sampler: Sampler) -> bool:
 
 
 def to_config(sampler: Sampler) -> dict[str, Any]:
-    """Returns what `from_config` makes the sampler of again."""
+    """Returns the config that `from_config` makes the sampler of again."""
     return {
         "class_name": type(sampler).__name__,
         "config": sampler.get_config(),
@@ -382,7 +382,7 @@ class _Vocabulary:
     """Classes 0 to n - 1 and their ids. Thread-safe.
 
     Args:
-        ids: What a user passed.
+        ids: The ids that a user passed.
         size: n.
         owner: For messages.
     """

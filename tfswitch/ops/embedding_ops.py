@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# Where TensorFlow keeps what its own code asks for the same purpose.
+# TensorFlow keeps here the functions that its own code uses for this purpose.
 from tensorflow.python.ops import control_flow_util
 
 from tfswitch import _loader
@@ -19,12 +19,12 @@ _library = _loader.load_ops()
 
 
 class TrainingLookup(NamedTuple):
-    """What a training lookup answers, and what its way back needs.
+    """A training lookup's answer, and the values that its way back needs.
 
     Attributes:
         embeddings: float32, `ids.shape + [dim]`.
         loss_scale_probe: float32 scalar, 0. Added to the loss, its gradient is
-            what the loss was multiplied with on the way back.
+            the factor of the loss on the way back.
         unique_ids: int64, `[num_unique]`, in order of first appearance.
         inverse: int32, `[num_ids]`, the place of each id in `unique_ids`.
     """
@@ -170,7 +170,7 @@ def training_lookup(
 
 
 class TrainingLookups(NamedTuple):
-    """What a training lookup in many tables answers.
+    """The answer of a training lookup in many tables.
 
     Attributes:
         embeddings: For each table float32, `ids.shape + [dim]`.
@@ -355,7 +355,7 @@ def push(
 def end_step(table: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Ends a step of this process's worker; see `tfswitch.train.Worker`.
 
-    What the step has pushed must come before, by control dependencies.
+    The step's pushes must come before, by control dependencies.
 
     Args:
         table: Resource of any table of the worker's cluster.

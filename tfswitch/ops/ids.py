@@ -22,7 +22,7 @@ def to_id_tensor(ids: Any, owner: str) -> tf.Tensor:
 
     Args:
         ids: Integers or strings: a tensor, array, list or scalar of any shape.
-        owner: Who asks, for messages: "table 'user'".
+        owner: The caller, for messages: "table 'user'".
 
     Raises:
         ValueError: If `ids` are neither integers nor strings.
@@ -61,7 +61,7 @@ def to_id_array(ids: Any, owner: str) -> np.ndarray:
         if array.dtype.kind != "O" and not isinstance(ids, np.ndarray):
             # NumPy's own strings would lose zeros at their end.
             array = np.asarray(ids, dtype=object)
-        # What is hashed is known now, also while a graph is being made.
+        # The hashed strings are known now, also while a graph is being made.
         with tf.init_scope():
             return np.asarray(hash_strings(to_string_tensor(array, owner)))
     check_id_dtype(tf.as_dtype(array.dtype), owner)

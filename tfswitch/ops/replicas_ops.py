@@ -15,7 +15,7 @@ _library = _loader.load_ops()
 
 
 class Round(NamedTuple):
-    """Whose gradients make a step.
+    """The gradients that make a step.
 
     Attributes:
         number: int64 scalar.
@@ -55,7 +55,7 @@ def end_step(
         group: Name of the group.
         worker: Which worker.
         timeout_s: Longest wait.
-        device: Of the coordinator.
+        device: The coordinator's.
 
     Returns:
         int64, `[3]`: where the next step is.
@@ -120,9 +120,9 @@ def stage_gradients(
 
     Args:
         place: int64, `[3]`: incarnation, clock and round of the worker.
-        gradients: Of each variable a tensor of its shape or, of rows, int64
+        gradients: For each variable a tensor of its shape or, for rows, int64
             indices `[n]` and values `[n, ...]`.
-        stage: Name of what is kept there.
+        stage: Name of the staged values.
         worker: Which worker.
         replaces: Whether earlier steps of the same incarnation count no more.
         device: Where the variables are.
@@ -151,9 +151,9 @@ def sum_staged_gradients(
 
     Args:
         of_round: Which gradients.
-        types: Of the tensors that are staged.
-        of_rows: Of each variable, whether indices and values are.
-        stage: Name of what is kept there.
+        types: The types of the staged tensors.
+        of_rows: For each variable, whether indices and values are.
+        stage: Name of the staged values.
         averages: Whether each gradient is multiplied with its share of the
             round's weights.
         averages_by_row: Whether each row is averaged over the gradients that

@@ -1,8 +1,8 @@
 """State on the host that TensorFlow sees as resources, and Keras does not see.
 
 A `tf.Variable` made under a distribution strategy is mirrored, and one that is
-an attribute of a layer becomes a weight. Neither is wanted for what belongs to
-a table, which exists once per process.
+an attribute of a layer becomes a weight. Neither is wanted for the state of a
+table, which exists once per process.
 """
 
 import threading
@@ -16,7 +16,7 @@ _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 HOST = "CPU:0"
 
-# Where the workers of a ParameterServerStrategy find what they have in common.
+# The workers of a ParameterServerStrategy find their common resources here.
 _FIRST_PS = "/job:ps/replica:0/task:0/device:CPU:0"
 
 
@@ -43,8 +43,8 @@ def destroy_with(owner: Any, handle: tf.Tensor) -> weakref.finalize | None:
     """Frees a resource when `owner` is collected.
 
     That may be the eager tensor `handle` itself: functions that captured it
-    hold it, so they never see it freed. What is of a plain graph goes with the
-    graph's sessions.
+    hold it, so they never see it freed. The resource of a plain graph goes with
+    the graph's sessions.
     """
     if in_plain_graph():
         return None

@@ -1,4 +1,4 @@
-"""The ops of exported models as Python functions, and what an export traces."""
+"""The ops of exported models as Python functions, traced by exports."""
 
 import contextlib
 import contextvars
@@ -14,7 +14,7 @@ from tfswitch import _loader
 
 _library = _loader.load_ops()
 
-# Of the model that is being exported in this context.
+# The rows of the model that is being exported in this context.
 _rows: contextvars.ContextVar["ServedRows | None"] = contextvars.ContextVar(
     "tfswitch_served_rows", default=None
 )
@@ -34,7 +34,7 @@ class ServedRows:
     """The rows that a graph looks up in while it runs once.
 
     Attributes:
-        tables: What has been looked up so far: tables by name.
+        tables: The tables looked up so far, by name.
     """
 
     def __init__(self, model: tf.Tensor) -> None:
@@ -74,8 +74,8 @@ def serving(model: tf.Tensor) -> Iterator[ServedRows]:
     """Lookups made in it read the rows that the model serves when they run.
 
     A `tf.function` that is called in it is traced for it alone. One traced
-    before looks up in the trainer's tables, and what is traced now, in the rows
-    of this graph: neither serves for the other.
+    before looks up in the trainer's tables, and one traced now, in the rows of
+    this graph: neither serves for the other.
     """
     rows = ServedRows(model)
     token = _rows.set(rows)
@@ -90,7 +90,7 @@ def serving(model: tf.Tensor) -> Iterator[ServedRows]:
 def _traced_apart() -> Iterator[None]:
     """Functions that are called in it are traced for it alone.
 
-    TensorFlow keeps what it traces for a SavedModel apart, by how the model's
+    TensorFlow keeps its traces for a SavedModel apart, by how the model's
     variables are saved. Ours are saved as by default, under another name.
     """
     if save_context.in_save_context():
@@ -109,5 +109,5 @@ def _traced_apart() -> Iterator[None]:
 
 
 def present_rows() -> ServedRows | None:
-    """What lookups have to read, if a model is being exported."""
+    """The rows that lookups read, if a model is being exported."""
     return _rows.get()

@@ -1,4 +1,4 @@
-"""What all optimizers have in common: learning rate, options, configs."""
+"""The common part of all optimizers: learning rate, options, configs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ class Optimizer(Policy):
         return self._mixing() is None
 
     def _mixing(self) -> str | None:
-        """What makes weights depend on each other, for messages."""
+        """The setting that makes weights depend on each other, for messages."""
         if self._MIXES_COORDINATES:
             return f"optimizer={type(self).__name__}"
         return None
@@ -187,7 +187,7 @@ class Rule(Optimizer):
     def from_table_config(
         cls, arguments: Mapping[str, Any], options: Mapping[str, Any]
     ) -> "Rule":
-        """Returns what has them in its `to_table_config`."""
+        """Returns the rule that has them in its `to_table_config`."""
         given = {_PYTHON_NAMES.get(k, k): v for k, v in options.items()}
         zeta = given.pop("cowclip_zeta", None)
         if "cowclip_r" in given:

@@ -9,7 +9,7 @@ import numpy as np
 from tfswitch.optimizers._base import CLASSES, Optimizer, Rule
 from tfswitch.optimizers._rules import Adam, AdamW, AMSGrad
 
-# What Keras's optimizers can be told that a table does not do.
+# Settings of Keras's optimizers that a table does not support.
 _UNSUPPORTED = (
     "decay",
     "global_clipnorm",
@@ -17,7 +17,7 @@ _UNSUPPORTED = (
     "loss_scale_factor",
     "use_ema",
 )
-# What they say of themselves that is no setting of a step.
+# Entries of their configs that are no setting of a step.
 _NO_SETTINGS = (
     "name",
     "ema_momentum",
@@ -25,7 +25,7 @@ _NO_SETTINGS = (
     "is_legacy_optimizer",
     "jit_compile",
 )
-# Where Keras 3 and tf_keras keep what `exclude_from_weight_decay` was told.
+# Keras 3 and tf_keras keep `exclude_from_weight_decay`'s arguments here.
 _EXCLUSIONS = (
     "_exclude_from_weight_decay",
     "_exclude_from_weight_decay_names",
@@ -37,7 +37,8 @@ def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether optimizers keep the same state, so that one goes on for another.
 
     Args:
-        a: What `to_table_config` returned for one of them, maybe long ago.
+        a: The config that `to_table_config` returned for one of them, maybe
+            long ago.
         b: The same for the other.
 
     Returns:
@@ -91,7 +92,8 @@ def get(identifier: Any) -> Optimizer:
     Args:
         identifier: None for `Adam()`, a name ("sgd", "rowwise_adagrad" or
             "RowwiseAdagrad"), an object of `tfswitch.optimizers`, a Keras
-            optimizer of the same name as one, or what `to_config` returned.
+            optimizer of the same name as one, or a config that `to_config`
+            returned.
 
     Raises:
         ValueError: If there is no such optimizer, a Keras optimizer has a
@@ -118,13 +120,13 @@ def get(identifier: Any) -> Optimizer:
 
 
 def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
-    """Returns what has the `to_table_config`, with its default learning rate.
+    """Returns the rule of a `to_table_config`, with its default learning rate.
 
     None if it is one of several optimizers in a row.
     """
     config = dict(config)
     options = config.pop("options", {})
-    config.pop("update", None)  # Of the table, not of the rule.
+    config.pop("update", None)  # The table's, not the rule's.
     if config.pop("segments", None):
         return None
     ((kind, arguments),) = config.items()
@@ -175,7 +177,7 @@ def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
     config = {
         key: value
         for key, value in described.items()
-        # None is off, also for what a later Keras may have.
+        # None is off, also for settings that a later Keras may have.
         if key not in ignore and value is not None
     }
     config["learning_rate"] = rate
@@ -197,7 +199,7 @@ def _not_known(identifier: Any) -> ValueError:
 
 
 def _keras_learning_rate(optimizer: Any) -> Any:
-    # What was given, where `learning_rate` of a legacy optimizer is its value.
+    # The given rate; `learning_rate` of a legacy optimizer is its value.
     legacy = getattr(optimizer, "_hyper", {}).get("learning_rate")
     rate = getattr(optimizer, "_learning_rate", legacy)
     # A schedule stays one: maybe nobody ever steps this optimizer.

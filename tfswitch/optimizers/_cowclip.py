@@ -28,7 +28,7 @@ class CowClip:
 
     `count` is how often the id is in the push, of one worker with `asp` and
     `ssp` and of all with `bsp`. Rare ids get small thresholds and frequent ones
-    large ones, which is what lets batches grow; see `scale_for_batch`.
+    large ones, which lets batches grow; see `scale_for_batch`.
 
     Source: Zheng et al., "CowClip: Reducing CTR Prediction Model Training Time
     from 12 hours to 10 minutes on 1 GPU", arXiv 2204.06240, and its program
@@ -57,7 +57,7 @@ class CowClip:
 
 @dataclasses.dataclass(frozen=True)
 class BatchScaling:
-    """What `scale_for_batch` returns: settings for a larger batch.
+    """The settings for a larger batch, returned by `scale_for_batch`.
 
     Attributes:
         scale: How many times larger the batch is.
@@ -119,9 +119,9 @@ def scale_for_batch(
         batch_size: That to scale to; positive. With several synchronous workers
             the sum of theirs.
         base_batch_size: The one that the other settings are for; positive.
-        learning_rate: Of the embeddings; at least 0.
-        l2: Of the embeddings; at least 0.
-        dense_learning_rate: Of the dense variables; at least 0.
+        learning_rate: The embeddings' rate; at least 0.
+        l2: The embeddings' L2; at least 0.
+        dense_learning_rate: The dense variables' rate; at least 0.
         warmup_steps: Steps of the dense learning rate's warm-up; at least 0.
         scale_l2: Whether L2 is multiplied by s, as in the paper. False where
             most ids are rare and L2 matters.

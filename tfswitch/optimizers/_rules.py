@@ -96,7 +96,7 @@ class Adagrad(Rule, kind="adagrad", is_in_keras=True):
 
     Args:
         learning_rate, **options: See `tfswitch.optimizers`.
-        initial_accumulator_value: What `a` starts with; at least 0.
+        initial_accumulator_value: The initial value of `a`; at least 0.
         epsilon: Positive.
 
     Raises:
@@ -161,8 +161,8 @@ class AdagradDecay(Rule, kind="adagrad_decay"):
 
     Args:
         learning_rate, **options: See `tfswitch.optimizers`.
-        initial_accumulator_value: What `a` starts with, and its lower bound;
-            positive.
+        initial_accumulator_value: The initial value of `a`, and its lower
+            bound; positive.
         decay_step: Steps between decays; from 1 to 4294967295.
         decay_rate: In (0, 1].
         compat: Whether to decay as DeepRec does.
@@ -358,10 +358,10 @@ class Ftrl(Rule, kind="ftrl", is_in_keras=True):
     Args:
         learning_rate, **options: See `tfswitch.optimizers`.
         learning_rate_power: At most 0.
-        initial_accumulator_value: What `n` starts with; positive.
+        initial_accumulator_value: The initial value of `n`; positive.
         l1_regularization_strength, l2_regularization_strength: At least 0.
-        l2_shrinkage_regularization_strength: At least 0. Of the gradient, as
-            the option `l2` is, but not of `n`.
+        l2_shrinkage_regularization_strength: At least 0. It is part of the
+            gradient, as the option `l2` is, but not of `n`.
         beta: At least 0.
 
     Raises:

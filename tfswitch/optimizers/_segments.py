@@ -27,10 +27,10 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
     Args:
         parts: Pairs of a dimension and an optimizer, from the first float of
             the row on. The last dimension may be None, for the rest of the row;
-            else they must sum to the table's. An optimizer is whatever `get`
-            takes; its learning rate must be a number.
-        learning_rate: What the rates of the parts are multiplied by; as for
-            other optimizers, so a schedule is given here.
+            else they must sum to the table's. An optimizer is any value that
+            `get` takes; its learning rate must be a number.
+        learning_rate: The factor of the parts' rates; as for other optimizers,
+            so a schedule is given here.
 
     Raises:
         ValueError: If a part is none. When the table is created: if the

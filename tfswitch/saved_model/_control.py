@@ -8,23 +8,23 @@ from tfswitch._control import call, integers
 
 
 class ServedState(NamedTuple):
-    """What a loaded model serves.
+    """The exports that a loaded model serves.
 
     A model that looks up on servers (mode "remote") has no exports: their
     numbers and times are 0.
 
     Attributes:
-        number: Of the export that its rows are of.
-        base_number: Of the base that this goes back to.
-        created_ms: When the export began, in milliseconds since 1970: what had
-            been learned by then is served.
+        number: The number of the export that has its rows.
+        base_number: The number of the base that this goes back to.
+        created_ms: When the export began, in milliseconds since 1970: the
+            values learned by then are served.
         served_since_ms: When it was taken, in the same.
         held: Whether `roll_back` holds it there.
         refused: How often something newer could not be served; of a remote
             model how many lookups have failed.
         error: Why, if that is so now; else None.
         mode: "embedded" or "remote".
-        addresses: Of the servers of a remote model; else None.
+        addresses: The addresses of the servers of a remote model; else None.
         cached_rows: Rows in the cache of a remote model.
         cache_hits: Ids that were read from there.
         cache_misses: Ids that were looked for there and asked of servers.
@@ -45,7 +45,7 @@ class ServedState(NamedTuple):
 
 
 def state(path: str | os.PathLike[str]) -> ServedState:
-    """Returns what a model serves that was loaded from `path`.
+    """Returns the state of the model that was loaded from `path`.
 
     Raises:
         KeyError: If none is loaded from there in this process.
@@ -68,8 +68,9 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     Raises:
         KeyError: As `state`, or if a file of something newer is missing.
         OSError, RuntimeError: If something newer is damaged, does not follow,
-            or is of another version. What was served stays. A model that looks
-            up on servers raises RuntimeError: it serves what they have.
+            or is of another version. The exports served before stay. A model
+            that looks up on servers raises RuntimeError: it serves their
+            present rows.
 
     Example:
 
@@ -83,7 +84,7 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
 def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
     """Looks for newer exports every so many seconds from now on; 0: never.
 
-    What cannot be served is in `state`, and in the log.
+    An export that cannot be served is in `state`, and in the log.
 
     Raises:
         KeyError: As `state`.

@@ -17,7 +17,7 @@ from tfswitch._which_keras import keras
 from tfswitch.ops import serving_ops
 from tfswitch.ops.resources import HOST
 
-# What of ours the graph of an exported model may have.
+# The ops of ours that the graph of an exported model may have.
 _SERVING_OPS = frozenset(
     f"Tfswitch>{name}"
     for name in (
@@ -47,20 +47,20 @@ def save(
     With `mode="embedded"` lookups of its tables read row files below the
     model's folder, which are mapped read-only: they are shared by all processes
     that serve the model, and opened in milliseconds whatever their size. The
-    rows begin a folder of exports: `tfswitch.export.delta(path)` brings what
-    changes later to servers that run.
+    rows begin a folder of exports: `tfswitch.export.delta(path)` brings later
+    changes to servers that run.
 
-    With `mode="remote"` lookups ask the parameter servers, and read what they
-    have then. A lookup repeats what fails until its deadline; then it is an
-    error that names the server, and the next one tries again. The servers must
-    answer, and have the tables, when the model is loaded.
+    With `mode="remote"` lookups ask the parameter servers, and read their
+    present rows. A lookup repeats failed requests until its deadline; then it
+    is an error that names the server, and the next one tries again. The servers
+    must answer, and have the tables, when the model is loaded.
 
     An id without a row reads as it does in training; nothing is ever created.
 
     Python loads it with `tf.saved_model.load` after `import tfswitch`. C++
     loads the op library with `TF_LoadLibrary`, then the model with
     `LoadSavedModel`. The signature "serving_default" takes and gives tensors by
-    name; in Python, `serve` takes what the model takes.
+    name; in Python, `serve` takes the model's inputs.
 
     Args:
         model: A built Keras model, or a callable that looks up in tables with
@@ -68,18 +68,18 @@ def save(
         path: A folder that is not there yet, for TensorFlow Serving a number
             such as "models/ctr/1". It appears when it is complete.
         mode: "embedded" or "remote".
-        inputs: What the model takes, by name. None means the inputs of a
+        inputs: The model's inputs, by name. None means the inputs of a
             functional or sequential model. A model with one input gets the
             tensor, others a dict.
         row_format: "float32", "float16", or "int8" with a scale per row. Of
             row files.
-        addresses: Of the servers of a remote model, as for `tfswitch.connect`.
-            None means those that it was trained on. Where it is served,
-            TFSWITCH_SERVING_ADDRESSES can name others.
+        addresses: The addresses of the servers of a remote model, as for
+            `tfswitch.connect`. None means those that it was trained on. Where
+            it is served, TFSWITCH_SERVING_ADDRESSES can name others.
         deadline_seconds: Longest time that a lookup of a remote model may take,
             retries included.
         cache_rows: How many rows a remote model may keep in each process that
-            serves it; 0 means none. Those that are read again stay.
+            serves it; 0 means none. Rows that are read again stay.
         cache_seconds: After how long a row that is kept is asked for again.
 
     Raises:
@@ -146,7 +146,7 @@ def save(
         )
         # mkdtemp makes it for its owner alone.
         os.chmod(unfinished, 0o755)
-        # What has the name is whole, also after a power failure.
+        # A folder with the final name is whole, also after a power failure.
         _flush(unfinished)
         os.rename(unfinished, target)
         _flush_one(os.path.dirname(target))
@@ -336,7 +336,7 @@ def _write(
 def _call_of(
     model: Any, inputs: Mapping[str, tf.TensorSpec] | None
 ) -> tuple[Callable[[Any], Any], Any]:
-    """What to trace, and the structure of specs that it takes."""
+    """The function to trace, and the structure of specs that it takes."""
     if not callable(model):
         raise ValueError(
             "`model` must be a Keras model or another callable. "
@@ -398,7 +398,7 @@ def _named_outputs(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
     return dict(zip(names, flat, strict=True))
 
 
-# What the graph may capture, besides what Keras keeps as weights.
+# Objects that the graph may capture, besides those Keras keeps as weights.
 _PARTS = (
     tf.Variable,
     tf.saved_model.Asset,
@@ -440,10 +440,10 @@ def _is_part(value: Any) -> bool:
 
 
 def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
-    """What a graph has captured that is not in a module yet.
+    """Objects that a graph has captured, and that are not in a module yet.
 
     Such as the variables of a model that a lambda calls, or of an object that
-    is no `tf.Module`: whoever has them, the graph reads them.
+    is no `tf.Module`: the graph reads them under any owner.
     """
     known = _handles_in(module)
     for variable in function.variables:

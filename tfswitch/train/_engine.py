@@ -1,4 +1,4 @@
-"""What SyncReplicasOptimizer and its hook ask of the engine that they use."""
+"""The interface of engines for SyncReplicasOptimizer and its hook."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ class ReplicaOptions:
         """Returns the number of samples of a batch, a float64 scalar.
 
         Raises:
-            ValueError: If what was given is no scalar.
+            ValueError: If the given value is no scalar.
         """
         if self.batch_weight is None:
             return tf.ones([], tf.float64)
@@ -50,7 +50,7 @@ class ReplicaOptions:
         return tf.ensure_shape(weight, [])
 
     def counted_weight(self, weight: tf.Tensor) -> tf.Tensor:
-        """Returns what a batch of `weight` counts for in the mean of a step."""
+        """Returns the weight of a batch of `weight` in the mean of a step."""
         if self.normalize == "replicas":
             return tf.ones([], tf.float64)
         return tf.identity(weight)
@@ -67,7 +67,7 @@ class ReplicaOptions:
         return tf.where(weight > 0.0, share, tf.zeros_like(share))
 
     def average(self, followed: Any) -> Any:
-        """Returns what averages variables after `followed`, or that itself."""
+        """Returns the op that averages variables after `followed`, or that."""
         if self.variable_averages is None:
             return followed
         with tf.control_dependencies([followed]):
@@ -92,10 +92,10 @@ class Engine(Protocol):
     join_secs: float
 
     def complete_graph(self) -> None:
-        """Adds what needs the whole graph, before it is finalised."""
+        """Adds operations that need the whole graph, before it is finalised."""
 
     def trains(self, fetches: Any) -> bool:
-        """Whether what is fetched ends a step."""
+        """Whether a run with these fetches ends a step."""
 
     def start(self, session: Any, is_chief: bool) -> None:
         """Joins the workers.
@@ -108,14 +108,14 @@ class Engine(Protocol):
     def call(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Returns what a function of the session that was started returns.
+        """Returns the result of a function of the session that was started.
 
         Raises:
             ConnectionError: If a server does not answer any more.
         """
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs what closes the session that was started."""
+        """Runs the function that closes the session that was started."""
 
     def fail_step(self) -> None:
         """After a step that has raised: it shall not go on."""
@@ -157,7 +157,7 @@ def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:
 
 
 class StepFinder:
-    """Says whether what a session fetches ends a step.
+    """Says whether a session's fetches end a step.
 
     Args:
         ends_step: The operation that does.

@@ -38,10 +38,10 @@ class ServerWatch:
     Thread-safe, but for `start` and `stop`.
 
     Args:
-        beats: Of each server, what returns when it has answered. NotFound and
-            FailedPrecondition are answers, too, as no runtime gives them for
-            a server that is lost; a RuntimeError says that the session is
-            closed.
+        beats: For each server a function that returns when it has answered.
+            NotFound and FailedPrecondition are answers, too, as no runtime
+            gives them for a server that is lost; a RuntimeError says that the
+            session is closed.
         pause_secs: Between two beats of a server.
         patience_secs: How long a server may be silent.
     """
@@ -72,7 +72,7 @@ class ServerWatch:
     def call(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Returns what a function returns, or raises what it raises.
+        """Returns a function's result, or raises its error.
 
         Raises:
             ConnectionError: If a server has been given up, whatever the
@@ -83,7 +83,7 @@ class ServerWatch:
         )
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs what ends a session, which may take some seconds."""
+        """Runs a function that ends a session, which may take some seconds."""
         try:
             _call_within(function, _CLOSE_SECS, self)
         except TimeoutError:
@@ -148,7 +148,7 @@ def _call_within(
     seconds: float | None = None,
     watch: ServerWatch | None = None,
 ) -> Any:
-    """Returns what a function returns, unless it is left behind.
+    """Returns a function's result, unless it is left behind.
 
     Raises:
         ConnectionError: If the watch has given a server up.
@@ -183,7 +183,7 @@ def _start_thread(target: Callable[[], Any]) -> None:
 
 
 def repeat_lost(call: Callable[[], _Result]) -> _Result:
-    """Returns what a call returns, which may be made more than once.
+    """Returns the result of a call, which may be made more than once.
 
     TensorFlow sends a request again when the connection to a server ends, and
     a server that had it already refuses the second one. The answer to the
@@ -203,8 +203,8 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
 
     Args:
         scaffold: A `tf.compat.v1.train.Scaffold`, or None.
-        master: Of the session.
-        config: Of the session.
+        master: The session's.
+        config: The session's.
         max_wait_secs: How long it waits for the chief.
     """
 
@@ -254,8 +254,8 @@ def check_servers_answer(
     """Waits for servers, where a session would wait for ever.
 
     Args:
-        master: Of the session.
-        config: Of the session.
+        master: The session's.
+        config: The session's.
         servers: Their devices.
         timeout_secs: Longest wait.
 
@@ -278,7 +278,7 @@ def check_servers_answer(
 def wait_for_answers(
     ask: Callable[[], Any], servers: Sequence[str], timeout_secs: float
 ) -> None:
-    """Runs what returns when all of the servers have answered.
+    """Runs a function that returns when all of the servers have answered.
 
     Raises:
         ConnectionError: If one does not answer in time.

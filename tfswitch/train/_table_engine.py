@@ -28,7 +28,7 @@ _DIGITS = 1 << 20
 
 _TRAINABLE = (tf.float32, tf.float16, tf.bfloat16)
 
-# A table, ids, and what a lookup of them has given, or the gradient of that.
+# A table, ids, and the result of a lookup of them, or the gradient of that.
 TableTensor = tuple[EmbeddingTable, Any, Any]
 
 
@@ -44,12 +44,12 @@ class TableEngine:
     copy of them in a session of its own. Embedding tables join the same steps.
 
     Args:
-        options: Those of the optimizer.
+        options: The optimizer's.
         opt: The optimizer whose counterpart takes the steps.
         pairs: Gradients and variables.
         global_step: Counts the steps of all workers.
         table_gradients: Embedding tables, ids and gradients.
-        name: Of the train operation.
+        name: The train operation's.
 
     Raises:
         ValueError: If something has no counterpart on the servers.
@@ -192,7 +192,7 @@ class TableEngine:
         )
 
     def trains(self, fetches: Any) -> bool:
-        """Whether what is fetched ends a step."""
+        """Whether a run with these fetches ends a step."""
         return self._steps.trains(fetches)
 
     def start(self, session: Any, is_chief: bool) -> None:
@@ -223,15 +223,15 @@ class TableEngine:
     def call(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Returns what a function returns; every call has its deadline."""
+        """Returns a function's result; every call has its deadline."""
         return function(*args, **kwargs)
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs what closes the session."""
+        """Runs the function that closes the session."""
         function()
 
     def fail_step(self) -> None:
-        """Notes that what the step has pushed shall not count."""
+        """Notes that the step's pushes shall not count."""
         self._has_step_failed = True
 
     def resume(self) -> None:
@@ -275,7 +275,7 @@ class TableEngine:
         self._present_worker()._part()
 
     def stats(self) -> dict[str, Any]:
-        """Returns what all workers have done."""
+        """Returns the counts of all workers' work."""
         return self._present_worker().stats()["workers"]
 
     def _present_worker(self) -> Worker:
@@ -287,7 +287,7 @@ class TableEngine:
         return self._run(*args)
 
     def _follow(self, rounds: tf.Tensor) -> Any:
-        """Returns what sets variables and global step to their present values.
+        """Returns the op that sets variables and step to their present values.
 
         Args:
             rounds: int64 scalar: how many steps have been taken.
@@ -310,7 +310,7 @@ class TableEngine:
             self._origin.assign([0], np.array([[high, low]], np.float32))
         if self._others is not None:
             others = self._session_run(self._other_variables)
-            # Those of a checkpoint are newer than what all began with.
+            # A checkpoint's values are newer than the first values of all.
             if not self._others.initialize(others) and step > 0:
                 self._others.assign(others)
         self._dense.initialize(values)

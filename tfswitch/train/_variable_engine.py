@@ -54,11 +54,11 @@ class VariableEngine:
     has been told, sums them and takes the step.
 
     Args:
-        options: Those of the optimizer.
+        options: The optimizer's.
         opt: The optimizer that takes the steps.
         pairs: Gradients and variables, which are on servers.
         global_step: Counts the steps of all workers.
-        name: Of the train operation.
+        name: The train operation's.
 
     Raises:
         ValueError: If a variable cannot be trained.
@@ -88,7 +88,7 @@ class VariableEngine:
                 )
         self._options = options
         self._pings: dict[str, tf.Operation] = {}  # By server.
-        self._run: Run | None = None  # Of the session, unwatched.
+        self._run: Run | None = None  # The session's, unwatched.
         self._watch: ServerWatch | None = None
         self._beating: Any = None  # A session.
         self._variables = [variable for _, variable in pairs]
@@ -179,7 +179,7 @@ class VariableEngine:
     def _step_of_all(
         self, opt: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any
     ) -> Any:
-        """Returns what takes one step with the gradients of a round."""
+        """Returns the op that takes one step with the gradients of a round."""
         options = self._options
         of_round = replicas_ops.next_round(
             self._applier_input,
@@ -217,7 +217,7 @@ class VariableEngine:
         if options.post_aggregate is not None:
             aggregated = list(options.post_aggregate(aggregated))
         applied = options.average(opt.apply_gradients(aggregated, global_step))
-        # All sums, for what is summed is forgotten on its server.
+        # All sums, for a server forgets its part once it is summed.
         summed = [
             g.values if isinstance(g, tf.IndexedSlices) else g
             for g in sums.values()
@@ -231,7 +231,7 @@ class VariableEngine:
             )
 
     def complete_graph(self) -> None:
-        """Adds what asks servers of variables that nobody trains."""
+        """Adds pings for servers of variables that nobody trains."""
         # A graph that has had a session before gets no more operations.
         if not tf.compat.v1.get_default_graph().finalized:
             of_first = _job_of(self._first_server)
@@ -247,7 +247,7 @@ class VariableEngine:
                 self._pings[server] = tf.no_op("ping")
 
     def trains(self, fetches: Any) -> bool:
-        """Whether what is fetched ends a step."""
+        """Whether a run with these fetches ends a step."""
         return self._steps.trains(fetches)
 
     def start(self, session: Any, is_chief: bool) -> None:
@@ -263,8 +263,8 @@ class VariableEngine:
         is_over = self._is_over = threading.Event()
         self._has_step_failed = False
         self._beating = None
-        # Of its own: in the user's, runs wait while a graph is made for the
-        # first of another kind.
+        # It has its own session: in the user's, runs wait while a graph is made
+        # for the first of another kind.
         beating = tf.compat.v1.Session(
             session.sess_str, session.graph, session._config
         )
@@ -311,7 +311,7 @@ class VariableEngine:
     def call(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Returns what a function of the session returns.
+        """Returns the result of a function of the session.
 
         Raises:
             ConnectionError: If a server does not answer any more.
@@ -319,7 +319,7 @@ class VariableEngine:
         return self._present_watch().call(function, *args, **kwargs)
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs what closes the session."""
+        """Runs the function that closes the session."""
         if self._watch is None:  # The start came to nothing.
             function()
             return
@@ -400,7 +400,7 @@ class VariableEngine:
         )
 
     def stats(self) -> dict[str, Any]:
-        """Returns what all workers have done since the session began."""
+        """Returns the counts of all workers' work since the session began."""
         return group_stats(self._call({"call": "STATS"})["stats"])
 
     def _session_run(self, *args: Any) -> Any:
@@ -413,7 +413,7 @@ class VariableEngine:
         return self._watch
 
     def _present_applier(self) -> int:
-        """Whose lease this worker renews, besides its own."""
+        """The applier whose lease this worker renews, besides its own."""
         applying = self._applying
         is_applying = applying is not None and applying.is_alive()
         return self._applier if is_applying else 0
@@ -465,7 +465,7 @@ class VariableEngine:
                 request = {**request, "place": answer["place"]}
 
     def _settings(self) -> str:
-        """What makes workers of one job, in words."""
+        """The settings that make workers of one job, in words."""
         graph = zlib.crc32(self._model().encode())
         options = self._options
         return (
@@ -480,7 +480,7 @@ class VariableEngine:
         )
 
     def _visit(self) -> dict[str, Any]:
-        """Who waits at which barrier, as a number."""
+        """The place that waits, and its visit to the barriers, as numbers."""
         incarnation = int(self._session_run(self._place)[0])
         if incarnation != self._incarnation:  # It has come back in a step.
             self._incarnation = incarnation
@@ -523,7 +523,7 @@ class VariableEngine:
             "applier": applier,
             "why": why,
         }
-        # Of a session that is closed, or whose servers have gone, all hear by
+        # If the session is closed, or its servers have gone, all hear of it by
         # the end of the lease.
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._call(request)
@@ -544,7 +544,7 @@ def _first_task(device: str) -> str:
 
 
 def _tensors_of(gradient: Any) -> list[tf.Tensor]:
-    """What is staged of a gradient."""
+    """The tensors that are staged of a gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return [tf.cast(gradient.indices, tf.int64), gradient.values]
     return [tf.convert_to_tensor(gradient)]
@@ -553,7 +553,7 @@ def _tensors_of(gradient: Any) -> list[tf.Tensor]:
 def _gradient_of(
     tensors: list[tf.Tensor], has_rows: bool, variable: Any
 ) -> Any:
-    """Takes what was staged of a gradient from the head of a list."""
+    """Takes a gradient's staged tensors from the head of a list."""
     if not has_rows:
         total = tensors.pop(0)
         total.set_shape(variable.shape)
@@ -566,8 +566,8 @@ def _gradient_of(
 
 
 def plain_message(error: tf.errors.OpError) -> str:
-    """What an operation has said, without where it was made and has run."""
-    # Sessions wrap what came from the runtime.
+    """An operation's message, without its places in code and on devices."""
+    # Sessions wrap errors of the runtime.
     raw = error.__context__
     text = raw.message if isinstance(raw, tf.errors.OpError) else error.message
     for line in text.splitlines():

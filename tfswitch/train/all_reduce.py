@@ -20,18 +20,18 @@ def uneven_batches(
     """Yields the batches, then batches of no rows without end.
 
     Args:
-        batches: A `tf.data.Dataset`, or what yields nested structures of arrays
-            or tensors whose first dimension is the batch.
-        like: A batch, or its structure of `tf.TensorSpec`, that tells what an
-            empty one looks like. Needed for a worker that may have no batch at
-            all, unless `batches` is a dataset.
+        batches: A `tf.data.Dataset`, or an iterable that yields nested
+            structures of arrays or tensors whose first dimension is the batch.
+        like: A batch, or its structure of `tf.TensorSpec`, that tells the form
+            of an empty one. Needed for a worker that may have no batch at all,
+            unless `batches` is a dataset.
 
     Yields:
-        Batches. Those at the end have the structure, dtypes and shapes of the
-        others, but 0 for the first dimension.
+        Batches. The added ones at the end have the structure, dtypes and shapes
+        of the others, but 0 for the first dimension.
 
     Raises:
-        ValueError: If there is no batch, and nothing says what one looks like.
+        ValueError: If there is no batch, and nothing tells its form.
 
     Example:
 
@@ -98,7 +98,7 @@ def weighted_all_reduce(
     Args:
         gradients: One per variable, of this worker's mean loss: tensors,
             `tf.IndexedSlices`, or None, which stays None and must be so on all
-            workers. Of a batch without rows they may be NaN.
+            workers. They may be NaN for a batch without rows.
         weight: Number of samples in this worker's batch, a scalar.
         backend: "mwms": in the replica context of a
             `tf.distribute.MultiWorkerMirroredStrategy` (or any other strategy);

@@ -5,16 +5,16 @@ from tfswitch.train.worker import Worker
 # At which epochs end, however the workers of a group train.
 END_OF_EPOCH = "end of epoch"
 
-# An epoch may take long, and leases tell of those who have died.
+# An epoch may take long, and leases tell of workers that have died.
 EPOCH_SECS = 24 * 3600.0
 
 
 class Barrier:
     """Opens when all workers of a group wait at it.
 
-    Whoever has left is not waited for, nor one that has died, once its lease
-    has ended. Workers that have not joined are waited for, for as long as the
-    worker's `join_secs`.
+    A worker that has left is not waited for, nor one that has died, once its
+    lease has ended. Workers that have not joined are waited for, for as long as
+    the worker's `join_secs`.
 
     Args:
         name: All workers use the same, and come to the same barriers in the
@@ -58,15 +58,15 @@ class Barrier:
 
     @property
     def worker(self) -> Worker:
-        """Who waits."""
+        """The worker that waits."""
         return self._worker
 
     def wait(self, *, timeout_secs: float | None = None) -> None:
         """Waits for all others; see `Worker.wait_at_barrier`.
 
         Args:
-            timeout_secs: Longest wait; by default what the barrier was made
-                with.
+            timeout_secs: Longest wait; by default the one that the barrier was
+                made with.
 
         Raises:
             TimeoutError: If not all have come by then; the message names those

@@ -23,7 +23,7 @@ class SyncGroup:
     In each step the gradients of all workers are averaged by their numbers of
     samples and applied once, as one process would with the union of the
     batches. Workers may have different amounts of data: an epoch ends for all
-    of them when it has ended for each, so that what is saved then is complete.
+    of them when it has ended for each, so that a save is complete then.
 
     The variables are kept in a `tfswitch.DenseTable`, where the optimizer takes
     its steps; each worker has a copy, which follows.
@@ -33,7 +33,7 @@ class SyncGroup:
             count.
         optimizer: As for `tfswitch.DenseTable`.
         worker: A `tfswitch.train.Worker` with consistency `bsp`; by default one
-            is made, with what TF_CONFIG says.
+            is made, as TF_CONFIG says.
         table: Name of the dense table. Models that share servers need
             different ones.
 
@@ -173,7 +173,7 @@ class Epoch:
                 Not for tables of `DynamicEmbedding` layers, which have pushed
                 on the way back.
             weight: Number of samples in the batch.
-            learning_rate: Of the variables; by default the optimizer's.
+            learning_rate: The variables' rate; by default the optimizer's.
 
         Raises:
             ValueError: If gradients do not fit the variables, or are NaN or
@@ -229,7 +229,7 @@ class Epoch:
             if self._num_steps == 0:
                 self._first_clock = worker.stats()["clock"]
             group.barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
-            group.pull()  # What others did after this one's last step.
+            group.pull()  # The others' steps after this one's last.
             steps_of_all = worker.stats()["clock"] - self._first_clock
             group._skip(steps_of_all - self._num_steps)
         except BaseException:

@@ -1,4 +1,4 @@
-"""What a session of synchronous training does besides its steps."""
+"""The tasks of a session of synchronous training besides its steps."""
 
 import inspect
 import sys
@@ -34,23 +34,23 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._is_in_epoch = False
         self._data_has_ended = False  # And with it the epoch.
         self._num_evicted = 0  # When this worker joined.
-        self._last_stats: dict[str, Any] | None = None  # Of an ended session.
+        self._last_stats: dict[str, Any] | None = None  # An ended session's.
 
     @property
     def engine(self) -> Engine:
-        """What takes the steps."""
+        """The engine that takes the steps."""
         return self._engine
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker's values are what all begin with."""
+        """Whether all begin with this worker's values."""
         return self._is_chief
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What all workers have done since the group was made.
+        """The counts of all workers' work since the group was made.
 
-        After the session what they had done when it ended.
+        After the session these are the counts at its end.
 
         A dict: "rounds": steps taken; "contributions": gradients in them;
         "samples": the sum of their weights; "dropped" and "carried": gradients

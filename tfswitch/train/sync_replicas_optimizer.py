@@ -30,7 +30,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
     so that the last checkpoint is complete. `docs/sync_replicas_comparison.md`
     compares both.
 
-    Where the variables are decides who takes the steps:
+    The place of the variables decides which process takes the steps:
 
     - On TensorFlow's parameter servers, as `replica_device_setter` places them:
       these keep the gradients, and the chief sums them and takes the step, with
@@ -52,29 +52,29 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             `replicas_to_aggregate`.
         variable_averages: An `ExponentialMovingAverage` to keep; with
             tfswitch's servers of each worker's copies, at its own steps.
-        variables_to_average: Of which variables; with `variable_averages`.
+        variables_to_average: The averaged variables; with `variable_averages`.
         use_locking: Accepted and not used.
-        name: Of the group of workers, and of what is kept on the servers. Jobs
-            that share servers need different ones.
+        name: The name of the group of workers, and of its state on the servers.
+            Jobs that share servers need different ones.
         batch_weight: Scalar tensor: the number of samples of the batch. None: a
             batch weighs as much as any other, however large it is.
-        normalize: By what the sum of the gradients of a step is divided.
-            "step": by the weights in it, so each sample of it counts alike.
-            "replicas": by the number of gradients in it, as the stock class
-            does. "initial": by `replicas_to_aggregate` times the weight of this
-            worker's first batch, so steps get smaller when workers have ended,
-            and each sample of the whole run counts alike.
+        normalize: The divisor of the sum of the gradients of a step. "step": by
+            the weights in it, so each sample of it counts alike. "replicas": by
+            the number of gradients in it, as the stock class does. "initial":
+            by `replicas_to_aggregate` times the weight of this worker's first
+            batch, so steps get smaller when workers have ended, and each sample
+            of the whole run counts alike.
         sparse_average: "batch": gradients of rows are averaged as all others,
             so that they are those of one large batch. "rows": each row is
             averaged over the gradients that have it, as the stock class does,
             so that rare rows take larger steps; not with tfswitch's servers.
-        late: What becomes of gradients that come too late for their step, with
+        late: The fate of gradients that come too late for their step, with
             fewer `replicas_to_aggregate` than workers. "drop": dropped and
             counted; "carry": they are in the next step.
         lease_secs: How long a worker is believed to live after it was last
             heard of.
         join_secs: How long workers are waited for at the start.
-        on_evict: What to do when a worker has died: "continue", or "raise" on
+        on_evict: The reaction when a worker has died: "continue", or "raise" on
             all others.
         post_aggregate: A function from the list of averaged gradients and
             variables to another, which is applied: clips by the global norm,
@@ -190,7 +190,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
 
     @property
     def consistency(self) -> Consistency:
-        """What tables must have that are trained in the same steps."""
+        """The consistency of tables that are trained in the same steps."""
         return consistency_of(self._options.normalize)
 
     @property
@@ -278,7 +278,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             grads_and_vars: Pairs of gradient and variable. A variable without a
                 gradient stays as it is.
             global_step: Counts the steps of all workers.
-            name: Of the operation.
+            name: The operation's.
             table_gradients: `(table, ids, gradients)` for each
                 `tfswitch.EmbeddingTable` of this optimizer's `consistency` that
                 is trained in the same steps.
@@ -286,8 +286,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         Raises:
             ValueError: If there is no gradient or no global step; some
                 variables are on servers and others are not; or where they are
-                they cannot be trained as was asked: the message says what
-                tfswitch's servers have no counterpart of.
+                they cannot be trained as was asked: the message names
+                the setting that tfswitch's servers have no counterpart of.
             ConnectionError, TimeoutError: If a tfswitch server does not answer.
         """
         if global_step is None:
@@ -323,8 +323,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         """Returns the hook that every worker gives to its session.
 
         Args:
-            is_chief: Whether this worker's variables and global step are what
-                all begin with.
+            is_chief: Whether all begin with this worker's variables and global
+                step.
             num_tokens: Accepted and not used: there are no tokens.
 
         Raises:
@@ -363,7 +363,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
 
 
 class _NoQueueRunner:
-    """What a `tf.compat.v1.train.Supervisor` starts, and needs not."""
+    """A stub that a `tf.compat.v1.train.Supervisor` starts, and needs not."""
 
     name = "no_queue_runner"
 

@@ -36,8 +36,8 @@ class Worker:
     """This process's place in a group of workers that train together.
 
     Joins the group on the cluster's first server, which counts the steps of its
-    workers. What the process pushes to tables with consistency `bsp` belongs to
-    its present step; `end_step` ends it, and waits for other workers as
+    workers. The process's pushes to tables with consistency `bsp` belong to its
+    present step; `end_step` ends it, and waits for other workers as
     `consistency` says. A worker whose data ends leaves, and nobody waits for
     it. One that dies is dropped when its lease ends. One that comes late joins
     at the clock of the slowest.
@@ -65,9 +65,9 @@ class Worker:
         replicas_to_aggregate: With `bsp`: a round closes as soon as so many
             workers have contributed, at most `num_workers`; near the end of the
             data, when all that are left have. None: always of all.
-        late: With `replicas_to_aggregate`: what becomes of gradients whose
-            round has closed without them. "drop": they are dropped, and
-            counted; "carry": they count in the open round.
+        late: With `replicas_to_aggregate`: the fate of gradients whose round
+            has closed without them. "drop": they are dropped, and counted;
+            "carry": they count in the open round.
 
     Raises:
         ValueError: If an argument is out of range, or the group exists with
@@ -161,7 +161,7 @@ class Worker:
         self._leaves_after_loops = False
         self._process = os.getpid()
         _present[self._place] = self
-        # Who ends by itself does not leave its lease to run out.
+        # A process that ends by itself does not leave its lease to run out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
         _part_at_exit(self)
 
@@ -207,7 +207,7 @@ class Worker:
 
         Args:
             weight: Number of samples of the step, by which `bsp` averages. Not
-                negative; 0: what the step has pushed to `bsp` tables counts for
+                negative; 0: the step's pushes to `bsp` tables count for
                 nothing.
 
         Raises:
@@ -231,13 +231,13 @@ class Worker:
         """Waits until all workers of the group wait at this barrier.
 
         Nobody waits for this worker elsewhere meanwhile: rounds close without
-        it, and `ssp` does not count it. When the barrier opens, what all
-        workers have ended is applied on all servers, and they go on at one
+        it, and `ssp` does not count it. When the barrier opens, all steps that
+        workers have ended are applied on all servers, and they go on at one
         clock. One that leaves or dies is not waited for.
 
         Args:
-            name: What to wait for. All workers come to the same barriers in the
-                same order; a name may come again.
+            name: The name of the barrier. All workers come to the same barriers
+                in the same order; a name may come again.
             timeout_secs: Longest wait; by default `wait_secs`.
 
         Raises:
@@ -294,8 +294,8 @@ class Worker:
             call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
-        # Whoever comes back first when all have left waits for all once more,
-        # also for those that the group has given up.
+        # The first worker to come back when all have left waits for all once
+        # more, also for those that the group has given up.
         if self._loops:
             self._leaves_after_loops = True
         else:
@@ -331,7 +331,7 @@ class Worker:
                 call(self._native, "LeaveGroup", timeout_secs=_PARTING_SECS)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what was measured.
+        """Returns the measurements.
 
         Returns:
             A dict: "clock": the worker's clock, which grows by 1 with each step
@@ -383,7 +383,7 @@ class Worker:
         if exc is None:
             self.leave()
             return
-        # What went wrong first is what the user has to hear of.
+        # The first error is the one that the user has to hear of.
         with contextlib.suppress(Exception):
             self.leave()
 
@@ -402,7 +402,7 @@ _present: weakref.WeakValueDictionary[tuple[str, float], Worker] = (
 
 
 def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a message GetGroupStatsResponse has, as `stats` has it."""
+    """Returns the fields of GetGroupStatsResponse, as `stats` has them."""
     counts = ("rounds", "contributions", "dropped", "carried", "expired")
     staleness = [int(count) for count in response["staleness"]]
     while staleness and not staleness[-1]:

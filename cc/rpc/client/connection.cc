@@ -47,12 +47,12 @@ constexpr int kConnectTimeoutMs = 5'000;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   grpc::ChannelArguments arguments;
-  // The server limits what it sends; what it sends is wanted.
+  // The server limits its messages; all of them are wanted.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  // A short answer must not become a long one. By the first gRPC refuses what
-  // is compressed, but only after it has inflated it if the end of the call has
-  // come with it; by the second it never does.
+  // A short answer must not become a long one. By the first setting gRPC
+  // refuses a compressed answer, but only after it has inflated it if the end
+  // of the call has come with it; by the second it never inflates one.
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                    1 << GRPC_COMPRESS_NONE);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -69,7 +69,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
-  // Retries are done here, where it is known what may be repeated.
+  // Retries are done here, where it is known which calls may be repeated.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
@@ -119,7 +119,7 @@ std::chrono::system_clock::time_point ToDeadline(absl::Time time) {
 }
 
 // One try of a call. Its completion queue holds on to it until gRPC is done
-// with it, whoever is still interested.
+// with it, even if nobody else needs it.
 struct UnaryCall::Attempt {
   bool done = false;
   bool abandoned = false;
@@ -299,7 +299,7 @@ absl::Status Connection::Call(CallKind kind, const char* method,
 
 absl::Status Connection::Explain(const grpc::Status& status,
                                  absl::Duration timeout) const {
-  // What is left of another time reads as that.
+  // Rounded up, so that the rest of a timeout reads like the timeout.
   const std::string silence = absl::StrCat(
       name_, " did not answer within ",
       absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));

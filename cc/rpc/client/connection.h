@@ -48,8 +48,8 @@ class Connection {
 
   const GrpcClientOptions& options() const { return options_; }
 
-  // Asks who answers, until the deadline or the client's timeout, and checks
-  // that it is the server meant. Returns its instance id.
+  // Asks for the identity of the server, until the deadline or the client's
+  // timeout, and checks that it is the one meant. Returns its instance id.
   absl::StatusOr<uint64_t> Handshake(
       absl::Time deadline = absl::InfiniteFuture());
 
@@ -58,8 +58,8 @@ class Connection {
     return max_message_bytes_.load(std::memory_order_relaxed);
   }
 
-  // ResourceExhausted, saying what to do, if the message that `what` describes
-  // is longer than the server takes.
+  // ResourceExhausted, with advice, if the message that `what` describes is
+  // longer than the server takes.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
 
   // The bytes of a control call; the error of CheckSize if they are too many.
@@ -67,7 +67,7 @@ class Connection {
       const char* method, const google::protobuf::MessageLite& request) const;
 
   // A control call of `service`: waits for the response, no longer than
-  // `timeout` if that is less than what `kind` says. `write` is that of
+  // `timeout` if that is less than the time of `kind`. `write` is that of
   // UnaryCall::ExplainWrite().
   absl::Status Call(
       CallKind kind, const char* method,
@@ -77,7 +77,7 @@ class Connection {
       absl::Duration timeout = absl::InfiniteDuration(),
       const std::string& write = "");
 
-  // Turns what gRPC says into an error that names the server.
+  // Turns a status of gRPC into an error that names the server.
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
@@ -141,8 +141,8 @@ class RetryClock {
 // Not thread-safe.
 class UnaryCall {
  public:
-  // Sends the first attempt. Ends within `timeout` if that is less than what
-  // `kind` says.
+  // Sends the first attempt. Ends within `timeout` if that is less than the
+  // time of `kind`.
   UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
             const char* method, const grpc::ByteBuffer& request,
             const char* service = v1::ParameterServer::service_full_name(),
@@ -172,18 +172,18 @@ class UnaryCall {
   // When it ends at the latest.
   absl::Time deadline() const { return start_ + timeout_; }
   void StartAttempt();
-  // What is to be done now and then in a wait that began at `begin`.
+  // Does the periodic work of a wait that began at `begin`.
   absl::Status Watch(absl::Time begin);
 
   const std::shared_ptr<Connection> connection_;
   const absl::Time start_ = absl::Now();
   const CallKind kind_;
-  const absl::Duration timeout_;        // Of the call.
+  const absl::Duration timeout_;        // For the call.
   const absl::Duration retry_timeout_;  // For a server to come back.
   const std::string method_;
   const grpc::ByteBuffer request_;
   std::unique_ptr<Attempt, Abandon> attempt_;
-  grpc::Status last_failure_;  // Of an earlier attempt; OK if there was none.
+  grpc::Status last_failure_;  // From an earlier attempt; OK if there was none.
   bool may_have_arrived_ = false;  // At the server, without an answer.
 };
 

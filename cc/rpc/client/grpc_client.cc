@@ -73,7 +73,7 @@ std::string Describe(const char* call, const char* direction,
       num_tables > 1 ? absl::StrCat(" and ", num_tables - 1, " more") : "");
 }
 
-// A call for rows of some tables, in flight. `write` says what it does to them,
+// A call for rows of some tables, in flight. `write` names its effect on them,
 // such as "The push to "; null: it only reads.
 class RowCall final : public PendingCall {
  public:
@@ -109,7 +109,7 @@ class RowCall final : public PendingCall {
   UnaryCall call_;
 };
 
-// Messages of pushes in flight, and what each piece of them has done.
+// Messages of pushes in flight, and the results of their pieces.
 class PushMessages final : public PendingCall {
  public:
   // `sums[i]` gets the sum of the pieces whose `owners` are i.
@@ -158,8 +158,8 @@ size_t KeysPerPart(size_t num_keys, size_t row_bytes, size_t min_part_bytes) {
   return (num_keys + num_parts - 1) / num_parts;
 }
 
-// What is sent to the server of one table: a part of a call, or a piece of a
-// long one. Bytes are those that it adds to a message of many.
+// The size of a piece that goes to the server for one table: a part of a call,
+// or a piece of a long one. Bytes are those that it adds to a message of many.
 struct PieceSize {
   uint64_t request_bytes;
   uint64_t answer_bytes;
@@ -172,7 +172,7 @@ PieceSize SizeOfPull(const PullPart& pull, bool is_cut) {
 }
 
 PieceSize SizeOfPush(const PushArgs& push, bool is_cut) {
-  // Two numbers come back, which is less than what goes out.
+  // Two numbers come back, which are fewer bytes than go out.
   return {PartBytes(PushRequestBytes(push)), 0, is_cut};
 }
 
@@ -185,7 +185,7 @@ struct MessageOfPieces {
 // Which pieces go in one message: those of a long part each by itself, others
 // together until the message, or its answer, is as long as a part of a long
 // call, and no longer than the server takes. A piece that is too long by itself
-// is alone; who encodes it says so.
+// is alone; the encoder reports that.
 std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces,
                                         uint64_t max_message_bytes) {
   uint64_t total = 0;
@@ -221,9 +221,9 @@ std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces,
   return messages;
 }
 
-// What ReadUsageResponse has for a key, which is more than the key: a state of
-// one byte and five floats. And what else it has, or the request has besides
-// the table's name.
+// The bytes of ReadUsageResponse per key, which are more than the key: a state
+// of one byte and five floats. Then its other bytes, or those of the request
+// besides the table's name.
 constexpr size_t kUsageBytes = 1 + 5 * sizeof(float);
 constexpr size_t kMaxUsageHeaders = 64;
 
@@ -739,7 +739,7 @@ absl::Status GrpcClient::ReadUsage(const TableRef& table,
         states.subspan(begin, keys_per_part), deadline - absl::Now()));
     begin += keys_per_part;
   } while (begin < keys.size());
-  // They write to what is the caller's.
+  // They write to the caller's memory.
   while (!in_flight.empty()) end_oldest();
   return first;
 }

@@ -37,8 +37,8 @@ struct GrpcClientOptions {
 // not answer within the timeout, FailedPrecondition if it speaks another
 // protocol version or has another place in the cluster.
 //
-// The client retries what fails with UNAVAILABLE until its timeout: a server
-// that comes back is used again without a new client.
+// The client retries calls that fail with UNAVAILABLE until its timeout: a
+// server that comes back is used again without a new client.
 absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
     const GrpcClientOptions& options);
 

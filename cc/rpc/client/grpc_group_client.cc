@@ -230,7 +230,7 @@ class GrpcGroupClient final : public GroupClient {
     absl::Status status =
         connection_->Call(CallKind::kIdempotent, method, request, response,
                           v1::Coordination::service_full_name(), timeout);
-    // What takes too long is waiting for others, not for the server.
+    // A call that takes too long waits for others, not for the server.
     if (!absl::IsDeadlineExceeded(status)) return status;
     return absl::UnavailableError(status.message());
   }

@@ -1,11 +1,11 @@
-// Lets calls in until it is closed, and knows when the last one has left. Of
-// control calls, which hold a thread each, only so many are let in at a time,
-// and of these three quarters may wait for other workers: the rest are for
+// Lets calls in until it is closed, and knows when the last one has left.
+// Control calls hold a thread each: only so many of them are let in at a time,
+// and three quarters of these may wait for other workers: the rest are for
 // calls that somebody is waiting for.
 //
 // gRPC's own graceful shutdown waits for connections, and an idle client that
-// nobody polls keeps its connection open for the whole grace. What has to end
-// is calls.
+// nobody polls keeps its connection open for the whole grace. Only calls have
+// to end.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
 #define TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
@@ -76,7 +76,7 @@ class CallGate {
     }
   }
 
-  // Whether those who are inside should come to an end.
+  // Whether the calls inside should come to an end.
   bool is_closed() {
     MutexLock lock(&mutex_);
     return closed_;

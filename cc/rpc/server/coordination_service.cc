@@ -1,7 +1,7 @@
 // Run() asks the shard for the coordinator, which only shard 0 gives, and calls
 // it inside the gate. RunWaiting() tells the gate that the call may wait. A
 // wait ends after kLongestPoll at the latest, and its DeadlineExceeded becomes
-// an answer that says whom it waits for, because the client then asks again.
+// an answer that names the missing workers, because the client then asks again.
 //
 // Arrive ends a step and may wait in the same call, which saves a second one.
 // An error of that wait is not given back, because the step has been counted;
@@ -104,7 +104,7 @@ grpc::Status CoordinationService::Arrive(grpc::ServerContext*,
                            request->round(), request->weight(), progress));
     response->set_open_round(open_round);
     if (request->wait_ms() <= 0) return absl::OkStatus();
-    // The worker hears of whatever hinders the wait when it asks again.
+    // The worker hears of an error of the wait when it asks again.
     const absl::Time end = PollEnd(request->wait_ms());
     if (request->round() == WorkerGroup::kNoRound) {
       response->set_may_proceed(

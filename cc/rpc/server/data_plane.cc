@@ -60,8 +60,8 @@ struct DataPlane::Queue {
   std::vector<PullRequest> pulls;
   std::vector<PushRequest> pushes;
 
-  // After a call: what was read points into a request that goes now, and what
-  // an unusually large message has left behind must not stay.
+  // Trims after a call: the values read point into a request that goes now, and
+  // memory that an unusually large message has left must not stay.
   void Trim() {
     assign = AssignRequest();
     pulls.clear();

@@ -81,7 +81,7 @@ class DataPlane {
   const LentThreads* const helpers_;
   std::vector<std::unique_ptr<Queue>> queues_;
 
-  std::atomic<uint64_t> answer_bytes_{0};  // Of all answers not gone out yet.
+  std::atomic<uint64_t> answer_bytes_{0};  // All answers not sent yet.
 };
 
 }  // namespace tfswitch

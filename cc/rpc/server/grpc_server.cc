@@ -2,7 +2,7 @@
 // use is an error of ours, and hands over connections last, when the data plane
 // runs.
 //
-// Stop() first ends what waits for other workers, because such calls would last
+// Stop() first ends calls that wait for other workers, because they would last
 // as long as the grace. Then it closes the gate and waits for the calls inside.
 // It shuts down gRPC after that, with a moment for the last answers, because
 // gRPC itself would wait for connections and not for calls. The data plane goes
@@ -136,8 +136,8 @@ class RunningServer final : public GrpcServer {
   HealthService health_{v1::ParameterServer::service_full_name()};
   const std::shared_ptr<Shard> shard_;
   std::unique_ptr<DataPlane> data_plane_;
-  std::unique_ptr<grpc::Server> server_;  // Goes before what it uses.
-  Listener listener_;                     // Stopped by whoever stops this.
+  std::unique_ptr<grpc::Server> server_;  // Goes before the members it uses.
+  Listener listener_;                     // Stop() stops it, too.
 
   Mutex stop_mutex_;
   bool stopped_ ABSL_GUARDED_BY(stop_mutex_) = false;
@@ -154,9 +154,9 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
       grpc::InsecureServerCredentials());
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
-  // Limits are for what arrives, and inflated it could be a thousand times as
-  // long. By the first two gRPC refuses it; by the third it does not inflate it
-  // before.
+  // Limits are for the bytes that arrive; inflated they could be a thousand
+  // times as long. By the first two settings gRPC refuses them; by the third it
+  // does not inflate them before.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -170,7 +170,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.AddChannelArgument(
       GRPC_ARG_MAX_CONCURRENT_STREAMS,
       static_cast<int>(options.max_calls_per_connection));
-  // Of one who connects and says nothing.
+  // For a peer that connects and says nothing.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);

@@ -26,7 +26,7 @@ struct GrpcServerOptions {
   // half of the machine's memory, but at least two of the longest messages.
   uint64_t max_buffer_bytes = 0;
   uint64_t max_connections = 10'000;  // More are closed at once.
-  // Of one connection; more wait in the client.
+  // Calls of one connection; more wait in the client.
   uint64_t max_calls_per_connection = 1024;
   // All but those that move rows. Each holds a thread; three quarters of them
   // may wait for other workers.

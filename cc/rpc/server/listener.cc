@@ -61,7 +61,7 @@ uint64_t MaxFiles() {
   return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : 1024;
 }
 
-// What is at the path is in the way only if it answers: a server that was
+// A socket at the path is in the way only if it answers: a server that was
 // killed leaves its socket behind.
 bool SomeoneAnswersOn(const sockaddr_un& address) {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -234,7 +234,7 @@ void Listener::Accept(int listening) {
       Warn(absl::StrCat("cannot accept a connection: ", std::strerror(errno)));
       WaitToRetry();  // It stays in the queue.
     }
-    return;  // Or whoever came has gone.
+    return;  // Or the peer has gone.
   }
   struct stat socket = {};
   if (fstat(fd, &socket) != 0 || !MakeRoom()) {

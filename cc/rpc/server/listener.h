@@ -77,7 +77,7 @@ class Listener {
   std::thread thread_;
 
   // Used by the thread only.
-  // Which socket was handed over under each descriptor. gRPC closes it some
+  // The socket that was handed over under each descriptor. gRPC closes it some
   // time; then the descriptor is free, or something else.
   std::unordered_map<int, std::pair<dev_t, ino_t>> connections_;
   absl::Time next_warning_ = absl::InfinitePast();

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 constexpr uint64_t kMaxInt = std::numeric_limits<int>::max();
-// Of a process, as Linux has it.
+// Linux's limit for a process.
 constexpr uint64_t kMaxSystemThreads = 1 << 22;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What bounds a server, by name: for flags, and for programs that run a server
+// Names the limits of a server: for flags, and for programs that run a server
 // inside.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_

@@ -17,7 +17,7 @@
 
 namespace tfswitch {
 
-// What the service says of itself.
+// The service's description of itself.
 struct ServiceIdentity {
   uint32_t protocol_version = 1;
   uint64_t max_message_bytes = 0;
