@@ -31,7 +31,7 @@ _BUILT = "build-bench/benchmarks"
 _DENSE = f"{_BUILT}/exchange_bench --keys=977 --rows=977 --dim=1024"
 _REQUESTS = (
     "python benchmarks/serving_request_bench.py "
-    "--program=build/serving_cc/time_requests --rounds=3"
+    "--program=build-bench/benchmarks/time_requests --rounds=3"
 )
 
 SUITES = {

@@ -4,8 +4,8 @@
 
 Makes the DeepFM of examples/deepfm_movielens.py with 26 fields on one table of
 10M rows, saves it, saves the same graph with the embeddings as its input, and
-has `time_requests` (examples/serving_cc) ask both in turns, in one C++ process.
-Prints milliseconds, and the second model as a multiple of the first, which is
+has `time_requests` (time_requests.cc) ask both in turns, in one C++ process. It
+prints milliseconds, and the second model as a multiple of the first, which is
 the one with fed embeddings.
 """
 

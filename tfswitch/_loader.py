@@ -4,45 +4,16 @@
 """
 
 import functools
-import re
-from pathlib import Path
 from types import ModuleType
 
-_OPS_PATH = Path(__file__).parent.resolve() / "libtfswitch_ops.so"
-
-
-def _built_for(path: Path) -> str:
-    """Reads the version of TensorFlow that an op library carries as a mark.
-
-    Raises:
-        ImportError: If there is no library.
-    """
-    try:
-        library = path.read_bytes()
-    except OSError as error:
-        raise ImportError(
-            f"tfswitch has no op library at {path}. Install tfswitch with "
-            "`pip install .`, or build it in place with `./scripts/setup`."
-        ) from error
-    match = re.search(rb"tfswitch_built_for_tensorflow=([^\0]+)\0", library)
-    return match[1].decode() if match else "an unknown version"
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
+from tfswitch import _op_library
 
 try:
     import tensorflow as tf
 except ModuleNotFoundError as error:
     if error.name != "tensorflow":  # TensorFlow is there, and a part is not.
         raise
-    _version = _minor(_built_for(_OPS_PATH))
-    raise ImportError(
-        f"tfswitch was built for TensorFlow {_version}, and there is none: "
-        f"run `pip install 'tensorflow=={_version}.*'`, or the same with "
-        "`tensorflow-cpu`."
-    ) from error
+    raise ImportError(_op_library.missing()) from error
 
 
 @functools.cache
@@ -59,21 +30,10 @@ def load_ops() -> ModuleType:
         ImportError: If the library is missing, or was built for a TensorFlow
             whose binary interface differs. The message names both versions.
     """
-    built_for = _built_for(_OPS_PATH)
-    # TensorFlow keeps its binary interface within a minor version only; a
-    # library of another may load and then crash.
-    if _minor(built_for) != _minor(tf.__version__):
-        raise ImportError(_mismatch(built_for))
+    _op_library.check(tf.__version__)
     try:
-        return tf.load_op_library(str(_OPS_PATH))
+        return tf.load_op_library(str(_op_library.PATH))
     except tf.errors.NotFoundError as error:
         raise ImportError(
-            f"{_mismatch(built_for)} ({error.message})"
+            f"{_op_library.mismatch(tf.__version__)} ({error.message})"
         ) from error
-
-
-def _mismatch(built_for: str) -> str:
-    return (
-        f"tfswitch was built for TensorFlow {built_for}; this is "
-        f"{tf.__version__}. Reinstall tfswitch for it."
-    )

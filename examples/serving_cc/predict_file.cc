@@ -22,11 +22,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "predictor.h"
+#include "cc/predictor/predictor.h"
 #include "record_file.h"
 #include "tensorflow/core/util/command_line_flags.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 constexpr int kFailed = 1;
@@ -194,7 +194,7 @@ int Fail(int code, absl::string_view message) {
 
 int Run(int argc, char** argv) {
   PredictorOptions options;
-  options.op_library = SERVING_CC_OP_LIBRARY;
+  options.op_library = TFSWITCH_OP_LIBRARY;
   options.poll_interval = absl::ZeroDuration();
   options.watch_rows_interval = absl::ZeroDuration();
   Job job;
@@ -250,6 +250,6 @@ int Run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-int main(int argc, char** argv) { return serving_cc::Run(argc, argv); }
+int main(int argc, char** argv) { return tfswitch::Run(argc, argv); }

@@ -15,7 +15,7 @@
 #include "tensorflow/core/lib/io/record_reader.h"
 #include "tensorflow/core/platform/env.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 using tensorflow::TensorInfo;
@@ -284,4 +284,4 @@ absl::StatusOr<std::unique_ptr<RecordFile>> RecordFile::Open(
   return std::make_unique<ExampleFile>(path, signature, std::move(file));
 }
 
-}  // namespace serving_cc
+}  // namespace tfswitch

@@ -10,10 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cc/predictor/values.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
-#include "values.h"
 
-namespace serving_cc {
+namespace tfswitch {
 
 // A file of records, each of which holds one row of every input of a signature.
 // What else it holds is passed over.
@@ -60,6 +60,6 @@ class RecordFile {
 absl::StatusOr<std::vector<int64_t>> RowShape(
     const tensorflow::TensorInfo& info, int64_t count);
 
-}  // namespace serving_cc
+}  // namespace tfswitch
 
 #endif  // EXAMPLES_SERVING_CC_RECORD_FILE_H_

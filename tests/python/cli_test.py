@@ -1,5 +1,8 @@
 """The command line, as far as it needs no server."""
 
+import importlib.metadata
+import importlib.util
+
 import pytest
 from absl import app
 from absl.testing import flagsaver
@@ -7,7 +10,7 @@ from absl.testing import flagsaver
 import tfswitch as tsw
 from tests.programs import run_python
 from tfswitch.cli import main as cli
-from tfswitch.cli import server_binary
+from tfswitch.cli import programs
 
 
 def test_version_is_that_of_the_package():
@@ -44,7 +47,7 @@ def test_bad_commands_are_named(arguments, message):
 def executed(monkeypatch):
     """The arguments of the server program that would have run."""
     executed = []
-    monkeypatch.setattr(server_binary, "execute", executed.extend)
+    monkeypatch.setattr(programs, "execute_server", executed.extend)
     return executed
 
 
@@ -93,7 +96,24 @@ def test_a_shard_that_is_none_of_the_cluster_is_named(executed, flags):
 
 
 def test_a_missing_server_program_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(server_binary, "_PROGRAM", tmp_path / "gone")
+    monkeypatch.setattr(programs, "_FOLDER", tmp_path)
 
-    with pytest.raises(FileNotFoundError, match=r"gone.*pip install"):
-        server_binary.execute([])
+    with pytest.raises(FileNotFoundError, match=r"-server.*pip install"):
+        programs.execute_server([])
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "found", "message"),
+    [
+        (importlib.util, "find_spec", None, "pip install 'tensorflow=="),
+        (importlib.metadata, "version", "2.17.1", r"this is 2\.17\.1"),
+    ],
+    ids=["none", "another minor version"],
+)
+def test_serving_names_the_tensorflow_that_it_needs(
+    where, name, found, message, monkeypatch
+):
+    monkeypatch.setattr(where, name, lambda _: found)
+
+    with pytest.raises(ImportError, match=message):
+        programs.execute_serving([])

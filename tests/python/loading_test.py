@@ -174,11 +174,11 @@ def test_libraries_work_in_any_order(order: str) -> None:
 def test_server_command_starts_without_tensorflow() -> None:
     program = """
 import sys
-import tfswitch_server
+import tfswitch_command
 
 sys.modules["tensorflow"] = None  # Any import of it now fails.
 sys.argv = ["tfswitch-server", "--version"]
-tfswitch_server.main()
+tfswitch_command.server()
 """
 
     assert re.match(
@@ -301,8 +301,8 @@ def load_ops_from(path: Path) -> str:
     """The ImportError of the loader for an op library."""
     program = f"""
 from pathlib import Path
-from tfswitch import _loader
-_loader._OPS_PATH = Path({str(path)!r})
+from tfswitch import _loader, _op_library
+_op_library.PATH = Path({str(path)!r})
 try:
     _loader.load_ops.__wrapped__()
 except ImportError as error:

@@ -34,7 +34,10 @@ def imported(file: Path) -> Iterator[str]:
 
 def room_of(module: str) -> str:
     part = module.split(".")[1]
-    if part == "_loader":  # Of the library that the ops are in.
+    if part in (
+        "_loader",
+        "_op_library",
+    ):  # Of the library that the ops are in.
         return "ops"
     return part if part in ROOMS else ""
 

@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 import tfswitch as tsw
 from tfswitch import _tf_config
 from tfswitch.cli import main as cli
-from tfswitch.cli import server_binary
+from tfswitch.cli import programs
 
 JOB = {
     "ps": ["ps0:7077", "ps1:7078"],
@@ -168,7 +168,7 @@ def test_a_worker_outside_its_cluster_is_named(tf_config):
 def served(monkeypatch):
     """Runs `tfswitch serve` with flags; returns those of the program."""
     executed = []
-    monkeypatch.setattr(server_binary, "execute", executed.extend)
+    monkeypatch.setattr(programs, "execute_server", executed.extend)
 
     def serve(*flags):
         executed.clear()

@@ -11,7 +11,7 @@ from typing import Any
 from absl import app, flags
 
 from tfswitch import _native, _tf_config
-from tfswitch.cli import server_binary
+from tfswitch.cli import programs
 
 _ADDRESS = flags.DEFINE_string(
     "address",
@@ -107,7 +107,7 @@ def _serve() -> None:
             raise app.UsageError(
                 f"--limit must be name=value. Received: --limit={limit}"
             )
-    server_binary.execute(
+    programs.execute_server(
         [
             f"--address={address}",
             f"--shard_index={shard_index}",

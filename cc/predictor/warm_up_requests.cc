@@ -1,4 +1,4 @@
-#include "warm_up_requests.h"
+#include "cc/predictor/warm_up_requests.h"
 
 #include <cstring>
 #include <memory>
@@ -11,7 +11,7 @@
 #include "tensorflow/core/lib/io/record_reader.h"
 #include "tensorflow/core/platform/env.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 using google::protobuf::UnknownFieldSet;
@@ -110,4 +110,4 @@ Request MakeWarmUpRequest(const tensorflow::SignatureDef& signature) {
   return request;
 }
 
-}  // namespace serving_cc
+}  // namespace tfswitch

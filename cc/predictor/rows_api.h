@@ -1,8 +1,8 @@
 // The rows of models that tfswitch.saved_model.save has written, and how they
 // change while they are served: the C API of tfswitch, by its JSON calls.
 
-#ifndef EXAMPLES_SERVING_CC_ROWS_API_H_
-#define EXAMPLES_SERVING_CC_ROWS_API_H_
+#ifndef CC_PREDICTOR_ROWS_API_H_
+#define CC_PREDICTOR_ROWS_API_H_
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@
 
 struct Tfswitch_Api;
 
-namespace serving_cc {
+namespace tfswitch {
 
 // Of a SavedModel whose rows are tfswitch's.
 inline constexpr char kModelFile[] = "assets/tfswitch_model.json";
@@ -68,6 +68,6 @@ class RowsApi {
   const Tfswitch_Api* api_;
 };
 
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-#endif  // EXAMPLES_SERVING_CC_ROWS_API_H_
+#endif  // CC_PREDICTOR_ROWS_API_H_

@@ -1,4 +1,4 @@
-#include "tensor_codec.h"
+#include "cc/predictor/tensor_codec.h"
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/repeated_field.h>
@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 using google::protobuf::RepeatedField;
@@ -316,4 +316,4 @@ absl::Status EncodeTensor(const ServingTensor& tensor, TensorProto* proto) {
   return absl::OkStatus();
 }
 
-}  // namespace serving_cc
+}  // namespace tfswitch

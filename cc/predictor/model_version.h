@@ -1,7 +1,7 @@
 // One version of a model: a SavedModel in a session.
 
-#ifndef EXAMPLES_SERVING_CC_MODEL_VERSION_H_
-#define EXAMPLES_SERVING_CC_MODEL_VERSION_H_
+#ifndef CC_PREDICTOR_MODEL_VERSION_H_
+#define CC_PREDICTOR_MODEL_VERSION_H_
 
 #include <cstdint>
 #include <memory>
@@ -11,11 +11,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cc/predictor/values.h"
 #include "tensorflow/cc/saved_model/loader.h"
 #include "tensorflow/core/public/session.h"
-#include "values.h"
 
-namespace serving_cc {
+namespace tfswitch {
 
 struct Request {
   NamedTensors inputs;
@@ -94,6 +94,6 @@ class ModelVersion {
   tensorflow::SavedModelBundleLite bundle_;
 };
 
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-#endif  // EXAMPLES_SERVING_CC_MODEL_VERSION_H_
+#endif  // CC_PREDICTOR_MODEL_VERSION_H_

@@ -1,4 +1,4 @@
-#include "model_version.h"
+#include "cc/predictor/model_version.h"
 
 #include <algorithm>
 #include <set>
@@ -7,15 +7,15 @@
 #include "absl/log/log.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/predictor/warm_up_requests.h"
 #include "tensorflow/c/c_api.h"
 #include "tensorflow/cc/saved_model/reader.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/protobuf/config.pb.h"
-#include "warm_up_requests.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 using tensorflow::SignatureDef;
@@ -297,4 +297,4 @@ absl::StatusOr<NamedValues> ModelVersion::Predict(
   return predicted;
 }
 
-}  // namespace serving_cc
+}  // namespace tfswitch

@@ -1,4 +1,4 @@
-#include "predictor.h"
+#include "cc/predictor/predictor.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "tensorflow/c/c_api.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 namespace fs = std::filesystem;
@@ -341,4 +341,4 @@ void Predictor::Watch() {
   }
 }
 
-}  // namespace serving_cc
+}  // namespace tfswitch

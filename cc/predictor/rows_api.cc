@@ -1,4 +1,4 @@
-#include "rows_api.h"
+#include "cc/predictor/rows_api.h"
 
 #include <dlfcn.h>
 
@@ -11,7 +11,7 @@
 #include "cc/capi/tfswitch.h"
 #include "nlohmann/json.hpp"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 using Json = nlohmann::json;
@@ -147,4 +147,4 @@ absl::Status RowsApi::Resume(const std::string& folder) const {
   return Call(folder, "resume").status();
 }
 
-}  // namespace serving_cc
+}  // namespace tfswitch

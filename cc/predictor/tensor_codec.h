@@ -1,17 +1,17 @@
 // Between tensors in messages and the plain ones of serving_rpc.h.
 
-#ifndef EXAMPLES_SERVING_CC_TENSOR_CODEC_H_
-#define EXAMPLES_SERVING_CC_TENSOR_CODEC_H_
+#ifndef CC_PREDICTOR_TENSOR_CODEC_H_
+#define CC_PREDICTOR_TENSOR_CODEC_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "protos/tensor.pb.h"
-#include "serving_rpc.h"
+#include "cc/predictor/serving_rpc.h"
+#include "tensorflow_serving/tensor.pb.h"
 
-namespace serving_cc {
+namespace tfswitch {
 
 // A tensor of a request. It refers to the message that it was decoded from,
 // and to itself, so it stays where it is.
@@ -40,6 +40,6 @@ absl::Status DecodeTensor(const std::string& name,
 absl::Status EncodeTensor(const ServingTensor& tensor,
                           tensorflow::TensorProto* proto);
 
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-#endif  // EXAMPLES_SERVING_CC_TENSOR_CODEC_H_
+#endif  // CC_PREDICTOR_TENSOR_CODEC_H_

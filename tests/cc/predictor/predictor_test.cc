@@ -1,11 +1,11 @@
 // What the programs do not reach: plain values, pinning, warm-up requests and
-// steering rows. tests/integration/serving_cc_test.py makes the models and runs
-// this. Those in the folder that SERVING_CC_TEST_MODELS names, 1/ and 2/, take
+// steering rows. tests/integration/predictor_test.py makes the models and runs
+// this. Those in the folder that TFSWITCH_TEST_MODELS names, 1/ and 2/, take
 // "ids", int64 [?,2], and "dense", float [?,3], and give "pair", twice the ids,
-// and "version", their own number for each row. That in SERVING_CC_TEST_ROWS
+// and "version", their own number for each row. That in TFSWITCH_TEST_ROWS
 // takes "ids", int64 [?], and gives "score", what its rows say of each.
 
-#include "predictor.h"
+#include "cc/predictor/predictor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <utility>
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 using ::testing::ElementsAre;
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 PredictorOptions Options() {
   PredictorOptions options;
-  options.model_dir = std::getenv("SERVING_CC_TEST_MODELS");
+  options.model_dir = std::getenv("TFSWITCH_TEST_MODELS");
   options.poll_interval = absl::ZeroDuration();
   return options;
 }
@@ -112,7 +112,7 @@ TEST(PredictorTest, AVersionThatFailsItsWarmUpIsRefused) {
 TEST(PredictorTest, AModelWithoutRowsOfItsOwnSaysSo) {
   PredictorOptions options = Options();
   const auto plain = Load(options);
-  options.op_library = std::getenv("SERVING_CC_TEST_OP_LIBRARY");
+  options.op_library = std::getenv("TFSWITCH_TEST_OP_LIBRARY");
   const auto predictor = Load(options);
 
   EXPECT_THAT(plain->RowsState().status().message(),
@@ -133,8 +133,8 @@ class RowsTest : public ::testing::Test {
  protected:
   RowsTest() {
     PredictorOptions options;
-    options.model_dir = std::getenv("SERVING_CC_TEST_ROWS");
-    options.op_library = std::getenv("SERVING_CC_TEST_OP_LIBRARY");
+    options.model_dir = std::getenv("TFSWITCH_TEST_ROWS");
+    options.op_library = std::getenv("TFSWITCH_TEST_OP_LIBRARY");
     options.poll_interval = absl::ZeroDuration();
     predictor_ = Load(options);
   }
@@ -202,4 +202,4 @@ TEST_F(RowsTest, AnIntervalThatIsNoneIsRefused) {
 }
 
 }  // namespace
-}  // namespace serving_cc
+}  // namespace tfswitch

@@ -7,8 +7,8 @@
 //   auto predictor = Predictor::Load(options);
 //   auto scores = (*predictor)->Predict({{"ids", {Integers{3, 5}}}});
 
-#ifndef EXAMPLES_SERVING_CC_PREDICTOR_H_
-#define EXAMPLES_SERVING_CC_PREDICTOR_H_
+#ifndef CC_PREDICTOR_PREDICTOR_H_
+#define CC_PREDICTOR_PREDICTOR_H_
 
 #include <cstdint>
 #include <map>
@@ -23,10 +23,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "model_version.h"
-#include "rows_api.h"
+#include "cc/predictor/model_version.h"
+#include "cc/predictor/rows_api.h"
 
-namespace serving_cc {
+namespace tfswitch {
 
 struct PredictorOptions {
   // A SavedModel, which is version 0, or a folder of SavedModels whose names
@@ -167,6 +167,6 @@ class Predictor {
   std::thread watcher_;  // Constant after Load.
 };
 
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-#endif  // EXAMPLES_SERVING_CC_PREDICTOR_H_
+#endif  // CC_PREDICTOR_PREDICTOR_H_

@@ -1,4 +1,4 @@
-#include "serving_rpc.h"
+#include "cc/predictor/serving_rpc.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -16,11 +16,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "protos/prediction_service.grpc.pb.h"
-#include "protos/prediction_service.pb.h"
-#include "tensor_codec.h"
+#include "cc/predictor/tensor_codec.h"
+#include "tensorflow_serving/prediction_service.grpc.pb.h"
+#include "tensorflow_serving/prediction_service.pb.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 namespace api = tensorflow::serving;
@@ -250,7 +250,7 @@ void PrepareProcess() {
 }
 
 }  // namespace
-}  // namespace serving_cc
+}  // namespace tfswitch
 
 // Thread-safe but for the end of its life.
 struct ServingRpcServer {
@@ -258,13 +258,13 @@ struct ServingRpcServer {
                    const ServingRpcOptions& options)
       : predictions(handler, options), models(handler) {}
 
-  serving_cc::PredictionService predictions;
-  serving_cc::ModelService models;
+  tfswitch::PredictionService predictions;
+  tfswitch::ModelService models;
   std::unique_ptr<grpc::Server> server;  // Goes before what it uses.
   std::string address;
 };
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 void SetServing(ServingRpcServer* server, int32_t serving) {
@@ -317,9 +317,9 @@ constexpr ServingRpcApi kApi = {
     &SetServing, &Stop};
 
 }  // namespace
-}  // namespace serving_cc
+}  // namespace tfswitch
 
 extern "C" __attribute__((visibility("default"))) const ServingRpcApi*
 ServingRpc_GetApi(uint32_t version) {
-  return version == SERVING_RPC_API_VERSION ? &serving_cc::kApi : nullptr;
+  return version == SERVING_RPC_API_VERSION ? &tfswitch::kApi : nullptr;
 }

@@ -1,8 +1,13 @@
-// A prediction server that clients of TensorFlow Serving can use.
+// tfswitch-serving: a prediction server for the clients of TensorFlow Serving.
 //
-//   prediction_server --model_dir=/models/ranking --model_name=ranking
+//   tfswitch-serving --model_dir=/models/ranking --model_name=ranking
 //
-// This half has TensorFlow and the model; libserving_rpc.so beside it has gRPC.
+// The server has two halves, because TensorFlow and the distribution's gRPC
+// must not meet in one library. This half has TensorFlow and the model, and
+// opens libtfswitch_serving_rpc.so, which has gRPC and lies beside the program.
+// Requests and answers pass between them as the C types of serving_rpc.h. The
+// server listens before it loads the model, so health can be asked for
+// meanwhile.
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -23,11 +28,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
-#include "predictor.h"
-#include "serving_rpc.h"
+#include "cc/predictor/predictor.h"
+#include "cc/predictor/serving_rpc.h"
 #include "tensorflow/core/util/command_line_flags.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 constexpr int kCannotServe = 1;
@@ -192,30 +197,32 @@ class Handler {
   std::atomic<const Predictor*> predictor_{nullptr};
 };
 
-// Opens libserving_rpc.so beside this program, in a namespace of its own.
+std::filesystem::path FolderOfProgram() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path();
+}
+
+// Opens libtfswitch_serving_rpc.so in a namespace of its own.
 absl::StatusOr<const ServingRpcApi*> OpenRpc() {
-  const std::string path =
-      std::filesystem::read_symlink("/proc/self/exe").parent_path() /
-      "libserving_rpc.so";
+  const std::string path = FolderOfProgram() / "libtfswitch_serving_rpc.so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   if (library == nullptr) {
     return absl::NotFoundError(
         absl::StrCat("cannot open '", path, "': ", dlerror(),
-                     ". It belongs beside prediction_server, and needs gRPC"));
+                     ". It belongs beside tfswitch-serving, and needs gRPC"));
   }
   const auto get_api = reinterpret_cast<ServingRpc_GetApiFn>(
       dlsym(library, "ServingRpc_GetApi"));
   const ServingRpcApi* api =
       get_api != nullptr ? get_api(SERVING_RPC_API_VERSION) : nullptr;
   if (api == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "'", path, "' is of another build than prediction_server"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", path, "' is of another build than tfswitch-serving"));
   }
   return api;
 }
 
 int Fail(int code, absl::string_view message) {
-  std::fprintf(stderr, "prediction_server: %.*s\n",
+  std::fprintf(stderr, "tfswitch-serving: %.*s\n",
                static_cast<int>(message.size()), message.data());
   return code;
 }
@@ -230,7 +237,8 @@ int Run(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
   PredictorOptions options;
-  options.op_library = SERVING_CC_OP_LIBRARY;
+  // The Python package has the program in bin/.
+  options.op_library = FolderOfProgram().parent_path() / "libtfswitch_ops.so";
   std::string model_name = "default";
   std::string address = "127.0.0.1:8500";
   std::string tags = "serve";
@@ -344,6 +352,6 @@ int Run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-int main(int argc, char** argv) { return serving_cc::Run(argc, argv); }
+int main(int argc, char** argv) { return tfswitch::Run(argc, argv); }

@@ -1,16 +1,16 @@
 // Requests that are run before a version serves, so that the first clients do
 // not wait for what TensorFlow does on a first run.
 
-#ifndef EXAMPLES_SERVING_CC_WARM_UP_REQUESTS_H_
-#define EXAMPLES_SERVING_CC_WARM_UP_REQUESTS_H_
+#ifndef CC_PREDICTOR_WARM_UP_REQUESTS_H_
+#define CC_PREDICTOR_WARM_UP_REQUESTS_H_
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "model_version.h"
+#include "cc/predictor/model_version.h"
 
-namespace serving_cc {
+namespace tfswitch {
 
 // The requests of Predict in `assets.extra/tf_serving_warmup_requests`, where
 // TensorFlow Serving looks for them too: a TFRecord file of
@@ -21,6 +21,6 @@ absl::StatusOr<std::vector<Request>> ReadWarmUpRequests(
 // A request of zeros and empty strings; dimensions that are not known are 1.
 Request MakeWarmUpRequest(const tensorflow::SignatureDef& signature);
 
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-#endif  // EXAMPLES_SERVING_CC_WARM_UP_REQUESTS_H_
+#endif  // CC_PREDICTOR_WARM_UP_REQUESTS_H_

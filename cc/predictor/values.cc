@@ -1,4 +1,4 @@
-#include "values.h"
+#include "cc/predictor/values.h"
 
 #include <algorithm>
 #include <limits>
@@ -10,7 +10,7 @@
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 using tensorflow::DataType;
@@ -171,4 +171,4 @@ std::string Describe(
   return absl::StrJoin(texts, ", ");
 }
 
-}  // namespace serving_cc
+}  // namespace tfswitch

@@ -1,4 +1,4 @@
-"""examples/serving_cc: predicting files, and the prediction server."""
+"""tfswitch-serving, and the program of examples/serving_cc."""
 
 import contextlib
 import functools
@@ -34,39 +34,29 @@ from tensorflow_serving.apis import (
 
 import tfswitch as tsw
 from tests.programs import ROOT, PythonProgram, run_python
-from tfswitch import _loader
+from tfswitch import _loader, _op_library
 
+# The command `tfswitch-serving`, whichever checkout it was installed from.
+COMMAND = [
+    sys.executable,
+    "-c",
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    "import tfswitch_command; tfswitch_command.serving()",
+]
 SOURCES = ROOT / "examples/serving_cc"
 MODEL = "ranking"
 MAX_MESSAGE_BYTES = 1 << 20
 HANG_SECS = 60
 
-# The first test builds the programs; without ccache that takes minutes.
-pytestmark = pytest.mark.timeout(1800)
-
 ModelVersionStatus = get_model_status_pb2.ModelVersionStatus
 
 
-@pytest.fixture(scope="module")
-def programs() -> Path:
-    """The folder with the programs, built."""
+def built(name: str) -> Path:
+    """The path of a program of the build folder."""
     build = Path(os.environ.get("TFSWITCH_BUILD_DIR") or ROOT / "build")
-    build /= "serving_cc"
-    configure = [
-        *("cmake", "-G", "Ninja", "-S", str(SOURCES), "-B", str(build)),
-        f"-DPython_EXECUTABLE={sys.executable}",
-        f"-DSERVING_CC_OP_LIBRARY={_loader._OPS_PATH}",
-        "-DSERVING_CC_BUILD_TESTS=ON",
-    ]
-    if shutil.which("ccache"):
-        configure += [
-            "-DCMAKE_C_COMPILER_LAUNCHER=ccache",
-            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
-        ]
-    for command in (configure, ["cmake", "--build", str(build)]):
-        result = subprocess.run(command, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-    return build
+    path = build / name
+    assert path.exists(), f"run `ninja -C {build}` first"
+    return path
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -201,13 +191,13 @@ PredictFile = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def predict_file(programs: Path) -> PredictFile:
+def predict_file() -> PredictFile:
     """Runs the program with a model, a file and flags."""
 
     def run(model: Path, input_file: Path, *flags: str):
         return subprocess.run(
             [
-                str(programs / "predict_file"),
+                str(built("examples/serving_cc/predict_file")),
                 f"--model={model}",
                 f"--input={input_file}",
                 *flags,
@@ -425,7 +415,7 @@ def test_op_library_of_another_build_is_refused_with_the_remedy(
 
 
 def test_cpp_tests_of_the_predictor_pass(
-    programs: Path, two_versions: Path, rows: ServedRows
+    two_versions: Path, rows: ServedRows
 ) -> None:
     rows.table.assign([3, 5], [[3.0], [5.0]])
     rows.save(1)
@@ -433,12 +423,12 @@ def test_cpp_tests_of_the_predictor_pass(
     assert rows.export().number == 2
 
     result = subprocess.run(
-        [str(programs / "predictor_test")],
+        [str(built("tests/cc/predictor/predictor_test"))],
         env={
             **os.environ,
-            "SERVING_CC_TEST_MODELS": str(two_versions),
-            "SERVING_CC_TEST_ROWS": str(rows.models),
-            "SERVING_CC_TEST_OP_LIBRARY": str(_loader._OPS_PATH),
+            "TFSWITCH_TEST_MODELS": str(two_versions),
+            "TFSWITCH_TEST_ROWS": str(rows.models),
+            "TFSWITCH_TEST_OP_LIBRARY": str(_op_library.PATH),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -450,11 +440,16 @@ def test_cpp_tests_of_the_predictor_pass(
 
 
 def test_the_example_of_the_readme_runs(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (SOURCES / "README.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", page, re.M | re.S)[1:3])
-    commands = blocks["bash"].replace("build/serving_cc", str(programs))
+    pages = [ROOT / "docs/tfswitch_serving.md", SOURCES / "README.md"]
+    blocks = {}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        blocks |= dict(re.findall(r"^```(\w+)\n(.*?)^```", text, re.M | re.S))
+    commands = blocks["bash"].replace(
+        "build/serving_cc", str(built("examples/serving_cc"))
+    )
     monkeypatch.chdir(tmp_path)
     exec(blocks["python"], {"__name__": "example"})
 
@@ -473,10 +468,9 @@ def test_the_example_of_the_readme_runs(
 
 
 class PredictionServer:
-    """A running prediction_server, and a client of it.
+    """A running tfswitch-serving, and a client of it.
 
     Args:
-        programs: See the fixture.
         folder: For what the server writes to stderr.
         model_dir: Folder of versions.
         flags: More of them.
@@ -485,7 +479,6 @@ class PredictionServer:
 
     def __init__(
         self,
-        programs: Path,
         folder: Path,
         model_dir: Path,
         *flags: str,
@@ -495,7 +488,7 @@ class PredictionServer:
         with self._log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [
-                    str(programs / "prediction_server"),
+                    *COMMAND,
                     f"--model_dir={model_dir}",
                     f"--model_name={MODEL}",
                     "--address=127.0.0.1:0",
@@ -581,12 +574,9 @@ class PredictionServer:
 
 
 @pytest.fixture(scope="module")
-def server(
-    programs: Path, two_versions: Path, tmp_path_factory
-) -> Iterator[PredictionServer]:
+def server(two_versions: Path, tmp_path_factory) -> Iterator[PredictionServer]:
     """A server of version 2, for tests that leave it as it is."""
     with PredictionServer(
-        programs,
         tmp_path_factory.mktemp("server"),
         two_versions,
         f"--max_message_bytes={MAX_MESSAGE_BYTES}",
@@ -598,9 +588,9 @@ StartServer = Callable[..., PredictionServer]
 
 
 @pytest.fixture
-def start(programs: Path, tmp_path: Path) -> StartServer:
+def start(tmp_path: Path) -> StartServer:
     """Starts a server of the models of a folder, with flags."""
-    return functools.partial(PredictionServer, programs, tmp_path)
+    return functools.partial(PredictionServer, tmp_path)
 
 
 @pytest.fixture
@@ -866,7 +856,7 @@ TYPES = [
 
 
 @pytest.fixture(scope="module")
-def echo(programs: Path, tmp_path_factory) -> Iterator[PredictionServer]:
+def echo(tmp_path_factory) -> Iterator[PredictionServer]:
     """A server that answers each input, named for its type, with itself."""
 
     class Echo(tf.Module):
@@ -884,7 +874,7 @@ def echo(programs: Path, tmp_path_factory) -> Iterator[PredictionServer]:
 
     folder = tmp_path_factory.mktemp("echo")
     save(1, folder, Echo())
-    with PredictionServer(programs, folder, folder) as server:
+    with PredictionServer(folder, folder) as server:
         yield server
 
 
@@ -999,11 +989,11 @@ def test_rows_on_a_server_are_read_by_both_programs(
     ],
 )
 def test_server_that_cannot_serve_says_why_and_exits(
-    flags: list[str], text: str, programs: Path, two_versions: Path
+    flags: list[str], text: str, two_versions: Path
 ) -> None:
     result = subprocess.run(
         [
-            str(programs / "prediction_server"),
+            *COMMAND,
             f"--model_dir={two_versions}",
             "--address=127.0.0.1:0",
             *flags,

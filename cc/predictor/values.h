@@ -1,8 +1,8 @@
 // Inputs and outputs of a model as plain C++ values, and what a signature says
 // of them.
 
-#ifndef EXAMPLES_SERVING_CC_VALUES_H_
-#define EXAMPLES_SERVING_CC_VALUES_H_
+#ifndef CC_PREDICTOR_VALUES_H_
+#define CC_PREDICTOR_VALUES_H_
 
 #include <cstdint>
 #include <map>
@@ -15,7 +15,7 @@
 #include "tensorflow/core/framework/types.pb.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
 
-namespace serving_cc {
+namespace tfswitch {
 
 using Integers = std::vector<int64_t>;
 using Floats = std::vector<float>;
@@ -53,6 +53,6 @@ std::string Describe(const tensorflow::Tensor& tensor);
 std::string Describe(
     const google::protobuf::Map<std::string, tensorflow::TensorInfo>& infos);
 
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-#endif  // EXAMPLES_SERVING_CC_VALUES_H_
+#endif  // CC_PREDICTOR_VALUES_H_

@@ -23,10 +23,10 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "predictor.h"
+#include "cc/predictor/predictor.h"
 #include "tensorflow/core/util/command_line_flags.h"
 
-namespace serving_cc {
+namespace tfswitch {
 namespace {
 
 constexpr int kFailed = 1;
@@ -144,7 +144,7 @@ int Fail(int code, absl::string_view message) {
 
 int Run(int argc, char** argv) {
   PredictorOptions options;
-  options.op_library = SERVING_CC_OP_LIBRARY;
+  options.op_library = TFSWITCH_OP_LIBRARY;
   options.poll_interval = absl::ZeroDuration();
   // Nothing beside the requests takes time.
   options.watch_rows_interval = absl::ZeroDuration();
@@ -188,6 +188,6 @@ int Run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace serving_cc
+}  // namespace tfswitch
 
-int main(int argc, char** argv) { return serving_cc::Run(argc, argv); }
+int main(int argc, char** argv) { return tfswitch::Run(argc, argv); }

@@ -1,16 +1,16 @@
 // The door between the two halves of a prediction server: the program, which
-// links TensorFlow, and libserving_rpc.so, which links the distribution's gRPC
-// and protobuf. TensorFlow exports symbols of its own gRPC, protobuf and
-// Abseil, so the two must not meet in one namespace of symbols: the library is
-// opened with RTLD_DEEPBIND, exports ServingRpc_GetApi alone, and only the C
-// types of this header cross.
+// links TensorFlow, and libtfswitch_serving_rpc.so, which links the
+// distribution's gRPC and protobuf. TensorFlow exports symbols of its own gRPC,
+// protobuf and Abseil, so the two must not meet in one namespace of symbols:
+// the library is opened with RTLD_DEEPBIND, exports ServingRpc_GetApi alone,
+// and only the C types of this header cross.
 //
 // The caller owns what it passes, in either direction; nothing is retained
 // after a call returns. Status codes are those of gRPC, which are absl's. The
 // functions may be called from any thread. Nothing throws.
 
-#ifndef EXAMPLES_SERVING_CC_SERVING_RPC_H_
-#define EXAMPLES_SERVING_CC_SERVING_RPC_H_
+#ifndef CC_PREDICTOR_SERVING_RPC_H_
+#define CC_PREDICTOR_SERVING_RPC_H_
 
 #include <stddef.h>
 #include <stdint.h>
@@ -120,4 +120,4 @@ typedef const ServingRpcApi* (*ServingRpc_GetApiFn)(uint32_t version);
 }
 #endif
 
-#endif  // EXAMPLES_SERVING_CC_SERVING_RPC_H_
+#endif  // CC_PREDICTOR_SERVING_RPC_H_

@@ -1,0 +1,59 @@
+"""Runs the C++ programs that the wheel carries."""
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfswitch import _op_library
+
+_FOLDER = Path(__file__).parents[1] / "bin"
+
+
+def execute_server(arguments: Sequence[str]) -> None:
+    """Puts the parameter server, `tfswitch-server`, in place of this process.
+
+    Signals then reach it as if it had been started directly.
+
+    Raises:
+        FileNotFoundError: If this installation has no such program.
+    """
+    _execute("tfswitch-server", arguments, os.environ)
+
+
+def execute_serving(arguments: Sequence[str]) -> None:
+    """Puts the prediction server, `tfswitch-serving`, in place of this process.
+
+    It uses the TensorFlow of this Python.
+
+    Raises:
+        FileNotFoundError: If this installation has no such program.
+        ImportError: If there is no TensorFlow, or tfswitch was built for
+            another one. The message names the remedy.
+    """
+    package = importlib.util.find_spec("tensorflow")
+    if package is None or package.origin is None:
+        raise ImportError(_op_library.missing())
+    for name in ("tensorflow", "tensorflow-cpu"):
+        try:
+            _op_library.check(importlib.metadata.version(name))
+            break
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    folders = [str(Path(package.origin).parent)]
+    folders += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
+    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(folders)}
+    _execute("tfswitch-serving", arguments, environment)
+
+
+def _execute(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    program = _FOLDER / name
+    if not program.is_file():
+        raise FileNotFoundError(
+            f"there is no program {program}. Install tfswitch with "
+            "`pip install .`, or build it in place with `./scripts/setup`."
+        )
+    os.execve(program, [name, *arguments], environment)
