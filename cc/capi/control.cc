@@ -129,15 +129,9 @@ absl::Status ResetLostTables(Cluster& cluster,
 
 absl::Status Shrink(Cluster& cluster, const v1::ShrinkRequest& request,
                     v1::ShrinkResponse* response) {
-  ShrinkArgs args;
-  args.table = request.table();
-  args.day = cluster.day();
-  args.dry_run = request.dry_run();
-  if (request.has_rules()) args.rules = FromProto(request.rules());
-  TFSWITCH_ASSIGN_OR_RETURN(const ShrinkReport report,
-                            cluster.client().Shrink(args));
-  *response = ToProto(report);
-  return absl::OkStatus();
+  v1::ShrinkRequest own = request;
+  if (!own.has_day() && cluster.day() >= 0.0f) own.set_day(cluster.day());
+  return cluster.client().Call(own, response);
 }
 
 absl::Status Publish(Cluster& cluster, const v1::PublishExportRequest& request,

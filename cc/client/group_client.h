@@ -14,77 +14,90 @@
 #include "absl/time/time.h"
 #include "cc/sync/work_queue.h"
 #include "cc/sync/worker_group.h"
+#include "google/protobuf/message.h"
 
 namespace tfswitch {
 
 // A worker of a group; see WorkerGroup::Join.
 struct GroupMember {
   std::string group;
-  uint32_t worker = 0;
-  uint64_t incarnation = 0;
+  uint32_t worker;
+  uint64_t incarnation;
 };
 
 // The result of ArriveAndWait().
 struct Arrival {
-  int64_t open_round = 0;
+  int64_t open_round;
   std::optional<Round> round;  // The one waited for, if it has closed.
   bool may_proceed = false;
 };
 
-// The calls of Coordinator, with its errors and, over a network, Unavailable or
-// DeadlineExceeded naming the server. Deadlines are times of SteadyNow().
+class ParameterClient;
+
+// The calls of Coordinator, with its errors and, over a network, Unavailable
+// naming the server. Deadlines are times of SteadyNow().
 //
 // Thread-safe.
 class GroupClient {
  public:
+  // `server` coordinates, and must outlive this.
+  explicit GroupClient(ParameterClient* server) : server_(server) {}
   virtual ~GroupClient() = default;
 
   virtual absl::Status CreateGroup(const std::string& group,
-                                   const WorkerGroupOptions& options) = 0;
+                                   const WorkerGroupOptions& options);
   virtual absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
                                                   uint32_t worker,
                                                   uint64_t previous_incarnation,
-                                                  uint64_t newer_instance) = 0;
+                                                  uint64_t newer_instance);
   // Waits for the server no longer than `timeout`, nor than any other call.
-  virtual absl::Status Beat(const GroupMember& member,
-                            absl::Duration timeout) = 0;
+  virtual absl::Status Beat(const GroupMember& member, absl::Duration timeout);
   virtual absl::StatusOr<int64_t> Arrive(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
-      const std::vector<WorkProgress>& progress) = 0;
+      const std::vector<WorkProgress>& progress);
   // The same, and waits in the same call, for a while that the implementation
   // chooses: until the round has closed that a contribution went to, or without
   // one until the next step may begin with `staleness`.
   virtual absl::StatusOr<Arrival> ArriveAndWait(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress, int64_t staleness,
-      absl::Time deadline) = 0;
+      absl::Time deadline);
   // As long as Beat().
-  virtual absl::Status Leave(const GroupMember& member,
-                             absl::Duration timeout) = 0;
+  virtual absl::Status Leave(const GroupMember& member, absl::Duration timeout);
 
   // DeadlineExceeded, saying whom it waited for, when the deadline comes.
   virtual absl::StatusOr<Round> WaitForRound(const GroupMember& member,
                                              int64_t number,
-                                             absl::Time deadline) = 0;
+                                             absl::Time deadline);
   virtual absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
-                                   int64_t staleness, absl::Time deadline) = 0;
+                                   int64_t staleness, absl::Time deadline);
   virtual absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
       const GroupMember& member, const std::string& barrier, int64_t visit,
-      absl::Time deadline) = 0;
+      absl::Time deadline);
 
   virtual absl::StatusOr<WorkerGroup::Stats> GroupStats(
-      const std::string& group) = 0;
+      const std::string& group);
 
   virtual absl::Status CreateWorkQueue(const std::string& group,
                                        const std::string& queue,
-                                       const WorkQueueOptions& options) = 0;
+                                       const WorkQueueOptions& options);
   virtual absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
-      const GroupMember& member, const std::string& queue) = 0;
+      const GroupMember& member, const std::string& queue);
   virtual absl::Status FinishWorkItem(const GroupMember& member,
                                       const std::string& queue, int64_t epoch,
-                                      int64_t index) = 0;
+                                      int64_t index);
   virtual absl::StatusOr<WorkQueue::Stats> WorkQueueStats(
-      const std::string& group, const std::string& queue) = 0;
+      const std::string& group, const std::string& queue);
+
+ private:
+  absl::Status Call(const google::protobuf::Message& request,
+                    google::protobuf::Message* response,
+                    absl::Duration timeout = absl::InfiniteDuration());
+  // How long the server may hold the next poll, if it does not set a limit
+  // itself: its answer must come within the client's timeout.
+  int64_t NextPollMs(absl::Time deadline) const;
+
+  ParameterClient* server_;
 };
 
 }  // namespace tfswitch

@@ -4,6 +4,7 @@
 // pushes of a call go to PushMany() together, so that all are checked before
 // one is applied.
 //
+// Control calls are messages here too, which the functions of a server run.
 // Saves and restores ask CheckInterrupt() between their steps, so that the user
 // can end them.
 
@@ -18,7 +19,7 @@
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
-#include "cc/client/local_group_client.h"
+#include "cc/shard/control_calls.h"
 
 namespace tfswitch {
 namespace {
@@ -29,26 +30,22 @@ constexpr int64_t kExportRows = 8192;
 class LocalClient : public ParameterClient {
  public:
   explicit LocalClient(std::shared_ptr<Shard> shard)
-      : shard_(std::move(shard)), groups_(NewLocalGroupClient(shard_)) {}
+      : shard_(std::move(shard)) {}
 
-  GroupClient& groups() override { return *groups_; }
-
-  absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
-                                     const TableIdentity& identity,
-                                     uint64_t replaced_incarnation) override {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const Shard::Made made,
-        shard_->CreateTable(config, identity, replaced_incarnation));
-    return made.incarnation;
+  std::unique_ptr<PendingCall> StartCall(
+      const google::protobuf::Message& request,
+      google::protobuf::Message* response,
+      absl::Duration /*timeout*/) override {
+    ShardCall call{*shard_, CheckInterrupt};
+    if (request.GetDescriptor() == v1::AbortSaveRequest::descriptor()) {
+      // It cleans up after the save that the user has ended.
+      call.interrupt = [] { return absl::OkStatus(); };
+    }
+    return Done(RunAny(call, request, response));
   }
 
   absl::StatusOr<std::vector<uint64_t>> ShardInstances() override {
     return std::vector<uint64_t>{shard_->instance_id()};
-  }
-
-  absl::Status DropTable(const std::string& table) override {
-    if (shard_->DropTable(table)) return absl::OkStatus();
-    return shard_->FindTable(table).status();
   }
 
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
@@ -58,23 +55,6 @@ class LocalClient : public ParameterClient {
     return std::shared_ptr<const void>(
         nullptr,
         [shard = shard_, table](const void*) { shard->ReleaseTable(table); });
-  }
-
-  absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const TableRef& table) override {
-    std::vector<std::shared_ptr<EmbeddingTable>> tables;
-    if (table.name.empty()) {
-      tables = shard_->Tables();
-    } else {
-      TFSWITCH_ASSIGN_OR_RETURN(auto found, shard_->FindTable(table));
-      tables.push_back(std::move(found));
-    }
-    std::vector<TableInfo> infos;
-    infos.reserve(tables.size());
-    for (const auto& each : tables) {
-      infos.push_back(DescribeTable(*each));
-    }
-    return infos;
   }
 
   std::unique_ptr<PendingCall> StartPull(
@@ -100,33 +80,6 @@ class LocalClient : public ParameterClient {
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            AssignResult* result) override {
     return Done(AssignNow(args, result));
-  }
-
-  std::unique_ptr<PendingCall> StartCommitRound(
-      int, const std::string& group, const Round& round, int64_t* committed,
-      const std::vector<TableRef>& staged) override {
-    const absl::StatusOr<int64_t> last =
-        shard_->CommitRound(group, round, staged);
-    *committed = last.value_or(WorkerGroup::kNoRound);
-    return Done(last.status());
-  }
-
-  absl::StatusOr<int64_t> Erase(const TableRef& table,
-                                absl::Span<const Key> keys) override {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
-    return shard_->Erase(*found, keys);
-  }
-
-  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
-                                           ShrinkReport* report) override {
-    return Done(ShrinkNow(args, report));
-  }
-
-  absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
-                         float day, absl::Span<UsageOfRow> usage,
-                         absl::Span<KeyState> states) override {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
-    return shard_->ReadUsage(*found, keys, day, usage, states);
   }
 
   absl::Status Export(
@@ -157,38 +110,12 @@ class LocalClient : public ParameterClient {
     return std::vector<ChangeCursor>{cursor};
   }
 
-  absl::Status SettleExport(const TableRef& table, const std::string& export_id,
-                            bool is_published) override {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto found, shard_->FindTable(table));
-    shard_->SettleExport(*found, export_id, is_published);
-    return absl::OkStatus();
-  }
-
+  // Not a message, because it says how far it is.
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const SaveShardArgs& args) override {
     TFSWITCH_ASSIGN_OR_RETURN(std::string part,
                               shard_->SaveShard(args, CheckInterrupt));
     return std::vector<std::string>{std::move(part)};
-  }
-
-  absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args) override {
-    return shard_->CommitCheckpoint(args, CheckInterrupt);
-  }
-
-  absl::Status AbortSave(const std::string& path,
-                         const std::string& save_id) override {
-    return shard_->AbortSave(path, save_id);
-  }
-
-  absl::StatusOr<StagedRestore> StageRestore(
-      const StageRestoreArgs& args) override {
-    return shard_->StageRestore(args, CheckInterrupt);
-  }
-
-  absl::Status CommitRestore(const std::string& restore_id,
-                             bool abort) override {
-    return shard_->CommitRestore(restore_id, abort);
   }
 
  private:
@@ -248,17 +175,7 @@ class LocalClient : public ParameterClient {
     return absl::OkStatus();
   }
 
-  absl::Status ShrinkNow(const ShrinkArgs& args, ShrinkReport* report) {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const auto found,
-        shard_->FindTable({args.table, args.table_incarnation}));
-    TFSWITCH_ASSIGN_OR_RETURN(
-        *report, shard_->Shrink(*found, args.rules, args.day, args.dry_run));
-    return absl::OkStatus();
-  }
-
   const std::shared_ptr<Shard> shard_;
-  const std::unique_ptr<GroupClient> groups_;
 };
 
 }  // namespace

@@ -1,8 +1,102 @@
+// A control call is a message, made here for clients of this process and of a
+// server alike. Where a call has a result besides its answer, MessageCall keeps
+// the answer and makes the result of it.
+
 #include "cc/client/parameter_client.h"
 
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
+#include "cc/shard/round_stage.h"
+#include "cc/wire/codec.h"
+#include "cc/wire/coordination_conversion.h"
+#include "cc/wire/report_conversion.h"
+#include "cc/wire/table_config_conversion.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
+namespace {
+
+// A call in flight that keeps its answer for `read`.
+template <typename Response>
+class MessageCall final : public PendingCall {
+ public:
+  using Read = std::function<absl::Status(const Response&)>;
+
+  MessageCall(ParameterClient* client, const google::protobuf::Message& request,
+              absl::Duration timeout, Read read)
+      : read_(std::move(read)),
+        call_(client->StartCall(request, &response_, timeout)) {}
+
+  absl::Status Wait() override {
+    TFSWITCH_RETURN_IF_ERROR(call_->Wait());
+    return read_(response_);
+  }
+
+ private:
+  const Read read_;
+  Response response_;
+  const std::unique_ptr<PendingCall> call_;  // Last: it writes the response.
+};
+
+template <typename Request>
+void NameTable(const TableRef& table, Request* request) {
+  request->set_table(table.name);
+  request->set_table_incarnation(table.incarnation);
+}
+
+template <typename Request>
+void Identify(const PushId& id, Request* request) {
+  request->set_client_id(id.client_id);
+  request->set_sequence(id.sequence);
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> ParameterClient::MakeTable(
+    const TableConfig& config, const TableIdentity& identity,
+    uint64_t replaced_incarnation) {
+  TFSWITCH_RETURN_IF_ERROR(config.Validate());
+  v1::CreateTableRequest request;
+  request.set_protocol_version(kProtocolVersion);
+  *request.mutable_config() = ToProto(config);
+  request.set_table_incarnation(identity.incarnation);
+  request.mutable_shard_instances()->Add(identity.shard_instances.begin(),
+                                         identity.shard_instances.end());
+  request.set_replaced_incarnation(replaced_incarnation);
+  Identify(NextWriteId(), &request);
+  v1::CreateTableResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  return response.table_incarnation();
+}
+
+absl::Status ParameterClient::DropTable(const std::string& table) {
+  v1::DropTableRequest request;
+  request.set_table(table);
+  Identify(NextWriteId(), &request);
+  v1::DropTableResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  if (response.dropped()) return absl::OkStatus();
+  // It names the tables that there are.
+  TFSWITCH_RETURN_IF_ERROR(ListTables(table).status());
+  return absl::NotFoundError(absl::StrCat("no table '", table, "'"));
+}
+
+absl::StatusOr<std::vector<TableInfo>> ParameterClient::ListTables(
+    const TableRef& table) {
+  v1::ListTablesRequest request;
+  NameTable(table, &request);
+  v1::ListTablesResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  std::vector<TableInfo> tables;
+  for (const v1::TableInfo& info : response.tables()) {
+    tables.push_back(FromProto(info));
+  }
+  return tables;
+}
 
 absl::StatusOr<PushResult> ParameterClient::Push(const PushArgs& args) {
   PushResult result;
@@ -16,10 +110,155 @@ absl::StatusOr<AssignResult> ParameterClient::Assign(const AssignArgs& args) {
   return result;
 }
 
+std::unique_ptr<PendingCall> ParameterClient::StartCommitRound(
+    int, const std::string& group, const Round& round, int64_t* committed,
+    const std::vector<TableRef>& staged) {
+  v1::CommitRoundRequest request;
+  request.set_group(group);
+  *request.mutable_round() = ToProto(round);
+  for (const TableRef& table : staged) {
+    (*request.mutable_table_incarnations())[table.name] = table.incarnation;
+  }
+  return std::make_unique<MessageCall<v1::CommitRoundResponse>>(
+      this, request, absl::InfiniteDuration(),
+      [committed](const v1::CommitRoundResponse& response) {
+        *committed = response.committed_round();
+        absl::Status error(static_cast<absl::StatusCode>(response.error_code()),
+                           response.error_message());
+        const uint64_t newer = response.newer_group_instance();
+        return newer != 0 ? ErrorOfOlderGroup(std::move(error), newer)
+                          : ErrorOfAppliedRound(std::move(error));
+      });
+}
+
+absl::StatusOr<int64_t> ParameterClient::Erase(const TableRef& table,
+                                               absl::Span<const Key> keys) {
+  v1::EraseRequest request;
+  NameTable(table, &request);
+  request.mutable_keys()->Add(keys.begin(), keys.end());
+  Identify(NextWriteId(), &request);
+  v1::EraseResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  return response.erased_rows();
+}
+
 absl::StatusOr<ShrinkReport> ParameterClient::Shrink(const ShrinkArgs& args) {
-  ShrinkReport report;
-  TFSWITCH_RETURN_IF_ERROR(StartShrink(args, &report)->Wait());
-  return report;
+  v1::ShrinkRequest request;
+  NameTable({args.table, args.table_incarnation}, &request);
+  if (args.rules.has_value()) *request.mutable_rules() = ToProto(*args.rules);
+  if (args.day >= 0.0f) request.set_day(args.day);
+  request.set_dry_run(args.dry_run);
+  v1::ShrinkResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  return FromProto(response);
+}
+
+std::unique_ptr<PendingCall> ParameterClient::StartReadUsage(
+    const TableRef& table, absl::Span<const Key> keys, float day,
+    absl::Span<UsageOfRow> usage, absl::Span<KeyState> states,
+    absl::Duration timeout) {
+  v1::ReadUsageRequest request;
+  NameTable(table, &request);
+  request.mutable_keys()->Add(keys.begin(), keys.end());
+  if (day >= 0.0f) request.set_day(day);
+  return std::make_unique<MessageCall<v1::ReadUsageResponse>>(
+      this, request, timeout,
+      [usage, states](const v1::ReadUsageResponse& response) {
+        return FromProto(response, usage, states);
+      });
+}
+
+absl::Status ParameterClient::ReadUsage(const TableRef& table,
+                                        absl::Span<const Key> keys, float day,
+                                        absl::Span<UsageOfRow> usage,
+                                        absl::Span<KeyState> states) {
+  return StartReadUsage(table, keys, day, usage, states,
+                        absl::InfiniteDuration())
+      ->Wait();
+}
+
+absl::Status ParameterClient::SettleExport(const TableRef& table,
+                                           const std::string& export_id,
+                                           bool is_published) {
+  v1::SettleExportRequest request;
+  NameTable(table, &request);
+  request.set_export_id(export_id);
+  request.set_is_published(is_published);
+  v1::SettleExportResponse response;
+  return Call(request, &response);
+}
+
+absl::StatusOr<std::vector<std::string>> ParameterClient::SaveShard(
+    const SaveShardArgs& args) {
+  v1::SaveShardRequest request;
+  request.set_path(args.path);
+  for (const TableRef& table : args.tables) {
+    request.add_tables(table.name);
+    request.add_table_incarnations(table.incarnation);
+  }
+  request.set_save_id(args.save_id);
+  request.set_all_tables(args.all_tables);
+  v1::SaveShardResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  return std::vector<std::string>(response.manifest_parts().begin(),
+                                  response.manifest_parts().end());
+}
+
+absl::StatusOr<int64_t> ParameterClient::CommitCheckpoint(
+    const CommitCheckpointArgs& args) {
+  v1::CommitCheckpointRequest request;
+  request.set_path(args.path);
+  request.set_save_id(args.save_id);
+  for (const std::string& part : args.manifest_parts) {
+    request.add_manifest_parts(part);
+  }
+  request.set_keep(static_cast<uint32_t>(args.keep));
+  for (const std::string& table : args.dropped_tables) {
+    request.add_dropped_tables(table);
+  }
+  v1::CommitCheckpointResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  return response.save();
+}
+
+absl::Status ParameterClient::AbortSave(const std::string& path,
+                                        const std::string& save_id) {
+  v1::AbortSaveRequest request;
+  request.set_path(path);
+  request.set_save_id(save_id);
+  v1::AbortSaveResponse response;
+  return Call(request, &response);
+}
+
+absl::StatusOr<StagedRestore> ParameterClient::StageRestore(
+    const StageRestoreArgs& args) {
+  v1::StageRestoreRequest request;
+  request.set_path(args.path);
+  for (const std::string& table : args.tables) request.add_tables(table);
+  request.set_restore_id(args.restore_id);
+  request.set_save(args.save);
+  request.set_newer_than(static_cast<uint32_t>(args.newer_than));
+  request.mutable_table_incarnations()->insert(args.incarnations.begin(),
+                                               args.incarnations.end());
+  request.set_new_incarnation(args.new_incarnation);
+  request.mutable_shard_instances()->Add(args.shard_instances.begin(),
+                                         args.shard_instances.end());
+  v1::StageRestoreResponse response;
+  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  StagedRestore staged;
+  staged.tables = {response.tables().begin(), response.tables().end()};
+  staged.num_rows = response.num_rows();
+  staged.save = response.save();
+  return staged;
+}
+
+absl::Status ParameterClient::CommitRestore(const std::string& restore_id,
+                                            bool abort) {
+  v1::CommitRestoreRequest request;
+  request.set_restore_id(restore_id);
+  request.set_abort(abort);
+  v1::CommitRestoreResponse response;
+  return Call(request, &response);
 }
 
 }  // namespace tfswitch

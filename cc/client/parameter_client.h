@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
@@ -25,6 +26,7 @@
 #include "cc/table/table_config.h"
 #include "cc/table/table_info.h"
 #include "cc/wire/row_calls.h"
+#include "google/protobuf/message.h"
 
 namespace tfswitch {
 
@@ -112,6 +114,10 @@ class PendingCall {
   virtual absl::Status Wait() = 0;
 };
 
+// The control calls of one server are messages, which StartCall() carries; the
+// functions here make them. A client of many servers overrides those that do
+// more than to ask all servers for the sum.
+//
 // Thread-safe.
 //
 // A call that waits for a server that is away ends within the client's timeout,
@@ -120,6 +126,23 @@ class PendingCall {
 class ParameterClient {
  public:
   virtual ~ParameterClient() = default;
+
+  // Starts a control call: a message of cc/shard/control_calls.h. *response, of
+  // its own type, is the answer once the call has ended with OK. It ends within
+  // `timeout` if that is less than the client's. The request may go when the
+  // call has been started.
+  virtual std::unique_ptr<PendingCall> StartCall(
+      const google::protobuf::Message& request,
+      google::protobuf::Message* response, absl::Duration timeout) = 0;
+  absl::Status Call(const google::protobuf::Message& request,
+                    google::protobuf::Message* response,
+                    absl::Duration timeout = absl::InfiniteDuration()) {
+    return StartCall(request, response, timeout)->Wait();
+  }
+  // Longest time that a call may take, retries included.
+  virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }
+  // An identity for a write that has none; empty if no call is repeated.
+  virtual PushId NextWriteId() { return {}; }
 
   // OK if the table exists with an equal config; AlreadyExists if it exists
   // with another.
@@ -130,9 +153,9 @@ class ParameterClient {
   // of the table that is there now.
   virtual absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
                                              const TableIdentity& identity,
-                                             uint64_t replaced_incarnation) = 0;
+                                             uint64_t replaced_incarnation);
   // NotFound if there is no such table.
-  virtual absl::Status DropTable(const std::string& table) = 0;
+  virtual absl::Status DropTable(const std::string& table);
   // Keeps a table of this process, which is dropped with the last of these;
   // on servers tables stay. The result outlives the client. NotFound if there
   // is no such table.
@@ -142,7 +165,7 @@ class ParameterClient {
   }
   // All tables, or the one named (NotFound if it is not there).
   virtual absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const TableRef& table) = 0;
+      const TableRef& table);
 
   // The run of each shard that answers now; see TableIdentity.
   virtual absl::StatusOr<std::vector<uint64_t>> ShardInstances() = 0;
@@ -182,21 +205,20 @@ class ParameterClient {
   virtual int num_shards() const { return 1; }
   virtual std::unique_ptr<PendingCall> StartCommitRound(
       int shard, const std::string& group, const Round& round,
-      int64_t* committed, const std::vector<TableRef>& staged) = 0;
+      int64_t* committed, const std::vector<TableRef>& staged);
 
   virtual absl::StatusOr<int64_t> Erase(const TableRef& table,
-                                        absl::Span<const Key> keys) = 0;
+                                        absl::Span<const Key> keys);
 
-  // See Shard::Shrink. *report becomes the sum of all shards once the call has
-  // ended with OK; after an error some of them may have been shrunk.
-  virtual std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
-                                                   ShrinkReport* report) = 0;
+  // See Shard::Shrink. The report is the sum of all shards; after an error some
+  // of them may have been shrunk.
+  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args);
 
   // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
   virtual absl::Status ReadUsage(const TableRef& table,
                                  absl::Span<const Key> keys, float day,
                                  absl::Span<UsageOfRow> usage,
-                                 absl::Span<KeyState> states) = 0;
+                                 absl::Span<KeyState> states);
 
   // Visits all rows, in chunks, in no particular order. RowChunk::slots is
   // empty unless `with_slots`.
@@ -214,25 +236,24 @@ class ParameterClient {
   // Says whether an export with a rule has been published. May be repeated.
   virtual absl::Status SettleExport(const TableRef& table,
                                     const std::string& export_id,
-                                    bool is_published) = 0;
+                                    bool is_published);
 
   // The parts of a checkpoint; see protos/tfswitch/v1/parameter_server.proto.
   // Users call SaveCheckpoint and RestoreCheckpoint of client/checkpoints.h.
   // SaveShard returns this server's parts of the manifest: one per shard.
   virtual absl::StatusOr<std::vector<std::string>> SaveShard(
-      const SaveShardArgs& args) = 0;
+      const SaveShardArgs& args);
   // Returns the save's number.
   virtual absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args) = 0;
+      const CommitCheckpointArgs& args);
   virtual absl::Status AbortSave(const std::string& path,
-                                 const std::string& save_id) = 0;
+                                 const std::string& save_id);
   virtual absl::StatusOr<StagedRestore> StageRestore(
-      const StageRestoreArgs& args) = 0;
-  virtual absl::Status CommitRestore(const std::string& restore_id,
-                                     bool abort) = 0;
+      const StageRestoreArgs& args);
+  virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
   // The groups of workers that train with these tables.
-  virtual GroupClient& groups() = 0;
+  virtual GroupClient& groups() { return groups_; }
 
   // Blocking forms of the calls above.
   absl::Status Pull(const PullArgs& args, absl::Span<float> embeddings) {
@@ -240,7 +261,17 @@ class ParameterClient {
   }
   absl::StatusOr<PushResult> Push(const PushArgs& args);
   absl::StatusOr<AssignResult> Assign(const AssignArgs& args);
-  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args);
+
+ protected:
+  std::unique_ptr<PendingCall> StartReadUsage(const TableRef& table,
+                                              absl::Span<const Key> keys,
+                                              float day,
+                                              absl::Span<UsageOfRow> usage,
+                                              absl::Span<KeyState> states,
+                                              absl::Duration timeout);
+
+ private:
+  GroupClient groups_{this};
 };
 
 }  // namespace tfswitch

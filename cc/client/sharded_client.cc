@@ -5,7 +5,7 @@
 // answers owns the parts too, so that they live as long as the calls.
 //
 // Where lost tables recover, the start of a call is kept as a function and runs
-// once more after a DataLoss. Saves, restores and exports of changes block
+// once more after a DataLoss. Staging a restore and exports of changes block
 // until they end, so that OnAllShards() runs them on one thread for each shard.
 
 #include "cc/client/sharded_client.h"
@@ -32,6 +32,7 @@
 #include "cc/client/cluster_tables.h"
 #include "cc/client/done_call.h"
 #include "cc/client/joined_calls.h"
+#include "google/protobuf/message.h"
 
 namespace tfswitch {
 namespace {
@@ -112,6 +113,34 @@ absl::Status CheckAssign(const AssignArgs& args) {
   return CheckFinite(args.table, "slot", args.keys, args.slots);
 }
 
+// Where a request names the incarnation of its table; null: it is of no table.
+const google::protobuf::FieldDescriptor* IncarnationField(
+    const google::protobuf::Message& request) {
+  return request.GetDescriptor()->FindFieldByName("table_incarnation");
+}
+
+// Adds an answer to a sum: numbers are added, and lists are put together. What
+// an answer is in other fields, all are.
+void AddTo(google::protobuf::Message* answer, google::protobuf::Message* sum) {
+  using Field = google::protobuf::FieldDescriptor;
+  const google::protobuf::Reflection& reflection = *answer->GetReflection();
+  std::vector<const Field*> fields;
+  reflection.ListFields(*answer, &fields);
+  for (const Field* field : fields) {
+    if (field->is_repeated()) continue;
+    if (field->cpp_type() == Field::CPPTYPE_INT64) {
+      reflection.SetInt64(answer, field,
+                          reflection.GetInt64(*answer, field) +
+                              reflection.GetInt64(*sum, field));
+    } else if (field->cpp_type() == Field::CPPTYPE_DOUBLE) {
+      reflection.SetDouble(answer, field,
+                           reflection.GetDouble(*answer, field) +
+                               reflection.GetDouble(*sum, field));
+    }
+  }
+  sum->MergeFrom(*answer);
+}
+
 // A call that is made once more if a table had lost rows and goes on.
 class RecoveringCall : public PendingCall {
  public:
@@ -145,6 +174,18 @@ class ShardedClient : public ParameterClient {
         tables_(shards_, on_lost_tables) {}
 
   GroupClient& groups() override { return shards_[0]->groups(); }
+
+  // All shards get the request, and the answer is their sum.
+  std::unique_ptr<PendingCall> StartCall(
+      const google::protobuf::Message& request,
+      google::protobuf::Message* response, absl::Duration timeout) override {
+    std::shared_ptr<google::protobuf::Message> own(request.New());
+    own->CopyFrom(request);
+    const auto start = [this, own, response, timeout] {
+      return StartOnAll(own.get(), response, timeout);
+    };
+    return IncarnationField(request) != nullptr ? Begin(start) : start();
+  }
 
   absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
                                      const TableIdentity& identity,
@@ -237,26 +278,6 @@ class ShardedClient : public ParameterClient {
     return sum;
   }
 
-  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
-                                           ShrinkReport* report) override {
-    return Begin([this, args, report]() -> std::unique_ptr<PendingCall> {
-      const absl::StatusOr<Facts> facts = tables_.FactsOf(args.table);
-      if (!facts.ok()) return Done(facts.status());
-      ShrinkArgs own = args;
-      own.table_incarnation = facts->incarnation;
-      const auto parts =
-          std::make_shared<std::vector<ShrinkReport>>(shards_.size());
-      std::vector<std::unique_ptr<PendingCall>> calls;
-      for (size_t i = 0; i < shards_.size(); ++i) {
-        calls.push_back(shards_[i]->StartShrink(own, &(*parts)[i]));
-      }
-      return std::make_unique<JoinedCalls>(std::move(calls), [parts, report] {
-        *report = ShrinkReport();
-        for (const ShrinkReport& part : *parts) report->Add(part);
-      });
-    });
-  }
-
   absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override {
@@ -330,38 +351,9 @@ class ShardedClient : public ParameterClient {
     return cursors;
   }
 
-  absl::Status SettleExport(const TableRef& table, const std::string& export_id,
-                            bool is_published) override {
-    absl::Status first;
-    for (const auto& shard : shards_) {
-      first.Update(shard->SettleExport(table, export_id, is_published));
-    }
-    return first;
-  }
-
-  absl::StatusOr<std::vector<std::string>> SaveShard(
-      const SaveShardArgs& args) override {
-    std::vector<std::vector<std::string>> parts(shards_.size());
-    TFSWITCH_RETURN_IF_ERROR(OnAllShards([&](size_t i) -> absl::Status {
-      TFSWITCH_ASSIGN_OR_RETURN(parts[i], shards_[i]->SaveShard(args));
-      return absl::OkStatus();
-    }));
-    std::vector<std::string> all;
-    for (std::vector<std::string>& own : parts) {
-      std::move(own.begin(), own.end(), std::back_inserter(all));
-    }
-    return all;
-  }
-
   absl::StatusOr<int64_t> CommitCheckpoint(
       const CommitCheckpointArgs& args) override {
     return shards_[0]->CommitCheckpoint(args);
-  }
-
-  absl::Status AbortSave(const std::string& path,
-                         const std::string& save_id) override {
-    return OnAllShards(
-        [&](size_t i) { return shards_[i]->AbortSave(path, save_id); });
   }
 
   absl::StatusOr<StagedRestore> StageRestore(
@@ -406,8 +398,7 @@ class ShardedClient : public ParameterClient {
 
   absl::Status CommitRestore(const std::string& restore_id,
                              bool abort) override {
-    absl::Status first = OnAllShards(
-        [&](size_t i) { return shards_[i]->CommitRestore(restore_id, abort); });
+    absl::Status first = ParameterClient::CommitRestore(restore_id, abort);
     // Restored tables may be cut into another number of virtual shards, and
     // have another incarnation.
     MutexLock lock(&mutex_);
@@ -471,6 +462,31 @@ class ShardedClient : public ParameterClient {
     }
     TFSWITCH_RETURN_IF_ERROR(tables_.Recover());
     return call();
+  }
+
+  std::unique_ptr<PendingCall> StartOnAll(google::protobuf::Message* request,
+                                          google::protobuf::Message* response,
+                                          absl::Duration timeout) {
+    if (const auto* incarnation = IncarnationField(*request)) {
+      const google::protobuf::Reflection& reflection =
+          *request->GetReflection();
+      const absl::StatusOr<Facts> facts = tables_.FactsOf(reflection.GetString(
+          *request, request->GetDescriptor()->FindFieldByName("table")));
+      if (!facts.ok()) return Done(facts.status());
+      reflection.SetUInt64(request, incarnation, facts->incarnation);
+    }
+    using Answers = std::vector<std::unique_ptr<google::protobuf::Message>>;
+    const auto answers = std::make_shared<Answers>();
+    std::vector<std::unique_ptr<PendingCall>> calls;
+    for (const auto& shard : shards_) {
+      answers->emplace_back(response->New());
+      calls.push_back(
+          shard->StartCall(*request, answers->back().get(), timeout));
+    }
+    return std::make_unique<JoinedCalls>(std::move(calls), [answers, response] {
+      response->Clear();
+      for (const auto& answer : *answers) AddTo(answer.get(), response);
+    });
   }
 
   std::unique_ptr<PendingCall> StartPulls(std::vector<PullPart> pulls) {

@@ -793,18 +793,4 @@ float EmbeddingTable::last_day() const { return impl_->last_day(); }
 
 CountingBloom* EmbeddingTable::bloom() const { return impl_->bloom.get(); }
 
-void ShrinkReport::Add(const ShrinkReport& other) {
-  evicted_rows += other.evicted_rows;
-  evicted_bytes += other.evicted_bytes;
-  by_ttl += other.by_ttl;
-  by_show_click_score += other.by_show_click_score;
-  by_l2_norm += other.by_l2_norm;
-  by_max_rows += other.by_max_rows;
-  evicted_candidates += other.evicted_candidates;
-  remaining_rows += other.remaining_rows;
-  remaining_count += other.remaining_count;
-  remaining_show += other.remaining_show;
-  remaining_click += other.remaining_click;
-}
-
 }  // namespace tfswitch

@@ -94,8 +94,6 @@ struct ShrinkReport {
   double remaining_count = 0.0;
   double remaining_show = 0.0;
   double remaining_click = 0.0;
-
-  void Add(const ShrinkReport& other);
 };
 
 // Candidates handed out by EmbeddingTable::ForEachCandidate, as RowChunk.

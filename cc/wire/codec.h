@@ -36,6 +36,9 @@
 
 namespace tfswitch {
 
+// Of client and server; both must speak the same.
+inline constexpr uint32_t kProtocolVersion = 1;
+
 // The bytes of one message, in order. A piece may end anywhere.
 using MessagePieces = absl::Span<const absl::string_view>;
 

@@ -216,9 +216,16 @@ absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
   v1::HandshakeRequest request;
   request.set_protocol_version(options_.protocol_version);
   v1::HandshakeResponse response;
-  TFSWITCH_RETURN_IF_ERROR(
-      Call(CallKind::kIdempotent, "Handshake", request, &response,
-           v1::ParameterServer::service_full_name(), deadline - absl::Now()));
+  TFSWITCH_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
+                            Encode("Handshake", request));
+  // Not owned by the call: this function outlives it.
+  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
+  UnaryCall call(unowned, CallKind::kIdempotent, "Handshake", message,
+                 v1::ParameterServer::service_full_name(),
+                 deadline - absl::Now());
+  grpc::ByteBuffer bytes;
+  TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
+  TFSWITCH_RETURN_IF_ERROR(Decode("Handshake", &bytes, &response));
   if (response.protocol_version() != options_.protocol_version) {
     return absl::FailedPreconditionError(absl::StrCat(
         name_, " speaks protocol version ", response.protocol_version(),
@@ -260,7 +267,8 @@ absl::Status Connection::CheckSize(uint64_t bytes,
 }
 
 absl::StatusOr<grpc::ByteBuffer> Connection::Encode(
-    const char* method, const google::protobuf::MessageLite& request) const {
+    const std::string& method,
+    const google::protobuf::MessageLite& request) const {
   const size_t size = request.ByteSizeLong();
   TFSWITCH_RETURN_IF_ERROR(CheckSize(size, absl::StrCat("a call of ", method)));
   OutgoingMessage message(size);
@@ -272,7 +280,8 @@ absl::StatusOr<grpc::ByteBuffer> Connection::Encode(
   return std::move(message).ToByteBuffer();
 }
 
-absl::Status Connection::Decode(const char* method, grpc::ByteBuffer* bytes,
+absl::Status Connection::Decode(const std::string& method,
+                                grpc::ByteBuffer* bytes,
                                 google::protobuf::MessageLite* response) const {
   response->Clear();
   if (bytes->Length() == 0) return absl::OkStatus();
@@ -280,21 +289,6 @@ absl::Status Connection::Decode(const char* method, grpc::ByteBuffer* bytes,
   if (response->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat(name_, " answered ", method, " with malformed bytes"));
-}
-
-absl::Status Connection::Call(CallKind kind, const char* method,
-                              const google::protobuf::MessageLite& request,
-                              google::protobuf::MessageLite* response,
-                              const char* service, absl::Duration timeout,
-                              const std::string& write) {
-  TFSWITCH_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
-                            Encode(method, request));
-  // Not owned by the call: this function outlives it.
-  const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
-  UnaryCall call(unowned, kind, method, message, service, timeout);
-  grpc::ByteBuffer bytes;
-  TFSWITCH_RETURN_IF_ERROR(call.ExplainWrite(call.Wait(&bytes), write));
-  return Decode(method, &bytes, response);
 }
 
 absl::Status Connection::Explain(const grpc::Status& status,

@@ -64,18 +64,11 @@ class Connection {
 
   // The bytes of a control call; the error of CheckSize if they are too many.
   absl::StatusOr<grpc::ByteBuffer> Encode(
-      const char* method, const google::protobuf::MessageLite& request) const;
-
-  // A control call of `service`: waits for the response, no longer than
-  // `timeout` if that is less than the time of `kind`. `write` is that of
-  // UnaryCall::ExplainWrite().
-  absl::Status Call(
-      CallKind kind, const char* method,
-      const google::protobuf::MessageLite& request,
-      google::protobuf::MessageLite* response,
-      const char* service = v1::ParameterServer::service_full_name(),
-      absl::Duration timeout = absl::InfiniteDuration(),
-      const std::string& write = "");
+      const std::string& method,
+      const google::protobuf::MessageLite& request) const;
+  // The message in an answer; Internal, naming the server, if it is none.
+  absl::Status Decode(const std::string& method, grpc::ByteBuffer* bytes,
+                      google::protobuf::MessageLite* response) const;
 
   // Turns a status of gRPC into an error that names the server.
   absl::Status Explain(const grpc::Status& status,
@@ -98,10 +91,6 @@ class Connection {
   v1::ParameterServer::Stub& stub() { return *stub_; }
 
  private:
-  // The message in an answer.
-  absl::Status Decode(const char* method, grpc::ByteBuffer* bytes,
-                      google::protobuf::MessageLite* response) const;
-
   // Constant after construction; channels and stubs have their own locks.
   const GrpcClientOptions options_;
   const std::string name_;  // "shard 1 (127.0.0.1:7078)"

@@ -5,9 +5,9 @@
 // making one leaves nothing applied.
 //
 // Rows go from an answer to their places at once. Long gradients whose owner is
-// known are sent from where they lie; shorter ones and all keys are copied. All
-// calls but pull, push and assignment use messages of protobuf, because they
-// are short or rare.
+// known are sent from where they lie; shorter ones and all keys are copied. The
+// control calls are messages of protobuf, because they are short or rare; the
+// name of a request's type says which method of which service it goes to.
 
 #include "cc/rpc/client/grpc_client.h"
 
@@ -23,6 +23,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/check_args.h"
@@ -32,13 +33,9 @@
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/client/connection.h"
-#include "cc/rpc/client/grpc_group_client.h"
 #include "cc/rpc/process_settings.h"
-#include "cc/shard/round_stage.h"
 #include "cc/wire/codec.h"
-#include "cc/wire/coordination_conversion.h"
-#include "cc/wire/report_conversion.h"
-#include "cc/wire/table_config_conversion.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 namespace {
@@ -109,6 +106,67 @@ class RowCall final : public PendingCall {
   UnaryCall call_;
 };
 
+// The calls whose time grows with the table.
+bool IsBulk(absl::string_view method) {
+  static constexpr absl::string_view kBulk[] = {
+      "Shrink",           "SettleExport", "SaveShard",
+      "CommitCheckpoint", "StageRestore", "CommitRestore"};
+  return std::find(std::begin(kBulk), std::end(kBulk), method) !=
+         std::end(kBulk);
+}
+
+// The effect of a write, for errors of calls without an answer. Empty: the
+// request writes nothing that the user would miss.
+std::string WriteOf(const google::protobuf::Message& any) {
+  using google::protobuf::DynamicCastToGenerated;
+  if (const auto* erase = DynamicCastToGenerated<v1::EraseRequest>(&any)) {
+    return absl::StrCat("The erasure from table '", erase->table(), "'");
+  }
+  if (const auto* drop = DynamicCastToGenerated<v1::DropTableRequest>(&any)) {
+    return absl::StrCat("The drop of table '", drop->table(), "'");
+  }
+  if (const auto* shrink = DynamicCastToGenerated<v1::ShrinkRequest>(&any)) {
+    return shrink->dry_run()
+               ? ""
+               : absl::StrCat("The shrink of table '", shrink->table(), "'");
+  }
+  if (const auto* restore =
+          DynamicCastToGenerated<v1::CommitRestoreRequest>(&any)) {
+    return restore->abort() ? "" : "The restore";
+  }
+  return "";
+}
+
+// A control call in flight. `write` is that of UnaryCall::ExplainWrite().
+class ControlCall final : public PendingCall {
+ public:
+  ControlCall(const std::shared_ptr<Connection>& connection,
+              const std::string& service, std::string method,
+              const grpc::ByteBuffer& request,
+              google::protobuf::Message* response, absl::Duration timeout,
+              std::string write)
+      : connection_(*connection),
+        method_(std::move(method)),
+        response_(response),
+        write_(std::move(write)),
+        call_(connection,
+              IsBulk(method_) ? CallKind::kBulk : CallKind::kIdempotent,
+              method_.c_str(), request, service.c_str(), timeout) {}
+
+  absl::Status Wait() override {
+    grpc::ByteBuffer bytes;
+    TFSWITCH_RETURN_IF_ERROR(call_.ExplainWrite(call_.Wait(&bytes), write_));
+    return connection_.Decode(method_, &bytes, response_);
+  }
+
+ private:
+  const Connection& connection_;  // Kept by the call.
+  const std::string method_;
+  google::protobuf::Message* const response_;
+  const std::string write_;
+  UnaryCall call_;
+};
+
 // Messages of pushes in flight, and the results of their pieces.
 class PushMessages final : public PendingCall {
  public:
@@ -138,17 +196,6 @@ class PushMessages final : public PendingCall {
   // Last: calls that nobody has waited for write no results once they are gone.
   std::vector<std::unique_ptr<PendingCall>> calls;
 };
-
-// Reads a message that is short, or seldom.
-absl::Status ParseProto(const char* name, MessagePieces pieces,
-                        google::protobuf::MessageLite* message) {
-  std::string bytes;
-  for (const absl::string_view piece : pieces) {
-    bytes.append(piece.data(), piece.size());
-  }
-  if (message->ParseFromString(bytes)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, ": malformed"));
-}
 
 // How many keys each part of a call has. While one part is on its way, the
 // other end works on the part before, which is in its cache still.
@@ -257,17 +304,19 @@ void NameTable(const TableRef& table, Request* request) {
 class GrpcClient final : public ParameterClient {
  public:
   explicit GrpcClient(std::shared_ptr<Connection> connection)
-      : connection_(std::move(connection)),
-        groups_(NewGrpcGroupClient(connection_)) {}
+      : connection_(std::move(connection)) {}
 
-  GroupClient& groups() override { return *groups_; }
-
-  absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
-                                     const TableIdentity& identity,
-                                     uint64_t replaced_incarnation) override;
-  absl::Status DropTable(const std::string& table) override;
-  absl::StatusOr<std::vector<TableInfo>> ListTables(
-      const TableRef& table) override;
+  std::unique_ptr<PendingCall> StartCall(
+      const google::protobuf::Message& request,
+      google::protobuf::Message* response, absl::Duration timeout) override;
+  absl::Duration timeout() const override {
+    return connection_->options().timeout;
+  }
+  PushId NextWriteId() override {
+    return IdOfPart(
+        {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)},
+        0);
+  }
   absl::StatusOr<std::vector<uint64_t>> ShardInstances() override {
     TFSWITCH_ASSIGN_OR_RETURN(const uint64_t id, connection_->Handshake());
     return std::vector<uint64_t>{id};
@@ -278,13 +327,6 @@ class GrpcClient final : public ParameterClient {
       absl::Span<const PushPart> parts) override;
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            AssignResult* result) override;
-  std::unique_ptr<PendingCall> StartCommitRound(
-      int shard, const std::string& group, const Round& round,
-      int64_t* committed, const std::vector<TableRef>& staged) override;
-  absl::StatusOr<int64_t> Erase(const TableRef& table,
-                                absl::Span<const Key> keys) override;
-  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
-                                           ShrinkReport* report) override;
   absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override;
@@ -294,18 +336,6 @@ class GrpcClient final : public ParameterClient {
   absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
-  absl::Status SettleExport(const TableRef& table, const std::string& export_id,
-                            bool is_published) override;
-  absl::StatusOr<std::vector<std::string>> SaveShard(
-      const SaveShardArgs& args) override;
-  absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args) override;
-  absl::Status AbortSave(const std::string& path,
-                         const std::string& save_id) override;
-  absl::StatusOr<StagedRestore> StageRestore(
-      const StageRestoreArgs& args) override;
-  absl::Status CommitRestore(const std::string& restore_id,
-                             bool abort) override;
 
  private:
   // Reads the stream of messages that start(context) begins, to its end. Only
@@ -314,82 +344,30 @@ class GrpcClient final : public ParameterClient {
   absl::Status ReadStream(
       const Start& start,
       const std::function<absl::Status(const Response&)>& visit);
-  // An identity for a write that has none.
-  PushId NextId() {
-    return IdOfPart(
-        {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)},
-        0);
-  }
-  template <typename Request>
-  void SetNextId(Request* request) {
-    const PushId id = NextId();
-    request->set_client_id(id.client_id);
-    request->set_sequence(id.sequence);
-  }
   std::unique_ptr<PendingCall> StartPullMessage(
       absl::Span<const PullPart> pulls);
-  // One part of a ReadUsage.
-  std::unique_ptr<PendingCall> StartReadUsage(const TableRef& table,
-                                              absl::Span<const Key> keys,
-                                              float day,
-                                              absl::Span<UsageOfRow> usage,
-                                              absl::Span<KeyState> states,
-                                              absl::Duration timeout);
   absl::StatusOr<grpc::ByteBuffer> EncodePushes(
       absl::Span<const PushArgs> pushes) const;
 
   const std::shared_ptr<Connection> connection_;
-  const std::unique_ptr<GroupClient> groups_;
   // Not that of pushes, which would drive other writes out of the server's
   // window.
   const uint64_t client_id_ = DrawId();
   std::atomic<uint64_t> next_sequence_{1};
 };
 
-absl::StatusOr<uint64_t> GrpcClient::MakeTable(const TableConfig& config,
-                                               const TableIdentity& identity,
-                                               uint64_t replaced_incarnation) {
-  TFSWITCH_RETURN_IF_ERROR(config.Validate());
-  v1::CreateTableRequest request;
-  request.set_protocol_version(connection_->options().protocol_version);
-  *request.mutable_config() = ToProto(config);
-  request.set_table_incarnation(identity.incarnation);
-  request.mutable_shard_instances()->Add(identity.shard_instances.begin(),
-                                         identity.shard_instances.end());
-  request.set_replaced_incarnation(replaced_incarnation);
-  SetNextId(&request);
-  v1::CreateTableResponse response;
-  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
-      CallKind::kIdempotent, "CreateTable", request, &response));
-  return response.table_incarnation();
-}
-
-absl::Status GrpcClient::DropTable(const std::string& table) {
-  v1::DropTableRequest request;
-  request.set_table(table);
-  SetNextId(&request);
-  v1::DropTableResponse response;
-  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
-      CallKind::kIdempotent, "DropTable", request, &response,
-      v1::ParameterServer::service_full_name(), absl::InfiniteDuration(),
-      absl::StrCat("The drop of table '", table, "'")));
-  if (response.dropped()) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("no table '", table, "' on shard ",
-                                          connection_->options().shard_index));
-}
-
-absl::StatusOr<std::vector<TableInfo>> GrpcClient::ListTables(
-    const TableRef& table) {
-  v1::ListTablesRequest request;
-  NameTable(table, &request);
-  v1::ListTablesResponse response;
-  TFSWITCH_RETURN_IF_ERROR(connection_->Call(CallKind::kIdempotent,
-                                             "ListTables", request, &response));
-  std::vector<TableInfo> tables;
-  for (const v1::TableInfo& info : response.tables()) {
-    tables.push_back(FromProto(info));
-  }
-  return tables;
+std::unique_ptr<PendingCall> GrpcClient::StartCall(
+    const google::protobuf::Message& request,
+    google::protobuf::Message* response, absl::Duration timeout) {
+  const google::protobuf::Descriptor* const type = request.GetDescriptor();
+  // "Erase" of "EraseRequest".
+  const std::string method(absl::StripSuffix(type->name(), "Request"));
+  absl::StatusOr<grpc::ByteBuffer> message =
+      connection_->Encode(method, request);
+  if (!message.ok()) return Done(std::move(message).status());
+  return std::make_unique<ControlCall>(
+      connection_, type->file()->service(0)->full_name(), method, *message,
+      response, timeout, WriteOf(request));
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartPull(
@@ -609,7 +587,7 @@ absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePushes(
 std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
                                                      AssignResult* result) {
   AssignArgs args = assign;
-  args.id = args.id.client_id == 0 ? NextId() : IdOfPart(args.id, 0);
+  args.id = args.id.client_id == 0 ? NextWriteId() : IdOfPart(args.id, 0);
   const uint64_t bytes = AssignRequestBytes(args);
   absl::Status fits = connection_->CheckSize(
       bytes, absl::StrCat("an assignment of ", args.keys.size(),
@@ -625,95 +603,6 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
         return connection->Blame(ReadAssignResponse(pieces, result));
       },
       absl::InfiniteDuration(), "The assignment to ", std::vector{args.table});
-}
-
-std::unique_ptr<PendingCall> GrpcClient::StartCommitRound(
-    int, const std::string& group, const Round& round, int64_t* committed,
-    const std::vector<TableRef>& staged) {
-  v1::CommitRoundRequest request;
-  request.set_group(group);
-  *request.mutable_round() = ToProto(round);
-  for (const TableRef& table : staged) {
-    (*request.mutable_table_incarnations())[table.name] = table.incarnation;
-  }
-  absl::StatusOr<grpc::ByteBuffer> message =
-      connection_->Encode("CommitRound", request);
-  if (!message.ok()) return Done(std::move(message).status());
-  return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "CommitRound", *message,
-      [connection = connection_.get(),
-       committed](MessagePieces pieces) -> absl::Status {
-        v1::CommitRoundResponse response;
-        TFSWITCH_RETURN_IF_ERROR(connection->Blame(
-            ParseProto("CommitRoundResponse", pieces, &response)));
-        *committed = response.committed_round();
-        absl::Status error(static_cast<absl::StatusCode>(response.error_code()),
-                           response.error_message());
-        const uint64_t newer = response.newer_group_instance();
-        return newer != 0 ? ErrorOfOlderGroup(std::move(error), newer)
-                          : ErrorOfAppliedRound(std::move(error));
-      });
-}
-
-absl::StatusOr<int64_t> GrpcClient::Erase(const TableRef& table,
-                                          absl::Span<const Key> keys) {
-  v1::EraseRequest request;
-  NameTable(table, &request);
-  request.mutable_keys()->Add(keys.begin(), keys.end());
-  SetNextId(&request);
-  v1::EraseResponse response;
-  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
-      CallKind::kIdempotent, "Erase", request, &response,
-      v1::ParameterServer::service_full_name(), absl::InfiniteDuration(),
-      absl::StrCat("The erasure from table '", table.name, "'")));
-  return response.erased_rows();
-}
-
-std::unique_ptr<PendingCall> GrpcClient::StartShrink(const ShrinkArgs& args,
-                                                     ShrinkReport* report) {
-  v1::ShrinkRequest request;
-  NameTable({args.table, args.table_incarnation}, &request);
-  if (args.rules.has_value()) *request.mutable_rules() = ToProto(*args.rules);
-  if (args.day >= 0.0f) request.set_day(args.day);
-  request.set_dry_run(args.dry_run);
-  absl::StatusOr<grpc::ByteBuffer> message =
-      connection_->Encode("Shrink", request);
-  if (!message.ok()) return Done(std::move(message).status());
-  return std::make_unique<RowCall>(
-      connection_, CallKind::kBulk, "Shrink", *message,
-      [connection = connection_.get(),
-       report](MessagePieces pieces) -> absl::Status {
-        v1::ShrinkResponse response;
-        TFSWITCH_RETURN_IF_ERROR(
-            connection->Blame(ParseProto("ShrinkResponse", pieces, &response)));
-        *report = FromProto(response);
-        return absl::OkStatus();
-      },
-      absl::InfiniteDuration(), args.dry_run ? nullptr : "The shrink of ",
-      std::vector{args.table});
-}
-
-std::unique_ptr<PendingCall> GrpcClient::StartReadUsage(
-    const TableRef& table, absl::Span<const Key> keys, float day,
-    absl::Span<UsageOfRow> usage, absl::Span<KeyState> states,
-    absl::Duration timeout) {
-  v1::ReadUsageRequest request;
-  NameTable(table, &request);
-  request.mutable_keys()->Add(keys.begin(), keys.end());
-  if (day >= 0.0f) request.set_day(day);
-  absl::StatusOr<grpc::ByteBuffer> message =
-      connection_->Encode("ReadUsage", request);
-  if (!message.ok()) return Done(std::move(message).status());
-  return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "ReadUsage", *message,
-      [connection = connection_.get(), usage,
-       states](MessagePieces pieces) -> absl::Status {
-        v1::ReadUsageResponse response;
-        TFSWITCH_RETURN_IF_ERROR(connection->Blame(
-            ParseProto("ReadUsageResponse", pieces, &response)));
-        return connection->Blame(FromProto(response, usage, states));
-      },
-      timeout);
 }
 
 absl::Status GrpcClient::ReadUsage(const TableRef& table,
@@ -835,96 +724,6 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
         "ExportChangesResponse: expected a cursor at the end, got none"));
   }
   return cursors;
-}
-
-absl::Status GrpcClient::SettleExport(const TableRef& table,
-                                      const std::string& export_id,
-                                      bool is_published) {
-  v1::SettleExportRequest request;
-  NameTable(table, &request);
-  request.set_export_id(export_id);
-  request.set_is_published(is_published);
-  v1::SettleExportResponse response;
-  return connection_->Call(CallKind::kBulk, "SettleExport", request, &response);
-}
-
-absl::StatusOr<std::vector<std::string>> GrpcClient::SaveShard(
-    const SaveShardArgs& args) {
-  v1::SaveShardRequest request;
-  request.set_path(args.path);
-  for (const TableRef& table : args.tables) {
-    request.add_tables(table.name);
-    request.add_table_incarnations(table.incarnation);
-  }
-  request.set_save_id(args.save_id);
-  request.set_all_tables(args.all_tables);
-  v1::SaveShardResponse response;
-  TFSWITCH_RETURN_IF_ERROR(
-      connection_->Call(CallKind::kBulk, "SaveShard", request, &response));
-  return std::vector<std::string>{response.manifest_part()};
-}
-
-absl::StatusOr<int64_t> GrpcClient::CommitCheckpoint(
-    const CommitCheckpointArgs& args) {
-  v1::CommitCheckpointRequest request;
-  request.set_path(args.path);
-  request.set_save_id(args.save_id);
-  for (const std::string& part : args.manifest_parts) {
-    request.add_manifest_parts(part);
-  }
-  request.set_keep(static_cast<uint32_t>(args.keep));
-  for (const std::string& table : args.dropped_tables) {
-    request.add_dropped_tables(table);
-  }
-  v1::CommitCheckpointResponse response;
-  TFSWITCH_RETURN_IF_ERROR(connection_->Call(
-      CallKind::kBulk, "CommitCheckpoint", request, &response));
-  return response.save();
-}
-
-absl::Status GrpcClient::AbortSave(const std::string& path,
-                                   const std::string& save_id) {
-  v1::AbortSaveRequest request;
-  request.set_path(path);
-  request.set_save_id(save_id);
-  v1::AbortSaveResponse response;
-  return connection_->Call(CallKind::kIdempotent, "AbortSave", request,
-                           &response);
-}
-
-absl::StatusOr<StagedRestore> GrpcClient::StageRestore(
-    const StageRestoreArgs& args) {
-  v1::StageRestoreRequest request;
-  request.set_path(args.path);
-  for (const std::string& table : args.tables) request.add_tables(table);
-  request.set_restore_id(args.restore_id);
-  request.set_save(args.save);
-  request.set_newer_than(static_cast<uint32_t>(args.newer_than));
-  request.mutable_table_incarnations()->insert(args.incarnations.begin(),
-                                               args.incarnations.end());
-  request.set_new_incarnation(args.new_incarnation);
-  request.mutable_shard_instances()->Add(args.shard_instances.begin(),
-                                         args.shard_instances.end());
-  v1::StageRestoreResponse response;
-  TFSWITCH_RETURN_IF_ERROR(
-      connection_->Call(CallKind::kBulk, "StageRestore", request, &response));
-  StagedRestore staged;
-  staged.tables = {response.tables().begin(), response.tables().end()};
-  staged.num_rows = response.num_rows();
-  staged.save = response.save();
-  return staged;
-}
-
-absl::Status GrpcClient::CommitRestore(const std::string& restore_id,
-                                       bool abort) {
-  v1::CommitRestoreRequest request;
-  request.set_restore_id(restore_id);
-  request.set_abort(abort);
-  v1::CommitRestoreResponse response;
-  return connection_->Call(CallKind::kBulk, "CommitRestore", request, &response,
-                           v1::ParameterServer::service_full_name(),
-                           absl::InfiniteDuration(),
-                           abort ? "" : "The restore");
 }
 
 }  // namespace

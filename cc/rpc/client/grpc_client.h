@@ -10,10 +10,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cc/client/parameter_client.h"
+#include "cc/wire/codec.h"
 
 namespace tfswitch {
-
-inline constexpr uint32_t kProtocolVersion = 1;
 
 struct GrpcClientOptions {
   // "host:port" or "unix:/path".

@@ -6,9 +6,11 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <utility>
 
 #include "cc/rpc/server/call_gate.h"
-#include "cc/shard/shard.h"
+#include "cc/rpc/server/gated.h"
+#include "cc/shard/control_calls.h"
 #include "tfswitch/v1/coordination.grpc.pb.h"
 
 namespace tfswitch {
@@ -20,56 +22,32 @@ namespace tfswitch {
 class CoordinationService final : public v1::Coordination::Service {
  public:
   // `gate` must outlive the service.
-  CoordinationService(std::shared_ptr<Shard> shard, CallGate* gate);
+  CoordinationService(std::shared_ptr<Shard> shard, CallGate* gate)
+      : shard_(std::move(shard)), gate_(gate) {}
 
-  grpc::Status CreateGroup(grpc::ServerContext* context,
-                           const v1::CreateGroupRequest* request,
-                           v1::CreateGroupResponse* response) override;
-  grpc::Status Join(grpc::ServerContext* context,
-                    const v1::JoinRequest* request,
-                    v1::JoinResponse* response) override;
-  grpc::Status Beat(grpc::ServerContext* context,
-                    const v1::BeatRequest* request,
-                    v1::BeatResponse* response) override;
-  grpc::Status Arrive(grpc::ServerContext* context,
-                      const v1::ArriveRequest* request,
-                      v1::ArriveResponse* response) override;
-  grpc::Status Leave(grpc::ServerContext* context,
-                     const v1::LeaveRequest* request,
-                     v1::LeaveResponse* response) override;
-  grpc::Status WaitForRound(grpc::ServerContext* context,
-                            const v1::WaitForRoundRequest* request,
-                            v1::WaitForRoundResponse* response) override;
-  grpc::Status WaitForTurn(grpc::ServerContext* context,
-                           const v1::WaitForTurnRequest* request,
-                           v1::WaitForTurnResponse* response) override;
-  grpc::Status WaitAtBarrier(grpc::ServerContext* context,
-                             const v1::WaitAtBarrierRequest* request,
-                             v1::WaitAtBarrierResponse* response) override;
-  grpc::Status GetGroupStats(grpc::ServerContext* context,
-                             const v1::GetGroupStatsRequest* request,
-                             v1::GetGroupStatsResponse* response) override;
-  grpc::Status CreateWorkQueue(grpc::ServerContext* context,
-                               const v1::CreateWorkQueueRequest* request,
-                               v1::CreateWorkQueueResponse* response) override;
-  grpc::Status TakeWorkItem(grpc::ServerContext* context,
-                            const v1::TakeWorkItemRequest* request,
-                            v1::TakeWorkItemResponse* response) override;
-  grpc::Status FinishWorkItem(grpc::ServerContext* context,
-                              const v1::FinishWorkItemRequest* request,
-                              v1::FinishWorkItemResponse* response) override;
-  grpc::Status GetWorkQueueStats(
-      grpc::ServerContext* context, const v1::GetWorkQueueStatsRequest* request,
-      v1::GetWorkQueueStatsResponse* response) override;
+#define TFSWITCH_METHOD(name)                                               \
+  grpc::Status name(grpc::ServerContext*, const v1::name##Request* request, \
+                    v1::name##Response* response) override {                \
+    return Gated(                                                           \
+        gate_,                                                              \
+        [&] {                                                               \
+          return RunCoordination({*shard_, nullptr}, *request, response);   \
+        },                                                                  \
+        Waits(*request, 0));                                                \
+  }
+  TFSWITCH_COORDINATION_CALLS(TFSWITCH_METHOD)
+#undef TFSWITCH_METHOD
 
  private:
-  // Calls work(coordinator), which returns a status, inside the gate.
-  template <typename Work>
-  grpc::Status Run(const Work& work, bool waits = false) const;
-  // The same for work that may wait for other workers.
-  template <typename Work>
-  grpc::Status RunWaiting(const Work& work) const {
-    return Run(work, /*waits=*/true);
+  // Whether a call may wait for other workers.
+  template <typename Request>
+  static auto Waits(const Request& request, int)
+      -> decltype(request.wait_ms() > 0) {
+    return request.wait_ms() > 0;
+  }
+  template <typename Request>
+  static bool Waits(const Request&, long) {
+    return false;
   }
 
   // Constant after construction; the shard has its own locks.

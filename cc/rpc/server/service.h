@@ -11,7 +11,8 @@
 #include "absl/status/status.h"
 #include "cc/base/parallel.h"
 #include "cc/rpc/server/call_gate.h"
-#include "cc/shard/shard.h"
+#include "cc/rpc/server/gated.h"
+#include "cc/shard/control_calls.h"
 #include "cc/wire/codec.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
@@ -43,56 +44,25 @@ class Service final : public ServiceWithRawMethods {
   grpc::Status Handshake(grpc::ServerContext* context,
                          const v1::HandshakeRequest* request,
                          v1::HandshakeResponse* response) override;
-  grpc::Status CreateTable(grpc::ServerContext* context,
-                           const v1::CreateTableRequest* request,
-                           v1::CreateTableResponse* response) override;
-  grpc::Status DropTable(grpc::ServerContext* context,
-                         const v1::DropTableRequest* request,
-                         v1::DropTableResponse* response) override;
-  grpc::Status ListTables(grpc::ServerContext* context,
-                          const v1::ListTablesRequest* request,
-                          v1::ListTablesResponse* response) override;
-  grpc::Status CommitRound(grpc::ServerContext* context,
-                           const v1::CommitRoundRequest* request,
-                           v1::CommitRoundResponse* response) override;
-  grpc::Status Erase(grpc::ServerContext* context,
-                     const v1::EraseRequest* request,
-                     v1::EraseResponse* response) override;
-  grpc::Status Shrink(grpc::ServerContext* context,
-                      const v1::ShrinkRequest* request,
-                      v1::ShrinkResponse* response) override;
-  grpc::Status ReadUsage(grpc::ServerContext* context,
-                         const v1::ReadUsageRequest* request,
-                         v1::ReadUsageResponse* response) override;
   grpc::Status Export(grpc::ServerContext* context,
                       const v1::ExportRequest* request,
                       grpc::ServerWriter<v1::ExportResponse>* writer) override;
   grpc::Status ExportChanges(
       grpc::ServerContext* context, const v1::ExportChangesRequest* request,
       grpc::ServerWriter<v1::ExportChangesResponse>* writer) override;
-  grpc::Status SettleExport(grpc::ServerContext* context,
-                            const v1::SettleExportRequest* request,
-                            v1::SettleExportResponse* response) override;
-  grpc::Status SaveShard(grpc::ServerContext* context,
-                         const v1::SaveShardRequest* request,
-                         v1::SaveShardResponse* response) override;
-  grpc::Status CommitCheckpoint(
-      grpc::ServerContext* context, const v1::CommitCheckpointRequest* request,
-      v1::CommitCheckpointResponse* response) override;
-  grpc::Status AbortSave(grpc::ServerContext* context,
-                         const v1::AbortSaveRequest* request,
-                         v1::AbortSaveResponse* response) override;
-  grpc::Status StageRestore(grpc::ServerContext* context,
-                            const v1::StageRestoreRequest* request,
-                            v1::StageRestoreResponse* response) override;
-  grpc::Status CommitRestore(grpc::ServerContext* context,
-                             const v1::CommitRestoreRequest* request,
-                             v1::CommitRestoreResponse* response) override;
+#define TFSWITCH_METHOD(name)                                                \
+  grpc::Status name(grpc::ServerContext* context,                            \
+                    const v1::name##Request* request,                        \
+                    v1::name##Response* response) override {                 \
+    return Gated(gate_,                                                      \
+                 [&] { return Run(CallOf(*context), *request, response); }); \
+  }
+  TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_METHOD)
+#undef TFSWITCH_METHOD
 
  private:
-  absl::Status CheckVersion(uint32_t client_version) const;
-  // Ends long calls when the client has gone, or the server stops.
-  Shard::Interrupt InterruptOf(const grpc::ServerContext& context) const;
+  // Long calls end when the client has gone, or the server stops.
+  ShardCall CallOf(const grpc::ServerContext& context) const;
   absl::Status WriteChanges(
       const v1::ExportChangesRequest& request,
       const grpc::ServerContext& context,

@@ -10,10 +10,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
-#include "cc/client/local_group_client.h"
+#include "cc/client/local_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/cc/testing/forwarding_group_client.h"
 
 namespace tfswitch {
 namespace {
@@ -23,10 +22,10 @@ using testing::HasSubstr;
 constexpr absl::Duration kLong = absl::Seconds(60);
 
 // Writes down how the life of a session is told.
-class CountingGroups final : public ForwardingGroupClient {
+class CountingGroups final : public GroupClient {
  public:
-  explicit CountingGroups(std::unique_ptr<GroupClient> groups)
-      : ForwardingGroupClient(groups.get()), groups_(std::move(groups)) {}
+  explicit CountingGroups(std::unique_ptr<ParameterClient> client)
+      : GroupClient(client.get()), client_(std::move(client)) {}
 
   // Waits until `count` more leases have been renewed.
   void WaitForBeats(int count) {
@@ -37,7 +36,7 @@ class CountingGroups final : public ForwardingGroupClient {
 
   absl::Status Beat(const GroupMember& member,
                     absl::Duration timeout) override {
-    absl::Status status = ForwardingGroupClient::Beat(member, timeout);
+    absl::Status status = GroupClient::Beat(member, timeout);
     MutexLock lock(&mutex_);
     ++num_beats_;
     changed_.NotifyAll();
@@ -49,7 +48,7 @@ class CountingGroups final : public ForwardingGroupClient {
       MutexLock lock(&mutex_);
       leave_timeouts_.push_back(timeout);
     }
-    return ForwardingGroupClient::Leave(member, timeout);
+    return GroupClient::Leave(member, timeout);
   }
 
   // How long each Leave() would have waited for the server.
@@ -59,7 +58,7 @@ class CountingGroups final : public ForwardingGroupClient {
   }
 
  private:
-  const std::unique_ptr<GroupClient> groups_;
+  const std::unique_ptr<ParameterClient> client_;
   Mutex mutex_;
   CondVar changed_;
   int num_beats_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -77,7 +76,7 @@ class GroupSessionTest : public testing::Test {
 
   const std::shared_ptr<CountingGroups> groups_ =
       std::make_shared<CountingGroups>(
-          NewLocalGroupClient(std::make_shared<Shard>(ShardOptions{})));
+          NewLocalClient(std::make_shared<Shard>(ShardOptions{})));
 };
 
 TEST_F(GroupSessionTest, WorkersContributeRoundByRound) {

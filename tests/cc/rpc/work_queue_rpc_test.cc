@@ -23,7 +23,6 @@
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
 #include "tests/cc/testing/deadlines.h"
-#include "tests/cc/testing/forwarding_group_client.h"
 
 namespace tfswitch {
 namespace {
@@ -257,10 +256,10 @@ TEST_P(WorkQueueTest, TablesAndQueuesAreSavedTogether) {
 }
 
 // Loses arrivals, or their answers, and forgets workers, at random.
-class UnreliableGroups final : public ForwardingGroupClient {
+class UnreliableGroups final : public GroupClient {
  public:
   UnreliableGroups(GroupClient* groups, uint32_t seed)
-      : ForwardingGroupClient(groups), random_(seed) {}
+      : GroupClient(*groups), random_(seed) {}
 
   absl::StatusOr<Arrival> ArriveAndWait(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
@@ -269,15 +268,15 @@ class UnreliableGroups final : public ForwardingGroupClient {
     const uint32_t draw = random_() % 10;
     if (draw == 0) return absl::UnavailableError("not heard");
     if (draw == 1) Leave(member, kLong).IgnoreError();  // Given up.
-    auto arrival = ForwardingGroupClient::ArriveAndWait(
-        member, clock, round, weight, progress, staleness, deadline);
+    auto arrival = GroupClient::ArriveAndWait(member, clock, round, weight,
+                                              progress, staleness, deadline);
     if (draw == 2) return absl::UnavailableError("the answer got lost");
     if (draw == 3) Leave(member, kLong).IgnoreError();
     return arrival;
   }
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const GroupMember& member, const std::string& queue) override {
-    auto item = ForwardingGroupClient::TakeWorkItem(member, queue);
+    auto item = GroupClient::TakeWorkItem(member, queue);
     if (random_() % 5 == 0) return absl::UnavailableError("lost");
     return item;
   }
@@ -286,7 +285,7 @@ class UnreliableGroups final : public ForwardingGroupClient {
                               int64_t index) override {
     if (random_() % 10 == 0) Leave(member, kLong).IgnoreError();
     absl::Status status =
-        ForwardingGroupClient::FinishWorkItem(member, queue, epoch, index);
+        GroupClient::FinishWorkItem(member, queue, epoch, index);
     if (random_() % 5 == 0) return absl::UnavailableError("lost");
     return status;
   }

@@ -25,7 +25,6 @@
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
 #include "tests/cc/testing/forwarding_client.h"
-#include "tests/cc/testing/forwarding_group_client.h"
 
 namespace tfswitch {
 namespace {
@@ -38,9 +37,9 @@ using testing::HasSubstr;
 constexpr int kDim = 4;
 
 // Passes calls on until it dies: from then on nobody hears of it.
-class MortalGroups final : public ForwardingGroupClient {
+class MortalGroups final : public GroupClient {
  public:
-  using ForwardingGroupClient::ForwardingGroupClient;
+  explicit MortalGroups(GroupClient* groups) : GroupClient(*groups) {}
 
   void Die() { is_dead_ = true; }
   void FailNextArrival(bool is_heard) {
@@ -55,21 +54,19 @@ class MortalGroups final : public ForwardingGroupClient {
       absl::Time deadline) override {
     const bool fails = std::exchange(fails_next_arrival_, false);
     if (fails && !is_heard_) return absl::UnavailableError("not heard");
-    auto arrival = ForwardingGroupClient::ArriveAndWait(
-        member, clock, round, weight, progress, staleness, deadline);
+    auto arrival = GroupClient::ArriveAndWait(member, clock, round, weight,
+                                              progress, staleness, deadline);
     if (fails) return absl::UnavailableError("the answer got lost");
     return arrival;
   }
   absl::Status Beat(const GroupMember& member,
                     absl::Duration timeout) override {
-    return is_dead_ ? absl::OkStatus()
-                    : ForwardingGroupClient::Beat(member, timeout);
+    return is_dead_ ? absl::OkStatus() : GroupClient::Beat(member, timeout);
   }
   absl::Status Leave(const GroupMember& member,
                      absl::Duration timeout) override {
     if (fails_leaving_) return absl::UnavailableError("the server is away");
-    return is_dead_ ? absl::OkStatus()
-                    : ForwardingGroupClient::Leave(member, timeout);
+    return is_dead_ ? absl::OkStatus() : GroupClient::Leave(member, timeout);
   }
 
  private:

@@ -19,6 +19,12 @@ class ForwardingClient : public ParameterClient {
   explicit ForwardingClient(std::shared_ptr<ParameterClient> client)
       : client_(std::move(client)) {}
 
+  std::unique_ptr<PendingCall> StartCall(
+      const google::protobuf::Message& request,
+      google::protobuf::Message* response, absl::Duration timeout) override {
+    return client_->StartCall(request, response, timeout);
+  }
+  absl::Duration timeout() const override { return client_->timeout(); }
   absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
                                      const TableIdentity& identity,
                                      uint64_t replaced_incarnation) override {
@@ -56,10 +62,6 @@ class ForwardingClient : public ParameterClient {
                                 absl::Span<const Key> keys) override {
     return client_->Erase(table, keys);
   }
-  std::unique_ptr<PendingCall> StartShrink(const ShrinkArgs& args,
-                                           ShrinkReport* report) override {
-    return client_->StartShrink(args, report);
-  }
   absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override {
@@ -75,21 +77,9 @@ class ForwardingClient : public ParameterClient {
       const std::function<absl::Status(const ChangeChunk&)>& visit) override {
     return client_->ExportChanges(args, visit);
   }
-  absl::Status SettleExport(const TableRef& table, const std::string& export_id,
-                            bool is_published) override {
-    return client_->SettleExport(table, export_id, is_published);
-  }
-  absl::StatusOr<std::vector<std::string>> SaveShard(
-      const SaveShardArgs& args) override {
-    return client_->SaveShard(args);
-  }
   absl::StatusOr<int64_t> CommitCheckpoint(
       const CommitCheckpointArgs& args) override {
     return client_->CommitCheckpoint(args);
-  }
-  absl::Status AbortSave(const std::string& path,
-                         const std::string& save_id) override {
-    return client_->AbortSave(path, save_id);
   }
   absl::StatusOr<StagedRestore> StageRestore(
       const StageRestoreArgs& args) override {

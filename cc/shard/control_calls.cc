@@ -1,0 +1,285 @@
+// Each function turns its message into arguments, calls the shard or its
+// coordinator, and turns the result into the response. CreateTable, DropTable
+// and Erase run inside WriteOnce(), so that a repeated call is applied once.
+//
+// CommitRound answers OK with the error in the response where the round is over
+// nevertheless, or another instance of the group is known, because the client
+// has to tell these from a call that failed.
+
+#include "cc/shard/control_calls.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/status_macros.h"
+#include "cc/shard/round_stage.h"
+#include "cc/wire/coordination_conversion.h"
+#include "cc/wire/report_conversion.h"
+#include "cc/wire/table_config_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+template <typename Repeated>
+std::vector<std::string> ToStrings(const Repeated& repeated) {
+  return {repeated.begin(), repeated.end()};
+}
+
+template <typename Request>
+absl::StatusOr<std::shared_ptr<EmbeddingTable>> TableOf(
+    const ShardCall& call, const Request& request) {
+  return call.shard.FindTable(
+      TableRef{request.table(), request.table_incarnation()});
+}
+
+template <typename Request>
+float DayOf(const Request& request) {
+  return request.has_day() ? request.day() : kServersDay;
+}
+
+}  // namespace
+
+absl::Status CheckVersion(const ShardCall& call, uint32_t client_version) {
+  if (client_version == call.protocol_version) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the client speaks protocol version ", client_version,
+                   ", this server speaks ", call.protocol_version,
+                   "; install the same version of tfswitch on both sides"));
+}
+
+absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
+                 v1::CreateTableResponse* response) {
+  TFSWITCH_RETURN_IF_ERROR(CheckVersion(call, request.protocol_version()));
+  TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.config()));
+  const TableConfig config = FromProto(request.config());
+  uint64_t incarnation = request.table_incarnation();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Written written,
+      call.shard.WriteOnce(request.client_id(), request.sequence(),
+                           [&]() -> absl::StatusOr<int64_t> {
+                             TFSWITCH_ASSIGN_OR_RETURN(
+                                 const Shard::Made made,
+                                 call.shard.CreateTable(
+                                     config,
+                                     {incarnation,
+                                      {request.shard_instances().begin(),
+                                       request.shard_instances().end()}},
+                                     request.replaced_incarnation()));
+                             incarnation = made.incarnation;
+                             return made.created;
+                           }));
+  if (written.duplicate) {
+    const auto table = call.shard.FindTable(config.name);
+    if (table.ok()) incarnation = (*table)->incarnation();
+  }
+  response->set_created(written.count != 0);
+  response->set_duplicate(written.duplicate);
+  response->set_table_incarnation(incarnation);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
+                 v1::DropTableResponse* response) {
+  // Also if there is no such table: a repetition must not drop one that has
+  // been created meanwhile.
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Written written,
+      call.shard.WriteOnce(request.client_id(), request.sequence(),
+                           [&]() -> absl::StatusOr<int64_t> {
+                             return call.shard.DropTable(request.table());
+                           }));
+  response->set_dropped(written.count != 0);
+  response->set_duplicate(written.duplicate);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::ListTablesRequest& request,
+                 v1::ListTablesResponse* response) {
+  if (request.table().empty()) {
+    for (const std::shared_ptr<EmbeddingTable>& table : call.shard.Tables()) {
+      *response->add_tables() = ToProto(DescribeTable(*table));
+    }
+    return absl::OkStatus();
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  *response->add_tables() = ToProto(DescribeTable(*table));
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
+                 v1::CommitRoundResponse* response) {
+  std::vector<TableRef> staged;
+  for (const auto& [table, incarnation] : request.table_incarnations()) {
+    staged.emplace_back(table, incarnation);
+  }
+  const absl::StatusOr<int64_t> committed = call.shard.CommitRound(
+      request.group(), FromProto(request.round()), staged, call.threads);
+  if (IsErrorOfAppliedRound(committed.status())) {
+    response->set_committed_round(request.round().number());
+    response->set_error_code(committed.status().raw_code());
+    response->set_error_message(std::string(committed.status().message()));
+    return absl::OkStatus();
+  }
+  if (const uint64_t newer = NewerInstanceOf(committed.status()); newer != 0) {
+    response->set_committed_round(WorkerGroup::kNoRound);
+    response->set_error_code(committed.status().raw_code());
+    response->set_error_message(std::string(committed.status().message()));
+    response->set_newer_group_instance(newer);
+    return absl::OkStatus();
+  }
+  TFSWITCH_RETURN_IF_ERROR(committed.status());
+  response->set_committed_round(*committed);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
+                 v1::EraseResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Written written,
+      call.shard.WriteOnce(request.client_id(), request.sequence(), [&] {
+        return call.shard.Erase(
+            *table,
+            absl::MakeConstSpan(request.keys().data(), request.keys().size()));
+      }));
+  response->set_erased_rows(written.count);
+  response->set_duplicate(written.duplicate);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::ShrinkRequest& request,
+                 v1::ShrinkResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  std::optional<EvictionConfig> rules;
+  if (request.has_rules()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.rules()));
+    rules = FromProto(request.rules());
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const ShrinkReport report,
+      call.shard.Shrink(*table, rules, DayOf(request), request.dry_run()));
+  *response = ToProto(report);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::ReadUsageRequest& request,
+                 v1::ReadUsageResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  const absl::Span<const Key> keys(request.keys().data(),
+                                   request.keys().size());
+  std::vector<UsageOfRow> usage(keys.size());
+  std::vector<KeyState> states(keys.size());
+  TFSWITCH_RETURN_IF_ERROR(call.shard.ReadUsage(*table, keys, DayOf(request),
+                                                absl::MakeSpan(usage),
+                                                absl::MakeSpan(states)));
+  *response = ToProto(usage, states);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::SettleExportRequest& request,
+                 v1::SettleExportResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  call.shard.SettleExport(*table, request.export_id(), request.is_published());
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::SaveShardRequest& request,
+                 v1::SaveShardResponse* response) {
+  SaveShardArgs args;
+  args.path = request.path();
+  args.save_id = request.save_id();
+  args.all_tables = request.all_tables();
+  for (int i = 0; i < request.tables_size(); ++i) {
+    args.tables.emplace_back(request.tables(i),
+                             i < request.table_incarnations_size()
+                                 ? request.table_incarnations(i)
+                                 : 0);
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(std::string part,
+                            call.shard.SaveShard(args, call.interrupt));
+  response->add_manifest_parts(std::move(part));
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call,
+                 const v1::CommitCheckpointRequest& request,
+                 v1::CommitCheckpointResponse* response) {
+  CommitCheckpointArgs args;
+  args.path = request.path();
+  args.save_id = request.save_id();
+  args.manifest_parts = ToStrings(request.manifest_parts());
+  if (request.keep() != 0) {
+    args.keep = static_cast<int>(std::min<uint32_t>(request.keep(), INT32_MAX));
+  }
+  args.dropped_tables = ToStrings(request.dropped_tables());
+  TFSWITCH_ASSIGN_OR_RETURN(const int64_t number,
+                            call.shard.CommitCheckpoint(args, call.interrupt));
+  response->set_save(number);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::AbortSaveRequest& request,
+                 v1::AbortSaveResponse* response) {
+  return call.shard.AbortSave(request.path(), request.save_id(),
+                              call.interrupt);
+}
+
+absl::Status Run(const ShardCall& call, const v1::StageRestoreRequest& request,
+                 v1::StageRestoreResponse* response) {
+  StageRestoreArgs args;
+  args.path = request.path();
+  args.tables = ToStrings(request.tables());
+  args.restore_id = request.restore_id();
+  args.save = request.save();
+  args.newer_than =
+      static_cast<int>(std::min<uint32_t>(request.newer_than(), INT32_MAX));
+  args.incarnations = {request.table_incarnations().begin(),
+                       request.table_incarnations().end()};
+  args.new_incarnation = request.new_incarnation();
+  args.shard_instances = {request.shard_instances().begin(),
+                          request.shard_instances().end()};
+  TFSWITCH_ASSIGN_OR_RETURN(const StagedRestore staged,
+                            call.shard.StageRestore(args, call.interrupt));
+  for (const std::string& table : staged.tables) response->add_tables(table);
+  response->set_num_rows(staged.num_rows);
+  response->set_save(staged.save);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::CommitRestoreRequest& request,
+                 v1::CommitRestoreResponse* response) {
+  return call.shard.CommitRestore(request.restore_id(), request.abort());
+}
+
+absl::Status RunAny(const ShardCall& call,
+                    const google::protobuf::Message& request,
+                    google::protobuf::Message* response) {
+  using Runner =
+      absl::Status (*)(const ShardCall&, const google::protobuf::Message&,
+                       google::protobuf::Message*);
+#define TFSWITCH_RUNNER(run, name)                                     \
+  {v1::name##Request::descriptor(),                                    \
+   [](const ShardCall& any_call, const google::protobuf::Message& any, \
+      google::protobuf::Message* answer) {                             \
+     return run(any_call, static_cast<const v1::name##Request&>(any),  \
+                static_cast<v1::name##Response*>(answer));             \
+   }},
+#define TFSWITCH_SHARD_RUNNER(name) TFSWITCH_RUNNER(Run, name)
+#define TFSWITCH_COORDINATION_RUNNER(name) \
+  TFSWITCH_RUNNER(RunCoordination, name)
+  static const auto* const runners =
+      new std::unordered_map<const google::protobuf::Descriptor*, Runner>{
+          TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_SHARD_RUNNER)
+              TFSWITCH_COORDINATION_CALLS(TFSWITCH_COORDINATION_RUNNER)};
+#undef TFSWITCH_COORDINATION_RUNNER
+#undef TFSWITCH_SHARD_RUNNER
+#undef TFSWITCH_RUNNER
+  return runners->at(request.GetDescriptor())(call, request, response);
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,97 @@
+// The control calls of a server as messages: one function for each, for clients
+// of this process and for a server alike.
+
+#ifndef TFSWITCH_CC_SHARD_CONTROL_CALLS_H_
+#define TFSWITCH_CC_SHARD_CONTROL_CALLS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "cc/base/parallel.h"
+#include "cc/base/status_macros.h"
+#include "cc/shard/shard.h"
+#include "cc/sync/coordinator.h"
+#include "cc/wire/codec.h"
+#include "google/protobuf/message.h"
+#include "tfswitch/v1/coordination.pb.h"
+#include "tfswitch/v1/parameter_server.pb.h"
+
+// Lists, because a class of gRPC has a method for each: V(Name) for a call with
+// the messages v1::NameRequest and v1::NameResponse.
+//
+// Of the service ParameterServer; streams and calls for rows are not among
+// them.
+#define TFSWITCH_PARAMETER_SERVER_CALLS(V) \
+  V(CreateTable)                           \
+  V(DropTable)                             \
+  V(ListTables)                            \
+  V(CommitRound)                           \
+  V(Erase)                                 \
+  V(Shrink)                                \
+  V(ReadUsage)                             \
+  V(SettleExport)                          \
+  V(SaveShard)                             \
+  V(CommitCheckpoint)                      \
+  V(AbortSave)                             \
+  V(StageRestore)                          \
+  V(CommitRestore)
+
+// Of the service Coordination, which shard 0 answers.
+#define TFSWITCH_COORDINATION_CALLS(V) \
+  V(CreateGroup)                       \
+  V(Join)                              \
+  V(Beat)                              \
+  V(Arrive)                            \
+  V(Leave)                             \
+  V(WaitForRound)                      \
+  V(WaitForTurn)                       \
+  V(WaitAtBarrier)                     \
+  V(GetGroupStats)                     \
+  V(CreateWorkQueue)                   \
+  V(TakeWorkItem)                      \
+  V(FinishWorkItem)                    \
+  V(GetWorkQueueStats)
+
+namespace tfswitch {
+
+// The parts of a call besides its messages.
+struct ShardCall {
+  Shard& shard;
+  Shard::Interrupt interrupt;                    // Asked by saves and restores.
+  const LentThreads* threads = nullptr;          // Work on a round, too.
+  uint32_t protocol_version = kProtocolVersion;  // That this side speaks.
+};
+
+// OK if the other side speaks the same version.
+absl::Status CheckVersion(const ShardCall& call, uint32_t client_version);
+
+// Each does its call. The errors are those of Shard and Coordinator.
+#define TFSWITCH_DECLARE(name)                                              \
+  absl::Status Run(const ShardCall& call, const v1::name##Request& request, \
+                   v1::name##Response* response);
+TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_DECLARE)
+#undef TFSWITCH_DECLARE
+#define TFSWITCH_DECLARE(name)                                                 \
+  absl::Status Run(Coordinator& coordinator, const v1::name##Request& request, \
+                   v1::name##Response* response);
+TFSWITCH_COORDINATION_CALLS(TFSWITCH_DECLARE)
+#undef TFSWITCH_DECLARE
+
+// FailedPrecondition unless the shard is the one that coordinates.
+template <typename Request, typename Response>
+absl::Status RunCoordination(const ShardCall& call, const Request& request,
+                             Response* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto coordinator,
+                            call.shard.FindCoordinator());
+  return Run(*coordinator, request, response);
+}
+
+// The same by the type of the request. REQUIRES: it is one of the above, and
+// the response is its own.
+absl::Status RunAny(const ShardCall& call,
+                    const google::protobuf::Message& request,
+                    google::protobuf::Message* response);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_CONTROL_CALLS_H_

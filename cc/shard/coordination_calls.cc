@@ -1,0 +1,194 @@
+// A wait for other workers ends after kLongestPoll at the latest, and its
+// DeadlineExceeded becomes an answer that names the missing workers, because
+// the client then asks again. Arrive ends a step and may wait in the same call,
+// which saves a second one. An error of that wait is not given back, because
+// the step has been counted; the worker hears of it when it asks again.
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
+#include "cc/shard/control_calls.h"
+#include "cc/wire/coordination_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+// A client that has gone away is waited for as long at most.
+constexpr absl::Duration kLongestPoll = absl::Seconds(5);
+
+absl::Time PollEnd(int64_t wait_ms) {
+  return SteadyNow() + std::clamp(absl::Milliseconds(wait_ms),
+                                  absl::ZeroDuration(), kLongestPoll);
+}
+
+// Whether a wait has not ended; then the answer says for whom it waits.
+template <typename Response>
+bool StillWaits(const absl::Status& status, Response* response) {
+  if (!absl::IsDeadlineExceeded(status)) return false;
+  response->set_waiting_for(std::string(status.message()));
+  return true;
+}
+
+}  // namespace
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::CreateGroupRequest& request,
+                 v1::CreateGroupResponse*) {
+  return coordinator.CreateGroup(request.group(), FromProto(request.options()));
+}
+
+absl::Status Run(Coordinator& coordinator, const v1::JoinRequest& request,
+                 v1::JoinResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place member,
+                            coordinator.Join(request.group(), request.worker(),
+                                             request.previous_incarnation(),
+                                             request.newer_group_instance()));
+  response->set_incarnation(member.incarnation);
+  response->set_clock(member.clock);
+  response->set_round(member.round);
+  response->set_group_instance(member.group_instance);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Coordinator& coordinator, const v1::BeatRequest& request,
+                 v1::BeatResponse*) {
+  const v1::Member& member = request.member();
+  return coordinator.Beat(member.group(), member.worker(),
+                          member.incarnation());
+}
+
+absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
+                 v1::ArriveResponse* response) {
+  const v1::Member& member = request.member();
+  std::vector<WorkProgress> progress;
+  for (const v1::WorkProgress& each : request.progress()) {
+    progress.push_back(
+        {each.queue(), each.epoch(), each.index(), each.offset()});
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const int64_t open_round,
+      coordinator.Arrive(member.group(), member.worker(), member.incarnation(),
+                         request.clock(), request.round(), request.weight(),
+                         progress));
+  response->set_open_round(open_round);
+  if (request.wait_ms() <= 0) return absl::OkStatus();
+  // The worker hears of an error of the wait when it asks again.
+  const absl::Time end = PollEnd(request.wait_ms());
+  absl::Status waited;
+  if (request.round() == WorkerGroup::kNoRound) {
+    waited = coordinator.WaitForTurn(member.group(), member.worker(),
+                                     member.incarnation(), request.clock() + 1,
+                                     request.staleness(), end);
+    response->set_may_proceed(waited.ok());
+  } else {
+    const absl::StatusOr<Round> round = coordinator.WaitForRound(
+        member.group(), member.worker(), member.incarnation(),
+        std::max(request.round(), open_round - 1), end);
+    if (round.ok()) *response->mutable_round() = ToProto(*round);
+    waited = round.status();
+  }
+  // The user of this process ends the wait.
+  return absl::IsCancelled(waited) ? waited : absl::OkStatus();
+}
+
+absl::Status Run(Coordinator& coordinator, const v1::LeaveRequest& request,
+                 v1::LeaveResponse*) {
+  const v1::Member& member = request.member();
+  return coordinator.Leave(member.group(), member.worker(),
+                           member.incarnation());
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::WaitForRoundRequest& request,
+                 v1::WaitForRoundResponse* response) {
+  const v1::Member& member = request.member();
+  const absl::StatusOr<Round> round = coordinator.WaitForRound(
+      member.group(), member.worker(), member.incarnation(), request.round(),
+      PollEnd(request.wait_ms()));
+  if (StillWaits(round.status(), response)) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(round.status());
+  *response->mutable_round() = ToProto(*round);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::WaitForTurnRequest& request,
+                 v1::WaitForTurnResponse* response) {
+  const v1::Member& member = request.member();
+  const absl::Status turn = coordinator.WaitForTurn(
+      member.group(), member.worker(), member.incarnation(), request.clock(),
+      request.staleness(), PollEnd(request.wait_ms()));
+  if (StillWaits(turn, response)) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(turn);
+  response->set_may_proceed(true);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::WaitAtBarrierRequest& request,
+                 v1::WaitAtBarrierResponse* response) {
+  const v1::Member& member = request.member();
+  const absl::StatusOr<WorkerGroup::Place> place = coordinator.WaitAtBarrier(
+      member.group(), member.worker(), member.incarnation(), request.barrier(),
+      request.visit(), PollEnd(request.wait_ms()));
+  if (StillWaits(place.status(), response)) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(place.status());
+  response->set_is_open(true);
+  response->set_clock(place->clock);
+  response->set_round(place->round);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::GetGroupStatsRequest& request,
+                 v1::GetGroupStatsResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Stats stats,
+                            coordinator.GroupStats(request.group()));
+  *response = ToProto(stats);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::CreateWorkQueueRequest& request,
+                 v1::CreateWorkQueueResponse*) {
+  return coordinator.CreateWorkQueue(request.group(), request.queue(),
+                                     FromProto(request.options()));
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::TakeWorkItemRequest& request,
+                 v1::TakeWorkItemResponse* response) {
+  const v1::Member& member = request.member();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::optional<WorkItem> taken,
+      coordinator.TakeWorkItem(member.group(), member.worker(),
+                               member.incarnation(), request.queue()));
+  if (taken.has_value()) *response->mutable_item() = ToProto(*taken);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::FinishWorkItemRequest& request,
+                 v1::FinishWorkItemResponse*) {
+  const v1::Member& member = request.member();
+  return coordinator.FinishWorkItem(member.group(), member.worker(),
+                                    member.incarnation(), request.queue(),
+                                    request.epoch(), request.index());
+}
+
+absl::Status Run(Coordinator& coordinator,
+                 const v1::GetWorkQueueStatsRequest& request,
+                 v1::GetWorkQueueStatsResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const WorkQueue::Stats stats,
+      coordinator.WorkQueueStats(request.group(), request.queue()));
+  *response = ToProto(stats);
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch
