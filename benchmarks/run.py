@@ -41,13 +41,13 @@ SUITES = {
     ],
     "optimizers": [f"{_BUILT}/optimizers_bench"],
     "row_life": [f"{_BUILT}/row_life_bench --reps=9"],
-    "row_type": [
-        f"{_BUILT}/row_type_bench --reps=9",
-        f"{_BUILT}/row_type_bench --reps=9 --adam --keys=3000000",
+    "storage_dtype": [
+        f"{_BUILT}/storage_dtype_bench --reps=9",
+        f"{_BUILT}/storage_dtype_bench --reps=9 --adam --keys=3000000",
     ],
-    "row_type_auc": [
-        "python benchmarks/row_type_auc.py --seeds=5",
-        "python benchmarks/row_type_auc.py --seeds=5 --optimizer=adam",
+    "storage_dtype_auc": [
+        "python benchmarks/storage_dtype_auc.py --seeds=5",
+        "python benchmarks/storage_dtype_auc.py --seeds=5 --optimizer=adam",
     ],
     "dense_updates": [f"{_BUILT}/dense_updates_bench"],
     "dense_updates_auc": ["python benchmarks/dense_updates_auc.py"],

@@ -4,6 +4,10 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 `tf.saved_model.load` and `keras.models.load_model` find them.
 """
 
+import importlib
+import warnings
+from typing import Any
+
 from tfswitch import (
     _loader,  # noqa: F401  First: it says which TensorFlow to install.
     _native,
@@ -13,7 +17,7 @@ from tfswitch import (
     export,
     ids,
     initializers,
-    interchange,
+    io,
     keras,
     nn,
     ops,
@@ -24,18 +28,33 @@ from tfswitch import (
 )
 from tfswitch.cluster import Cluster, connect
 from tfswitch.dense import DenseTable
-from tfswitch.row_type import RowType
 from tfswitch.server import Server
+from tfswitch.storage_dtype import StorageDtype
 from tfswitch.table import EmbeddingTable
 
 __version__ = _native.version()
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what a former name stands for, with a warning."""
+    if name == "interchange":
+        return importlib.import_module("tfswitch.interchange")
+    if name == "RowType":
+        warnings.warn(
+            "`tfswitch.RowType` is called `tfswitch.StorageDtype` now",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return StorageDtype
+    raise AttributeError(f"module 'tfswitch' has no attribute '{name}'")
+
 
 __all__ = [
     "Cluster",
     "DenseTable",
     "EmbeddingTable",
-    "RowType",
     "Server",
+    "StorageDtype",
     "__version__",
     "admission",
     "connect",
@@ -44,7 +63,7 @@ __all__ = [
     "export",
     "ids",
     "initializers",
-    "interchange",
+    "io",
     "keras",
     "nn",
     "ops",

@@ -10,8 +10,8 @@ from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
-from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
+from tfswitch import storage_dtype as storage_dtype_lib
 
 # The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
@@ -42,7 +42,7 @@ class TableSpec:
     eviction: Any = None
     statistics: Any = None
     update: str = "sparse"
-    row_type: Any = None
+    storage_dtype: Any = None
     seed: int | None = None
     consistency: Any = None
     layout: str = ""
@@ -71,7 +71,7 @@ class TableSpec:
             admission=admission,
             eviction=eviction,
             statistics=_find_statistics(self.statistics, admission, eviction),
-            row_type=row_type_lib.get(self.row_type),
+            storage_dtype=storage_dtype_lib.get(self.storage_dtype),
         )
         if self.optimizer is not None:
             self._set(optimizer=optimizers_lib.get(self.optimizer))
@@ -101,7 +101,7 @@ class TableSpec:
             "admission": admission_lib.Always(),
             "eviction": None,
             "statistics": None,
-            "row_type": row_type_lib.RowType(),
+            "storage_dtype": storage_dtype_lib.StorageDtype(),
         }.items():
             value = getattr(self, setting)
             if value != default:
@@ -117,7 +117,7 @@ class TableSpec:
             "eviction": self.eviction and self.eviction.to_config(),
             "statistics": self.statistics and self.statistics.to_config(),
             "update": self.update,
-            "row_type": self.row_type.get_config(),
+            "storage_dtype": self.storage_dtype.get_config(),
         }
 
 

@@ -16,6 +16,7 @@ from absl import logging
 
 from tfswitch import _native
 from tfswitch._control import call, integers
+from tfswitch._renamed import renamed_arguments
 from tfswitch.cluster import Cluster, default_cluster
 
 # Beneath a SavedModel.
@@ -201,7 +202,7 @@ class Schedule:
 
     Args:
         path: As for `base`.
-        base_every_seconds: A base comes in place of a delta when the last one
+        base_every_secs: A base comes in place of a delta when the last one
             is so old. None: only where there is none that a delta could follow.
         tables: As for `base`. With None a new table leads to a base, too,
             except in a SavedModel.
@@ -210,7 +211,7 @@ class Schedule:
         keep_bases: As `keep` of `base`.
         cluster: As for `base`, or a function that connects, which is called
             again if it raises.
-        tell: Called after each export at an interval, with its result or the
+        log_fn: Called after each export at an interval, with its result or the
             error; by default they are logged. An error that it raises is
             logged.
 
@@ -219,31 +220,32 @@ class Schedule:
 
     Example:
 
-    >>> schedule = tsw.export.Schedule("exports", base_every_seconds=86400)
-    >>> schedule.start(every_seconds=30)
+    >>> schedule = tsw.export.Schedule("exports", base_every_secs=86400)
+    >>> schedule.start(every_secs=30)
     """
 
+    @renamed_arguments(base_every_seconds="base_every_secs", tell="log_fn")
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        base_every_seconds: float | None = None,
+        base_every_secs: float | None = None,
         tables: Iterable[Any] | None = None,
         row_format: str | None = None,
         rule: ScoreRule | Literal["all"] | None = None,
         keep_bases: int | None = None,
         cluster: Cluster | Callable[[], Cluster] | None = None,
-        tell: Callable[[ExportReport | Exception], None] | None = None,
+        log_fn: Callable[[ExportReport | Exception], None] | None = None,
     ) -> None:
-        if base_every_seconds is not None:
-            check_seconds("base_every_seconds", base_every_seconds)
+        if base_every_secs is not None:
+            check_seconds("base_every_secs", base_every_secs)
         self._options = _options_of(row_format, rule, keep_bases, "keep_bases")
         self._path = path
-        self._base_every_seconds = base_every_seconds
+        self._base_every_secs = base_every_secs
         self._tables = None if tables is None else _checked_names(tables)
         # Always the same one, also when the default changes.
         self._connect = functools.cache(_connector(cluster))
-        self._tell = tell if tell is not None else _log
+        self._log_fn = log_fn if log_fn is not None else _log
         self._export_lock = threading.Lock()
         self._thread_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -273,42 +275,44 @@ class Schedule:
         try:
             report, failure = self._export()
         except Exception as error:
-            self._try_tell(error)
+            self._try_log(error)
             return False
         if failure is not None:
-            self._try_tell(failure)
-        self._try_tell(report)
+            self._try_log(failure)
+        self._try_log(report)
         return failure is None
 
-    def run(self, every_seconds: float, wait: Callable[[float], bool]) -> None:
+    @renamed_arguments(every_seconds="every_secs")
+    def run(self, every_secs: float, wait: Callable[[float], bool]) -> None:
         """Exports now, and then at intervals.
 
         Args:
-            every_seconds: From the beginning of one export to that of the next,
+            every_secs: From the beginning of one export to that of the next,
                 which comes at once if the first took longer.
             wait: Waits for so many seconds; returns whether to end instead.
         """
-        check_seconds("every_seconds", every_seconds)
+        check_seconds("every_secs", every_secs)
         due = time.monotonic()
         while True:
             self.try_export()
-            due = max(due + every_seconds, time.monotonic())
+            due = max(due + every_secs, time.monotonic())
             if wait(max(due - time.monotonic(), 0.0)):
                 return
 
-    def start(self, every_seconds: float) -> None:
+    @renamed_arguments(every_seconds="every_secs")
+    def start(self, every_secs: float) -> None:
         """Has a thread export at intervals, the first time after one.
 
         The thread ends with `stop`, or with the program.
 
         Args:
-            every_seconds: As for `run`.
+            every_secs: As for `run`.
 
         Raises:
-            ValueError: If `every_seconds` is out of range.
+            ValueError: If `every_secs` is out of range.
             RuntimeError: If the thread is there already.
         """
-        check_seconds("every_seconds", every_seconds)
+        check_seconds("every_secs", every_secs)
         with self._thread_lock:
             if self._thread is not None:
                 raise RuntimeError(
@@ -318,8 +322,8 @@ class Schedule:
             self._is_over.clear()
 
             def run() -> None:
-                if not self._is_over.wait(every_seconds):
-                    self.run(every_seconds, self._is_over.wait)
+                if not self._is_over.wait(every_secs):
+                    self.run(every_secs, self._is_over.wait)
 
             # A daemon, for the program waits for others before `atexit`.
             self._thread = threading.Thread(
@@ -383,23 +387,23 @@ class Schedule:
             except Exception:
                 raise failure from None
 
-    def _try_tell(self, result: ExportReport | Exception) -> None:
+    def _try_log(self, result: ExportReport | Exception) -> None:
         if isinstance(result, Exception) and not isinstance(result, _FAILURES):
             logging.error(
                 "tfswitch: an unexpected error of an export", exc_info=result
             )
         try:
-            self._tell(result)
+            self._log_fn(result)
         except Exception:
-            logging.exception("tfswitch: the `tell` of an export has failed")
+            logging.exception("tfswitch: the `log_fn` of an export has failed")
 
     def _is_base_due(self, rows: str) -> bool:
         created = _last_base_seconds(rows)
         if created is None:
             return True
-        if self._base_every_seconds is None:
+        if self._base_every_secs is None:
             return False
-        return time.time() - created >= self._base_every_seconds
+        return time.time() - created >= self._base_every_secs
 
 
 def _connector(

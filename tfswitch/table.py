@@ -8,6 +8,7 @@ import json
 import os
 import re
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,10 +21,11 @@ from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
-from tfswitch import row_type as row_type_lib
 from tfswitch import statistics as statistics_lib
+from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._control import call
 from tfswitch._learning_rate import LearningRate
+from tfswitch._renamed import renamed_arguments
 from tfswitch._reports import ShrinkReport, TableStats
 from tfswitch._table_spec import TableSpec
 from tfswitch.cluster import Cluster, default_cluster
@@ -77,9 +79,9 @@ class EmbeddingTable:
         update: Which rows a push moves: "sparse", its own; or "dense", all, as
             the optimizer of a dense variable does. A row makes up for steps
             that it has missed when it is next read, pushed to or saved.
-        row_type: How rows are kept in memory: a `tfswitch.RowType`, or
-            "float16" or "bfloat16" for such embeddings with a float32 optimizer
-            state. None means float32.
+        storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
+            or "float16" or "bfloat16" for such embeddings with a float32
+            optimizer state. None means float32.
         seed: Decides, with the id, the first value of each row. None means one
             of the name and of the seed of `keras.utils.set_random_seed` or
             `tf.random.set_seed`, if there is one: tables of other names have
@@ -105,6 +107,7 @@ class EmbeddingTable:
            [ 0. ,  0. ]], dtype=float32)
     """
 
+    @renamed_arguments(row_type="storage_dtype")
     def __init__(
         self,
         name: str,
@@ -117,7 +120,7 @@ class EmbeddingTable:
         eviction: Any = None,
         statistics: Any = None,
         update: str = "sparse",
-        row_type: Any = None,
+        storage_dtype: Any = None,
         seed: int | None = None,
         consistency: Any = None,
         cluster: Cluster | None = None,
@@ -125,7 +128,7 @@ class EmbeddingTable:
         if dtype not in ("float32", tf.float32):
             raise ValueError(
                 '`dtype` must be "float32"; what is kept in memory is '
-                f"`row_type`. Received: dtype={dtype!r}"
+                f"`storage_dtype`. Received: dtype={dtype!r}"
             )
         spec = TableSpec(
             initializer=initializer,
@@ -134,7 +137,7 @@ class EmbeddingTable:
             eviction=eviction,
             statistics=statistics,
             update=update,
-            row_type=row_type,
+            storage_dtype=storage_dtype,
             seed=seed,
             consistency=consistency,
         )
@@ -165,8 +168,8 @@ class EmbeddingTable:
             )
         if spec.optimizer is None:
             spec = dataclasses.replace(spec, optimizer=optimizers_lib.get(None))
-        row_type_lib.warn_of_slots(
-            f"table '{name}'", spec.row_type, spec.optimizer
+        storage_dtype_lib.warn_of_slots(
+            f"table '{name}'", spec.storage_dtype, spec.optimizer
         )
         self._name = name
         self._dim = int(dim)
@@ -269,9 +272,19 @@ class EmbeddingTable:
         return self._spec.update
 
     @property
-    def row_type(self) -> row_type_lib.RowType:
+    def storage_dtype(self) -> storage_dtype_lib.StorageDtype:
         """How rows are kept in memory."""
-        return self._spec.row_type
+        return self._spec.storage_dtype
+
+    @property
+    def row_type(self) -> storage_dtype_lib.StorageDtype:
+        """The former name of `storage_dtype`."""
+        warnings.warn(
+            "`row_type` is called `storage_dtype` now",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.storage_dtype
 
     @property
     def consistency(self) -> consistency_lib.Consistency:

@@ -280,9 +280,9 @@ int AssignMissing(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
     if (num_keys == 0) return absl::OkStatus();
     AssignArgs args = MakeAssignArgs(*table, keys, num_keys, embeddings);
     args.only_missing = true;
-    TFSWITCH_ASSIGN_OR_RETURN(const AssignResult result,
+    TFSWITCH_ASSIGN_OR_RETURN(const WriteResult result,
                               table->cluster->client().Assign(args));
-    *assigned_rows = result.assigned_rows;
+    *assigned_rows = result.num_rows;
     return absl::OkStatus();
   });
 }
@@ -437,10 +437,10 @@ int ReplicasEndStep(const char* group, uint32_t worker, double weight,
   });
 }
 
-int ReplicasBeat(const char* group, uint32_t worker, uint64_t incarnation,
-                 uint64_t applier, char* error) {
+int ReplicasHeartbeat(const char* group, uint32_t worker, uint64_t incarnation,
+                      uint64_t applier, char* error) {
   return Guarded(error, [&] {
-    return ReplicasOf(group).Beat(worker, incarnation, applier);
+    return ReplicasOf(group).Heartbeat(worker, incarnation, applier);
   });
 }
 
@@ -645,7 +645,7 @@ const Tfswitch_Api& Api() {
     api.end_step = EndStep;
     api.table_end_step = TableEndStep;
     api.replicas_end_step = ReplicasEndStep;
-    api.replicas_beat = ReplicasBeat;
+    api.replicas_heartbeat = ReplicasHeartbeat;
     api.replicas_next_round = ReplicasNextRound;
     api.free_round = FreeRound;
     api.replicas_confirm_round = ReplicasConfirmRound;

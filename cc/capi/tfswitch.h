@@ -251,8 +251,9 @@ typedef struct Tfswitch_Api {
   int (*replicas_end_step)(const char* group, uint32_t worker, double weight,
                            double wait_s, Tfswitch_ReplicaPlace* place,
                            int32_t* has_arrived, char* error);
-  int (*replicas_beat)(const char* group, uint32_t worker, uint64_t incarnation,
-                       uint64_t applier, char* error);
+  int (*replicas_heartbeat)(const char* group, uint32_t worker,
+                            uint64_t incarnation, uint64_t applier,
+                            char* error);
   int (*replicas_next_round)(const char* group, uint64_t applier, double wait_s,
                              Tfswitch_Round** round, char* error);
   void (*free_round)(Tfswitch_Round* round);

@@ -336,7 +336,7 @@ absl::Status PushBatch(absl::Span<BatchPush> pushes,
   }
   Batches<PushPart> parts;
   Batches<size_t> places;  // The places of `parts` in `pushes`.
-  Batches<PushResult> results(pushes.size());
+  Batches<WriteResult> results(pushes.size());
   for (size_t i = 0; i < pushes.size(); ++i) {
     if (prepared[i].is_empty) continue;
     TFSWITCH_RETURN_IF_ERROR(
@@ -355,7 +355,7 @@ absl::Status PushBatch(absl::Span<BatchPush> pushes,
         return client.StartPush(group);
       }));
   for (const size_t i : places) {
-    pushes[i].updated_rows = results[i].updated_rows;
+    pushes[i].updated_rows = results[i].num_rows;
   }
   return absl::OkStatus();
 }

@@ -77,11 +77,11 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::Join(const std::string& group,
                             response.round(), response.group_instance()};
 }
 
-absl::Status GroupClient::Beat(const GroupMember& member,
-                               absl::Duration timeout) {
-  v1::BeatRequest request;
+absl::Status GroupClient::Heartbeat(const GroupMember& member,
+                                    absl::Duration timeout) {
+  v1::HeartbeatRequest request;
   *request.mutable_member() = ToProto(member);
-  v1::BeatResponse response;
+  v1::HeartbeatResponse response;
   return Call(request, &response, timeout);
 }
 

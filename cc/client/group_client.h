@@ -51,7 +51,8 @@ class GroupClient {
                                                   uint64_t previous_incarnation,
                                                   uint64_t newer_instance);
   // Waits for the server no longer than `timeout`, nor than any other call.
-  virtual absl::Status Beat(const GroupMember& member, absl::Duration timeout);
+  virtual absl::Status Heartbeat(const GroupMember& member,
+                                 absl::Duration timeout);
   virtual absl::StatusOr<int64_t> Arrive(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress);
@@ -62,7 +63,7 @@ class GroupClient {
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress, int64_t staleness,
       absl::Time deadline);
-  // As long as Beat().
+  // As long as Heartbeat().
   virtual absl::Status Leave(const GroupMember& member, absl::Duration timeout);
 
   // DeadlineExceeded, saying whom it waited for, when the deadline comes.

@@ -74,7 +74,7 @@ void GroupSession::KeepAlive() {
     }
     // A worker that has been given up hears of it at the end of its step, and a
     // server that is away is asked again.
-    groups_->Beat(member, options_.lease / 3).IgnoreError();
+    groups_->Heartbeat(member, options_.lease / 3).IgnoreError();
   }
 }
 

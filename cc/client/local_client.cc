@@ -78,8 +78,10 @@ class LocalClient : public ParameterClient {
   }
 
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
-                                           AssignResult* result) override {
-    return Done(AssignNow(args, result));
+                                           WriteResult* result) override {
+    absl::StatusOr<WriteResult> written = shard_->AssignOnce(args);
+    *result = written.value_or(WriteResult());
+    return Done(std::move(written).status());
   }
 
   absl::Status Export(
@@ -150,28 +152,11 @@ class LocalClient : public ParameterClient {
           shard_->FindTable({part.args.table, part.args.table_incarnation}));
       pushes.push_back({std::move(table), &part.args});
     }
-    absl::InlinedVector<PushResult, 1> results(parts.size());
+    absl::InlinedVector<WriteResult, 1> results(parts.size());
     TFSWITCH_RETURN_IF_ERROR(
         shard_->PushMany(pushes, absl::MakeSpan(results),
                          parts.empty() ? nullptr : parts[0].args.threads));
     for (size_t i = 0; i < parts.size(); ++i) *parts[i].result = results[i];
-    return absl::OkStatus();
-  }
-
-  absl::Status AssignNow(const AssignArgs& args, AssignResult* result) {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const auto table,
-        shard_->FindTable({args.table, args.table_incarnation}));
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const Written written,
-        shard_->WriteOnce(
-            args.id.client_id, args.id.sequence,
-            [&]() -> absl::StatusOr<int64_t> {
-              TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
-              return shard_->Assign(*table, args.keys, args.embeddings,
-                                    args.slots, args.only_missing);
-            }));
-    *result = {written.count, written.duplicate};
     return absl::OkStatus();
   }
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
-#include "cc/shard/round_stage.h"
+#include "cc/shard/gradient_accumulator.h"
 #include "cc/wire/codec.h"
 #include "cc/wire/coordination_conversion.h"
 #include "cc/wire/report_conversion.h"
@@ -98,14 +98,14 @@ absl::StatusOr<std::vector<TableInfo>> ParameterClient::ListTables(
   return tables;
 }
 
-absl::StatusOr<PushResult> ParameterClient::Push(const PushArgs& args) {
-  PushResult result;
+absl::StatusOr<WriteResult> ParameterClient::Push(const PushArgs& args) {
+  WriteResult result;
   TFSWITCH_RETURN_IF_ERROR(StartPush({{args, &result}})->Wait());
   return result;
 }
 
-absl::StatusOr<AssignResult> ParameterClient::Assign(const AssignArgs& args) {
-  AssignResult result;
+absl::StatusOr<WriteResult> ParameterClient::Assign(const AssignArgs& args) {
+  WriteResult result;
   TFSWITCH_RETURN_IF_ERROR(StartAssign(args, &result)->Wait());
   return result;
 }
@@ -177,14 +177,14 @@ absl::Status ParameterClient::ReadUsage(const TableRef& table,
       ->Wait();
 }
 
-absl::Status ParameterClient::SettleExport(const TableRef& table,
+absl::Status ParameterClient::CommitExport(const TableRef& table,
                                            const std::string& export_id,
-                                           bool is_published) {
-  v1::SettleExportRequest request;
+                                           bool commit) {
+  v1::CommitExportRequest request;
   NameTable(table, &request);
   request.set_export_id(export_id);
-  request.set_is_published(is_published);
-  v1::SettleExportResponse response;
+  request.set_commit(commit);
+  v1::CommitExportResponse response;
   return Call(request, &response);
 }
 

@@ -84,7 +84,7 @@ struct PullPart {
 // One of several pushes; *result is set once the call has ended with OK.
 struct PushPart {
   PushArgs args;
-  PushResult* result = nullptr;
+  WriteResult* result = nullptr;
 };
 
 struct ShrinkArgs {
@@ -196,7 +196,7 @@ class ParameterClient {
       absl::Span<const PushPart> parts) = 0;
 
   virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
-                                                   AssignResult* result) = 0;
+                                                   WriteResult* result) = 0;
 
   // Starts to apply a closed round; *committed becomes the last round that was
   // applied. See Shard::CommitRound. Called for each shard by itself, as the
@@ -233,10 +233,9 @@ class ParameterClient {
   virtual absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
-  // Says whether an export with a rule has been published. May be repeated.
-  virtual absl::Status SettleExport(const TableRef& table,
-                                    const std::string& export_id,
-                                    bool is_published);
+  // Ends an export with a rule: commits it, or aborts it. May be repeated.
+  virtual absl::Status CommitExport(const TableRef& table,
+                                    const std::string& export_id, bool commit);
 
   // The parts of a checkpoint; see protos/tfswitch/v1/parameter_server.proto.
   // Users call SaveCheckpoint and RestoreCheckpoint of client/checkpoints.h.
@@ -259,8 +258,8 @@ class ParameterClient {
   absl::Status Pull(const PullArgs& args, absl::Span<float> embeddings) {
     return StartPull({{args, embeddings}})->Wait();
   }
-  absl::StatusOr<PushResult> Push(const PushArgs& args);
-  absl::StatusOr<AssignResult> Assign(const AssignArgs& args);
+  absl::StatusOr<WriteResult> Push(const PushArgs& args);
+  absl::StatusOr<WriteResult> Assign(const AssignArgs& args);
 
  protected:
   std::unique_ptr<PendingCall> StartReadUsage(const TableRef& table,

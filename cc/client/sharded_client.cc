@@ -48,8 +48,7 @@ struct Part {
   std::shared_ptr<float[]> values;  // keys.size() x dim, to send.
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
-  PushResult push_result;
-  AssignResult assign_result;
+  WriteResult result;  // Of a write.
   std::unique_ptr<PendingCall> call;
 };
 
@@ -251,7 +250,7 @@ class ShardedClient : public ParameterClient {
   }
 
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
-                                           AssignResult* result) override {
+                                           WriteResult* result) override {
     AssignArgs own = args;
     Identify(&own.id);
     return Begin([this, own, result] { return StartAssignOnce(own, result); });
@@ -550,7 +549,7 @@ class ShardedClient : public ParameterClient {
         // A step of a dense table is one of all its rows.
         if (part.keys.empty() && !pushes[i].args.is_dense) continue;
         by_shard[shard].push_back(
-            {PushOfPart(pushes[i].args, &part), &part.push_result});
+            {PushOfPart(pushes[i].args, &part), &part.result});
       }
     }
     std::vector<std::unique_ptr<PendingCall>> calls;
@@ -561,17 +560,17 @@ class ShardedClient : public ParameterClient {
     return std::make_unique<JoinedCalls>(
         std::move(calls), [split, pushes = std::move(pushes)] {
           for (size_t i = 0; i < pushes.size(); ++i) {
-            *pushes[i].result = PushResult();
+            *pushes[i].result = WriteResult();
             for (const Part& part : (*split)[i]) {
-              pushes[i].result->Add(part.push_result);
+              pushes[i].result->Add(part.result);
             }
           }
         });
   }
 
   std::unique_ptr<PendingCall> StartAssignOnce(AssignArgs args,
-                                               AssignResult* result) {
-    *result = AssignResult();
+                                               WriteResult* result) {
+    *result = WriteResult();
     if (absl::Status status = CheckAssign(args); !status.ok()) {
       return Done(std::move(status));
     }
@@ -598,12 +597,11 @@ class ShardedClient : public ParameterClient {
         part_args.slots = absl::MakeConstSpan(part.slots.get(),
                                               part.keys.size() * slot_floats);
       }
-      calls.push_back(shards_[i]->StartAssign(part_args, &part.assign_result));
+      calls.push_back(shards_[i]->StartAssign(part_args, &part.result));
     }
     return std::make_unique<JoinedCalls>(std::move(calls), [parts, result] {
       for (const Part& part : *parts) {
-        result->assigned_rows += part.assign_result.assigned_rows;
-        result->duplicate = result->duplicate || part.assign_result.duplicate;
+        result->Add(part.result);
       }
     });
   }

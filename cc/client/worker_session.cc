@@ -21,7 +21,7 @@
 #include "absl/time/time.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
-#include "cc/shard/round_stage.h"
+#include "cc/shard/gradient_accumulator.h"
 
 namespace tfswitch {
 

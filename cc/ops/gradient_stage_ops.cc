@@ -157,10 +157,10 @@ REGISTER_OP("Tfswitch>StageGradients")
 Keeps the gradients of a step until they are summed.
 
 key: incarnation, clock (and what may follow) of the worker.
-gradients: Of each variable on this device: a tensor of its shape or, of some
+gradients: For each variable on this device a tensor of its shape or, for some
   rows, int64 indices [n] and values [n, ...].
 stage: Name of the stage.
-worker: Which worker.
+worker: The number of the worker.
 replaces: Whether earlier steps of the same incarnation count no more.
 )doc");
 
@@ -224,13 +224,13 @@ Sums the staged gradients of a round, in its order, and forgets them.
 
 Fails with NOT_FOUND, and waits for nothing, if those of a step are not there.
 
-keys: Shape [n, 3]: of each step, worker, incarnation and clock.
-weights: Shape [n]: of each step.
+keys: Shape [n, 3]: worker, incarnation and clock of each step.
+weights: Shape [n]: the weight of each step.
 active: The incarnations that may go on.
-next_incarnation: A scalar: what all others below it have staged is forgotten.
-sums: Of each variable on this device: the sum, or the rows of all steps one
+next_incarnation: A scalar: the gradients of all others below it are forgotten.
+sums: For each variable on this device the sum, or the rows of all steps one
   after the other, as indices and values.
-of_rows: Of each variable, whether its gradients are indices and values.
+of_rows: For each variable, whether its gradients are indices and values.
 stage: Name of the stage.
 averages: Whether each gradient is multiplied with its share of the weights.
 averages_by_row: Whether instead each row is averaged over the steps that have
@@ -566,7 +566,7 @@ REGISTER_OP("Tfswitch>ClearStagedGradients")
     .Doc(R"doc(
 Forgets all staged gradients.
 
-num_steps: A scalar: of how many steps there were some.
+num_steps: A scalar: how many steps had some.
 stage: Name of the stage.
 )doc");
 

@@ -72,7 +72,7 @@ unique_ids: From the lookup.
 inverses: From the lookup.
 gradients: For each table one row of `dim` floats per element of its inverse.
 learning_rates: For each table, a scalar.
-loss_scale: A scalar: what the loss was multiplied with. 0 means 1.
+loss_scale: A scalar: the factor of the loss. 0 means 1.
 shows: As for the lookup.
 clicks: As for the lookup.
 global_steps: As for the lookup.

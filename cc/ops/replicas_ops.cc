@@ -1,5 +1,5 @@
-// Tfswitch>ReplicasCall, ReplicasEndStep, ReplicasBeat, ReplicasNextRound and
-// ReplicasConfirmRound: workers that take steps together on variables of
+// Tfswitch>ReplicasCall, ReplicasEndStep, ReplicasHeartbeat, ReplicasNextRound
+// and ReplicasConfirmRound: workers that take steps together on variables of
 // TensorFlow. They run in one process for all: the first parameter server.
 
 #include <algorithm>
@@ -135,7 +135,7 @@ place: incarnation, clock and round of the worker.
 weight: A scalar: the number of samples of the step.
 next_place: Where the next step is.
 group: Name of the group.
-worker: Which worker.
+worker: The number of the worker.
 timeout_s: Longest wait.
 )doc");
 
@@ -188,7 +188,7 @@ class ReplicasEndStepOp : public AsyncOpKernel {
   float timeout_s_ = 0.0f;
 };
 
-REGISTER_OP("Tfswitch>ReplicasBeat")
+REGISTER_OP("Tfswitch>ReplicasHeartbeat")
     .Input("place: int64")
     .Input("applier: int64")
     .Attr("group: string")
@@ -204,14 +204,15 @@ REGISTER_OP("Tfswitch>ReplicasBeat")
 Renews the leases of a worker and, unless it is 0, of the applier.
 
 place: incarnation, clock and round of the worker.
-applier: A scalar: what "begin_applying" has given.
+applier: A scalar: the answer of "begin_applying".
 group: Name of the group.
-worker: Which worker.
+worker: The number of the worker.
 )doc");
 
-class ReplicasBeatOp : public tensorflow::OpKernel {
+class ReplicasHeartbeatOp : public tensorflow::OpKernel {
  public:
-  explicit ReplicasBeatOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ReplicasHeartbeatOp(OpKernelConstruction* context)
+      : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
     OP_REQUIRES_OK(context, context->GetAttr("worker", &worker_));
   }
@@ -222,7 +223,7 @@ class ReplicasBeatOp : public tensorflow::OpKernel {
     int64_t applier = 0;
     OP_REQUIRES_OK(context, ScalarOf(context, 1, "applier", &applier));
     OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
-                     return api.replicas_beat(
+                     return api.replicas_heartbeat(
                          group_.c_str(), static_cast<uint32_t>(worker_),
                          place.incarnation, static_cast<uint64_t>(applier),
                          error);
@@ -257,11 +258,11 @@ REGISTER_OP("Tfswitch>ReplicasNextRound")
     .Doc(R"doc(
 Waits for the next round to apply. Cancelled when all workers have left.
 
-applier: A scalar: what "begin_applying" has given.
+applier: A scalar: the answer of "begin_applying".
 number: A scalar: of the round.
-keys: Of each contribution, in the order in which they are summed: worker,
+keys: For each contribution, in the order in which they are summed: worker,
   incarnation, clock.
-weights: Of each contribution.
+weights: The weight of each contribution.
 active: The incarnations that were there when the round closed.
 next_incarnation: A scalar: all others below it are gone.
 group: Name of the group.
@@ -345,7 +346,7 @@ REGISTER_OP("Tfswitch>ReplicasConfirmRound")
     .Doc(R"doc(
 Says that a round has been applied, and lets its workers go on.
 
-applier: A scalar: what "begin_applying" has given.
+applier: A scalar: the answer of "begin_applying".
 number: A scalar: of the round.
 group: Name of the group.
 )doc");
@@ -380,8 +381,8 @@ REGISTER_KERNEL_BUILDER(
     Name("Tfswitch>ReplicasEndStep").Device(tensorflow::DEVICE_CPU),
     ReplicasEndStepOp);
 REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ReplicasBeat").Device(tensorflow::DEVICE_CPU),
-    ReplicasBeatOp);
+    Name("Tfswitch>ReplicasHeartbeat").Device(tensorflow::DEVICE_CPU),
+    ReplicasHeartbeatOp);
 REGISTER_KERNEL_BUILDER(
     Name("Tfswitch>ReplicasNextRound").Device(tensorflow::DEVICE_CPU),
     ReplicasNextRoundOp);

@@ -62,7 +62,7 @@ REGISTER_OP("Tfswitch>OpenServedModel")
 Opens the rows that a model file names; again, it does nothing. If they are on
 servers it waits for those, no longer than the file says.
 
-model: Of `Tfswitch>ServedModel`.
+model: The output of `Tfswitch>ServedModel`.
 file: The path of the file, an asset of the SavedModel.
 )doc");
 
@@ -76,11 +76,11 @@ REGISTER_OP("Tfswitch>PinServedRows")
       return tensorflow::shape_inference::ScalarShape(c);
     })
     .Doc(R"doc(
-The rows that the model serves now. They stay the same for whoever holds them,
-whatever is exchanged meanwhile; unless they are on servers: then each lookup
-reads what is there.
+The rows that the model serves now. A holder sees the same rows, also while
+others are exchanged; but if they are on servers, each lookup reads the present
+rows.
 
-model: Of `Tfswitch>ServedModel`.
+model: The output of `Tfswitch>ServedModel`.
 rows: For `Tfswitch>ServedLookup`.
 )doc");
 
@@ -121,10 +121,10 @@ REGISTER_OP("Tfswitch>ServedLookup")
     })
     .Doc(R"doc(
 Reads one embedding per id of tables of an exported model. An id without a row
-reads as what its table has for it, and nothing is created. From servers it reads
+reads as the default of its table, and nothing is created. From servers it reads
 with one message to each, unless the batches are long.
 
-rows: Of `Tfswitch>PinServedRows`.
+rows: The output of `Tfswitch>PinServedRows`.
 ids: For each table, of any shape.
 embeddings: For each table, shape `ids.shape + [dim]`.
 tables: The names of the tables; one may come more than once.
@@ -300,7 +300,7 @@ class ServedLookupOp : public AsyncOpKernel {
         context->input(0).scalar<tensorflow::Variant>()().get<PinnedRows>();
     if (pinned == nullptr || pinned->rows == nullptr) {
       return absl::InvalidArgumentError(
-          "`rows` must be what Tfswitch>PinServedRows gives");
+          "`rows` must be the output of Tfswitch>PinServedRows");
     }
     call->pinned = *pinned;
     call->parts.resize(dims_.size());

@@ -45,7 +45,7 @@ the same handle. Handles with the same `container` and `shared_name` are one.
 
 handle: The table, for the other ops.
 cluster: `local://`, or `grpc://host:port,host:port` in shard order.
-config: What the table is, as JSON.
+config: The settings of the table, as JSON.
 timeout_s: How long to wait for the servers to answer.
 container: Where the handle lives; empty is the default container.
 shared_name: The name under which ops share the handle; empty makes it private

@@ -242,10 +242,10 @@ int Run(int argc, char** argv) {
   std::string model_name = "default";
   std::string address = "127.0.0.1:8500";
   std::string tags = "serve";
-  float poll_seconds = 1;
-  float watch_rows_seconds = 1;
+  float poll_secs = 1;
+  float watch_rows_secs = 1;
   bool verify_rows_first = false;
-  float grace_seconds = 10;
+  float grace_secs = 10;
   int32_t max_message_bytes = 64 << 20;
   int32_t max_requests = 256;
   bool help = false;
@@ -263,15 +263,15 @@ int Run(int argc, char** argv) {
       Flag("signature", &options.model.signature,
            "signature of requests that name none"),
       Flag("tags", &tags, "of the graph in the SavedModel, with commas"),
-      Flag("poll_seconds", &poll_seconds,
+      Flag("poll_secs", &poll_secs,
            "how often to look for versions; 0: only at the start"),
-      Flag("watch_rows_seconds", &watch_rows_seconds,
+      Flag("watch_rows_secs", &watch_rows_secs,
            "how often to look for newer rows in the model's folder; 0: as "
            "TFSWITCH_SERVING_WATCH_SECONDS says, else never"),
       Flag("verify_rows_first", &verify_rows_first,
            "check all rows of a version before it serves, and not each block "
            "when it is first used; what comes later is always checked before"),
-      Flag("grace_seconds", &grace_seconds,
+      Flag("grace_secs", &grace_secs,
            "how long running requests may take when the server is stopped"),
       Flag("max_message_bytes", &max_message_bytes,
            "longest message, and largest tensor of a request"),
@@ -295,15 +295,15 @@ int Run(int argc, char** argv) {
                 absl::StrCat("unknown argument '", argv[1], "'; see --help"));
   }
   if (options.model_dir.empty()) return Fail(kBadFlag, "give --model_dir");
-  if (!(poll_seconds >= 0 && watch_rows_seconds >= 0 && grace_seconds >= 0) ||
+  if (!(poll_secs >= 0 && watch_rows_secs >= 0 && grace_secs >= 0) ||
       max_message_bytes < 1 || max_requests < 1) {
     return Fail(kBadFlag,
-                "--poll_seconds, --watch_rows_seconds and --grace_seconds must "
+                "--poll_secs, --watch_rows_secs and --grace_secs must "
                 "not be negative, --max_message_bytes and --max_requests must "
                 "be positive");
   }
-  options.poll_interval = absl::Seconds(poll_seconds);
-  options.watch_rows_interval = absl::Seconds(watch_rows_seconds);
+  options.poll_interval = absl::Seconds(poll_secs);
+  options.watch_rows_interval = absl::Seconds(watch_rows_secs);
   // The core reads it when it opens rows. There are no other threads yet.
   if (verify_rows_first) setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
   options.model.tags = absl::StrSplit(tags, ',');
@@ -346,7 +346,7 @@ int Run(int argc, char** argv) {
     absl::MutexLock lock(&mutex);
     stopping = true;
   }
-  (*api)->stop(server, static_cast<int64_t>(grace_seconds * 1000));
+  (*api)->stop(server, static_cast<int64_t>(grace_secs * 1000));
   // A version that is being loaded, or freed, is not waited for.
   _exit(0);
 }

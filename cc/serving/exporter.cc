@@ -4,7 +4,7 @@
 // another one replaces meanwhile ends the export.
 //
 // With a rule the servers hear at the end in any case whether the export is
-// there (SettleExport), because they have kept the scores of its rows. An
+// there (CommitExport), because they have kept the scores of its rows. An
 // export that is published stays so: errors of later steps are ignored or
 // logged. A delta that cannot follow becomes a base in PublishExport(), if the
 // options say so.
@@ -229,7 +229,7 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
       // If a server does not hear of it, its rows come once more, which is no
       // harm; a published export stays so.
       client
-          .SettleExport({table, present.at(table).identity.incarnation},
+          .CommitExport({table, present.at(table).identity.incarnation},
                         writer->id(), report.is_published)
           .IgnoreError();
     }

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
-#include "cc/shard/round_stage.h"
+#include "cc/shard/gradient_accumulator.h"
 #include "cc/wire/coordination_conversion.h"
 #include "cc/wire/report_conversion.h"
 #include "cc/wire/table_config_conversion.h"
@@ -59,7 +59,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
   const TableConfig config = FromProto(request.config());
   uint64_t incarnation = request.table_incarnation();
   TFSWITCH_ASSIGN_OR_RETURN(
-      const Written written,
+      const WriteResult written,
       call.shard.WriteOnce(request.client_id(), request.sequence(),
                            [&]() -> absl::StatusOr<int64_t> {
                              TFSWITCH_ASSIGN_OR_RETURN(
@@ -77,7 +77,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     const auto table = call.shard.FindTable(config.name);
     if (table.ok()) incarnation = (*table)->incarnation();
   }
-  response->set_created(written.count != 0);
+  response->set_created(written.num_rows != 0);
   response->set_duplicate(written.duplicate);
   response->set_table_incarnation(incarnation);
   return absl::OkStatus();
@@ -88,12 +88,12 @@ absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
   // Also if there is no such table: a repetition must not drop one that has
   // been created meanwhile.
   TFSWITCH_ASSIGN_OR_RETURN(
-      const Written written,
+      const WriteResult written,
       call.shard.WriteOnce(request.client_id(), request.sequence(),
                            [&]() -> absl::StatusOr<int64_t> {
                              return call.shard.DropTable(request.table());
                            }));
-  response->set_dropped(written.count != 0);
+  response->set_dropped(written.num_rows != 0);
   response->set_duplicate(written.duplicate);
   return absl::OkStatus();
 }
@@ -141,13 +141,13 @@ absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
                  v1::EraseResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
   TFSWITCH_ASSIGN_OR_RETURN(
-      const Written written,
+      const WriteResult written,
       call.shard.WriteOnce(request.client_id(), request.sequence(), [&] {
         return call.shard.Erase(
             *table,
             absl::MakeConstSpan(request.keys().data(), request.keys().size()));
       }));
-  response->set_erased_rows(written.count);
+  response->set_erased_rows(written.num_rows);
   response->set_duplicate(written.duplicate);
   return absl::OkStatus();
 }
@@ -181,10 +181,10 @@ absl::Status Run(const ShardCall& call, const v1::ReadUsageRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Run(const ShardCall& call, const v1::SettleExportRequest& request,
-                 v1::SettleExportResponse* response) {
+absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,
+                 v1::CommitExportResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
-  call.shard.SettleExport(*table, request.export_id(), request.is_published());
+  call.shard.CommitExport(*table, request.export_id(), request.commit());
   return absl::OkStatus();
 }
 

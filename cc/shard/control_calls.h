@@ -29,7 +29,7 @@
   V(Erase)                                 \
   V(Shrink)                                \
   V(ReadUsage)                             \
-  V(SettleExport)                          \
+  V(CommitExport)                          \
   V(SaveShard)                             \
   V(CommitCheckpoint)                      \
   V(AbortSave)                             \
@@ -40,7 +40,7 @@
 #define TFSWITCH_COORDINATION_CALLS(V) \
   V(CreateGroup)                       \
   V(Join)                              \
-  V(Beat)                              \
+  V(Heartbeat)                         \
   V(Arrive)                            \
   V(Leave)                             \
   V(WaitForRound)                      \

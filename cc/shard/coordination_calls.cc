@@ -55,11 +55,11 @@ absl::Status Run(Coordinator& coordinator, const v1::JoinRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Run(Coordinator& coordinator, const v1::BeatRequest& request,
-                 v1::BeatResponse*) {
+absl::Status Run(Coordinator& coordinator, const v1::HeartbeatRequest& request,
+                 v1::HeartbeatResponse*) {
   const v1::Member& member = request.member();
-  return coordinator.Beat(member.group(), member.worker(),
-                          member.incarnation());
+  return coordinator.Heartbeat(member.group(), member.worker(),
+                               member.incarnation());
 }
 
 absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,

@@ -39,9 +39,9 @@ void PendingExports::Keep(Export exported) {
   }
 }
 
-void PendingExports::Settle(const EmbeddingTable& table, const std::string& id,
-                            bool is_published) {
-  Export settled;
+void PendingExports::End(const EmbeddingTable& table, const std::string& id,
+                         bool commit) {
+  Export ended;
   {
     MutexLock lock(&mutex_);
     for (auto of_id = exports_.begin(); of_id != exports_.end(); ++of_id) {
@@ -50,16 +50,16 @@ void PendingExports::Settle(const EmbeddingTable& table, const std::string& id,
             return each.id == id && each.table.lock().get() == &table;
           });
       if (found == of_id->end()) continue;
-      settled = std::move(*found);
+      ended = std::move(*found);
       of_id->erase(found);
       if (of_id->empty()) exports_.erase(of_id);
       break;
     }
   }
   // Nothing is subtracted if it was not there: it has no table.
-  const std::shared_ptr<EmbeddingTable> exported = settled.table.lock();
-  if (is_published && exported != nullptr) {
-    exported->SubtractDeltaScores(settled.keys, settled.scores);
+  const std::shared_ptr<EmbeddingTable> exported = ended.table.lock();
+  if (commit && exported != nullptr) {
+    exported->SubtractDeltaScores(ended.keys, ended.scores);
   }
 }
 

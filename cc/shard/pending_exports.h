@@ -31,10 +31,9 @@ class PendingExports {
   // table under the same id is replaced. Exports of tables that are gone go,
   // too.
   void Keep(Export exported);
-  // Subtracts the scores, if `is_published`, and forgets them. An unknown
-  // export has been settled before.
-  void Settle(const EmbeddingTable& table, const std::string& id,
-              bool is_published);
+  // Subtracts the scores, if `commit`, and forgets them. An unknown export has
+  // been ended before.
+  void End(const EmbeddingTable& table, const std::string& id, bool commit);
 
  private:
   static constexpr size_t kMaxIds = 16;

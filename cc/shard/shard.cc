@@ -1,8 +1,8 @@
 // mutex_ guards the map of tables and the states of saves and restores. A call
 // takes it to find its table and then works on a shared pointer without it, so
-// that no row is read or written under it. RoundStage holds a lock of its own
-// while it calls ApplyRound(), which takes mutex_; so stage_ is never called
-// under mutex_.
+// that no row is read or written under it. GradientAccumulator holds a lock of
+// its own while it calls ApplyRound(), which takes mutex_; so stage_ is never
+// called under mutex_.
 //
 // CheckPush() checks a push and sums its repeated keys before ApplyPush() asks
 // the ledger, so that a push that is refused leaves no trace. Saves and
@@ -164,15 +164,15 @@ absl::Status Shard::CheckRoom(const TableConfig& config,
       "; lower the capacity, raise the rate, or use more servers"));
 }
 
-absl::StatusOr<Written> Shard::WriteOnce(
+absl::StatusOr<WriteResult> Shard::WriteOnce(
     uint64_t client_id, uint64_t sequence,
     absl::FunctionRef<absl::StatusOr<int64_t>()> write) {
-  Written written;
+  WriteResult written;
   const bool is_protected = client_id != 0;
   if (is_protected) {
     TFSWITCH_ASSIGN_OR_RETURN(
         const WriteLedger::Verdict verdict,
-        ledger_.Begin(client_id, sequence, &written.count));
+        ledger_.Begin(client_id, sequence, &written.num_rows));
     if (verdict == WriteLedger::Verdict::kDuplicate) {
       written.duplicate = true;
       return written;
@@ -185,9 +185,9 @@ absl::StatusOr<Written> Shard::WriteOnce(
   } catch (const std::bad_alloc&) {
     count = absl::ResourceExhaustedError("no memory for a write");
   }
-  written.count = count.value_or(0);
+  written.num_rows = count.value_or(0);
   if (is_protected) {
-    ledger_.End(client_id, sequence, count.ok(), written.count);
+    ledger_.End(client_id, sequence, count.ok(), written.num_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(count.status());
   return written;
@@ -418,16 +418,16 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
       "Restore a checkpoint, or initialise it"));
 }
 
-absl::StatusOr<PushResult> Shard::Push(EmbeddingTable& table,
-                                       const PushRequest& push,
-                                       const LentThreads* threads) {
+absl::StatusOr<WriteResult> Shard::Push(EmbeddingTable& table,
+                                        const PushRequest& push,
+                                        const LentThreads* threads) {
   CheckedPush checked;
   TFSWITCH_RETURN_IF_ERROR(CheckPush(table, push, &checked));
   return ApplyPush(table, push, checked.batch, threads);
 }
 
 absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
-                             absl::Span<PushResult> results,
+                             absl::Span<WriteResult> results,
                              const LentThreads* threads) {
   if (pushes.size() == 1) {
     TFSWITCH_ASSIGN_OR_RETURN(results[0],
@@ -457,7 +457,7 @@ absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
   RunRanges(threads, by_table.size(), 1, [&](size_t begin, size_t end) {
     for (size_t t = begin; t < end; ++t) {
       for (const size_t i : *by_table[t]) {
-        absl::StatusOr<PushResult> result = ApplyPush(
+        absl::StatusOr<WriteResult> result = ApplyPush(
             *pushes[i].table, *pushes[i].push, checked[i].batch, threads);
         statuses[i] = result.status();
         if (result.ok()) results[i] = *result;
@@ -527,17 +527,17 @@ absl::Status Shard::CheckPush(const EmbeddingTable& table,
   return absl::OkStatus();
 }
 
-absl::StatusOr<PushResult> Shard::ApplyPush(EmbeddingTable& table,
-                                            const PushRequest& push,
-                                            const GradientBatch& batch,
-                                            const LentThreads* threads) {
+absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
+                                             const PushRequest& push,
+                                             const GradientBatch& batch,
+                                             const LentThreads* threads) {
   const bool is_staged =
       table.config().consistency.kind == ConsistencyKind::kBsp;
-  PushResult result;
+  WriteResult result;
   const bool protected_push = push.id.client_id != 0;
   if (protected_push) {
-    const absl::StatusOr<WriteLedger::Verdict> verdict = ledger_.Begin(
-        push.id.client_id, push.id.sequence, &result.updated_rows);
+    const absl::StatusOr<WriteLedger::Verdict> verdict =
+        ledger_.Begin(push.id.client_id, push.id.sequence, &result.num_rows);
     if (!verdict.ok()) {
       return absl::Status(verdict.status().code(),
                           absl::StrCat("table '", table.config().name,
@@ -556,7 +556,7 @@ absl::StatusOr<PushResult> Shard::ApplyPush(EmbeddingTable& table,
     } else {
       const absl::StatusOr<int64_t> updated = Apply(table, batch, threads);
       applied = updated.status();
-      result.updated_rows = updated.value_or(0);
+      result.num_rows = updated.value_or(0);
     }
   } catch (const std::bad_alloc&) {
     applied = absl::ResourceExhaustedError(absl::StrCat(
@@ -566,7 +566,7 @@ absl::StatusOr<PushResult> Shard::ApplyPush(EmbeddingTable& table,
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.
     ledger_.End(push.id.client_id, push.id.sequence,
-                /*applied=*/!is_staged || applied.ok(), result.updated_rows);
+                /*applied=*/!is_staged || applied.ok(), result.num_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(applied);
   return result;
@@ -710,6 +710,18 @@ absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(table, "slot", keys, table.slot_floats(), slots));
   return table.AssignRows(keys, embeddings, slots, only_missing);
+}
+
+absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::shared_ptr<EmbeddingTable> table,
+      FindTable({request.table, request.table_incarnation}));
+  return WriteOnce(request.id.client_id, request.id.sequence,
+                   [&]() -> absl::StatusOr<int64_t> {
+                     TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, request.day));
+                     return Assign(*table, request.keys, request.embeddings,
+                                   request.slots, request.only_missing);
+                   });
 }
 
 absl::StatusOr<int64_t> Shard::Erase(EmbeddingTable& table,

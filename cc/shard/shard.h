@@ -26,9 +26,9 @@
 #include "cc/base/random_id.h"
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/shard/checkpoint_calls.h"
+#include "cc/shard/gradient_accumulator.h"
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/pending_exports.h"
-#include "cc/shard/round_stage.h"
 #include "cc/shard/write_ledger.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
@@ -55,12 +55,6 @@ struct ShardOptions {
   CoordinatorLimits coordinator = {};
 
   absl::Status Validate() const;
-};
-
-// The result of WriteOnce().
-struct Written {
-  int64_t count = 0;       // The result of `write`, now or the first time.
-  bool duplicate = false;  // It had been done before.
 };
 
 // One of several pushes.
@@ -99,7 +93,7 @@ class Shard {
   // under the identity that it has under retry: calls `write`, unless it has
   // returned OK under this identity before. client_id 0: calls it always.
   // FailedPrecondition as for Push().
-  absl::StatusOr<Written> WriteOnce(
+  absl::StatusOr<WriteResult> WriteOnce(
       uint64_t client_id, uint64_t sequence,
       absl::FunctionRef<absl::StatusOr<int64_t>()> write);
 
@@ -158,20 +152,20 @@ class Shard {
   // To a bsp table it stages the gradients until CommitRound(), and updates
   // nothing; FailedPrecondition if push.step says no step, or one whose round
   // has been applied.
-  absl::StatusOr<PushResult> Push(EmbeddingTable& table,
-                                  const PushRequest& push,
-                                  const LentThreads* threads = nullptr);
+  absl::StatusOr<WriteResult> Push(EmbeddingTable& table,
+                                   const PushRequest& push,
+                                   const LentThreads* threads = nullptr);
 
   // Several pushes; those to one table in their order. All are checked before
   // any is applied. An error of applying one leaves the others applied; the
   // first in their order is given. REQUIRES: as many results as pushes.
   absl::Status PushMany(absl::Span<const TablePush> pushes,
-                        absl::Span<PushResult> results,
+                        absl::Span<WriteResult> results,
                         const LentThreads* threads = nullptr);
 
-  // Applies the staged pushes of a closed round; see RoundStage::Commit.
-  // DataLoss if this shard has lost one of the tables `staged`, and with it the
-  // pushes that the caller had staged.
+  // Applies the staged pushes of a closed round; see
+  // GradientAccumulator::Commit. DataLoss if this shard has lost one of the
+  // tables `staged`, and with it the pushes that the caller had staged.
   absl::StatusOr<int64_t> CommitRound(const std::string& group,
                                       const Round& round,
                                       const std::vector<TableRef>& staged = {},
@@ -185,6 +179,9 @@ class Shard {
                                  absl::Span<const float> embeddings,
                                  absl::Span<const float> slots,
                                  bool only_missing = false) const;
+
+  // The same for the table that the request names, under its identity.
+  absl::StatusOr<WriteResult> AssignOnce(const AssignRequest& request);
 
   absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
                                 absl::Span<const Key> keys) const;
@@ -203,17 +200,16 @@ class Shard {
                          absl::Span<KeyState> states) const;
 
   // See EmbeddingTable::ForEachChange. With a rule the scores of the visited
-  // rows are kept under `export_id`, until SettleExport() says whether they are
-  // in a model that has been published. InvalidArgument for a rule that makes
-  // no sense.
+  // rows are kept under `export_id`, until CommitExport(), which comes when the
+  // model has been published. InvalidArgument for a rule that makes no sense.
   absl::StatusOr<ChangeCursor> ExportChanges(
       const std::shared_ptr<EmbeddingTable>& table, const ChangeFilter& filter,
       const std::string& export_id, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit);
-  // May be repeated.
-  void SettleExport(const EmbeddingTable& table, const std::string& export_id,
-                    bool is_published) {
-    pending_exports_.Settle(table, export_id, is_published);
+  // Not `commit`: aborts the export. May be repeated.
+  void CommitExport(const EmbeddingTable& table, const std::string& export_id,
+                    bool commit) {
+    pending_exports_.End(table, export_id, commit);
   }
 
   // Saves and restores end early with the error of `interrupt`, which they ask
@@ -343,10 +339,10 @@ class Shard {
   // and must not move.
   absl::Status CheckPush(const EmbeddingTable& table, const PushRequest& push,
                          CheckedPush* checked) const;
-  absl::StatusOr<PushResult> ApplyPush(EmbeddingTable& table,
-                                       const PushRequest& push,
-                                       const GradientBatch& batch,
-                                       const LentThreads* threads);
+  absl::StatusOr<WriteResult> ApplyPush(EmbeddingTable& table,
+                                        const PushRequest& push,
+                                        const GradientBatch& batch,
+                                        const LentThreads* threads);
   absl::StatusOr<int64_t> Apply(EmbeddingTable& table,
                                 const GradientBatch& batch,
                                 const LentThreads* threads) const;
@@ -367,7 +363,7 @@ class Shard {
 
   // These have their own locks.
   WriteLedger ledger_;
-  RoundStage stage_{options_.coordinator.max_groups};
+  GradientAccumulator stage_{options_.coordinator.max_groups};
   PendingExports pending_exports_;
   const std::shared_ptr<Coordinator> coordinator_ =
       std::make_shared<Coordinator>(options_.coordinator);

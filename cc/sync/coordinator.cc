@@ -163,18 +163,18 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
   return member;
 }
 
-absl::Status Coordinator::Beat(const std::string& group, uint32_t worker,
-                               uint64_t incarnation) {
+absl::Status Coordinator::Heartbeat(const std::string& group, uint32_t worker,
+                                    uint64_t incarnation) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  return BeatAndTick(found, worker, incarnation);
+  return HeartbeatAndTick(found, worker, incarnation);
 }
 
-absl::Status Coordinator::BeatAndTick(Group* group, uint32_t worker,
-                                      uint64_t incarnation) {
+absl::Status Coordinator::HeartbeatAndTick(Group* group, uint32_t worker,
+                                           uint64_t incarnation) {
   // A worker that comes a little late is alive: its own lease first.
   const absl::Time now = SteadyNow();
-  absl::Status status = group->state.Beat(worker, incarnation, now);
+  absl::Status status = group->state.Heartbeat(worker, incarnation, now);
   group->state.Tick(now);
   Settle(group);
   group->changed.NotifyAll();
@@ -271,7 +271,7 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
   for (;;) {
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
     const absl::Time now = SteadyNow();
-    TFSWITCH_RETURN_IF_ERROR(group->state.Beat(worker, incarnation, now));
+    TFSWITCH_RETURN_IF_ERROR(group->state.Heartbeat(worker, incarnation, now));
     const WorkerGroup::Stats before = group->state.stats();
     group->state.Tick(now);
     Settle(group);
@@ -438,7 +438,7 @@ absl::StatusOr<std::optional<WorkItem>> Coordinator::TakeWorkItem(
     const std::string& queue) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  TFSWITCH_RETURN_IF_ERROR(BeatAndTick(found, worker, incarnation));
+  TFSWITCH_RETURN_IF_ERROR(HeartbeatAndTick(found, worker, incarnation));
   TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from, FindQueue(*found, queue));
   return taken_from->Take(worker, incarnation);
 }
@@ -449,7 +449,7 @@ absl::Status Coordinator::FinishWorkItem(const std::string& group,
                                          int64_t epoch, int64_t index) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  TFSWITCH_RETURN_IF_ERROR(BeatAndTick(found, worker, incarnation));
+  TFSWITCH_RETURN_IF_ERROR(HeartbeatAndTick(found, worker, incarnation));
   TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of, FindQueue(*found, queue));
   return finished_of->Finish(worker, incarnation, epoch, index);
 }

@@ -77,8 +77,8 @@ class Coordinator {
                                           uint32_t worker,
                                           uint64_t previous = 0,
                                           uint64_t newer_instance = 0);
-  absl::Status Beat(const std::string& group, uint32_t worker,
-                    uint64_t incarnation);
+  absl::Status Heartbeat(const std::string& group, uint32_t worker,
+                         uint64_t incarnation);
   // Returns the open round afterwards. With the arrival, and once however often
   // it is repeated, the worker has advanced in work queues by `progress`; its
   // contribution with that stands. NotFound if it does not have such an item
@@ -117,7 +117,7 @@ class Coordinator {
                                const std::string& queue,
                                const WorkQueueOptions& options);
 
-  // The events of WorkQueue, with its errors and those of Beat();
+  // The events of WorkQueue, with its errors and those of Heartbeat();
   // FailedPrecondition if there is no such queue. A worker that goes returns
   // its items. Workers that get none wait at WorkQueueBarrier(queue) until
   // there is one to take again, or all wait there: then the epoch is over, if
@@ -207,7 +207,8 @@ class Coordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A worker's own event comes first, then the group's Tick().
-  absl::Status BeatAndTick(Group* group, uint32_t worker, uint64_t incarnation)
+  absl::Status HeartbeatAndTick(Group* group, uint32_t worker,
+                                uint64_t incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Brings the events of a group to its work queues; to be called after each.

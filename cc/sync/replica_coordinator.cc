@@ -6,8 +6,8 @@
 //
 // Make() begins above all incarnations of the past, so that an incarnation
 // alone says whether a worker is of a former group. A worker that was given up
-// while it waits gets a new incarnation; Beat() and Leave() follow successors_
-// to it, because their caller may not know it yet.
+// while it waits gets a new incarnation; Heartbeat() and Leave() follow
+// successors_ to it, because their caller may not know it yet.
 
 #include "cc/sync/replica_coordinator.h"
 
@@ -273,8 +273,9 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
   return WaitUntilApplied(worker, deadline, place);
 }
 
-absl::Status ReplicaCoordinator::Beat(uint32_t worker, uint64_t incarnation,
-                                      uint64_t applier) {
+absl::Status ReplicaCoordinator::Heartbeat(uint32_t worker,
+                                           uint64_t incarnation,
+                                           uint64_t applier) {
   MutexLock lock(&mutex_);
   const absl::Time now = SteadyNow();
   if (applier != 0 && applier == applier_) {  // Also before it has joined.
@@ -287,7 +288,7 @@ absl::Status ReplicaCoordinator::Beat(uint32_t worker, uint64_t incarnation,
        it = successors_.find(incarnation)) {
     incarnation = it->second;
   }
-  absl::Status status = state_->Beat(worker, incarnation, now);
+  absl::Status status = state_->Heartbeat(worker, incarnation, now);
   Settle(now);
   return status;
 }

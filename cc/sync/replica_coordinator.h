@@ -79,7 +79,8 @@ class ReplicaCoordinator {
 
   // Renews the lease of a worker, or of its successor from an EndStep() that
   // still waits, and of the applier unless that is 0.
-  absl::Status Beat(uint32_t worker, uint64_t incarnation, uint64_t applier);
+  absl::Status Heartbeat(uint32_t worker, uint64_t incarnation,
+                         uint64_t applier);
 
   // Waits at a barrier until all workers do, and all rounds have been applied.
   // See WorkerGroup::Enter.

@@ -141,8 +141,8 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
           group_instance_};
 }
 
-absl::Status WorkerGroup::Beat(uint32_t worker, uint64_t incarnation,
-                               absl::Time now) {
+absl::Status WorkerGroup::Heartbeat(uint32_t worker, uint64_t incarnation,
+                                    absl::Time now) {
   TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
   found->lease_end = now + options_.lease;
   return absl::OkStatus();

@@ -171,14 +171,14 @@ class WorkerGroup {
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
   // has to join again. FailedPrecondition if another incarnation is.
-  absl::Status Beat(uint32_t worker, uint64_t incarnation, absl::Time now);
+  absl::Status Heartbeat(uint32_t worker, uint64_t incarnation, absl::Time now);
 
   // The worker has ended its step number `clock`. It contributes to `round`,
   // which was open when it began the step, unless that is kNoRound. Repeating
   // the last arrival is OK and changes nothing. `stands`: see Contribution.
   //
-  // Besides the errors of Beat: OutOfRange if `clock` is not the worker's or
-  // `round` has not opened, InvalidArgument if `weight` is negative or not
+  // Besides the errors of Heartbeat: OutOfRange if `clock` is not the worker's
+  // or `round` has not opened, InvalidArgument if `weight` is negative or not
   // finite.
   absl::Status Arrive(uint32_t worker, uint64_t incarnation, int64_t clock,
                       int64_t round, double weight, absl::Time now,
@@ -187,15 +187,15 @@ class WorkerGroup {
   // The worker waits at `barrier`; `visit` is how many barriers its incarnation
   // has come to before. Repeating the last one is OK.
   //
-  // Besides the errors of Beat: InvalidArgument for a barrier without a name,
-  // FailedPrecondition while it waits at another one, OutOfRange if `visit` is
-  // not the worker's.
+  // Besides the errors of Heartbeat: InvalidArgument for a barrier without a
+  // name, FailedPrecondition while it waits at another one, OutOfRange if
+  // `visit` is not the worker's.
   absl::Status Enter(uint32_t worker, uint64_t incarnation,
                      const std::string& barrier, int64_t visit, absl::Time now);
 
   // Where the worker goes on if it does not wait at a barrier (any more).
-  // nullopt if it does. Besides the errors of Beat: FailedPrecondition if all
-  // wait, and those that came by the last barrier do not wait at the same.
+  // nullopt if it does. Besides the errors of Heartbeat: FailedPrecondition if
+  // all wait, and those that came by the last barrier do not wait at the same.
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
 

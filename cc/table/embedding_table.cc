@@ -350,7 +350,7 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
 
 RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
                                              uint64_t number) const {
-  if (config.row_type.rounding == Rounding::kNearest) return {};
+  if (config.storage_dtype.rounding == Rounding::kNearest) return {};
   // Numbered steps are rounded the same way whatever threads they run on.
   if (batch.global_step > 0) number = static_cast<uint64_t>(batch.global_step);
   const uint64_t seed = HashKey(

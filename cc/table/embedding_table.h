@@ -152,8 +152,8 @@ std::vector<float> MissingRow(const TableConfig& config);
 //
 //   | embedding: dim floats | slots: slot_floats, statistics last |
 //
-// In memory statistics are apart, and config().row_type may have parts of a row
-// in 16 bits (row_codec.h).
+// In memory statistics are apart, and config().storage_dtype may have parts of
+// a row in 16 bits (row_codec.h).
 //
 // With an admission policy a key gets its row from a push, when the policy says
 // so; until then the table keeps records to decide by (candidates, or the cells

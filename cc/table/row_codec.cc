@@ -7,10 +7,11 @@
 namespace tfswitch {
 
 RowCodec::RowCodec(const TableConfig& config) {
-  Add(config.row_type.embeddings, config.dim);
+  Add(config.storage_dtype.embeddings, config.dim);
   embedding_words_ = num_words_;
   for (const SlotRun& run : SlotRuns(config.optimizer, config.dim)) {
-    Add(run.is_per_coordinate ? config.row_type.slots : FloatType::kFloat32,
+    Add(run.is_per_coordinate ? config.storage_dtype.slots
+                              : FloatType::kFloat32,
         run.count);
   }
   parts_ = storage_.data();

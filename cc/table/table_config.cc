@@ -1,7 +1,7 @@
 // Validate() returns the first error. A rule between two fields names the one
 // that has to change and says why in its text. NameOf() has no text for a value
-// of row_type that only a newer client knows, and Validate() refuses such a
-// value.
+// of storage_dtype that only a newer client knows, and Validate() refuses such
+// a value.
 //
 // ValidateNew() also limits the length of the file name. Validate() does not,
 // because it is also asked of configs that come from a checkpoint.
@@ -92,7 +92,7 @@ std::string ConsistencyConfig::ToString() const {
   return "";
 }
 
-std::string RowTypeConfig::ToString() const {
+std::string StorageDtypeConfig::ToString() const {
   if (is_plain()) return "float32";
   return absl::AsciiStrToLower(absl::StrCat(NameOf(embeddings), " embeddings, ",
                                             NameOf(slots), " slots, ",
@@ -153,16 +153,17 @@ absl::Status TableConfig::Validate() const {
                       "some, for a dense table, whose rows all stay");
   }
   // The value may be from a client that knows more than this server.
-  for (const char* known : {NameOf(row_type.embeddings), NameOf(row_type.slots),
-                            NameOf(row_type.rounding)}) {
+  for (const char* known :
+       {NameOf(storage_dtype.embeddings), NameOf(storage_dtype.slots),
+        NameOf(storage_dtype.rounding)}) {
     if (*known == '\0') {
-      return FieldError(name, "row_type", "values that this version has",
-                        row_type.ToString());
+      return FieldError(name, "storage_dtype", "values that this version has",
+                        storage_dtype.ToString());
     }
   }
-  if (!layout.empty() && !(row_type == RowTypeConfig())) {
-    return FieldError(name, "row_type", "float32, for a dense table",
-                      row_type.ToString());
+  if (!layout.empty() && !(storage_dtype == StorageDtypeConfig())) {
+    return FieldError(name, "storage_dtype", "float32, for a dense table",
+                      storage_dtype.ToString());
   }
   if (optimizer.is_dense) {
     if (!layout.empty()) {
@@ -176,11 +177,11 @@ absl::Status TableConfig::Validate() const {
                         "from the first step on",
                         KindName(admission.policy));
     }
-    if (!row_type.is_plain()) {
-      return FieldError(name, "row_type",
+    if (!storage_dtype.is_plain()) {
+      return FieldError(name, "storage_dtype",
                         "float32 with dense updates, as many small steps would "
                         "be lost in 16 bits",
-                        row_type.ToString());
+                        storage_dtype.ToString());
     }
   }
   if (admission.not_admitted.kind == NotAdmittedKind::kWeight &&

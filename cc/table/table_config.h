@@ -110,7 +110,7 @@ enum class Rounding : uint8_t {
   kStochastic,
   kNearest,  // Ties to even.
 };
-struct RowTypeConfig {
+struct StorageDtypeConfig {
   FloatType embeddings = FloatType::kFloat32;
   FloatType slots = FloatType::kFloat32;  // Slots with a float per coordinate.
   // How a step rounds 16-bit values. New and assigned ones are rounded to
@@ -121,7 +121,7 @@ struct RowTypeConfig {
   bool is_plain() const {
     return embeddings == FloatType::kFloat32 && slots == FloatType::kFloat32;
   }
-  bool operator==(const RowTypeConfig& o) const {
+  bool operator==(const StorageDtypeConfig& o) const {
     return embeddings == o.embeddings && slots == o.slots &&
            (is_plain() || rounding == o.rounding);
   }
@@ -167,7 +167,7 @@ struct TableConfig {
   StatisticsConfig statistics;
   AdmissionConfig admission;
   EvictionConfig eviction;
-  RowTypeConfig row_type;
+  StorageDtypeConfig storage_dtype;
 
   // Whether something goes by how often a key is in a push, or by its shows.
   bool NeedsCounts() const;
@@ -178,7 +178,7 @@ struct TableConfig {
            num_virtual_shards == o.num_virtual_shards &&
            consistency == o.consistency && layout == o.layout &&
            statistics == o.statistics && admission == o.admission &&
-           eviction == o.eviction && row_type == o.row_type;
+           eviction == o.eviction && storage_dtype == o.storage_dtype;
   }
   bool operator!=(const TableConfig& o) const { return !(*this == o); }
 

@@ -503,16 +503,16 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
   return status;
 }
 
-absl::Status ReadPushResponse(int max_group_depth, MessagePieces pieces,
-                              PushResult* result) {
-  *result = PushResult();
-  return ReadMessage("PushResponse", pieces, max_group_depth,
+absl::Status ReadWriteResponse(const char* name, int max_group_depth,
+                               MessagePieces pieces, WriteResult* result) {
+  *result = WriteResult();
+  return ReadMessage(name, pieces, max_group_depth,
                      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
                        uint64_t number = 0;
                        switch (tag) {
                          case Tag(1, kVarint):
                            *bad = ReadVarint(reader, 10, &number);
-                           result->updated_rows = static_cast<int64_t>(number);
+                           result->num_rows = static_cast<int64_t>(number);
                            return true;
                          case Tag(2, kVarint):
                            *bad = ReadBool(reader, &result->duplicate);
@@ -791,27 +791,9 @@ absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
   return ReadPullResponse(kMaxGroupDepth, pieces, target, num_floats);
 }
 
-absl::Status ReadPushResponse(MessagePieces pieces, PushResult* result) {
-  return ReadPushResponse(kMaxGroupDepth, pieces, result);
-}
-
-absl::Status ReadAssignResponse(MessagePieces pieces, AssignResult* result) {
-  *result = AssignResult();
-  return ReadMessage("AssignResponse", pieces, kMaxGroupDepth,
-                     [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-                       uint64_t number = 0;
-                       switch (tag) {
-                         case Tag(1, kVarint):
-                           *bad = ReadVarint(reader, 10, &number);
-                           result->assigned_rows = static_cast<int64_t>(number);
-                           return true;
-                         case Tag(2, kVarint):
-                           *bad = ReadBool(reader, &result->duplicate);
-                           return true;
-                         default:
-                           return false;
-                       }
-                     });
+absl::Status ReadWriteResponse(const char* name, MessagePieces pieces,
+                               WriteResult* result) {
+  return ReadWriteResponse(name, kMaxGroupDepth, pieces, result);
 }
 
 absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
@@ -850,11 +832,12 @@ absl::Status ReadPullManyResponse(MessagePieces pieces,
 }
 
 absl::Status ReadPushManyResponse(MessagePieces pieces,
-                                  std::vector<PushResult>* results) {
+                                  std::vector<WriteResult>* results) {
   results->clear();
   return ReadParts("PushManyResponse", pieces, [&](size_t, MessagePieces part) {
     results->emplace_back();
-    return ReadPushResponse(kMaxGroupDepth - 1, part, &results->back());
+    return ReadWriteResponse("PushResponse", kMaxGroupDepth - 1, part,
+                             &results->back());
   });
 }
 
@@ -923,20 +906,15 @@ uint64_t PullResponseBytes(uint64_t num_floats) {
          num_floats * sizeof(float);
 }
 
-std::string EncodePushResponse(const PushResult& result) {
+std::string EncodeWriteResponse(const WriteResult& result) {
   FieldWriter counter(nullptr);
-  counter.Uint(1, static_cast<uint64_t>(result.updated_rows));
+  counter.Uint(1, static_cast<uint64_t>(result.num_rows));
   counter.Uint(2, result.duplicate);
   std::string bytes(counter.size(), '\0');
   FieldWriter writer(bytes.data());
-  writer.Uint(1, static_cast<uint64_t>(result.updated_rows));
+  writer.Uint(1, static_cast<uint64_t>(result.num_rows));
   writer.Uint(2, result.duplicate);
   return bytes;
-}
-
-std::string EncodeAssignResponse(const AssignResult& result) {
-  // The same fields: a count and `duplicate`.
-  return EncodePushResponse({result.assigned_rows, result.duplicate});
 }
 
 }  // namespace tfswitch

@@ -124,14 +124,15 @@ absl::Status ReadPullManyResponse(MessagePieces pieces,
                                   absl::Span<const RowTarget> targets,
                                   std::vector<uint64_t>* num_floats);
 absl::Status ReadPushManyResponse(MessagePieces pieces,
-                                  std::vector<PushResult>* results);
+                                  std::vector<WriteResult>* results);
 
 // Copies the response's floats to where they go. *num_floats is how many the
 // message has; those beyond target.num_floats() are dropped.
 absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
                               uint64_t* num_floats);
-absl::Status ReadPushResponse(MessagePieces pieces, PushResult* result);
-absl::Status ReadAssignResponse(MessagePieces pieces, AssignResult* result);
+// A PushResponse or an AssignResponse, which `name` says in errors.
+absl::Status ReadWriteResponse(const char* name, MessagePieces pieces,
+                               WriteResult* result);
 
 // The exact length of a message, and its bytes: the same as protobuf's.
 //
@@ -167,8 +168,8 @@ uint64_t PartBytes(uint64_t part_bytes);
 // The length of a PullResponse.
 uint64_t PullResponseBytes(uint64_t num_floats);
 
-std::string EncodePushResponse(const PushResult& result);
-std::string EncodeAssignResponse(const AssignResult& result);
+// A PushResponse or an AssignResponse.
+std::string EncodeWriteResponse(const WriteResult& result);
 
 }  // namespace tfswitch
 

@@ -59,13 +59,14 @@ struct PushRequest : GradientBatch {
   StepTag step;  // For a bsp table; no group: none.
 };
 
-struct PushResult {
-  int64_t updated_rows = 0;
+// The result of a write, now or the first time.
+struct WriteResult {
+  int64_t num_rows = 0;    // That a push has updated, or an assignment has set.
   bool duplicate = false;  // The id had been applied before.
 
-  // Adds the result of another part of the push.
-  void Add(const PushResult& part) {
-    updated_rows += part.updated_rows;
+  // Adds the result of another part of the write.
+  void Add(const WriteResult& part) {
+    num_rows += part.num_rows;
     duplicate = duplicate || part.duplicate;
   }
 };
@@ -81,11 +82,6 @@ struct AssignRequest {
   // Without one a client over the network draws its own, as it does for
   // CreateTable, DropTable and Erase.
   PushId id;
-};
-
-struct AssignResult {
-  int64_t assigned_rows = 0;
-  bool duplicate = false;  // The id had been applied before.
 };
 
 }  // namespace tfswitch

@@ -3,8 +3,8 @@
 // Functions by hand are left where struct and message differ in form, as for
 // segments and for kinds that are enums.
 //
-// FromProto() itself has no errors: it turns a row type that this version does
-// not know, or segments that contradict each other, into a config that
+// FromProto() itself has no errors: it turns a storage dtype that this version
+// does not know, or segments that contradict each other, into a config that
 // Validate() refuses. DescribeDifference() compares the texts of all fields of
 // the message, so that it covers new fields too.
 
@@ -277,8 +277,8 @@ Enum FromProtoEnum(int value) {
   return static_cast<Enum>(value < 0 || value > kUnknown ? kUnknown : value);
 }
 
-v1::RowTypeConfig ToProto(const RowTypeConfig& config) {
-  using Proto = v1::RowTypeConfig;
+v1::StorageDtypeConfig ToProto(const StorageDtypeConfig& config) {
+  using Proto = v1::StorageDtypeConfig;
   Proto proto;
   proto.set_embeddings(static_cast<Proto::FloatType>(config.embeddings));
   proto.set_slots(static_cast<Proto::FloatType>(config.slots));
@@ -286,8 +286,8 @@ v1::RowTypeConfig ToProto(const RowTypeConfig& config) {
   return proto;
 }
 
-RowTypeConfig FromProto(const v1::RowTypeConfig& proto) {
-  RowTypeConfig config;
+StorageDtypeConfig FromProto(const v1::StorageDtypeConfig& proto) {
+  StorageDtypeConfig config;
   config.embeddings = FromProtoEnum<FloatType>(proto.embeddings());
   config.slots = FromProtoEnum<FloatType>(proto.slots());
   config.rounding = FromProtoEnum<Rounding>(proto.rounding());
@@ -314,7 +314,7 @@ std::string TextOf(const TableConfig& config, const v1::TableConfig& proto,
                    const google::protobuf::FieldDescriptor* field) {
   // These have words for users.
   if (field->name() == "consistency") return config.consistency.ToString();
-  if (field->name() == "row_type") return config.row_type.ToString();
+  if (field->name() == "storage_dtype") return config.storage_dtype.ToString();
   google::protobuf::TextFormat::Printer printer;
   printer.SetSingleLineMode(true);
   std::string text;
@@ -432,7 +432,7 @@ v1::TableConfig ToProto(const TableConfig& config) {
   *proto.mutable_statistics() = ToProto(config.statistics);
   *proto.mutable_admission() = ToProto(config.admission);
   *proto.mutable_eviction() = ToProto(config.eviction);
-  *proto.mutable_row_type() = ToProto(config.row_type);
+  *proto.mutable_storage_dtype() = ToProto(config.storage_dtype);
   return proto;
 }
 
@@ -451,7 +451,7 @@ TableConfig FromProto(const v1::TableConfig& proto) {
   config.statistics = FromProto(proto.statistics());
   config.admission = FromProto(proto.admission());
   config.eviction = FromProto(proto.eviction());
-  config.row_type = FromProto(proto.row_type());
+  config.storage_dtype = FromProto(proto.storage_dtype());
   return config;
 }
 

@@ -69,12 +69,12 @@ def test_cowclip_bench_says_where_it_expects_the_data(tmp_path: Path) -> None:
     assert f"no {tmp_path}/frappe_x1r/frappe_x1r.npz" in result.stderr
 
 
-def test_row_type_auc_trains_with_rows_of_each_size() -> None:
+def test_storage_dtype_auc_trains_with_rows_of_each_size() -> None:
     program = """
 import sys
 from absl import app
 sys.path.insert(0, "benchmarks")
-import row_type_auc as bench
+import storage_dtype_auc as bench
 # Of the eight, which take as much time.
 names = ("float32", "bfloat16 + float32", "float16 + float16")
 bench.ROW_TYPES = {name: bench.ROW_TYPES[name] for name in names}

@@ -492,7 +492,7 @@ class PredictionServer:
                     f"--model_dir={model_dir}",
                     f"--model_name={MODEL}",
                     "--address=127.0.0.1:0",
-                    "--poll_seconds=0.05",
+                    "--poll_secs=0.05",
                     *flags,
                 ],
                 stdout=subprocess.PIPE,
@@ -982,7 +982,7 @@ def test_rows_on_a_server_are_read_by_both_programs(
         (["--model_dir="], "give --model_dir"),
         (["--modeldir=x"], "unknown argument '--modeldir=x'"),
         (["--max_requests=0"], "must be positive"),
-        (["--watch_rows_seconds=-1"], "must not be negative"),
+        (["--watch_rows_secs=-1"], "must not be negative"),
         (["--address=256.0.0.1:1"], "cannot listen on 256.0.0.1:1"),
         (["--model_dir=/nowhere"], "cannot look for versions in '/nowhere'"),
         (["--version=7"], "version 7 is not in"),
@@ -1137,7 +1137,7 @@ def test_a_signal_lets_requests_under_way_end(
     start: StartServer, tmp_path: Path
 ) -> None:
     save(1, tmp_path, Gated(1))
-    with start(tmp_path, f"--grace_seconds={HANG_SECS}") as server:
+    with start(tmp_path, f"--grace_secs={HANG_SECS}") as server:
         with under_way(server, tmp_path) as running:
             server.process.send_signal(signal.SIGINT)
 
@@ -1165,7 +1165,7 @@ def test_requests_longer_than_the_grace_are_cancelled(
     start: StartServer, tmp_path: Path
 ) -> None:
     save(1, tmp_path, Gated(1))
-    with start(tmp_path, "--grace_seconds=0") as server:
+    with start(tmp_path, "--grace_secs=0") as server:
         with under_way(server, tmp_path) as running:
             server.process.send_signal(signal.SIGTERM)
 
@@ -1342,7 +1342,7 @@ def test_exports_change_the_answers_of_a_running_server(
 ) -> None:
     rows.set_all(1)
     rows.save(1)
-    with start(rows.models, "--watch_rows_seconds=0.02") as server:
+    with start(rows.models, "--watch_rows_secs=0.02") as server:
 
         def state() -> str:
             return server.states()[1][1]
@@ -1414,7 +1414,7 @@ def test_rows_of_an_export_that_was_killed_are_served_all_or_not(
             return False
 
         with (
-            start(rows.models, "--watch_rows_seconds=0.01") as server,
+            start(rows.models, "--watch_rows_secs=0.01") as server,
             ScoreClient(server, num_rows) as client,
         ):
             num_unfinished = 0
@@ -1477,7 +1477,7 @@ def test_a_version_is_taken_while_rows_are_exported_to_it(
 ) -> None:
     rows.set_all(1)
     rows.save(1)
-    with start(rows.models, "--watch_rows_seconds=0.01") as server:
+    with start(rows.models, "--watch_rows_secs=0.01") as server:
         rows.save(2)
         values = itertools.count(2)
 

@@ -184,12 +184,12 @@ def test_flags_reach_the_schedule(parse, monkeypatch):
     assert made.pop("cluster").args == ("grpc://127.0.0.1:1",)
     assert made == {
         "path": "exports",
-        "base_every_seconds": 86400.0,
+        "base_every_secs": 86400.0,
         "tables": ["a", "b"],
         "row_format": None,
         "rule": export.ScoreRule(base_threshold=2.0, delta_keep_days=3.0),
         "keep_bases": 4,
-        "tell": print,
+        "log_fn": print,
     }
 
 

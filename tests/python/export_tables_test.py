@@ -25,7 +25,7 @@ def model():
 
 @pytest.fixture
 def told():
-    """What exports have told; `told.put` is their `tell`."""
+    """What exports have told; `told.put` is their `log_fn`."""
     return queue.SimpleQueue()
 
 
@@ -56,7 +56,9 @@ def drain(told):
 
 
 def test_tables_are_exported_between_batches(model, tmp_path, told):
-    callback = tsw.keras.ExportTables(tmp_path, every_batches=4, tell=told.put)
+    callback = tsw.keras.ExportTables(
+        tmp_path, every_batches=4, log_fn=told.put
+    )
 
     fit(model, callback, epochs=2)
 
@@ -69,7 +71,9 @@ def test_tables_are_exported_between_batches(model, tmp_path, told):
 
 def test_batches_of_one_execution_end_together(model, tmp_path, told):
     model.compile("sgd", "mse", steps_per_execution=5)
-    callback = tsw.keras.ExportTables(tmp_path, every_batches=4, tell=told.put)
+    callback = tsw.keras.ExportTables(
+        tmp_path, every_batches=4, log_fn=told.put
+    )
 
     fit(model, callback)
 
@@ -78,7 +82,7 @@ def test_batches_of_one_execution_end_together(model, tmp_path, told):
 
 def test_a_thread_exports_while_fit_trains(model, tmp_path, told):
     callback = tsw.keras.ExportTables(
-        tmp_path, every_seconds=0.01, tell=told.put
+        tmp_path, every_secs=0.01, log_fn=told.put
     )
     kinds = []
 
@@ -105,7 +109,7 @@ def test_what_is_exported_is_what_was_trained(model, tmp_path, told):
     fit(model)
     tsw.saved_model.save(model, tmp_path / "model")
     callback = tsw.keras.ExportTables(
-        tmp_path / "model", every_batches=100, tell=told.put
+        tmp_path / "model", every_batches=100, log_fn=told.put
     )
 
     fit(model, callback, ids=range(20, 60))
@@ -117,7 +121,7 @@ def test_what_is_exported_is_what_was_trained(model, tmp_path, told):
 def test_a_failed_export_does_not_end_training(model, tmp_path, told):
     path = tmp_path / "file"
     path.write_text("in the way")
-    callback = tsw.keras.ExportTables(path, every_batches=5, tell=told.put)
+    callback = tsw.keras.ExportTables(path, every_batches=5, log_fn=told.put)
 
     fit(model, callback)
 
@@ -126,7 +130,7 @@ def test_a_failed_export_does_not_end_training(model, tmp_path, told):
 
 def test_a_fit_that_fails_can_be_repeated(model, tmp_path, told):
     callback = tsw.keras.ExportTables(
-        tmp_path, every_seconds=1000.0, tell=told.put
+        tmp_path, every_secs=1000.0, log_fn=told.put
     )
     with pytest.raises(InterruptedError):
         fit(model, callback, fail_at=2)
@@ -139,7 +143,7 @@ def test_a_fit_that_fails_can_be_repeated(model, tmp_path, told):
 
 def test_a_thread_of_a_fit_that_failed_can_be_stopped(model, tmp_path, told):
     callback = tsw.keras.ExportTables(
-        tmp_path, every_seconds=0.01, tell=told.put
+        tmp_path, every_secs=0.01, log_fn=told.put
     )
     with pytest.raises(InterruptedError):
         fit(model, callback, fail_at=2)
@@ -153,12 +157,12 @@ def test_a_thread_of_a_fit_that_failed_can_be_stopped(model, tmp_path, told):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "one of `every_seconds` and `every_batches`"),
+        ({}, "one of `every_secs` and `every_batches`"),
         (
-            {"every_seconds": 1, "every_batches": 1},
-            "one of `every_seconds` and `every_batches`",
+            {"every_secs": 1, "every_batches": 1},
+            "one of `every_secs` and `every_batches`",
         ),
-        ({"every_seconds": 0}, "`every_seconds` must be"),
+        ({"every_secs": 0}, "`every_secs` must be"),
         ({"every_batches": 0}, "`every_batches` must be"),
         ({"every_batches": 1.5}, "`every_batches` must be"),
         ({"every_batches": 1, "row_format": "int4"}, "`row_format`"),

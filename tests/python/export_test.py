@@ -49,7 +49,7 @@ def table(request):
 
 @pytest.fixture
 def told():
-    """What a schedule has told; `told.put` is its `tell`."""
+    """What a schedule has told; `told.put` is its `log_fn`."""
     return queue.SimpleQueue()
 
 
@@ -90,8 +90,8 @@ def test_memory_of_changes_is_in_stats(table, tmp_path):
         ({"row_format": "int4"}, "`row_format` must be None or one of"),
         ({"rule": "some"}, "`rule` must be None"),
         ({"keep_bases": 0}, "`keep_bases` must be"),
-        ({"base_every_seconds": 0}, "`base_every_seconds` must be"),
-        ({"base_every_seconds": float("nan")}, "`base_every_seconds` must be"),
+        ({"base_every_secs": 0}, "`base_every_secs` must be"),
+        ({"base_every_secs": float("nan")}, "`base_every_secs` must be"),
         ({"tables": "t"}, "`tables` must be a list"),
         ({"tables": []}, "`tables` must have names"),
         ({"tables": [""]}, "`tables` must have names"),
@@ -119,7 +119,7 @@ def test_a_schedule_writes_a_base_and_then_deltas(table, tmp_path):
 
 
 def test_a_base_comes_when_the_last_one_is_old(table, tmp_path, monkeypatch):
-    schedule = export.Schedule(tmp_path, base_every_seconds=100.0, keep_bases=1)
+    schedule = export.Schedule(tmp_path, base_every_secs=100.0, keep_bases=1)
     schedule.export()
     begun = manifest_of(tmp_path, "base-00000001")["created_ms"] / 1000
     for seconds, kind in ((99.0, "delta"), (101.0, "base")):
@@ -127,9 +127,7 @@ def test_a_base_comes_when_the_last_one_is_old(table, tmp_path, monkeypatch):
         monkeypatch.setattr(export, "time", clock)
         push(table, [4])
         # Another schedule, as after a restart of its program.
-        again = export.Schedule(
-            tmp_path, base_every_seconds=100.0, keep_bases=1
-        )
+        again = export.Schedule(tmp_path, base_every_secs=100.0, keep_bases=1)
         assert again.export().kind == kind
 
     assert names_in(tmp_path) == ["base-00000003"]
@@ -158,7 +156,7 @@ def test_a_restarted_server_leads_to_a_base(tmp_path, told):
         # As in a program of its own.
         cluster = tsw.Cluster(f"grpc://{address}", timeout=1.0)
         schedule = export.Schedule(
-            tmp_path, tables=["t"], cluster=cluster, tell=told.put
+            tmp_path, tables=["t"], cluster=cluster, log_fn=told.put
         )
         assert schedule.try_export()
     assert not schedule.try_export()
@@ -172,9 +170,9 @@ def test_a_restarted_server_leads_to_a_base(tmp_path, told):
     assert (report.kind, report.number, report.num_rows) == ("base", 2, 1)
 
 
-@pytest.mark.parametrize(("base_every_seconds", "lost"), [(None, 0), (1e-6, 1)])
+@pytest.mark.parametrize(("base_every_secs", "lost"), [(None, 0), (1e-6, 1)])
 def test_a_base_leaves_no_table_out_that_a_server_has_lost(
-    tmp_path, base_every_seconds, lost
+    tmp_path, base_every_secs, lost
 ):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
 
@@ -184,7 +182,7 @@ def test_a_base_leaves_no_table_out_that_a_server_has_lost(
 
     def schedule(cluster):
         return export.Schedule(
-            tmp_path, cluster=cluster, base_every_seconds=base_every_seconds
+            tmp_path, cluster=cluster, base_every_secs=base_every_secs
         )
 
     address = "grpc://" + ",".join(addresses)
@@ -281,7 +279,7 @@ def test_a_saved_model_says_which_tables_are_exported(embedded, tmp_path):
 def test_a_delta_comes_where_a_base_that_is_due_fails(
     table, tmp_path, told, monkeypatch
 ):
-    schedule = export.Schedule(tmp_path, base_every_seconds=1e-6, tell=told.put)
+    schedule = export.Schedule(tmp_path, base_every_secs=1e-6, log_fn=told.put)
     publish = export._publish
 
     def fail_bases(cluster, options):
@@ -321,7 +319,7 @@ def test_a_thread_survives_whatever_is_raised(embedded, tmp_path, told):
         told.put(result)
         raise LookupError("on purpose")
 
-    schedule = export.Schedule(tmp_path, cluster=connect, tell=tell)
+    schedule = export.Schedule(tmp_path, cluster=connect, log_fn=tell)
     schedule.start(0.01)
 
     assert isinstance(told.get(timeout=DEADLINE_SECS), ZeroDivisionError)
@@ -338,7 +336,7 @@ def test_a_schedule_runs_until_its_wait_ends_it(table, tmp_path, told):
         push(table, [10 + len(waits)])
         return len(waits) == 3
 
-    export.Schedule(tmp_path, tell=told.put).run(30.0, wait)
+    export.Schedule(tmp_path, log_fn=told.put).run(30.0, wait)
 
     assert [told.get().kind for _ in range(3)] == ["base", "delta", "delta"]
     assert told.empty()
@@ -346,7 +344,7 @@ def test_a_schedule_runs_until_its_wait_ends_it(table, tmp_path, told):
 
 
 def test_a_thread_exports_until_it_is_stopped(table, tmp_path, told):
-    schedule = export.Schedule(tmp_path, tell=told.put)
+    schedule = export.Schedule(tmp_path, log_fn=told.put)
     schedule.start(0.01)
     with pytest.raises(RuntimeError, match="have been started already"):
         schedule.start(0.01)
@@ -376,7 +374,7 @@ import tfswitch as tsw
 table = tsw.EmbeddingTable("t", 2)
 table.push([1], [[1.0, 1.0]])
 told = queue.SimpleQueue()
-tsw.export.Schedule({str(tmp_path)!r}, tell=told.put).start(0.001)
+tsw.export.Schedule({str(tmp_path)!r}, log_fn=told.put).start(0.001)
 print(told.get(timeout={DEADLINE_SECS}))
 """
     result = run_python("-c", program)

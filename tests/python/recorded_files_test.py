@@ -35,7 +35,7 @@ TABLES = {
             [(1, tsw.optimizers.SGD(0.1)), (None, tsw.optimizers.Adagrad(0.1))]
         ),
         "admission": tsw.admission.MinCount(2),
-        "row_type": "float16",
+        "storage_dtype": "float16",
         "seed": 4,
     },
 }

@@ -71,7 +71,7 @@ def table(connected):
 
 def save(table, path, **kwargs):
     """Saves a table's lookup."""
-    arguments = {"deadline_seconds": 10.0, **kwargs}
+    arguments = {"deadline_secs": 10.0, **kwargs}
     tsw.saved_model.save(
         lambda ids: {"embeddings": table.lookup(ids)},
         path,
@@ -158,10 +158,10 @@ def test_a_loaded_model_gives_the_bits_of_predict(
 def test_what_is_trained_is_served_at_once_or_after_its_time(table, tmp_path):
     now = tf.saved_model.load(save(table, tmp_path / "1"))
     soon = tf.saved_model.load(
-        save(table, tmp_path / "2", cache_rows=10, cache_seconds=0.2)
+        save(table, tmp_path / "2", cache_rows=10, cache_secs=0.2)
     )
     late = tf.saved_model.load(
-        save(table, tmp_path / "3", cache_rows=10, cache_seconds=1e6)
+        save(table, tmp_path / "3", cache_rows=10, cache_secs=1e6)
     )
     before = table.lookup(IDS).numpy()
     for loaded in (now, soon, late):
@@ -193,7 +193,7 @@ def test_rows_that_wait_for_admission_read_as_in_training(connected, tmp_path):
 def test_a_server_that_is_away_is_named_within_the_deadline(
     servers, table, tmp_path
 ):
-    path = save(table, tmp_path / "1", deadline_seconds=2.0)
+    path = save(table, tmp_path / "1", deadline_secs=2.0)
     loaded = tf.saved_model.load(path)
     away = servers.addresses[1]
     servers.stop(1)
@@ -215,7 +215,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for(tmp_path):
         table = tsw.EmbeddingTable("t", 4)
         table.assign(np.arange(100), np.arange(400.0).reshape(100, 4) / 7)
         expected = table.lookup(IDS).numpy()
-        path = save(table, tmp_path / "1", deadline_seconds=60.0)
+        path = save(table, tmp_path / "1", deadline_secs=60.0)
         loaded = tf.saved_model.load(path)
         goes.signal(signal.SIGSTOP)
         try:
@@ -232,7 +232,7 @@ def test_a_lookup_is_repeated_until_the_server_is_there(
     servers, table, tmp_path
 ):
     """The port is free for a while: each call until then is refused."""
-    path = save(table, tmp_path / "1", deadline_seconds=60.0)
+    path = save(table, tmp_path / "1", deadline_secs=60.0)
     loaded = tf.saved_model.load(path)
     expected = table.lookup(IDS).numpy()
     checkpoint = str(tmp_path / "checkpoint")
@@ -256,7 +256,7 @@ def test_a_lookup_is_repeated_until_the_server_is_there(
 def test_a_server_that_says_nothing_is_named_within_the_deadline(
     table, tmp_path, monkeypatch
 ):
-    path = save(table, tmp_path / "1", deadline_seconds=0.5)
+    path = save(table, tmp_path / "1", deadline_secs=0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -285,7 +285,7 @@ def test_many_lookups_at_once_do_not_hold_each_other_up(table, tmp_path):
         mode="remote",
         inputs={"ids": tf.TensorSpec([None], tf.int64)},
         cache_rows=20,
-        deadline_seconds=60.0,
+        deadline_secs=60.0,
     )
     loaded = tf.saved_model.load(tmp_path / "1")
     ids = np.arange(20)
@@ -380,12 +380,12 @@ def test_what_is_served_where_it_was_not_trained(table, servers, tmp_path):
         ({"addresses": "grpc://a:1, b:2"}, "has a blank.* in ' b:2'"),
         ({"addresses": "grpc://::1:7"}, "needs brackets"),
         ({"addresses": "grpc+unix:///" + 107 * "a"}, "longer than 107 bytes"),
-        ({"deadline_seconds": 0}, "deadline_seconds=0"),
-        ({"deadline_seconds": float("nan")}, "deadline_seconds=nan"),
-        ({"deadline_seconds": "1"}, "deadline_seconds='1'"),
+        ({"deadline_secs": 0}, "deadline_secs=0"),
+        ({"deadline_secs": float("nan")}, "deadline_secs=nan"),
+        ({"deadline_secs": "1"}, "deadline_secs='1'"),
         ({"cache_rows": -1}, "cache_rows=-1"),
         ({"cache_rows": 1.5}, "cache_rows=1.5"),
-        ({"cache_seconds": 0}, "cache_seconds=0"),
+        ({"cache_secs": 0}, "cache_secs=0"),
         ({"row_format": "int8"}, "row_format='int8'"),
         (
             {"mode": "embedded", "cache_rows": 3},
@@ -417,7 +417,7 @@ def test_addresses_that_can_be_connected_to_are_taken(table, tmp_path, address):
 
 def test_the_file_says_where_the_rows_are(table, tmp_path):
     path = save(
-        table, tmp_path / "1", cache_rows=7, cache_seconds=2, addresses=None
+        table, tmp_path / "1", cache_rows=7, cache_secs=2, addresses=None
     )
     contents = json.loads((path / tsw.export.MODEL_FILE).read_text())
     assert len(contents.pop("id")) == 16

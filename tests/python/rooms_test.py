@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = [
     "ops",
     "",
-    "interchange",
+    "io",
     "nn",
     "train",
     "data",

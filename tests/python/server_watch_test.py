@@ -16,33 +16,33 @@ PATIENCE_SECS = 10 * WATCH_SECS
 
 
 class Clock:
-    """Time passes when somebody looks, and all have beaten since."""
+    """Time passes when somebody looks, and all have answered since."""
 
     def __init__(self):
         self.now = 0.0
         self.looks = 0
-        self._beats = threading.Condition()
+        self._heartbeats = threading.Condition()
         self._missing = set()
         self._servers = set()
 
-    def beat_of(self, server):
-        """Returns what a server calls at each beat."""
+    def heartbeat_of(self, server):
+        """Returns what a server calls at each heartbeat."""
         self._servers.add(server)
 
-        def beat():
-            with self._beats:
+        def heartbeat():
+            with self._heartbeats:
                 self._missing.discard(server)
-                self._beats.notify_all()
+                self._heartbeats.notify_all()
 
-        return beat
+        return heartbeat
 
     def jump(self, secs):
-        with self._beats:
+        with self._heartbeats:
             self.now += secs
 
     def monotonic(self):
-        with self._beats:
-            self._beats.wait_for(lambda: not self._missing, HANG_SECS)
+        with self._heartbeats:
+            self._heartbeats.wait_for(lambda: not self._missing, HANG_SECS)
             self._missing |= self._servers
             self.now += WATCH_SECS
             self.looks += 1
@@ -74,14 +74,14 @@ def watch(request, clock, forever):
     """Watches a server "good", and one that raises an error, or hangs."""
     other = forever.wait
     if request.param is not None:
-        beat = clock.beat_of("other")
+        heartbeat = clock.heartbeat_of("other")
 
         def other():
-            beat()
+            heartbeat()
             raise request.param(None, None, "of the server")
 
     watch = ServerWatch(
-        {"good": clock.beat_of("good"), "other": other},
+        {"good": clock.heartbeat_of("good"), "other": other},
         pause_secs=0.001,
         patience_secs=PATIENCE_SECS,
     )
@@ -142,7 +142,9 @@ def test_trying_gives_up_quietly(forever):
 
 def test_a_process_that_was_stopped_blames_no_server(clock):
     """Time that passes at once, as for one that was stopped."""
-    watch = ServerWatch({"good": clock.beat_of("good")}, 0.001, PATIENCE_SECS)
+    watch = ServerWatch(
+        {"good": clock.heartbeat_of("good")}, 0.001, PATIENCE_SECS
+    )
     watch.start()
     for _ in range(2):
         before = clock.looks

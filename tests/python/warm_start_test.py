@@ -186,7 +186,7 @@ def test_other_arguments_are_those_of_the_new_layer(embedded):
         combiner="sum",
         optimizer=tsw.optimizers.Adam(0.25),
         admission=tsw.admission.MinCount(3, not_admitted=0.5),
-        row_type="bfloat16",
+        storage_dtype="bfloat16",
         seed=4,
     )
 

@@ -124,7 +124,7 @@ def run() -> int:
     is_over = threading.Event()
     has_exported = is_hopeless = False
 
-    def tell(result: export.ExportReport | Exception) -> None:
+    def log_fn(result: export.ExportReport | Exception) -> None:
         nonlocal has_exported, is_hopeless
         _tell(result)
         if not isinstance(result, Exception):
@@ -134,7 +134,7 @@ def run() -> int:
             is_hopeless = True
             is_over.set()
 
-    schedule = _schedule(tell)
+    schedule = _schedule(log_fn)
 
     def work() -> int:
         if _ONCE.value:
@@ -146,7 +146,7 @@ def run() -> int:
 
 
 def _schedule(
-    tell: Callable[[export.ExportReport | Exception], None],
+    log_fn: Callable[[export.ExportReport | Exception], None],
 ) -> export.Schedule:
     address = _CLUSTER.value
     if address is None:
@@ -167,13 +167,13 @@ def _schedule(
     try:
         return export.Schedule(
             _PATH.value,
-            base_every_seconds=_BASE_EVERY.value,
+            base_every_secs=_BASE_EVERY.value,
             tables=_TABLES.value,
             row_format=_ROW_FORMAT.value,
             rule=_rule(),
             keep_bases=_KEEP_BASES.value,
             cluster=functools.partial(Cluster, address),
-            tell=tell,
+            log_fn=log_fn,
         )
     except ValueError as error:
         raise app.UsageError(str(error)) from error

@@ -152,7 +152,7 @@ def drop_unused(arguments: dict[str, Any]) -> None:
         warnings.warn(
             "`input_length` says nothing, as for keras.layers.Embedding. Leave "
             "it out.",
-            stacklevel=3,
+            stacklevel=4,
         )
     for name, remedy in {
         "sparse": "Gradients of a table are always those of the batch's rows.",

@@ -14,6 +14,7 @@ from tensorflow.python.eager import record
 
 from tfswitch import _native
 from tfswitch import optimizers as optimizers_lib
+from tfswitch._renamed import renamed_arguments
 from tfswitch._table_spec import DEFAULTS, TableSpec
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import (
@@ -187,9 +188,10 @@ class DynamicEmbedding(_backend.Layer):
             `tfswitch.statistics`. None means those the policies need.
         update: Which rows a push moves: "sparse", its own; or "dense", all, as
             with `keras.layers.Embedding`.
-        row_type: How rows are kept in memory: a `tfswitch.RowType`, or
-            "float16" or "bfloat16" for such embeddings with a float32 optimizer
-            state. None means float32. (The layer computes in `dtype`, as all
+        storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
+            or "float16" or "bfloat16" for such embeddings with a float32
+            optimizer state. None means float32. (The layer computes in
+            `dtype`, as all
             layers do.)
         seed: Decides, with the id, the first value of each row. None means one
             of the table's name (without `table`, the layer's) and of the seed
@@ -242,6 +244,7 @@ class DynamicEmbedding(_backend.Layer):
 
     built: bool
 
+    @renamed_arguments(row_type="storage_dtype")
     def __init__(
         self,
         *dims: int,
@@ -259,7 +262,7 @@ class DynamicEmbedding(_backend.Layer):
         eviction: Any = None,
         statistics: Any = None,
         update: str = "sparse",
-        row_type: Any = None,
+        storage_dtype: Any = None,
         seed: int | None = None,
         consistency: Any = None,
         cluster: Cluster | None = None,
@@ -331,7 +334,7 @@ class DynamicEmbedding(_backend.Layer):
             "eviction": eviction,
             "statistics": statistics,
             "update": update,
-            "row_type": row_type,
+            "storage_dtype": storage_dtype,
         }
         if isinstance(table, EmbeddingTable):
             is_uniform = embeddings_initializer in (None, "uniform")

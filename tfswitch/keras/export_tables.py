@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from tfswitch._renamed import renamed_arguments
 from tfswitch.cluster import Cluster
 from tfswitch.export import (
     ExportReport,
@@ -17,7 +18,7 @@ from tfswitch.keras import _backend
 class ExportTables(_backend.Callback):
     """Exports tables at intervals while `fit` trains, and when it ends.
 
-    With `every_seconds` a thread does it, and training is not held up: each row
+    With `every_secs` a thread does it, and training is not held up: each row
     is whole, but two rows may be of different moments. With `every_batches` it
     is done between two batches, so that rows are those of one moment as far as
     this process trains them; the next batch waits for it.
@@ -35,50 +36,55 @@ class ExportTables(_backend.Callback):
         path: A folder of exports on this machine, which is made if need be, or
             a SavedModel of `tfswitch.saved_model.save`, whose rows it then
             has.
-        every_seconds: From one export to the next. This or `every_batches`.
+        every_secs: From one export to the next. This or `every_batches`.
         every_batches: Training batches from one export to the next. Several
             `steps_per_execution` are one moment at which it may come.
-        base_every_seconds: A base comes in place of a delta when the last one
+        base_every_secs: A base comes in place of a delta when the last one
             is so old. None: only where there is none that a delta could follow.
         tables: As for `tfswitch.export.Schedule`.
         row_format: As for `tfswitch.export.base`.
         rule: As for `tfswitch.export.base`.
         keep_bases: Remove files older than so many bases. None removes nothing.
         cluster: Where the tables are; by default that of `tfswitch.connect`.
-        tell: Called after each export with its result, or the error, in place
-            of logging. In the thread, with `every_seconds`.
+        log_fn: Called after each export with its result, or the error, in place
+            of logging. In the thread, with `every_secs`.
 
     Raises:
         ValueError: If an argument is out of range, or not one of
-            `every_seconds` and `every_batches` is given.
+            `every_secs` and `every_batches` is given.
 
     Example:
 
     >>> model.fit(
     ...     dataset,
-    ...     callbacks=[tsw.keras.ExportTables("exports", every_seconds=30)],
+    ...     callbacks=[tsw.keras.ExportTables("exports", every_secs=30)],
     ... )
     """
 
+    @renamed_arguments(
+        every_seconds="every_secs",
+        base_every_seconds="base_every_secs",
+        tell="log_fn",
+    )
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        every_seconds: float | None = None,
+        every_secs: float | None = None,
         every_batches: int | None = None,
-        base_every_seconds: float | None = None,
+        base_every_secs: float | None = None,
         tables: Iterable[Any] | None = None,
         row_format: str | None = None,
         rule: ScoreRule | Literal["all"] | None = None,
         keep_bases: int | None = None,
         cluster: Cluster | None = None,
-        tell: Callable[[ExportReport | Exception], None] | None = None,
+        log_fn: Callable[[ExportReport | Exception], None] | None = None,
     ) -> None:
         super().__init__()
-        if (every_seconds is None) == (every_batches is None):
+        if (every_secs is None) == (every_batches is None):
             raise ValueError(
-                "one of `every_seconds` and `every_batches` must be given. "
-                f"Received: every_seconds={every_seconds!r}, "
+                "one of `every_secs` and `every_batches` must be given. "
+                f"Received: every_secs={every_secs!r}, "
                 f"every_batches={every_batches!r}"
             )
         if every_batches is not None and (
@@ -90,28 +96,28 @@ class ExportTables(_backend.Callback):
                 "`every_batches` must be an integer of at least 1. "
                 f"Received: every_batches={every_batches!r}"
             )
-        if every_seconds is not None:
-            check_seconds("every_seconds", every_seconds)
-        self._every_seconds = every_seconds
+        if every_secs is not None:
+            check_seconds("every_secs", every_secs)
+        self._every_secs = every_secs
         self._every_batches = every_batches
         self._schedule = Schedule(
             path,
-            base_every_seconds=base_every_seconds,
+            base_every_secs=base_every_secs,
             tables=tables,
             row_format=row_format,
             rule=rule,
             keep_bases=keep_bases,
             cluster=cluster,
-            tell=tell,
+            log_fn=log_fn,
         )
         self._num_batches = 0  # Since the last export.
         self._num_batches_of_epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._num_batches = 0
-        if self._every_seconds is not None:
+        if self._every_secs is not None:
             self._schedule.stop()  # The last `fit` may have ended by an error.
-            self._schedule.start(self._every_seconds)
+            self._schedule.start(self._every_secs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._num_batches_of_epoch = 0

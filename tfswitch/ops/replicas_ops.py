@@ -70,7 +70,7 @@ def end_step(
         )
 
 
-def beat(
+def heartbeat(
     place: tf.Tensor,
     applier: tf.Tensor,
     *,
@@ -80,7 +80,7 @@ def beat(
 ) -> tf.Operation:
     """Renews the leases of a worker and, unless it is 0, of an applier."""
     with tf.device(None), tf.device(device):
-        return _library.tfswitch_replicas_beat(
+        return _library.tfswitch_replicas_heartbeat(
             place=place, applier=applier, group=group, worker=worker
         )
 

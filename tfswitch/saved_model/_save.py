@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch import _addresses, export
+from tfswitch._renamed import renamed_arguments
 from tfswitch._which_keras import keras
 from tfswitch.ops import serving_ops
 from tfswitch.ops.resources import HOST
@@ -30,6 +31,7 @@ _SERVING_OPS = frozenset(
 )
 
 
+@renamed_arguments(deadline_seconds="deadline_secs", cache_seconds="cache_secs")
 def save(
     model: Any,
     path: str | os.PathLike[str],
@@ -38,9 +40,9 @@ def save(
     inputs: Mapping[str, tf.TensorSpec] | None = None,
     row_format: str = "float32",
     addresses: str | None = None,
-    deadline_seconds: float = 5.0,
+    deadline_secs: float = 5.0,
     cache_rows: int = 0,
-    cache_seconds: float = 10.0,
+    cache_secs: float = 10.0,
 ) -> None:
     """Saves a trained model as a SavedModel for serving.
 
@@ -76,11 +78,11 @@ def save(
         addresses: The addresses of the servers of a remote model, as for
             `tfswitch.connect`. None means those that it was trained on. Where
             it is served, TFSWITCH_SERVING_ADDRESSES can name others.
-        deadline_seconds: Longest time that a lookup of a remote model may take,
+        deadline_secs: Longest time that a lookup of a remote model may take,
             retries included.
         cache_rows: How many rows a remote model may keep in each process that
             serves it; 0 means none. Rows that are read again stay.
-        cache_seconds: After how long a row that is kept is asked for again.
+        cache_secs: After how long a row that is kept is asked for again.
 
     Raises:
         ValueError: If an argument is out of range or is of the other mode, the
@@ -110,10 +112,10 @@ def save(
             f"`row_format` must be one of {', '.join(export.ROW_FORMATS)}. "
             f"Received: row_format={row_format!r}"
         )
-    remote = _Remote(addresses, deadline_seconds, cache_rows, cache_seconds)
+    remote = _Remote(addresses, deadline_secs, cache_rows, cache_secs)
     if mode == "embedded" and remote != _Remote():
         raise ValueError(
-            "`addresses`, `deadline_seconds`, `cache_rows` and `cache_seconds` "
+            "`addresses`, `deadline_secs`, `cache_rows` and `cache_secs` "
             'are of models with `mode="remote"`. '
             f"Received: mode={mode!r}, {remote}"
         )
@@ -160,9 +162,9 @@ class _Remote:
     """Where a remote model looks up, and how."""
 
     addresses: str | None = None
-    deadline_seconds: float = 5.0
+    deadline_secs: float = 5.0
     cache_rows: int = 0
-    cache_seconds: float = 10.0
+    cache_secs: float = 10.0
 
     def __post_init__(self) -> None:
         why = (
@@ -175,7 +177,7 @@ class _Remote:
                 f"`addresses` must be {_addresses.SERVERS}: {why}. "
                 f"Received: addresses={self.addresses!r}"
             )
-        for name in ("deadline_seconds", "cache_seconds"):
+        for name in ("deadline_secs", "cache_secs"):
             seconds = getattr(self, name)
             if (
                 isinstance(seconds, bool)
@@ -196,6 +198,15 @@ class _Remote:
                 "`cache_rows` must be a number of rows, or 0 for no cache. "
                 f"Received: cache_rows={rows!r}"
             )
+
+    def in_file(self) -> dict[str, Any]:
+        """Returns the entries of the model file."""
+        return {
+            "addresses": self.addresses,
+            "deadline_seconds": self.deadline_secs,
+            "cache_rows": self.cache_rows,
+            "cache_seconds": self.cache_secs,
+        }
 
 
 def _flush(folder: str) -> None:
@@ -295,7 +306,7 @@ def _write(
             )
         else:
             content["mode"] = "remote"
-            content |= dataclasses.asdict(remote)
+            content |= remote.in_file()
         if len(clusters) != 1:
             raise ValueError(
                 "the model must look up in tables of one cluster. Received: "

@@ -38,30 +38,30 @@ class ServerWatch:
     Thread-safe, but for `start` and `stop`.
 
     Args:
-        beats: For each server a function that returns when it has answered.
-            NotFound and FailedPrecondition are answers, too, as no runtime
-            gives them for a server that is lost; a RuntimeError says that the
-            session is closed.
-        pause_secs: Between two beats of a server.
+        heartbeats: For each server a function that returns when it has
+            answered. NotFound and FailedPrecondition are answers, too, as no
+            runtime gives them for a server that is lost; a RuntimeError says
+            that the session is closed.
+        pause_secs: Between two heartbeats of a server.
         patience_secs: How long a server may be silent.
     """
 
     def __init__(
         self,
-        beats: Mapping[str, Callable[[], Any]],
+        heartbeats: Mapping[str, Callable[[], Any]],
         pause_secs: float,
         patience_secs: float,
     ) -> None:
-        self._beats = beats
+        self._heartbeats = heartbeats
         self._pause_secs = pause_secs
         self._patience_secs = patience_secs
-        self._silent_secs = dict.fromkeys(beats, 0.0)
+        self._silent_secs = dict.fromkeys(heartbeats, 0.0)
         self._has_ended = threading.Event()
         self.failure: str | None = None
 
     def start(self) -> None:
         """Begins to watch."""
-        for server in self._beats:
+        for server in self._heartbeats:
             _start_thread(functools.partial(self._listen, server))
         _start_thread(self._count_silence)
 
@@ -105,7 +105,7 @@ class ServerWatch:
     def _listen(self, server: str) -> None:
         while not self._has_ended.wait(self._pause_secs):
             try:
-                self._beats[server]()
+                self._heartbeats[server]()
             except (
                 tf.errors.NotFoundError,
                 tf.errors.FailedPreconditionError,
@@ -125,7 +125,7 @@ class ServerWatch:
             # If this process was stopped, no server was silent meanwhile.
             passed = min(now - before, 2 * _WATCH_SECS)
             before = now
-            for server in self._beats:
+            for server in self._heartbeats:
                 self._silent_secs[server] += passed
             if max(self._silent_secs.values()) > self._patience_secs:
                 # TensorFlow may wait for one behind the other.

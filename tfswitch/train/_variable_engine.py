@@ -90,7 +90,7 @@ class VariableEngine:
         self._pings: dict[str, tf.Operation] = {}  # By server.
         self._run: Run | None = None  # The session's, unwatched.
         self._watch: ServerWatch | None = None
-        self._beating: Any = None  # A session.
+        self._heartbeat_session: Any = None  # A session.
         self._variables = [variable for _, variable in pairs]
         self._applier = 0  # 0: this worker is not.
         self._incarnation = 0
@@ -116,7 +116,7 @@ class VariableEngine:
             self._applier_input = tf.compat.v1.placeholder(
                 tf.int64, [], "applier"
             )
-            self._beat = replicas_ops.beat(
+            self._heartbeat = replicas_ops.heartbeat(
                 self._place.read_value(),
                 self._applier_input,
                 group=options.name,
@@ -262,33 +262,33 @@ class VariableEngine:
         self._run = session.run
         is_over = self._is_over = threading.Event()
         self._has_step_failed = False
-        self._beating = None
+        self._heartbeat_session = None
         # It has its own session: in the user's, runs wait while a graph is made
         # for the first of another kind.
-        beating = tf.compat.v1.Session(
+        heartbeat_session = tf.compat.v1.Session(
             session.sess_str, session.graph, session._config
         )
-        beats: dict[str, Callable[[], Any]] = {
-            server: functools.partial(beating.run, ping)
+        heartbeats: dict[str, Callable[[], Any]] = {
+            server: functools.partial(heartbeat_session.run, ping)
             for server, ping in self._pings.items()
         }
-        beats[self._first_server] = lambda: beating.run(
-            self._beat, {self._applier_input: self._present_applier()}
+        heartbeats[self._first_server] = lambda: heartbeat_session.run(
+            self._heartbeat, {self._applier_input: self._present_applier()}
         )
         lease_secs = self._options.lease_secs
         self._watch = ServerWatch(
-            beats, lease_secs / 3.0, _PATIENCE_LEASES * lease_secs
+            heartbeats, lease_secs / 3.0, _PATIENCE_LEASES * lease_secs
         )
         try:
             # The first run of a session makes its graph. While one thread does
             # so, a second one would keep all sessions of the graph waiting,
             # and with a server that does not answer that is for ever.
             wait_for_answers(
-                lambda: beating.run(list(self._pings.values())),
+                lambda: heartbeat_session.run(list(self._pings.values())),
                 sorted(self._pings),
                 self.join_secs,
             )
-            self._beating = beating
+            self._heartbeat_session = heartbeat_session
             self._watch.start()
             if is_chief:
                 self._session_run(self._clear)
@@ -325,8 +325,10 @@ class VariableEngine:
             return
         with contextlib.ExitStack() as ending:
             ending.callback(self._watch.stop)
-            if self._beating is not None:
-                ending.callback(self._watch.close, self._beating.close)
+            if self._heartbeat_session is not None:
+                ending.callback(
+                    self._watch.close, self._heartbeat_session.close
+                )
             self._watch.close(function)
 
     def fail_step(self) -> None:

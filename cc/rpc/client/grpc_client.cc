@@ -109,7 +109,7 @@ class RowCall final : public PendingCall {
 // The calls whose time grows with the table.
 bool IsBulk(absl::string_view method) {
   static constexpr absl::string_view kBulk[] = {
-      "Shrink",           "SettleExport", "SaveShard",
+      "Shrink",           "CommitExport", "SaveShard",
       "CommitCheckpoint", "StageRestore", "CommitRestore"};
   return std::find(std::begin(kBulk), std::end(kBulk), method) !=
          std::end(kBulk);
@@ -171,26 +171,26 @@ class ControlCall final : public PendingCall {
 class PushMessages final : public PendingCall {
  public:
   // `sums[i]` gets the sum of the pieces whose `owners` are i.
-  PushMessages(std::vector<size_t> owners, std::vector<PushResult*> sums)
+  PushMessages(std::vector<size_t> owners, std::vector<WriteResult*> sums)
       : owners_(std::move(owners)),
         sums_(std::move(sums)),
-        results_(new PushResult[owners_.size()]) {}
+        results_(new WriteResult[owners_.size()]) {}
 
   absl::Status Wait() override {
     TFSWITCH_RETURN_IF_ERROR(JoinedCalls(std::move(calls)).Wait());
-    for (PushResult* sum : sums_) *sum = PushResult();
+    for (WriteResult* sum : sums_) *sum = WriteResult();
     for (size_t i = 0; i < owners_.size(); ++i) {
       sums_[owners_[i]]->Add(results_[i]);
     }
     return absl::OkStatus();
   }
 
-  PushResult* result(size_t piece) { return &results_[piece]; }
+  WriteResult* result(size_t piece) { return &results_[piece]; }
 
  private:
   const std::vector<size_t> owners_;
-  const std::vector<PushResult*> sums_;
-  const std::unique_ptr<PushResult[]> results_;
+  const std::vector<WriteResult*> sums_;
+  const std::unique_ptr<WriteResult[]> results_;
 
  public:
   // Last: calls that nobody has waited for write no results once they are gone.
@@ -326,7 +326,7 @@ class GrpcClient final : public ParameterClient {
   std::unique_ptr<PendingCall> StartPush(
       absl::Span<const PushPart> parts) override;
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
-                                           AssignResult* result) override;
+                                           WriteResult* result) override;
   absl::Status ReadUsage(const TableRef& table, absl::Span<const Key> keys,
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override;
@@ -465,7 +465,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
   std::vector<PushArgs> pieces;
   std::vector<PieceSize> sizes;
   std::vector<size_t> owners;
-  std::vector<PushResult*> sums;
+  std::vector<WriteResult*> sums;
   for (const PushPart& part : parts) {
     const PushArgs& args = part.args;
     const size_t width = static_cast<size_t>(args.dim);
@@ -519,7 +519,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
   auto all = std::make_unique<PushMessages>(std::move(owners), std::move(sums));
   for (size_t i = 0; i < messages.size(); ++i) {
     const size_t num_pushes = messages[i].end - messages[i].begin;
-    PushResult* const results = all->result(messages[i].begin);
+    WriteResult* const results = all->result(messages[i].begin);
     CallKind kind = CallKind::kIdempotent;
     std::vector<std::string> tables;
     for (size_t k = messages[i].begin; k < messages[i].end; ++k) {
@@ -532,7 +532,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
         connection_, kind, "PushMany", requests[i],
         [connection = connection_.get(), num_pushes,
          results](MessagePieces pieces) -> absl::Status {
-          std::vector<PushResult> received;
+          std::vector<WriteResult> received;
           TFSWITCH_RETURN_IF_ERROR(
               connection->Blame(ReadPushManyResponse(pieces, &received)));
           if (received.size() != num_pushes) {
@@ -585,7 +585,7 @@ absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePushes(
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
-                                                     AssignResult* result) {
+                                                     WriteResult* result) {
   AssignArgs args = assign;
   args.id = args.id.client_id == 0 ? NextWriteId() : IdOfPart(args.id, 0);
   const uint64_t bytes = AssignRequestBytes(args);
@@ -600,7 +600,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
       connection_, CallKind::kIdempotent, "Assign",
       std::move(message).ToByteBuffer(),
       [connection = connection_.get(), result](MessagePieces pieces) {
-        return connection->Blame(ReadAssignResponse(pieces, result));
+        return connection->Blame(
+            ReadWriteResponse("AssignResponse", pieces, result));
       },
       absl::InfiniteDuration(), "The assignment to ", std::vector{args.table});
 }

@@ -37,6 +37,11 @@ class CoordinationService final : public v1::Coordination::Service {
   }
   TFSWITCH_COORDINATION_CALLS(TFSWITCH_METHOD)
 #undef TFSWITCH_METHOD
+  grpc::Status Beat(grpc::ServerContext* context,
+                    const v1::HeartbeatRequest* request,
+                    v1::HeartbeatResponse* response) override {
+    return Heartbeat(context, request, response);
+  }
 
  private:
   // Whether a call may wait for other workers.

@@ -320,12 +320,12 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
         shard_->FindTable({request.table, request.table_incarnation}));
     pushes.push_back({std::move(table), &request});
   }
-  std::vector<PushResult> results(pushes.size());
+  std::vector<WriteResult> results(pushes.size());
   TFSWITCH_RETURN_IF_ERROR(
       shard_->PushMany(pushes, absl::MakeSpan(results), helpers_));
   std::string response;
-  for (const PushResult& pushed : results) {
-    const std::string part = EncodePushResponse(pushed);
+  for (const WriteResult& pushed : results) {
+    const std::string part = EncodeWriteResponse(pushed);
     if (is_many) {
       char header[kMaxPartHeader];
       response.append(header, WritePartHeader(part.size(), header));
@@ -340,20 +340,9 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   AssignRequest& assign = queue->assign;
   TFSWITCH_RETURN_IF_ERROR(
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
-  TFSWITCH_ASSIGN_OR_RETURN(
-      std::shared_ptr<EmbeddingTable> table,
-      shard_->FindTable({assign.table, assign.table_incarnation}));
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const Written written,
-      shard_->WriteOnce(
-          assign.id.client_id, assign.id.sequence,
-          [&]() -> absl::StatusOr<int64_t> {
-            TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, assign.day));
-            return shard_->Assign(*table, assign.keys, assign.embeddings,
-                                  assign.slots, assign.only_missing);
-          }));
-  call->response = ToByteBuffer(
-      EncodeAssignResponse(AssignResult{written.count, written.duplicate}));
+  TFSWITCH_ASSIGN_OR_RETURN(const WriteResult written,
+                            shard_->AssignOnce(assign));
+  call->response = ToByteBuffer(EncodeWriteResponse(written));
   return absl::OkStatus();
 }
 

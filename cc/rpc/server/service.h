@@ -59,6 +59,11 @@ class Service final : public ServiceWithRawMethods {
   }
   TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_METHOD)
 #undef TFSWITCH_METHOD
+  grpc::Status SettleExport(grpc::ServerContext* context,
+                            const v1::CommitExportRequest* request,
+                            v1::CommitExportResponse* response) override {
+    return CommitExport(context, request, response);
+  }
 
  private:
   // Long calls end when the client has gone, or the server stops.

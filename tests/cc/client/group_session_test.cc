@@ -28,17 +28,17 @@ class CountingGroups final : public GroupClient {
       : GroupClient(client.get()), client_(std::move(client)) {}
 
   // Waits until `count` more leases have been renewed.
-  void WaitForBeats(int count) {
+  void WaitForHeartbeats(int count) {
     MutexLock lock(&mutex_);
-    const int wanted = num_beats_ + count;
-    while (num_beats_ < wanted) changed_.Wait(&mutex_);
+    const int wanted = num_heartbeats_ + count;
+    while (num_heartbeats_ < wanted) changed_.Wait(&mutex_);
   }
 
-  absl::Status Beat(const GroupMember& member,
-                    absl::Duration timeout) override {
-    absl::Status status = GroupClient::Beat(member, timeout);
+  absl::Status Heartbeat(const GroupMember& member,
+                         absl::Duration timeout) override {
+    absl::Status status = GroupClient::Heartbeat(member, timeout);
     MutexLock lock(&mutex_);
-    ++num_beats_;
+    ++num_heartbeats_;
     changed_.NotifyAll();
     return status;
   }
@@ -61,7 +61,7 @@ class CountingGroups final : public GroupClient {
   const std::unique_ptr<ParameterClient> client_;
   Mutex mutex_;
   CondVar changed_;
-  int num_beats_ ABSL_GUARDED_BY(mutex_) = 0;
+  int num_heartbeats_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<absl::Duration> leave_timeouts_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -111,7 +111,7 @@ TEST_F(GroupSessionTest, AStepLongerThanTheLeaseIsNotDeath) {
   ASSERT_TRUE(fast->EndStep(true, 1.0).ok());
   // A step of the slow one: the two sessions renew six leases in the time that
   // one lasts.
-  groups_->WaitForBeats(8);
+  groups_->WaitForHeartbeats(8);
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(fast->WaitForRound(kLong)->contributions.size(), 2u);
   EXPECT_EQ(groups_->GroupStats("g")->expired, 0);

@@ -195,7 +195,7 @@ TEST_P(GroupClientTest, TheDeadAreDroppedWhenTheirLeaseEnds) {
 
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->contributions.size(), 1u);
-  EXPECT_EQ(groups.Beat(dead, kLong).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(groups.Heartbeat(dead, kLong).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(groups.GroupStats("g")->expired, 1);
   EXPECT_TRUE(groups.Join("g", 1, 0, 0).ok());
   EXPECT_EQ(groups.GroupStats("g")->rejoined, 1);
@@ -222,7 +222,7 @@ TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
   EXPECT_EQ(groups.Arrive(member, 0, 0, -1.0, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
   ASSERT_TRUE(groups.Join("g", 0, 0, 0).ok());  // Somebody else, as worker 0.
-  EXPECT_EQ(groups.Beat(member, kLong).code(),
+  EXPECT_EQ(groups.Heartbeat(member, kLong).code(),
             absl::StatusCode::kFailedPrecondition);
 }
 

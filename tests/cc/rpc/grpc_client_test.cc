@@ -227,7 +227,7 @@ TEST(GrpcClientTest, ServerThatComesBackIsUsedAgain) {
 
   EXPECT_TRUE(client->ListTables("")->empty());
   ASSERT_TRUE(client->CreateTable(SmallTable("a")).ok());
-  EXPECT_EQ(PushOnes(*client, "a", 2, {1}, {5, 2})->updated_rows, 1);
+  EXPECT_EQ(PushOnes(*client, "a", 2, {1}, {5, 2})->num_rows, 1);
 }
 
 TEST(GrpcClientTest, StoppedServerIsNamedWhenTheTimeoutEnds) {
@@ -378,10 +378,10 @@ TEST(GrpcClientTest, LongCallsGoInPartsAndEveryPartIsAppliedOnce) {
 
   ASSERT_TRUE(repeated.ok()) << repeated.status();
   EXPECT_TRUE(repeated->duplicate);
-  EXPECT_EQ(repeated->updated_rows, kManyRows);
+  EXPECT_EQ(repeated->num_rows, kManyRows);
   ASSERT_TRUE(applied.ok()) << applied.status();
   EXPECT_FALSE(applied->duplicate);
-  EXPECT_EQ(applied->updated_rows, kManyRows);
+  EXPECT_EQ(applied->num_rows, kManyRows);
   const std::vector<float> rows =
       PullRows(*client, "t", kWideDim, keys).value();
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -418,7 +418,7 @@ TEST(GrpcClientTest, PushLongerThanAMessageGoesInPartsThatFit) {
   const auto result = client->Push(LongPush(keys, gradients));
 
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->updated_rows, 500);
+  EXPECT_EQ(result->num_rows, 500);
 }
 
 TEST(GrpcClientTest, LongPushWithAPartThatDoesNotFitIsNotHalfApplied) {
@@ -450,7 +450,7 @@ TEST(GrpcClientTest, LongPushOfRepeatedKeysTakesOneStepPerKey) {
   const auto result = client->Push(args);
 
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->updated_rows, 1);
+  EXPECT_EQ(result->num_rows, 1);
 }
 
 TEST(GrpcClientTest, PullInterruptedByARestartIsAnsweredByTheNewServer) {
@@ -524,9 +524,9 @@ TEST(GrpcClientTest, PushWithoutAnIdIsNotRepeated) {
   EXPECT_THAT(PullRows(*direct, "t", 2, {1, 2}).value(), Each(0.0f));
 }
 
-absl::StatusOr<AssignResult> AssignAll(ParameterClient& client,
-                                       const std::vector<Key>& keys,
-                                       float value) {
+absl::StatusOr<WriteResult> AssignAll(ParameterClient& client,
+                                      const std::vector<Key>& keys,
+                                      float value) {
   const std::vector<float> values(keys.size() * 2, value);
   AssignArgs args;
   args.table = "t";
@@ -566,7 +566,7 @@ TEST(GrpcClientTest, WritesWhoseAnswerIsLostDoNotUndoLaterOnes) {
         const auto assigned = AssignAll(*client, keys, 5.0f);
         ASSERT_TRUE(assigned.ok()) << assigned.status();
         EXPECT_TRUE(assigned->duplicate);
-        EXPECT_EQ(assigned->assigned_rows, 2);
+        EXPECT_EQ(assigned->num_rows, 2);
       },
       [&] { return num_rows() == 2; },
       [&] { EXPECT_TRUE(AssignAll(*direct, keys, 6.0f).ok()); });
@@ -640,7 +640,7 @@ TEST(GrpcClientTest, APushOfManyTablesThatMayHaveBeenAppliedNamesThem) {
   const std::vector<Key> keys = RandomKeys(20000);
   const std::vector<float> gradients(keys.size() * 16, 1.0f);
   std::vector<PushPart> pushes;
-  std::vector<PushResult> results(6);
+  std::vector<WriteResult> results(6);
   for (const char* table : {"a", "b", "a", "c", "d", "e"}) {
     ASSERT_TRUE(client->CreateTable(SmallTable(table, 16)).ok());
     PushPart push;

@@ -84,7 +84,7 @@ TEST_F(LostTablesTest, EveryCallSaysWhichServerHasLostTheTable) {
   push.keys = keys;
   push.gradients = values;
   push.id = {5, 1};
-  PushResult pushed;
+  WriteResult pushed;
   AssignArgs assign;
   assign.table = "t";
   assign.dim = 2;
@@ -226,7 +226,7 @@ TEST_F(LostTablesTest, RecreatingGoesOnAndSaysSoOnce) {
                    "on shard 1, which had lost ",
                    kRows - kept, " rows, as last counted, in a restart\n"));
   ASSERT_TRUE(pushed.ok()) << pushed.status();
-  EXPECT_EQ(pushed->updated_rows, kRows);
+  EXPECT_EQ(pushed->num_rows, kRows);
   EXPECT_EQ(RowsOf(*client), kRows);
 }
 
@@ -263,7 +263,7 @@ TEST_F(LostTablesTest, WritesThatGoOnCountEachRowOnce) {
   Restart(1);
   EXPECT_EQ(client->Erase("t", keys).value(), kept);
   Restart(1);
-  EXPECT_EQ(client->Assign(assign)->assigned_rows, kRows);
+  EXPECT_EQ(client->Assign(assign)->num_rows, kRows);
 
   testing::internal::GetCapturedStderr();
 }

@@ -158,7 +158,7 @@ TEST(ManyCallsTest, AStepOfManyFeaturesIsOnePullAndOnePushPerServer) {
     }
     for (int i = 0; i < 26; ++i) {
       EXPECT_THAT(step.floats(i), Each(0.0f));
-      EXPECT_EQ(step.result(26 + i).updated_rows, 300);
+      EXPECT_EQ(step.result(26 + i).num_rows, 300);
     }
   }
 }
@@ -174,7 +174,7 @@ TEST(ManyCallsTest, LongStepsGoInAFewMessages) {
   EXPECT_EQ(cluster.servers[0]->many_pulls, 3);
   EXPECT_EQ(cluster.servers[0]->many_pushes, 3);
   for (int i = 0; i < 26; ++i) {
-    EXPECT_EQ(step.result(26 + i).updated_rows, 2048);
+    EXPECT_EQ(step.result(26 + i).num_rows, 2048);
   }
 }
 
@@ -296,7 +296,7 @@ TEST(ManyCallsTest, AStepOverTheLimitGoesInMessagesThatFit) {
 
   for (int i = 0; i < 40; ++i) {
     EXPECT_THAT(step.floats(i), Each(1.0f));
-    EXPECT_EQ(step.result(40 + i).updated_rows, 300);
+    EXPECT_EQ(step.result(40 + i).num_rows, 300);
   }
 }
 
@@ -381,7 +381,7 @@ TEST(ManyCallsTest, OneOfSeveralMessagesFailsByItself) {
   for (size_t i = 0; i < tables.size(); ++i) {
     const bool is_missing = i == 2 || i == 3;
     EXPECT_EQ(again.result(i).duplicate, !is_missing) << tables[i];
-    EXPECT_EQ(again.result(i).updated_rows, kKeys);
+    EXPECT_EQ(again.result(i).num_rows, kKeys);
     EXPECT_THAT(*PullRows(*client, tables[i], kWide, RandomKeys(1)),
                 Each(0.0f));
   }

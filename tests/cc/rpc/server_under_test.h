@@ -120,10 +120,10 @@ inline absl::StatusOr<std::vector<float>> PullRows(
 }
 
 // Gradients of 1, learning rate of 1: each step takes 1 from every value.
-inline absl::StatusOr<PushResult> PushOnes(ParameterClient& client,
-                                           const std::string& table, int dim,
-                                           const std::vector<Key>& keys,
-                                           PushId id = {}) {
+inline absl::StatusOr<WriteResult> PushOnes(ParameterClient& client,
+                                            const std::string& table, int dim,
+                                            const std::vector<Key>& keys,
+                                            PushId id = {}) {
   const std::vector<float> gradients(keys.size() * dim, 1.0f);
   PushArgs args;
   args.table = table;

@@ -59,9 +59,10 @@ class MortalGroups final : public GroupClient {
     if (fails) return absl::UnavailableError("the answer got lost");
     return arrival;
   }
-  absl::Status Beat(const GroupMember& member,
-                    absl::Duration timeout) override {
-    return is_dead_ ? absl::OkStatus() : GroupClient::Beat(member, timeout);
+  absl::Status Heartbeat(const GroupMember& member,
+                         absl::Duration timeout) override {
+    return is_dead_ ? absl::OkStatus()
+                    : GroupClient::Heartbeat(member, timeout);
   }
   absl::Status Leave(const GroupMember& member,
                      absl::Duration timeout) override {

@@ -169,7 +169,7 @@ TEST(ServerProgramTest, ServesTheClient) {
   auto client = Connect(AddressOf(program)).value();
 
   ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
-  EXPECT_EQ(PushOnes(*client, "t", 2, {1, 2, 3}, {1, 1})->updated_rows, 3);
+  EXPECT_EQ(PushOnes(*client, "t", 2, {1, 2, 3}, {1, 1})->num_rows, 3);
 
   // Nothing was said meanwhile, by gRPC about its settings for example.
   program.Send(SIGTERM);

@@ -243,7 +243,7 @@ TEST_P(ExporterTest, ADeltaOfAnotherTableIsRefusedAndLeavesNothing) {
   EXPECT_EQ(Publish(false).number, 2);
 }
 
-TEST_P(ExporterTest, ScoresAreSettledOnlyWhenTheExportIsThere) {
+TEST_P(ExporterTest, ScoresAreCommittedOnlyWhenTheExportIsThere) {
   TableConfig config = Config();
   config.statistics.kind = StatisticsKind::kShowClick;
   config.statistics.nonclk_coeff = 1.0f;
@@ -262,7 +262,7 @@ TEST_P(ExporterTest, ScoresAreSettledOnlyWhenTheExportIsThere) {
   EXPECT_FALSE(Publish(true).is_published);
 }
 
-TEST_P(ExporterTest, ScoresOfManyTablesAreSettled) {
+TEST_P(ExporterTest, ScoresOfManyTablesAreCommitted) {
   TableConfig config = Config();
   config.statistics.kind = StatisticsKind::kShowClick;
   config.statistics.nonclk_coeff = 1.0f;

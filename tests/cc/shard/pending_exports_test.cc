@@ -50,7 +50,7 @@ PendingExports::Export ExportOf(const std::shared_ptr<EmbeddingTable>& table,
   return {id, table, {kKey}, {score}};
 }
 
-TEST(PendingExportsTest, EachOfManyTablesOfAnExportIsSettled) {
+TEST(PendingExportsTest, EachOfManyTablesOfAnExportIsCommitted) {
   PendingExports exports;
   std::vector<std::shared_ptr<EmbeddingTable>> tables;
   for (int i = 0; i < 40; ++i) {
@@ -59,7 +59,7 @@ TEST(PendingExportsTest, EachOfManyTablesOfAnExportIsSettled) {
   }
   for (const auto& table : tables) {
     ASSERT_EQ(ScoreOf(*table), 8.0f);
-    exports.Settle(*table, "a", /*is_published=*/true);
+    exports.End(*table, "a", /*commit=*/true);
     EXPECT_EQ(ScoreOf(*table), 0.0f);
   }
 }
@@ -68,10 +68,10 @@ TEST(PendingExportsTest, ScoresStayOfWhatIsNotPublishedOrNotKnown) {
   PendingExports exports;
   const auto table = MakeTable();
   exports.Keep(ExportOf(table, "a", 1.0f));
-  exports.Settle(*table, "b", true);
-  exports.Settle(*MakeTable(), "a", true);
-  exports.Settle(*table, "a", false);
-  exports.Settle(*table, "a", true);  // It is settled already.
+  exports.End(*table, "b", true);
+  exports.End(*MakeTable(), "a", true);
+  exports.End(*table, "a", false);
+  exports.End(*table, "a", true);  // It is committed already.
   EXPECT_EQ(ScoreOf(*table), 8.0f);
 }
 
@@ -80,8 +80,8 @@ TEST(PendingExportsTest, AnExportUnderTheSameIdIsReplaced) {
   const auto table = MakeTable();
   exports.Keep(ExportOf(table, "a", 1.0f));
   exports.Keep(ExportOf(table, "a", 2.0f));
-  exports.Settle(*table, "a", true);
-  exports.Settle(*table, "a", true);
+  exports.End(*table, "a", true);
+  exports.End(*table, "a", true);
   EXPECT_EQ(ScoreOf(*table), 6.0f);
 }
 
@@ -91,9 +91,9 @@ TEST(PendingExportsTest, OnlyTheLastIdsAreKept) {
   for (int i = 0; i < 17; ++i) {
     exports.Keep(ExportOf(table, absl::StrCat(i), 1.0f));
   }
-  exports.Settle(*table, "0", true);
+  exports.End(*table, "0", true);
   EXPECT_EQ(ScoreOf(*table), 8.0f);
-  exports.Settle(*table, "1", true);
+  exports.End(*table, "1", true);
   EXPECT_EQ(ScoreOf(*table), 7.0f);
 }
 
@@ -105,7 +105,7 @@ TEST(PendingExportsTest, ThoseOfTablesThatAreGoneTakeNoPlace) {
   for (int i = 0; i < 40; ++i) {
     exports.Keep(ExportOf(MakeTable(), absl::StrCat(i)));
   }
-  exports.Settle(*table, "first", true);
+  exports.End(*table, "first", true);
   EXPECT_EQ(ScoreOf(*table), 7.0f);
 }
 

@@ -279,7 +279,7 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
   // Beside others it is the only one that is not applied.
   push.id.sequence += 1;
   const std::vector<TablePush> both = {{table, &late}, {table, &push}};
-  std::vector<PushResult> results(2);
+  std::vector<WriteResult> results(2);
   EXPECT_EQ(shard.PushMany(both, absl::MakeSpan(results)), refused);
   std::vector<float> row(2);
   ASSERT_TRUE(shard.Pull(*table, keys, false, absl::MakeSpan(row)).ok());
@@ -297,12 +297,12 @@ TEST(ShardTest, AWriteIsDoneOnceAndItsCountIsRemembered) {
   for (const bool again : {false, true}) {
     const auto written = shard.WriteOnce(7, 1, write);
     ASSERT_TRUE(written.ok()) << written.status();
-    EXPECT_EQ(written->count, 11);
+    EXPECT_EQ(written->num_rows, 11);
     EXPECT_EQ(written->duplicate, again);
   }
   // Without an identity it is another one each time.
-  EXPECT_EQ(shard.WriteOnce(0, 1, write)->count, 12);
-  EXPECT_EQ(shard.WriteOnce(0, 1, write)->count, 13);
+  EXPECT_EQ(shard.WriteOnce(0, 1, write)->num_rows, 12);
+  EXPECT_EQ(shard.WriteOnce(0, 1, write)->num_rows, 13);
 }
 
 TEST(ShardTest, AWriteThatFailedMayBeTriedAgainUnderItsIdentity) {
@@ -326,7 +326,7 @@ TEST(ShardTest, AWriteThatFailedMayBeTriedAgainUnderItsIdentity) {
   const auto written = shard.WriteOnce(7, 1, [] { return 3; });
 
   ASSERT_TRUE(written.ok()) << written.status();
-  EXPECT_EQ(written->count, 3);
+  EXPECT_EQ(written->num_rows, 3);
   EXPECT_FALSE(written->duplicate);
 }
 
@@ -869,12 +869,12 @@ class RoundsTest : public testing::Test {
     EXPECT_TRUE(shard_.CreateTable(config).ok());
   }
 
-  absl::StatusOr<PushResult> Push(const std::string& table,
-                                  const std::vector<Key>& keys,
-                                  const std::vector<float>& gradients,
-                                  const StepTag& step = {},
-                                  float learning_rate = 0.5f,
-                                  uint64_t sequence = 0) {
+  absl::StatusOr<WriteResult> Push(const std::string& table,
+                                   const std::vector<Key>& keys,
+                                   const std::vector<float>& gradients,
+                                   const StepTag& step = {},
+                                   float learning_rate = 0.5f,
+                                   uint64_t sequence = 0) {
     PushRequest push;
     push.keys = keys;
     push.gradients = gradients;
@@ -927,7 +927,7 @@ class SumRoundsTest : public RoundsTest {
 TEST_F(RoundsTest, APushUpdatesNothingUntilItsRoundIsCommitted) {
   const auto pushed = Push("t", {1}, {1, 1}, StepOf(0));
   ASSERT_TRUE(pushed.ok()) << pushed.status();
-  EXPECT_EQ(pushed->updated_rows, 0);
+  EXPECT_EQ(pushed->num_rows, 0);
   EXPECT_FALSE(pushed->duplicate);
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 
@@ -1138,7 +1138,7 @@ TEST_F(SumRoundsTest, ARepeatedPushIsStagedOnce) {
 }
 
 TEST_F(RoundsTest, TablesOfOtherConsistencyDoNotWaitForTheRound) {
-  EXPECT_EQ(Push("asp", {1}, {1, 1}, StepOf(0))->updated_rows, 1);
+  EXPECT_EQ(Push("asp", {1}, {1, 1}, StepOf(0))->num_rows, 1);
   EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
   EXPECT_EQ(shard_.FindTable("asp").value()->size(), 1);
 }

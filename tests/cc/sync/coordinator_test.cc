@@ -149,7 +149,7 @@ TEST(CoordinatorTest, AGroupBeginsAnewAboveANewerInstanceThatAWorkerHasMet) {
   const WorkerGroup::Place again =
       *coordinator.Join("g", 0, first.incarnation, newer);
   EXPECT_EQ(again.group_instance, other.group_instance);
-  EXPECT_TRUE(coordinator.Beat("g", 1, other.incarnation).ok());
+  EXPECT_TRUE(coordinator.Heartbeat("g", 1, other.incarnation).ok());
   EXPECT_EQ(again.round, 0);
   EXPECT_EQ(coordinator.Join("g", 2, 0, ~uint64_t{0}).status().code(),
             absl::StatusCode::kInvalidArgument);

@@ -44,7 +44,7 @@ absl::StatusOr<ReplicaPlace> Join(ReplicaCoordinator* replicas,
 void WaitUntilOneIsGivenUp(ReplicaCoordinator* replicas,
                            const ReplicaPlace& zero, uint64_t applier) {
   while (replicas->stats().num_active == 2) {
-    ASSERT_TRUE(replicas->Beat(0, zero.incarnation, applier).ok());
+    ASSERT_TRUE(replicas->Heartbeat(0, zero.incarnation, applier).ok());
     absl::SleepFor(absl::Milliseconds(5));
   }
 }
@@ -171,7 +171,7 @@ TEST(ReplicaCoordinatorTest, AnApplierThatIsNotHeardOfEndsAll) {
   EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(ended.message(), HasSubstr("was not heard of for 50ms"));
   EXPECT_THAT(ended.message(), HasSubstr("start all workers again"));
-  EXPECT_EQ(replicas.Beat(1, place.incarnation, 0).code(),
+  EXPECT_EQ(replicas.Heartbeat(1, place.incarnation, 0).code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(replicas.NextRound(applier, Soon()).status().code(),
             absl::StatusCode::kFailedPrecondition);
@@ -215,7 +215,7 @@ TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
   const uint64_t first = *replicas.BeginApplying(ReplicasOf(1));
   const ReplicaPlace place = *Join(&replicas, ReplicasOf(1), 0);
   EXPECT_TRUE(replicas.BeginApplying(ReplicasOf(1)).ok());
-  EXPECT_THAT(replicas.Beat(0, place.incarnation, first).message(),
+  EXPECT_THAT(replicas.Heartbeat(0, place.incarnation, first).message(),
               HasSubstr("was started again"));
   EXPECT_THAT(replicas.ConfirmRound(first, 0).message(),
               HasSubstr("was started again"));
@@ -273,7 +273,7 @@ TEST(ReplicaCoordinatorTest,
   });
   std::vector<Round> rounds;
   std::thread applies([&] { rounds = Apply(&replicas, applier); });
-  while (replicas.Beat(0, zero.incarnation, applier).ok()) {
+  while (replicas.Heartbeat(0, zero.incarnation, applier).ok()) {
     absl::SleepFor(absl::Milliseconds(5));
   }
   other.join();
@@ -320,7 +320,7 @@ TEST(ReplicaCoordinatorTest, WhoIsStartedAgainDoesNotJoinADeadApplier) {
   other.join();
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_GT(place->incarnation, before.incarnation);
-  EXPECT_TRUE(replicas.Beat(1, place->incarnation, 0).ok());
+  EXPECT_TRUE(replicas.Heartbeat(1, place->incarnation, 0).ok());
 }
 
 TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
@@ -386,8 +386,8 @@ TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
   EXPECT_EQ(replicas.stats().expired, 1);
   // Who beats for it does not know yet what it has become.
   for (int i = 0; i < 500; ++i) {
-    ASSERT_TRUE(replicas.Beat(0, zero.incarnation, applier).ok());
-    ASSERT_TRUE(replicas.Beat(1, before, 0).ok());
+    ASSERT_TRUE(replicas.Heartbeat(0, zero.incarnation, applier).ok());
+    ASSERT_TRUE(replicas.Heartbeat(1, before, 0).ok());
     absl::SleepFor(absl::Milliseconds(5));
   }
   EXPECT_EQ(replicas.stats().expired, 1);
@@ -446,7 +446,7 @@ TEST(ReplicaCoordinatorTest, AnApplierLivesThoughItHasNotJoined) {
   const uint64_t applier = *replicas.BeginApplying(options);
   const absl::Time end = absl::Now() + absl::Milliseconds(600);
   while (absl::Now() < end) {
-    const absl::Status beat = replicas.Beat(0, /*incarnation=*/0, applier);
+    const absl::Status beat = replicas.Heartbeat(0, /*incarnation=*/0, applier);
     ASSERT_THAT(beat.message(), Not(HasSubstr("was not heard of")));
     absl::SleepFor(absl::Milliseconds(5));
   }
@@ -472,7 +472,7 @@ TEST(ReplicaCoordinatorTest, AJoinThatWaitsOnIsOneJoin) {
   EXPECT_TRUE(
       replicas.Join(ReplicasOf(1), 0, zero.incarnation, 0, Soon(), &place)
           .ok());
-  EXPECT_TRUE(replicas.Beat(0, place.incarnation, 0).ok());
+  EXPECT_TRUE(replicas.Heartbeat(0, place.incarnation, 0).ok());
 }
 
 TEST(ReplicaCoordinatorTest, WhoHasNotJoinedIsToldToGiveTheHook) {

@@ -137,7 +137,7 @@ TEST(WorkerGroupTest, AWorkerThatDiesIsDroppedWhenItsLeaseEnds) {
   EXPECT_EQ(group.open_round(), 1);
   EXPECT_EQ(group.stats().expired, 1);
   const absl::Status status =
-      group.Beat(b.id, b.incarnation, kStart + absl::Seconds(11));
+      group.Heartbeat(b.id, b.incarnation, kStart + absl::Seconds(11));
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(status.message(), HasSubstr("worker 1"));
   EXPECT_THAT(status.message(), HasSubstr("join again"));
@@ -149,7 +149,7 @@ TEST(WorkerGroupTest, BeatingKeepsALease) {
   for (int second = 1; second < 100; second += 9) {
     const absl::Time now = kStart + absl::Seconds(second);
     group.Tick(now);
-    ASSERT_TRUE(group.Beat(a.id, a.incarnation, now).ok());
+    ASSERT_TRUE(group.Heartbeat(a.id, a.incarnation, now).ok());
   }
 }
 
@@ -251,7 +251,7 @@ TEST(WorkerGroupTest, AWorkerStartedAgainTakesItsOldPlace) {
 
   Player again(&group, 0, kStart);
 
-  const absl::Status old = group.Beat(0, a.incarnation, kStart);
+  const absl::Status old = group.Heartbeat(0, a.incarnation, kStart);
   EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(old.message(), HasSubstr("worker id"));
   group.Leave(0, a.incarnation);  // Means the one that is gone.
@@ -274,7 +274,7 @@ TEST(WorkerGroupTest, WhatOneHasContributedThatComesBackStands) {
   Player a(&group, 0, kStart), b(&group, 1, kStart);
   EXPECT_TRUE(a.Arrive(kStart).ok());
   const absl::Time later = kStart + absl::Seconds(9);
-  ASSERT_TRUE(group.Beat(b.id, b.incarnation, later).ok());
+  ASSERT_TRUE(group.Heartbeat(b.id, b.incarnation, later).ok());
   group.Tick(kStart + absl::Seconds(10));
   EXPECT_EQ(group.stats().expired, 1);
 
@@ -667,7 +667,7 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
       default:
         if (it == alive.end()) break;
         Player& player = it->second;
-        if (!group.Beat(id, player.incarnation, now).ok()) {
+        if (!group.Heartbeat(id, player.incarnation, now).ok()) {
           alive.erase(it);
           break;
         }

@@ -329,9 +329,9 @@ TEST(DenseUpdates, RulesWithoutThemAreRefusedByName) {
 TEST(DenseUpdates, AdmissionAndShortRowsAreRefused) {
   TableConfig config = MakeConfig(kVariableDim, DenseOf(AdamConfig{}));
   EXPECT_TRUE(config.Validate().ok());
-  config.row_type.embeddings = FloatType::kBfloat16;
+  config.storage_dtype.embeddings = FloatType::kBfloat16;
   EXPECT_THAT(std::string(config.Validate().message()),
-              testing::HasSubstr("row_type"));
+              testing::HasSubstr("storage_dtype"));
   config = MakeConfig(kVariableDim, DenseOf(AdamConfig{}));
   config.admission.policy = MinCountAdmission{};
   EXPECT_THAT(std::string(config.Validate().message()),

@@ -126,8 +126,8 @@ TEST(RowLifeTest, NoRowDependsOnWhereKeysLie) {
         AdmissionPolicy(ProbabilityAdmission{0.3f})}) {
     TableConfig config = ConfigWith(policy);
     config.num_virtual_shards = 1;  // Each has cells of its own.
-    config.row_type = {FloatType::kFloat16, FloatType::kFloat16,
-                       Rounding::kStochastic};
+    config.storage_dtype = {FloatType::kFloat16, FloatType::kFloat16,
+                            Rounding::kStochastic};
     std::map<Key, std::vector<float>> expected;
     for (int t = 0; t < 3; ++t) {
       const auto table =

@@ -44,9 +44,9 @@ TEST(TableConfigTest, ConsistenciesHaveNames) {
                                           "bsp(mean)", "bsp(sum)"));
 }
 
-TEST(TableConfigTest, RowTypesHaveNames) {
-  EXPECT_EQ((RowTypeConfig{FloatType::kBfloat16, FloatType::kFloat16,
-                           Rounding::kNearest})
+TEST(TableConfigTest, StorageDtypesHaveNames) {
+  EXPECT_EQ((StorageDtypeConfig{FloatType::kBfloat16, FloatType::kFloat16,
+                                Rounding::kNearest})
                 .ToString(),
             "bfloat16 embeddings, float16 slots, nearest rounding");
 }
@@ -55,11 +55,11 @@ TEST(TableConfigTest, DenseTablesHaveFloat32Rows) {
   TableConfig config;
   config.name = "a";
   config.dim = 2;
-  config.row_type.slots = FloatType::kFloat16;
+  config.storage_dtype.slots = FloatType::kFloat16;
   EXPECT_TRUE(config.Validate().ok());
   config.layout = "w:2";
   EXPECT_THAT(std::string(config.Validate().message()),
-              AllOf(HasSubstr("row_type"), HasSubstr("dense table")));
+              AllOf(HasSubstr("storage_dtype"), HasSubstr("dense table")));
 }
 
 TEST(TableConfigTest, ValidateNamesTableFieldValueAndRange) {

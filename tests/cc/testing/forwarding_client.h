@@ -49,7 +49,7 @@ class ForwardingClient : public ParameterClient {
     return client_->StartPush(parts);
   }
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
-                                           AssignResult* result) override {
+                                           WriteResult* result) override {
     return client_->StartAssign(args, result);
   }
   int num_shards() const override { return client_->num_shards(); }

@@ -48,7 +48,7 @@ class ManyCalls {
   const std::vector<float>& floats(size_t part) const {
     return parts_[part]->floats;
   }
-  const PushResult& result(size_t part) const { return parts_[part]->result; }
+  const WriteResult& result(size_t part) const { return parts_[part]->result; }
 
   std::vector<PullPart> pulls;
   std::vector<PushPart> pushes;
@@ -57,7 +57,7 @@ class ManyCalls {
   struct Part {
     std::vector<Key> keys;
     std::vector<float> floats;
-    PushResult result;
+    WriteResult result;
   };
 
   Part& AddPart(std::vector<Key> keys, int dim, float value) {

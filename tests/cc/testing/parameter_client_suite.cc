@@ -78,7 +78,7 @@ TEST_P(ParameterClientSuite, PushTakesOneStepPerKeyWithDuplicatesSummed) {
   const auto result = Push("t", 2, {1, 2, 1}, {1, 2, 3, 4, 0.5f, 0.25f}, 2.0f);
 
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->updated_rows, 2);
+  EXPECT_EQ(result->num_rows, 2);
   EXPECT_THAT(Pull("t", 2, {1, 2}),
               testing::ElementsAre(10 - 2 * 1.5f, 20 - 2 * 2.25f, 30 - 2 * 3,
                                    40 - 2 * 4));
@@ -87,9 +87,9 @@ TEST_P(ParameterClientSuite, PushTakesOneStepPerKeyWithDuplicatesSummed) {
 TEST_P(ParameterClientSuite, PushOfMissingKeyIsSkippedUnlessAskedToInsert) {
   ASSERT_TRUE(client().CreateTable(Config("t", 1)).ok());
 
-  EXPECT_EQ(Push("t", 1, {8}, {1.0f}, 1.0f, false)->updated_rows, 0);
+  EXPECT_EQ(Push("t", 1, {8}, {1.0f}, 1.0f, false)->num_rows, 0);
   EXPECT_EQ(Size("t"), 0);
-  EXPECT_EQ(Push("t", 1, {8}, {1.0f}, 1.0f, true)->updated_rows, 1);
+  EXPECT_EQ(Push("t", 1, {8}, {1.0f}, 1.0f, true)->num_rows, 1);
   EXPECT_EQ(Size("t"), 1);
 }
 
@@ -212,16 +212,16 @@ TEST_P(ParameterClientSuite, ScoresStartAnewWhenTheirExportIsPublished) {
   EXPECT_EQ(base.rows.size(), 100);
   // Not published: they come again.
   EXPECT_EQ(ExportChanges(base.cursors, rule, "b").rows.size(), 100);
-  ASSERT_TRUE(client().SettleExport("t", "b", false).ok());
+  ASSERT_TRUE(client().CommitExport("t", "b", false).ok());
   EXPECT_EQ(ExportChanges(base.cursors, rule, "c").rows.size(), 100);
   for (int repetition = 0; repetition < 2; ++repetition) {
-    ASSERT_TRUE(client().SettleExport("t", "a", true).ok());
+    ASSERT_TRUE(client().CommitExport("t", "a", true).ok());
   }
   EXPECT_EQ(ExportChanges(base.cursors, rule, "d").rows.size(), 0);
   ASSERT_TRUE(Push("t", 2, {keys[5]}, {1, 1}).ok());
   EXPECT_EQ(ExportChanges(base.cursors, rule, "e").rows.size(), 1);
 
-  EXPECT_EQ(client().SettleExport("u", "a", true).code(),
+  EXPECT_EQ(client().CommitExport("u", "a", true).code(),
             absl::StatusCode::kNotFound);
   ExportChangesArgs args;
   args.table = "t";
@@ -371,7 +371,7 @@ TEST_P(ParameterClientSuite, RepeatedPushIdIsAppliedOnce) {
 
   EXPECT_FALSE(first->duplicate);
   EXPECT_TRUE(again->duplicate);
-  EXPECT_EQ(again->updated_rows, 8);
+  EXPECT_EQ(again->num_rows, 8);
   EXPECT_FALSE(next->duplicate);
   EXPECT_THAT(Pull("t", 1, keys), testing::Each(8.0f));
 }
@@ -395,7 +395,7 @@ TEST_P(ParameterClientSuite, RepeatedAssignmentIdDoesNotUndoALaterOne) {
   EXPECT_FALSE(first->duplicate);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->duplicate);
-  EXPECT_EQ(again->assigned_rows, 8);
+  EXPECT_EQ(again->num_rows, 8);
   EXPECT_THAT(Pull("t", 1, keys), testing::Each(2.0f));
 }
 
@@ -446,10 +446,10 @@ TEST_P(ParameterClientSuite, PushesToManyTablesAreEachApplied) {
   const absl::Status status = client().StartPush(calls.pushes)->Wait();
 
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(calls.result(0).updated_rows, 300);
-  EXPECT_EQ(calls.result(1).updated_rows, 300);
-  EXPECT_EQ(calls.result(2).updated_rows, 0);
-  EXPECT_EQ(calls.result(3).updated_rows, 2);
+  EXPECT_EQ(calls.result(0).num_rows, 300);
+  EXPECT_EQ(calls.result(1).num_rows, 300);
+  EXPECT_EQ(calls.result(2).num_rows, 0);
+  EXPECT_EQ(calls.result(3).num_rows, 2);
   EXPECT_THAT(Pull("a", 2, {keys[0], keys[1], keys[2]}),
               testing::ElementsAre(3.0f, 3.0f, 6.0f, 6.0f, 9.0f, 9.0f));
   EXPECT_THAT(Pull("b", 3, keys), testing::Each(8.0f));
@@ -521,9 +521,9 @@ TEST_P(ParameterClientSuite, PushesToOneTableOfOneCallAreStepsInTheirOrder) {
   const absl::Status status = client().StartPush(calls.pushes)->Wait();
 
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(calls.result(0).updated_rows, 40);
-  EXPECT_EQ(calls.result(1).updated_rows, 40);
-  EXPECT_EQ(calls.result(2).updated_rows, 1);
+  EXPECT_EQ(calls.result(0).num_rows, 40);
+  EXPECT_EQ(calls.result(1).num_rows, 40);
+  EXPECT_EQ(calls.result(2).num_rows, 1);
   ASSERT_TRUE(Push("apart", 1, keys, std::vector<float>(40, 1.0f)).ok());
   ASSERT_TRUE(Push("apart", 1, keys, std::vector<float>(40, 6.0f)).ok());
   ASSERT_TRUE(Push("apart", 1, {keys[7]}, {-2.0f}).ok());
@@ -542,9 +542,9 @@ TEST_P(ParameterClientSuite, AnIdentityTwiceInOneCallIsAppliedOnce) {
 
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_FALSE(calls.result(0).duplicate);
-  EXPECT_EQ(calls.result(0).updated_rows, 40);
+  EXPECT_EQ(calls.result(0).num_rows, 40);
   EXPECT_TRUE(calls.result(1).duplicate);
-  EXPECT_EQ(calls.result(1).updated_rows, 40);
+  EXPECT_EQ(calls.result(1).num_rows, 40);
   EXPECT_THAT(Pull("a", 1, keys), testing::Each(9.0f));
 }
 
@@ -608,7 +608,7 @@ TEST_P(ParameterClientSuite, LongPullsAndPushesOfManyTablesReachEveryRow) {
 
   seed = 0;
   for (const auto& [table, count] : sizes) {
-    EXPECT_EQ(pushes.result(seed).updated_rows, count);
+    EXPECT_EQ(pushes.result(seed).num_rows, count);
     const std::vector<float>& before = calls.floats(seed++);
     const std::vector<float> after = Pull(table, kDim, ManyKeys(count, seed));
     for (size_t i = 0; i < after.size(); ++i) {
@@ -822,13 +822,13 @@ TEST_P(ParameterClientSuite, OnlyMissingRowsAreAssignedIfAskedAndCounted) {
   const auto again = client().Assign(args);
 
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(first->assigned_rows, 60);
-  EXPECT_EQ(again->assigned_rows, 0);
+  EXPECT_EQ(first->num_rows, 60);
+  EXPECT_EQ(again->num_rows, 0);
   EXPECT_THAT(Pull("t", 2, there), testing::Each(1.0f));
   EXPECT_THAT(Pull("t", 2, {keys.begin() + 40, keys.end()}),
               testing::Each(2.0f));
   args.only_missing = false;
-  EXPECT_EQ(client().Assign(args)->assigned_rows, 100);
+  EXPECT_EQ(client().Assign(args)->num_rows, 100);
   EXPECT_THAT(Pull("t", 2, keys), testing::Each(2.0f));
 }
 
@@ -870,7 +870,7 @@ TEST_P(ParameterClientSuite, PushesToABspTableCountWhenTheirRoundIsCommitted) {
   round.next_incarnation = 3;
   const auto pushed = push(0, 0, 4.0f);
   ASSERT_TRUE(pushed.ok()) << pushed.status();
-  EXPECT_EQ(pushed->updated_rows, 0);
+  EXPECT_EQ(pushed->num_rows, 0);
   ASSERT_TRUE(push(1, 0, 8.0f).ok());
   EXPECT_THAT(Pull("t", 2, keys), testing::Each(10.0f));
 

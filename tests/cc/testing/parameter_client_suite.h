@@ -73,11 +73,11 @@ class ParameterClientSuite : public testing::TestWithParam<ClientFactory> {
     return values;
   }
 
-  absl::StatusOr<PushResult> Push(const std::string& table, int dim,
-                                  const std::vector<Key>& keys,
-                                  const std::vector<float>& gradients,
-                                  float learning_rate = 1.0f,
-                                  bool insert_missing = true, PushId id = {}) {
+  absl::StatusOr<WriteResult> Push(const std::string& table, int dim,
+                                   const std::vector<Key>& keys,
+                                   const std::vector<float>& gradients,
+                                   float learning_rate = 1.0f,
+                                   bool insert_missing = true, PushId id = {}) {
     PushArgs args;
     args.table = table;
     args.dim = dim;

@@ -133,7 +133,7 @@ std::string ComparePushManyResponse(absl::string_view bytes,
                                     MessagePieces pieces) {
   v1::PushManyResponse theirs;
   const bool accepted = Parse(bytes, &theirs);
-  std::vector<PushResult> ours;
+  std::vector<WriteResult> ours;
   const absl::Status status = ReadPushManyResponse(pieces, &ours);
   if (accepted != status.ok()) {
     return Disagree("PushManyResponse", accepted, status);
@@ -142,7 +142,7 @@ std::string ComparePushManyResponse(absl::string_view bytes,
   bool same = ours.size() == static_cast<size_t>(theirs.responses_size());
   for (size_t i = 0; same && i < ours.size(); ++i) {
     const v1::PushResponse& response = theirs.responses(static_cast<int>(i));
-    same = ours[i].updated_rows == response.updated_rows() &&
+    same = ours[i].num_rows == response.updated_rows() &&
            ours[i].duplicate == response.duplicate();
   }
   return same ? "" : "PushManyResponse: values differ";
@@ -192,13 +192,13 @@ std::string ComparePullResponse(absl::string_view bytes, MessagePieces pieces) {
 std::string ComparePushResponse(absl::string_view bytes, MessagePieces pieces) {
   v1::PushResponse theirs;
   const bool accepted = Parse(bytes, &theirs);
-  PushResult ours;
-  const absl::Status status = ReadPushResponse(pieces, &ours);
+  WriteResult ours;
+  const absl::Status status = ReadWriteResponse("PushResponse", pieces, &ours);
   if (accepted != status.ok()) {
     return Disagree("PushResponse", accepted, status);
   }
   if (!accepted) return "";
-  const bool same = ours.updated_rows == theirs.updated_rows() &&
+  const bool same = ours.num_rows == theirs.updated_rows() &&
                     ours.duplicate == theirs.duplicate();
   return same ? "" : "PushResponse: values differ";
 }
@@ -207,13 +207,14 @@ std::string CompareAssignResponse(absl::string_view bytes,
                                   MessagePieces pieces) {
   v1::AssignResponse theirs;
   const bool accepted = Parse(bytes, &theirs);
-  AssignResult ours;
-  const absl::Status status = ReadAssignResponse(pieces, &ours);
+  WriteResult ours;
+  const absl::Status status =
+      ReadWriteResponse("AssignResponse", pieces, &ours);
   if (accepted != status.ok()) {
     return Disagree("AssignResponse", accepted, status);
   }
   if (!accepted) return "";
-  const bool same = ours.assigned_rows == theirs.assigned_rows() &&
+  const bool same = ours.num_rows == theirs.assigned_rows() &&
                     ours.duplicate == theirs.duplicate();
   return same ? "" : "AssignResponse: values differ";
 }

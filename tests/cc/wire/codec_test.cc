@@ -190,12 +190,13 @@ TEST(CodecTest, ResponsesAreByteForByteThoseOfProtobuf) {
     EXPECT_EQ(num_floats, static_cast<uint64_t>(count));
     EXPECT_EQ(read, floats);
   }
-  for (const PushResult& result :
-       {PushResult{0, false}, PushResult{53248, true}, PushResult{-1, true}}) {
+  for (const WriteResult& result :
+       {WriteResult{0, false}, WriteResult{53248, true},
+        WriteResult{-1, true}}) {
     v1::PushResponse proto;
-    proto.set_updated_rows(result.updated_rows);
+    proto.set_updated_rows(result.num_rows);
     proto.set_duplicate(result.duplicate);
-    EXPECT_EQ(EncodePushResponse(result), proto.SerializeAsString());
+    EXPECT_EQ(EncodeWriteResponse(result), proto.SerializeAsString());
   }
   for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{128},
                               std::numeric_limits<int64_t>::max()}) {
@@ -203,7 +204,7 @@ TEST(CodecTest, ResponsesAreByteForByteThoseOfProtobuf) {
     proto.set_assigned_rows(count);
     for (const bool duplicate : {false, true}) {
       proto.set_duplicate(duplicate);
-      EXPECT_EQ(EncodeAssignResponse({count, duplicate}),
+      EXPECT_EQ(EncodeWriteResponse({count, duplicate}),
                 proto.SerializeAsString());
     }
   }
@@ -260,7 +261,7 @@ TEST(CodecTest, AMessageOfTooManyPartsIsRefused) {
   for (size_t i = 0; i < kMaxPartsPerMessage; ++i) bytes += Bytes({0x0a, 0});
   const auto read = [&] {
     const absl::string_view piece = bytes;
-    std::vector<PushResult> results;
+    std::vector<WriteResult> results;
     return ReadPushManyResponse({&piece, 1}, &results);
   };
   EXPECT_TRUE(read().ok());

@@ -120,7 +120,7 @@ TEST(TableConfigConversionTest, ConsistencyAndLayoutComeBackEqual) {
   }
 }
 
-TEST(TableConfigConversionTest, RowTypesComeBackEqual) {
+TEST(TableConfigConversionTest, StorageDtypesComeBackEqual) {
   constexpr FloatType kTypes[] = {FloatType::kFloat32, FloatType::kFloat16,
                                   FloatType::kBfloat16};
   for (const FloatType embeddings : kTypes) {
@@ -128,20 +128,22 @@ TEST(TableConfigConversionTest, RowTypesComeBackEqual) {
       for (const Rounding rounding :
            {Rounding::kStochastic, Rounding::kNearest}) {
         TableConfig config = Base();
-        config.row_type = {embeddings, slots, rounding};
+        config.storage_dtype = {embeddings, slots, rounding};
         ExpectToComeBack(config);
       }
     }
   }
 }
 
-TEST(TableConfigConversionTest, RowTypesOfALaterVersionAreRefusedByValidate) {
+TEST(TableConfigConversionTest,
+     StorageDtypesOfALaterVersionAreRefusedByValidate) {
   v1::TableConfig proto = ToProto(Base());
-  proto.mutable_row_type()->set_slots(
-      static_cast<v1::RowTypeConfig::FloatType>(77));
+  proto.mutable_storage_dtype()->set_slots(
+      static_cast<v1::StorageDtypeConfig::FloatType>(77));
   const absl::Status status = FromProto(proto).Validate();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("row_type"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("storage_dtype"), std::string::npos)
+      << status;
 }
 
 TEST(TableConfigConversionTest, KindsAndValuesOfALaterVersionAreNamed) {
@@ -329,7 +331,7 @@ TEST(TableConfigConversionTest, ARecordedMessageIsRead) {
   EXPECT_EQ(config.eviction.max_rows, 7u);
   EXPECT_EQ(config.eviction.order, EvictionOrder::kLfu);
   EXPECT_EQ(config.eviction.every_secs, 60.0f);
-  EXPECT_EQ(config.row_type.embeddings, FloatType::kBfloat16);
+  EXPECT_EQ(config.storage_dtype.embeddings, FloatType::kBfloat16);
   ExpectToComeBack(config);
 }
 

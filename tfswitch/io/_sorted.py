@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfswitch.interchange._layout import Layout
+from tfswitch.io._layout import Layout
 
 # A few times this much memory is in use at once.
 _RUN_BYTES = 64 << 20

@@ -12,9 +12,9 @@ sorted in a file beside it. Readers set the rows of the ids in a file
 last row stays. Both work with tables in this process and on servers.
 """
 
-from tfswitch.interchange._numpy import read_numpy, write_numpy
-from tfswitch.interchange._parquet import read_parquet, write_parquet
-from tfswitch.interchange._tfrecord import read_tfrecord, write_tfrecord
+from tfswitch.io._numpy import read_numpy, write_numpy
+from tfswitch.io._parquet import read_parquet, write_parquet
+from tfswitch.io._tfrecord import read_tfrecord, write_tfrecord
 
 __all__ = [
     "read_numpy",

@@ -1,6 +1,6 @@
 // What rows of 16 bits save and cost.
 //
-//   row_type_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--adam]
+//   storage_dtype_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--adam]
 //
 // Tables that hold the same N keys, one of float32 and one of each other row
 // type, are filled one after the other, and what becomes resident with each is
@@ -25,7 +25,7 @@ namespace {
 
 struct NamedType {
   const char* name;
-  RowTypeConfig type;
+  StorageDtypeConfig type;
 };
 
 constexpr auto kF32 = FloatType::kFloat32;
@@ -52,7 +52,7 @@ void Measure(const OptimizerConfig& optimizer, const std::string& title) {
   for (const NamedType& named : kTypes) {
     TableConfig config = MakeConfig();
     config.optimizer = optimizer;
-    config.row_type = named.type;
+    config.storage_dtype = named.type;
     PageKeeper::Get().WaitUntilIdle();
     const int64_t before = ResidentBytes();
     auto table = MakeTable(config);
@@ -96,7 +96,7 @@ int Main(int argc, char** argv) {
       title = "Adam: ";
     } else {
       fprintf(stderr,
-              "usage: row_type_bench [--keys=N] [--dim=D] [--reps=R] "
+              "usage: storage_dtype_bench [--keys=N] [--dim=D] [--reps=R] "
               "[--batch=B] [--adam]; got '%s'\n",
               argv[i]);
       return 2;

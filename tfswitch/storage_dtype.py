@@ -20,7 +20,7 @@ _MEANS_OF_SQUARES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class RowType(Policy):
+class StorageDtype(Policy):
     """The types of a row's floats: 32 bits, or 16 for half the memory.
 
     Lookups and pushes are float32 in any case. A step reads the row as float32,
@@ -56,7 +56,7 @@ class RowType(Policy):
 
     >>> table = tsw.EmbeddingTable(
     ...     "word", 16, optimizer="adagrad",
-    ...     row_type=tsw.RowType("bfloat16", slots="bfloat16"))
+    ...     storage_dtype=tsw.StorageDtype("bfloat16", slots="bfloat16"))
     >>> table.stats()["row_stride_bytes"]  # 128 in float32
     64
     """
@@ -85,45 +85,45 @@ class RowType(Policy):
             object.__setattr__(self, "rounding", "stochastic")
 
     def to_table_config(self) -> dict[str, Any]:
-        """Returns the `row_type` field of a table config."""
+        """Returns the `storage_dtype` field of a table config."""
         return {
             name: value.upper() for name, value in self.get_config().items()
         }
 
 
-_FIELDS = {field.name for field in dataclasses.fields(RowType)}
+_FIELDS = {field.name for field in dataclasses.fields(StorageDtype)}
 
 
-def get(identifier: Any) -> RowType:
-    """Returns the row type that a user means.
+def get(identifier: Any) -> StorageDtype:
+    """Returns the storage dtype that a user means.
 
     Args:
-        identifier: A `RowType`; the type of the embeddings, with float32 slots;
-            a config that its `get_config` or `to_config` returned; or None for
-            float32.
+        identifier: A `StorageDtype`; the type of the embeddings, with float32
+            slots; a config that its `get_config` or `to_config` returned; or
+            None for float32.
 
     Raises:
         ValueError: If it is something else.
     """
-    if isinstance(identifier, RowType):
+    if isinstance(identifier, StorageDtype):
         return identifier
     if identifier is None:
-        return RowType()
+        return StorageDtype()
     if isinstance(identifier, Mapping):
         config = identifier.get("config", identifier)
         if isinstance(config, Mapping) and config.keys() <= _FIELDS:
-            return RowType.from_config(config)
+            return StorageDtype.from_config(config)
     name = getattr(identifier, "name", identifier)  # tf.bfloat16
     if isinstance(name, str) and name in _TYPES:
-        return RowType(name)
+        return StorageDtype(name)
     raise ValueError(
-        '`row_type` must be a tfswitch.RowType, or "float32", "float16" or '
-        f'"bfloat16". Received: row_type={identifier!r}'
+        '`storage_dtype` must be a tfswitch.StorageDtype, or "float32", '
+        f'"float16" or "bfloat16". Received: storage_dtype={identifier!r}'
     )
 
 
 def warn_of_slots(
-    owner: str, row_type: RowType, optimizer: optimizers_lib.Optimizer
+    owner: str, storage_dtype: StorageDtype, optimizer: optimizers_lib.Optimizer
 ) -> None:
     """Warns if an optimizer's slots do not do in the type that they have."""
     rules = (
@@ -134,11 +134,11 @@ def warn_of_slots(
     for rule in rules:
         name = type(rule).__name__
         problem = ""
-        if row_type.slots == "float16" and _has_mean_of_squares(rule):
+        if storage_dtype.slots == "float16" and _has_mean_of_squares(rule):
             problem = f"the mean of squared gradients of {name} underflows"
             remedy = 'slots="bfloat16" or "float32"'
         if (
-            row_type.slots != "float32"
+            storage_dtype.slots != "float32"
             and isinstance(rule, optimizers_lib.RMSprop)
             and rule.centered
         ):
@@ -149,9 +149,9 @@ def warn_of_slots(
             remedy = 'slots="float32"'
         if problem:
             warnings.warn(
-                f"{owner}: {problem} in {row_type.slots} slots, and steps "
-                f"become far too long. Make the row type with {remedy}.",
-                stacklevel=4,
+                f"{owner}: {problem} in {storage_dtype.slots} slots, and steps "
+                f"become far too long. Make the storage dtype with {remedy}.",
+                stacklevel=5,
             )
             return
 

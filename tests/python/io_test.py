@@ -24,7 +24,7 @@ import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.support import examples
 from tfswitch import _rows
-from tfswitch.interchange import (
+from tfswitch.io import (
     _layout,
     _sorted,
     read_numpy,
@@ -268,7 +268,7 @@ def test_of_repeated_ids_the_last_row_stays(cluster, tmp_path, monkeypatch):
 
 def test_rows_of_16_bits_are_rounded(embedded, tmp_path):
     np.savez(tmp_path / "rows", ids=[1], values=[[1.001, 3.0]])
-    table = make_table(row_type="bfloat16")
+    table = make_table(storage_dtype="bfloat16")
 
     read_numpy(table, tmp_path / "rows.npz")
 

@@ -13,9 +13,9 @@ from typing import cast
 import numpy as np
 
 from tfswitch._rows import Rows, rows_per_call
-from tfswitch.interchange._files import published
-from tfswitch.interchange._layout import Layout, Source
-from tfswitch.interchange._sorted import SortedRows
+from tfswitch.io._files import published
+from tfswitch.io._layout import Layout, Source
+from tfswitch.io._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
 
 
@@ -47,7 +47,7 @@ def write_numpy(
 
     Example:
 
-    >>> tsw.interchange.write_numpy(table, "user.npz")
+    >>> tsw.io.write_numpy(table, "user.npz")
     3
     >>> np.load("user.npz")["values"].shape
     (3, 8)
@@ -111,7 +111,7 @@ def read_numpy(
     Example:
 
     >>> np.savez("user.npz", ids=[7, 9], values=np.ones((2, 8)))
-    >>> tsw.interchange.read_numpy(table, "user.npz")
+    >>> tsw.io.read_numpy(table, "user.npz")
     2
     """
     layout = Layout("array", table, slots=slots)

@@ -1,7 +1,7 @@
 // Gradients that wait for their round to close.
 
-#ifndef TFSWITCH_CC_SHARD_ROUND_STAGE_H_
-#define TFSWITCH_CC_SHARD_ROUND_STAGE_H_
+#ifndef TFSWITCH_CC_SHARD_GRADIENT_ACCUMULATOR_H_
+#define TFSWITCH_CC_SHARD_GRADIENT_ACCUMULATOR_H_
 
 #include <cstdint>
 #include <limits>
@@ -68,12 +68,12 @@ uint64_t NewerInstanceOf(const absl::Status& status);
 // steps before those of the round, and those of workers that have gone.
 //
 // Thread-safe. Groups do not wait for each other.
-class RoundStage {
+class GradientAccumulator {
  public:
   // How often a step may push to one table.
   static constexpr size_t kMaxPushesPerStep = 1024;
 
-  explicit RoundStage(
+  explicit GradientAccumulator(
       uint64_t max_groups = std::numeric_limits<uint64_t>::max())
       : max_groups_(max_groups) {}
 
@@ -147,4 +147,4 @@ class RoundStage {
 
 }  // namespace tfswitch
 
-#endif  // TFSWITCH_CC_SHARD_ROUND_STAGE_H_
+#endif  // TFSWITCH_CC_SHARD_GRADIENT_ACCUMULATOR_H_

@@ -1,4 +1,4 @@
-#include "cc/shard/round_stage.h"
+#include "cc/shard/gradient_accumulator.h"
 
 #include <algorithm>
 #include <atomic>
@@ -82,7 +82,7 @@ Round BeginningOf(uint64_t instance) {
 // table t, total weight 6, and each push as weight*[keys](gradients).
 class Committer {
  public:
-  explicit Committer(RoundStage* stage) : stage_(stage) {}
+  explicit Committer(GradientAccumulator* stage) : stage_(stage) {}
 
   absl::StatusOr<int64_t> Commit(const Round& round,
                                  const std::string& group = "g") {
@@ -106,12 +106,12 @@ class Committer {
   const std::vector<std::string>& applied() const { return applied_; }
 
  private:
-  RoundStage* const stage_;
+  GradientAccumulator* const stage_;
   std::vector<std::string> applied_;
 };
 
-TEST(RoundStageTest, AGroupTooManyIsRefusedAndNamed) {
-  RoundStage stage(1);
+TEST(GradientAccumulatorTest, AGroupTooManyIsRefusedAndNamed) {
+  GradientAccumulator stage(1);
   ASSERT_TRUE(stage.Add(StepOf(0, 0, "g"), "t", PushOf(1.0f)).ok());
 
   const absl::Status status = stage.Add(StepOf(0, 0, "h"), "t", PushOf(1.0f));
@@ -122,8 +122,8 @@ TEST(RoundStageTest, AGroupTooManyIsRefusedAndNamed) {
   EXPECT_TRUE(stage.Add(StepOf(1, 0, "g"), "t", PushOf(1.0f)).ok());
 }
 
-TEST(RoundStageTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(0.5f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(0.25f)).ok());
@@ -141,7 +141,7 @@ TEST(RoundStageTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
   EXPECT_THAT(committer.applied(), IsEmpty());
 }
 
-TEST(RoundStageTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
+TEST(GradientAccumulatorTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
   struct Arrival {
     StepTag step;
     std::string table;
@@ -159,7 +159,7 @@ TEST(RoundStageTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
   std::vector<size_t> order = {0, 1, 2, 3, 4, 5};
   std::vector<std::string> expected;
   do {
-    RoundStage stage;
+    GradientAccumulator stage;
     Committer committer(&stage);
     for (const size_t i : order) {
       const Arrival& arrival = arrivals[i];
@@ -178,8 +178,8 @@ TEST(RoundStageTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(RoundStageTest, TwoStepsOfOneWorkerInARoundGoByClock) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, TwoStepsOfOneWorkerInARoundGoByClock) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 6), "t", PushOf(6.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(0, 5), "t", PushOf(5.0f)).ok());
@@ -187,16 +187,16 @@ TEST(RoundStageTest, TwoStepsOfOneWorkerInARoundGoByClock) {
   EXPECT_THAT(committer.applied(), ElementsAre("t/3: 1*[1](5) 2*[1](6)"));
 }
 
-TEST(RoundStageTest, AStepThatPushedNothingStillWeighs) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, AStepThatPushedNothingStillWeighs) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}, {1, 0}})).ok());
   EXPECT_THAT(committer.applied(), ElementsAre("t/3: 2*[1](1)"));
 }
 
-TEST(RoundStageTest, AStepOfWeightZeroCountsForNothing) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, AStepOfWeightZeroCountsForNothing) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(2.0f)).ok());
@@ -209,8 +209,8 @@ TEST(RoundStageTest, AStepOfWeightZeroCountsForNothing) {
   EXPECT_EQ(stage.num_staged_steps(), 0);
 }
 
-TEST(RoundStageTest, MissingRoundsAreReportedAndComeFirst) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, MissingRoundsAreReportedAndComeFirst) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   for (int64_t clock = 0; clock < 4; ++clock) {
     ASSERT_TRUE(stage.Add(StepOf(0, clock), "t", PushOf(1.0f)).ok());
@@ -227,8 +227,8 @@ TEST(RoundStageTest, MissingRoundsAreReportedAndComeFirst) {
   }
 }
 
-TEST(RoundStageTest, AServerThatKnowsNoRoundTakesUpTheOneThatIsThere) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, AServerThatKnowsNoRoundTakesUpTheOneThatIsThere) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 17), "t", PushOf(1.0f)).ok());
   Round round = RoundOf(17, {{0, 17}});
@@ -238,9 +238,9 @@ TEST(RoundStageTest, AServerThatKnowsNoRoundTakesUpTheOneThatIsThere) {
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
 }
 
-TEST(RoundStageTest, TheFirstRoundThatComesNeedNotBeTheFirst) {
+TEST(GradientAccumulatorTest, TheFirstRoundThatComesNeedNotBeTheFirst) {
   // Who contributed to round 1 was quicker than those of round 0.
-  RoundStage stage;
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(2.0f)).ok());
@@ -255,8 +255,8 @@ TEST(RoundStageTest, TheFirstRoundThatComesNeedNotBeTheFirst) {
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](2)"));
 }
 
-TEST(RoundStageTest, APushAtAClosedClockIsRefusedWithWorkerAndClock) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, APushAtAClosedClockIsRefusedWithWorkerAndClock) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(4, 7), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(committer.Commit(RoundOf(0, {{4, 7}})).ok());
@@ -272,8 +272,8 @@ TEST(RoundStageTest, APushAtAClosedClockIsRefusedWithWorkerAndClock) {
   EXPECT_TRUE(stage.Add(StepOf(4, 8), "t", PushOf(1.0f)).ok());
 }
 
-TEST(RoundStageTest, AStepThatCameTooLateForItsRoundIsGivenUp) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, AStepThatCameTooLateForItsRoundIsGivenUp) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 3), "t", PushOf(3.0f)).ok());  // Dropped.
   ASSERT_TRUE(stage.Add(StepOf(0, 4), "t", PushOf(4.0f)).ok());
@@ -285,8 +285,8 @@ TEST(RoundStageTest, AStepThatCameTooLateForItsRoundIsGivenUp) {
   EXPECT_EQ(stage.num_staged_steps(), 1);
 }
 
-TEST(RoundStageTest, StepsOfWorkersThatHaveGoneAreGivenUp) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, StepsOfWorkersThatHaveGoneAreGivenUp) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   const StepTag newcomer = StepOf(50, 0);  // Joined after the round closed.
   for (const StepTag& step : {StepOf(0, 0), StepOf(3, 0), newcomer}) {
@@ -306,8 +306,8 @@ TEST(RoundStageTest, StepsOfWorkersThatHaveGoneAreGivenUp) {
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
 }
 
-TEST(RoundStageTest, OneThatIsThereAndDidNotContributeKeepsItsStep) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, OneThatIsThereAndDidNotContributeKeepsItsStep) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(3, 0), "t", PushOf(1.0f)).ok());
   Round round = RoundOf(0, {{0, 0}});
@@ -316,8 +316,8 @@ TEST(RoundStageTest, OneThatIsThereAndDidNotContributeKeepsItsStep) {
   EXPECT_EQ(stage.num_staged_steps(), 1);
 }
 
-TEST(RoundStageTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   for (int64_t number = 0; number < 3; ++number) {
     ASSERT_TRUE(committer.Commit(RoundOf(number, {{0, number}})).ok());
@@ -351,8 +351,8 @@ TEST(RoundStageTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
   EXPECT_EQ(committer.Commit(BeginningOf(1000)).value(), 1);
 }
 
-TEST(RoundStageTest, AGroupThatIsOlderThanTheOneKnownIsToldSo) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, AGroupThatIsOlderThanTheOneKnownIsToldSo) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}})).ok());
 
@@ -372,9 +372,9 @@ TEST(RoundStageTest, AGroupThatIsOlderThanTheOneKnownIsToldSo) {
   EXPECT_EQ(stage.num_staged_steps(), 1);
 }
 
-TEST(RoundStageTest, ALateRoundIsRefusedThoughItsInstanceIsGreater) {
+TEST(GradientAccumulatorTest, ALateRoundIsRefusedThoughItsInstanceIsGreater) {
   // This server was started again as well, and remembers no other group.
-  RoundStage stage;
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(committer.Commit(BeginningOf(kInstance)).ok());
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
@@ -389,8 +389,8 @@ TEST(RoundStageTest, ALateRoundIsRefusedThoughItsInstanceIsGreater) {
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
 }
 
-TEST(RoundStageTest, AllWorkersOfARoundGetItsFirstError) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, AllWorkersOfARoundGetItsFirstError) {
+  GradientAccumulator stage;
   for (const char* table : {"a", "b", "c"}) {
     ASSERT_TRUE(stage.Add(StepOf(0, 0), table, PushOf(1.0f)).ok());
   }
@@ -414,8 +414,8 @@ TEST(RoundStageTest, AllWorkersOfARoundGetItsFirstError) {
   EXPECT_EQ(stage.Commit("g", round, fail).value(), 1);
 }
 
-TEST(RoundStageTest, GroupsDoNotDisturbEachOther) {
-  RoundStage stage;
+TEST(GradientAccumulatorTest, GroupsDoNotDisturbEachOther) {
+  GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 0, "g"), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(0, 0, "h"), "t", PushOf(2.0f)).ok());
@@ -453,10 +453,10 @@ class Barrier {
   int64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-TEST(RoundStageTest, ManyThreadsAddAndCommit) {
+TEST(GradientAccumulatorTest, ManyThreadsAddAndCommit) {
   constexpr uint32_t kWorkers = 4;
   constexpr int64_t kRounds = 200;
-  RoundStage stage;
+  GradientAccumulator stage;
   // Of two groups, for which the same threads work in turn.
   const std::string groups[] = {"g", "h"};
   Barrier barrier(kWorkers);

@@ -8,7 +8,7 @@
 // tables have taken theirs. Its error is kept and marked, so that a repetition
 // gets it too and the worker knows that the round is over.
 
-#include "cc/shard/round_stage.h"
+#include "cc/shard/gradient_accumulator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -70,7 +70,7 @@ uint64_t NewerInstanceOf(const absl::Status& status) {
   return instance;
 }
 
-absl::StatusOr<RoundStage::Group*> RoundStage::FindGroup(
+absl::StatusOr<GradientAccumulator::Group*> GradientAccumulator::FindGroup(
     const std::string& name) {
   MutexLock lock(&mutex_);
   const auto it = groups_.find(name);
@@ -83,8 +83,9 @@ absl::StatusOr<RoundStage::Group*> RoundStage::FindGroup(
   return groups_.emplace(name, std::make_unique<Group>()).first->second.get();
 }
 
-absl::Status RoundStage::Add(const StepTag& tag, const std::string& table,
-                             StagedPush push) {
+absl::Status GradientAccumulator::Add(const StepTag& tag,
+                                      const std::string& table,
+                                      StagedPush push) {
   TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(tag.group));
   MutexLock lock(&group->mutex);
   if (const auto closed = group->closed_clocks.find(tag.incarnation);
@@ -108,8 +109,9 @@ absl::Status RoundStage::Add(const StepTag& tag, const std::string& table,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
-                                           const Round& round, Apply apply) {
+absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
+                                                    const Round& round,
+                                                    Apply apply) {
   TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(name));
   MutexLock lock(&group->mutex);
   const bool is_new = round.group_instance > group->instance;
@@ -170,7 +172,7 @@ absl::StatusOr<int64_t> RoundStage::Commit(const std::string& name,
   return round.number;
 }
 
-void RoundStage::Group::GiveUp(const Round& round) {
+void GradientAccumulator::Group::GiveUp(const Round& round) {
   for (const Contribution& each : round.contributions) {
     int64_t& closed = closed_clocks[each.incarnation];
     closed = std::max(closed, each.clock);
@@ -190,7 +192,7 @@ void RoundStage::Group::GiveUp(const Round& round) {
   }
 }
 
-void RoundStage::DropTable(const std::string& table) {
+void GradientAccumulator::DropTable(const std::string& table) {
   MutexLock lock(&mutex_);
   for (const auto& [name, group] : groups_) {
     MutexLock group_lock(&group->mutex);
@@ -198,7 +200,7 @@ void RoundStage::DropTable(const std::string& table) {
   }
 }
 
-int64_t RoundStage::num_staged_steps() {
+int64_t GradientAccumulator::num_staged_steps() {
   MutexLock lock(&mutex_);
   int64_t count = 0;
   for (const auto& [name, group] : groups_) {

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
-from tfswitch import row_type
+from tfswitch import storage_dtype
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def make_table(of_rows, **kwargs):
     kwargs.setdefault("optimizer", tsw.optimizers.Adagrad(0.5))
     kwargs.setdefault("seed", 0)
     name = kwargs.pop("name", "word")
-    return tsw.EmbeddingTable(name, 5, row_type=of_rows, **kwargs)
+    return tsw.EmbeddingTable(name, 5, storage_dtype=of_rows, **kwargs)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -47,7 +47,7 @@ def test_rows_are_those_of_float32_rounded_to_nearest(cluster, dtype):
     ("dtype", "slots"), [("float16", "float32"), ("bfloat16", "bfloat16")]
 )
 def test_training_follows_float32_within_the_last_bits(cluster, dtype, slots):
-    table = make_table(tsw.RowType(dtype, slots=slots))
+    table = make_table(tsw.StorageDtype(dtype, slots=slots))
     full = tsw.EmbeddingTable(
         "full", 5, optimizer=tsw.optimizers.Adagrad(0.5), seed=0
     )
@@ -72,7 +72,7 @@ def test_a_checkpoint_brings_the_same_rows_back_and_other_types_take_them(
     make_cluster, tmp_path
 ):
     cluster = make_cluster(2)
-    halves = tsw.RowType("bfloat16", slots="float16")
+    halves = tsw.StorageDtype("bfloat16", slots="float16")
     table = make_table(halves, cluster=cluster)
     ids = np.arange(300)
     table.push(ids, np.full((300, 5), 0.3, np.float32))
@@ -97,20 +97,20 @@ def test_a_checkpoint_brings_the_same_rows_back_and_other_types_take_them(
 def test_stats_show_the_memory_of_a_row(cluster):
     def stride(name, of_rows):
         table = tsw.EmbeddingTable(
-            name, 16, row_type=of_rows, optimizer="adagrad"
+            name, 16, storage_dtype=of_rows, optimizer="adagrad"
         )
         return table.stats()["row_stride_bytes"]
 
     assert stride("full", None) == 128
     assert stride("half", "bfloat16") == 96
-    assert stride("halves", tsw.RowType("float16", slots="bfloat16")) == 64
+    assert stride("halves", tsw.StorageDtype("float16", slots="bfloat16")) == 64
 
 
-def test_a_table_of_another_row_type_is_refused(cluster):
+def test_a_table_of_another_storage_dtype_is_refused(cluster):
     make_table("bfloat16")
     with pytest.raises(
         ValueError,
-        match=r"row_type .bfloat16 embeddings, float32 slots, stochastic "
+        match=r"storage_dtype .bfloat16 embeddings, float32 slots, stochastic "
         r"rounding here, float16 embeddings",
     ):
         make_table("float16")
@@ -124,16 +124,16 @@ def test_a_table_of_another_row_type_is_refused(cluster):
         ({"rounding": "up"}, "`rounding` must be one of .*'up'"),
     ],
 )
-def test_impossible_row_types_are_named(arguments, message):
+def test_impossible_storage_dtypes_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        tsw.RowType(**arguments)
+        tsw.StorageDtype(**arguments)
 
 
-def test_what_is_no_row_type_is_refused():
-    with pytest.raises(ValueError, match=r"`row_type` must be .*int8"):
+def test_what_is_no_storage_dtype_is_refused():
+    with pytest.raises(ValueError, match=r"`storage_dtype` must be .*int8"):
         make_table("int8")
     with pytest.raises(
-        ValueError, match="what is kept in memory is `row_type`"
+        ValueError, match="what is kept in memory is `storage_dtype`"
     ):
         tsw.EmbeddingTable("word", 5, dtype="bfloat16")
 
@@ -141,7 +141,7 @@ def test_what_is_no_row_type_is_refused():
 def test_a_layer_trains_saves_and_loads_16_bit_rows(embedded, tmp_path):
     layer = tsw.keras.DynamicEmbedding(
         8,
-        row_type=tsw.RowType("bfloat16", slots="bfloat16"),
+        storage_dtype=tsw.StorageDtype("bfloat16", slots="bfloat16"),
         optimizer=tsw.optimizers.Adagrad(0.1),
         combiner="sum",
         name="word",
@@ -152,26 +152,26 @@ def test_a_layer_trains_saves_and_loads_16_bit_rows(embedded, tmp_path):
     model.compile("sgd", "mse")
     ids = np.arange(64).reshape(32, 2)
     model.fit(ids, np.ones((32, 1)), epochs=2, verbose=0)
-    assert layer.table.row_type.slots == "bfloat16"
+    assert layer.table.storage_dtype.slots == "bfloat16"
     assert layer.table.stats()["row_stride_bytes"] == 32
     model.save(tmp_path / "model.keras")
 
     loaded = keras.models.load_model(tmp_path / "model.keras")
 
-    assert loaded.layers[0].table.row_type == layer.table.row_type
+    assert loaded.layers[0].table.storage_dtype == layer.table.storage_dtype
     np.testing.assert_array_equal(
         loaded.predict(ids, verbose=0), model.predict(ids, verbose=0)
     )
 
 
-def test_a_layer_of_another_table_cannot_have_a_row_type(embedded):
+def test_a_layer_of_another_table_cannot_have_a_storage_dtype(embedded):
     table = make_table("float16")
-    with pytest.raises(ValueError, match="`row_type` belongs to table 'word'"):
-        tsw.keras.DynamicEmbedding(5, table=table, row_type="bfloat16")
+    with pytest.raises(ValueError, match="`storage_dtype` belongs to"):
+        tsw.keras.DynamicEmbedding(5, table=table, storage_dtype="bfloat16")
     assert (
-        tsw.keras.DynamicEmbedding(5, table=table).get_config()["row_type"][
-            "embeddings"
-        ]
+        tsw.keras.DynamicEmbedding(5, table=table).get_config()[
+            "storage_dtype"
+        ]["embeddings"]
         == "float16"
     )
 
@@ -218,7 +218,7 @@ def test_slots_that_are_too_short_for_the_optimizer_are_warned_of(
     with pytest.warns(
         UserWarning, match=rf"table 'word': .*{message}"
     ) as caught:
-        make_table(tsw.RowType(*of_rows), optimizer=optimizer)
+        make_table(tsw.StorageDtype(*of_rows), optimizer=optimizer)
     assert caught[0].filename == __file__
 
 
@@ -234,18 +234,18 @@ def test_slots_that_are_too_short_for_the_optimizer_are_warned_of(
 def test_other_slots_are_not_warned_of(embedded, of_rows, optimizer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_table(tsw.RowType(*of_rows), optimizer=optimizer)
+        make_table(tsw.StorageDtype(*of_rows), optimizer=optimizer)
 
 
-def test_a_row_type_is_made_of_what_users_have(embedded):
-    half = tsw.RowType("bfloat16", slots="float16")
-    assert tsw.RowType(tf.bfloat16, np.dtype("float16")) == half
-    assert row_type.get(half.get_config()) == half
-    assert row_type.get(half.to_config()) == half
-    assert row_type.get(tf.float16) == tsw.RowType("float16")
-    assert tsw.RowType(rounding="nearest") == tsw.RowType()
+def test_a_storage_dtype_is_made_of_what_users_have(embedded):
+    half = tsw.StorageDtype("bfloat16", slots="float16")
+    assert tsw.StorageDtype(tf.bfloat16, np.dtype("float16")) == half
+    assert storage_dtype.get(half.get_config()) == half
+    assert storage_dtype.get(half.to_config()) == half
+    assert storage_dtype.get(tf.float16) == tsw.StorageDtype("float16")
+    assert tsw.StorageDtype(rounding="nearest") == tsw.StorageDtype()
     make_table(None)
-    make_table(tsw.RowType(rounding="nearest"))  # The same table.
+    make_table(tsw.StorageDtype(rounding="nearest"))  # The same table.
     for wrong in ({"foo": 1}, np.float16, ["float16"]):
-        with pytest.raises(ValueError, match="`row_type` must be"):
-            row_type.get(wrong)
+        with pytest.raises(ValueError, match="`storage_dtype` must be"):
+            storage_dtype.get(wrong)

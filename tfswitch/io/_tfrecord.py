@@ -12,9 +12,9 @@ import tensorflow as tf
 from google.protobuf import message as protobuf
 
 from tfswitch._rows import Rows, rows_per_call
-from tfswitch.interchange._files import Paths, find_files, published
-from tfswitch.interchange._layout import Layout, Source
-from tfswitch.interchange._sorted import Batch, SortedRows
+from tfswitch.io._files import Paths, find_files, published
+from tfswitch.io._layout import Layout, Source
+from tfswitch.io._sorted import Batch, SortedRows
 from tfswitch.table import EmbeddingTable
 
 # A record of 4,096 floats with slots has about 50 kB.
@@ -56,7 +56,7 @@ def write_tfrecord(
 
     Example:
 
-    >>> tsw.interchange.write_tfrecord(table, "user.tfrecord")
+    >>> tsw.io.write_tfrecord(table, "user.tfrecord")
     3
     """
     layout = Layout(
@@ -125,7 +125,7 @@ def read_tfrecord(
 
     Example:
 
-    >>> tsw.interchange.read_tfrecord(
+    >>> tsw.io.read_tfrecord(
     ...     table, "user-*.tfrecord.gz", compression="gzip")
     1500000
     """

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfswitch._rows import Rows, rows_per_call
-from tfswitch.interchange._files import Paths, find_files, published
-from tfswitch.interchange._layout import Layout, Source
-from tfswitch.interchange._sorted import SortedRows
+from tfswitch.io._files import Paths, find_files, published
+from tfswitch.io._layout import Layout, Source
+from tfswitch.io._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
 
 # The key of the schema's metadata that names the table of the rows.
@@ -60,7 +60,7 @@ def write_parquet(
 
     Example:
 
-    >>> tsw.interchange.write_parquet(table, "user.parquet")
+    >>> tsw.io.write_parquet(table, "user.parquet")
     3
     >>> pandas.read_parquet("user.parquet").columns.tolist()
     ['id', 'embedding']
@@ -160,7 +160,7 @@ def read_parquet(
 
     Example:
 
-    >>> tsw.interchange.read_parquet(
+    >>> tsw.io.read_parquet(
     ...     table, "exports/", id_column="user_id", embedding_column="vector")
     1500000
     """

@@ -1,12 +1,12 @@
-"""What rows of 16 bits do to a model: AUC of DeepFM with each row type.
+"""What rows of 16 bits do to a model: AUC of DeepFM with each storage dtype.
 
 Trains the DeepFM of examples/deepfm_movielens.py on MovieLens latest-small with
 each type of row, and prints the validation AUC and the bytes of a row. With a
 seed all types start from the same values, but for rounding, and see the ratings
-in the same order. Row types take turns; medians over the seeds are given, and
-the median of the difference to float32 with the same seed.
+in the same order. Storage dtypes take turns; medians over the seeds are given,
+and the median of the difference to float32 with the same seed.
 
-    python benchmarks/row_type_auc.py --optimizer=adam --seeds=5
+    python benchmarks/storage_dtype_auc.py --optimizer=adam --seeds=5
 
 `--epochs`, `--batch_size`, `--data` and `--max_ratings` are the example's.
 """
@@ -39,20 +39,24 @@ OPTIMIZERS = {
     "adam": tsw.optimizers.Adam(0.003),
 }
 ROW_TYPES = {
-    "float32": tsw.RowType(),
-    "bfloat16 + float32": tsw.RowType("bfloat16"),
-    "bfloat16 + float32, nearest": tsw.RowType("bfloat16", rounding="nearest"),
-    "float16 + float32": tsw.RowType("float16"),
-    "bfloat16 + bfloat16": tsw.RowType("bfloat16", slots="bfloat16"),
-    "bfloat16 + bfloat16, nearest": tsw.RowType(
+    "float32": tsw.StorageDtype(),
+    "bfloat16 + float32": tsw.StorageDtype("bfloat16"),
+    "bfloat16 + float32, nearest": tsw.StorageDtype(
+        "bfloat16", rounding="nearest"
+    ),
+    "float16 + float32": tsw.StorageDtype("float16"),
+    "bfloat16 + bfloat16": tsw.StorageDtype("bfloat16", slots="bfloat16"),
+    "bfloat16 + bfloat16, nearest": tsw.StorageDtype(
         "bfloat16", slots="bfloat16", rounding="nearest"
     ),
-    "float16 + bfloat16": tsw.RowType("float16", slots="bfloat16"),
-    "float16 + float16": tsw.RowType("float16", slots="float16"),
+    "float16 + bfloat16": tsw.StorageDtype("float16", slots="bfloat16"),
+    "float16 + float16": tsw.StorageDtype("float16", slots="float16"),
 }
 
 
-def train(data: tuple, row_type: tsw.RowType, seed: int) -> tuple[float, int]:
+def train(
+    data: tuple, storage_dtype: tsw.StorageDtype, seed: int
+) -> tuple[float, int]:
     """Returns the AUC of the last epoch, and the bytes of a row."""
     train_x, train_y, valid_x, valid_y = data
     keras.utils.set_random_seed(seed)
@@ -67,7 +71,7 @@ def train(data: tuple, row_type: tsw.RowType, seed: int) -> tuple[float, int]:
                 combiner="mean",
                 mask_zero=True,
                 seed=seed,
-                row_type=row_type,
+                storage_dtype=storage_dtype,
             )
         )
         return layers[-1](ids)
@@ -92,8 +96,8 @@ def main(argv: list[str]) -> None:
     aucs: dict[str, list[float]] = {name: [] for name in ROW_TYPES}
     stride = {}
     for seed in range(1, 1 + _SEEDS.value):
-        for name, row_type in ROW_TYPES.items():
-            auc, stride[name] = train(data, row_type, seed)
+        for name, storage_dtype in ROW_TYPES.items():
+            auc, stride[name] = train(data, storage_dtype, seed)
             aucs[name].append(auc)
             print(f"seed {seed}, {name}: AUC {auc:.4f}", flush=True)
     print(f"\n{_OPTIMIZER.value}, embeddings + slots: bytes of a row, AUC")

@@ -41,7 +41,7 @@ TableConfig TypedConfig(int dim, FloatType embeddings, FloatType slots,
                         Rounding rounding,
                         OptimizerConfig optimizer = AdagradConfig{}) {
   TableConfig config = MakeConfig(dim, optimizer);
-  config.row_type = {embeddings, slots, rounding};
+  config.storage_dtype = {embeddings, slots, rounding};
   return config;
 }
 
@@ -64,14 +64,14 @@ std::map<Key, std::vector<float>> RowsOf(const EmbeddingTable& table) {
   return rows;
 }
 
-class RowTypeTest
+class StorageDtypeTest
     : public ::testing::TestWithParam<std::tuple<FloatType, FloatType>> {
  protected:
   FloatType embeddings() const { return std::get<0>(GetParam()); }
   FloatType slots() const { return std::get<1>(GetParam()); }
 };
 
-TEST_P(RowTypeTest, StepsAreThoseOfFloatsRoundedToNearestForEachDim) {
+TEST_P(StorageDtypeTest, StepsAreThoseOfFloatsRoundedToNearestForEachDim) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
   for (int dim = 1; dim <= 67; ++dim) {
@@ -138,7 +138,7 @@ TEST_P(RowTypeTest, StepsAreThoseOfFloatsRoundedToNearestForEachDim) {
   }
 }
 
-TEST_P(RowTypeTest, PushBeforeTheFirstLookupIsPushAfterIt) {
+TEST_P(StorageDtypeTest, PushBeforeTheFirstLookupIsPushAfterIt) {
   const TableConfig config =
       TypedConfig(5, embeddings(), slots(), Rounding::kStochastic);
   auto read_first = MakeTable(config);
@@ -153,7 +153,7 @@ TEST_P(RowTypeTest, PushBeforeTheFirstLookupIsPushAfterIt) {
   EXPECT_EQ(FindAll(*read_first, keys), FindAll(*pushed_first, keys));
 }
 
-TEST_P(RowTypeTest, NumberedStepsAreRoundedTheSameWayInAnyOrderOfKeys) {
+TEST_P(StorageDtypeTest, NumberedStepsAreRoundedTheSameWayInAnyOrderOfKeys) {
   const TableConfig config =
       TypedConfig(7, embeddings(), slots(), Rounding::kStochastic);
   auto forward = MakeTable(config);
@@ -181,7 +181,7 @@ TEST_P(RowTypeTest, NumberedStepsAreRoundedTheSameWayInAnyOrderOfKeys) {
   EXPECT_EQ(FindAll(*forward, keys), FindAll(*backward, keys));
 }
 
-TEST_P(RowTypeTest, RowsThatAreExportedAndAssignedAreTheSame) {
+TEST_P(StorageDtypeTest, RowsThatAreExportedAndAssignedAreTheSame) {
   TableConfig config = TypedConfig(9, embeddings(), slots(),
                                    Rounding::kStochastic, AdamConfig{});
   config.statistics.kind = StatisticsKind::kShowClick;
@@ -206,7 +206,7 @@ TEST_P(RowTypeTest, RowsThatAreExportedAndAssignedAreTheSame) {
   EXPECT_EQ(RowsOf(*copy), RowsOf(*table));
 }
 
-TEST_P(RowTypeTest, RowsAreFoundAfterAShrinkHasMovedThem) {
+TEST_P(StorageDtypeTest, RowsAreFoundAfterAShrinkHasMovedThem) {
   TableConfig config =
       TypedConfig(64, embeddings(), slots(), Rounding::kNearest);
   config.statistics.kind = StatisticsKind::kUsage;
@@ -253,7 +253,7 @@ TEST_P(RowTypeTest, RowsAreFoundAfterAShrinkHasMovedThem) {
 }
 
 std::string NameOfTypes(
-    const ::testing::TestParamInfo<RowTypeTest::ParamType>& info) {
+    const ::testing::TestParamInfo<StorageDtypeTest::ParamType>& info) {
   const auto name = [](FloatType type) {
     switch (type) {
       case FloatType::kFloat32:
@@ -270,7 +270,7 @@ std::string NameOfTypes(
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Types, RowTypeTest,
+    Types, StorageDtypeTest,
     ::testing::Values(std::tuple(FloatType::kFloat16, FloatType::kFloat32),
                       std::tuple(FloatType::kFloat16, FloatType::kFloat16),
                       std::tuple(FloatType::kBfloat16, FloatType::kFloat32),
@@ -302,7 +302,7 @@ TEST(RowCodecTest, PartsOfARowDrawApart) {
   TableConfig config =
       TypedConfig(64, FloatType::kBfloat16, FloatType::kFloat32,
                   Rounding::kStochastic, AdagradConfig{});
-  config.row_type.slots = FloatType::kFloat16;
+  config.storage_dtype.slots = FloatType::kFloat16;
   const RowCodec codec(config);
   int num_equal = 0;
   constexpr int kRows = 200;
@@ -323,7 +323,7 @@ TEST(RowCodecTest, PartsOfARowDrawApart) {
   EXPECT_NEAR(static_cast<double>(num_equal) / (64.0 * kRows), 0.5, 0.02);
 }
 
-TEST(RowTypeOfTableTest, SixteenBitsTakeLessMemory) {
+TEST(StorageDtypeOfTableTest, SixteenBitsTakeLessMemory) {
   const auto stride = [](FloatType embeddings, FloatType slots) {
     return MakeTable(TypedConfig(16, embeddings, slots, Rounding::kStochastic))
         ->stats()
@@ -334,7 +334,7 @@ TEST(RowTypeOfTableTest, SixteenBitsTakeLessMemory) {
   EXPECT_EQ(stride(FloatType::kBfloat16, FloatType::kBfloat16), 64);
 }
 
-TEST(RowTypeOfTableTest, SmallStepsAddUpByChanceAndAreLostToNearest) {
+TEST(StorageDtypeOfTableTest, SmallStepsAddUpByChanceAndAreLostToNearest) {
   // 1 - n x 2^-12: a bfloat16 below 1 has steps of 2^-8.
   const std::vector<Key> keys = KeyRange(0, 400);
   const std::vector<float> ones(keys.size() * 4, 1.0f);
@@ -358,7 +358,7 @@ TEST(RowTypeOfTableTest, SmallStepsAddUpByChanceAndAreLostToNearest) {
   }
 }
 
-TEST(RowTypeOfTableTest, DrawsAreIndependentFromKeyToKeyAndStepToStep) {
+TEST(StorageDtypeOfTableTest, DrawsAreIndependentFromKeyToKeyAndStepToStep) {
   // Half of a step of bfloat16 is taken by half of the floats.
   auto table =
       MakeTable(TypedConfig(64, FloatType::kBfloat16, FloatType::kFloat32,
@@ -387,7 +387,7 @@ TEST(RowTypeOfTableTest, DrawsAreIndependentFromKeyToKeyAndStepToStep) {
   EXPECT_NEAR(share_equal(after[0], 0, after[0], 1), 0.5, 0.01);   // Places.
 }
 
-TEST(RowTypeOfTableTest, NoReadIsTornByAStep) {
+TEST(StorageDtypeOfTableTest, NoReadIsTornByAStep) {
   auto table =
       MakeTable(TypedConfig(33, FloatType::kFloat16, FloatType::kBfloat16,
                             Rounding::kNearest, SgdConfig{}));
@@ -413,14 +413,14 @@ TEST(RowTypeOfTableTest, NoReadIsTornByAStep) {
               Each(static_cast<float>(2000 / kSlowdown)));
 }
 
-TEST(RowTypeOfTableTest, WhatIsTooLargeForFloat16IsItsLargest) {
+TEST(StorageDtypeOfTableTest, WhatIsTooLargeForFloat16IsItsLargest) {
   auto table = MakeTable(TypedConfig(2, FloatType::kFloat16,
                                      FloatType::kFloat32, Rounding::kNearest));
   ASSERT_TRUE(table->Assign({1}, {1e6f, -1e6f}).ok());
   EXPECT_THAT(FindAll(*table, {1}), ElementsAre(65504.0f, -65504.0f));
 }
 
-TEST(RowTypeOfTableTest, LongRowsAreStepped) {
+TEST(StorageDtypeOfTableTest, LongRowsAreStepped) {
   auto table =
       MakeTable(TypedConfig(kMaxDim, FloatType::kBfloat16, FloatType::kBfloat16,
                             Rounding::kNearest, AmsGradConfig{}));
