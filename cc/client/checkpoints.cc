@@ -68,10 +68,10 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
     return absl::InvalidArgumentError(
         "tables to drop can be named only if all others are saved");
   }
-  SaveShardArgs args;
-  args.path = options.path;
-  args.save_id = NewId();
-  args.all_tables = names.empty();
+  v1::SaveShardRequest request;
+  request.set_path(options.path);
+  request.set_save_id(NewId());
+  request.set_all_tables(names.empty());
   CheckpointReport report;
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                             client.ListTables(""));
@@ -90,7 +90,8 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
     }
     report.tables.push_back(name);
     report.num_rows += info.stats.num_rows;
-    args.tables.emplace_back(name, info.identity.incarnation);
+    request.add_tables(name);
+    request.add_table_incarnations(info.identity.incarnation);
   }
   for (const std::string& name : names) {
     if (std::find(report.tables.begin(), report.tables.end(), name) !=
@@ -103,21 +104,24 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
           absl::StrAppend(out, "'", info.config.name, "'");
         })));
   }
-  CommitCheckpointArgs commit;
-  commit.path = options.path;
-  commit.save_id = args.save_id;
-  commit.keep = options.keep;
-  commit.dropped_tables = options.dropped_tables;
+  v1::CommitCheckpointRequest commit;
+  commit.set_path(options.path);
+  commit.set_save_id(request.save_id());
+  commit.set_keep(static_cast<uint32_t>(options.keep));
+  commit.mutable_dropped_tables()->Add(options.dropped_tables.begin(),
+                                       options.dropped_tables.end());
   Progress progress(absl::StrCat("saving to '", options.path, "'"),
                     report.num_rows);
-  args.progress = &progress;
   const auto save = [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(commit.manifest_parts, client.SaveShard(args));
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
+                              client.SaveShard(request, &progress));
+    commit.mutable_manifest_parts()->Add(parts.begin(), parts.end());
     TFSWITCH_ASSIGN_OR_RETURN(report.save, client.CommitCheckpoint(commit));
     return absl::OkStatus();
   };
   if (const absl::Status failed = save(); !failed.ok()) {
-    return WithCleanUp(failed, client.AbortSave(options.path, args.save_id),
+    return WithCleanUp(failed,
+                       client.AbortSave(options.path, request.save_id()),
                        "files of this save stay in the folder");
   }
   return report;
@@ -126,30 +130,34 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
 absl::StatusOr<CheckpointReport> RestoreCheckpoint(
     ParameterClient& client, const RestoreOptions& options) {
   TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
-  StageRestoreArgs args;
-  args.path = options.path;
-  args.tables = WithoutRepetition(options.tables);
-  args.save = options.save;
-  args.new_incarnation = DrawId();
-  TFSWITCH_ASSIGN_OR_RETURN(args.shard_instances, client.ShardInstances());
+  v1::StageRestoreRequest request;
+  request.set_path(options.path);
+  const std::vector<std::string> names = WithoutRepetition(options.tables);
+  request.mutable_tables()->Add(names.begin(), names.end());
+  request.set_save(options.save);
+  request.set_new_incarnation(DrawId());
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> instances,
+                            client.ShardInstances());
+  request.mutable_shard_instances()->Add(instances.begin(), instances.end());
   // A table that is there, or a part of it, stays the one that other processes
   // know.
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                             client.ListTables(""));
   for (const TableInfo& info : infos) {
     if (info.num_shards == 0) continue;
-    args.incarnations[info.config.name] = info.identity.incarnation;
+    (*request.mutable_table_incarnations())[info.config.name] =
+        info.identity.incarnation;
   }
   CheckpointReport report;
-  absl::StatusOr<StagedRestore> staged;
+  absl::StatusOr<v1::StageRestoreResponse> staged;
   absl::Status newest;
-  for (;; ++args.newer_than) {
-    args.restore_id = NewId();
-    staged = client.StageRestore(args);
+  for (;; request.set_newer_than(request.newer_than() + 1)) {
+    request.set_restore_id(NewId());
+    staged = client.StageRestore(request);
     if (staged.ok()) break;
     // A further attempt drops them, too.
     const absl::Status dropped =
-        client.CommitRestore(args.restore_id, /*abort=*/true);
+        client.CommitRestore(request.restore_id(), /*abort=*/true);
     // There is no save before it.
     if (!newest.ok() && absl::IsNotFound(staged.status())) return newest;
     if (options.save != 0 || !absl::IsDataLoss(staged.status())) {
@@ -159,11 +167,11 @@ absl::StatusOr<CheckpointReport> RestoreCheckpoint(
     newest.Update(staged.status());
     report.skipped.emplace_back(staged.status().message());
   }
-  report.tables = std::move(staged->tables);
-  report.num_rows = staged->num_rows;
-  report.save = staged->save;
+  report.tables = {staged->tables().begin(), staged->tables().end()};
+  report.num_rows = staged->num_rows();
+  report.save = staged->save();
   TFSWITCH_RETURN_IF_ERROR(
-      client.CommitRestore(args.restore_id, /*abort=*/false));
+      client.CommitRestore(request.restore_id(), /*abort=*/false));
   return report;
 }
 

@@ -114,9 +114,9 @@ class LocalClient : public ParameterClient {
 
   // Not a message, because it says how far it is.
   absl::StatusOr<std::vector<std::string>> SaveShard(
-      const SaveShardArgs& args) override {
-    TFSWITCH_ASSIGN_OR_RETURN(std::string part,
-                              shard_->SaveShard(args, CheckInterrupt));
+      const v1::SaveShardRequest& request, Progress* progress) override {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        std::string part, shard_->SaveShard(request, CheckInterrupt, progress));
     return std::vector<std::string>{std::move(part)};
   }
 

@@ -189,15 +189,7 @@ absl::Status ParameterClient::CommitExport(const TableRef& table,
 }
 
 absl::StatusOr<std::vector<std::string>> ParameterClient::SaveShard(
-    const SaveShardArgs& args) {
-  v1::SaveShardRequest request;
-  request.set_path(args.path);
-  for (const TableRef& table : args.tables) {
-    request.add_tables(table.name);
-    request.add_table_incarnations(table.incarnation);
-  }
-  request.set_save_id(args.save_id);
-  request.set_all_tables(args.all_tables);
+    const v1::SaveShardRequest& request, Progress*) {
   v1::SaveShardResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
   return std::vector<std::string>(response.manifest_parts().begin(),
@@ -205,17 +197,7 @@ absl::StatusOr<std::vector<std::string>> ParameterClient::SaveShard(
 }
 
 absl::StatusOr<int64_t> ParameterClient::CommitCheckpoint(
-    const CommitCheckpointArgs& args) {
-  v1::CommitCheckpointRequest request;
-  request.set_path(args.path);
-  request.set_save_id(args.save_id);
-  for (const std::string& part : args.manifest_parts) {
-    request.add_manifest_parts(part);
-  }
-  request.set_keep(static_cast<uint32_t>(args.keep));
-  for (const std::string& table : args.dropped_tables) {
-    request.add_dropped_tables(table);
-  }
+    const v1::CommitCheckpointRequest& request) {
   v1::CommitCheckpointResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
   return response.save();
@@ -230,26 +212,11 @@ absl::Status ParameterClient::AbortSave(const std::string& path,
   return Call(request, &response);
 }
 
-absl::StatusOr<StagedRestore> ParameterClient::StageRestore(
-    const StageRestoreArgs& args) {
-  v1::StageRestoreRequest request;
-  request.set_path(args.path);
-  for (const std::string& table : args.tables) request.add_tables(table);
-  request.set_restore_id(args.restore_id);
-  request.set_save(args.save);
-  request.set_newer_than(static_cast<uint32_t>(args.newer_than));
-  request.mutable_table_incarnations()->insert(args.incarnations.begin(),
-                                               args.incarnations.end());
-  request.set_new_incarnation(args.new_incarnation);
-  request.mutable_shard_instances()->Add(args.shard_instances.begin(),
-                                         args.shard_instances.end());
+absl::StatusOr<v1::StageRestoreResponse> ParameterClient::StageRestore(
+    const v1::StageRestoreRequest& request) {
   v1::StageRestoreResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  StagedRestore staged;
-  staged.tables = {response.tables().begin(), response.tables().end()};
-  staged.num_rows = response.num_rows();
-  staged.save = response.save();
-  return staged;
+  return response;
 }
 
 absl::Status ParameterClient::CommitRestore(const std::string& restore_id,

@@ -19,14 +19,15 @@
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
+#include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/client/group_client.h"
-#include "cc/shard/checkpoint_calls.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 #include "cc/table/table_info.h"
 #include "cc/wire/row_calls.h"
 #include "google/protobuf/message.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 
@@ -240,15 +241,16 @@ class ParameterClient {
   // The parts of a checkpoint; see protos/tfswitch/v1/parameter_server.proto.
   // Users call SaveCheckpoint and RestoreCheckpoint of client/checkpoints.h.
   // SaveShard returns this server's parts of the manifest: one per shard.
+  // A client of this process tells `progress` how far it is, unless it is null.
   virtual absl::StatusOr<std::vector<std::string>> SaveShard(
-      const SaveShardArgs& args);
+      const v1::SaveShardRequest& request, Progress* progress);
   // Returns the save's number.
   virtual absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args);
+      const v1::CommitCheckpointRequest& request);
   virtual absl::Status AbortSave(const std::string& path,
                                  const std::string& save_id);
-  virtual absl::StatusOr<StagedRestore> StageRestore(
-      const StageRestoreArgs& args);
+  virtual absl::StatusOr<v1::StageRestoreResponse> StageRestore(
+      const v1::StageRestoreRequest& request);
   virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
   // The groups of workers that train with these tables.

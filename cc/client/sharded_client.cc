@@ -351,18 +351,18 @@ class ShardedClient : public ParameterClient {
   }
 
   absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args) override {
-    return shards_[0]->CommitCheckpoint(args);
+      const v1::CommitCheckpointRequest& request) override {
+    return shards_[0]->CommitCheckpoint(request);
   }
 
-  absl::StatusOr<StagedRestore> StageRestore(
-      const StageRestoreArgs& args) override {
+  absl::StatusOr<v1::StageRestoreResponse> StageRestore(
+      const v1::StageRestoreRequest& request) override {
     // Shard 0 says which save is the newest.
-    std::vector<StagedRestore> staged(shards_.size());
-    StageRestoreArgs own = args;
-    if (shards_.size() > 1 && own.save == 0) {
-      TFSWITCH_ASSIGN_OR_RETURN(staged[0], shards_[0]->StageRestore(args));
-      own.save = staged[0].save;
+    std::vector<v1::StageRestoreResponse> staged(shards_.size());
+    v1::StageRestoreRequest own = request;
+    if (shards_.size() > 1 && own.save() == 0) {
+      TFSWITCH_ASSIGN_OR_RETURN(staged[0], shards_[0]->StageRestore(request));
+      own.set_save(staged[0].save());
     }
     // Calls that are done ask again, so that the servers keep their staged data
     // until the last one is done.
@@ -370,7 +370,8 @@ class ShardedClient : public ParameterClient {
     CondVar ended;
     size_t num_left = shards_.size();
     TFSWITCH_RETURN_IF_ERROR(OnAllShards([&](size_t i) -> absl::Status {
-      absl::StatusOr<StagedRestore> result = shards_[i]->StageRestore(own);
+      absl::StatusOr<v1::StageRestoreResponse> result =
+          shards_[i]->StageRestore(own);
       MutexLock lock(&mutex);
       --num_left;
       ended.NotifyAll();
@@ -387,11 +388,12 @@ class ShardedClient : public ParameterClient {
       staged[i] = *std::move(result);
       return absl::OkStatus();
     }));
-    StagedRestore sum = staged[0];
-    for (size_t i = 1; i < staged.size(); ++i)
-      sum.num_rows += staged[i].num_rows;
+    v1::StageRestoreResponse sum = staged[0];
+    for (size_t i = 1; i < staged.size(); ++i) {
+      sum.set_num_rows(sum.num_rows() + staged[i].num_rows());
+    }
     MutexLock lock(&mutex_);
-    staged_tables_ = sum.tables;
+    staged_tables_ = {sum.tables().begin(), sum.tables().end()};
     return sum;
   }
 

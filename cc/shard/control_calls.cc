@@ -25,11 +25,6 @@
 namespace tfswitch {
 namespace {
 
-template <typename Repeated>
-std::vector<std::string> ToStrings(const Repeated& repeated) {
-  return {repeated.begin(), repeated.end()};
-}
-
 template <typename Request>
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> TableOf(
     const ShardCall& call, const Request& request) {
@@ -190,18 +185,8 @@ absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::SaveShardRequest& request,
                  v1::SaveShardResponse* response) {
-  SaveShardArgs args;
-  args.path = request.path();
-  args.save_id = request.save_id();
-  args.all_tables = request.all_tables();
-  for (int i = 0; i < request.tables_size(); ++i) {
-    args.tables.emplace_back(request.tables(i),
-                             i < request.table_incarnations_size()
-                                 ? request.table_incarnations(i)
-                                 : 0);
-  }
   TFSWITCH_ASSIGN_OR_RETURN(std::string part,
-                            call.shard.SaveShard(args, call.interrupt));
+                            call.shard.SaveShard(request, call.interrupt));
   response->add_manifest_parts(std::move(part));
   return absl::OkStatus();
 }
@@ -209,16 +194,8 @@ absl::Status Run(const ShardCall& call, const v1::SaveShardRequest& request,
 absl::Status Run(const ShardCall& call,
                  const v1::CommitCheckpointRequest& request,
                  v1::CommitCheckpointResponse* response) {
-  CommitCheckpointArgs args;
-  args.path = request.path();
-  args.save_id = request.save_id();
-  args.manifest_parts = ToStrings(request.manifest_parts());
-  if (request.keep() != 0) {
-    args.keep = static_cast<int>(std::min<uint32_t>(request.keep(), INT32_MAX));
-  }
-  args.dropped_tables = ToStrings(request.dropped_tables());
-  TFSWITCH_ASSIGN_OR_RETURN(const int64_t number,
-                            call.shard.CommitCheckpoint(args, call.interrupt));
+  TFSWITCH_ASSIGN_OR_RETURN(const int64_t number, call.shard.CommitCheckpoint(
+                                                      request, call.interrupt));
   response->set_save(number);
   return absl::OkStatus();
 }
@@ -231,23 +208,8 @@ absl::Status Run(const ShardCall& call, const v1::AbortSaveRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::StageRestoreRequest& request,
                  v1::StageRestoreResponse* response) {
-  StageRestoreArgs args;
-  args.path = request.path();
-  args.tables = ToStrings(request.tables());
-  args.restore_id = request.restore_id();
-  args.save = request.save();
-  args.newer_than =
-      static_cast<int>(std::min<uint32_t>(request.newer_than(), INT32_MAX));
-  args.incarnations = {request.table_incarnations().begin(),
-                       request.table_incarnations().end()};
-  args.new_incarnation = request.new_incarnation();
-  args.shard_instances = {request.shard_instances().begin(),
-                          request.shard_instances().end()};
-  TFSWITCH_ASSIGN_OR_RETURN(const StagedRestore staged,
-                            call.shard.StageRestore(args, call.interrupt));
-  for (const std::string& table : staged.tables) response->add_tables(table);
-  response->set_num_rows(staged.num_rows);
-  response->set_save(staged.save);
+  TFSWITCH_ASSIGN_OR_RETURN(*response,
+                            call.shard.StageRestore(request, call.interrupt));
   return absl::OkStatus();
 }
 

@@ -855,32 +855,35 @@ Shard::Save& Shard::SaveOf(const std::string& save_id) {
   return saves_.back();
 }
 
-absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
-                                             const Interrupt& interrupt) {
-  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", args.save_id));
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
+absl::StatusOr<std::string> Shard::SaveShard(
+    const v1::SaveShardRequest& request, const Interrupt& interrupt,
+    Progress* progress) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", request.save_id()));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
+                            ResolvePath(request.path()));
   EndExpiredSaves(interrupt);
   std::vector<std::shared_ptr<EmbeddingTable>> to_save;
-  const bool all_tables = args.all_tables || args.tables.empty();
-  if (args.tables.empty()) {
-    to_save = Tables();
-  } else {
-    for (const TableRef& name : args.tables) {
-      TFSWITCH_ASSIGN_OR_RETURN(auto table, FindTable(name));
-      to_save.push_back(std::move(table));
-    }
+  const bool all_tables = request.all_tables() || request.tables().empty();
+  if (request.tables().empty()) to_save = Tables();
+  for (int i = 0; i < request.tables_size(); ++i) {
+    const bool has_incarnation = i < request.table_incarnations_size();
+    TFSWITCH_ASSIGN_OR_RETURN(
+        auto table,
+        FindTable({request.tables(i),
+                   has_incarnation ? request.table_incarnations(i) : 0}));
+    to_save.push_back(std::move(table));
   }
   if (all_tables) {
     MutexLock lock(&mutex_);
     WarnOfReleased("it is not saved");
   }
-  const auto given_up = [&args] {
+  const auto given_up = [&request] {
     return absl::AbortedError(
-        absl::StrCat("save '", args.save_id, "' was given up"));
+        absl::StrCat("save '", request.save_id(), "' was given up"));
   };
   {
     MutexLock lock(&mutex_);
-    const Save& save = SaveOf(args.save_id);
+    const Save& save = SaveOf(request.save_id());
     if (save.is_given_up) return given_up();
     // A repetition, because the first answer was lost.
     if (!save.part.empty() && save.folder == path) return save.part;
@@ -888,11 +891,11 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
   const auto check = [&]() -> absl::Status {
     {
       MutexLock lock(&mutex_);
-      if (SaveOf(args.save_id).is_given_up) return given_up();
+      if (SaveOf(request.save_id()).is_given_up) return given_up();
     }
     return interrupt();
   };
-  checkpoint::PartWriter writer(path, args.save_id, options_.shard_index,
+  checkpoint::PartWriter writer(path, request.save_id(), options_.shard_index,
                                 options_.num_shards, all_tables, check);
   if (all_tables && options_.shard_index == 0) {
     // Before the tables: of a step that ends meanwhile the samples are trained
@@ -900,11 +903,11 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
   }
   for (const auto& table : to_save) {
-    TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table, args.progress));
+    TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table, progress));
   }
   TFSWITCH_RETURN_IF_ERROR(interrupt());
   MutexLock lock(&mutex_);
-  Save& save = SaveOf(args.save_id);
+  Save& save = SaveOf(request.save_id());
   // Without Finish() the writer removes its files.
   if (save.is_given_up) return given_up();
   if (!save.part.empty() && save.folder == path) return save.part;
@@ -916,27 +919,34 @@ absl::StatusOr<std::string> Shard::SaveShard(const SaveShardArgs& args,
 }
 
 absl::StatusOr<int64_t> Shard::CommitCheckpoint(
-    const CommitCheckpointArgs& args, const Interrupt& interrupt) {
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
+    const v1::CommitCheckpointRequest& request, const Interrupt& interrupt) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
+                            ResolvePath(request.path()));
   checkpoint::CommitOptions options;
-  options.keep = args.keep;
-  options.dropped_tables = args.dropped_tables;
+  if (request.keep() != 0) {
+    options.keep =
+        static_cast<int>(std::min<uint32_t>(request.keep(), INT32_MAX));
+  }
+  options.dropped_tables = {request.dropped_tables().begin(),
+                            request.dropped_tables().end()};
   options.interrupt = interrupt;
   options.own_part.emplace();
   {
     MutexLock lock(&mutex_);
     for (const Save& save : saves_) {
-      if (save.save_id == args.save_id && save.folder == path &&
+      if (save.save_id == request.save_id() && save.folder == path &&
           !save.is_given_up) {
         options.own_part = save.part;
       }
     }
   }
-  absl::StatusOr<int64_t> number =
-      checkpoint::Commit(path, args.save_id, args.manifest_parts, options);
+  absl::StatusOr<int64_t> number = checkpoint::Commit(
+      path, request.save_id(),
+      {request.manifest_parts().begin(), request.manifest_parts().end()},
+      options);
   if (number.ok()) {
     MutexLock lock(&mutex_);
-    SaveOf(args.save_id).files.clear();  // They are published.
+    SaveOf(request.save_id()).files.clear();  // They are published.
   }
   return number;
 }
@@ -991,22 +1001,22 @@ void Shard::EndExpiredSaves(const Interrupt& interrupt) {
   }
 }
 
-absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
-                                                  const Interrupt& interrupt) {
-  TFSWITCH_RETURN_IF_ERROR(CheckId("restore_id", args.restore_id));
+absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
+    const v1::StageRestoreRequest& request, const Interrupt& interrupt) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("restore_id", request.restore_id()));
   const auto restore = std::make_shared<Restore>();
   const auto given_up = [&] {
     return absl::AbortedError(absl::StrCat(
-        "restore '", args.restore_id, "' was given up", ShardPrefix(options_),
-        ", or another one has begun since"));
+        "restore '", request.restore_id(), "' was given up",
+        ShardPrefix(options_), ", or another one has begun since"));
   };
   std::map<std::string, std::shared_ptr<Restore>> left_behind;
   {
     MutexLock lock(&mutex_);
     for (;;) {
-      const auto it = restores_.find(args.restore_id);
+      const auto it = restores_.find(request.restore_id());
       if (std::find(ended_restores_.begin(), ended_restores_.end(),
-                    args.restore_id) != ended_restores_.end()) {
+                    request.restore_id()) != ended_restores_.end()) {
         return given_up();
       }
       if (it == restores_.end()) break;
@@ -1014,7 +1024,8 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
       const std::shared_ptr<Restore> first = it->second;
       if (!first->is_loading) {
         if (!first->result.ok()) break;
-        restore_timer_.Set(args.restore_id, options_.staged_restore_expiry);
+        restore_timer_.Set(request.restore_id(),
+                           options_.staged_restore_expiry);
         return first->result;
       }
       TFSWITCH_RETURN_IF_ERROR(interrupt());
@@ -1026,14 +1037,15 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
       restore_timer_.Set(id, absl::ZeroDuration());
     }
     left_behind.swap(restores_);  // Freed outside the lock.
-    restores_.emplace(args.restore_id, restore);
+    restores_.emplace(request.restore_id(), restore);
   }
   left_behind.clear();
   const auto check = [&]() -> absl::Status {
     return restore->is_given_up ? given_up() : interrupt();
   };
   Loaded loaded;
-  absl::StatusOr<StagedRestore> result = Load(args, check, &loaded);
+  absl::StatusOr<v1::StageRestoreResponse> result =
+      Load(request, check, &loaded);
   // Before the lock: it may run Python.
   if (absl::Status end = check(); result.ok() && !end.ok()) result = end;
   MutexLock lock(&mutex_);
@@ -1042,8 +1054,8 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
   restore->result = result;
   if (result.ok()) {
     std::swap(restore->loaded, loaded);
-    restore_timer_.Set(args.restore_id, options_.staged_restore_expiry);
-  } else if (const auto it = restores_.find(args.restore_id);
+    restore_timer_.Set(request.restore_id(), options_.staged_restore_expiry);
+  } else if (const auto it = restores_.find(request.restore_id());
              it != restores_.end() && it->second == restore) {
     restores_.erase(it);
   }
@@ -1051,24 +1063,24 @@ absl::StatusOr<StagedRestore> Shard::StageRestore(const StageRestoreArgs& args,
   return result;
 }
 
-absl::StatusOr<StagedRestore> Shard::Load(const StageRestoreArgs& args,
-                                          const Interrupt& interrupt,
-                                          Loaded* loaded) const {
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string path, ResolvePath(args.path));
+absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
+    const v1::StageRestoreRequest& request, const Interrupt& interrupt,
+    Loaded* loaded) const {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
+                            ResolvePath(request.path()));
   TFSWITCH_ASSIGN_OR_RETURN(
       const checkpoint::Manifest manifest,
-      checkpoint::ReadManifest(path, args.save, args.newer_than));
-  StagedRestore staged;
-  staged.save = manifest.number;
-  if (args.tables.empty()) {
-    for (const auto& [name, saved] : manifest.tables) {
-      staged.tables.push_back(name);
-    }
-  } else {
-    staged.tables = args.tables;
+      checkpoint::ReadManifest(path, request.save(),
+                               static_cast<int>(std::min<uint32_t>(
+                                   request.newer_than(), INT32_MAX))));
+  v1::StageRestoreResponse staged;
+  staged.set_save(manifest.number);
+  *staged.mutable_tables() = request.tables();
+  if (request.tables().empty()) {
+    for (const auto& [name, saved] : manifest.tables) staged.add_tables(name);
   }
-  loaded->is_whole = args.tables.empty();
-  if (args.tables.empty() && options_.shard_index == 0) {
+  loaded->is_whole = request.tables().empty();
+  if (request.tables().empty() && options_.shard_index == 0) {
     auto work_queues = SavedWorkQueuesFromJson(manifest.work_queues);
     absl::Status status = work_queues.status();
     if (status.ok()) status = coordinator_->CheckRestore(*work_queues);
@@ -1078,7 +1090,7 @@ absl::StatusOr<StagedRestore> Shard::Load(const StageRestoreArgs& args,
     }
     loaded->work_queues = *std::move(work_queues);
   }
-  for (const std::string& name : staged.tables) {
+  for (const std::string& name : staged.tables()) {
     const auto saved = manifest.tables.find(name);
     if (saved == manifest.tables.end()) {
       return absl::NotFoundError(absl::StrCat(
@@ -1111,12 +1123,14 @@ absl::StatusOr<StagedRestore> Shard::Load(const StageRestoreArgs& args,
     }
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
-    const auto given = args.incarnations.find(name);
-    TableIdentity identity{saved->second.incarnation, args.shard_instances};
-    if (given != args.incarnations.end()) {
+    const auto given = request.table_incarnations().find(name);
+    TableIdentity identity{
+        saved->second.incarnation,
+        {request.shard_instances().begin(), request.shard_instances().end()}};
+    if (given != request.table_incarnations().end()) {
       identity.incarnation = given->second;
     } else if (identity.incarnation == 0) {
-      identity.incarnation = args.new_incarnation;
+      identity.incarnation = request.new_incarnation();
     }
     if (identity.incarnation != 0) table->set_identity(std::move(identity));
     if (const auto present = FindTable(name); present.ok()) {
@@ -1125,7 +1139,7 @@ absl::StatusOr<StagedRestore> Shard::Load(const StageRestoreArgs& args,
     TFSWITCH_RETURN_IF_ERROR(
         checkpoint::LoadTable(path, saved->second, options_.shard_index,
                               options_.num_shards, interrupt, *table));
-    staged.num_rows += table->size();
+    staged.set_num_rows(staged.num_rows() + table->size());
     loaded->tables.emplace(name, std::move(table));
   }
   return staged;

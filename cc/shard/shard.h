@@ -23,9 +23,9 @@
 #include "cc/base/key_observations.h"
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
+#include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/checkpoint/checkpoint.h"
-#include "cc/shard/checkpoint_calls.h"
 #include "cc/shard/gradient_accumulator.h"
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/pending_exports.h"
@@ -34,6 +34,7 @@
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 #include "cc/wire/row_calls.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 
@@ -220,12 +221,14 @@ class Shard {
 
   // Writes this shard's rows; returns its part of the manifest (JSON). Shard 0
   // saves the work queues with all tables.
-  absl::StatusOr<std::string> SaveShard(const SaveShardArgs& args,
-                                        const Interrupt& interrupt = Never);
+  absl::StatusOr<std::string> SaveShard(const v1::SaveShardRequest& request,
+                                        const Interrupt& interrupt = Never,
+                                        Progress* progress = nullptr);
 
   // Publishes the manifest made of all shards' parts; see checkpoint::Commit.
-  absl::StatusOr<int64_t> CommitCheckpoint(const CommitCheckpointArgs& args,
-                                           const Interrupt& interrupt = Never);
+  absl::StatusOr<int64_t> CommitCheckpoint(
+      const v1::CommitCheckpointRequest& request,
+      const Interrupt& interrupt = Never);
 
   // Ends a save that will not be committed: removes the files that this shard
   // has written for it, and those that it is writing. May be repeated; OK if
@@ -242,8 +245,9 @@ class Shard {
   // dropped. A repetition waits for the first, or has its answer. Staged rows
   // that nobody commits or asks for again are dropped after
   // options.staged_restore_expiry.
-  absl::StatusOr<StagedRestore> StageRestore(
-      const StageRestoreArgs& args, const Interrupt& interrupt = Never);
+  absl::StatusOr<v1::StageRestoreResponse> StageRestore(
+      const v1::StageRestoreRequest& request,
+      const Interrupt& interrupt = Never);
 
   // Puts the staged state in place, or drops it with `abort`. Pushes to these
   // tables that are not applied yet are dropped: they belong to the time that
@@ -278,7 +282,8 @@ class Shard {
     std::atomic<bool> is_given_up{false};
     // Guarded by mutex_.
     bool is_loading = true;
-    absl::StatusOr<StagedRestore> result = absl::UnknownError("not loaded");
+    absl::StatusOr<v1::StageRestoreResponse> result =
+        absl::UnknownError("not loaded");
     Loaded loaded;
   };
 
@@ -300,9 +305,9 @@ class Shard {
   // Gives it up, and removes its files.
   absl::Status EndSave(const std::string& save_id, const Interrupt& interrupt);
   void EndExpiredSaves(const Interrupt& interrupt);
-  absl::StatusOr<StagedRestore> Load(const StageRestoreArgs& args,
-                                     const Interrupt& interrupt,
-                                     Loaded* loaded) const;
+  absl::StatusOr<v1::StageRestoreResponse> Load(
+      const v1::StageRestoreRequest& request, const Interrupt& interrupt,
+      Loaded* loaded) const;
   // A later StageRestore() does not begin it anew.
   void EndRestore(const std::string& restore_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

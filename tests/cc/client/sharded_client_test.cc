@@ -126,7 +126,7 @@ TEST(ShardedClientTest, AFailedSaveOrRestoreNamesWhatStays) {
       return absl::UnavailableError("no abort");
     }
     absl::StatusOr<int64_t> CommitCheckpoint(
-        const CommitCheckpointArgs&) override {
+        const v1::CommitCheckpointRequest&) override {
       return absl::ResourceExhaustedError("disk full");
     }
     absl::Status CommitRestore(const std::string&, bool) override {

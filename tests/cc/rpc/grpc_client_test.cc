@@ -243,7 +243,7 @@ TEST(GrpcClientTest, StoppedServerIsNamedWhenTheTimeoutEnds) {
         client->CreateTable(SmallTable("u")),
         client->Export("t", true,
                        [](const RowChunk&) { return absl::OkStatus(); }),
-        client->SaveShard({"/nowhere", {"t"}, "id", false}).status()}) {
+        client->SaveShard({}, nullptr).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(absl::StrCat("shard 0 (", address, ")")),

@@ -387,13 +387,37 @@ TEST(ShardTest, ATableThatIsMadeAgainWithoutItsRowsIsWarnedOf) {
   EXPECT_EQ(warnings(/*drops=*/true), "");
 }
 
-StageRestoreArgs RestoreOf(const std::string& path, const std::string& id,
-                           std::vector<std::string> tables = {}) {
-  StageRestoreArgs args;
-  args.path = path;
-  args.restore_id = id;
-  args.tables = std::move(tables);
-  return args;
+v1::StageRestoreRequest RestoreOf(const std::string& path,
+                                  const std::string& id,
+                                  const std::vector<std::string>& tables = {}) {
+  v1::StageRestoreRequest request;
+  request.set_path(path);
+  request.set_restore_id(id);
+  request.mutable_tables()->Add(tables.begin(), tables.end());
+  return request;
+}
+
+v1::SaveShardRequest SaveOf(const std::string& path, const std::string& id,
+                            bool all_tables,
+                            const std::vector<std::string>& tables = {}) {
+  v1::SaveShardRequest request;
+  request.set_path(path);
+  request.set_save_id(id);
+  request.set_all_tables(all_tables);
+  request.mutable_tables()->Add(tables.begin(), tables.end());
+  return request;
+}
+
+v1::CommitCheckpointRequest CommitOf(const std::string& path,
+                                     const std::string& id,
+                                     const std::vector<std::string>& parts,
+                                     uint32_t keep = 2) {
+  v1::CommitCheckpointRequest request;
+  request.set_path(path);
+  request.set_save_id(id);
+  request.mutable_manifest_parts()->Add(parts.begin(), parts.end());
+  request.set_keep(keep);
+  return request;
 }
 
 // A folder with a checkpoint of a table "t" of three rows.
@@ -423,9 +447,9 @@ class CheckpointFolderTest : public testing::Test {
                     .Pull(*shard.FindTable("t").value(), {1, 2, 3}, true,
                           absl::MakeSpan(out))
                     .ok());
-    const auto part = shard.SaveShard({path, {"t"}, save_id, false});
+    const auto part = shard.SaveShard(SaveOf(path, save_id, false, {"t"}));
     if (!part.ok()) return part.status();
-    return shard.CommitCheckpoint({path, save_id, {*part}, 2, {}}).status();
+    return shard.CommitCheckpoint(CommitOf(path, save_id, {*part}, 2)).status();
   }
 
   std::string root_;
@@ -452,8 +476,9 @@ TEST_F(CheckpointFolderTest, PathsOfClientsLieBelowTheRoot) {
     EXPECT_EQ(shard.AbortSave(path, "s").code(),
               absl::StatusCode::kPermissionDenied)
         << path;
-    EXPECT_EQ(shard.CommitCheckpoint({path, "s", {}, 2, {}}).status().code(),
-              absl::StatusCode::kPermissionDenied)
+    EXPECT_EQ(
+        shard.CommitCheckpoint(CommitOf(path, "s", {}, 2)).status().code(),
+        absl::StatusCode::kPermissionDenied)
         << path;
     const absl::Status save = Save(std::move(shard), path);
     EXPECT_EQ(save.code(), absl::StatusCode::kPermissionDenied) << path;
@@ -475,7 +500,7 @@ TEST_F(CheckpointFolderTest, IdsThatAreNoNamesAreRefused) {
   Shard shard(OptionsBelow(root_));
   for (const std::string& id :
        std::vector<std::string>{"", "../x", "a/b", "a b", "a\nb"}) {
-    EXPECT_EQ(shard.SaveShard({"x", {}, id, false}).status().code(),
+    EXPECT_EQ(shard.SaveShard(SaveOf("x", id, false)).status().code(),
               absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(shard.AbortSave("x", id).code(),
               absl::StatusCode::kInvalidArgument);
@@ -483,7 +508,7 @@ TEST_F(CheckpointFolderTest, IdsThatAreNoNamesAreRefused) {
               absl::StatusCode::kInvalidArgument);
   }
   const std::string with_nul("x\0y", 3);
-  EXPECT_EQ(shard.SaveShard({with_nul, {}, "s", false}).status().code(),
+  EXPECT_EQ(shard.SaveShard(SaveOf(with_nul, "s", false)).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -494,7 +519,7 @@ TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
   ASSERT_TRUE(
       shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
           .ok());
-  const auto part = shard.SaveShard({"x", {}, "s", false});
+  const auto part = shard.SaveShard(SaveOf("x", "s", false));
   ASSERT_TRUE(part.ok()) << part.status();
   const std::string folder = root_ + "/x/t";
   EXPECT_FALSE(std::filesystem::is_empty(folder));
@@ -503,35 +528,38 @@ TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
   EXPECT_TRUE(shard.AbortSave("x", "s").ok());
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   // One that is repeated late.
-  EXPECT_EQ(shard.SaveShard({"x", {}, "s", false}).status().code(),
+  EXPECT_EQ(shard.SaveShard(SaveOf("x", "s", false)).status().code(),
             absl::StatusCode::kAborted);
   EXPECT_TRUE(std::filesystem::is_empty(folder));
-  EXPECT_EQ(shard.CommitCheckpoint({"x", "s", {*part}, 2, {}}).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(
+      shard.CommitCheckpoint(CommitOf("x", "s", {*part}, 2)).status().code(),
+      absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(CheckpointFolderTest, PartsThatAServerHasNotWrittenAreNotPublished) {
   Shard shard(OptionsBelow(root_));
   ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
-  const std::string part = shard.SaveShard({"good", {}, "new", true}).value();
+  const std::string part = shard.SaveShard(SaveOf("good", "new", true)).value();
   // The same save, of other contents.
   Shard other(OptionsBelow(root_));
-  const std::string forged = other.SaveShard({"x", {}, "new", true}).value();
+  const std::string forged = other.SaveShard(SaveOf("x", "new", true)).value();
 
   for (const std::vector<std::string>& parts :
        std::vector<std::vector<std::string>>{{}, {forged}}) {
-    const absl::Status commit =
-        shard.CommitCheckpoint({"good", "new", parts, 1, {"t"}}).status();
-    EXPECT_EQ(commit.code(), absl::StatusCode::kFailedPrecondition) << commit;
-    EXPECT_THAT(std::string(commit.message()), HasSubstr("save again"));
+    v1::CommitCheckpointRequest commit = CommitOf("good", "new", parts, 1);
+    commit.add_dropped_tables("t");
+    const absl::Status status = shard.CommitCheckpoint(commit).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("save again"));
   }
   // One that was written elsewhere, and one that is not known.
-  EXPECT_FALSE(shard.CommitCheckpoint({"x", "new", {part}, 1, {}}).ok());
-  EXPECT_FALSE(other.CommitCheckpoint({"good", "new", {part}, 1, {}}).ok());
-  EXPECT_EQ(
-      Shard(OptionsBelow(root_)).StageRestore(RestoreOf("good", "r"))->num_rows,
-      3);
-  EXPECT_TRUE(shard.CommitCheckpoint({"good", "new", {part}, 1, {}}).ok());
+  EXPECT_FALSE(shard.CommitCheckpoint(CommitOf("x", "new", {part}, 1)).ok());
+  EXPECT_FALSE(other.CommitCheckpoint(CommitOf("good", "new", {part}, 1)).ok());
+  EXPECT_EQ(Shard(OptionsBelow(root_))
+                .StageRestore(RestoreOf("good", "r"))
+                ->num_rows(),
+            3);
+  EXPECT_TRUE(shard.CommitCheckpoint(CommitOf("good", "new", {part}, 1)).ok());
 }
 
 TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
@@ -547,19 +575,19 @@ TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
     const std::filesystem::directory_iterator files(root_ + "/x/t");
     return std::distance(begin(files), end(files));
   };
-  const std::string left = shard.SaveShard({"x", {}, "left", true}).value();
-  const std::string part = shard.SaveShard({"x", {}, "s", true}).value();
+  const std::string left = shard.SaveShard(SaveOf("x", "left", true)).value();
+  const std::string part = shard.SaveShard(SaveOf("x", "s", true)).value();
 
   EXPECT_EQ(count_files(), 1);
-  EXPECT_FALSE(shard.CommitCheckpoint({"x", "left", {left}, 2, {}}).ok());
-  ASSERT_TRUE(shard.CommitCheckpoint({"x", "s", {part}, 2, {}}).ok());
+  EXPECT_FALSE(shard.CommitCheckpoint(CommitOf("x", "left", {left}, 2)).ok());
+  ASSERT_TRUE(shard.CommitCheckpoint(CommitOf("x", "s", {part}, 2)).ok());
   // What was published stays.
-  ASSERT_TRUE(shard.SaveShard({"x", {}, "later", true}).ok());
+  ASSERT_TRUE(shard.SaveShard(SaveOf("x", "later", true)).ok());
   EXPECT_EQ(count_files(), 2);
   // Of a folder that is gone nothing is left.
   std::filesystem::remove_all(root_ + "/x");
   testing::internal::CaptureStderr();
-  ASSERT_TRUE(shard.SaveShard({"y", {}, "last", true}).ok());
+  ASSERT_TRUE(shard.SaveShard(SaveOf("y", "last", true)).ok());
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
@@ -585,13 +613,13 @@ TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
   ASSERT_TRUE(
       shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
           .ok());
-  const auto part = shard.SaveShard({"x/.", {}, "s", false});
+  const auto part = shard.SaveShard(SaveOf("x/.", "s", false));
   ASSERT_TRUE(part.ok()) << part.status();
-  ASSERT_TRUE(shard.CommitCheckpoint({"x", "s", {*part}, 2, {}}).ok());
+  ASSERT_TRUE(shard.CommitCheckpoint(CommitOf("x", "s", {*part}, 2)).ok());
 
   EXPECT_TRUE(shard.AbortSave("x", "s").ok());
 
-  EXPECT_EQ(shard.StageRestore(RestoreOf("x", "r"))->num_rows, 1);
+  EXPECT_EQ(shard.StageRestore(RestoreOf("x", "r"))->num_rows(), 1);
 }
 
 TEST_F(CheckpointFolderTest, ARepeatedRestoreIsStagedOnce) {
@@ -605,7 +633,7 @@ TEST_F(CheckpointFolderTest, ARepeatedRestoreIsStagedOnce) {
     return absl::OkStatus();
   };
   std::thread first([&] {
-    EXPECT_EQ(shard.StageRestore(RestoreOf("good", "r"), interrupt)->num_rows,
+    EXPECT_EQ(shard.StageRestore(RestoreOf("good", "r"), interrupt)->num_rows(),
               3);
   });
   while (!is_loading) std::this_thread::yield();
@@ -618,7 +646,7 @@ TEST_F(CheckpointFolderTest, ARepeatedRestoreIsStagedOnce) {
                                   has_asked = true;
                                   return absl::OkStatus();
                                 })
-                  ->num_rows,
+                  ->num_rows(),
               3);
   });
   while (!has_asked) std::this_thread::yield();
@@ -779,9 +807,9 @@ class ShrinkOnTimeTest : public testing::Test {
     Fill("t");
     std::string path = testing::TempDir() + "/shrink_on_timeXXXXXX";
     EXPECT_NE(mkdtemp(path.data()), nullptr);
-    const auto part = shard_.SaveShard({path, {"t"}, "s", false});
+    const auto part = shard_.SaveShard(SaveOf(path, "s", false, {"t"}));
     EXPECT_TRUE(part.ok()) << part.status();
-    EXPECT_TRUE(shard_.CommitCheckpoint({path, "s", {*part}, 2, {}}).ok());
+    EXPECT_TRUE(shard_.CommitCheckpoint(CommitOf(path, "s", {*part}, 2)).ok());
     const std::string manifest = path + "/manifest.json";
     std::ifstream stream(manifest);
     std::string text{std::istreambuf_iterator<char>(stream), {}};
@@ -942,9 +970,9 @@ TEST_F(RoundsTest, ARestoreDropsWhatWaitsForItsRound) {
   const std::string path = testing::TempDir() + "/staged_when_restored";
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
   ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
-  const auto part = shard_.SaveShard({path, {"t"}, "s", false});
+  const auto part = shard_.SaveShard(SaveOf(path, "s", false, {"t"}));
   ASSERT_TRUE(part.ok()) << part.status();
-  ASSERT_TRUE(shard_.CommitCheckpoint({path, "s", {*part}, 2, {}}).ok());
+  ASSERT_TRUE(shard_.CommitCheckpoint(CommitOf(path, "s", {*part}, 2)).ok());
   const std::vector<float> saved = Rows("t", {1});
 
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 1)).ok());

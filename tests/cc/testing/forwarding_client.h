@@ -78,12 +78,12 @@ class ForwardingClient : public ParameterClient {
     return client_->ExportChanges(args, visit);
   }
   absl::StatusOr<int64_t> CommitCheckpoint(
-      const CommitCheckpointArgs& args) override {
-    return client_->CommitCheckpoint(args);
+      const v1::CommitCheckpointRequest& request) override {
+    return client_->CommitCheckpoint(request);
   }
-  absl::StatusOr<StagedRestore> StageRestore(
-      const StageRestoreArgs& args) override {
-    return client_->StageRestore(args);
+  absl::StatusOr<v1::StageRestoreResponse> StageRestore(
+      const v1::StageRestoreRequest& request) override {
+    return client_->StageRestore(request);
   }
   absl::Status CommitRestore(const std::string& restore_id,
                              bool abort) override {

@@ -667,13 +667,13 @@ TEST_P(ParameterClientSuite, CommittingARestoreTwiceIsTheSameAsOnce) {
   const ScopedFolder folder;
   ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {"t", "t"}}).ok());
   Pull("t", 2, {4}, true);
-  StageRestoreArgs args;
-  args.path = folder.path();
-  args.restore_id = "r";
+  v1::StageRestoreRequest args;
+  args.set_path(folder.path());
+  args.set_restore_id("r");
   const auto staged = client().StageRestore(args);
   ASSERT_TRUE(staged.ok()) << staged.status();
-  EXPECT_EQ(staged->num_rows, 3);
-  EXPECT_EQ(staged->save, 1);
+  EXPECT_EQ(staged->num_rows(), 3);
+  EXPECT_EQ(staged->save(), 1);
 
   EXPECT_TRUE(client().CommitRestore("r", false).ok());
   EXPECT_TRUE(client().CommitRestore("r", false).ok());
