@@ -4,7 +4,6 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 `tf.saved_model.load` and `keras.models.load_model` find them.
 """
 
-import importlib
 import warnings
 from typing import Any
 
@@ -37,16 +36,19 @@ __version__ = _native.version()
 
 def __getattr__(name: str) -> Any:
     """Returns what a former name stands for, with a warning."""
-    if name == "interchange":
-        return importlib.import_module("tfswitch.interchange")
-    if name == "RowType":
-        warnings.warn(
-            "`tfswitch.RowType` is called `tfswitch.StorageDtype` now",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return StorageDtype
-    raise AttributeError(f"module 'tfswitch' has no attribute '{name}'")
+    former = {
+        "interchange": ("io", io),
+        "RowType": ("StorageDtype", StorageDtype),
+    }
+    if name not in former:
+        raise AttributeError(f"module 'tfswitch' has no attribute '{name}'")
+    present, value = former[name]
+    warnings.warn(
+        f"`tfswitch.{name}` is called `tfswitch.{present}` now",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return value
 
 
 __all__ = [

@@ -213,7 +213,7 @@ absl::Status GetWorker(WorkerSession& worker, const v1::GetWorkerRequest&,
   response->set_num_waits(report.waits.count);
   response->set_waited_secs(absl::ToDoubleSeconds(report.waits.total));
   response->set_longest_wait_secs(absl::ToDoubleSeconds(report.waits.longest));
-  *response->mutable_workers() = ToProto(report.group);
+  *response->mutable_workers() = report.group;
   return absl::OkStatus();
 }
 
@@ -242,9 +242,7 @@ absl::Status FinishWorkItem(WorkerSession& worker,
 absl::Status GetWorkQueueStats(WorkerSession& worker,
                                const v1::GetWorkQueueStatsRequest& request,
                                v1::GetWorkQueueStatsResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue::Stats stats,
-                            worker.WorkQueueStats(request.queue()));
-  *response = ToProto(stats);
+  TFSWITCH_ASSIGN_OR_RETURN(*response, worker.WorkQueueStats(request.queue()));
   return absl::OkStatus();
 }
 

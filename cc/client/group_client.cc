@@ -169,13 +169,13 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::WaitAtBarrier(
                             response.round()};
 }
 
-absl::StatusOr<WorkerGroup::Stats> GroupClient::GroupStats(
+absl::StatusOr<v1::GetGroupStatsResponse> GroupClient::GroupStats(
     const std::string& group) {
   v1::GetGroupStatsRequest request;
   request.set_group(group);
   v1::GetGroupStatsResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return FromProto(response);
+  return response;
 }
 
 absl::Status GroupClient::CreateWorkQueue(const std::string& group,
@@ -212,14 +212,14 @@ absl::Status GroupClient::FinishWorkItem(const GroupMember& member,
   return Call(request, &response);
 }
 
-absl::StatusOr<WorkQueue::Stats> GroupClient::WorkQueueStats(
+absl::StatusOr<v1::GetWorkQueueStatsResponse> GroupClient::WorkQueueStats(
     const std::string& group, const std::string& queue) {
   v1::GetWorkQueueStatsRequest request;
   request.set_group(group);
   request.set_queue(queue);
   v1::GetWorkQueueStatsResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return FromProto(response);
+  return response;
 }
 
 absl::Status GroupClient::Call(const google::protobuf::Message& request,

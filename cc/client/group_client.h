@@ -15,19 +15,20 @@
 #include "cc/sync/work_queue.h"
 #include "cc/sync/worker_group.h"
 #include "google/protobuf/message.h"
+#include "tfswitch/v1/coordination.pb.h"
 
 namespace tfswitch {
 
 // A worker of a group; see WorkerGroup::Join.
 struct GroupMember {
   std::string group;
-  uint32_t worker;
-  uint64_t incarnation;
+  uint32_t worker = 0;
+  uint64_t incarnation = 0;
 };
 
 // The result of ArriveAndWait().
 struct Arrival {
-  int64_t open_round;
+  int64_t open_round = 0;
   std::optional<Round> round;  // The one waited for, if it has closed.
   bool may_proceed = false;
 };
@@ -76,7 +77,7 @@ class GroupClient {
       const GroupMember& member, const std::string& barrier, int64_t visit,
       absl::Time deadline);
 
-  virtual absl::StatusOr<WorkerGroup::Stats> GroupStats(
+  virtual absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
       const std::string& group);
 
   virtual absl::Status CreateWorkQueue(const std::string& group,
@@ -87,7 +88,7 @@ class GroupClient {
   virtual absl::Status FinishWorkItem(const GroupMember& member,
                                       const std::string& queue, int64_t epoch,
                                       int64_t index);
-  virtual absl::StatusOr<WorkQueue::Stats> WorkQueueStats(
+  virtual absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkQueueStats(
       const std::string& group, const std::string& queue);
 
  private:

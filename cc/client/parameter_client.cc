@@ -81,7 +81,8 @@ absl::Status ParameterClient::DropTable(const std::string& table) {
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
   if (response.dropped()) return absl::OkStatus();
   // It names the tables that there are.
-  TFSWITCH_RETURN_IF_ERROR(ListTables(table).status());
+  absl::Status missing = ListTables(table).status();
+  if (absl::IsNotFound(missing)) return missing;
   return absl::NotFoundError(absl::StrCat("no table '", table, "'"));
 }
 
@@ -142,15 +143,11 @@ absl::StatusOr<int64_t> ParameterClient::Erase(const TableRef& table,
   return response.erased_rows();
 }
 
-absl::StatusOr<ShrinkReport> ParameterClient::Shrink(const ShrinkArgs& args) {
-  v1::ShrinkRequest request;
-  NameTable({args.table, args.table_incarnation}, &request);
-  if (args.rules.has_value()) *request.mutable_rules() = ToProto(*args.rules);
-  if (args.day >= 0.0f) request.set_day(args.day);
-  request.set_dry_run(args.dry_run);
+absl::StatusOr<v1::ShrinkResponse> ParameterClient::Shrink(
+    const v1::ShrinkRequest& request) {
   v1::ShrinkResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return FromProto(response);
+  return response;
 }
 
 std::unique_ptr<PendingCall> ParameterClient::StartReadUsage(
@@ -163,8 +160,8 @@ std::unique_ptr<PendingCall> ParameterClient::StartReadUsage(
   if (day >= 0.0f) request.set_day(day);
   return std::make_unique<MessageCall<v1::ReadUsageResponse>>(
       this, request, timeout,
-      [usage, states](const v1::ReadUsageResponse& response) {
-        return FromProto(response, usage, states);
+      [this, usage, states](const v1::ReadUsageResponse& response) {
+        return Blame(FromProto(response, usage, states));
       });
 }
 

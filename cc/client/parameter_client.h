@@ -88,14 +88,6 @@ struct PushPart {
   WriteResult* result = nullptr;
 };
 
-struct ShrinkArgs {
-  std::string table;
-  uint64_t table_incarnation = 0;
-  std::optional<EvictionConfig> rules;  // Absent: those of its config.
-  float day = kServersDay;
-  bool dry_run = false;
-};
-
 // See EmbeddingTable::ForEachChange and Shard::ExportChanges.
 struct ExportChangesArgs {
   std::string table;
@@ -142,6 +134,10 @@ class ParameterClient {
   }
   // Longest time that a call may take, retries included.
   virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }
+  // The error of an answer that cannot be read: the server's fault.
+  virtual absl::Status Blame(const absl::Status& malformed) const {
+    return malformed;
+  }
   // An identity for a write that has none; empty if no call is repeated.
   virtual PushId NextWriteId() { return {}; }
 
@@ -213,7 +209,7 @@ class ParameterClient {
 
   // See Shard::Shrink. The report is the sum of all shards; after an error some
   // of them may have been shrunk.
-  absl::StatusOr<ShrinkReport> Shrink(const ShrinkArgs& args);
+  absl::StatusOr<v1::ShrinkResponse> Shrink(const v1::ShrinkRequest& request);
 
   // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
   virtual absl::Status ReadUsage(const TableRef& table,

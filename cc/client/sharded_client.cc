@@ -5,7 +5,7 @@
 // answers owns the parts too, so that they live as long as the calls.
 //
 // Where lost tables recover, the start of a call is kept as a function and runs
-// once more after a DataLoss. Staging a restore and exports of changes block
+// once more after a DataLoss. Saves, restores and exports of changes block
 // until they end, so that OnAllShards() runs them on one thread for each shard.
 
 #include "cc/client/sharded_client.h"
@@ -15,7 +15,6 @@
 #include <cstring>
 #include <functional>
 #include <future>
-#include <iterator>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -140,6 +139,13 @@ void AddTo(google::protobuf::Message* answer, google::protobuf::Message* sum) {
   sum->MergeFrom(*answer);
 }
 
+using Answers = std::vector<std::unique_ptr<google::protobuf::Message>>;
+
+void SumUp(const Answers& answers, google::protobuf::Message* sum) {
+  sum->Clear();
+  for (const auto& answer : answers) AddTo(answer.get(), sum);
+}
+
 // A call that is made once more if a table had lost rows and goes on.
 class RecoveringCall : public PendingCall {
  public:
@@ -174,16 +180,28 @@ class ShardedClient : public ParameterClient {
 
   GroupClient& groups() override { return shards_[0]->groups(); }
 
-  // All shards get the request, and the answer is their sum.
+  // All shards get the request, and the answer is their sum. A request of a
+  // table that names no incarnation is about the table that this client knows.
   std::unique_ptr<PendingCall> StartCall(
       const google::protobuf::Message& request,
       google::protobuf::Message* response, absl::Duration timeout) override {
+    const auto answers = std::make_shared<Answers>();
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      answers->emplace_back(response->New());
+    }
+    if (IncarnationField(request) == nullptr) {
+      // It may take long: each shard's call is repeated by itself.
+      absl::Status status = OnAllShards([&](size_t i) {
+        return shards_[i]->Call(request, (*answers)[i].get(), timeout);
+      });
+      if (status.ok()) SumUp(*answers, response);
+      return Done(std::move(status));
+    }
     std::shared_ptr<google::protobuf::Message> own(request.New());
     own->CopyFrom(request);
-    const auto start = [this, own, response, timeout] {
-      return StartOnAll(own.get(), response, timeout);
-    };
-    return IncarnationField(request) != nullptr ? Begin(start) : start();
+    return Begin([this, own, answers, response, timeout] {
+      return StartOnAll(*own, answers, response, timeout);
+    });
   }
 
   absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
@@ -465,29 +483,27 @@ class ShardedClient : public ParameterClient {
     return call();
   }
 
-  std::unique_ptr<PendingCall> StartOnAll(google::protobuf::Message* request,
-                                          google::protobuf::Message* response,
-                                          absl::Duration timeout) {
-    if (const auto* incarnation = IncarnationField(*request)) {
-      const google::protobuf::Reflection& reflection =
-          *request->GetReflection();
+  std::unique_ptr<PendingCall> StartOnAll(
+      const google::protobuf::Message& request,
+      const std::shared_ptr<Answers>& answers,
+      google::protobuf::Message* response, absl::Duration timeout) {
+    const google::protobuf::Reflection& reflection = *request.GetReflection();
+    const auto* incarnation = IncarnationField(request);
+    const std::unique_ptr<google::protobuf::Message> own(request.New());
+    own->CopyFrom(request);
+    if (reflection.GetUInt64(request, incarnation) == 0) {
       const absl::StatusOr<Facts> facts = tables_.FactsOf(reflection.GetString(
-          *request, request->GetDescriptor()->FindFieldByName("table")));
+          request, request.GetDescriptor()->FindFieldByName("table")));
       if (!facts.ok()) return Done(facts.status());
-      reflection.SetUInt64(request, incarnation, facts->incarnation);
+      reflection.SetUInt64(own.get(), incarnation, facts->incarnation);
     }
-    using Answers = std::vector<std::unique_ptr<google::protobuf::Message>>;
-    const auto answers = std::make_shared<Answers>();
     std::vector<std::unique_ptr<PendingCall>> calls;
-    for (const auto& shard : shards_) {
-      answers->emplace_back(response->New());
+    for (size_t i = 0; i < shards_.size(); ++i) {
       calls.push_back(
-          shard->StartCall(*request, answers->back().get(), timeout));
+          shards_[i]->StartCall(*own, (*answers)[i].get(), timeout));
     }
-    return std::make_unique<JoinedCalls>(std::move(calls), [answers, response] {
-      response->Clear();
-      for (const auto& answer : *answers) AddTo(answer.get(), response);
-    });
+    return std::make_unique<JoinedCalls>(
+        std::move(calls), [answers, response] { SumUp(*answers, response); });
   }
 
   std::unique_ptr<PendingCall> StartPulls(std::vector<PullPart> pulls) {

@@ -231,9 +231,12 @@ absl::Status WorkerSession::Arrive() {
     has_pushed_ = false;
     has_applied_ = false;
   }
-  // If a server did not answer, nobody knows whether it has heard.
-  const bool is_unconfirmed = !has_arrived && (absl::IsUnavailable(ended) ||
-                                               absl::IsDeadlineExceeded(ended));
+  // If a server did not answer, or the user has ended the call, nobody knows
+  // whether it has heard.
+  const bool is_unconfirmed =
+      !has_arrived &&
+      (absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ||
+       absl::IsCancelled(ended));
   if (!is_unconfirmed) unconfirmed_weight_.reset();
   if (absl::IsNotFound(ended)) return EndedStep(ComeBack(ended, has_arrived));
   is_unfinished_ = has_arrived && !ended.ok();
@@ -521,7 +524,7 @@ WorkerSession::ItemState WorkerSession::GetItemState(const std::string& queue,
                                                 : ItemState::kInStep;
 }
 
-absl::StatusOr<WorkQueue::Stats> WorkerSession::WorkQueueStats(
+absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkerSession::WorkQueueStats(
     const std::string& queue) {
   return client_->groups().WorkQueueStats(options_.group, queue);
 }

@@ -49,7 +49,7 @@ class WorkerSession {
     bool has_left = false;    // It has not come back.
     bool is_in_step = false;  // Something has been pushed since the last ended.
     GroupSession::Waits waits;
-    WorkerGroup::Stats group;
+    v1::GetGroupStatsResponse group;
   };
 
   // `client` must be of the cluster that the worker trains with.
@@ -114,7 +114,8 @@ class WorkerSession {
   enum class ItemState { kLost, kOwn, kInStep };
   ItemState GetItemState(const std::string& queue, int64_t epoch,
                          int64_t index);
-  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& queue);
+  absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkQueueStats(
+      const std::string& queue);
 
   // Nobody waits for this worker any more; the next step joins again.
   // Idempotent. `timeout` as in GroupSession.

@@ -8,7 +8,6 @@
 
 #include "cc/shard/control_calls.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <unordered_map>

@@ -2,7 +2,9 @@
 // DeadlineExceeded becomes an answer that names the missing workers, because
 // the client then asks again. Arrive ends a step and may wait in the same call,
 // which saves a second one. An error of that wait is not given back, because
-// the step has been counted; the worker hears of it when it asks again.
+// the step has been counted; the worker hears of it when it asks again. But
+// Cancelled is, because a user who ends a wait of this process must not wait
+// again.
 
 #include <algorithm>
 #include <optional>
@@ -92,7 +94,6 @@ absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
     if (round.ok()) *response->mutable_round() = ToProto(*round);
     waited = round.status();
   }
-  // The user of this process ends the wait.
   return absl::IsCancelled(waited) ? waited : absl::OkStatus();
 }
 

@@ -76,21 +76,6 @@ v1::GetGroupStatsResponse ToProto(const WorkerGroup::Stats& stats) {
   return proto;
 }
 
-WorkerGroup::Stats FromProto(const v1::GetGroupStatsResponse& proto) {
-  WorkerGroup::Stats stats;
-  stats.num_active = proto.num_active();
-  stats.num_waiting = proto.num_waiting();
-  stats.rounds = proto.rounds();
-  stats.contributions = proto.contributions();
-  stats.samples = proto.samples();
-  stats.dropped = proto.dropped();
-  stats.carried = proto.carried();
-  stats.expired = proto.expired();
-  stats.rejoined = proto.rejoined();
-  stats.staleness.assign(proto.staleness().begin(), proto.staleness().end());
-  return stats;
-}
-
 v1::WorkQueueOptions ToProto(const WorkQueueOptions& options) {
   v1::WorkQueueOptions proto;
   for (const std::string& item : options.items) proto.add_items(item);
@@ -132,18 +117,6 @@ v1::GetWorkQueueStatsResponse ToProto(const WorkQueue::Stats& stats) {
   proto.set_num_returned(stats.num_returned);
   proto.set_reissued(stats.reissued);
   return proto;
-}
-
-WorkQueue::Stats FromProto(const v1::GetWorkQueueStatsResponse& proto) {
-  WorkQueue::Stats stats;
-  stats.epoch = proto.epoch();
-  stats.num_epochs = proto.num_epochs();
-  stats.num_items = proto.num_items();
-  stats.num_finished = proto.num_finished();
-  stats.num_leased = proto.num_leased();
-  stats.num_returned = proto.num_returned();
-  stats.reissued = proto.reissued();
-  return stats;
 }
 
 }  // namespace tfswitch

@@ -17,7 +17,6 @@ v1::GroupOptions ToProto(const WorkerGroupOptions& options);
 WorkerGroupOptions FromProto(const v1::GroupOptions& proto);
 
 v1::GetGroupStatsResponse ToProto(const WorkerGroup::Stats& stats);
-WorkerGroup::Stats FromProto(const v1::GetGroupStatsResponse& proto);
 
 v1::WorkQueueOptions ToProto(const WorkQueueOptions& options);
 WorkQueueOptions FromProto(const v1::WorkQueueOptions& proto);
@@ -26,7 +25,6 @@ v1::WorkItem ToProto(const WorkItem& item);
 WorkItem FromProto(const v1::WorkItem& proto);
 
 v1::GetWorkQueueStatsResponse ToProto(const WorkQueue::Stats& stats);
-WorkQueue::Stats FromProto(const v1::GetWorkQueueStatsResponse& proto);
 
 }  // namespace tfswitch
 

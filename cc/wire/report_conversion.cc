@@ -68,22 +68,6 @@ v1::ShrinkResponse ToProto(const ShrinkReport& report) {
   return proto;
 }
 
-ShrinkReport FromProto(const v1::ShrinkResponse& proto) {
-  ShrinkReport report;
-  report.evicted_rows = proto.evicted_rows();
-  report.evicted_bytes = proto.evicted_bytes();
-  report.by_ttl = proto.by_ttl();
-  report.by_show_click_score = proto.by_show_click_score();
-  report.by_l2_norm = proto.by_l2_norm();
-  report.by_max_rows = proto.by_max_rows();
-  report.evicted_candidates = proto.evicted_candidates();
-  report.remaining_rows = proto.remaining_rows();
-  report.remaining_count = proto.remaining_count();
-  report.remaining_show = proto.remaining_show();
-  report.remaining_click = proto.remaining_click();
-  return report;
-}
-
 v1::ReadUsageResponse ToProto(absl::Span<const UsageOfRow> usage,
                               absl::Span<const KeyState> states) {
   v1::ReadUsageResponse proto;

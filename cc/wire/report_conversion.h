@@ -16,7 +16,6 @@ v1::TableInfo ToProto(const TableInfo& info);
 TableInfo FromProto(const v1::TableInfo& proto);
 
 v1::ShrinkResponse ToProto(const ShrinkReport& report);
-ShrinkReport FromProto(const v1::ShrinkResponse& proto);
 
 v1::ReadUsageResponse ToProto(absl::Span<const UsageOfRow> usage,
                               absl::Span<const KeyState> states);

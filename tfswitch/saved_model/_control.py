@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from tfswitch import _native
 from tfswitch._control import call, integers
+from tfswitch._renamed import renamed_arguments
 
 
 class ServedState(NamedTuple):
@@ -81,14 +82,19 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     return _steer(path, refresh=True)
 
 
-def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
-    """Looks for newer exports every so many seconds from now on; 0: never.
+@renamed_arguments(seconds="interval")
+def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
+    """Looks for newer exports at intervals from now on.
 
     An export that cannot be served is in `state`, and in the log.
 
+    Args:
+        path: The folder of the SavedModel.
+        interval: Seconds between two looks; 0: never again.
+
     Raises:
         KeyError: As `state`.
-        ValueError: If `seconds` is no number of at least 0.
+        ValueError: If `interval` is no number of at least 0.
         RuntimeError: If the model looks up on servers.
 
     Example:
@@ -96,15 +102,15 @@ def watch(path: str | os.PathLike[str], seconds: float) -> ServedState:
     >>> tsw.saved_model.watch("models/ctr/1", 5.0)
     """
     if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, (int, float))
-        or not 0 <= seconds < 1e9
+        isinstance(interval, bool)
+        or not isinstance(interval, (int, float))
+        or not 0 <= interval < 1e9
     ):
         raise ValueError(
-            "`seconds` must be a number of at least 0. "
-            f"Received: seconds={seconds!r}"
+            "`interval` must be a number of at least 0. "
+            f"Received: interval={interval!r}"
         )
-    return _steer(path, watch_secs=float(seconds))
+    return _steer(path, watch_secs=float(interval))
 
 
 def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:

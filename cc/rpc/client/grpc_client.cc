@@ -312,6 +312,9 @@ class GrpcClient final : public ParameterClient {
   absl::Duration timeout() const override {
     return connection_->options().timeout;
   }
+  absl::Status Blame(const absl::Status& malformed) const override {
+    return connection_->Blame(malformed);
+  }
   PushId NextWriteId() override {
     return IdOfPart(
         {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)},

@@ -20,7 +20,7 @@ namespace tfswitch {
 
 // The service's description of itself.
 struct ServiceIdentity {
-  uint32_t protocol_version = 1;
+  uint32_t protocol_version = kProtocolVersion;
   uint64_t max_message_bytes = 0;
 };
 

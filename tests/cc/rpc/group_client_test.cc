@@ -72,10 +72,10 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
     }
   }
   EXPECT_EQ(rounds[2][0].total_weight, 4.5);
-  const WorkerGroup::Stats stats = *Connect()->groups().GroupStats("g");
-  EXPECT_EQ(stats.rounds, 40);
-  EXPECT_EQ(stats.contributions, 20 + 30 + 40);
-  EXPECT_EQ(stats.num_active, 0);
+  const v1::GetGroupStatsResponse stats = *Connect()->groups().GroupStats("g");
+  EXPECT_EQ(stats.rounds(), 40);
+  EXPECT_EQ(stats.contributions(), 20 + 30 + 40);
+  EXPECT_EQ(stats.num_active(), 0);
 }
 
 TEST_P(GroupClientTest, StalenessIsBounded) {
@@ -100,9 +100,8 @@ TEST_P(GroupClientTest, StalenessIsBounded) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const std::vector<int64_t> counts =
-      Connect()->groups().GroupStats("g")->staleness;
-  EXPECT_EQ(counts[0] + counts[1], 300);
+  const auto stats = Connect()->groups().GroupStats("g");
+  EXPECT_EQ(stats->staleness(0) + stats->staleness(1), 300);
 }
 
 TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
@@ -196,9 +195,9 @@ TEST_P(GroupClientTest, TheDeadAreDroppedWhenTheirLeaseEnds) {
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->contributions.size(), 1u);
   EXPECT_EQ(groups.Heartbeat(dead, kLong).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(groups.GroupStats("g")->expired, 1);
+  EXPECT_EQ(groups.GroupStats("g")->expired(), 1);
   EXPECT_TRUE(groups.Join("g", 1, 0, 0).ok());
-  EXPECT_EQ(groups.GroupStats("g")->rejoined, 1);
+  EXPECT_EQ(groups.GroupStats("g")->rejoined(), 1);
 }
 
 TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {

@@ -592,9 +592,8 @@ TEST(GrpcClientTest, AWriteWithoutAnAnswerSaysThatItMayHaveBeenApplied) {
   options.bulk_timeout = options.timeout;
   auto client = NewGrpcClient(options).value();
   ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
-  ShrinkArgs shrink;
-  shrink.table = "t";
-  shrink.rules.emplace();
+  v1::ShrinkRequest shrink;
+  shrink.set_table("t");
   proxy.HoldAnswers(true);
 
   const auto expect_unclear = [](const std::string& write, bool is_bulk,
@@ -617,7 +616,7 @@ TEST(GrpcClientTest, AWriteWithoutAnAnswerSaysThatItMayHaveBeenApplied) {
                  client->Erase("t", {1}).status());
   expect_unclear("shrink of table 't'", true, client->Shrink(shrink).status());
   expect_unclear("restore", true, client->CommitRestore("id", false));
-  shrink.dry_run = true;
+  shrink.set_dry_run(true);
   for (const absl::Status& read :
        {PullRows(*client, "t", 2, {1}).status(),
         client->Shrink(shrink).status(),

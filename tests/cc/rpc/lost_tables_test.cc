@@ -90,10 +90,9 @@ TEST_F(LostTablesTest, EveryCallSaysWhichServerHasLostTheTable) {
   assign.dim = 2;
   assign.keys = keys;
   assign.embeddings = values;
-  ShrinkArgs shrink;
-  shrink.table = "t";
-  shrink.rules.emplace();
-  shrink.rules->min_l2_norm = 1.0f;
+  v1::ShrinkRequest shrink;
+  shrink.set_table("t");
+  shrink.mutable_rules()->mutable_l2_norm()->set_min_l2_norm(1.0f);
   ExportChangesArgs changes;
   changes.table = "t";
   const std::map<std::string, std::function<absl::Status()>> calls = {

@@ -200,13 +200,13 @@ TEST(RowLifeCallsTest, ServersShrinkTogether) {
     addresses.push_back(servers.back()->address());
   }
   const auto client = ConnectAll(addresses, absl::Seconds(30));
-  ShrinkArgs args;
-  args.table = "t";
+  v1::ShrinkRequest args;
+  args.set_table("t");
 
   const auto report = client->Shrink(args);
 
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->evicted_rows, 1 + 2 + 3);
+  EXPECT_EQ(report->evicted_rows(), 1 + 2 + 3);
 }
 
 // Also if another one has kept the client waiting for longer since than it
@@ -219,13 +219,13 @@ TEST(RowLifeCallsTest, AServerThatWasAwayForAMomentIsTriedAgain) {
   slow.Pause(kTimeout + absl::Milliseconds(100));
   away.FailNext();
   const auto client = ConnectAll({slow.address(), away.address()}, kTimeout);
-  ShrinkArgs args;
-  args.table = "t";
+  v1::ShrinkRequest args;
+  args.set_table("t");
 
   const auto report = client->Shrink(args);
 
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->evicted_rows, 1 + 2);
+  EXPECT_EQ(report->evicted_rows(), 1 + 2);
 }
 
 // Two real servers with a table "t" of 1,000 rows.
@@ -239,31 +239,30 @@ class ShrinkTest : public testing::Test {
                          absl::Seconds(1));
     EXPECT_TRUE(client_->CreateTable(CountedTable()).ok());
     EXPECT_TRUE(PushOnes(*client_, "t", 2, KeysFrom(0, 1000)).ok());
-    args_.table = "t";
-    args_.rules.emplace();
+    args_.set_table("t");
   }
 
   int64_t NumRows() { return client_->ListTables("t")->at(0).stats.num_rows; }
 
   std::vector<std::unique_ptr<GrpcServer>> servers_;
   std::unique_ptr<ParameterClient> client_;
-  ShrinkArgs args_;
+  v1::ShrinkRequest args_;
 };
 
 TEST_F(ShrinkTest, MaxRowsIsOfTheWholeTable) {
-  args_.rules->max_rows = 300;
+  args_.mutable_rules()->mutable_max_rows()->set_max_rows(300);
 
   const auto report = client_->Shrink(args_);
 
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->evicted_rows, 700);
-  EXPECT_EQ(report->by_max_rows, 700);
-  EXPECT_EQ(report->remaining_rows, 300);
+  EXPECT_EQ(report->evicted_rows(), 700);
+  EXPECT_EQ(report->by_max_rows(), 700);
+  EXPECT_EQ(report->remaining_rows(), 300);
   EXPECT_EQ(NumRows(), 300);
 }
 
 TEST_F(ShrinkTest, TheErrorOfAServerIsNamedAndTheOthersShrinkAllTheSame) {
-  args_.rules->max_rows = 0;
+  args_.mutable_rules()->mutable_max_rows()->set_max_rows(0);
   const std::string gone = servers_[0]->address();
   servers_[0].reset();
 
@@ -281,7 +280,7 @@ TEST_F(ShrinkTest, TheErrorOfAServerIsNamedAndTheOthersShrinkAllTheSame) {
 }
 
 TEST_F(ShrinkTest, ServersWithoutRulesSayWhatIsMissing) {
-  args_.rules.reset();
+  args_.clear_rules();
 
   const absl::Status status = client_->Shrink(args_).status();
 

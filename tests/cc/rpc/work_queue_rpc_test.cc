@@ -101,13 +101,13 @@ TEST_P(WorkQueueTest, ItemsPassOverTheWireWhole) {
 
   const auto stats = session->WorkQueueStats("q");
   ASSERT_TRUE(stats.ok());
-  EXPECT_EQ(stats->epoch, 0);
-  EXPECT_EQ(stats->num_epochs, 3);
-  EXPECT_EQ(stats->num_items, 2);
-  EXPECT_EQ(stats->num_finished, 1);
-  EXPECT_EQ(stats->num_leased, 1);
-  EXPECT_EQ(stats->num_returned, 0);
-  EXPECT_EQ(stats->reissued, 0);
+  EXPECT_EQ(stats->epoch(), 0);
+  EXPECT_EQ(stats->num_epochs(), 3);
+  EXPECT_EQ(stats->num_items(), 2);
+  EXPECT_EQ(stats->num_finished(), 1);
+  EXPECT_EQ(stats->num_leased(), 1);
+  EXPECT_EQ(stats->num_returned(), 0);
+  EXPECT_EQ(stats->reissued(), 0);
 }
 
 TEST_P(WorkQueueTest, ProgressCountsWithTheEndOfTheStep) {
@@ -182,7 +182,7 @@ TEST_P(WorkQueueTest, OneThatWasGivenUpComesBackToTakeAndToFinish) {
   GiveUp(*session);
   EXPECT_EQ(session->FinishWorkItem("q", 0, 0).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(session->WorkQueueStats("q")->num_finished, 0);
+  EXPECT_EQ(session->WorkQueueStats("q")->num_finished(), 0);
   EXPECT_EQ(Take(*session).index, 0);
 }
 
@@ -349,7 +349,7 @@ TEST(WorkQueueOfUnreliableWorkersTest,
             if (!taken.ok()) continue;
             item = *taken;
             if (item.has_value()) continue;
-            if (groups->WorkQueueStats("g", "q")->epoch == kEpochs) break;
+            if (groups->WorkQueueStats("g", "q")->epoch() == kEpochs) break;
             const absl::Status waited =
                 session->WaitAtBarrier(WorkQueueBarrier("q"), kLong);
             if (absl::IsNotFound(waited)) {
@@ -396,7 +396,7 @@ TEST(WorkQueueOfUnreliableWorkersTest,
     const auto client = cluster.Connect();
     GroupClient& groups = client->groups();
     const GroupMember member = {"g", 9, groups.Join("g", 9, 0, 0)->incarnation};
-    const int64_t num_rounds = groups.GroupStats("g")->rounds;
+    const int64_t num_rounds = groups.GroupStats("g")->rounds();
     std::map<std::pair<int64_t, int64_t>, std::vector<int>> counts;
     for (int64_t number = 0; number < num_rounds; ++number) {
       const auto round =
@@ -410,7 +410,7 @@ TEST(WorkQueueOfUnreliableWorkersTest,
         for (int64_t i = samples.begin; i < samples.end; ++i) ++count[i];
       }
     }
-    EXPECT_EQ(groups.GroupStats("g")->dropped, 0);
+    EXPECT_EQ(groups.GroupStats("g")->dropped(), 0);
     ASSERT_EQ(counts.size(), static_cast<size_t>(kItems * kEpochs));
     for (const auto& [item, count] : counts) {
       EXPECT_THAT(count, testing::Each(1))

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/interrupt.h"
 #include "cc/base/steady_clock.h"
 #include "cc/client/done_call.h"
 #include "cc/client/local_client.h"
@@ -357,8 +358,8 @@ TEST_P(WorkerSessionTest, OneThatDiesIsDroppedAndTheRestGoOn) {
   EXPECT_THAT(SomeRows(*client), Each(10.0f - 2 * 2.0f - 2 * 1.0f));
   const auto report = session->GetReport();
   ASSERT_TRUE(report.ok());
-  EXPECT_EQ(report->group.expired, 1);
-  EXPECT_EQ(report->group.num_active, 1);
+  EXPECT_EQ(report->group.expired(), 1);
+  EXPECT_EQ(report->group.num_active(), 1);
   EXPECT_EQ(report->dropped, 0);
 }
 
@@ -397,7 +398,7 @@ TEST_P(WorkerSessionTest, OneGivenUpJoinsAgainAndItsStepDoesNotCount) {
   const auto report = session->GetReport();
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report->dropped, 1);
-  EXPECT_EQ(report->group.rejoined, 1);
+  EXPECT_EQ(report->group.rejoined(), 1);
   EXPECT_GT(report->member.incarnation, before.incarnation);
 
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
@@ -415,7 +416,7 @@ TEST_P(WorkerSessionTest, AnUnboundWorkerGivenUpLosesNothing) {
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
   EXPECT_EQ(session->GetReport()->dropped, 0);
-  EXPECT_EQ(session->GetReport()->group.num_active, 1);
+  EXPECT_EQ(session->GetReport()->group.num_active(), 1);
 }
 
 TEST_P(WorkerSessionTest, NobodyIsFurtherAheadThanTheStaleness) {
@@ -439,9 +440,36 @@ TEST_P(WorkerSessionTest, NobodyIsFurtherAheadThanTheStaleness) {
 
   const auto client = cluster_.Connect();
   EXPECT_THAT(SomeRows(*client), Each(float{kWorkers * kSteps}));
-  const std::vector<int64_t> staleness =
-      client->groups().GroupStats("g")->staleness;
-  EXPECT_EQ(staleness[0] + staleness[1] + staleness[2], kWorkers * kSteps);
+  const auto stats = client->groups().GroupStats("g");
+  EXPECT_EQ(stats->staleness(0) + stats->staleness(1) + stats->staleness(2),
+            kWorkers * kSteps);
+}
+
+thread_local bool user_ends_waits = false;
+
+TEST_P(WorkerSessionTest, AStepWhoseWaitTheUserEndsHasEnded) {
+  const auto client = cluster_.Connect();
+  CreateRows(*client, 10.0f);
+  const auto session = Join(client, OptionsOf(0, 2));
+  SetInterruptCheck([] { return user_ends_waits ? 1 : 0; });
+  user_ends_waits = true;
+  const absl::Status ended = TrainStep(*client, *session, 1.0f);
+  user_ends_waits = false;
+  SetInterruptCheck(nullptr);
+  EXPECT_EQ(ended.code(), absl::StatusCode::kCancelled) << ended;
+
+  std::thread other([this] {
+    const auto other_client = cluster_.Connect();
+    const auto other_session = Join(other_client, OptionsOf(1, 2));
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_TRUE(TrainStep(*other_client, *other_session, 1.0f).ok());
+    }
+  });
+  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
+  other.join();
+
+  EXPECT_THAT(SomeRows(*client), Each(8.0f));
+  EXPECT_EQ(client->groups().GroupStats("g")->contributions(), 4);
 }
 
 TEST_P(WorkerSessionTest, AWaitThatTakesTooLongSaysForWhom) {
@@ -480,7 +508,7 @@ TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
             absl::StatusCode::kUnavailable);
   EXPECT_TRUE(session->EndStep(1.0).ok());
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
-  EXPECT_EQ(session->GetReport()->group.rounds, 1);
+  EXPECT_EQ(session->GetReport()->group.rounds(), 1);
 
   // By the next push.
   client->FailNextCommits(1);
@@ -488,7 +516,7 @@ TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
             absl::StatusCode::kUnavailable);
   EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(6.0f));
-  EXPECT_EQ(session->GetReport()->group.rounds, 3);
+  EXPECT_EQ(session->GetReport()->group.rounds(), 3);
   EXPECT_EQ(session->GetReport()->dropped, 0);
 }
 
@@ -529,7 +557,7 @@ TEST_P(WorkerSessionTest, ARoundOfACoordinatorThatHasGoneIsGivenUp) {
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
 
   EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
-  EXPECT_EQ(session->GetReport()->group.rejoined, 1);
+  EXPECT_EQ(session->GetReport()->group.rejoined(), 1);
 }
 
 TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
@@ -565,7 +593,7 @@ TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
   ASSERT_TRUE(report.ok());
   EXPECT_GT(report->member.incarnation, before.next_incarnation);
   EXPECT_EQ(report->dropped, 0);
-  EXPECT_EQ(report->group.rounds, 2);
+  EXPECT_EQ(report->group.rounds(), 2);
   before.number = 1;
   EXPECT_EQ(commit().code(), absl::StatusCode::kAborted);
   EXPECT_THAT(SomeRows(*client), Each(4.0f));
@@ -583,7 +611,7 @@ TEST_P(WorkerSessionTest, AStepWhoseEndWasPerhapsNotHeardEndsOnce) {
                 absl::StatusCode::kUnavailable);
       EXPECT_TRUE(session->GetReport()->is_in_step);
     };
-    const int64_t rounds = session->GetReport()->group.rounds;
+    const int64_t rounds = session->GetReport()->group.rounds();
 
     fail_a_step();
     EXPECT_TRUE(session->EndStep(1.0).ok());
@@ -595,7 +623,7 @@ TEST_P(WorkerSessionTest, AStepWhoseEndWasPerhapsNotHeardEndsOnce) {
     EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
     EXPECT_THAT(SomeRows(*client), Each(5.0f));
 
-    EXPECT_EQ(session->GetReport()->group.rounds - rounds, 4);
+    EXPECT_EQ(session->GetReport()->group.rounds() - rounds, 4);
     EXPECT_EQ(session->GetReport()->dropped, 0);
     ASSERT_TRUE(session->Leave().ok());
   }
@@ -645,7 +673,7 @@ TEST_P(WorkerSessionTest, WhatOneStartedAgainHasNotSeenAppliedIsWithdrawn) {
     EXPECT_EQ(TrainStep(*first_client, *first, 50.0f).code(),
               absl::StatusCode::kFailedPrecondition);
   });
-  while (client->groups().GroupStats("g")->staleness[0] == 0) {
+  while (client->groups().GroupStats("g")->staleness(0) == 0) {
     std::this_thread::yield();
   }
 
@@ -660,7 +688,7 @@ TEST_P(WorkerSessionTest, WhatOneStartedAgainHasNotSeenAppliedIsWithdrawn) {
   step.join();
   EXPECT_THAT(SomeRows(*client), Each(100.0f - 3.0f));
   EXPECT_EQ(second->GetReport()->dropped, 0);
-  EXPECT_EQ(second->GetReport()->group.dropped, 1);
+  EXPECT_EQ(second->GetReport()->group.dropped(), 1);
 }
 
 TEST_P(WorkerSessionTest, OneThatComesBackToItsOpenRoundWaitsForIt) {
@@ -687,7 +715,7 @@ TEST_P(WorkerSessionTest, OneThatComesBackToItsOpenRoundWaitsForIt) {
   EXPECT_TRUE(session->EndStep(1.0).ok());
 
   EXPECT_THAT(SomeRows(*own_client), Each(97.0f));
-  EXPECT_EQ(session->GetReport()->group.contributions, 2);
+  EXPECT_EQ(session->GetReport()->group.contributions(), 2);
 }
 
 TEST_P(WorkerSessionTest, LeavingEndsAWaitOfAnotherThread) {
@@ -703,7 +731,7 @@ TEST_P(WorkerSessionTest, LeavingEndsAWaitOfAnotherThread) {
     });
     for (;;) {
       const auto stats = client->groups().GroupStats("g");
-      if (at_barrier ? stats->num_waiting == 1 : stats->staleness[0] == 1) {
+      if (at_barrier ? stats->num_waiting() == 1 : stats->staleness(0) == 1) {
         break;
       }
       std::this_thread::yield();
@@ -713,7 +741,7 @@ TEST_P(WorkerSessionTest, LeavingEndsAWaitOfAnotherThread) {
 
     waiting.join();
     EXPECT_EQ(ended.code(), absl::StatusCode::kCancelled) << ended;
-    EXPECT_EQ(session->GetReport()->group.num_active, 1);
+    EXPECT_EQ(session->GetReport()->group.num_active(), 1);
   }
 }
 
@@ -735,7 +763,7 @@ TEST_P(WorkerSessionTest, OneThatHasLeftJoinsAgainWithItsNextStep) {
   const uint64_t before = session->CurrentStep()->incarnation;
   ASSERT_TRUE(session->Leave().ok());
   EXPECT_TRUE(session->Leave().ok());
-  EXPECT_EQ(session->GetReport()->group.num_active, 0);
+  EXPECT_EQ(session->GetReport()->group.num_active(), 0);
   // Somebody else goes on meanwhile.
   const auto other_client = cluster_.Connect();
   const auto other = Join(other_client, OptionsOf(1, 1));
@@ -747,7 +775,7 @@ TEST_P(WorkerSessionTest, OneThatHasLeftJoinsAgainWithItsNextStep) {
   EXPECT_GT(session->CurrentStep()->incarnation, before);
   EXPECT_THAT(SomeRows(*client), Each(10.0f - 1.0f - 2.0f - 3.0f));
   EXPECT_EQ(session->GetReport()->dropped, 0);
-  EXPECT_EQ(session->GetReport()->group.num_active, 1);
+  EXPECT_EQ(session->GetReport()->group.num_active(), 1);
 }
 
 TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
@@ -770,7 +798,7 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
         groups.Arrive(dying, place.clock + i, place.round + i, 1.0, {}).ok());
   }
   ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
-  EXPECT_EQ(groups.GroupStats("g")->rounds, 4);
+  EXPECT_EQ(groups.GroupStats("g")->rounds(), 4);
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
 
   const auto late_client = cluster_.Connect();
@@ -834,7 +862,7 @@ TEST_P(WorkerSessionTest, EpochsOfUnevenLengthEndTogether) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(client->groups().GroupStats("g")->rounds, 4 * kEpochs);
+  EXPECT_EQ(client->groups().GroupStats("g")->rounds(), 4 * kEpochs);
 }
 
 TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
@@ -922,7 +950,7 @@ TEST_P(WorkerSessionTest, OneGivenUpAndOneThatHasLeftComeToABarrier) {
   EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
   ASSERT_TRUE(session->Leave().ok());
   EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
-  EXPECT_EQ(session->GetReport()->group.num_active, 1);
+  EXPECT_EQ(session->GetReport()->group.num_active(), 1);
 }
 
 TEST_P(WorkerSessionTest, StepsWithoutWaitingEndAtOnce) {

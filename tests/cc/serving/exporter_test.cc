@@ -62,7 +62,7 @@ class CountingClient final : public ForwardingClient {
 // With one shard, and with three.
 class ExporterTest : public testing::TestWithParam<int> {
  protected:
-  ExporterTest() : client_(MakeClient(GetParam())) {
+  ExporterTest() : shards_(MakeShards(GetParam())), client_(MakeClient()) {
     std::string pattern = testing::TempDir() + "/exporterXXXXXX";
     path_ = mkdtemp(pattern.data());
     options_.path = path_;
@@ -73,15 +73,21 @@ class ExporterTest : public testing::TestWithParam<int> {
     std::filesystem::remove_all(path_, error);
   }
 
-  static std::shared_ptr<ParameterClient> MakeClient(int num_shards) {
-    std::vector<std::unique_ptr<ParameterClient>> shards;
+  static std::vector<std::shared_ptr<Shard>> MakeShards(int num_shards) {
+    std::vector<std::shared_ptr<Shard>> shards;
     for (int i = 0; i < num_shards; ++i) {
       ShardOptions options;
       options.shard_index = static_cast<uint32_t>(i);
       options.num_shards = static_cast<uint32_t>(num_shards);
-      shards.push_back(NewLocalClient(std::make_shared<Shard>(options)));
+      shards.push_back(std::make_shared<Shard>(options));
     }
-    return NewShardedClient(std::move(shards));
+    return shards;
+  }
+
+  std::shared_ptr<ParameterClient> MakeClient() {
+    std::vector<std::unique_ptr<ParameterClient>> clients;
+    for (const auto& shard : shards_) clients.push_back(NewLocalClient(shard));
+    return NewShardedClient(std::move(clients));
   }
 
   static TableConfig Config(int dim = 2) {
@@ -134,7 +140,8 @@ class ExporterTest : public testing::TestWithParam<int> {
     EXPECT_EQ(rows, trained);
   }
 
-  const std::shared_ptr<ParameterClient> client_;
+  const std::vector<std::shared_ptr<Shard>> shards_;
+  std::shared_ptr<ParameterClient> client_;
   std::string path_;
   ExportOptions options_;
 };
@@ -259,6 +266,22 @@ TEST_P(ExporterTest, ScoresAreCommittedOnlyWhenTheExportIsThere) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot publish"));
   std::filesystem::remove(file);
   EXPECT_EQ(Publish(true).num_rows, 1);
+  EXPECT_FALSE(Publish(true).is_published);
+}
+
+TEST_P(ExporterTest, ScoresOfATableThatAnotherClientHasMadeAnewAreCommitted) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.statistics.nonclk_coeff = 1.0f;
+  ASSERT_TRUE(client_->CreateTable(config).ok());
+  const auto exporting = client_;
+  client_ = MakeClient();
+  ASSERT_TRUE(client_->DropTable("t").ok());
+  ASSERT_TRUE(client_->CreateTable(config).ok());
+  Push({1, 2, 3});
+  options_.rule = ScoreRule{1.0f, 1.0f, 16.0f};
+  client_ = exporting;
+  EXPECT_EQ(Publish(false).num_rows, 3);
   EXPECT_FALSE(Publish(true).is_published);
 }
 
