@@ -11,6 +11,8 @@
 #include "cc/client/group_session.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,6 +60,7 @@ GroupSession::~GroupSession() {
 }
 
 void GroupSession::KeepAlive() {
+  bool has_warned = false;
   for (;;) {
     GroupMember member;
     {
@@ -73,8 +76,17 @@ void GroupSession::KeepAlive() {
       member = member_;
     }
     // A worker that has been given up hears of it at the end of its step, and a
-    // server that is away is asked again.
-    groups_->Heartbeat(member, options_.lease / 3).IgnoreError();
+    // server that is away is asked again. Any other error repeats until the
+    // lease has ended, so it is said, once.
+    const absl::Status renewed = groups_->Heartbeat(member, options_.lease / 3);
+    if (renewed.ok() || absl::IsUnavailable(renewed) ||
+        absl::IsNotFound(renewed) || absl::IsFailedPrecondition(renewed) ||
+        std::exchange(has_warned, true)) {
+      continue;
+    }
+    std::fprintf(stderr,
+                 "tfswitch: warning: worker %u cannot renew its lease: %s\n",
+                 member.worker, std::string(renewed.message()).c_str());
   }
 }
 

@@ -47,7 +47,7 @@ struct Part {
   std::shared_ptr<float[]> values;  // keys.size() x dim, to send.
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
-  WriteResult result;  // Of a write.
+  WriteResult result;  // If the call is a write.
   std::unique_ptr<PendingCall> call;
 };
 
@@ -111,14 +111,15 @@ absl::Status CheckAssign(const AssignArgs& args) {
   return CheckFinite(args.table, "slot", args.keys, args.slots);
 }
 
-// Where a request names the incarnation of its table; null: it is of no table.
+// The field in which a request names the incarnation of its table; null if it
+// has no table.
 const google::protobuf::FieldDescriptor* IncarnationField(
     const google::protobuf::Message& request) {
   return request.GetDescriptor()->FindFieldByName("table_incarnation");
 }
 
-// Adds an answer to a sum: numbers are added, and lists are put together. What
-// an answer is in other fields, all are.
+// Adds an answer to a sum: int64 and double fields are added, and lists are put
+// together. In other fields the last answer counts.
 void AddTo(google::protobuf::Message* answer, google::protobuf::Message* sum) {
   using Field = google::protobuf::FieldDescriptor;
   const google::protobuf::Reflection& reflection = *answer->GetReflection();

@@ -19,8 +19,8 @@
 // Lists, because a class of gRPC has a method for each: V(Name) for a call with
 // the messages v1::NameRequest and v1::NameResponse.
 //
-// Of the service ParameterServer; streams and calls for rows are not among
-// them.
+// These are the calls of ParameterServer. Streams and calls for rows are not
+// among them.
 #define TFSWITCH_PARAMETER_SERVER_CALLS(V) \
   V(CreateTable)                           \
   V(DropTable)                             \
@@ -36,7 +36,7 @@
   V(StageRestore)                          \
   V(CommitRestore)
 
-// Of the service Coordination, which shard 0 answers.
+// These are the calls of Coordination, which shard 0 answers.
 #define TFSWITCH_COORDINATION_CALLS(V) \
   V(CreateGroup)                       \
   V(Join)                              \
@@ -59,7 +59,7 @@ struct ShardCall {
   Shard& shard;
   Shard::Interrupt interrupt;                    // Asked by saves and restores.
   const LentThreads* threads = nullptr;          // Work on a round, too.
-  uint32_t protocol_version = kProtocolVersion;  // That this side speaks.
+  uint32_t protocol_version = kProtocolVersion;  // The version of this side.
 };
 
 // OK if the other side speaks the same version.

@@ -78,14 +78,12 @@ class RowCall final : public PendingCall {
 
   RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
           const char* method, const grpc::ByteBuffer& request,
-          ReadResponse read_response,
-          absl::Duration timeout = absl::InfiniteDuration(),
-          const char* write = nullptr, std::vector<std::string> tables = {})
+          ReadResponse read_response, const char* write = nullptr,
+          std::vector<std::string> tables = {})
       : write_(write),
         tables_(std::move(tables)),
         read_response_(std::move(read_response)),
-        call_(connection, kind, method, request,
-              v1::ParameterServer::service_full_name(), timeout) {}
+        call_(connection, kind, method, request) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
@@ -546,7 +544,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
           std::copy(received.begin(), received.end(), results);
           return absl::OkStatus();
         },
-        absl::InfiniteDuration(), write, std::move(tables)));
+        write, std::move(tables)));
   }
   return all;
 }
@@ -606,7 +604,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
         return connection->Blame(
             ReadWriteResponse("AssignResponse", pieces, result));
       },
-      absl::InfiniteDuration(), "The assignment to ", std::vector{args.table});
+      "The assignment to ", std::vector{args.table});
 }
 
 absl::Status GrpcClient::ReadUsage(const TableRef& table,

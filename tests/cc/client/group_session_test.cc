@@ -38,9 +38,14 @@ class CountingGroups final : public GroupClient {
                          absl::Duration timeout) override {
     absl::Status status = GroupClient::Heartbeat(member, timeout);
     MutexLock lock(&mutex_);
+    if (refuses_heartbeats_) status = absl::UnimplementedError("no such call");
     ++num_heartbeats_;
     changed_.NotifyAll();
     return status;
+  }
+  void RefuseHeartbeats() {
+    MutexLock lock(&mutex_);
+    refuses_heartbeats_ = true;
   }
   absl::Status Leave(const GroupMember& member,
                      absl::Duration timeout) override {
@@ -62,6 +67,7 @@ class CountingGroups final : public GroupClient {
   Mutex mutex_;
   CondVar changed_;
   int num_heartbeats_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool refuses_heartbeats_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<absl::Duration> leave_timeouts_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -115,6 +121,20 @@ TEST_F(GroupSessionTest, AStepLongerThanTheLeaseIsNotDeath) {
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(fast->WaitForRound(kLong)->contributions.size(), 2u);
   EXPECT_EQ(groups_->GroupStats("g")->expired(), 0);
+}
+
+TEST_F(GroupSessionTest, ARefusedHeartbeatIsSaidOnce) {
+  WorkerGroupOptions options;
+  options.lease = absl::Milliseconds(30);
+  groups_->RefuseHeartbeats();
+  testing::internal::CaptureStderr();
+  auto session = Join(3, options);
+  groups_->WaitForHeartbeats(3);
+  session.reset();
+
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "tfswitch: warning: worker 3 cannot renew its lease: no such "
+            "call\n");
 }
 
 TEST_F(GroupSessionTest, OneGivenUpHearsOfItAndComesBack) {
