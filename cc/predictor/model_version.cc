@@ -1,3 +1,12 @@
+// A version is loaded in three steps: its ops are looked for, because
+// TensorFlow would miss those of functions only when a request runs them; its
+// graph and variables go into a session; and it is warmed up, with the requests
+// that lie with it or, if there are none, with zeros. A failed request of zeros
+// only warns, because a model may refuse values that nobody sends.
+//
+// Predict() checks names, dtypes and shapes against the signature before the
+// session runs, because TensorFlow's own errors name nodes of the graph.
+
 #include "cc/predictor/model_version.h"
 
 #include <algorithm>

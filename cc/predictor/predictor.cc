@@ -1,3 +1,10 @@
+// One thread looks at the folder, and loads what is new under load_mutex_, so
+// that requests, which take only mutex_ for a pointer, never wait for it.
+// Look() takes a version whose files are the same as at the look before, and
+// passes over one that was refused until its files change. The version that
+// served before is kept in retired_ until its last request has ended, and freed
+// by the next look, so that no request has to free it.
+
 #include "cc/predictor/predictor.h"
 
 #include <algorithm>

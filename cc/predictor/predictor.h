@@ -67,8 +67,8 @@ class Predictor {
     int64_t loading = -1;                     // -1: none.
     std::map<int64_t, absl::Status> refused;  // And why.
     absl::Status folder;                      // Of the last look at the folder.
-    // What the version serves, as of the last look; an error if it has no rows
-    // of its own.
+    // The rows that the version serves, as of the last look; an error if it has
+    // no rows of its own.
     absl::StatusOr<ServedState> rows = absl::UnknownError("not looked at yet");
   };
 
@@ -143,8 +143,8 @@ class Predictor {
 
   // Held while a version is loaded. Before `mutex_`.
   absl::Mutex load_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
-  // What the files of the versions were like at the last look, and when they
-  // were refused.
+  // The state of the versions' files at the last look, and when they were
+  // refused.
   std::map<int64_t, std::string> seen_ ABSL_GUARDED_BY(load_mutex_);
   std::map<int64_t, std::string> refused_files_ ABSL_GUARDED_BY(load_mutex_);
   // Versions that are freed here when their last request has ended, so that no

@@ -16,19 +16,20 @@ struct Tfswitch_Api;
 
 namespace tfswitch {
 
-// Of a SavedModel whose rows are tfswitch's.
+// In a SavedModel whose rows are tfswitch's.
 inline constexpr char kModelFile[] = "assets/tfswitch_model.json";
 
-// What a model serves.
+// The rows that a model serves.
 struct ServedState {
-  int64_t number = 0;       // Of the export that its rows are of.
-  int64_t base_number = 0;  // Of the base that this goes back to.
+  int64_t number = 0;       // The export that its rows are of.
+  int64_t base_number = 0;  // The base that this goes back to.
   absl::Time created;       // What had been learned by then is served.
   bool is_held = false;     // By RollBack.
   int64_t num_refused = 0;  // How often something newer could not be served.
   std::string error;        // Why, if that is so now; else empty.
-  // Of the servers, if lookups ask those. Then there are no exports,
-  // num_refused counts lookups that failed, and error is that of the last one.
+  // The addresses of the servers, if lookups ask those. Then there are no
+  // exports, num_refused counts lookups that failed, and error is that of the
+  // last one.
   std::string addresses;
 };
 
@@ -43,7 +44,7 @@ std::string Describe(const ServedState& state);
 // Constant. Thread-safe.
 class RowsApi {
  public:
-  // Of the op library of tfswitch, which has been loaded.
+  // The calls of the op library of tfswitch, which has been loaded.
   static absl::StatusOr<RowsApi> Find(const std::string& op_library);
 
   absl::StatusOr<ServedState> State(const std::string& folder) const;

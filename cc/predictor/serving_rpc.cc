@@ -1,3 +1,8 @@
+// Each method reads its request into the C types of serving_rpc.h and calls the
+// handler, whose answers a Collector writes into the response. Predict is a
+// stream of one request to gRPC, so that it reads the request itself: else gRPC
+// would answer a malformed one with INTERNAL and no text.
+
 #include "cc/predictor/serving_rpc.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>

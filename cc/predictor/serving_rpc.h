@@ -74,7 +74,8 @@ typedef struct ServingAnswer {
                       int32_t code, ServingBytes message);
 } ServingAnswer;
 
-// What answers the requests. Called from many threads at once.
+// The functions that answer requests. They are called from many threads at
+// once.
 typedef struct ServingHandler {
   void* context;  // First argument of the functions.
   void (*predict)(void* context, const ServingRequest* request,
@@ -105,7 +106,7 @@ typedef struct ServingRpcApi {
                              size_t error_size);
   // The address bound, with the real port. Lives as long as the server.
   const char* (*address)(const ServingRpcServer* server);
-  // What the health service says from now on.
+  // Sets the answer of the health service.
   void (*set_serving)(ServingRpcServer* server, int32_t serving);
   // Says NOT_SERVING, refuses new requests, lets those under way end for at
   // most `grace_ms`, then has their clients see them cancelled. Frees the

@@ -1,3 +1,9 @@
+// A tensor that comes is not copied if its values lie in the message as they
+// are needed: in tensor_content, or in a field of the same width. Its size is
+// checked before there is memory for it. A tensor that goes has its values in
+// the field of its type, as TensorFlow Serving's have, because some clients
+// read no other.
+
 #include "cc/predictor/tensor_codec.h"
 
 #include <google/protobuf/io/coded_stream.h>

@@ -1,3 +1,7 @@
+// Plain values are int64, float or strings, and are checked when they become a
+// tensor: an integer that the dtype cannot hold is an error, and so is a shape
+// that the number of values does not fill.
+
 #include "cc/predictor/values.h"
 
 #include <algorithm>
