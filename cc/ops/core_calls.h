@@ -1,4 +1,5 @@
-// Calls of the core library that kernels make apart from tables.
+// Calls of the core library that kernels make apart from tables, and the checks
+// of inputs that all kernels share.
 
 #ifndef TFSWITCH_CC_OPS_CORE_CALLS_H_
 #define TFSWITCH_CC_OPS_CORE_CALLS_H_
@@ -6,8 +7,11 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "cc/capi/tfswitch.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace tfswitch {
 
@@ -18,6 +22,21 @@ absl::Status ToStatus(int code, const char* error);
 // loaded; FailedPrecondition if it cannot be.
 absl::Status CallCore(
     const std::function<int(const Tfswitch_Api& api, char* error)>& call);
+
+// The value of an input of type T that must be a scalar. InvalidArgument naming
+// the input and the shape that came.
+template <typename T>
+absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
+                         const char* name, T* value) {
+  const tensorflow::Tensor& input = context->input(index);
+  if (!tensorflow::TensorShapeUtils::IsScalar(input.shape())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", name, "` must be a scalar. Received: shape ",
+                     input.shape().DebugString()));
+  }
+  *value = input.scalar<T>()();
+  return absl::OkStatus();
+}
 
 // Runs `call`, which waits for others, sets its status, and ends the op with
 // `done`. Never on TensorFlow's threads, which those may need to get on.

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "cc/ops/core_calls.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -17,7 +17,6 @@ namespace {
 using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShapeUtils;
 using tensorflow::core::RefCountPtr;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -54,13 +53,9 @@ class EndStepOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     RefCountPtr<TableResource> table;
     OP_REQUIRES_OK_ASYNC(context, LookupTable(context, &table), done);
-    const Tensor& input = context->input(1);
-    OP_REQUIRES_ASYNC(context, TensorShapeUtils::IsScalar(input.shape()),
-                      absl::InvalidArgumentError(absl::StrCat(
-                          "`weight` must be a scalar. Received: shape ",
-                          input.shape().DebugString())),
-                      done);
-    const double weight = input.scalar<double>()();
+    double weight = 0.0;
+    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 1, "weight", &weight),
+                         done);
     Tensor* round = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &round),
                          done);

@@ -108,13 +108,7 @@ class LookupOp : public AsyncOpKernel {
   bool insert_missing_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>Lookup")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<int32_t>("Tids"),
-                        LookupOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>Lookup")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<int64_t>("Tids"),
+REGISTER_KERNEL_BUILDER(Name("Tfswitch>Lookup").Device(tensorflow::DEVICE_CPU),
                         LookupOp);
 
 }  // namespace

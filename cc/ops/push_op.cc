@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "cc/ops/core_calls.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,7 +24,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::TensorShapeUtils;
 using tensorflow::core::RefCountPtr;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -100,10 +100,10 @@ class PushOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(
         context,
         ScalarInput(context, 3, "learning_rate", &options.learning_rate), done);
-    OP_REQUIRES_OK_ASYNC(
-        context,
-        ObservationInputs(context, *table, 4, ids.NumElements(), &options),
-        done);
+    OP_REQUIRES_OK_ASYNC(context,
+                         ObservationInputs(context, *table, 4, 5, 6,
+                                           ids.NumElements(), &options),
+                         done);
     Tensor* updated_rows = nullptr;
     OP_REQUIRES_OK_ASYNC(context,
                          context->allocate_output(0, {}, &updated_rows), done);
@@ -134,13 +134,7 @@ class PushOp : public AsyncOpKernel {
   bool insert_missing_ = true;
 };
 
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<int32_t>("Tids"),
-                        PushOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<int64_t>("Tids"),
+REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push").Device(tensorflow::DEVICE_CPU),
                         PushOp);
 
 }  // namespace

@@ -25,7 +25,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::TensorShapeUtils;
 using tensorflow::tstring;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -41,19 +40,6 @@ absl::Status PlaceOf(const Tensor& input, Tfswitch_ReplicaPlace* place) {
   }
   const auto values = input.vec<int64_t>();
   *place = {static_cast<uint64_t>(values(0)), values(1), values(2)};
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status ScalarOf(OpKernelContext* context, int index, const char* name,
-                      T* value) {
-  const Tensor& input = context->input(index);
-  if (!TensorShapeUtils::IsScalar(input.shape())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`", name, "` must be a scalar. Received: shape ",
-                     input.shape().DebugString()));
-  }
-  *value = input.scalar<T>()();
   return absl::OkStatus();
 }
 
@@ -87,7 +73,7 @@ class ReplicasCallOp : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     tstring request;
-    OP_REQUIRES_OK_ASYNC(context, ScalarOf(context, 0, "request", &request),
+    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 0, "request", &request),
                          done);
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &output),
@@ -157,7 +143,7 @@ class ReplicasEndStepOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, PlaceOf(context->input(0), &state->place),
                          done);
     double weight = 0.0;
-    OP_REQUIRES_OK_ASYNC(context, ScalarOf(context, 1, "weight", &weight),
+    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 1, "weight", &weight),
                          done);
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(
@@ -221,7 +207,7 @@ class ReplicasHeartbeatOp : public tensorflow::OpKernel {
     Tfswitch_ReplicaPlace place;
     OP_REQUIRES_OK(context, PlaceOf(context->input(0), &place));
     int64_t applier = 0;
-    OP_REQUIRES_OK(context, ScalarOf(context, 1, "applier", &applier));
+    OP_REQUIRES_OK(context, ScalarInput(context, 1, "applier", &applier));
     OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
                      return api.replicas_heartbeat(
                          group_.c_str(), static_cast<uint32_t>(worker_),
@@ -279,7 +265,7 @@ class ReplicasNextRoundOp : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     int64_t applier = 0;
-    OP_REQUIRES_OK_ASYNC(context, ScalarOf(context, 0, "applier", &applier),
+    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 0, "applier", &applier),
                          done);
     WaitApart(
         context, timeout_s_,
@@ -360,9 +346,9 @@ class ReplicasConfirmRoundOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* context) override {
     int64_t applier = 0;
-    OP_REQUIRES_OK(context, ScalarOf(context, 0, "applier", &applier));
+    OP_REQUIRES_OK(context, ScalarInput(context, 0, "applier", &applier));
     int64_t number = 0;
-    OP_REQUIRES_OK(context, ScalarOf(context, 1, "number", &number));
+    OP_REQUIRES_OK(context, ScalarInput(context, 1, "number", &number));
     OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
                      return api.replicas_confirm_round(
                          group_.c_str(), static_cast<uint64_t>(applier), number,

@@ -222,18 +222,12 @@ class OpenServedModelOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     RefCountPtr<ServedModelResource> model;
     OP_REQUIRES_OK_ASYNC(context, FindModel(context, &model), done);
-    const Tensor& file = context->input(1);
-    OP_REQUIRES_ASYNC(context,
-                      tensorflow::TensorShapeUtils::IsScalar(file.shape()),
-                      absl::InvalidArgumentError(absl::StrCat(
-                          "`file` must be a scalar. Received: shape ",
-                          file.shape().DebugString())),
-                      done);
+    tensorflow::tstring file;
+    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 1, "file", &file), done);
     // It may wait for servers, or read all rows to check them.
     RunApart(
         context,
-        [resource = model.release(),
-         path = std::string(file.scalar<tensorflow::tstring>()())] {
+        [resource = model.release(), path = std::string(file)] {
           absl::Status status = resource->Open(path);
           resource->Unref();
           return status;

@@ -29,7 +29,6 @@ namespace {
 
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShapeUtils;
 using tensorflow::core::RefCountPtr;
 
 }  // namespace
@@ -242,25 +241,6 @@ absl::Status KeysOf(OpKernelContext* context, const Tensor& ids,
   return absl::OkStatus();
 }
 
-absl::Status ScalarInput(OpKernelContext* context, int index, const char* name,
-                         float* value) {
-  const Tensor& input = context->input(index);
-  if (!TensorShapeUtils::IsScalar(input.shape())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`", name, "` must be a scalar. Received: shape ",
-                     input.shape().DebugString()));
-  }
-  *value = input.scalar<float>()();
-  return absl::OkStatus();
-}
-
-absl::Status ObservationInputs(OpKernelContext* context,
-                               const TableResource& table, int index,
-                               int64_t num_ids, Tfswitch_PushOptions* options) {
-  return ObservationInputs(context, table, index, index + 1, index + 2, num_ids,
-                           options);
-}
-
 absl::Status ObservationInputs(OpKernelContext* context,
                                const TableResource& table, int shows_index,
                                int clicks_index, int global_step_index,
@@ -283,14 +263,8 @@ absl::Status ObservationInputs(OpKernelContext* context,
   absl::Status status = read(shows_index, "shows", &options->shows);
   if (status.ok()) status = read(clicks_index, "clicks", &options->clicks);
   if (!status.ok()) return status;
-  const Tensor& step = context->input(global_step_index);
-  if (!TensorShapeUtils::IsScalar(step.shape())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`global_step` must be a scalar. Received: shape ",
-                     step.shape().DebugString()));
-  }
-  options->global_step = step.scalar<int64_t>()();
-  return absl::OkStatus();
+  return ScalarInput(context, global_step_index, "global_step",
+                     &options->global_step);
 }
 
 }  // namespace tfswitch

@@ -132,19 +132,9 @@ absl::Status KeysOf(tensorflow::OpKernelContext* context,
                     const tensorflow::Tensor& ids, tensorflow::Tensor* storage,
                     absl::Span<const int64_t>* keys);
 
-// The value of a float input that must be a scalar. InvalidArgument naming the
-// input and the shape that came.
-absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
-                         const char* name, float* value);
-
-// Inputs `index` to `index` + 2: shows and clicks of `num_ids` ids, each empty
-// or with one number per id, and the global step. InvalidArgument naming the
-// input and the shape that came. The options point into the inputs.
-absl::Status ObservationInputs(tensorflow::OpKernelContext* context,
-                               const TableResource& table, int index,
-                               int64_t num_ids, Tfswitch_PushOptions* options);
-
-// The same of inputs that do not follow each other.
+// Three inputs: shows and clicks of `num_ids` ids, each empty or with one
+// number per id, and the global step. InvalidArgument naming the input and the
+// shape that came. The options point into the inputs.
 absl::Status ObservationInputs(tensorflow::OpKernelContext* context,
                                const TableResource& table, int shows_index,
                                int clicks_index, int global_step_index,
