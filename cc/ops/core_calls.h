@@ -1,5 +1,5 @@
-// Calls of the core library that kernels make apart from tables, and the checks
-// of inputs that all kernels share.
+// Calls of the core library that kernels make apart from tables, and scalars as
+// inputs of kernels.
 
 #ifndef TFSWITCH_CC_OPS_CORE_CALLS_H_
 #define TFSWITCH_CC_OPS_CORE_CALLS_H_
