@@ -43,12 +43,6 @@ class MessageCall final : public PendingCall {
 };
 
 template <typename Request>
-void NameTable(const TableRef& table, Request* request) {
-  request->set_table(table.name);
-  request->set_table_incarnation(table.incarnation);
-}
-
-template <typename Request>
 void Identify(const PushId& id, Request* request) {
   request->set_client_id(id.client_id);
   request->set_sequence(id.sequence);

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -424,16 +423,9 @@ absl::StatusOr<WorkerSession::OwnItem*> WorkerSession::FindWorkItem(
 template <typename Call>
 auto WorkerSession::CallAsMember(const Call& call) {
   auto result = call();
-  const auto status_of = [](const auto& r) {
-    if constexpr (std::is_same_v<decltype(call()), absl::Status>) {
-      return r;
-    } else {
-      return r.status();
-    }
-  };
-  if (!absl::IsNotFound(status_of(result))) return result;
+  if (!absl::IsNotFound(StatusOf(result))) return result;
   const absl::Status back =
-      ComeBack(status_of(result), /*has_arrived=*/!has_pushed_);
+      ComeBack(StatusOf(result), /*has_arrived=*/!has_pushed_);
   if (!back.ok()) return decltype(call())(back);
   return call();
 }

@@ -25,13 +25,6 @@ namespace tfswitch {
 namespace {
 
 template <typename Request>
-absl::StatusOr<std::shared_ptr<EmbeddingTable>> TableOf(
-    const ShardCall& call, const Request& request) {
-  return call.shard.FindTable(
-      TableRef{request.table(), request.table_incarnation()});
-}
-
-template <typename Request>
 float DayOf(const Request& request) {
   return request.has_day() ? request.day() : kServersDay;
 }
@@ -100,7 +93,8 @@ absl::Status Run(const ShardCall& call, const v1::ListTablesRequest& request,
     }
     return absl::OkStatus();
   }
-  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table,
+                            call.shard.FindTable(TableOf(request)));
   *response->add_tables() = ToProto(DescribeTable(*table));
   return absl::OkStatus();
 }
@@ -113,14 +107,11 @@ absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
   }
   const absl::StatusOr<int64_t> committed = call.shard.CommitRound(
       request.group(), FromProto(request.round()), staged, call.threads);
-  if (IsErrorOfAppliedRound(committed.status())) {
-    response->set_committed_round(request.round().number());
-    response->set_error_code(committed.status().raw_code());
-    response->set_error_message(std::string(committed.status().message()));
-    return absl::OkStatus();
-  }
-  if (const uint64_t newer = NewerInstanceOf(committed.status()); newer != 0) {
-    response->set_committed_round(WorkerGroup::kNoRound);
+  const bool is_over = IsErrorOfAppliedRound(committed.status());
+  const uint64_t newer = is_over ? 0 : NewerInstanceOf(committed.status());
+  if (is_over || newer != 0) {
+    response->set_committed_round(is_over ? request.round().number()
+                                          : WorkerGroup::kNoRound);
     response->set_error_code(committed.status().raw_code());
     response->set_error_message(std::string(committed.status().message()));
     response->set_newer_group_instance(newer);
@@ -133,7 +124,8 @@ absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
                  v1::EraseResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table,
+                            call.shard.FindTable(TableOf(request)));
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
       call.shard.WriteOnce(request.client_id(), request.sequence(), [&] {
@@ -148,7 +140,8 @@ absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::ShrinkRequest& request,
                  v1::ShrinkResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table,
+                            call.shard.FindTable(TableOf(request)));
   std::optional<EvictionConfig> rules;
   if (request.has_rules()) {
     TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.rules()));
@@ -163,7 +156,8 @@ absl::Status Run(const ShardCall& call, const v1::ShrinkRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::ReadUsageRequest& request,
                  v1::ReadUsageResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table,
+                            call.shard.FindTable(TableOf(request)));
   const absl::Span<const Key> keys(request.keys().data(),
                                    request.keys().size());
   std::vector<UsageOfRow> usage(keys.size());
@@ -177,7 +171,8 @@ absl::Status Run(const ShardCall& call, const v1::ReadUsageRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,
                  v1::CommitExportResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const auto table, TableOf(call, request));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table,
+                            call.shard.FindTable(TableOf(request)));
   call.shard.CommitExport(*table, request.export_id(), request.commit());
   return absl::OkStatus();
 }

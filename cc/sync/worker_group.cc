@@ -263,9 +263,8 @@ void WorkerGroup::VoidAll() {
 }
 
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
-  const auto it = workers_.find(worker);
-  if (it == workers_.end() || it->second.incarnation != incarnation) return;
-  workers_.erase(it);
+  if (!IsMember(worker, incarnation)) return;
+  workers_.erase(worker);
   ++num_departures_;
   Settle();
 }

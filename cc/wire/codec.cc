@@ -59,6 +59,8 @@ constexpr char kBadGroup[] = "a group that does not end or is nested too deep";
 constexpr char kNoMemory[] = "no memory for an array";
 constexpr char kBadPart[] = "a part that is malformed itself";
 constexpr char kTooManyParts[] = "more parts than a message may have";
+// Not an error: the reader of a message does not know the field.
+constexpr char kUnknownField[] = "";
 
 // Reads bytes over the ends of pieces.
 class PieceReader {
@@ -178,11 +180,13 @@ Complaint ReadFixed(PieceReader* reader, T* value) {
   return kFine;
 }
 
-Complaint ReadBool(PieceReader* reader, bool* value) {
-  uint64_t number;
-  if (Complaint bad = ReadVarint(reader, 10, &number)) return bad;
-  *value = number != 0;
-  return kFine;
+// An integer of fewer than 64 bits gets the lowest; a bool, whether any is set.
+template <typename T>
+Complaint ReadNumber(PieceReader* reader, T* value) {
+  uint64_t number = 0;
+  Complaint bad = ReadVarint(reader, 10, &number);
+  *value = static_cast<T>(number);
+  return bad;
 }
 
 // Well-formed UTF-8 as Unicode defines it: no surrogates, no overlong forms.
@@ -264,7 +268,8 @@ Complaint SkipField(PieceReader* reader, uint32_t tag, int depth) {
 template <typename T>
 class ArrayField {
  public:
-  explicit ArrayField(AlignedBuffer* scratch) : scratch_(scratch) {}
+  ArrayField(uint32_t number, AlignedBuffer* scratch)
+      : number_(number), scratch_(scratch) {}
 
   absl::Span<const T> span() const { return {data_, size_}; }
 
@@ -295,14 +300,13 @@ class ArrayField {
     return Append(&value, sizeof(T));
   }
 
-  // Reads it, packed or not, if `tag` is that of field `number`.
-  bool Accept(uint32_t number, uint32_t tag, PieceReader* reader,
-              Complaint* bad) {
-    if (tag == Tag(number, kBytes)) {
+  // Reads it, packed or not, if `tag` is that of this field.
+  bool Accept(uint32_t tag, PieceReader* reader, Complaint* bad) {
+    if (tag == Tag(number_, kBytes)) {
       *bad = ReadPacked(reader);
       return true;
     }
-    if (tag == Tag(number, sizeof(T) == 8 ? kFixed64 : kFixed32)) {
+    if (tag == Tag(number_, sizeof(T) == 8 ? kFixed64 : kFixed32)) {
       *bad = ReadOne(reader);
       return true;
     }
@@ -329,13 +333,22 @@ class ArrayField {
     return reinterpret_cast<T*>(scratch_->data() + used);
   }
 
+  const uint32_t number_;
   AlignedBuffer* const scratch_;
   const T* data_ = nullptr;
   size_t size_ = 0;
 };
 
-// Reads a message field by field. `read_field(tag, reader, &bad)` returns false
-// if it does not know the tag; otherwise it has read the field, or set `bad`.
+// Reads the one of `arrays` that has the tag.
+template <typename... Arrays>
+Complaint ReadArray(uint32_t tag, PieceReader* reader, Arrays*... arrays) {
+  Complaint bad = kUnknownField;
+  (void)(arrays->Accept(tag, reader, &bad) || ...);
+  return bad;
+}
+
+// Reads a message field by field. `read_field(tag, reader)` returns
+// kUnknownField if it does not know the tag; otherwise it has read the field.
 template <typename ReadField>
 absl::Status ReadMessage(const char* name, MessagePieces pieces,
                          int max_group_depth, ReadField read_field) {
@@ -344,9 +357,8 @@ absl::Status ReadMessage(const char* name, MessagePieces pieces,
     const uint64_t start = reader.offset();
     uint32_t tag = 0;
     Complaint bad = ReadTag(&reader, &tag);
-    if (bad == kFine && !read_field(tag, &reader, &bad)) {
-      bad = SkipField(&reader, tag, max_group_depth);
-    }
+    if (bad == kFine) bad = read_field(tag, &reader);
+    if (bad == kUnknownField) bad = SkipField(&reader, tag, max_group_depth);
     if (bad == kFine) continue;
     const std::string text =
         absl::StrCat(name, ": malformed field at byte ", start, " of ",
@@ -360,25 +372,21 @@ absl::Status ReadMessage(const char* name, MessagePieces pieces,
 absl::Status ReadPullRequest(int max_group_depth, MessagePieces pieces,
                              DecodeScratch* scratch, PullRequest* request) {
   *request = PullRequest();
-  ArrayField<Key> keys(&scratch->keys);
+  ArrayField<Key> keys(2, &scratch->keys);
   absl::Status status =
       ReadMessage("PullRequest", pieces, max_group_depth,
-                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                  [&](uint32_t tag, PieceReader* reader) -> Complaint {
                     switch (tag) {
                       case Tag(1, kBytes):
-                        *bad = ReadName(reader, &request->table);
-                        return true;
+                        return ReadName(reader, &request->table);
                       case Tag(30, kFixed64):
-                        *bad = ReadFixed(reader, &request->table_incarnation);
-                        return true;
+                        return ReadFixed(reader, &request->table_incarnation);
                       case Tag(3, kVarint):
-                        *bad = ReadBool(reader, &request->insert_missing);
-                        return true;
+                        return ReadNumber(reader, &request->insert_missing);
                       case Tag(4, kFixed32):
-                        *bad = ReadFixed(reader, &request->day);
-                        return true;
+                        return ReadFixed(reader, &request->day);
                       default:
-                        return keys.Accept(2, tag, reader, bad);
+                        return ReadArray(tag, reader, &keys);
                     }
                   });
   request->keys = keys.span();
@@ -388,66 +396,46 @@ absl::Status ReadPullRequest(int max_group_depth, MessagePieces pieces,
 absl::Status ReadPushRequest(int max_group_depth, MessagePieces pieces,
                              DecodeScratch* scratch, PushRequest* request) {
   *request = PushRequest();
-  ArrayField<Key> keys(&scratch->keys);
-  ArrayField<float> gradients(&scratch->values);
-  ArrayField<float> counts(&scratch->counts);
-  ArrayField<float> shows(&scratch->shows);
-  ArrayField<float> clicks(&scratch->clicks);
-  uint64_t number = 0;
-  absl::Status status = ReadMessage(
-      "PushRequest", pieces, max_group_depth,
-      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-        switch (tag) {
-          case Tag(1, kBytes):
-            *bad = ReadName(reader, &request->table);
-            return true;
-          case Tag(30, kFixed64):
-            *bad = ReadFixed(reader, &request->table_incarnation);
-            return true;
-          case Tag(4, kFixed32):
-            *bad = ReadFixed(reader, &request->learning_rate);
-            return true;
-          case Tag(5, kVarint):
-            *bad = ReadBool(reader, &request->insert_missing);
-            return true;
-          case Tag(6, kVarint):
-            *bad = ReadBool(reader, &request->keys_are_unique);
-            return true;
-          case Tag(7, kVarint):
-            *bad = ReadVarint(reader, 10, &request->id.client_id);
-            return true;
-          case Tag(8, kVarint):
-            *bad = ReadVarint(reader, 10, &request->id.sequence);
-            return true;
-          case Tag(9, kBytes):
-            *bad = ReadName(reader, &request->step.group);
-            return true;
-          case Tag(10, kVarint):
-            *bad = ReadVarint(reader, 10, &number);
-            request->step.worker = static_cast<uint32_t>(number);
-            return true;
-          case Tag(11, kVarint):
-            *bad = ReadVarint(reader, 10, &request->step.incarnation);
-            return true;
-          case Tag(12, kVarint):
-            *bad = ReadVarint(reader, 10, &number);
-            request->step.clock = static_cast<int64_t>(number);
-            return true;
-          case Tag(16, kVarint):
-            *bad = ReadVarint(reader, 10, &number);
-            request->global_step = static_cast<int64_t>(number);
-            return true;
-          case Tag(17, kFixed32):
-            *bad = ReadFixed(reader, &request->day);
-            return true;
-          default:
-            return keys.Accept(2, tag, reader, bad) ||
-                   gradients.Accept(3, tag, reader, bad) ||
-                   counts.Accept(13, tag, reader, bad) ||
-                   shows.Accept(14, tag, reader, bad) ||
-                   clicks.Accept(15, tag, reader, bad);
-        }
-      });
+  ArrayField<Key> keys(2, &scratch->keys);
+  ArrayField<float> gradients(3, &scratch->values);
+  ArrayField<float> counts(13, &scratch->counts);
+  ArrayField<float> shows(14, &scratch->shows);
+  ArrayField<float> clicks(15, &scratch->clicks);
+  absl::Status status =
+      ReadMessage("PushRequest", pieces, max_group_depth,
+                  [&](uint32_t tag, PieceReader* reader) -> Complaint {
+                    switch (tag) {
+                      case Tag(1, kBytes):
+                        return ReadName(reader, &request->table);
+                      case Tag(30, kFixed64):
+                        return ReadFixed(reader, &request->table_incarnation);
+                      case Tag(4, kFixed32):
+                        return ReadFixed(reader, &request->learning_rate);
+                      case Tag(5, kVarint):
+                        return ReadNumber(reader, &request->insert_missing);
+                      case Tag(6, kVarint):
+                        return ReadNumber(reader, &request->keys_are_unique);
+                      case Tag(7, kVarint):
+                        return ReadNumber(reader, &request->id.client_id);
+                      case Tag(8, kVarint):
+                        return ReadNumber(reader, &request->id.sequence);
+                      case Tag(9, kBytes):
+                        return ReadName(reader, &request->step.group);
+                      case Tag(10, kVarint):
+                        return ReadNumber(reader, &request->step.worker);
+                      case Tag(11, kVarint):
+                        return ReadNumber(reader, &request->step.incarnation);
+                      case Tag(12, kVarint):
+                        return ReadNumber(reader, &request->step.clock);
+                      case Tag(16, kVarint):
+                        return ReadNumber(reader, &request->global_step);
+                      case Tag(17, kFixed32):
+                        return ReadFixed(reader, &request->day);
+                      default:
+                        return ReadArray(tag, reader, &keys, &gradients,
+                                         &counts, &shows, &clicks);
+                    }
+                  });
   request->keys = keys.span();
   request->gradients = gradients.span();
   request->observations = {counts.span(), shows.span(), clicks.span()};
@@ -479,17 +467,16 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
   uint64_t count = 0;
   absl::Status status = ReadMessage(
       "PullResponse", pieces, max_group_depth,
-      [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+      [&](uint32_t tag, PieceReader* reader) -> Complaint {
         uint64_t length = sizeof(float);
         if (tag == Tag(1, kBytes)) {
-          *bad = ReadLength(reader, &length);
-          if (*bad == kFine && length % sizeof(float) != 0) *bad = kBadArray;
-        } else if (tag == Tag(1, kFixed32)) {
-          if (reader->remaining() < length) *bad = kCutShort;
-        } else {
-          return false;
+          if (Complaint bad = ReadLength(reader, &length)) return bad;
+          if (length % sizeof(float) != 0) return kBadArray;
+        } else if (tag != Tag(1, kFixed32)) {
+          return kUnknownField;
+        } else if (reader->remaining() < length) {
+          return kCutShort;
         }
-        if (*bad != kFine) return true;
         const uint64_t size = length / sizeof(float);
         const uint64_t room =
             count < target.num_floats() ? target.num_floats() - count : 0;
@@ -497,7 +484,7 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
         ReadRows(reader, target, count, wanted);
         reader->Skip((size - wanted) * sizeof(float));
         count += size;
-        return true;
+        return kFine;
       });
   *num_floats = count;
   return status;
@@ -507,18 +494,14 @@ absl::Status ReadWriteResponse(const char* name, int max_group_depth,
                                MessagePieces pieces, WriteResult* result) {
   *result = WriteResult();
   return ReadMessage(name, pieces, max_group_depth,
-                     [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-                       uint64_t number = 0;
+                     [&](uint32_t tag, PieceReader* reader) -> Complaint {
                        switch (tag) {
                          case Tag(1, kVarint):
-                           *bad = ReadVarint(reader, 10, &number);
-                           result->num_rows = static_cast<int64_t>(number);
-                           return true;
+                           return ReadNumber(reader, &result->num_rows);
                          case Tag(2, kVarint):
-                           *bad = ReadBool(reader, &result->duplicate);
-                           return true;
+                           return ReadNumber(reader, &result->duplicate);
                          default:
-                           return false;
+                           return kUnknownField;
                        }
                      });
 }
@@ -533,24 +516,17 @@ absl::Status ReadParts(const char* name, MessagePieces pieces,
   absl::Status part_status;
   absl::Status status =
       ReadMessage(name, pieces, kMaxGroupDepth,
-                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
-                    if (tag != Tag(1, kBytes)) return false;
+                  [&](uint32_t tag, PieceReader* reader) -> Complaint {
+                    if (tag != Tag(1, kBytes)) return kUnknownField;
                     uint64_t length = 0;
-                    *bad = ReadLength(reader, &length);
-                    if (*bad != kFine) return true;
-                    if (num_parts == kMaxPartsPerMessage) {
-                      *bad = kTooManyParts;
-                      return true;
-                    }
+                    if (Complaint bad = ReadLength(reader, &length)) return bad;
+                    if (num_parts == kMaxPartsPerMessage) return kTooManyParts;
                     part_pieces.clear();
                     reader->Take(length, &part_pieces);
                     part_status = read_part(num_parts, part_pieces);
-                    if (part_status.ok()) {
-                      ++num_parts;
-                    } else {
-                      *bad = kBadPart;
-                    }
-                    return true;
+                    if (!part_status.ok()) return kBadPart;
+                    ++num_parts;
+                    return kFine;
                   });
   if (part_status.ok()) return status;
   return absl::Status(
@@ -609,8 +585,6 @@ class FieldWriter {
     if (to_ != nullptr) CopyBytes(to_ + size_, data, length);
     size_ += length;
   }
-
- private:
   void Varint(uint64_t value) {
     if (to_ == nullptr) {
       size_ += VarintBytes(value);
@@ -622,6 +596,7 @@ class FieldWriter {
     to_[size_++] = static_cast<char>(value);
   }
 
+ private:
   char* const to_;
   uint64_t size_ = 0;
 };
@@ -749,35 +724,27 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
 absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                AssignRequest* request) {
   *request = AssignRequest();
-  ArrayField<Key> keys(&scratch->keys);
-  ArrayField<float> values(&scratch->values);
-  ArrayField<float> slots(&scratch->slots);
+  ArrayField<Key> keys(2, &scratch->keys);
+  ArrayField<float> values(3, &scratch->values);
+  ArrayField<float> slots(4, &scratch->slots);
   absl::Status status =
       ReadMessage("AssignRequest", pieces, kMaxGroupDepth,
-                  [&](uint32_t tag, PieceReader* reader, Complaint* bad) {
+                  [&](uint32_t tag, PieceReader* reader) -> Complaint {
                     switch (tag) {
                       case Tag(1, kBytes):
-                        *bad = ReadName(reader, &request->table);
-                        return true;
+                        return ReadName(reader, &request->table);
                       case Tag(30, kFixed64):
-                        *bad = ReadFixed(reader, &request->table_incarnation);
-                        return true;
+                        return ReadFixed(reader, &request->table_incarnation);
                       case Tag(5, kVarint):
-                        *bad = ReadBool(reader, &request->only_missing);
-                        return true;
+                        return ReadNumber(reader, &request->only_missing);
                       case Tag(6, kFixed32):
-                        *bad = ReadFixed(reader, &request->day);
-                        return true;
+                        return ReadFixed(reader, &request->day);
                       case Tag(7, kVarint):
-                        *bad = ReadVarint(reader, 10, &request->id.client_id);
-                        return true;
+                        return ReadNumber(reader, &request->id.client_id);
                       case Tag(8, kVarint):
-                        *bad = ReadVarint(reader, 10, &request->id.sequence);
-                        return true;
+                        return ReadNumber(reader, &request->id.sequence);
                       default:
-                        return keys.Accept(2, tag, reader, bad) ||
-                               values.Accept(3, tag, reader, bad) ||
-                               slots.Accept(4, tag, reader, bad);
+                        return ReadArray(tag, reader, &keys, &values, &slots);
                     }
                   });
   request->keys = keys.span();
@@ -886,13 +853,10 @@ size_t WritePullResponseHeader(uint64_t num_floats, char* to) {
 }
 
 size_t WritePartHeader(uint64_t part_bytes, char* to) {
-  size_t size = 0;
-  to[size++] = static_cast<char>(Tag(1, kBytes));
-  for (; part_bytes >= 0x80; part_bytes >>= 7) {
-    to[size++] = static_cast<char>(part_bytes | 0x80);
-  }
-  to[size++] = static_cast<char>(part_bytes);
-  return size;
+  FieldWriter writer(to);
+  writer.Varint(Tag(1, kBytes));
+  writer.Varint(part_bytes);
+  return writer.size();
 }
 
 uint64_t PartBytes(uint64_t part_bytes) {

@@ -1,5 +1,5 @@
 // Converts the answers of ListTables, Shrink and ReadUsage to their protobuf
-// messages and back.
+// messages and back. Requests of one table name it by NameTable().
 
 #ifndef TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_
 #define TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_
@@ -11,6 +11,18 @@
 #include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
+
+// The table that a request is about.
+template <typename Request>
+void NameTable(const TableRef& table, Request* request) {
+  request->set_table(table.name);
+  request->set_table_incarnation(table.incarnation);
+}
+
+template <typename Request>
+TableRef TableOf(const Request& request) {
+  return {request.table(), request.table_incarnation()};
+}
 
 v1::TableInfo ToProto(const TableInfo& info);
 TableInfo FromProto(const v1::TableInfo& proto);

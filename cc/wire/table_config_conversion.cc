@@ -294,13 +294,6 @@ StorageDtypeConfig FromProto(const v1::StorageDtypeConfig& proto) {
   return config;
 }
 
-// Layouts are long; the difference should not be lost in the common text.
-size_t FirstDifference(const std::string& a, const std::string& b) {
-  size_t at = 0;
-  while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
-  return at;
-}
-
 std::string Excerpt(const std::string& text, size_t at) {
   constexpr size_t kBefore = 60;
   constexpr size_t kLength = 160;
@@ -480,7 +473,11 @@ std::string DescribeDifference(const TableConfig& existing,
     const std::string before = TextOf(existing, here, field);
     const std::string after = TextOf(asked, wanted, field);
     if (before == after) continue;
-    const size_t at = FirstDifference(before, after);
+    // Layouts are long; the difference should not be lost in the common text.
+    const size_t at =
+        std::mismatch(before.begin(), before.end(), after.begin(), after.end())
+            .first -
+        before.begin();
     differences.push_back(absl::StrCat(field->name(), " (", Excerpt(before, at),
                                        " here, ", Excerpt(after, at),
                                        " asked)"));

@@ -35,6 +35,7 @@
 #include "cc/rpc/client/connection.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/wire/codec.h"
+#include "cc/wire/report_conversion.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
@@ -291,12 +292,6 @@ constexpr size_t kMinSharedBytes = 16 << 10;
 // part.
 PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
-}
-
-template <typename Request>
-void NameTable(const TableRef& table, Request* request) {
-  request->set_table(table.name);
-  request->set_table_incarnation(table.incarnation);
 }
 
 class GrpcClient final : public ParameterClient {

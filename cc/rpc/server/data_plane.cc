@@ -84,27 +84,21 @@ struct DataPlane::Queue {
     grpc::ServerCompletionQueue* queue = completions.get();
     MutexLock lock(&mutex);
     if (!open) return;
+    const auto ask = [&](auto request) {
+      (service->*request)(&*call->context, &call->request, &*call->writer,
+                          queue, queue, call);
+    };
     switch (call->method) {
       case Method::kPull:
-        service->RequestPull(&*call->context, &call->request, &*call->writer,
-                             queue, queue, call);
-        break;
+        return ask(&Service::RequestPull);
       case Method::kPush:
-        service->RequestPush(&*call->context, &call->request, &*call->writer,
-                             queue, queue, call);
-        break;
+        return ask(&Service::RequestPush);
       case Method::kPullMany:
-        service->RequestPullMany(&*call->context, &call->request,
-                                 &*call->writer, queue, queue, call);
-        break;
+        return ask(&Service::RequestPullMany);
       case Method::kPushMany:
-        service->RequestPushMany(&*call->context, &call->request,
-                                 &*call->writer, queue, queue, call);
-        break;
+        return ask(&Service::RequestPushMany);
       case Method::kAssign:
-        service->RequestAssign(&*call->context, &call->request, &*call->writer,
-                               queue, queue, call);
-        break;
+        return ask(&Service::RequestAssign);
     }
   }
 };
@@ -277,15 +271,10 @@ absl::Status DataPlane::AnswerPart(const PullRequest& pull,
                                    grpc::Slice* answer) const {
   TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
   const size_t num_floats = pull.keys.size() * table.dim();
-  char inner[kMaxPullResponseHeader];
-  const size_t inner_bytes = WritePullResponseHeader(num_floats, inner);
   char header[kMaxPartHeader + kMaxPullResponseHeader];
   size_t header_bytes =
-      has_header
-          ? WritePartHeader(inner_bytes + num_floats * sizeof(float), header)
-          : 0;
-  std::memcpy(header + header_bytes, inner, inner_bytes);
-  header_bytes += inner_bytes;
+      has_header ? WritePartHeader(PullResponseBytes(num_floats), header) : 0;
+  header_bytes += WritePullResponseHeader(num_floats, header + header_bytes);
   OutgoingMessage message(header_bytes + num_floats * sizeof(float),
                           header_bytes);
   if (message.data() == nullptr) {

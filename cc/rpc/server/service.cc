@@ -9,17 +9,13 @@
 #include <utility>
 
 #include "cc/base/status_macros.h"
+#include "cc/wire/report_conversion.h"
 
 namespace tfswitch {
 namespace {
 
 // Large enough to stream at full speed, small enough for any peer's limit.
 constexpr int64_t kExportChunkBytes = 1 << 20;
-
-template <typename Request>
-TableRef TableOf(const Request& request) {
-  return {request.table(), request.table_incarnation()};
-}
 
 }  // namespace
 
