@@ -43,17 +43,14 @@ class Registry:
     """The policies of one kind, by the names that users may give.
 
     Args:
-        argument: The argument that users pass them as, for messages.
-        module: Where they are.
-        classes: By name.
+        argument: The argument that users pass them as, for messages, and the
+            module of tfswitch where they are.
+        classes: The policies.
     """
 
-    def __init__(
-        self, argument: str, module: str, classes: Mapping[str, type[Policy]]
-    ) -> None:
+    def __init__(self, argument: str, *classes: type[Policy]) -> None:
         self._argument = argument
-        self._module = module
-        self._classes = classes
+        self._classes = {cls.__name__: cls for cls in classes}
 
     def get(self, identifier: Any) -> Any:
         """Returns the policy that a user means; None stays None."""
@@ -65,6 +62,6 @@ class Registry:
                 return found.from_config(identifier.get("config", {}))
         names = ", ".join(self._classes)
         raise ValueError(
-            f"`{self._argument}` must be one of {self._module}: {names}. "
-            f"Received: {self._argument}={identifier!r}"
+            f"`{self._argument}` must be one of tfswitch.{self._argument}: "
+            f"{names}. Received: {self._argument}={identifier!r}"
         )

@@ -46,7 +46,7 @@ class Range(NamedTuple):
             not isinstance(value, _TYPES[self.kind])
             or isinstance(value, bool) != (self.kind is bool)
             or not self.contains(value)
-            or not math.isfinite(value)
+            or (self.kind is float and not math.isfinite(value))
         ):
             raise ValueError(
                 f"`{name}`{owner} must be {self!r}. Received: {name}={value!r}"
@@ -61,6 +61,11 @@ FINITE_NON_NEGATIVE = Range(
     "a finite number of at least 0", NON_NEGATIVE.contains
 )
 FLAG = Range("a bool", lambda v: True, bool)
+POSITIVE_INT = Range("a positive integer", POSITIVE.contains, int)
+NON_NEGATIVE_INT = Range("an integer of at least 0", NON_NEGATIVE.contains, int)
+NON_NEGATIVE_INT64 = Range(
+    "an integer from 0 to 2**63 - 1", lambda v: 0 <= v < 2**63, int
+)
 
 Flag = Annotated[bool, FLAG]
 Unit = Annotated[float, Range("in [0, 1]", lambda v: 0.0 <= v <= 1.0)]

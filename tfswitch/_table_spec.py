@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
@@ -12,12 +10,18 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
+from tfswitch._ranges import Range
 
 # The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
 _NEED_USAGE = (eviction_lib.Ttl, eviction_lib.MaxRows)
 
-_MAX_SEED = 2**64 - 1
+_SEED = Range(
+    "an integer from 0 to 2**64 - 1",
+    lambda v: 0 <= v < 2**64,
+    int,
+    or_none=True,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +57,7 @@ class TableSpec:
                 '`update` must be "sparse" or "dense". '
                 f"Received: update={self.update!r}"
             )
-        seed = self.seed
-        if seed is not None and (
-            isinstance(seed, bool)
-            or not isinstance(seed, (int, np.integer))
-            or not 0 <= seed <= _MAX_SEED
-        ):
-            raise ValueError(
-                "`seed` must be an integer from 0 to 2**64 - 1, or None. "
-                f"Received: seed={seed!r}"
-            )
+        self._set(seed=_SEED.check("seed", self.seed))
         admission = admission_lib.get(self.admission)
         eviction = eviction_lib.get(self.eviction)
         self._set(
@@ -75,8 +70,6 @@ class TableSpec:
         )
         if self.optimizer is not None:
             self._set(optimizer=optimizers_lib.get(self.optimizer))
-        if seed is not None:
-            self._set(seed=int(seed))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

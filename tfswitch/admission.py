@@ -164,12 +164,7 @@ class ShowClick(_Admission):
 
 
 _registry = Registry(
-    "admission",
-    "tfswitch.admission",
-    {
-        cls.__name__: cls
-        for cls in (Always, MinCount, BloomMinCount, Probability, ShowClick)
-    },
+    "admission", Always, MinCount, BloomMinCount, Probability, ShowClick
 )
 
 

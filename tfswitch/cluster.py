@@ -421,28 +421,19 @@ def connect(
 
 def default_cluster() -> Cluster:
     """Returns the cluster that tables use if they are given none."""
+    global _default
     with _lock:
         if _default is not None:
             return _default
-    address = _address_from_environment()
-    cluster = Cluster(address)
-    global_default = _set_if_none(cluster)
-    if global_default is not cluster:
-        cluster.close()
-    return global_default
-
-
-def _set_if_none(cluster: Cluster) -> Cluster:
-    global _default
+    servers = _tf_config.ps_addresses()
+    cluster = Cluster("grpc://" + ",".join(servers) if servers else "local://")
     with _lock:
         if _default is None:
             _default = cluster
-        return _default
-
-
-def _address_from_environment() -> str:
-    servers = _tf_config.ps_addresses()
-    return "grpc://" + ",".join(servers) if servers else "local://"
+        global_default = _default
+    if global_default is not cluster:
+        cluster.close()
+    return global_default
 
 
 def _names(argument: str, tables: Sequence[str]) -> list[str]:

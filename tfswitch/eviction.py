@@ -171,14 +171,7 @@ class AnyOf(_Eviction):
         return rules
 
 
-_registry = Registry(
-    "eviction",
-    "tfswitch.eviction",
-    {
-        cls.__name__: cls
-        for cls in (Ttl, ShowClickScore, L2Norm, MaxRows, AnyOf)
-    },
-)
+_registry = Registry("eviction", Ttl, ShowClickScore, L2Norm, MaxRows, AnyOf)
 
 
 def get(identifier: Any) -> Any:

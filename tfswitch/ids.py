@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfswitch._ranges import NON_NEGATIVE_INT64, POSITIVE_INT, integers
 from tfswitch.ops import string_ops
 from tfswitch.ops.ids import to_id_array, to_id_tensor, to_string_tensor
 
-_MAX_SALT = 2**63 - 1
-_MAX_SLOT_BITS = 32
+_SLOT_BITS = integers(1, 32)
 
 # Salt of the fingerprint that tells inputs with the same id apart: the first 64
 # bits of the fraction of pi, which nobody chooses by accident.
@@ -59,16 +59,7 @@ def hash_strings(strings: Any, salt: int = 0) -> Any:
     Source: Geoff Pike, FarmHash, https://github.com/google/farmhash; as
     TensorFlow has it for `tf.fingerprint`.
     """
-    if (
-        isinstance(salt, bool)
-        or not isinstance(salt, (int, np.integer))
-        or not 0 <= salt <= _MAX_SALT
-    ):
-        raise ValueError(
-            "`salt` must be an integer from 0 to 2**63 - 1. "
-            f"Received: salt={salt!r}"
-        )
-    salt = int(salt)
+    salt = NON_NEGATIVE_INT64.check("salt", salt)
 
     def hash_array(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind not in "OSUT":
@@ -132,15 +123,15 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
         tf.errors.InvalidArgumentError: If a `slot` that only the running graph
             knows is out of range.
     """
-    _check_slot_bits(slot_bits)
-    shift = 64 - int(slot_bits)
+    slot_bits = _SLOT_BITS.check("slot_bits", slot_bits)
+    shift = 64 - slot_bits
     mask = 2**shift - 1
     if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) and np.ndim(slot):
         raise ValueError(
             "`slot` must be a single number for ragged and sparse ids. "
             f"Received: slot of shape {np.shape(slot)}"
         )
-    slot = _to_slot(slot, int(slot_bits))
+    slot = _to_slot(slot, slot_bits)
     if tf.is_tensor(slot) and isinstance(ids, (np.ndarray, np.generic)):
         ids = to_id_tensor(ids, "pack")
 
@@ -175,9 +166,9 @@ def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
     Raises:
         ValueError: If `slot_bits` is out of range, or `packed` is not int64.
     """
-    _check_slot_bits(slot_bits)
-    shift = 64 - int(slot_bits)
-    id_mask, slot_mask = 2**shift - 1, 2 ** int(slot_bits) - 1
+    slot_bits = _SLOT_BITS.check("slot_bits", slot_bits)
+    shift = 64 - slot_bits
+    id_mask, slot_mask = 2**shift - 1, 2**slot_bits - 1
     if isinstance(packed, int) and not isinstance(packed, bool):
         if not -(2**63) <= packed < 2**63:
             raise ValueError(
@@ -247,16 +238,9 @@ class HashCollisions:
 
     def __init__(self, *, slot_bits: int = 0, max_inputs: int = 2**24) -> None:
         if slot_bits != 0:
-            _check_slot_bits(slot_bits)
-        if isinstance(max_inputs, bool) or not (
-            isinstance(max_inputs, (int, np.integer)) and max_inputs >= 1
-        ):
-            raise ValueError(
-                "`max_inputs` must be a positive integer. "
-                f"Received: max_inputs={max_inputs!r}"
-            )
+            _SLOT_BITS.check("slot_bits", slot_bits)
+        self._max_inputs = POSITIVE_INT.check("max_inputs", max_inputs)
         self._slot_bits = int(slot_bits)
-        self._max_inputs = int(max_inputs)
         self._lock = threading.Lock()
         # Distinct pairs, sorted by id and then by fingerprint.
         self._ids = np.zeros(0, np.int64)
@@ -451,18 +435,6 @@ def _refuse_strings(dtype: Any) -> None:
         f"hash_strings: expected strings, got {dtype}. Integers are ids as "
         "they are; tfswitch.ids.pack takes both."
     )
-
-
-def _check_slot_bits(slot_bits: Any) -> None:
-    if (
-        isinstance(slot_bits, bool)
-        or not isinstance(slot_bits, (int, np.integer))
-        or not 1 <= slot_bits <= _MAX_SLOT_BITS
-    ):
-        raise ValueError(
-            f"`slot_bits` must be an integer from 1 to {_MAX_SLOT_BITS}. "
-            f"Received: slot_bits={slot_bits!r}"
-        )
 
 
 def _to_slot(slot: Any, slot_bits: int) -> Any:

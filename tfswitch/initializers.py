@@ -11,9 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from tfswitch._policy import Policy
+
 
 @dataclasses.dataclass(frozen=True)
-class Initializer:
+class Initializer(Policy):
     """Base of all initializers. Immutable; equal if all arguments are."""
 
     # The field of the wire's InitializerConfig.
@@ -33,25 +35,9 @@ class Initializer:
                 )
             object.__setattr__(self, field.name, float(value))
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of this initializer."""
-        return dataclasses.asdict(self)
-
-    def to_config(self) -> dict[str, Any]:
-        """Returns the config that `get` makes this initializer from."""
-        return {
-            "class_name": type(self).__name__,
-            "config": self.get_config(),
-        }
-
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `initializer` field of a table config."""
         return {self._KIND: self.get_config()}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Initializer":
-        """Makes an initializer from the config that `get_config` returned."""
-        return cls(**config)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,11 +63,7 @@ class ShowClick(Policy):
         return {"show_click": self.get_config()}
 
 
-_registry = Registry(
-    "statistics",
-    "tfswitch.statistics",
-    {cls.__name__: cls for cls in (Usage, ShowClick)},
-)
+_registry = Registry("statistics", Usage, ShowClick)
 
 
 def get(identifier: Any) -> Usage | ShowClick | None:

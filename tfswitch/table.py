@@ -25,6 +25,7 @@ from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._control import call
 from tfswitch._learning_rate import LearningRate
+from tfswitch._ranges import NON_NEGATIVE_INT
 from tfswitch._renamed import renamed_arguments
 from tfswitch._reports import ShrinkReport, TableStats
 from tfswitch._table_spec import TableSpec
@@ -326,16 +327,8 @@ class EmbeddingTable:
 
     @iterations.setter
     def iterations(self, value: int) -> None:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, np.integer))
-            or value < 0
-        ):
-            raise ValueError(
-                "`iterations` must be an integer of at least 0. "
-                f"Received: iterations={value!r}"
-            )
-        self._learning_rate.set_steps(int(value))
+        steps = NON_NEGATIVE_INT.check("iterations", value)
+        self._learning_rate.set_steps(steps)
 
     @property
     def handle(self) -> tf.Tensor:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfswitch import _native
 from tfswitch._control import call, integers
+from tfswitch._ranges import NON_NEGATIVE_INT64
 from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
@@ -369,15 +370,7 @@ class WorkQueue:
                 "`shuffle` must be True or False. "
                 f"Received: shuffle={shuffle!r}"
             )
-        if (
-            isinstance(seed, bool)
-            or not isinstance(seed, (int, np.integer))
-            or not 0 <= seed < 2**63
-        ):
-            raise ValueError(
-                "`seed` must be an integer from 0 to 2**63 - 1. "
-                f"Received: seed={seed!r}"
-            )
+        seed = NON_NEGATIVE_INT64.check("seed", seed)
         check_seconds("timeout_secs", timeout_secs)
         self._name = name
         self._worker = worker
@@ -394,7 +387,7 @@ class WorkQueue:
                 "items": items,
                 "num_epochs": int(epochs),
                 "shuffle": bool(shuffle),
-                "seed": int(seed),
+                "seed": seed,
             },
         )
         if self.stats()["epoch"] >= self._num_epochs:

@@ -35,11 +35,8 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         # After a power cut there must be no name without its bytes.
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
         # A full disk has no name, or that of the file that nobody asked for.

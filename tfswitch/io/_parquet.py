@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfswitch._ranges import POSITIVE_INT
 from tfswitch._rows import Rows, rows_per_call
 from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
@@ -18,6 +19,7 @@ from tfswitch.table import EmbeddingTable
 _METADATA_KEY = b"tfswitch"
 
 _COMPRESSIONS = (None, "snappy", "gzip", "zstd", "lz4", "brotli")
+_GROUP_ROWS = POSITIVE_INT._replace(text="None or a positive integer")
 _GROUP_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 
@@ -77,15 +79,8 @@ def write_parquet(
     if rows_per_group is None:
         floats = sum(layout.widths.values())
         rows_per_group = max(1, _GROUP_BYTES // (8 + 4 * floats))
-    elif (
-        isinstance(rows_per_group, bool)
-        or not isinstance(rows_per_group, (int, np.integer))
-        or rows_per_group < 1
-    ):
-        raise ValueError(
-            "`rows_per_group` must be None or a positive integer. Received: "
-            f"rows_per_group={rows_per_group!r}"
-        )
+    else:
+        _GROUP_ROWS.check("rows_per_group", rows_per_group)
     schema = pa.schema(
         [(id_column, pa.int64())]
         + [

@@ -195,14 +195,11 @@ def _read(file: str, compression_type: str, layout: Layout) -> Iterator[Rows]:
     _check_lengths(file, compression_type)
     source = Source(layout, file)
     features = {
-        layout.names["ids"]: tf.io.RaggedFeature(
-            tf.int64, row_splits_dtype=tf.int64
+        name: tf.io.RaggedFeature(
+            tf.int64 if what == "ids" else tf.float32, row_splits_dtype=tf.int64
         )
+        for what, name in layout.names.items()
     }
-    for what in layout.widths:
-        features[layout.names[what]] = tf.io.RaggedFeature(
-            tf.float32, row_splits_dtype=tf.int64
-        )
     dataset = tf.data.TFRecordDataset(file, compression_type)
     batches = iter(dataset.batch(rows_per_call(sum(layout.widths.values()))))
     while True:
