@@ -77,21 +77,25 @@ Json FileToJson(const RowFile& file) {
   return json;
 }
 
+uint64_t RowsOf(const SavedTable& table) {
+  uint64_t num_rows = 0;
+  for (const RowFile& file : table.files) {
+    if (file.kind == FileKind::kRows) {
+      num_rows += static_cast<uint64_t>(file.num_rows);
+    }
+  }
+  return num_rows;
+}
+
 Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
   Json json = Json::object();
   for (const auto& [name, table] : tables) {
-    uint64_t num_rows = 0;
     Json files = Json::array();
-    for (const RowFile& file : table.files) {
-      if (file.kind == FileKind::kRows) {
-        num_rows += static_cast<uint64_t>(file.num_rows);
-      }
-      files.push_back(FileToJson(file));
-    }
+    for (const RowFile& file : table.files) files.push_back(FileToJson(file));
     json[name] = {{"config", Json::parse(TableConfigToJson(table.config))},
                   {"incarnation", absl::StrFormat("%016x", table.incarnation)},
                   {"slot_floats", table.slot_floats},
-                  {"num_rows", num_rows},
+                  {"num_rows", RowsOf(table)},
                   {"files", std::move(files)}};
     if (table.last_day >= 0.0f) json[name]["last_day"] = table.last_day;
     if (table.config.optimizer.is_dense) {
@@ -173,8 +177,7 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
       return Damaged(what,
                      absl::StrCat("kind of '", file.name,
                                   "': expected candidates, bloom or none, got ",
-                                  kind->dump(-1, ' ', false,
-                                             Json::error_handler_t::replace)));
+                                  DumpJson(*kind)));
     }
   }
   if (!IsFileNameOf(table, file.name)) {
@@ -365,13 +368,9 @@ bool HasLastRowsOf(const Manifest& save, const Manifest& newest,
       });
 }
 
-int64_t RowsOf(const Manifest& save) {
-  int64_t num_rows = 0;
-  for (const auto& [name, table] : save.tables) {
-    for (const RowFile& file : table.files) {
-      if (file.kind == FileKind::kRows) num_rows += file.num_rows;
-    }
-  }
+uint64_t RowsOf(const Manifest& save) {
+  uint64_t num_rows = 0;
+  for (const auto& [name, table] : save.tables) num_rows += RowsOf(table);
   return num_rows;
 }
 
@@ -646,7 +645,7 @@ std::string PartWriter::Finish() {
                {"all_tables", data_->all_tables},
                {"tables", TablesToJson(data_->tables)}};
   AddWorkQueues(data_->work_queues, &json);
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return DumpJson(json);
 }
 
 namespace {

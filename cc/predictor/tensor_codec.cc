@@ -245,20 +245,22 @@ absl::Status EncodeTensor(const ServingTensor& tensor, TensorProto* proto) {
         "output '", absl::string_view(tensor.name.data, tensor.name.size),
         "' has ", tensor.num_values, " values, which no message holds"));
   }
-  const auto write = [&tensor](auto type, auto* field, int width = 1) {
+  const auto write = [&tensor](auto type, auto* field,
+                               int width = 1) -> absl::Status {
     using T = decltype(type);
     const int count = static_cast<int>(tensor.num_values) * width;
     field->Resize(count, 0);
     const char* values = static_cast<const char*>(tensor.values);
     if (sizeof(T) == sizeof(*field->data())) {
       std::memcpy(field->mutable_data(), values, count * sizeof(T));
-      return;
+      return absl::OkStatus();
     }
     for (int i = 0; i < count; ++i) {
       T value;
       std::memcpy(&value, values + i * sizeof(T), sizeof(T));
       field->Set(i, value);
     }
+    return absl::OkStatus();
   };
   proto->set_dtype(static_cast<DataType>(tensor.dtype));
   auto* shape = proto->mutable_tensor_shape();
@@ -268,58 +270,43 @@ absl::Status EncodeTensor(const ServingTensor& tensor, TensorProto* proto) {
   switch (proto->dtype()) {
     case tensorflow::DT_BFLOAT16:
     case tensorflow::DT_HALF:
-      write(uint16_t{}, proto->mutable_half_val());
-      break;
+      return write(uint16_t{}, proto->mutable_half_val());
     case tensorflow::DT_BOOL:
-      write(bool{}, proto->mutable_bool_val());
-      break;
+      return write(bool{}, proto->mutable_bool_val());
     case tensorflow::DT_COMPLEX128:
-      write(double{}, proto->mutable_dcomplex_val(), 2);
-      break;
+      return write(double{}, proto->mutable_dcomplex_val(), 2);
     case tensorflow::DT_COMPLEX64:
-      write(float{}, proto->mutable_scomplex_val(), 2);
-      break;
+      return write(float{}, proto->mutable_scomplex_val(), 2);
     case tensorflow::DT_DOUBLE:
-      write(double{}, proto->mutable_double_val());
-      break;
+      return write(double{}, proto->mutable_double_val());
     case tensorflow::DT_FLOAT:
-      write(float{}, proto->mutable_float_val());
-      break;
+      return write(float{}, proto->mutable_float_val());
     case tensorflow::DT_INT16:
-      write(int16_t{}, proto->mutable_int_val());
-      break;
+      return write(int16_t{}, proto->mutable_int_val());
     case tensorflow::DT_INT32:
-      write(int32_t{}, proto->mutable_int_val());
-      break;
+      return write(int32_t{}, proto->mutable_int_val());
     case tensorflow::DT_INT64:
-      write(int64_t{}, proto->mutable_int64_val());
-      break;
+      return write(int64_t{}, proto->mutable_int64_val());
     case tensorflow::DT_INT8:
-      write(int8_t{}, proto->mutable_int_val());
-      break;
+      return write(int8_t{}, proto->mutable_int_val());
     case tensorflow::DT_UINT16:
-      write(uint16_t{}, proto->mutable_int_val());
-      break;
+      return write(uint16_t{}, proto->mutable_int_val());
     case tensorflow::DT_UINT32:
-      write(uint32_t{}, proto->mutable_uint32_val());
-      break;
+      return write(uint32_t{}, proto->mutable_uint32_val());
     case tensorflow::DT_UINT64:
-      write(uint64_t{}, proto->mutable_uint64_val());
-      break;
+      return write(uint64_t{}, proto->mutable_uint64_val());
     case tensorflow::DT_UINT8:
-      write(uint8_t{}, proto->mutable_int_val());
-      break;
+      return write(uint8_t{}, proto->mutable_int_val());
     case tensorflow::DT_STRING: {
       const auto* strings = static_cast<const ServingBytes*>(tensor.values);
       for (size_t i = 0; i < tensor.num_values; ++i) {
         proto->add_string_val(strings[i].data, strings[i].size);
       }
-      break;
+      return absl::OkStatus();
     }
     default:
       return Unsupported({tensor.name.data, tensor.name.size}, proto->dtype());
   }
-  return absl::OkStatus();
 }
 
 }  // namespace tfswitch

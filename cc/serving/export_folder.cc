@@ -40,7 +40,6 @@ namespace fs = std::filesystem;
 constexpr char kFormatName[] = "tfswitch-export";
 constexpr char kTemporaryPrefix[] = ".writing-";
 constexpr size_t kMaxManifestBytes = size_t{64} << 20;
-constexpr uint64_t kMaxInteger = std::numeric_limits<int64_t>::max();
 
 std::string Hex(uint64_t number) { return absl::StrFormat("%016x", number); }
 
@@ -54,13 +53,15 @@ void ReadHex(const char* field, ObjectReader* reader, uint64_t* value) {
                json == nullptr ? Json() : *json);
 }
 
-void ReadCount(const char* field, ObjectReader* reader, int64_t* value) {
+// A field that must be there, with an integer from 0 to the largest T.
+template <typename T>
+void ReadCount(const char* field, ObjectReader* reader, T* value) {
   uint64_t number = 0;
   if (reader->Find(field) == nullptr) {
     reader->Fail(field, "a number", Json());
   }
-  reader->Read(field, kMaxInteger, &number);
-  *value = static_cast<int64_t>(number);
+  reader->Read(field, uint64_t{std::numeric_limits<T>::max()}, &number);
+  *value = static_cast<T>(number);
 }
 
 Json ToJson(const ExportedTable& table) {
@@ -82,10 +83,7 @@ Json ToJson(const ExportedTable& table) {
 absl::Status FromJson(const Json& json, const std::string& path,
                       absl::string_view document, ExportedTable* table) {
   ObjectReader reader(json, path, document);
-  uint64_t dim = 0;
-  if (reader.Find("dim") == nullptr) reader.Fail("dim", "a number", Json());
-  reader.Read("dim", std::numeric_limits<int32_t>::max(), &dim);
-  table->dim = static_cast<int>(dim);
+  ReadCount("dim", &reader, &table->dim);
   std::string format;
   reader.Read("row_format", &format);
   reader.Read("file", &table->file);
@@ -102,10 +100,7 @@ absl::Status FromJson(const Json& json, const std::string& path,
     ObjectReader cursor_reader(each, absl::StrCat(path, ".cursors"), document);
     ChangeCursor cursor;
     ReadHex("log_id", &cursor_reader, &cursor.log_id);
-    if (cursor_reader.Find("epoch") == nullptr) {
-      cursor_reader.Fail("epoch", "a number", Json());
-    }
-    cursor_reader.Read("epoch", &cursor.epoch);
+    ReadCount("epoch", &cursor_reader, &cursor.epoch);
     TFSWITCH_RETURN_IF_ERROR(cursor_reader.Finish());
     table->cursors.push_back(cursor);
   }

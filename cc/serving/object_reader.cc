@@ -30,16 +30,6 @@ bool ParseDigits(const std::string& text, uint64_t* number) {
 
 }  // namespace
 
-absl::StatusOr<Json> ParseDocument(absl::string_view text,
-                                   absl::string_view document) {
-  absl::StatusOr<Json> json = ParseJson(text);
-  if (json.ok()) return json;
-  constexpr size_t kQuoted = 100;
-  return absl::InvalidArgumentError(
-      absl::StrCat(document, ": ", json.status().message(), ", got ",
-                   absl::CHexEscape(text.substr(0, kQuoted))));
-}
-
 ObjectReader::ObjectReader(const Json& json, std::string path,
                            absl::string_view document)
     : json_(json), path_(std::move(path)), document_(document) {
@@ -84,12 +74,6 @@ void ObjectReader::Read(const char* field, uint64_t max, uint64_t* value) {
   }
   if (number > max) return Fail(field, IntegerRange(max), *json);
   *value = number;
-}
-
-void ObjectReader::Read(const char* field, uint32_t* value) {
-  uint64_t number = *value;
-  Read(field, std::numeric_limits<uint32_t>::max(), &number);
-  *value = static_cast<uint32_t>(number);
 }
 
 void ObjectReader::Fail(absl::string_view field, absl::string_view expected,

@@ -8,15 +8,10 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "cc/base/json.h"
 
 namespace tfswitch {
-
-// ParseJson(), with an error that names the document and quotes its beginning.
-absl::StatusOr<Json> ParseDocument(absl::string_view text,
-                                   absl::string_view document);
 
 // Reads the fields of one JSON object. Each Read leaves its target as it is if
 // the field is absent; Finish() objects to fields that nothing read. The first
@@ -36,7 +31,6 @@ class ObjectReader {
   // An integer in [0, max]. The canonical mapping of protobuf writes 64-bit
   // integers as strings, so these are read too.
   void Read(const char* field, uint64_t max, uint64_t* value);
-  void Read(const char* field, uint32_t* value);
 
   void Fail(absl::string_view field, absl::string_view expected,
             const Json& got);

@@ -93,32 +93,28 @@ RowFile::RowFile(std::unique_ptr<MappedFile> file, std::string path,
     : file_(std::move(file)), path_(std::move(path)), info_(info) {}
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Make(
-    std::unique_ptr<MappedFile> mapped, const std::string& path,
+    absl::StatusOr<std::unique_ptr<MappedFile>> mapped, const std::string& path,
     const RowFileInfo& expected) {
-  std::shared_ptr<RowFile> file(new RowFile(std::move(mapped), path, expected));
+  TFSWITCH_RETURN_IF_ERROR(mapped.status());
+  std::shared_ptr<RowFile> file(
+      new RowFile(*std::move(mapped), path, expected));
   TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
   return file;
 }
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Open(
     const std::string& path, const RowFileInfo& expected) {
-  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> mapped,
-                            MappedFile::Open(path));
-  return Make(std::move(mapped), path, expected);
+  return Make(MappedFile::Open(path), path, expected);
 }
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Map(
     int fd, const std::string& path, const RowFileInfo& expected) {
-  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> mapped,
-                            MappedFile::Map(fd, path));
-  return Make(std::move(mapped), path, expected);
+  return Make(MappedFile::Map(fd, path), path, expected);
 }
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Copy(
     int fd, const std::string& path, const RowFileInfo& expected) {
-  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> copy,
-                            MappedFile::Copy(fd, path));
-  return Make(std::move(copy), path, expected);
+  return Make(MappedFile::Copy(fd, path), path, expected);
 }
 
 absl::Status RowFile::Damaged(absl::string_view why) const {
@@ -147,13 +143,11 @@ absl::Status RowFile::ReadHeader() {
   }
   const Json& header = *parsed;
   if (!header.is_object() || !header.contains("__metadata__") ||
-      !header["__metadata__"].is_object()) {
+      !header["__metadata__"].is_object() ||
+      TextOf(header["__metadata__"], "format") != kRowFileFormat) {
     return Damaged("its header is not that of a row file");
   }
   const Json& metadata = header["__metadata__"];
-  if (TextOf(metadata, "format") != kRowFileFormat) {
-    return Damaged("its header is not that of a row file");
-  }
   const std::string version = TextOf(metadata, "version");
   if (version != absl::StrCat(kRowFileVersion)) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -180,7 +174,7 @@ absl::Status RowFile::ReadHeader() {
     return Damaged("array 'default_row' of its header");
   }
   kind_.dim = static_cast<int>(default_row.shape[0]);
-  view_.record_bytes = RecordBytes(kind_.format, kind_.dim);
+  view_.record_bytes = sizeof(Key) + RowBytes(kind_.format, kind_.dim);
   if (!records.Read(header, "records", limit) || records.dtype != "U8" ||
       !records.HasElements(view_.record_bytes)) {
     return Damaged("array 'records' of its header");
@@ -210,9 +204,7 @@ absl::Status RowFile::ReadHeader() {
       (removed.shape[0] != 0 && removed.shape[0] != num_words)) {
     return Damaged("array 'removed' of its header");
   }
-  if (!checksums.Read(header, "checksums", limit) || checksums.dtype != "U64" ||
-      !checksums.HasElements(sizeof(uint64_t)) ||
-      checksums.begin % sizeof(uint64_t) != 0 ||
+  if (!checksums.Read(header, "checksums", limit) || !checksums.HasWords() ||
       checksums.begin < std::max({default_row.end, records.end, pilots.end,
                                   used.end, removed.end}) ||
       checksums.shape[0] !=

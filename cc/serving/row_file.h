@@ -139,8 +139,8 @@ class RowFile {
           const RowFileInfo& info);
 
   static absl::StatusOr<std::shared_ptr<const RowFile>> Make(
-      std::unique_ptr<MappedFile> mapped, const std::string& path,
-      const RowFileInfo& expected);
+      absl::StatusOr<std::unique_ptr<MappedFile>> mapped,
+      const std::string& path, const RowFileInfo& expected);
 
   static bool HasBit(const uint64_t* words, uint64_t at) {
     return (words[at / 64] >> (at % 64) & 1) != 0;

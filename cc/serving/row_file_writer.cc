@@ -25,16 +25,14 @@
 #include "absl/strings/str_format.h"
 #include "cc/base/checksum.h"
 #include "cc/base/files.h"
+#include "cc/base/json.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/perfect_hash.h"
 #include "cc/serving/row_file.h"
-#include "nlohmann/json.hpp"
 
 namespace tfswitch {
 namespace {
-
-using Json = nlohmann::json;
 
 // In place of the number of a row.
 constexpr uint32_t kRemoved = ~uint32_t{0};
@@ -525,8 +523,7 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
       {"num_parts", absl::StrCat(hash.num_parts)},
       {"checksums_xxh3",
        absl::StrFormat("%016x", Checksum(checksum_bytes, num_checksum_bytes))}};
-  std::string text = header.dump(-1, ' ', /*ensure_ascii=*/false,
-                                 Json::error_handler_t::replace);
+  std::string text = DumpJson(header);
   constexpr size_t kTextBytes = kRowFileHeaderBytes - sizeof(uint64_t);
   if (text.size() > kTextBytes) {
     return absl::InvalidArgumentError(absl::StrCat(

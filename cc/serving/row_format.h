@@ -30,7 +30,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "cc/base/hash.h"
 
 namespace tfswitch {
 
@@ -48,11 +47,6 @@ size_t RowBytes(RowFormat format, int dim);
 // one for larger values. int8 is the nearest multiple of the row's scale, which
 // is its largest absolute value / 127: its values must be finite.
 void EncodeRow(RowFormat format, const float* embedding, int dim, char* to);
-
-// Bytes of an id and its row.
-inline size_t RecordBytes(RowFormat format, int dim) {
-  return sizeof(Key) + RowBytes(format, dim);
-}
 
 inline constexpr size_t kRowFileBlockBytes = 4096;
 
