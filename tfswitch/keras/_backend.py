@@ -1,5 +1,6 @@
 """Where Keras 3 and tf_keras differ."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,29 @@ serialize = keras.saving.serialize_keras_object
 deserialize = keras.saving.deserialize_keras_object
 
 
+def optimizer_config(
+    optimizer: Any, present_rate: Callable[[], float]
+) -> dict[str, Any]:
+    """The config of an object of `tfswitch.optimizers`, for Keras's files."""
+    config = optimizer.to_config()
+    rate = config["config"]["learning_rate"]
+    if not isinstance(rate, float):
+        # Only schedules can be described; of the rest, the value stays.
+        config["config"]["learning_rate"] = (
+            serialize(rate) if hasattr(rate, "get_config") else present_rate()
+        )
+    return config
+
+
+def load_rate(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `optimizer_config` made, with the schedule itself if it has one."""
+    arguments = dict(config["config"])
+    rate = arguments.get("learning_rate")
+    if isinstance(rate, Mapping):
+        arguments["learning_rate"] = deserialize(rate)
+    return {**config, "config": arguments}
+
+
 def check_backend() -> None:
     """Raises RuntimeError if Keras does not run on TensorFlow."""
     if not IS_LEGACY and keras.config.backend() != "tensorflow":
@@ -22,13 +46,6 @@ def check_backend() -> None:
             "tfswitch.keras needs Keras on TensorFlow, and it runs on "
             f"{keras.config.backend()!r}. Set KERAS_BACKEND=tensorflow."
         )
-
-
-def is_symbolic(value: Any) -> bool:
-    """Whether `value` is a placeholder of a model under construction."""
-    if IS_LEGACY:
-        return keras.backend.is_keras_tensor(value)
-    return isinstance(value, keras.KerasTensor)
 
 
 def is_building() -> bool:

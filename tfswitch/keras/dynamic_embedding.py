@@ -92,6 +92,20 @@ def is_training(training: Any) -> bool | tf.Tensor:
     return tf.cast(training, tf.bool) if known is None else bool(known)
 
 
+def train_or_read(layer: Any, training: Any, lookups: Any) -> Any:
+    """Embeddings for a training that is True, or a tensor."""
+    if training is True:
+        embeddings, probe = layer._train(lookups)
+    else:
+        embeddings, probe = tf.cond(
+            training,
+            lambda: layer._train(lookups),
+            lambda: (layer._read(lookups), tf.zeros([])),
+        )
+    layer.add_loss(probe)
+    return embeddings
+
+
 @_backend.register_keras_serializable(package="tfswitch")
 class DynamicEmbedding(_backend.Layer):
     """Maps integer ids to dense vectors without a fixed vocabulary.
@@ -584,10 +598,10 @@ class DynamicEmbedding(_backend.Layer):
         self._check_rank(ids.shape.rank)
         if weights is not None:
             if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
-                self._refuse_weights(weights, inputs)
+                self._refuse_kind("weights", weights, inputs)
             weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
             if not weights.shape.is_compatible_with(ids.shape):
-                self._refuse_weights(weights, ids)
+                self._refuse_kind("weights", weights, ids)
 
         def finish(embeddings: tf.Tensor) -> tf.Tensor:
             if self.combiner is not None:
@@ -606,7 +620,7 @@ class DynamicEmbedding(_backend.Layer):
         ids = to_id_tensor(inputs.flat_values, f"layer '{self.name}'")
         if weights is not None:
             if not isinstance(weights, tf.RaggedTensor):
-                self._refuse_weights(weights, inputs)
+                self._refuse_kind("weights", weights, inputs)
             weights = tf.cast(weights.flat_values, tf.float32)
 
         def finish(embeddings: tf.Tensor) -> Any:
@@ -646,7 +660,7 @@ class DynamicEmbedding(_backend.Layer):
         self._check_rank(inputs.shape.rank)
         if weights is not None:
             if not isinstance(weights, tf.SparseTensor):
-                self._refuse_weights(weights, inputs)
+                self._refuse_kind("weights", weights, inputs)
             weights = tf.cast(weights.values, tf.float32)
 
         def finish(embeddings: tf.Tensor) -> tf.Tensor:
@@ -704,17 +718,8 @@ class DynamicEmbedding(_backend.Layer):
         training = self._is_training(training)
         if training is False:
             self._check_reader()
-            return self._read(lookup.ids)
-        if training is True:
-            embeddings, probe = self._train(lookup)
-        else:
-            embeddings, probe = tf.cond(
-                training,
-                lambda: self._train(lookup),
-                lambda: (self._read(lookup.ids), tf.zeros([])),
-            )
-        self.add_loss(probe)
-        return embeddings
+            return self._read(lookup)
+        return train_or_read(self, training, lookup)
 
     def _is_training(self, training: Any) -> bool | tf.Tensor:
         """Whether to train, as a tensor if it is not known yet.
@@ -749,8 +754,8 @@ class DynamicEmbedding(_backend.Layer):
                 stacklevel=2,
             )
 
-    def _read(self, ids: tf.Tensor) -> tf.Tensor:
-        return look_up_many([self.table], [ids])[0]
+    def _read(self, lookup: TableLookup) -> tf.Tensor:
+        return look_up_many([self.table], [lookup.ids])[0]
 
     def _train(self, lookup: TableLookup) -> tuple[tf.Tensor, tf.Tensor]:
         if self._is_auto:
@@ -870,16 +875,10 @@ class DynamicEmbedding(_backend.Layer):
                 for field in dataclasses.fields(self._spec.optimizer)
                 if field.name in self._options
             },
-        ).to_config()
-        rate = optimizer["config"]["learning_rate"]
-        if not isinstance(rate, float):
-            # Only schedules can be described; of the rest, the value stays.
-            optimizer["config"]["learning_rate"] = (
-                _backend.serialize(rate)
-                if hasattr(rate, "get_config")
-                else self.table.learning_rate
-            )
-        return optimizer
+        )
+        return _backend.optimizer_config(
+            optimizer, lambda: self.table.learning_rate
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbedding":
@@ -887,13 +886,8 @@ class DynamicEmbedding(_backend.Layer):
         for name in ("embeddings_regularizer", "embeddings_constraint"):
             if isinstance(config.get(name), Mapping):
                 config[name] = _backend.deserialize(config[name])
-        optimizer = config.get("optimizer")
-        if isinstance(optimizer, Mapping):
-            arguments = dict(optimizer["config"])
-            rate = arguments.get("learning_rate")
-            if isinstance(rate, Mapping):
-                arguments["learning_rate"] = _backend.deserialize(rate)
-            config["optimizer"] = {**optimizer, "config": arguments}
+        if isinstance(config.get("optimizer"), Mapping):
+            config["optimizer"] = _backend.load_rate(config["optimizer"])
         layer = super().from_config(config)
         layer._is_loaded = True
         return layer
@@ -918,9 +912,6 @@ class DynamicEmbedding(_backend.Layer):
             f"layer '{self.name}': sparse ids need a combiner. Pass "
             'combiner="sum", "mean" or "sqrtn" to the layer.'
         )
-
-    def _refuse_weights(self, weights: Any, ids: Any) -> NoReturn:
-        self._refuse_kind("weights", weights, ids)
 
     def _refuse_kind(self, what: str, numbers: Any, ids: Any) -> NoReturn:
         raise ValueError(

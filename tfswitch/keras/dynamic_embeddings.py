@@ -14,6 +14,7 @@ from tfswitch.keras.dynamic_embedding import (
     DynamicEmbedding,
     TableLookup,
     _Count,
+    train_or_read,
 )
 from tfswitch.table import (
     EmbeddingTable,
@@ -269,16 +270,7 @@ class DynamicEmbeddings(_backend.Layer):
             return self._read(lookups)
         read = self._read({n: lookups[n] for n in lookups if n not in trained})
         to_train = {name: lookups[name] for name in trained}
-        if training is True:
-            embeddings, probe = self._train(to_train)
-        else:
-            embeddings, probe = tf.cond(
-                training,
-                lambda: self._train(to_train),
-                lambda: (self._read(to_train), tf.zeros([])),
-            )
-        self.add_loss(probe)
-        return embeddings | read
+        return train_or_read(self, training, to_train) | read
 
     def _read(self, lookups: dict[str, TableLookup]) -> dict[str, tf.Tensor]:
         if not lookups:

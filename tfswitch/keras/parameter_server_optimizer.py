@@ -137,22 +137,12 @@ class ParameterServerOptimizer(_backend.Optimizer):
     @property
     def worker(self) -> Worker:
         """This process's place among the workers; there once built."""
-        if self._servers.worker is None:
-            raise ValueError(
-                "the optimizer has no worker yet: it is made when the "
-                "optimizer is built, by `fit` or `build`"
-            )
-        return self._servers.worker
+        return self._servers.once_built("worker")
 
     @property
     def table(self) -> DenseTable:
         """The dense variables on the servers; there once built."""
-        if self._servers.table is None:
-            raise ValueError(
-                "the optimizer has no table yet: it is made when the "
-                "optimizer is built, by `fit` or `build`"
-            )
-        return self._servers.table
+        return self._servers.once_built("table")
 
     def build(self, variables: Sequence[Any]) -> None:
         """Puts the variables on the servers, or takes those that are there.
@@ -352,17 +342,11 @@ class ParameterServerOptimizer(_backend.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments; `worker` and `cluster` are not among them."""
-        optimizer = self._server_optimizer.to_config()
-        rate = optimizer["config"]["learning_rate"]
-        if not isinstance(rate, float):
-            optimizer["config"]["learning_rate"] = (
-                _backend.serialize(rate)
-                if hasattr(rate, "get_config")
-                else float(self.learning_rate)
-            )
         return {
             "name": self.name,
-            "optimizer": optimizer,
+            "optimizer": _backend.optimizer_config(
+                self._server_optimizer, lambda: float(self.learning_rate)
+            ),
             "consistency": self._consistency.get_config(),
             "table": self._table_name,
             "batch_weight": (
@@ -378,16 +362,9 @@ class ParameterServerOptimizer(_backend.Optimizer):
         """Makes an optimizer from the config that `get_config` returned."""
         config = dict(config)
         clips = {clip: config.pop(clip, None) for clip in _CLIPS}
-        optimizer = dict(config["optimizer"])
-        arguments = dict(optimizer["config"])
-        if isinstance(arguments.get("learning_rate"), Mapping):
-            arguments["learning_rate"] = _backend.deserialize(
-                arguments["learning_rate"]
-            )
         # Apart from those of the servers' optimizer.
         config["optimizer"] = {
-            **optimizer,
-            "config": arguments,
+            **_backend.load_rate(config["optimizer"]),
             "worker_clips": clips,
         }
         made = cls(**config)
@@ -428,28 +405,30 @@ class _Servers:
         # Whether to join the servers at the first step, not when built.
         self.waits_for_step = False
 
+    def once_built(self, what: str) -> Any:
+        found = getattr(self, what)
+        if found is None:
+            raise ValueError(
+                f"the optimizer has no {what} yet: it is made when the "
+                "optimizer is built, by `fit` or `build`"
+            )
+        return found
+
 
 def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
     """Returns the servers' optimizer, and the worker's clipping."""
-    if not hasattr(optimizer, "get_config") or isinstance(
+    if isinstance(optimizer, Mapping):
+        config = dict(optimizer.get("config", {}))
+        # A Keras config has them among the others.
+        found = optimizer.get("worker_clips")
+        if found is None:
+            found = {clip: config.pop(clip, None) for clip in _CLIPS}
+        rule = optimizers_lib.get({**optimizer, "config": config})
+    elif not hasattr(optimizer, "get_config") or isinstance(
         optimizer, optimizers_lib.Optimizer
     ):
-        if isinstance(optimizer, Mapping):
-            config = dict(optimizer.get("config", {}))
-            # A Keras config has them among the others.
-            found = optimizer.get("worker_clips")
-            if found is None:
-                found = {clip: config.pop(clip, None) for clip in _CLIPS}
-            clips = {
-                clip: value
-                for clip, value in found.items()
-                if value is not None
-            }
-            return optimizers_lib.get({**optimizer, "config": config}), clips
         return optimizers_lib.get(optimizer), {}
-    clips = {
-        clip: value
-        for clip in _CLIPS
-        if (value := getattr(optimizer, clip, None)) is not None
-    }
-    return optimizers_lib.from_keras(optimizer, ignore=_CLIPS), clips
+    else:
+        found = {clip: getattr(optimizer, clip, None) for clip in _CLIPS}
+        rule = optimizers_lib.from_keras(optimizer, ignore=_CLIPS)
+    return rule, {clip: v for clip, v in found.items() if v is not None}

@@ -20,11 +20,9 @@ def pool_axis(
     Returns:
         `[..., dim]`; zeros where n is 0 or all weights are 0.
     """
-    if weights is None:
-        weights = tf.ones(tf.shape(embeddings)[:-1], embeddings.dtype)
-    weights = weights[..., tf.newaxis]
-    total = tf.reduce_sum(embeddings * weights, axis=-2)
-    return _scale(total, lambda x: tf.reduce_sum(x, axis=-2), weights, combiner)
+    return _pool(
+        embeddings, lambda x: tf.reduce_sum(x, axis=-2), weights, combiner
+    )
 
 
 def pool_segments(
@@ -50,17 +48,19 @@ def pool_segments(
     def segment_sum(x: tf.Tensor) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(x, segment_ids, num_segments)
 
+    return _pool(embeddings, segment_sum, weights, combiner)
+
+
+def _pool(
+    embeddings: tf.Tensor,
+    reduce: Any,
+    weights: tf.Tensor | None,
+    combiner: str,
+) -> tf.Tensor:
     if weights is None:
         weights = tf.ones(tf.shape(embeddings)[:-1], embeddings.dtype)
-    weights = weights[:, tf.newaxis]
-    return _scale(
-        segment_sum(embeddings * weights), segment_sum, weights, combiner
-    )
-
-
-def _scale(
-    total: tf.Tensor, reduce: Any, weights: tf.Tensor, combiner: str
-) -> tf.Tensor:
+    weights = weights[..., tf.newaxis]
+    total = reduce(embeddings * weights)
     if combiner == "sum":
         return total
     if combiner == "mean":

@@ -65,7 +65,8 @@ def from_embedding(
     """
     _backend.check_backend()
     _check_embedding(layer)
-    matrix = _matrix_of(layer)
+    matrix = tf.convert_to_tensor(layer.embeddings)
+    matrix = tf.cast(matrix, tf.float32).numpy()
     owner = f"layer '{layer.name}'"
     kwargs.setdefault("name", layer.name)
     kwargs.setdefault("mask_zero", layer.mask_zero)
@@ -190,11 +191,6 @@ def _check_embedding(layer: Any) -> None:
             f"layer '{layer.name}' is quantized to {layer.quantization_mode}; "
             "pass it as it was before"
         )
-
-
-def _matrix_of(layer: Any) -> np.ndarray:
-    matrix = tf.convert_to_tensor(layer.embeddings)
-    return tf.cast(matrix, tf.float32).numpy()
 
 
 def _to_ids(ids: Any, owner: str, mask_zero: bool) -> np.ndarray:
