@@ -31,7 +31,7 @@ def optimizer_config(
 
 
 def load_rate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `optimizer_config` made, with the schedule itself if it has one."""
+    """Makes the schedule of a config of `optimizer_config` again."""
     arguments = dict(config["config"])
     rate = arguments.get("learning_rate")
     if isinstance(rate, Mapping):
