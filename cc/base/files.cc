@@ -217,10 +217,8 @@ absl::StatusOr<FileStamp> StampOf(const std::string& path) {
 absl::Status SyncFolder(const std::string& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("open folder", folder, errno);
-  const int result = fsync(fd);
-  const int error = errno;
-  close(fd);
-  if (result != 0) return ErrnoStatus("flush folder", folder, error);
+  auto close_folder = absl::MakeCleanup([fd] { close(fd); });
+  if (fsync(fd) != 0) return ErrnoStatus("flush folder", folder, errno);
   return absl::OkStatus();
 }
 

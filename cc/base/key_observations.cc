@@ -9,10 +9,6 @@ namespace {
 
 constexpr float kMaxDay = 4194304.0f;  // 2^22
 
-std::vector<float> CopyOf(absl::Span<const float> values) {
-  return {values.begin(), values.end()};
-}
-
 std::vector<float> Gather(absl::Span<const float> values,
                           absl::Span<const size_t> places) {
   std::vector<float> gathered;
@@ -60,9 +56,9 @@ absl::Status CheckObservations(absl::string_view table,
 }
 
 OwnedObservations::OwnedObservations(const KeyObservations& observations)
-    : counts_(CopyOf(observations.counts)),
-      shows_(CopyOf(observations.shows)),
-      clicks_(CopyOf(observations.clicks)) {}
+    : counts_(observations.counts.begin(), observations.counts.end()),
+      shows_(observations.shows.begin(), observations.shows.end()),
+      clicks_(observations.clicks.begin(), observations.clicks.end()) {}
 
 OwnedObservations::OwnedObservations(absl::Span<const int32_t> inverse,
                                      size_t num_unique,

@@ -55,20 +55,11 @@ PageKeeper& PageKeeper::Get() {
 }
 
 void PageKeeper::Touch(char* begin, size_t bytes) {
-  Request request;
-  request.kind = Kind::kTouch;
-  request.begin = begin;
-  request.bytes = bytes;
-  Add(request);
+  Add({Kind::kTouch, begin, bytes, MemorySpan()});
 }
 
 void PageKeeper::Release(const MemorySpan& span, size_t begin, size_t end) {
-  Request request;
-  request.kind = Kind::kRelease;
-  request.span = span;
-  request.begin = span.data() + begin;
-  request.bytes = end - begin;
-  Add(request);
+  Add({Kind::kRelease, span.data() + begin, end - begin, span});
 }
 
 void PageKeeper::Reset(const MemorySpan& span) {
@@ -76,12 +67,7 @@ void PageKeeper::Reset(const MemorySpan& span) {
     MutexLock lock(&mutex_);
     Forget(span);
   }
-  Request request;
-  request.kind = Kind::kReset;
-  request.span = span;
-  request.begin = span.data();
-  request.bytes = span.capacity();
-  Add(request);
+  Add({Kind::kReset, span.data(), span.capacity(), span});
 }
 
 bool PageKeeper::IsBusy(const MemorySpan& span) {
@@ -189,12 +175,8 @@ void PageKeeper::TouchPages(char* begin, size_t bytes) {
     madvise(page, kHugePageBytes, MADV_HUGEPAGE);
     TouchPage(page);
     if (!is_late) continue;
-    Request join;
-    join.kind = Kind::kJoin;
-    join.begin = page;
-    join.bytes = kHugePageBytes;
     MutexLock lock(&mutex_);
-    to_join_.push_back(join);
+    to_join_.push_back({Kind::kJoin, page, kHugePageBytes, MemorySpan()});
   }
 }
 

@@ -62,9 +62,9 @@ class PageKeeper {
   enum class Kind { kTouch, kRelease, kReset, kJoin };
   struct Request {
     Kind kind = Kind::kTouch;
-    MemorySpan span;  // kRelease, kReset.
     char* begin = nullptr;
     size_t bytes = 0;  // 0: none.
+    MemorySpan span;   // kRelease, kReset.
 
     bool Overlaps(const MemorySpan& other) const {
       return bytes != 0 && begin < other.data() + other.capacity() &&

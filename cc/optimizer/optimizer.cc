@@ -17,10 +17,6 @@ namespace {
 // on.
 constexpr int kNumDenseCorrections = 32768;
 
-int SlotFloatsOf(const RulePlan& plan, int dim) {
-  return plan.num_vectors * dim + plan.num_floats;
-}
-
 }  // namespace
 
 float OneMinus(float beta) {
@@ -92,7 +88,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
     segment.num_initial = plan.num_vectors > 0 ? dims[i] : plan.num_floats;
     segment.initial_slot = plan.initial_slot;
     begin += dims[i];
-    segment.num_slots = SlotFloatsOf(plan, dims[i]);
+    segment.num_slots = plan.num_vectors * dims[i] + plan.num_floats;
     segment.averages = plan.averages;
     slot_floats_ += segment.num_slots;
 
@@ -120,21 +116,16 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
     reads_shows_ |= params.show_scale;
     reads_steps_ |= plan.kind == StepKind::kAdagradDecay;
   }
-  if (config.is_dense) {
-    params_.segments = segments_.data();
-    params_.num_segments = static_cast<int>(segments_.size());
-    params_.step_slot = slot_floats_++;
-    step_ = StepDense;
-    return;
-  }
-  if (segments_.size() == 1 && segments_[0].learning_rate_scale == 1.0f) {
+  if (!config.is_dense && segments_.size() == 1 &&
+      segments_[0].learning_rate_scale == 1.0f) {
     params_ = segments_[0].params;
     step_ = segments_[0].step;
     return;
   }
   params_.segments = segments_.data();
   params_.num_segments = static_cast<int>(segments_.size());
-  step_ = find(StepKind::kSegments, dim);
+  step_ = config.is_dense ? StepDense : find(StepKind::kSegments, dim);
+  if (config.is_dense) params_.step_slot = slot_floats_++;
 }
 
 void Optimizer::InitSlots(float* slots) const {

@@ -38,13 +38,6 @@ absl::Status CheckName(const char* what, const std::string& name) {
                    " characters, over ", kMaxNameBytes));
 }
 
-absl::Status NoQueue(const std::string& queue) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no work queue '", queue,
-      "'; make it first. If it was there, the server has been started again: "
-      "restore a checkpoint and begin anew"));
-}
-
 }  // namespace
 
 std::string WorkQueueBarrier(const std::string& queue) {
@@ -221,7 +214,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
     }
     for (const WorkProgress& each : progress) {
       TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
-                                FindQueue(*found, each.queue));
+                                FindQueue(group, each.queue));
       TFSWITCH_RETURN_IF_ERROR(queue->CheckAdvance(worker, incarnation, each));
     }
   }
@@ -371,11 +364,17 @@ absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
   return found->state.stats();
 }
 
-absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const Group& group,
+absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const std::string& group,
                                                   const std::string& queue) {
-  const auto it = group.queues->find(queue);
-  if (it != group.queues->end()) return &it->second;
-  return NoQueue(queue);
+  const auto queues = queues_.find(group);
+  if (queues != queues_.end()) {
+    const auto it = queues->second.find(queue);
+    if (it != queues->second.end()) return &it->second;
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no work queue '", queue,
+      "'; make it first. If it was there, the server has been started again: "
+      "restore a checkpoint and begin anew"));
 }
 
 Coordinator::Room Coordinator::UsedRoom() const {
@@ -439,7 +438,7 @@ absl::StatusOr<std::optional<WorkItem>> Coordinator::TakeWorkItem(
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(HeartbeatAndTick(found, worker, incarnation));
-  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from, FindQueue(*found, queue));
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from, FindQueue(group, queue));
   return taken_from->Take(worker, incarnation);
 }
 
@@ -450,7 +449,7 @@ absl::Status Coordinator::FinishWorkItem(const std::string& group,
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   TFSWITCH_RETURN_IF_ERROR(HeartbeatAndTick(found, worker, incarnation));
-  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of, FindQueue(*found, queue));
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of, FindQueue(group, queue));
   return finished_of->Finish(worker, incarnation, epoch, index);
 }
 
@@ -459,11 +458,8 @@ absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(
   MutexLock lock(&mutex_);
   // A server that was started again may have the queue, of a checkpoint, and
   // not the group.
-  const auto queues = queues_.find(group);
-  if (queues == queues_.end()) return NoQueue(queue);
-  const auto asked = queues->second.find(queue);
-  if (asked == queues->second.end()) return NoQueue(queue);
-  return asked->second.stats();
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* asked, FindQueue(group, queue));
+  return asked->stats();
 }
 
 std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
@@ -495,12 +491,6 @@ absl::Status Coordinator::CheckRestore(
   MutexLock lock(&mutex_);
   Room used = UsedRoom();
   for (const SavedWorkQueue& each : saved) {
-    const auto queues = queues_.find(each.group);
-    const WorkQueue* present = nullptr;
-    if (queues != queues_.end()) {
-      const auto found = queues->second.find(each.queue);
-      if (found != queues->second.end()) present = &found->second;
-    }
     absl::Status status = each.options.Validate();
     if (status.ok()) {
       status = WorkQueue(each.queue, each.options).Restore(each.state);
@@ -510,14 +500,15 @@ absl::Status Coordinator::CheckRestore(
                                               "' of group '", each.group,
                                               "': ", status.message()));
     }
-    if (present == nullptr) {
+    const auto present = FindQueue(each.group, each.queue);
+    if (!present.ok()) {
       TFSWITCH_RETURN_IF_ERROR(CheckRoom(each.queue, each.options, used));
       ++used.num_queues;
       used.bytes += each.options.ItemBytes();
       continue;
     }
     const std::string difference =
-        DescribeDifference(present->options(), each.options);
+        DescribeDifference((*present)->options(), each.options);
     if (difference.empty()) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "work queue '", each.queue, "' of group '", each.group,

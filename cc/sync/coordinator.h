@@ -202,7 +202,8 @@ class Coordinator {
   absl::StatusOr<Group*> Find(const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::StatusOr<WorkQueue*> FindQueue(const Group& group,
+  // FailedPrecondition if it is not there; the group need not be.
+  absl::StatusOr<WorkQueue*> FindQueue(const std::string& group,
                                        const std::string& queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -118,20 +118,17 @@ void ReplicaCoordinator::Settle(absl::Time now) {
 void ReplicaCoordinator::LeaveIfAllPart() {
   if (parting_.empty() || applied_ < state_->open_round()) return;
   bool has_opened = false;
-  for (const auto& [incarnation, parting] : parting_) {
-    const auto place = state_->PlaceAfterBarrier(parting.worker, incarnation);
-    has_opened = has_opened || (place.ok() && place->has_value());
-  }
-  if (!has_opened) return;
-  parted_.clear();
   bool has_applier_left = false;
   for (const auto& [incarnation, parting] : parting_) {
     const auto place = state_->PlaceAfterBarrier(parting.worker, incarnation);
     if (!place.ok() || !place->has_value()) continue;
+    if (!has_opened) parted_.clear();
+    has_opened = true;
     state_->Leave(parting.worker, incarnation);
     parted_.insert(incarnation);
     if (parting.applier == applier_) has_applier_left = true;
   }
+  if (!has_opened) return;
   parting_.clear();
   // One that has come back and is elsewhere cannot go on without it.
   if (has_applier_left || state_->stats().num_active == 0) applier_ = 0;

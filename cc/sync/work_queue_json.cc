@@ -11,32 +11,30 @@ namespace tfswitch {
 namespace {
 
 // Returns false where nlohmann's accessors would throw.
-bool Get(const Json& json, const char* field, int64_t* value) {
+template <typename T>
+bool Get(const Json& json, const char* field, bool (Json::*is_right)() const,
+         T* value) {
   const auto it = json.find(field);
-  if (it == json.end() || !it->is_number_integer()) return false;
-  *value = it->get<int64_t>();
+  if (it == json.end() || !((*it).*is_right)()) return false;
+  *value = it->get<T>();
   return true;
 }
-
+bool Get(const Json& json, const char* field, int64_t* value) {
+  return Get(json, field, &Json::is_number_integer, value);
+}
 bool Get(const Json& json, const char* field, std::string* value) {
-  const auto it = json.find(field);
-  if (it == json.end() || !it->is_string()) return false;
-  *value = it->get<std::string>();
-  return true;
+  return Get(json, field, &Json::is_string, value);
 }
 
 bool GetOptions(const Json& json, WorkQueueOptions* options) {
   if (!json.is_object()) return false;
   const auto items = json.find("items");
-  const auto shuffle = json.find("shuffle");
-  const auto seed = json.find("seed");
   if (!Get(json, "epochs", &options->num_epochs) || items == json.end() ||
-      !items->is_array() || shuffle == json.end() || !shuffle->is_boolean() ||
-      seed == json.end() || !seed->is_number_unsigned()) {
+      !items->is_array() ||
+      !Get(json, "shuffle", &Json::is_boolean, &options->shuffles) ||
+      !Get(json, "seed", &Json::is_number_unsigned, &options->seed)) {
     return false;
   }
-  options->shuffles = shuffle->get<bool>();
-  options->seed = seed->get<uint64_t>();
   for (const Json& item : *items) {
     if (!item.is_string()) return false;
     options->items.push_back(item.get<std::string>());
@@ -84,7 +82,7 @@ std::string SavedWorkQueuesToJson(const std::vector<SavedWorkQueue>& saved) {
                     {"num_taken", each.state.num_taken},
                     {"unfinished", std::move(unfinished)}});
   }
-  return list.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return DumpJson(list);
 }
 
 absl::StatusOr<std::vector<SavedWorkQueue>> SavedWorkQueuesFromJson(

@@ -15,7 +15,6 @@ constexpr uint64_t kFirstBuckets = 16;
 bool Candidates::Init(MemorySpan index_0, MemorySpan index_1,
                       MemorySpan records, int record_floats,
                       const KeyedHash* hash) {
-  hash_ = hash;
   record_floats_ = static_cast<size_t>(record_floats);
   records_.Init(records, RowStride(record_floats));
   return index_.Init(index_0, index_1, kFirstBuckets, records_.data(), hash);
@@ -24,7 +23,7 @@ bool Candidates::Init(MemorySpan index_0, MemorySpan index_1,
 float* Candidates::Find(Key key, uint32_t position) const {
   const StripeIndex::Entry entry = index_.Find(key, position);
   if (entry.bucket == nullptr) return nullptr;
-  return records_.At(RacyLoad(&entry.bucket->rows[entry.at]));
+  return records_.At(entry.row());
 }
 
 void Candidates::FindMany(const Key* keys, const uint32_t* positions,
@@ -52,7 +51,7 @@ float* Candidates::Insert(Key key, uint32_t position) {
 bool Candidates::Erase(Key key, uint32_t position) {
   const StripeIndex::Entry entry = index_.Find(key, position);
   if (entry.bucket == nullptr) return false;
-  const uint32_t record = RacyLoad(&entry.bucket->rows[entry.at]);
+  const uint32_t record = entry.row();
   index_.Erase(entry, position);
   records_.Free(record);
   --size_;
@@ -63,22 +62,18 @@ void Candidates::Compact(bool with_stamps) {
   if (!records_.IsWorthCompacting()) return;
   const uint64_t limit = records_.SortFreeRows();
   std::vector<uint32_t> left;
-  index_.VisitBuckets(0, uint64_t{1} << 32, [&](Bucket* bucket) {
-    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
-    for (int i = 0; i < used; ++i) {
-      const uint32_t record = RacyLoad(&bucket->rows[i]);
-      uint32_t free_record;
-      if (record < limit || !records_.AllocateBelow(limit, &free_record)) {
-        continue;
-      }
-      std::memcpy(records_.At(free_record), records_.At(record),
-                  record_floats_ * sizeof(float));
-      if (with_stamps) {
-        records_.stamps()[free_record] = records_.stamps()[record];
-      }
-      RacyStore(&bucket->rows[i], free_record);
-      left.push_back(record);
+  index_.VisitEntries(0, kMaxBuckets, [&](Key, StripeIndex::Entry entry) {
+    uint32_t* const row = &entry.bucket->rows[entry.at];
+    const uint32_t record = RacyLoad(row);
+    uint32_t free_record;
+    if (record < limit || !records_.AllocateBelow(limit, &free_record)) return;
+    std::memcpy(records_.At(free_record), records_.At(record),
+                record_floats_ * sizeof(float));
+    if (with_stamps) {
+      records_.stamps()[free_record] = records_.stamps()[record];
     }
+    RacyStore(row, free_record);
+    left.push_back(record);
   });
   for (const uint32_t record : left) records_.Free(record);
   records_.SortFreeRows();
@@ -89,17 +84,10 @@ void Candidates::Compact(bool with_stamps) {
 uint64_t Candidates::Visit(
     uint64_t begin, uint64_t num_buckets,
     const std::function<void(Key, const float*)>& visit) const {
-  const uint64_t end = index_.RangeEnd(begin, num_buckets);
-  index_.VisitBuckets(begin, end, [&](Bucket* bucket) {
-    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
-    for (int i = 0; i < used; ++i) {
-      const Key key = RacyLoad(&bucket->keys[i]);
-      const uint32_t position = PositionOfHash((*hash_)(key));
-      if (position < begin || position >= end) continue;
-      visit(key, records_.At(RacyLoad(&bucket->rows[i])));
-    }
-  });
-  return end;
+  return index_.VisitEntries(begin, num_buckets,
+                             [&](Key key, StripeIndex::Entry entry) {
+                               visit(key, records_.At(entry.row()));
+                             });
 }
 
 }  // namespace tfswitch

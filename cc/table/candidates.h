@@ -65,7 +65,6 @@ class Candidates {
   size_t stamp_bytes() const { return records_.stamp_bytes(); }
 
  private:
-  const KeyedHash* hash_ = nullptr;
   StripeIndex index_;
   RowStore records_;
   size_t record_floats_ = 0;

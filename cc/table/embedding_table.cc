@@ -110,15 +110,18 @@ absl::StatusOr<std::unique_ptr<EmbeddingTable::Impl>>
 EmbeddingTable::Impl::Create(const TableConfig& config, const KeyedHash& hash) {
   TFSWITCH_RETURN_IF_ERROR(config.Validate());
   const size_t memory = PhysicalMemoryBytes();
-  auto reservation = MemoryReservation::Create(
-      kNumStripes * (memory / kRowShare + 2 * (memory / kIndexShare)),
-      kNumStripes * 6 * kMinSpanBytes);
-  if (!reservation.ok()) {
+  const auto reserve =
+      [&](size_t stripe_bytes) -> absl::StatusOr<MemoryReservation> {
+    auto reservation = MemoryReservation::Create(
+        kNumStripes * stripe_bytes, kNumStripes * 6 * kMinSpanBytes);
+    if (reservation.ok()) return reservation;
     return absl::ResourceExhaustedError(absl::StrCat(
         "table '", config.name, "': ", reservation.status().message()));
-  }
-  std::unique_ptr<Impl> impl(
-      new Impl(config, hash, std::move(reservation).value()));
+  };
+  TFSWITCH_ASSIGN_OR_RETURN(
+      MemoryReservation reservation,
+      reserve(memory / kRowShare + 2 * (memory / kIndexShare)));
+  std::unique_ptr<Impl> impl(new Impl(config, hash, std::move(reservation)));
   if (!impl->Init()) return impl->OutOfMemory();
   if (const auto* bloom =
           std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
@@ -127,14 +130,8 @@ EmbeddingTable::Impl::Create(const TableConfig& config, const KeyedHash& hash) {
     if (!impl->bloom->is_allocated()) return impl->OutOfMemory();
   }
   if (config.admission.has_candidates()) {
-    auto candidates =
-        MemoryReservation::Create(kNumStripes * (memory / kCandidateShare),
-                                  kNumStripes * 6 * kMinSpanBytes);
-    if (!candidates.ok()) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "table '", config.name, "': ", candidates.status().message()));
-    }
-    impl->candidate_reservation_ = *std::move(candidates);
+    TFSWITCH_ASSIGN_OR_RETURN(impl->candidate_reservation_,
+                              reserve(memory / kCandidateShare));
     if (!impl->InitCandidates()) return impl->OutOfMemory();
   }
   return impl;
@@ -147,11 +144,6 @@ float EmbeddingTable::Impl::Today() const {
 
 void EmbeddingTable::Impl::NoteDay(float day) {
   if (day >= 0.0f) last_day_.store(day, std::memory_order_relaxed);
-}
-
-float EmbeddingTable::Impl::DayOf(float day) {
-  NoteDay(day);
-  return day < 0.0f ? Today() : day;
 }
 
 bool EmbeddingTable::Impl::Init() {
@@ -325,18 +317,15 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
     if (num_missing == 0) continue;
     const ChangeClock::Change change(&change_clock_);
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
-    TFSWITCH_RETURN_IF_ERROR(
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const Key key = block[i];
-          const uint32_t position = PositionOf(key);
+    TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
+        block.data(), groups, [&](const KeyPlace& place, uint32_t i) {
           // Another thread, or the same key earlier in the batch.
-          const StripeIndex::Entry entry = stripe->index.Find(key, position);
-          if (entry.bucket != nullptr) {
-            CopyEmbeddingLocked(stripe, entry, to + i * dim);
+          if (place.has_row()) {
+            CopyEmbeddingLocked(place.stripe, place.entry, to + i * dim);
             return absl::OkStatus();
           }
-          return InsertLocked(stripe, key, position, Today(), RowRounding(),
-                              change.stamp(), [&](const RowFloats& row) {
+          return InsertLocked(place, Today(), RowRounding(), change.stamp(),
+                              [&](const RowFloats& row) {
                                 if (is_dense()) {
                                   optimizer.CatchUp(now.history(),
                                                     row.embedding, row.slots);
@@ -413,21 +402,19 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     }
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
     TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
-        block.data(), groups, [&](Stripe* stripe, uint32_t i) -> absl::Status {
-          const Key key = block[i];
-          const uint32_t position = PositionOf(key);
-          const StripeIndex::Entry entry = stripe->index.Find(key, position);
-          if (entry.bucket != nullptr) {
+        block.data(), groups,
+        [&](const KeyPlace& place, uint32_t i) -> absl::Status {
+          if (place.has_row()) {
             ++num_updated;
-            ModifyLocked(stripe, entry, steps.RoundingOf(key), change.stamp(),
-                         [&](const RowFloats& row) {
+            ModifyLocked(place.stripe, place.entry, steps.RoundingOf(place.key),
+                         change.stamp(), [&](const RowFloats& row) {
                            steps.StepAndObserve(config.dim, row, i);
                          });
             return absl::OkStatus();
           }
           TFSWITCH_ASSIGN_OR_RETURN(
               const bool is_admitted,
-              AdmitLocked(stripe, key, position, steps, i, change.stamp()));
+              AdmitLocked(place, steps, i, change.stamp()));
           num_updated += is_admitted ? 1 : 0;
           return absl::OkStatus();
         }));
@@ -445,114 +432,85 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
   const size_t state_floats = static_cast<size_t>(optimizer.slot_floats());
   const ChangeClock::Change change(&change_clock_);
   const StepLog::Moment now = Now();
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(hash_, block.data(),
-                              static_cast<uint32_t>(block.size()), nullptr);
-    TFSWITCH_RETURN_IF_ERROR(
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const Key key = block[i];
-          const uint32_t position = PositionOf(key);
-          const auto set = [&](const RowFloats& row) {
-            // The state that goes on is that of the step that has been.
-            if (is_dense() && slots == nullptr) {
-              optimizer.CatchUp(now.history(), row.embedding, row.slots);
-            }
-            std::copy_n(embeddings + (begin + i) * dim, dim, row.embedding);
-            if (slots == nullptr) return;
-            const float* const from = slots + (begin + i) * slot_floats;
-            std::copy_n(from, state_floats, row.slots);
-            std::copy(from + state_floats, from + slot_floats, row.statistics);
-            if (!is_dense()) return;
-            // Another table may have taken more steps.
-            float* const step = row.slots + state_floats - 1;
-            SetDenseStepOfSlot(
-                std::min(DenseStepOfSlot(step), now.history().last_step), step);
-          };
-          const StripeIndex::Entry entry = stripe->index.Find(key, position);
-          if (entry.bucket != nullptr && only_missing) return absl::OkStatus();
-          ++num_assigned;
-          if (entry.bucket != nullptr) {
-            ModifyLocked(stripe, entry, RowRounding(), change.stamp(), set);
-            return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(
+      ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
+        const auto set = [&](const RowFloats& row) {
+          // The state that goes on is that of the step that has been.
+          if (is_dense() && slots == nullptr) {
+            optimizer.CatchUp(now.history(), row.embedding, row.slots);
           }
-          ForgetLocked(stripe, key, position, change.stamp());
-          return InsertLocked(stripe, key, position, Today(), RowRounding(),
-                              change.stamp(), set);
-        }));
-  }
+          std::copy_n(embeddings + i * dim, dim, row.embedding);
+          if (slots == nullptr) return;
+          const float* const from = slots + i * slot_floats;
+          std::copy_n(from, state_floats, row.slots);
+          std::copy(from + state_floats, from + slot_floats, row.statistics);
+          if (!is_dense()) return;
+          // Another table may have taken more steps.
+          float* const step = row.slots + state_floats - 1;
+          SetDenseStepOfSlot(
+              std::min(DenseStepOfSlot(step), now.history().last_step), step);
+        };
+        if (place.has_row() && only_missing) return absl::OkStatus();
+        ++num_assigned;
+        if (place.has_row()) {
+          ModifyLocked(place.stripe, place.entry, RowRounding(), change.stamp(),
+                       set);
+          return absl::OkStatus();
+        }
+        ForgetLocked(place, change.stamp());
+        return InsertLocked(place, Today(), RowRounding(), change.stamp(), set);
+      }));
   return num_assigned;
 }
 
-void EmbeddingTable::Impl::EraseLocked(Stripe* stripe, StripeIndex::Entry entry,
-                                       Key key, uint32_t position,
-                                       uint32_t stamp) {
-  const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
-  stripe->index.Erase(entry, position);
+void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place, uint32_t stamp) {
+  Stripe* const stripe = place.stripe;
+  const uint32_t row = place.entry.row();
+  stripe->index.Erase(place.entry, place.position);
   // No one can lock the row any more, and a reader that is still copying it
   // will see that its bucket has changed.
   stripe->rows.Free(row);
   stripe->CountErased();
-  NoteLossLocked(stripe, key, stamp);
+  NoteLossLocked(stripe, place.key, stamp);
 }
 
 int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
   int64_t num_erased = 0;
   const ChangeClock::Change change(&change_clock_);
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(hash_, block.data(),
-                              static_cast<uint32_t>(block.size()), nullptr);
-    const absl::Status status =
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const uint32_t position = PositionOf(block[i]);
-          const StripeIndex::Entry entry =
-              stripe->index.Find(block[i], position);
-          ForgetLocked(stripe, block[i], position, change.stamp());
-          if (entry.bucket == nullptr) return absl::OkStatus();
-          EraseLocked(stripe, entry, block[i], position, change.stamp());
-          ++num_erased;
-          return absl::OkStatus();
-        });
-    status.IgnoreError();  // The work above cannot fail.
-  }
+  const auto erase = [&](const KeyPlace& place, size_t) {
+    ForgetLocked(place, change.stamp());
+    if (!place.has_row()) return absl::OkStatus();
+    EraseLocked(place, change.stamp());
+    ++num_erased;
+    return absl::OkStatus();
+  };
+  ForEachLocked(keys, erase).IgnoreError();  // It cannot fail.
   return num_erased;
 }
 
 void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
                                      absl::Span<UsageOfRow> usage,
                                      absl::Span<KeyState> states) {
-  if (day < 0.0f) day = Today();
+  day = DayOf(day);
   std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(hash_, block.data(),
-                              static_cast<uint32_t>(block.size()), nullptr);
-    const absl::Status status =
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const uint32_t position = PositionOf(block[i]);
-          const StripeIndex::Entry entry =
-              stripe->index.Find(block[i], position);
-          UsageOfRow& to = usage[begin + i];
-          KeyState& state = states[begin + i];
-          to = UsageOfRow();
-          state = KeyState::kUnknown;
-          if (entry.bucket != nullptr) {
-            CopyStatisticsLocked(stripe, entry, counts.data());
-            to = statistics.Read(counts.data(), day);
-            state = KeyState::kRow;
-          } else if (config.admission.has_candidates()) {
-            const float* const record =
-                stripe->candidates.Find(block[i], position);
-            if (record != nullptr) {
-              to = candidate_statistics_.Read(record, day);
-              state = KeyState::kCandidate;
-            }
-          }
-          return absl::OkStatus();
-        });
-    status.IgnoreError();  // The work above cannot fail.
-  }
+  const auto read = [&](const KeyPlace& place, size_t i) {
+    usage[i] = UsageOfRow();
+    states[i] = KeyState::kUnknown;
+    if (place.has_row()) {
+      CopyStatisticsLocked(place.stripe, place.entry, counts.data());
+      usage[i] = statistics.Read(counts.data(), day);
+      states[i] = KeyState::kRow;
+    } else if (config.admission.has_candidates()) {
+      const float* const record =
+          place.stripe->candidates.Find(place.key, place.position);
+      if (record != nullptr) {
+        usage[i] = candidate_statistics_.Read(record, day);
+        states[i] = KeyState::kCandidate;
+      }
+    }
+    return absl::OkStatus();
+  };
+  ForEachLocked(keys, read).IgnoreError();  // It cannot fail.
 }
 
 absl::Status EmbeddingTable::Impl::ForEachRow(
@@ -582,16 +540,14 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
       slots.clear();
       {
         MutexLock lock(&stripe.mutex);
-        const uint64_t end = stripe.index.RangeEnd(begin, buckets_per_visit);
-        VisitEntries(stripe, begin, end,
-                     [&](Key key, StripeIndex::Entry entry) {
-                       CopyRowLocked(&stripe, entry, row.data());
-                       keys.push_back(key);
-                       embeddings.insert(embeddings.end(), row.begin(),
-                                         row.begin() + dim);
-                       slots.insert(slots.end(), row.begin() + dim, row.end());
-                     });
-        begin = end;
+        begin = stripe.index.VisitEntries(
+            begin, buckets_per_visit, [&](Key key, StripeIndex::Entry entry) {
+              CopyRowLocked(&stripe, entry, row.data());
+              keys.push_back(key);
+              embeddings.insert(embeddings.end(), row.begin(),
+                                row.begin() + dim);
+              slots.insert(slots.end(), row.begin() + dim, row.end());
+            });
       }
       for (size_t i = 0; i < keys.size();) {
         const size_t n =

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -132,25 +133,24 @@ uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
   return num_admitted;
 }
 
-absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(Stripe* stripe, Key key,
-                                                       uint32_t position,
+absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(const KeyPlace& place,
                                                        const StepBatch& batch,
                                                        uint32_t i,
                                                        uint32_t stamp) {
   if (config.admission.has_candidates()) {
-    return AdmitCandidateLocked(stripe, key, position, batch, i, stamp);
+    return AdmitCandidateLocked(place, batch, i, stamp);
   }
   if (const auto* rule =
           std::get_if<ProbabilityAdmission>(&config.admission.policy)) {
     const double refused =
         std::pow(1.0 - static_cast<double>(rule->probability),
                  static_cast<double>(batch.InputOf(i).count));
-    if (Draw(config.seed, key, batch.number) < refused) {
+    if (Draw(config.seed, place.key, batch.number) < refused) {
       return false;
     }
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      stripe, key, position, batch.day, batch.RoundingOf(key), stamp,
+      place, batch.day, batch.RoundingOf(place.key), stamp,
       [&](const RowFloats& row) { batch.StepAndObserve(config.dim, row, i); }));
   return true;
 }
@@ -166,17 +166,17 @@ bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
 }
 
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
-    Stripe* stripe, Key key, uint32_t position, const StepBatch& batch,
-    uint32_t i, uint32_t stamp) {
+    const KeyPlace& place, const StepBatch& batch, uint32_t i, uint32_t stamp) {
   const int weight_at = candidate_statistics_.num_floats();
-  float* record = stripe->candidates.Find(key, position);
+  Candidates& candidates = place.stripe->candidates;
+  float* record = candidates.Find(place.key, place.position);
   if (record == nullptr) {
-    record = stripe->candidates.Insert(key, position);
+    record = candidates.Insert(place.key, place.position);
     if (record == nullptr) return OutOfMemory();
     candidate_statistics_.Init(batch.day, record);
     if (has_weights()) {
       std::vector<float> row(static_cast<size_t>(config.dim));
-      initializer_.Fill(key, row.data());
+      initializer_.Fill(place.key, row.data());
       record[weight_at] = row[0];
       weight_optimizer_->InitSlots(record + weight_at + 1);
     }
@@ -189,12 +189,12 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
   if (!IsAdmitted(record, batch.day)) {
     if (has_weights()) {
       weight_optimizer_->Step(record + weight_at, gradient, input);
-      StampCandidateLocked(stripe, record, stamp);
+      StampCandidateLocked(place.stripe, record, stamp);
     }
     return false;
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      stripe, key, position, batch.day, batch.RoundingOf(key), stamp,
+      place, batch.day, batch.RoundingOf(place.key), stamp,
       [&](const RowFloats& row) {
         if (has_weights()) {
           // The weight goes on where it is; its slots are the row's first.
@@ -206,14 +206,14 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
         // The gradient that brought the key in is not lost.
         optimizer.Step(row.embedding, row.slots, gradient, input);
       }));
-  stripe->candidates.Erase(key, position);
+  candidates.Erase(place.key, place.position);
   return true;
 }
 
-template <typename IsChosen>
-absl::Status EmbeddingTable::Impl::VisitCandidates(
-    int64_t max_keys, const IsChosen& is_chosen,
-    const std::function<absl::Status(const CandidateChunk&)>& visit) {
+absl::Status EmbeddingTable::Impl::ForEachCandidate(
+    int64_t max_keys,
+    const std::function<absl::Status(const CandidateChunk&)>& visit,
+    std::optional<uint32_t> since) {
   if (!config.admission.has_candidates()) return absl::OkStatus();
   const size_t width = static_cast<size_t>(candidate_floats_);
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
@@ -228,7 +228,10 @@ absl::Status EmbeddingTable::Impl::VisitCandidates(
         MutexLock lock(&stripe.mutex);
         begin = stripe.candidates.Visit(
             begin, buckets_per_visit, [&](Key key, const float* record) {
-              if (!is_chosen(stripe, record)) return;
+              if (since.has_value() &&
+                  stripe.candidates.StampOf(record) <= *since) {
+                return;
+              }
               keys.push_back(key);
               records.insert(records.end(), record, record + width);
             });
@@ -240,50 +243,22 @@ absl::Status EmbeddingTable::Impl::VisitCandidates(
   return absl::OkStatus();
 }
 
-absl::Status EmbeddingTable::Impl::ForEachCandidate(
-    int64_t max_keys,
-    const std::function<absl::Status(const CandidateChunk&)>& visit) {
-  return VisitCandidates(
-      max_keys, [](const Stripe&, const float*) { return true; }, visit);
-}
-
-absl::Status EmbeddingTable::Impl::ForEachChangedCandidate(
-    uint32_t since, int64_t max_keys,
-    const std::function<absl::Status(const CandidateChunk&)>& visit) {
-  if (!has_weights()) return absl::OkStatus();
-  return VisitCandidates(
-      max_keys,
-      [since](const Stripe& stripe, const float* record) {
-        return stripe.candidates.StampOf(record) > since;
-      },
-      visit);
-}
-
 absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
                                                     const float* records) {
   const size_t width = static_cast<size_t>(candidate_floats_);
   const ChangeClock::Change change(&change_clock_);
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(hash_, block.data(),
-                              static_cast<uint32_t>(block.size()), nullptr);
-    TFSWITCH_RETURN_IF_ERROR(
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const uint32_t position = PositionOf(block[i]);
-          if (stripe->index.Find(block[i], position).bucket != nullptr) {
-            return absl::OkStatus();
-          }
-          float* record = stripe->candidates.Find(block[i], position);
-          if (record == nullptr) {
-            record = stripe->candidates.Insert(block[i], position);
-          }
-          if (record == nullptr) return OutOfMemory();
-          std::copy_n(records + (begin + i) * width, width, record);
-          StampCandidateLocked(stripe, record, change.stamp());
-          return absl::OkStatus();
-        }));
-  }
-  return absl::OkStatus();
+  return ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
+    if (place.has_row()) return absl::OkStatus();
+    Candidates& candidates = place.stripe->candidates;
+    float* record = candidates.Find(place.key, place.position);
+    if (record == nullptr) {
+      record = candidates.Insert(place.key, place.position);
+    }
+    if (record == nullptr) return OutOfMemory();
+    std::copy_n(records + i * width, width, record);
+    StampCandidateLocked(place.stripe, record, change.stamp());
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace tfswitch

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -74,7 +75,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     return unknown("it has been made, restored or moved since then");
   }
   const uint32_t since = filter.since.epoch;
-  const float day = filter.day < 0.0f ? Today() : filter.day;
+  const float day = DayOf(filter.day);
   const auto is_chosen = [&](const UsageOfRow& usage,
                              const RowStatistics& counted,
                              float delta_threshold) {
@@ -89,16 +90,6 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
       1, max_keys - static_cast<int64_t>(buckets_per_visit) * kKeysPerBucket));
   const int weight_at = candidate_statistics_.num_floats();
   Chunk chunk(config.dim);
-  const auto add_candidate = [&](Key key, const float* record) {
-    if (filter.rule.has_value() &&
-        !is_chosen(candidate_statistics_.Read(record, day),
-                   candidate_statistics_, 0.0f)) {
-      return;
-    }
-    chunk.Add(key, record + weight_at, 1);
-    // Its score goes on when it gets a row.
-    if (filter.rule.has_value()) chunk.AddScore(0.0f);
-  };
 
   // Losses first, then keys without a row: a key's value since then comes
   // later. One that has come back and is not chosen stays lost.
@@ -129,16 +120,23 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   const auto add_candidates =
       [&](const CandidateChunk& candidates) -> absl::Status {
     for (size_t i = 0; i < candidates.keys.size(); ++i) {
-      add_candidate(candidates.keys[i],
-                    candidates.records.data() +
-                        i * static_cast<size_t>(candidate_floats_));
+      const float* const record = candidates.records.data() +
+                                  i * static_cast<size_t>(candidate_floats_);
+      if (filter.rule.has_value() &&
+          !is_chosen(candidate_statistics_.Read(record, day),
+                     candidate_statistics_, 0.0f)) {
+        continue;
+      }
+      chunk.Add(candidates.keys[i], record + weight_at, 1);
+      // Its score goes on when it gets a row.
+      if (filter.rule.has_value()) chunk.AddScore(0.0f);
     }
     return chunk.Emit(min_keys, visit);
   };
   if (has_weights()) {
-    TFSWITCH_RETURN_IF_ERROR(
-        is_all ? ForEachCandidate(max_keys, add_candidates)
-               : ForEachChangedCandidate(since, max_keys, add_candidates));
+    TFSWITCH_RETURN_IF_ERROR(ForEachCandidate(
+        max_keys, add_candidates,
+        is_all ? std::nullopt : std::optional<uint32_t>(since)));
   }
 
   std::vector<float> embedding(static_cast<size_t>(config.dim));
@@ -147,9 +145,8 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
       {
         MutexLock lock(&stripe.mutex);
-        const uint64_t end = stripe.index.RangeEnd(begin, buckets_per_visit);
-        VisitEntries(
-            stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
+        begin = stripe.index.VisitEntries(
+            begin, buckets_per_visit, [&](Key key, StripeIndex::Entry entry) {
               if (filter.rule.has_value()) {
                 CopyStatisticsLocked(&stripe, entry, counts.data());
                 const UsageOfRow usage = statistics.Read(counts.data(), day);
@@ -158,16 +155,13 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
                   return;
                 }
                 chunk.AddScore(usage.delta_score);
-              } else if (!is_all &&
-                         RacyLoad(stripe.rows.stamps() +
-                                  RacyLoad(&entry.bucket->rows[entry.at])) <=
-                             since) {
+              } else if (!is_all && RacyLoad(stripe.rows.stamps() +
+                                             entry.row()) <= since) {
                 return;
               }
               CopyEmbeddingLocked(&stripe, entry, embedding.data());
               chunk.Add(key, embedding.data(), embedding.size());
             });
-        begin = end;
       }
       TFSWITCH_RETURN_IF_ERROR(chunk.Emit(min_keys, visit));
     }
@@ -178,24 +172,15 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
 
 void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
                                                const float* scores) {
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    const StripeGroups groups(hash_, block.data(),
-                              static_cast<uint32_t>(block.size()), nullptr);
-    const absl::Status status =
-        ForEachLocked(block.data(), groups, [&](Stripe* stripe, uint32_t i) {
-          const StripeIndex::Entry entry =
-              stripe->index.Find(block[i], PositionOf(block[i]));
-          if (entry.bucket == nullptr) return absl::OkStatus();
-          ModifyLocked(stripe, entry, RowRounding(), /*stamp=*/0,
-                       [&](const RowFloats& row) {
-                         statistics.SubtractDeltaScore(scores[begin + i],
-                                                       row.statistics);
-                       });
-          return absl::OkStatus();
-        });
-    status.IgnoreError();  // The work above cannot fail.
-  }
+  const auto subtract = [&](const KeyPlace& place, size_t i) {
+    if (!place.has_row()) return absl::OkStatus();
+    ModifyLocked(place.stripe, place.entry, RowRounding(), /*stamp=*/0,
+                 [&](const RowFloats& row) {
+                   statistics.SubtractDeltaScore(scores[i], row.statistics);
+                 });
+    return absl::OkStatus();
+  };
+  ForEachLocked(keys, subtract).IgnoreError();  // It cannot fail.
 }
 
 }  // namespace tfswitch

@@ -69,11 +69,9 @@ void EmbeddingTable::Impl::CatchUpAll() {
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
       const ChangeClock::Change change(&change_clock_);
       MutexLock lock(&stripe.mutex);
-      const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
-      VisitEntries(stripe, begin, end, [&](Key, StripeIndex::Entry entry) {
+      const auto catch_up = [&](Key, StripeIndex::Entry entry) {
         const uint32_t meta = LockBucket(entry.bucket);
-        const RowPlace place =
-            PlaceOf(stripe, RacyLoad(&entry.bucket->rows[entry.at]));
+        const RowPlace place = PlaceOf(stripe, entry.row());
         bool has_changed = false;
         ModifyRow(place, RowRounding(), /*stamp=*/0, [&](const RowFloats& row) {
           memcpy(before.data(), row.embedding, bytes);
@@ -84,8 +82,8 @@ void EmbeddingTable::Impl::CatchUpAll() {
           RacyStore(place.stamp, change.stamp());
         }
         UnlockBucket(entry.bucket, meta);
-      });
-      begin = end;
+      };
+      begin = stripe.index.VisitEntries(begin, kMaxBucketsPerVisit, catch_up);
     }
   }
 }

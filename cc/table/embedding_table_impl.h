@@ -50,9 +50,6 @@ inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
 // For a row of one table, on the stack if it is not long.
 using RowBuffer = absl::InlinedVector<float, 256>;
 
-// Positions in a stripe are below it.
-inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
-
 struct Stripe {
   Mutex mutex;
   // The mutex guards the thread-compatible parts of these; readers go by the
@@ -72,6 +69,16 @@ struct Stripe {
     erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
                       std::memory_order_relaxed);
   }
+};
+
+// A key and where it belongs; the mutex of its stripe is held.
+struct KeyPlace {
+  bool has_row() const { return entry.bucket != nullptr; }
+
+  Stripe* stripe;
+  Key key;
+  uint32_t position;
+  StripeIndex::Entry entry;
 };
 
 // The positions of a block of keys, grouped by stripe; within a stripe in the
@@ -133,14 +140,12 @@ class EmbeddingTable::Impl {
   absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit);
+  // With `since` only those that read differently since that epoch, which
+  // candidates with weights do.
   absl::Status ForEachCandidate(
       int64_t max_keys,
-      const std::function<absl::Status(const CandidateChunk&)>& visit);
-  // The same for those that read differently since an epoch, which candidates
-  // with weights do.
-  absl::Status ForEachChangedCandidate(
-      uint32_t since, int64_t max_keys,
-      const std::function<absl::Status(const CandidateChunk&)>& visit);
+      const std::function<absl::Status(const CandidateChunk&)>& visit,
+      std::optional<uint32_t> since = std::nullopt);
   absl::Status AssignCandidates(absl::Span<const Key> keys,
                                 const float* records);
   absl::StatusOr<ChangeCursor> ForEachChange(
@@ -187,11 +192,19 @@ class EmbeddingTable::Impl {
   KernelBatch MakeBatch(absl::Span<const Key> block, IndexView* views,
                         PatientSink* retry, uint16_t* missing) const;
 
-  // Calls work(stripe, position) under the stripe's mutex for each position of
-  // the groups, prefetching ahead; `work` returns a Status.
+  // The stripe's mutex is held.
+  KeyPlace PlaceOfKey(Stripe* stripe, Key key) const {
+    const uint32_t position = PositionOf(key);
+    return {stripe, key, position, stripe->index.Find(key, position)};
+  }
+  // Calls work(place, i) under the stripe's mutex for each i of the groups,
+  // prefetching ahead; `work` returns a Status.
   template <typename Work>
   absl::Status ForEachLocked(const Key* keys, const StripeGroups& groups,
                              const Work& work);
+  // The same for all keys.
+  template <typename Work>
+  absl::Status ForEachLocked(absl::Span<const Key> keys, const Work& work);
 
   bool is_dense() const { return config.optimizer.is_dense; }
   // The steps that rows are to be brought up to date with.
@@ -204,12 +217,11 @@ class EmbeddingTable::Impl {
   void CatchUpAll();
 
   // Gives an absent key a row, seen on `day`, which fill(row floats) completes:
-  // the initial embedding and slots are already there. The stripe's mutex is
-  // held.
+  // the initial embedding and slots are already there.
   template <typename Fill>
-  absl::Status InsertLocked(Stripe* stripe, Key key, uint32_t position,
-                            float day, const RowRounding& rounding,
-                            uint32_t stamp, const Fill& fill);
+  absl::Status InsertLocked(const KeyPlace& place, float day,
+                            const RowRounding& rounding, uint32_t stamp,
+                            const Fill& fill);
 
   // Calls modify(row floats) on the row of an entry with its bucket locked. The
   // stripe's mutex is held, so that the entry stays.
@@ -248,12 +260,12 @@ class EmbeddingTable::Impl {
   // Another thread may be writing the row.
   void RacyLoadEmbedding(const float* words, float* embedding) const;
 
-  // Forgets the record of a key without a row; the stripe's mutex is held.
-  void ForgetLocked(Stripe* stripe, Key key, uint32_t position,
-                    uint32_t stamp) {
+  // Forgets the record of a key without a row.
+  void ForgetLocked(const KeyPlace& place, uint32_t stamp) {
     if (config.admission.has_candidates() &&
-        stripe->candidates.Erase(key, position) && has_weights()) {
-      NoteLossLocked(stripe, key, stamp);
+        place.stripe->candidates.Erase(place.key, place.position) &&
+        has_weights()) {
+      NoteLossLocked(place.stripe, place.key, stamp);
     }
   }
   // A key has nothing any more that could have a stamp; the stripe's mutex is
@@ -269,19 +281,17 @@ class EmbeddingTable::Impl {
     }
   }
 
-  // Removes the row of an entry; the stripe's mutex is held.
-  void EraseLocked(Stripe* stripe, StripeIndex::Entry entry, Key key,
-                   uint32_t position, uint32_t stamp);
+  // Removes the row that is there.
+  void EraseLocked(const KeyPlace& place, uint32_t stamp);
 
   // Records gradient i of a push for its key, which has no row, and gives the
   // key one if the admission policy says so, with its step. Returns
-  // whether it has. The stripe's mutex is held.
-  absl::StatusOr<bool> AdmitLocked(Stripe* stripe, Key key, uint32_t position,
+  // whether it has.
+  absl::StatusOr<bool> AdmitLocked(const KeyPlace& place,
                                    const StepBatch& batch, uint32_t i,
                                    uint32_t stamp);
   // The same where the policy keeps a record of the key.
-  absl::StatusOr<bool> AdmitCandidateLocked(Stripe* stripe, Key key,
-                                            uint32_t position,
+  absl::StatusOr<bool> AdmitCandidateLocked(const KeyPlace& place,
                                             const StepBatch& batch, uint32_t i,
                                             uint32_t stamp);
   // Whether a candidate is one no longer.
@@ -297,11 +307,6 @@ class EmbeddingTable::Impl {
                    uint32_t num_missing, const InsertedRows& before,
                    float* embeddings);
 
-  // Calls visit(key, entry) for the entries of a range of positions; the
-  // stripe's mutex is held. Nothing may be inserted or erased meanwhile.
-  void VisitEntries(
-      const Stripe& stripe, uint64_t begin, uint64_t end,
-      const std::function<void(Key, StripeIndex::Entry)>& visit) const;
   // Calls visit(key, embedding, statistics) for all rows, with the stripe's
   // mutex held, and erases those for which it returns true. Without
   // `with_embeddings` the embedding is null.
@@ -312,12 +317,6 @@ class EmbeddingTable::Impl {
   void SiftCandidates(const std::function<bool(const float*)>& visit);
   // Moves rows of a stripe together and gives memory back.
   void Compact(Stripe* stripe);
-
-  // Visits those for which is_chosen(stripe, record), under the stripe's mutex.
-  template <typename IsChosen>
-  absl::Status VisitCandidates(
-      int64_t max_keys, const IsChosen& is_chosen,
-      const std::function<absl::Status(const CandidateChunk&)>& visit);
 
   bool has_weights() const {
     return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
@@ -330,7 +329,7 @@ class EmbeddingTable::Impl {
                         uint16_t* missing, uint32_t num_missing);
 
   // A call's day: the server's if it says none.
-  float DayOf(float day);
+  float DayOf(float day) const { return day < 0.0f ? Today() : day; }
   float Today() const;
 
   absl::Status OutOfMemory() const;
@@ -467,29 +466,46 @@ absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
     for (size_t i = 0; i < kLockedDistance; ++i) prefetch(i);
     for (size_t i = 0; i < group.size(); ++i) {
       prefetch(i + kLockedDistance);
-      TFSWITCH_RETURN_IF_ERROR(work(&stripe, uint32_t{group[i]}));
+      TFSWITCH_RETURN_IF_ERROR(
+          work(PlaceOfKey(&stripe, keys[group[i]]), uint32_t{group[i]}));
     }
   }
   return absl::OkStatus();
 }
 
+template <typename Work>
+absl::Status EmbeddingTable::Impl::ForEachLocked(absl::Span<const Key> keys,
+                                                 const Work& work) {
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    const StripeGroups groups(hash_, block.data(),
+                              static_cast<uint32_t>(block.size()), nullptr);
+    TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
+        block.data(), groups, [&](const KeyPlace& place, uint32_t i) {
+          return work(place, begin + i);
+        }));
+  }
+  return absl::OkStatus();
+}
+
 template <typename Fill>
-absl::Status EmbeddingTable::Impl::InsertLocked(Stripe* stripe, Key key,
-                                                uint32_t position, float day,
+absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
+                                                float day,
                                                 const RowRounding& rounding,
                                                 uint32_t stamp,
                                                 const Fill& fill) {
+  Stripe* const stripe = place.stripe;
   uint32_t row;
   if (!stripe->rows.Allocate(&row)) return OutOfMemory();
-  const RowPlace place = PlaceOf(*stripe, row);
-  ModifyRow(place, RowRounding(), stamp, [&](const RowFloats& floats) {
-    initializer_.Fill(key, floats.embedding);
+  const RowPlace to = PlaceOf(*stripe, row);
+  ModifyRow(to, RowRounding(), stamp, [&](const RowFloats& floats) {
+    initializer_.Fill(place.key, floats.embedding);
     optimizer.InitSlots(floats.slots);
     statistics.Init(day, floats.statistics);
   });
   // A step goes on from the row as a lookup before it would have left it.
-  ModifyRow(place, rounding, stamp, fill);
-  if (!stripe->index.Insert(key, position, row)) {
+  ModifyRow(to, rounding, stamp, fill);
+  if (!stripe->index.Insert(place.key, place.position, row)) {
     stripe->rows.Free(row);
     return OutOfMemory();
   }
@@ -505,8 +521,7 @@ void EmbeddingTable::Impl::ModifyLocked(Stripe* stripe,
                                         const RowRounding& rounding,
                                         uint32_t stamp, const Modify& modify) {
   const uint32_t meta = LockBucket(entry.bucket);
-  const uint32_t row = RacyLoad(&entry.bucket->rows[entry.at]);
-  ModifyRow(PlaceOf(*stripe, row), rounding, stamp, modify);
+  ModifyRow(PlaceOf(*stripe, entry.row()), rounding, stamp, modify);
   UnlockBucket(entry.bucket, meta);
 }
 
@@ -531,8 +546,7 @@ void EmbeddingTable::Impl::ModifyRow(const RowPlace& place,
 template <typename Load>
 void EmbeddingTable::Impl::LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
                                       const Load& load) {
-  const RowPlace place =
-      PlaceOf(*stripe, RacyLoad(&entry.bucket->rows[entry.at]));
+  const RowPlace place = PlaceOf(*stripe, entry.row());
   SpinWait wait;
   for (;; wait.Pause()) {
     const uint32_t meta = LoadMeta(entry.bucket);

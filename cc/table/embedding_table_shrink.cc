@@ -14,19 +14,6 @@
 
 namespace tfswitch {
 
-void EmbeddingTable::Impl::VisitEntries(
-    const Stripe& stripe, uint64_t begin, uint64_t end,
-    const std::function<void(Key, StripeIndex::Entry)>& visit) const {
-  stripe.index.VisitBuckets(begin, end, [&](Bucket* bucket) {
-    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
-    for (int i = 0; i < used; ++i) {
-      const Key key = RacyLoad(&bucket->keys[i]);
-      const uint32_t position = PositionOf(key);
-      if (position >= begin && position < end) visit(key, {bucket, i});
-    }
-  });
-}
-
 void EmbeddingTable::Impl::SiftRows(
     bool with_embeddings,
     const std::function<bool(Key, const float*, const float*)>& visit) {
@@ -46,24 +33,21 @@ void EmbeddingTable::Impl::SiftRows(
       Stripe& stripe = stripes_[s];
       const ChangeClock::Change change(&change_clock_);
       MutexLock lock(&stripe.mutex);
-      const uint64_t end = stripe.index.RangeEnd(begin, kMaxBucketsPerVisit);
       chosen.clear();
-      VisitEntries(stripe, begin, end, [&](Key key, StripeIndex::Entry entry) {
-        if (with_embeddings) {
-          CopyEmbeddingLocked(&stripe, entry, embedding.data());
-        }
-        CopyStatisticsLocked(&stripe, entry, counts.data());
-        if (visit(key, with_embeddings ? embedding.data() : nullptr,
-                  counts.data())) {
-          chosen.push_back(key);
-        }
-      });
+      begin = stripe.index.VisitEntries(
+          begin, kMaxBucketsPerVisit, [&](Key key, StripeIndex::Entry entry) {
+            if (with_embeddings) {
+              CopyEmbeddingLocked(&stripe, entry, embedding.data());
+            }
+            CopyStatisticsLocked(&stripe, entry, counts.data());
+            if (visit(key, with_embeddings ? embedding.data() : nullptr,
+                      counts.data())) {
+              chosen.push_back(key);
+            }
+          });
       for (const Key key : chosen) {
-        const uint32_t position = PositionOf(key);
-        EraseLocked(&stripe, stripe.index.Find(key, position), key, position,
-                    change.stamp());
+        EraseLocked(PlaceOfKey(&stripe, key), change.stamp());
       }
-      begin = end;
     }
   }
 }
@@ -163,7 +147,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
                                                    "': ", valid.message()));
   }
   if (!dry_run) NoteDay(day);
-  if (day < 0.0f) day = Today();
+  day = DayOf(day);
   MutexLock lock(&shrink_mutex_);
   ShrinkReport report;
   // The counter of the first rule that takes it; null if none does.
@@ -241,13 +225,11 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
            });
   report.evicted_bytes =
       report.evicted_rows * static_cast<int64_t>(stride_ + statistics_stride_);
-  int64_t num_candidates = 0;
   SiftCandidates([&](const float* record) {
     if (rule_for(candidate_statistics_, record) == nullptr) return false;
-    ++num_candidates;
+    ++report.evicted_candidates;
     return !dry_run;
   });
-  report.evicted_candidates = num_candidates;
   if (!dry_run) {
     for (Stripe& stripe : stripes_) {
       Compact(&stripe);
@@ -289,19 +271,19 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   std::vector<float> buffer;
   for (uint64_t begin = 0; begin < kEndOfPositions;) {
     MutexLock lock(&stripe->mutex);
-    const uint64_t end = stripe->index.RangeEnd(begin, kMaxBucketsPerVisit);
     beyond.clear();
-    VisitEntries(*stripe, begin, end, [&](Key, StripeIndex::Entry entry) {
-      if (RacyLoad(&entry.bucket->rows[entry.at]) >= limit) {
-        beyond.push_back(entry);
-      }
-    });
+    begin = stripe->index.VisitEntries(begin, kMaxBucketsPerVisit,
+                                       [&](Key, StripeIndex::Entry entry) {
+                                         if (entry.row() >= limit) {
+                                           beyond.push_back(entry);
+                                         }
+                                       });
     for (const StripeIndex::Entry& entry : beyond) {
       uint32_t row;
       if (!stripe->rows.AllocateBelow(limit, &row)) break;
       // Whoever reads or steps the row in its old place goes by the bucket.
       const uint32_t meta = LockBucket(entry.bucket);
-      const uint32_t old_row = RacyLoad(&entry.bucket->rows[entry.at]);
+      const uint32_t old_row = entry.row();
       const RowPlace from = PlaceOf(*stripe, old_row);
       const RowPlace to = PlaceOf(*stripe, row);
       MoveFloats(from.words, static_cast<size_t>(codec.num_words()), to.words,
@@ -315,7 +297,6 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
       UnlockBucket(entry.bucket, meta);
       left.push_back(old_row);
     }
-    begin = end;
   }
   {
     MutexLock lock(&stripe->mutex);

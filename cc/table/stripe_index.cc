@@ -219,7 +219,7 @@ void StripeIndex::PrepareGrowth(bool is_urgent) {
     PageKeeper::Get().Cancel(array.span);
     array.span.Reset();
   }
-  if (num_buckets >= (uint64_t{1} << 32) || bytes > array.span.capacity() / 2 ||
+  if (num_buckets > kMaxBuckets || bytes > array.span.capacity() / 2 ||
       !array.span.Extend(bytes)) {
     return;
   }
@@ -307,10 +307,21 @@ void StripeIndex::EndGrowth() {
   Publish();
 }
 
-uint64_t StripeIndex::RangeEnd(uint64_t begin, uint64_t num_buckets) const {
+uint64_t StripeIndex::VisitEntries(
+    uint64_t begin, uint64_t num_buckets,
+    const std::function<void(Key, Entry)>& visit) const {
   const uint64_t width =
       std::max<uint64_t>(1, (num_buckets << 32) / current().num_buckets);
-  return std::min(begin + width, uint64_t{1} << 32);
+  const uint64_t end = std::min(begin + width, kEndOfPositions);
+  VisitBuckets(begin, end, [&](Bucket* bucket) {
+    const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
+    for (int i = 0; i < used; ++i) {
+      const Key key = RacyLoad(&bucket->keys[i]);
+      const uint32_t position = PositionOfHash((*hash_)(key));
+      if (position >= begin && position < end) visit(key, {bucket, i});
+    }
+  });
+  return end;
 }
 
 void StripeIndex::VisitBuckets(

@@ -37,6 +37,11 @@
 
 namespace tfswitch {
 
+// Positions in a stripe are below it.
+inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
+// An index has at most so many homes.
+inline constexpr uint64_t kMaxBuckets = kEndOfPositions - 1;
+
 // Where a reader finds the buckets of one stripe. Plain data, because the batch
 // kernels use it.
 struct alignas(64) IndexView {
@@ -75,6 +80,8 @@ class StripeIndex {
  public:
   // A place in the index. `bucket` is null if the key is absent.
   struct Entry {
+    uint32_t row() const { return RacyLoad(&bucket->rows[at]); }
+
     Bucket* bucket = nullptr;
     int at = 0;
   };
@@ -102,14 +109,16 @@ class StripeIndex {
   // Removes the entry, which Find() returned for `position`.
   void Erase(Entry entry, uint32_t position);
 
-  // A range of positions [begin, end) with about `num_buckets` buckets; end is
-  // at most 2^32.
-  uint64_t RangeEnd(uint64_t begin, uint64_t num_buckets) const;
-
   // Calls visit(bucket) for the buckets in which keys of positions [begin, end)
   // are. Other keys may be in them too; no bucket comes twice.
   void VisitBuckets(uint64_t begin, uint64_t end,
                     const std::function<void(Bucket*)>& visit) const;
+
+  // Calls visit(key, entry) for the entries with a position in [begin, end), of
+  // about `num_buckets` buckets; returns the end, at most kEndOfPositions.
+  // Nothing may be inserted or erased meanwhile.
+  uint64_t VisitEntries(uint64_t begin, uint64_t num_buckets,
+                        const std::function<void(Key, Entry)>& visit) const;
 
   bool is_growing() const { return is_growing_; }
 
