@@ -434,12 +434,19 @@ def describe(error: Exception) -> str:
     return str(error)
 
 
-def check_seconds(name: str, value: float) -> None:
+def check_seconds(
+    name: str,
+    value: float,
+    *,
+    least: float = 0.0,
+    most: float = threading.TIMEOUT_MAX,
+) -> None:
     """Raises ValueError unless `value` is a wait that is possible."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))
-        or not 0 < value <= threading.TIMEOUT_MAX
+        or not 0 < value <= most
+        or value < least
     ):
         raise ValueError(
             f"`{name}` must be a positive number of seconds. "

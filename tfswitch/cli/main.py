@@ -4,6 +4,7 @@ A command imports its modules when it is called, so that help comes at once.
 """
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -124,23 +125,16 @@ def _version() -> None:
     print(f"tfswitch {_native.version()}")
 
 
-def _export() -> int:
-    from tfswitch.cli import export_command
-
-    return export_command.run()
-
-
-def _info(address: str) -> int:
-    from tfswitch.cli import info_command
-
-    return info_command.run(address)
+def _imported(command: str) -> Any:
+    """The module of a command, which defines its flags."""
+    return importlib.import_module(f"tfswitch.cli.{command}_command")
 
 
 # With how many arguments they have; their return value is the exit code.
 _COMMANDS: dict[str, tuple[int, Callable[..., int | None]]] = {
     "serve": (0, _serve),
-    "info": (1, _info),
-    "export": (0, _export),
+    "info": (1, lambda address: _imported("info").run(address)),
+    "export": (0, lambda: _imported("export").run()),
     "version": (0, _version),
 }
 
@@ -205,11 +199,8 @@ def main() -> None:
     """The entry point of the `tfswitch` program."""
     arguments = sys.argv[1:]
     command = next((word for word in arguments if word in _COMMANDS), None)
-    # Their modules define flags.
-    if command == "export":
-        from tfswitch.cli import export_command  # noqa: F401
-    if command == "info":
-        from tfswitch.cli import info_command  # noqa: F401
+    if command in ("info", "export"):
+        _imported(command)
     if not {"--help", "-h", "-help"}.isdisjoint(arguments):
         print(_help(command))
     elif arguments == ["--version"]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfswitch import _native
 from tfswitch._control import call, integers
 from tfswitch._ranges import NON_NEGATIVE_INT64
-from tfswitch.train._checks import check_count, check_seconds
+from tfswitch.train._checks import bad_argument, check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
 
@@ -96,9 +96,11 @@ class WorkItem:
             or not isinstance(num_samples, (int, np.integer))
             or num_samples < 0
         ):
-            raise ValueError(
-                f"{self._name}: `num_samples` must be an integer of at least "
-                f"0. Received: num_samples={num_samples!r}"
+            raise bad_argument(
+                "num_samples",
+                num_samples,
+                "an integer of at least 0",
+                owner=f"{self._name}: ",
             )
         if self._is_finished:
             raise RuntimeError(
@@ -331,47 +333,36 @@ class WorkQueue:
         timeout_secs: float = EPOCH_SECS,
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(
-                f"`name` must be a non-empty string. Received: name={name!r}"
-            )
+            raise bad_argument("name", name, "a non-empty string")
+        owner = f"work queue {name!r}: "
         if isinstance(items, str) or not isinstance(items, Iterable):
-            raise ValueError(
-                f"work queue {name!r}: `items` must be a list of strings. "
-                f"Received: items={items!r}"
-            )
+            raise bad_argument("items", items, "a list of strings", owner)
         items = list(items)
         if not items:
             raise ValueError(
-                f"work queue {name!r}: `items` must not be empty. "
-                "Received: items=[]"
+                f"{owner}`items` must not be empty. Received: items=[]"
             )
         for index, item in enumerate(items):
             if not isinstance(item, str):
                 raise ValueError(
-                    f"work queue {name!r}: `items` must be strings. "
+                    f"{owner}`items` must be strings. "
                     f"Received: items[{index}]={item!r}"
                 )
             try:
                 item.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(
-                    f"work queue {name!r}: `items` must be of valid Unicode. "
+                    f"{owner}`items` must be of valid Unicode. "
                     f"Received: items[{index}]={item!r}"
                 ) from error
         check_count("epochs", epochs, 1)
         if not isinstance(worker, Worker):
-            raise ValueError(
-                f"work queue {name!r}: `worker` must be a "
-                "tfswitch.train.Worker, such as that of a SyncGroup. "
-                f"Received: worker={worker!r}"
-            )
+            expected = "a tfswitch.train.Worker, such as that of a SyncGroup"
+            raise bad_argument("worker", worker, expected, owner)
         if not isinstance(shuffle, (bool, np.bool_)):
-            raise ValueError(
-                "`shuffle` must be True or False. "
-                f"Received: shuffle={shuffle!r}"
-            )
+            raise bad_argument("shuffle", shuffle, "True or False")
         seed = NON_NEGATIVE_INT64.check("seed", seed)
-        check_seconds("timeout_secs", timeout_secs)
+        check_seconds(timeout_secs=timeout_secs)
         self._name = name
         self._worker = worker
         self._num_epochs = int(epochs)

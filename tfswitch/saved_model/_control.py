@@ -149,16 +149,9 @@ def resume(path: str | os.PathLike[str]) -> ServedState:
     return _steer(path, resume=True)
 
 
-_COUNTS = (
-    "number",
-    "base_number",
-    "created_ms",
-    "served_since_ms",
-    "refused",
-    "cached_rows",
-    "cache_hits",
-    "cache_misses",
-)
+_COUNTS = [
+    name for name, kind in ServedState.__annotations__.items() if kind is int
+]
 
 
 def _steer(path: str | os.PathLike[str], **request: Any) -> ServedState:

@@ -167,27 +167,17 @@ class _Remote:
     cache_secs: float = 10.0
 
     def __post_init__(self) -> None:
-        why = (
-            None
-            if self.addresses is None
-            else _addresses.why_no_servers(self.addresses)
-        )
-        if why is not None:
-            raise ValueError(
-                f"`addresses` must be {_addresses.SERVERS}: {why}. "
-                f"Received: addresses={self.addresses!r}"
-            )
-        for name in ("deadline_secs", "cache_secs"):
-            seconds = getattr(self, name)
-            if (
-                isinstance(seconds, bool)
-                or not isinstance(seconds, (int, float))
-                or not 1e-6 <= seconds <= 1e9
-            ):
+        if self.addresses is not None:
+            why = _addresses.why_no_servers(self.addresses)
+            if why is not None:
                 raise ValueError(
-                    f"`{name}` must be a positive number of seconds. "
-                    f"Received: {name}={seconds!r}"
+                    f"`addresses` must be {_addresses.SERVERS}: {why}. "
+                    f"Received: addresses={self.addresses!r}"
                 )
+        for name in ("deadline_secs", "cache_secs"):
+            export.check_seconds(
+                name, getattr(self, name), least=1e-6, most=1e9
+            )
         rows = self.cache_rows
         if (
             isinstance(rows, bool)
@@ -298,14 +288,13 @@ def _write(
             # Another one at the same path is another model.
             "id": secrets.token_hex(8),
             "tables": {n: t.dim for n, t in sorted(tables.items())},
+            "mode": "embedded" if remote is None else "remote",
         }
         if remote is None:
-            content["mode"] = "embedded"
             content["rows"] = os.path.relpath(
                 export.MODEL_ROWS, os.path.dirname(export.MODEL_FILE)
             )
         else:
-            content["mode"] = "remote"
             content |= remote.in_file()
         if len(clusters) != 1:
             raise ValueError(
@@ -330,12 +319,14 @@ def _write(
                 module, folder, signatures={"serving_default": signature}
             )
         except AssertionError as error:
-            lost = _without_owner(signature, module)
+            # What the graph reads and the module does not have.
+            lost = _captured(signature, _handles_in(module))
             if not lost:
                 raise
             raise ValueError(
                 "the model reads what cannot be saved with it, for no "
-                f"tf.Variable or lookup table has it: {', '.join(lost)}. "
+                "tf.Variable or lookup table has it: "
+                f"{', '.join(map(str, lost))}. "
                 "Keep it in a tf.Module or a Keras model."
             ) from error
     if remote is None:
@@ -466,11 +457,6 @@ def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
         owner = getattr(handle, "_parent_trackable", lambda: None)()
         if owner is not None:
             yield owner
-
-
-def _without_owner(function: Any, module: tf.Module) -> list[str]:
-    """The resources that a graph reads and a module does not have."""
-    return [str(each) for each in _captured(function, _handles_in(module))]
 
 
 def _captured(function: Any, known: set[int]) -> list[tf.Tensor]:

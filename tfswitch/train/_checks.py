@@ -3,44 +3,41 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+from tfswitch import _ranges
 
 _MAX_WORKERS = 1_000_000
 
 
+def bad_argument(
+    name: str, value: Any, expected: str, owner: str = ""
+) -> ValueError:
+    """Returns the error of an argument that is not what it must be."""
+    return ValueError(
+        f"{owner}`{name}` must be {expected}. Received: {name}={value!r}"
+    )
+
+
 def check_count(name: str, value: Any, least: int) -> None:
     """Raises ValueError unless `value` is an integer of at least `least`."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or not least <= value <= _MAX_WORKERS
-    ):
-        raise ValueError(
-            f"`{name}` must be an integer from {least} to {_MAX_WORKERS}. "
-            f"Received: {name}={value!r}"
-        )
+    _ranges.integers(least, _MAX_WORKERS).check(name, value)
 
 
-def check_seconds(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is a positive number of seconds."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0.0 < value <= 1e9
-    ):
-        raise ValueError(
-            f"`{name}` must be a positive number of seconds. "
-            f"Received: {name}={value!r}"
-        )
+def check_seconds(**arguments: Any) -> None:
+    """Raises ValueError unless all are positive numbers of seconds."""
+    for name, value in arguments.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0.0 < value <= 1e9
+        ):
+            raise bad_argument(name, value, "a positive number of seconds")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raises ValueError unless `value` is one of `choices`."""
     if value not in choices:
-        raise ValueError(
-            f"`{name}` must be one of {', '.join(map(repr, choices))}. "
-            f"Received: {name}={value!r}"
-        )
+        expected = f"one of {', '.join(map(repr, choices))}"
+        raise bad_argument(name, value, expected)
 
 
 def group_options(

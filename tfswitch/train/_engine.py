@@ -77,8 +77,8 @@ class ReplicaOptions:
 class Engine(Protocol):
     """Takes the steps of one graph, and has sessions take part in them.
 
-    The methods but `complete_graph` and `trains` are for a worker with a
-    session, by one thread at a time.
+    Engines derive from it. The methods but `complete_graph` and `trains` are
+    for a worker with a session, by one thread at a time.
     """
 
     # Takes a step with all workers.
@@ -91,11 +91,18 @@ class Engine(Protocol):
     # How long workers are waited for at the start.
     join_secs: float
 
+    # Whether a run with these fetches ends a step.
+    trains: Callable[[Any], bool]
+
+    # The session's `run`, unwatched.
+    _run: Run | None = None
+
+    # The step's pushes shall not count then, or the worker's place may not be
+    # that which it knows.
+    _has_step_failed: bool = False
+
     def complete_graph(self) -> None:
         """Adds operations that need the whole graph, before it is finalised."""
-
-    def trains(self, fetches: Any) -> bool:
-        """Whether a run with these fetches ends a step."""
 
     def start(self, session: Any, is_chief: bool) -> None:
         """Joins the workers.
@@ -119,6 +126,7 @@ class Engine(Protocol):
 
     def fail_step(self) -> None:
         """After a step that has raised: it shall not go on."""
+        self._has_step_failed = True
 
     def resume(self) -> None:
         """Before a step: takes part again after one that has raised.

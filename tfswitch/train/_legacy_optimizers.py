@@ -15,7 +15,7 @@ def _sgd(opt: Any) -> tuple[Any, Any]:
 
 
 def _momentum(opt: Any) -> tuple[Any, Any]:
-    momentum = _number(opt, "momentum", opt._momentum)
+    momentum = _number(opt, "momentum")
     server = optimizers.SGD(
         0.0, momentum=momentum, nesterov=bool(opt._use_nesterov)
     )
@@ -34,9 +34,7 @@ def _adagrad(opt: Any) -> tuple[Any, Any]:
     # place of any accumulator of at least 1e-12.
     server = optimizers.Adagrad(
         0.0,
-        initial_accumulator_value=_number(
-            opt, "initial_accumulator_value", opt._initial_accumulator_value
-        ),
+        initial_accumulator_value=_number(opt, "initial_accumulator_value"),
         epsilon=1e-20,
     )
     return server, opt._learning_rate
@@ -45,9 +43,9 @@ def _adagrad(opt: Any) -> tuple[Any, Any]:
 def _adam(opt: Any) -> tuple[Any, Any]:
     server = optimizers.Adam(
         0.0,
-        beta_1=_number(opt, "beta1", opt._beta1),
-        beta_2=_number(opt, "beta2", opt._beta2),
-        epsilon=_number(opt, "epsilon", opt._epsilon),
+        beta_1=_number(opt, "beta1"),
+        beta_2=_number(opt, "beta2"),
+        epsilon=_number(opt, "epsilon"),
     )
     return server, opt._lr
 
@@ -88,8 +86,8 @@ def _called(value: Any) -> Any:
     return value() if callable(value) else value
 
 
-def _number(opt: Any, name: str, value: Any) -> float:
-    value = _called(value)
+def _number(opt: Any, name: str) -> float:
+    value = _called(getattr(opt, f"_{name}"))
     if isinstance(value, (int, float)):
         return float(value)
     raise ValueError(

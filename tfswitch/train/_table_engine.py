@@ -13,8 +13,8 @@ from tfswitch.dense import DenseTable
 from tfswitch.ops import embedding_ops
 from tfswitch.table import EmbeddingTable
 from tfswitch.train._engine import (
+    Engine,
     ReplicaOptions,
-    Run,
     StepFinder,
     local_variable,
     scaled,
@@ -37,7 +37,7 @@ def consistency_of(normalize: str) -> Consistency:
     return Consistency.bsp("sum" if normalize == "initial" else "mean")
 
 
-class TableEngine:
+class TableEngine(Engine):
     """Trains with tfswitch's servers.
 
     Variables are a dense table there, which takes the steps; each worker has a
@@ -103,8 +103,6 @@ class TableEngine:
         self.join_secs = options.join_secs
         self._options = options
         self._worker: Worker | None = None
-        self._run: Run | None = None  # As the session does unwatched.
-        self._has_step_failed = False
         self._variables = [variable for _, variable in pairs]
         self._global_step = global_step
         self._dense = DenseTable(
@@ -149,7 +147,7 @@ class TableEngine:
                 rounds = embedding_ops.end_step(
                     self._dense._find_handle(), options.counted_weight(weight)
                 )
-            self._steps = StepFinder(rounds.op)
+            self.trains = StepFinder(rounds.op).trains
             self._rounds = tf.compat.v1.placeholder(tf.int64, [], "rounds")
             self._first_step = local_variable(0, tf.int64, "first_step")
             self._new_first_step = tf.compat.v1.placeholder(
@@ -191,10 +189,6 @@ class TableEngine:
             self._other_variables, self._others.pull()
         )
 
-    def trains(self, fetches: Any) -> bool:
-        """Whether a run with these fetches ends a step."""
-        return self._steps.trains(fetches)
-
     def start(self, session: Any, is_chief: bool) -> None:
         """Joins, and takes the values on the servers, which are the chief's.
 
@@ -227,12 +221,7 @@ class TableEngine:
         return function(*args, **kwargs)
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs the function that closes the session."""
         function()
-
-    def fail_step(self) -> None:
-        """Notes that the step's pushes shall not count."""
-        self._has_step_failed = True
 
     def resume(self) -> None:
         """Joins anew after a step that has raised."""
@@ -259,7 +248,6 @@ class TableEngine:
         )
 
     def end_epoch(self) -> None:
-        """Waits until all have ended an epoch, and takes their values."""
         self.resume()
         self._present_worker().wait_at_barrier(
             END_OF_EPOCH, timeout_secs=EPOCH_SECS
@@ -267,11 +255,9 @@ class TableEngine:
         self._catch_up()
 
     def leave(self) -> None:
-        """Leaves at the end of a session."""
         self._present_worker().leave()
 
     def part(self) -> None:
-        """Leaves after a failure, and raises nothing."""
         self._present_worker()._part()
 
     def stats(self) -> dict[str, Any]:

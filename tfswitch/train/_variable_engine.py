@@ -16,8 +16,8 @@ from tfswitch._control import integers
 from tfswitch.ops import replicas_ops
 from tfswitch.train._checks import group_options
 from tfswitch.train._engine import (
+    Engine,
     ReplicaOptions,
-    Run,
     StepFinder,
     local_variable,
     scaled,
@@ -28,7 +28,7 @@ from tfswitch.train._server_sessions import (
     wait_for_answers,
 )
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
-from tfswitch.train.worker import group_stats
+from tfswitch.train.worker import PARTING_SECS, group_stats
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
@@ -39,14 +39,11 @@ _WAIT_PART_SECS = 1.0
 # that it has not come.
 _ROUND_PART_SECS = 300.0
 
-# How long leaving waits for a server when nobody has asked for it.
-_PARTING_SECS = 2.0
-
 # A server is given up when it was not heard of for so many leases.
 _PATIENCE_LEASES = 3
 
 
-class VariableEngine:
+class VariableEngine(Engine):
     """Trains variables that TensorFlow's parameter servers keep.
 
     The first of these servers decides which gradients make a step; gradients
@@ -88,14 +85,12 @@ class VariableEngine:
                 )
         self._options = options
         self._pings: dict[str, tf.Operation] = {}  # By server.
-        self._run: Run | None = None  # The session's, unwatched.
         self._watch: ServerWatch | None = None
         self._heartbeat_session: Any = None  # A session.
         self._variables = [variable for _, variable in pairs]
         self._applier = 0  # 0: this worker is not.
         self._incarnation = 0
         self._visits = 0  # At barriers, of this incarnation.
-        self._has_step_failed = False
         self._applying: threading.Thread | None = None
         self._is_over = threading.Event()
         self.servers: Sequence[str] = sorted(
@@ -131,7 +126,7 @@ class VariableEngine:
                 for server in self.servers
             ]
             ended = self._end_step(pairs)
-            self._steps = StepFinder(ended.op)
+            self.trains = StepFinder(ended.op).trains
             self.train_op = self._place.assign(ended, read_value=False)
             self._apply_round = self._step_of_all(opt, pairs, global_step)
 
@@ -246,10 +241,6 @@ class VariableEngine:
             with tf.device(server):
                 self._pings[server] = tf.no_op("ping")
 
-    def trains(self, fetches: Any) -> bool:
-        """Whether a run with these fetches ends a step."""
-        return self._steps.trains(fetches)
-
     def start(self, session: Any, is_chief: bool) -> None:
         """Joins; the chief begins to take the steps.
 
@@ -311,15 +302,9 @@ class VariableEngine:
     def call(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Returns the result of a function of the session.
-
-        Raises:
-            ConnectionError: If a server does not answer any more.
-        """
         return self._present_watch().call(function, *args, **kwargs)
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs the function that closes the session."""
         if self._watch is None:  # The start came to nothing.
             function()
             return
@@ -330,10 +315,6 @@ class VariableEngine:
                     self._watch.close, self._heartbeat_session.close
                 )
             self._watch.close(function)
-
-    def fail_step(self) -> None:
-        """Notes that the worker's place may not be that which it knows."""
-        self._has_step_failed = True
 
     def resume(self) -> None:
         """Joins again after a step that has raised.
@@ -384,7 +365,6 @@ class VariableEngine:
         self._applier = 0
 
     def part(self) -> None:
-        """Leaves after a failure, and raises nothing."""
         if self._run is None or self._is_over.is_set():
             return
         self._is_over.set()
@@ -397,7 +377,7 @@ class VariableEngine:
             "applier": self._applier,
         }
         self._present_watch().try_for(
-            _PARTING_SECS,
+            PARTING_SECS,
             lambda: run(self._response, {self._request: json.dumps(request)}),
         )
 

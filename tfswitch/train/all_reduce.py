@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfswitch.train._checks import bad_argument
+
 SumOverWorkers = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -145,10 +147,7 @@ def _backend_of(backend: str | SumOverWorkers) -> SumOverWorkers:
         return _sum_over_replicas
     if backend == "horovod":
         return _sum_by_horovod
-    raise ValueError(
-        '`backend` must be "mwms", "horovod" or a function. '
-        f"Received: backend={backend!r}"
-    )
+    raise bad_argument("backend", backend, '"mwms", "horovod" or a function')
 
 
 def _scaled(gradient: Any, factor: tf.Tensor) -> Any:

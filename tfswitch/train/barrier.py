@@ -1,5 +1,6 @@
 """A place where workers wait for each other."""
 
+from tfswitch.train._checks import bad_argument
 from tfswitch.train.worker import Worker
 
 # At which epochs end, however the workers of a group train.
@@ -39,14 +40,9 @@ class Barrier:
         self, name: str, worker: Worker, *, timeout_secs: float | None = None
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(
-                f"`name` must be a non-empty string. Received: name={name!r}"
-            )
+            raise bad_argument("name", name, "a non-empty string")
         if not isinstance(worker, Worker):
-            raise ValueError(
-                "`worker` must be a tfswitch.train.Worker. "
-                f"Received: worker={worker!r}"
-            )
+            raise bad_argument("worker", worker, "a tfswitch.train.Worker")
         self._name = name
         self._worker = worker
         self._timeout_secs = timeout_secs

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tfswitch.train._checks import check_count, check_seconds
+from tfswitch.train._checks import bad_argument, check_count, check_seconds
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.sync_replicas_hook import SyncReplicasHook
 from tfswitch.train.worker import Worker
@@ -41,12 +41,13 @@ def epochs(
     ...             worker.end_step(weight=len(ids))
     """
     check_count("num_epochs", num_epochs, 1)
-    check_seconds("timeout_secs", timeout_secs)
+    check_seconds(timeout_secs=timeout_secs)
     if not isinstance(worker, (Worker, SyncReplicasHook)):
-        raise ValueError(
-            "`worker` must be a tfswitch.train.Worker or the hook of a "
-            "SyncReplicasOptimizer; a SyncGroup has `epoch()`. "
-            f"Received: worker={worker!r}"
+        raise bad_argument(
+            "worker",
+            worker,
+            "a tfswitch.train.Worker or the hook of a SyncReplicasOptimizer; "
+            "a SyncGroup has `epoch()`",
         )
     return _epochs(num_epochs, worker, timeout_secs)
 

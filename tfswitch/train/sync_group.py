@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfswitch.dense import DenseTable
 from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import EmbeddingTable
+from tfswitch.train._checks import bad_argument
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker, to_weight
 
@@ -66,9 +67,8 @@ class SyncGroup:
         if worker is None:
             worker = Worker(consistency="bsp")
         elif not isinstance(worker, Worker) or worker.consistency.kind != "bsp":
-            raise ValueError(
-                "`worker` must be a tfswitch.train.Worker with consistency "
-                f"bsp. Received: worker={worker!r}"
+            raise bad_argument(
+                "worker", worker, "a tfswitch.train.Worker with consistency bsp"
             )
         self._worker = worker
         self._variables = list(variables)

@@ -117,8 +117,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._has_session = True
         self._last_stats = None
         self._num_evicted = self._engine.stats()["expired"]
-        self._is_in_epoch = True
-        self._data_has_ended = False
+        self.start_epoch()
         self._watch(session)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -180,8 +179,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             trains = engine.trains(fetches)
             if trains:
                 engine.resume()
-                self._is_in_epoch = True
-                self._data_has_ended = False
+                self.start_epoch()
             try:
                 return engine.call(run, fetches, *args, **kwargs)
             except tf.errors.OutOfRangeError:

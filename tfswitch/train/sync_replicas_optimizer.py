@@ -8,7 +8,12 @@ import tensorflow as tf
 from tfswitch import _tf_config
 from tfswitch.cluster import Cluster
 from tfswitch.consistency import Consistency
-from tfswitch.train._checks import check_choice, check_count, check_seconds
+from tfswitch.train._checks import (
+    bad_argument,
+    check_choice,
+    check_count,
+    check_seconds,
+)
 from tfswitch.train._engine import Engine, ReplicaOptions
 from tfswitch.train._table_engine import (
     TableEngine,
@@ -140,12 +145,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         check_choice("sparse_average", sparse_average, ("batch", "rows"))
         check_choice("late", late, ("drop", "carry"))
         check_choice("on_evict", on_evict, ("continue", "raise"))
-        for key, value in (
-            ("lease_secs", lease_secs),
-            ("join_secs", join_secs),
-            ("wait_secs", wait_secs),
-        ):
-            check_seconds(key, value)
+        check_seconds(
+            lease_secs=lease_secs, join_secs=join_secs, wait_secs=wait_secs
+        )
         if (variable_averages is None) != (variables_to_average is None):
             raise ValueError(
                 "`variable_averages` and `variables_to_average` belong "
@@ -163,9 +165,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
                 f"total_num_replicas={total_num_replicas}"
             )
         if cluster is not None and not isinstance(cluster, Cluster):
-            raise ValueError(
-                "`cluster` must be what tfswitch.connect returned. "
-                f"Received: cluster={cluster!r}"
+            raise bad_argument(
+                "cluster", cluster, "what tfswitch.connect returned"
             )
         self._opt = opt
         self._options = ReplicaOptions(
@@ -235,15 +236,17 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             ValueError: As `apply_gradients`.
         """
         lookups = list(table_lookups)
+        table_gradients = []
         gradients = tf.compat.v1.gradients(
             loss, [embeddings for _, _, embeddings in lookups], grad_loss
         )
-        for (table, _, _), gradient in zip(lookups, gradients, strict=True):
+        for (table, ids, _), gradient in zip(lookups, gradients, strict=True):
             if gradient is None:
                 raise ValueError(
                     f"table '{table.name}': the loss does not depend on what "
                     "was looked up"
                 )
+            table_gradients.append((table, ids, gradient))
         grads_and_vars = self.compute_gradients(
             loss,
             var_list=var_list,
@@ -256,12 +259,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             grads_and_vars,
             global_step,
             name,
-            table_gradients=[
-                (table, ids, gradient)
-                for (table, ids, _), gradient in zip(
-                    lookups, gradients, strict=True
-                )
-            ],
+            table_gradients=table_gradients,
         )
 
     def apply_gradients(

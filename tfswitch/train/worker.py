@@ -19,6 +19,7 @@ from tfswitch._control import call, integers
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (
+    bad_argument,
     check_choice,
     check_count,
     check_seconds,
@@ -29,7 +30,7 @@ from tfswitch.train._checks import (
 _WAIT_PART_SECS = 5.0
 
 # How long leaving waits for a server when nobody has asked for it.
-_PARTING_SECS = 2.0
+PARTING_SECS = 2.0
 
 
 class Worker:
@@ -109,19 +110,13 @@ class Worker:
                 f"worker_id={worker_id}, num_workers={num_workers}"
             )
         if not isinstance(group, str) or not group:
-            raise ValueError(
-                f"`group` must be a name. Received: group={group!r}"
-            )
-        for name, value in (
-            ("lease_secs", lease_secs),
-            ("join_secs", join_secs),
-            ("wait_secs", wait_secs),
-        ):
-            check_seconds(name, value)
+            raise bad_argument("group", group, "a name")
+        check_seconds(
+            lease_secs=lease_secs, join_secs=join_secs, wait_secs=wait_secs
+        )
         if cluster is not None and not isinstance(cluster, Cluster):
-            raise ValueError(
-                "`cluster` must be what tfswitch.connect returned. "
-                f"Received: cluster={cluster!r}"
+            raise bad_argument(
+                "cluster", cluster, "what tfswitch.connect returned"
             )
         if replicas_to_aggregate is not None:
             check_count("replicas_to_aggregate", replicas_to_aggregate, 1)
@@ -255,12 +250,10 @@ class Worker:
         >>> worker.wait_at_barrier("saved")
         """
         if not isinstance(name, str) or not name:
-            raise ValueError(
-                f"`name` must be that of a barrier. Received: name={name!r}"
-            )
+            raise bad_argument("name", name, "that of a barrier")
         if timeout_secs is None:
             timeout_secs = self._wait_secs
-        check_seconds("timeout_secs", timeout_secs)
+        check_seconds(timeout_secs=timeout_secs)
         self._check_is_present()
         give_up = time.monotonic() + timeout_secs
         while True:
@@ -328,7 +321,7 @@ class Worker:
         # Nobody has to wait for one whose servers have gone.
         with contextlib.suppress(ConnectionError, TimeoutError):
             if _present.get(self._place) is self:
-                call(self._native, "LeaveGroup", timeout_secs=_PARTING_SECS)
+                call(self._native, "LeaveGroup", timeout_secs=PARTING_SECS)
 
     def stats(self) -> dict[str, Any]:
         """Returns the measurements.
@@ -453,7 +446,4 @@ def to_weight(weight: Any) -> float:
             value = float(weight)
     if 0.0 <= value < math.inf:
         return value
-    raise ValueError(
-        "`weight` must be a finite number of at least 0. "
-        f"Received: weight={weight!r}"
-    )
+    raise bad_argument("weight", weight, "a finite number of at least 0")
