@@ -246,28 +246,35 @@ int TableSize(Tfswitch_Table* table, int64_t* num_rows, char* error) {
   });
 }
 
-AssignArgs MakeAssignArgs(const Tfswitch_Table& table, const int64_t* keys,
-                          size_t num_keys, const float* embeddings) {
+// Returns how many rows were set.
+absl::StatusOr<int64_t> AssignRows(const Tfswitch_Table& table,
+                                   const int64_t* keys, size_t num_keys,
+                                   const float* embeddings, const float* slots,
+                                   bool only_missing) {
+  TFSWITCH_RETURN_IF_ERROR(CheckBatch(table, num_keys));
+  if (num_keys == 0) return 0;
   AssignArgs args;
   args.table = table.config.name;
   args.dim = table.config.dim;
   args.keys = Keys(keys, num_keys);
   args.embeddings =
       absl::MakeConstSpan(embeddings, num_keys * table.config.dim);
+  if (slots != nullptr) {
+    args.slots = absl::MakeConstSpan(slots, num_keys * table.slot_floats);
+  }
   args.day = table.cluster->day();
-  return args;
+  args.only_missing = only_missing;
+  TFSWITCH_ASSIGN_OR_RETURN(const WriteResult result,
+                            table.cluster->client().Assign(args));
+  return result.num_rows;
 }
 
 int Assign(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
            const float* embeddings, const float* slots, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
-    if (num_keys == 0) return absl::OkStatus();
-    AssignArgs args = MakeAssignArgs(*table, keys, num_keys, embeddings);
-    if (slots != nullptr) {
-      args.slots = absl::MakeConstSpan(slots, num_keys * table->slot_floats);
-    }
-    return table->cluster->client().Assign(args).status();
+  return Guarded(error, [&] {
+    return AssignRows(*table, keys, num_keys, embeddings, slots,
+                      /*only_missing=*/false)
+        .status();
   });
 }
 
@@ -276,13 +283,9 @@ int AssignMissing(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                   char* error) {
   return Guarded(error, [&]() -> absl::Status {
     *assigned_rows = 0;
-    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*table, num_keys));
-    if (num_keys == 0) return absl::OkStatus();
-    AssignArgs args = MakeAssignArgs(*table, keys, num_keys, embeddings);
-    args.only_missing = true;
-    TFSWITCH_ASSIGN_OR_RETURN(const WriteResult result,
-                              table->cluster->client().Assign(args));
-    *assigned_rows = result.num_rows;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        *assigned_rows, AssignRows(*table, keys, num_keys, embeddings,
+                                   /*slots=*/nullptr, /*only_missing=*/true));
     return absl::OkStatus();
   });
 }

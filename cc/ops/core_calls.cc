@@ -64,6 +64,19 @@ absl::Status CallCore(
   return ToStatus(call(*api, error), error);
 }
 
+absl::Status AllScalars(tensorflow::shape_inference::InferenceContext* c) {
+  tensorflow::shape_inference::ShapeHandle unused;
+  for (int i = 0; i < c->num_inputs(); ++i) {
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ScalarsToScalar(tensorflow::shape_inference::InferenceContext* c) {
+  c->set_output(0, c->Scalar());
+  return AllScalars(c);
+}
+
 void RunApart(tensorflow::OpKernelContext* context,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done) {

@@ -1,17 +1,20 @@
 // Calls of the core library that kernels make apart from tables, and scalars as
-// inputs of kernels.
+// inputs of ops.
 
 #ifndef TFSWITCH_CC_OPS_CORE_CALLS_H_
 #define TFSWITCH_CC_OPS_CORE_CALLS_H_
 
 #include <functional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/capi/tfswitch.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/lib/core/refcount.h"
 
 namespace tfswitch {
 
@@ -22,6 +25,11 @@ absl::Status ToStatus(int code, const char* error);
 // loaded; FailedPrecondition if it cannot be.
 absl::Status CallCore(
     const std::function<int(const Tfswitch_Api& api, char* error)>& call);
+
+// Shape functions of ops whose inputs are all scalars; of the second one output
+// 0 is a scalar, too.
+absl::Status AllScalars(tensorflow::shape_inference::InferenceContext* c);
+absl::Status ScalarsToScalar(tensorflow::shape_inference::InferenceContext* c);
 
 // The value of an input of type T that must be a scalar. InvalidArgument naming
 // the input and the shape that came.
@@ -36,6 +44,18 @@ absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
   }
   *value = input.scalar<T>()();
   return absl::OkStatus();
+}
+
+// `call` on a resource, which it lets go of before the op ends: a waiter for
+// the op may close what the resource needs next.
+template <typename Resource, typename Call>
+std::function<absl::Status()> Holding(
+    tensorflow::core::RefCountPtr<Resource> resource, Call call) {
+  return [held = resource.release(), call = std::move(call)] {
+    absl::Status status = call(*held);
+    held->Unref();
+    return status;
+  };
 }
 
 // Runs `call`, which waits for others, sets its status, and ends the op with

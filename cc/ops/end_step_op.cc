@@ -7,7 +7,6 @@
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
@@ -18,8 +17,6 @@ using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::core::RefCountPtr;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("Tfswitch>EndStep")
     .Input("table: resource")
@@ -27,13 +24,7 @@ REGISTER_OP("Tfswitch>EndStep")
     .Output("round: int64")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(ScalarsToScalar)
     .Doc(R"doc(
 Ends a step of this process's worker, and waits for other workers as its
 consistency says.
@@ -59,12 +50,12 @@ class EndStepOp : public AsyncOpKernel {
     Tensor* round = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &round),
                          done);
-    RunApart(
-        context, std::move(table),
-        [weight, round](const TableResource& t) {
-          return t.EndStep(weight, &round->scalar<int64_t>()());
-        },
-        std::move(done));
+    RunApart(context,
+             Holding(std::move(table),
+                     [weight, round](const TableResource& t) {
+                       return t.EndStep(weight, &round->scalar<int64_t>()());
+                     }),
+             std::move(done));
   }
 };
 

@@ -301,10 +301,9 @@ absl::Status Sum(OpKernelContext* context, int output_index,
 }
 
 // Checks indices [n] and values [n, ...] of all steps; `num_rows` receives how
-// many there are, `row_size` the elements of one, `shape` that of one value.
+// many there are, `shape` that of one value.
 absl::Status CheckRows(const Terms& indices, const Terms& values,
-                       int64_t* num_rows, int64_t* row_size,
-                       TensorShape* shape) {
+                       int64_t* num_rows, TensorShape* shape) {
   *num_rows = 0;
   for (size_t k = 0; k < values.gradients.size(); ++k) {
     const Tensor& rows = *values.gradients[k];
@@ -322,7 +321,6 @@ absl::Status CheckRows(const Terms& indices, const Terms& values,
     if (row != *shape) return UnequalShapes(*values.gradients[0], rows);
     *num_rows += rows.dim_size(0);
   }
-  *row_size = shape->num_elements();
   return absl::OkStatus();
 }
 
@@ -330,9 +328,8 @@ template <typename T>
 absl::Status SumRows(OpKernelContext* context, int output_index,
                      const Terms& indices, const Terms& values) {
   int64_t num_rows = 0;
-  int64_t row_size = 0;
   TensorShape shape;
-  TF_RETURN_IF_ERROR(CheckRows(indices, values, &num_rows, &row_size, &shape));
+  TF_RETURN_IF_ERROR(CheckRows(indices, values, &num_rows, &shape));
   shape.InsertDim(0, num_rows);
   Tensor* all_indices = nullptr;
   Tensor* all_values = nullptr;
@@ -365,9 +362,9 @@ template <typename T>
 absl::Status AverageRows(OpKernelContext* context, int output_index,
                          const Terms& indices, const Terms& values) {
   int64_t num_rows = 0;
-  int64_t row_size = 0;
   TensorShape shape;
-  TF_RETURN_IF_ERROR(CheckRows(indices, values, &num_rows, &row_size, &shape));
+  TF_RETURN_IF_ERROR(CheckRows(indices, values, &num_rows, &shape));
+  const int64_t row_size = shape.num_elements();
   std::unordered_map<int64_t, size_t> places;  // In order of appearance.
   std::vector<int64_t> unique;
   std::vector<double> weights;

@@ -157,16 +157,13 @@ class ManyLookups : public AsyncOpKernel {
     for (int i = 0; i < n_; ++i) {
       TF_RETURN_IF_ERROR(CheckDim((*tables)[i], dims_[i]));
       const Tensor& ids = context->input(n_ + i);
-      TensorShape shape = ids.shape();
-      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(dims_[i]));
-      Tensor* embeddings = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &embeddings));
       Tfswitch_PullPart& part = (*parts)[i];
       part = Tfswitch_PullPart{};
       part.table = (*tables)[i].get();
       part.keys = ids.flat<int64_t>().data();
       part.num_keys = static_cast<size_t>(ids.NumElements());
-      part.embeddings = embeddings->flat<float>().data();
+      TF_RETURN_IF_ERROR(
+          AllocateEmbeddings(context, i, ids, dims_[i], &part.embeddings));
     }
     return absl::OkStatus();
   }

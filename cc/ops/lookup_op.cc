@@ -10,7 +10,6 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace tfswitch {
 namespace {
@@ -19,7 +18,6 @@ using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::core::RefCountPtr;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -57,16 +55,6 @@ insert_missing: If true, an id without a row gets one, unless the table has an
   admission policy; if false, the table stays as it is.
 )doc");
 
-absl::Status AllocateEmbeddings(OpKernelContext* context, const Tensor& ids,
-                                int dim, float** embeddings) {
-  TensorShape shape = ids.shape();
-  TF_RETURN_IF_ERROR(shape.AddDimWithStatus(dim));
-  Tensor* output = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &output));
-  *embeddings = output->flat<float>().data();
-  return absl::OkStatus();
-}
-
 class LookupOp : public AsyncOpKernel {
  public:
   explicit LookupOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
@@ -82,7 +70,7 @@ class LookupOp : public AsyncOpKernel {
     const Tensor& ids = context->input(1);
     float* embeddings = nullptr;
     OP_REQUIRES_OK_ASYNC(
-        context, AllocateEmbeddings(context, ids, dim_, &embeddings), done);
+        context, AllocateEmbeddings(context, 0, ids, dim_, &embeddings), done);
     if (ids.NumElements() == 0) {
       done();
       return;

@@ -150,8 +150,10 @@ class PushUniqueManyOp : public AsyncOpKernel {
       part.table = table.get();
       part.keys = unique_ids.flat<int64_t>().data();
       part.num_keys = static_cast<size_t>(unique_ids.NumElements());
-      SetInverse({inverse.flat<int32_t>().data(), static_cast<size_t>(num_ids)},
-                 &part);
+      // NULL would say that there is no inverse.
+      static constexpr int32_t kEmpty = 0;
+      part.inverse = num_ids == 0 ? &kEmpty : inverse.flat<int32_t>().data();
+      part.num_gradients = static_cast<size_t>(num_ids);
       part.gradients = gradients.flat<float>().data();
       part.options.insert_missing = insert_missing_ ? 1 : 0;
       part.options.loss_scale = loss_scale;

@@ -43,23 +43,40 @@ absl::Status PlaceOf(const Tensor& input, Tfswitch_ReplicaPlace* place) {
   return absl::OkStatus();
 }
 
-absl::Status AllScalars(InferenceContext* c, int first) {
+// Shape function: input 0 is a place, and input 1 a scalar.
+absl::Status PlaceAndScalar(InferenceContext* c) {
   ShapeHandle unused;
-  for (int i = first; i < c->num_inputs(); ++i) {
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
-  }
-  return absl::OkStatus();
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
+  return c->WithRank(c->input(1), 0, &unused);
 }
+
+// A kernel with those of these attributes that its op has.
+template <typename Kernel>
+class OfGroup : public Kernel {
+ public:
+  explicit OfGroup(OpKernelConstruction* context) : Kernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
+    if (context->HasAttr("worker")) {
+      OP_REQUIRES_OK(context, context->GetAttr("worker", &worker_));
+    }
+    if (context->HasAttr("timeout_s")) {
+      OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
+    }
+  }
+
+ protected:
+  // Constant after construction.
+  std::string group_;
+  int worker_ = 0;
+  float timeout_s_ = 0.0f;
+};
 
 REGISTER_OP("Tfswitch>ReplicasCall")
     .Input("request: string")
     .Output("response: string")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return AllScalars(c, 0);
-    })
+    .SetShapeFn(ScalarsToScalar)
     .Doc(R"doc(
 The method Replicas of protos/tfswitch/v1/control.proto.
 
@@ -107,10 +124,8 @@ REGISTER_OP("Tfswitch>ReplicasEndStep")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
       c->set_output(0, c->Vector(kPlaceSize));
-      return AllScalars(c, 1);
+      return PlaceAndScalar(c);
     })
     .Doc(R"doc(
 Ends a worker's step, and waits until its round has been applied.
@@ -125,14 +140,9 @@ worker: The number of the worker.
 timeout_s: Longest wait.
 )doc");
 
-class ReplicasEndStepOp : public AsyncOpKernel {
+class ReplicasEndStepOp : public OfGroup<AsyncOpKernel> {
  public:
-  explicit ReplicasEndStepOp(OpKernelConstruction* context)
-      : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
-    OP_REQUIRES_OK(context, context->GetAttr("worker", &worker_));
-    OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
-  }
+  using OfGroup::OfGroup;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     struct State {
@@ -166,12 +176,6 @@ class ReplicasEndStepOp : public AsyncOpKernel {
         },
         std::move(done));
   }
-
- private:
-  // Constant after construction.
-  std::string group_;
-  int worker_ = 0;
-  float timeout_s_ = 0.0f;
 };
 
 REGISTER_OP("Tfswitch>ReplicasHeartbeat")
@@ -181,11 +185,7 @@ REGISTER_OP("Tfswitch>ReplicasHeartbeat")
     .Attr("worker: int >= 0")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
-      return AllScalars(c, 1);
-    })
+    .SetShapeFn(PlaceAndScalar)
     .Doc(R"doc(
 Renews the leases of a worker and, unless it is 0, of the applier.
 
@@ -195,13 +195,9 @@ group: Name of the group.
 worker: The number of the worker.
 )doc");
 
-class ReplicasHeartbeatOp : public tensorflow::OpKernel {
+class ReplicasHeartbeatOp : public OfGroup<tensorflow::OpKernel> {
  public:
-  explicit ReplicasHeartbeatOp(OpKernelConstruction* context)
-      : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
-    OP_REQUIRES_OK(context, context->GetAttr("worker", &worker_));
-  }
+  using OfGroup::OfGroup;
 
   void Compute(OpKernelContext* context) override {
     Tfswitch_ReplicaPlace place;
@@ -215,11 +211,6 @@ class ReplicasHeartbeatOp : public tensorflow::OpKernel {
                          error);
                    }));
   }
-
- private:
-  // Constant after construction.
-  std::string group_;
-  int worker_ = 0;
 };
 
 REGISTER_OP("Tfswitch>ReplicasNextRound")
@@ -239,7 +230,7 @@ REGISTER_OP("Tfswitch>ReplicasNextRound")
       c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(3, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(4, c->Scalar());
-      return AllScalars(c, 0);
+      return AllScalars(c);
     })
     .Doc(R"doc(
 Waits for the next round to apply. Cancelled when all workers have left.
@@ -255,13 +246,9 @@ group: Name of the group.
 timeout_s: Longest wait.
 )doc");
 
-class ReplicasNextRoundOp : public AsyncOpKernel {
+class ReplicasNextRoundOp : public OfGroup<AsyncOpKernel> {
  public:
-  explicit ReplicasNextRoundOp(OpKernelConstruction* context)
-      : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
-    OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
-  }
+  using OfGroup::OfGroup;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     int64_t applier = 0;
@@ -288,38 +275,27 @@ class ReplicasNextRoundOp : public AsyncOpKernel {
   }
 
  private:
+  // Sets output `index` to as many values as its shape has.
+  template <typename T>
+  static absl::Status Set(OpKernelContext* context, int index,
+                          const TensorShape& shape, const T* values) {
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &output));
+    std::copy_n(values, shape.num_elements(), output->flat<T>().data());
+    return absl::OkStatus();
+  }
+
   static absl::Status Output(OpKernelContext* context,
                              const Tfswitch_Round& round) {
     const auto num_contributions =
         static_cast<int64_t>(round.num_contributions);
     const auto num_active = static_cast<int64_t>(round.num_active);
-    Tensor* number = nullptr;
-    Tensor* keys = nullptr;
-    Tensor* weights = nullptr;
-    Tensor* active = nullptr;
-    Tensor* next_incarnation = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &number));
-    TF_RETURN_IF_ERROR(context->allocate_output(
-        1, TensorShape({num_contributions, 3}), &keys));
-    TF_RETURN_IF_ERROR(context->allocate_output(
-        2, TensorShape({num_contributions}), &weights));
-    TF_RETURN_IF_ERROR(
-        context->allocate_output(3, TensorShape({num_active}), &active));
-    TF_RETURN_IF_ERROR(context->allocate_output(4, {}, &next_incarnation));
-    number->scalar<int64_t>()() = round.number;
-    std::copy(round.keys, round.keys + 3 * num_contributions,
-              keys->flat<int64_t>().data());
-    std::copy(round.weights, round.weights + num_contributions,
-              weights->flat<double>().data());
-    std::copy(round.active, round.active + num_active,
-              active->flat<int64_t>().data());
-    next_incarnation->scalar<int64_t>()() = round.next_incarnation;
-    return absl::OkStatus();
+    TF_RETURN_IF_ERROR(Set(context, 0, {}, &round.number));
+    TF_RETURN_IF_ERROR(Set(context, 1, {num_contributions, 3}, round.keys));
+    TF_RETURN_IF_ERROR(Set(context, 2, {num_contributions}, round.weights));
+    TF_RETURN_IF_ERROR(Set(context, 3, {num_active}, round.active));
+    return Set(context, 4, {}, &round.next_incarnation);
   }
-
-  // Constant after construction.
-  std::string group_;
-  float timeout_s_ = 0.0f;
 };
 
 REGISTER_OP("Tfswitch>ReplicasConfirmRound")
@@ -328,7 +304,7 @@ REGISTER_OP("Tfswitch>ReplicasConfirmRound")
     .Attr("group: string")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) { return AllScalars(c, 0); })
+    .SetShapeFn(AllScalars)
     .Doc(R"doc(
 Says that a round has been applied, and lets its workers go on.
 
@@ -337,12 +313,9 @@ number: A scalar: of the round.
 group: Name of the group.
 )doc");
 
-class ReplicasConfirmRoundOp : public tensorflow::OpKernel {
+class ReplicasConfirmRoundOp : public OfGroup<tensorflow::OpKernel> {
  public:
-  explicit ReplicasConfirmRoundOp(OpKernelConstruction* context)
-      : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
-  }
+  using OfGroup::OfGroup;
 
   void Compute(OpKernelContext* context) override {
     int64_t applier = 0;
@@ -355,9 +328,6 @@ class ReplicasConfirmRoundOp : public tensorflow::OpKernel {
                          error);
                    }));
   }
-
- private:
-  std::string group_;  // Constant after construction.
 };
 
 REGISTER_KERNEL_BUILDER(

@@ -33,7 +33,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::core::RefCountPtr;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -53,11 +52,7 @@ REGISTER_OP("Tfswitch>OpenServedModel")
     .Input("file: string")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      return c->WithRank(c->input(1), 0, &unused);
-    })
+    .SetShapeFn(AllScalars)
     .Doc(R"doc(
 Opens the rows that a model file names; again, it does nothing. If they are on
 servers it waits for those, no longer than the file says.
@@ -70,11 +65,7 @@ REGISTER_OP("Tfswitch>PinServedRows")
     .Input("model: resource")
     .Output("rows: variant")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      return tensorflow::shape_inference::ScalarShape(c);
-    })
+    .SetShapeFn(ScalarsToScalar)
     .Doc(R"doc(
 The rows that the model serves now. A holder sees the same rows, also while
 others are exchanged; but if they are on servers, each lookup reads the present
@@ -225,14 +216,12 @@ class OpenServedModelOp : public AsyncOpKernel {
     tensorflow::tstring file;
     OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 1, "file", &file), done);
     // It may wait for servers, or read all rows to check them.
-    RunApart(
-        context,
-        [resource = model.release(), path = std::string(file)] {
-          absl::Status status = resource->Open(path);
-          resource->Unref();
-          return status;
-        },
-        std::move(done));
+    RunApart(context,
+             Holding(std::move(model),
+                     [path = std::string(file)](ServedModelResource& resource) {
+                       return resource.Open(path);
+                     }),
+             std::move(done));
   }
 };
 
@@ -303,12 +292,11 @@ class ServedLookupOp : public AsyncOpKernel {
       const Tensor& ids = context->input(1 + i);
       absl::Span<const int64_t> keys;
       TF_RETURN_IF_ERROR(KeysOf(context, ids, &call->widened[i], &keys));
-      TensorShape shape = ids.shape();
-      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(dims_[i]));
-      Tensor* embeddings = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &embeddings));
+      float* embeddings = nullptr;
+      TF_RETURN_IF_ERROR(
+          AllocateEmbeddings(context, i, ids, dims_[i], &embeddings));
       call->parts[i] = {tables_[i].c_str(), dims_[i], keys.data(), keys.size(),
-                        embeddings->flat<float>().data()};
+                        embeddings};
     }
     return absl::OkStatus();
   }

@@ -7,13 +7,13 @@
 
 #include "absl/status/status.h"
 #include "cc/ops/blocking_threads.h"
+#include "cc/ops/core_calls.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tfswitch {
 namespace {
@@ -24,8 +24,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::ResourceMgr;
 using tensorflow::Tensor;
 using tensorflow::core::RefCountPtr;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("Tfswitch>TableHandle")
     .Output("handle: resource")
@@ -57,11 +55,7 @@ REGISTER_OP("Tfswitch>Size")
     .Output("num_rows: int64")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      return tensorflow::shape_inference::ScalarShape(c);
-    })
+    .SetShapeFn(ScalarsToScalar)
     .Doc(R"doc(
 Counts the rows of a table, on all servers.
 

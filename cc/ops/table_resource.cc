@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cc/capi/core_loader.h"
 #include "cc/ops/blocking_threads.h"
 #include "cc/ops/core_calls.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -36,23 +35,19 @@ using tensorflow::core::RefCountPtr;
 absl::Status TableResource::Open(const std::string& cluster,
                                  const std::string& config, double timeout_s,
                                  RefCountPtr<TableResource>* table) {
-  std::string load_error;
-  const Tfswitch_Api* api = OpenCore(&load_error);
-  if (api == nullptr) return absl::FailedPreconditionError(load_error);
-  char error[TFSWITCH_ERROR_SIZE] = "";
-  Tfswitch_Cluster* open_cluster = nullptr;
-  absl::Status status = ToStatus(
-      api->open_cluster(cluster.c_str(), timeout_s, &open_cluster, error),
-      error);
-  if (!status.ok()) return status;
-  Tfswitch_Table* open_table = nullptr;
-  status = ToStatus(
-      api->open_table(open_cluster, config.c_str(), &open_table, error), error);
-  // The table keeps its cluster open.
-  api->close_cluster(open_cluster);
-  if (!status.ok()) return status;
-  table->reset(new TableResource(api, open_table, cluster, config));
-  return absl::OkStatus();
+  return CallCore([&](const Tfswitch_Api& api, char* error) {
+    Tfswitch_Cluster* open_cluster = nullptr;
+    int code =
+        api.open_cluster(cluster.c_str(), timeout_s, &open_cluster, error);
+    if (code != 0) return code;
+    Tfswitch_Table* open_table = nullptr;
+    code = api.open_table(open_cluster, config.c_str(), &open_table, error);
+    // The table keeps its cluster open.
+    api.close_cluster(open_cluster);
+    if (code != 0) return code;
+    table->reset(new TableResource(&api, open_table, cluster, config));
+    return 0;
+  });
 }
 
 TableResource::TableResource(const Tfswitch_Api* api, Tfswitch_Table* table,
@@ -97,13 +92,6 @@ absl::Status TableResource::Push(Tfswitch_PushPart* part,
   return ToStatus(api_->push(part, 1, &threads, error), error);
 }
 
-void SetInverse(absl::Span<const int32_t> inverse, Tfswitch_PushPart* part) {
-  // NULL would say that there is none.
-  static constexpr int32_t kEmpty = 0;
-  part->inverse = inverse.empty() ? &kEmpty : inverse.data();
-  part->num_gradients = inverse.size();
-}
-
 absl::Status TableResource::Size(int64_t* num_rows) const {
   char error[TFSWITCH_ERROR_SIZE] = "";
   return ToStatus(api_->table_size(table_, num_rows, error), error);
@@ -114,10 +102,8 @@ absl::Status TableResource::EndStep(double weight, int64_t* round) const {
   return ToStatus(api_->table_end_step(table_, weight, round, error), error);
 }
 
-namespace {
-
-absl::Status LookupInput(OpKernelContext* context, int index,
-                         RefCountPtr<TableResource>* table) {
+absl::Status LookupTable(OpKernelContext* context,
+                         RefCountPtr<TableResource>* table, int index) {
   const tensorflow::ResourceHandle& handle =
       tensorflow::HandleFromInput(context, index);
   absl::Status status = tensorflow::LookupResource(context, handle, table);
@@ -129,13 +115,6 @@ absl::Status LookupInput(OpKernelContext* context, int index,
       "as the function is called, as a tf.Variable has to be kept"));
 }
 
-}  // namespace
-
-absl::Status LookupTable(OpKernelContext* context,
-                         RefCountPtr<TableResource>* table) {
-  return LookupInput(context, 0, table);
-}
-
 absl::Status CheckDim(const TableResource& table, int dim) {
   if (table.dim() == dim) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -143,11 +122,21 @@ absl::Status CheckDim(const TableResource& table, int dim) {
                    ", and the lookup was built for dim ", dim));
 }
 
+absl::Status AllocateEmbeddings(OpKernelContext* context, int index,
+                                const Tensor& ids, int dim,
+                                float** embeddings) {
+  tensorflow::TensorShape shape = ids.shape();
+  TF_RETURN_IF_ERROR(shape.AddDimWithStatus(dim));
+  Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &output));
+  *embeddings = output->flat<float>().data();
+  return absl::OkStatus();
+}
+
 absl::Status TableList::Lookup(OpKernelContext* context, int num_tables) {
   tables_.resize(num_tables);
   for (int i = 0; i < num_tables; ++i) {
-    absl::Status status = LookupInput(context, i, &tables_[i]);
-    if (!status.ok()) return status;
+    TF_RETURN_IF_ERROR(LookupTable(context, &tables_[i], i));
   }
   return absl::OkStatus();
 }
@@ -162,16 +151,9 @@ bool TableList::IsAnyRemote() const {
 void RunAsync(OpKernelContext* context, RefCountPtr<TableResource> table,
               std::function<absl::Status(const TableResource&)> call,
               tensorflow::AsyncOpKernel::DoneCallback done) {
-  TableResource* resource = table.release();
-  RunAsync(
-      context, resource->is_remote(),
-      [resource, call = std::move(call)] {
-        absl::Status status = call(*resource);
-        // Before done(): a waiter for the op may close the cluster next.
-        resource->Unref();
-        return status;
-      },
-      std::move(done));
+  const bool is_remote = table->is_remote();
+  RunAsync(context, is_remote, Holding(std::move(table), std::move(call)),
+           std::move(done));
 }
 
 void RunAsync(OpKernelContext* context, bool is_remote,
@@ -195,21 +177,6 @@ void RunAsync(OpKernelContext* context, bool is_remote,
   }
 }
 
-void RunApart(OpKernelContext* context, RefCountPtr<TableResource> table,
-              std::function<absl::Status(const TableResource&)> call,
-              tensorflow::AsyncOpKernel::DoneCallback done) {
-  TableResource* resource = table.release();
-  RunApart(
-      context,
-      [resource, call = std::move(call)] {
-        absl::Status status = call(*resource);
-        // Before done(): a waiter for the op may close the cluster next.
-        resource->Unref();
-        return status;
-      },
-      std::move(done));
-}
-
 Tfswitch_Threads DeviceThreads(OpKernelContext* context) {
   const auto* device = context->device()->tensorflow_cpu_worker_threads();
   Tfswitch_Threads threads;
@@ -231,9 +198,8 @@ absl::Status KeysOf(OpKernelContext* context, const Tensor& ids,
     *keys = absl::MakeConstSpan(ids.flat<int64_t>().data(), num_keys);
     return absl::OkStatus();
   }
-  absl::Status status = context->allocate_temp(
-      tensorflow::DT_INT64, tensorflow::TensorShape({num_keys}), storage);
-  if (!status.ok()) return status;
+  TF_RETURN_IF_ERROR(context->allocate_temp(
+      tensorflow::DT_INT64, tensorflow::TensorShape({num_keys}), storage));
   const int32_t* narrow = ids.flat<int32_t>().data();
   int64_t* wide = storage->flat<int64_t>().data();
   std::copy(narrow, narrow + num_keys, wide);
@@ -260,9 +226,8 @@ absl::Status ObservationInputs(OpKernelContext* context,
     *values = input.flat<float>().data();
     return absl::OkStatus();
   };
-  absl::Status status = read(shows_index, "shows", &options->shows);
-  if (status.ok()) status = read(clicks_index, "clicks", &options->clicks);
-  if (!status.ok()) return status;
+  TF_RETURN_IF_ERROR(read(shows_index, "shows", &options->shows));
+  TF_RETURN_IF_ERROR(read(clicks_index, "clicks", &options->clicks));
   return ScalarInput(context, global_step_index, "global_step",
                      &options->global_step);
 }

@@ -71,16 +71,19 @@ class TableResource : public tensorflow::ResourceBase {
   const bool is_remote_;
 };
 
-// The table behind input 0 of the running op. InvalidArgument if the handle is
+// The table behind an input of the running op. InvalidArgument if the handle is
 // of another kind of resource, NotFound if it is gone.
 absl::Status LookupTable(tensorflow::OpKernelContext* context,
-                         tensorflow::core::RefCountPtr<TableResource>* table);
-
-// The inverse of a training read, also if it is empty.
-void SetInverse(absl::Span<const int32_t> inverse, Tfswitch_PushPart* part);
+                         tensorflow::core::RefCountPtr<TableResource>* table,
+                         int index = 0);
 
 // InvalidArgument unless the table has the dim that a lookup was built for.
 absl::Status CheckDim(const TableResource& table, int dim);
+
+// Makes output `index` of shape ids.shape + [dim].
+absl::Status AllocateEmbeddings(tensorflow::OpKernelContext* context, int index,
+                                const tensorflow::Tensor& ids, int dim,
+                                float** embeddings);
 
 // The tables of an op of many.
 //
@@ -114,13 +117,6 @@ void RunAsync(tensorflow::OpKernelContext* context,
 // The same for calls of many tables. `call` lets go of them before it returns.
 void RunAsync(tensorflow::OpKernelContext* context, bool is_remote,
               std::function<absl::Status()> call,
-              tensorflow::AsyncOpKernel::DoneCallback done);
-
-// The same for a call that waits for other workers: never on TensorFlow's
-// threads, which those may need to get on.
-void RunApart(tensorflow::OpKernelContext* context,
-              tensorflow::core::RefCountPtr<TableResource> table,
-              std::function<absl::Status(const TableResource&)> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
 // The intra-op threads of the device that the op runs on.

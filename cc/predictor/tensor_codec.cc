@@ -25,35 +25,39 @@ using google::protobuf::io::CodedInputStream;
 using tensorflow::DataType;
 using tensorflow::TensorProto;
 
+// The numeric types: that of a number in memory, the field that has it in a
+// message, and how many numbers make a value.
+#define TFSWITCH_NUMERIC_TYPES(OF)           \
+  OF(DT_BFLOAT16, uint16_t, half_val, 1)     \
+  OF(DT_BOOL, bool, bool_val, 1)             \
+  OF(DT_COMPLEX128, double, dcomplex_val, 2) \
+  OF(DT_COMPLEX64, float, scomplex_val, 2)   \
+  OF(DT_DOUBLE, double, double_val, 1)       \
+  OF(DT_FLOAT, float, float_val, 1)          \
+  OF(DT_HALF, uint16_t, half_val, 1)         \
+  OF(DT_INT16, int16_t, int_val, 1)          \
+  OF(DT_INT32, int32_t, int_val, 1)          \
+  OF(DT_INT64, int64_t, int64_val, 1)        \
+  OF(DT_INT8, int8_t, int_val, 1)            \
+  OF(DT_UINT16, uint16_t, int_val, 1)        \
+  OF(DT_UINT32, uint32_t, uint32_val, 1)     \
+  OF(DT_UINT64, uint64_t, uint64_val, 1)     \
+  OF(DT_UINT8, uint8_t, int_val, 1)
+
 // Bytes of a value in memory, 0 for types that cannot be sent. A string takes
 // what TensorFlow needs for an empty one.
 int64_t SizeOf(DataType dtype) {
+#define TFSWITCH_SIZE(dtype, type, field, width) \
+  case tensorflow::dtype:                        \
+    return sizeof(type) * width;
   switch (dtype) {
-    case tensorflow::DT_BOOL:
-    case tensorflow::DT_INT8:
-    case tensorflow::DT_UINT8:
-      return 1;
-    case tensorflow::DT_BFLOAT16:
-    case tensorflow::DT_HALF:
-    case tensorflow::DT_INT16:
-    case tensorflow::DT_UINT16:
-      return 2;
-    case tensorflow::DT_FLOAT:
-    case tensorflow::DT_INT32:
-    case tensorflow::DT_UINT32:
-      return 4;
-    case tensorflow::DT_COMPLEX64:
-    case tensorflow::DT_DOUBLE:
-    case tensorflow::DT_INT64:
-    case tensorflow::DT_UINT64:
-      return 8;
-    case tensorflow::DT_COMPLEX128:
-      return 16;
+    TFSWITCH_NUMERIC_TYPES(TFSWITCH_SIZE)
     case tensorflow::DT_STRING:
       return 24;
     default:
       return 0;
   }
+#undef TFSWITCH_SIZE
 }
 
 std::string NameOf(DataType dtype) {
@@ -93,43 +97,19 @@ void ReadField(const RepeatedField<Field>& field, size_t width,
 // How many numbers or strings the field of a type has, and, with a tensor that
 // knows its number of values, where they are.
 int ReadFieldOf(const TensorProto& proto, DecodedTensor* tensor) {
-  const auto read = [tensor](auto type, const auto& field, int width = 1) {
+  const auto read = [tensor](auto type, const auto& field, int width) {
     if (tensor != nullptr) ReadField<decltype(type)>(field, width, tensor);
     return field.size() / width;
   };
+#define TFSWITCH_READ(dtype, type, field, width) \
+  case tensorflow::dtype:                        \
+    return read(type{}, proto.field(), width);
   switch (proto.dtype()) {
-    case tensorflow::DT_BFLOAT16:
-    case tensorflow::DT_HALF:
-      return read(uint16_t{}, proto.half_val());
-    case tensorflow::DT_BOOL:
-      return read(bool{}, proto.bool_val());
-    case tensorflow::DT_COMPLEX128:
-      return read(double{}, proto.dcomplex_val(), 2);
-    case tensorflow::DT_COMPLEX64:
-      return read(float{}, proto.scomplex_val(), 2);
-    case tensorflow::DT_DOUBLE:
-      return read(double{}, proto.double_val());
-    case tensorflow::DT_FLOAT:
-      return read(float{}, proto.float_val());
-    case tensorflow::DT_INT16:
-      return read(int16_t{}, proto.int_val());
-    case tensorflow::DT_INT32:
-      return read(int32_t{}, proto.int_val());
-    case tensorflow::DT_INT64:
-      return read(int64_t{}, proto.int64_val());
-    case tensorflow::DT_INT8:
-      return read(int8_t{}, proto.int_val());
-    case tensorflow::DT_UINT16:
-      return read(uint16_t{}, proto.int_val());
-    case tensorflow::DT_UINT32:
-      return read(uint32_t{}, proto.uint32_val());
-    case tensorflow::DT_UINT64:
-      return read(uint64_t{}, proto.uint64_val());
-    case tensorflow::DT_UINT8:
-      return read(uint8_t{}, proto.int_val());
+    TFSWITCH_NUMERIC_TYPES(TFSWITCH_READ)
     default:
       return 0;
   }
+#undef TFSWITCH_READ
 }
 
 // Strings in tensor_content: all lengths as varints, then all bytes.
@@ -246,7 +226,7 @@ absl::Status EncodeTensor(const ServingTensor& tensor, TensorProto* proto) {
         "' has ", tensor.num_values, " values, which no message holds"));
   }
   const auto write = [&tensor](auto type, auto* field,
-                               int width = 1) -> absl::Status {
+                               int width) -> absl::Status {
     using T = decltype(type);
     const int count = static_cast<int>(tensor.num_values) * width;
     field->Resize(count, 0);
@@ -267,36 +247,11 @@ absl::Status EncodeTensor(const ServingTensor& tensor, TensorProto* proto) {
   for (size_t i = 0; i < tensor.num_dims; ++i) {
     shape->add_dim()->set_size(tensor.dims[i]);
   }
+#define TFSWITCH_WRITE(dtype, type, field, width) \
+  case tensorflow::dtype:                         \
+    return write(type{}, proto->mutable_##field(), width);
   switch (proto->dtype()) {
-    case tensorflow::DT_BFLOAT16:
-    case tensorflow::DT_HALF:
-      return write(uint16_t{}, proto->mutable_half_val());
-    case tensorflow::DT_BOOL:
-      return write(bool{}, proto->mutable_bool_val());
-    case tensorflow::DT_COMPLEX128:
-      return write(double{}, proto->mutable_dcomplex_val(), 2);
-    case tensorflow::DT_COMPLEX64:
-      return write(float{}, proto->mutable_scomplex_val(), 2);
-    case tensorflow::DT_DOUBLE:
-      return write(double{}, proto->mutable_double_val());
-    case tensorflow::DT_FLOAT:
-      return write(float{}, proto->mutable_float_val());
-    case tensorflow::DT_INT16:
-      return write(int16_t{}, proto->mutable_int_val());
-    case tensorflow::DT_INT32:
-      return write(int32_t{}, proto->mutable_int_val());
-    case tensorflow::DT_INT64:
-      return write(int64_t{}, proto->mutable_int64_val());
-    case tensorflow::DT_INT8:
-      return write(int8_t{}, proto->mutable_int_val());
-    case tensorflow::DT_UINT16:
-      return write(uint16_t{}, proto->mutable_int_val());
-    case tensorflow::DT_UINT32:
-      return write(uint32_t{}, proto->mutable_uint32_val());
-    case tensorflow::DT_UINT64:
-      return write(uint64_t{}, proto->mutable_uint64_val());
-    case tensorflow::DT_UINT8:
-      return write(uint8_t{}, proto->mutable_int_val());
+    TFSWITCH_NUMERIC_TYPES(TFSWITCH_WRITE)
     case tensorflow::DT_STRING: {
       const auto* strings = static_cast<const ServingBytes*>(tensor.values);
       for (size_t i = 0; i < tensor.num_values; ++i) {
@@ -307,6 +262,7 @@ absl::Status EncodeTensor(const ServingTensor& tensor, TensorProto* proto) {
     default:
       return Unsupported({tensor.name.data, tensor.name.size}, proto->dtype());
   }
+#undef TFSWITCH_WRITE
 }
 
 }  // namespace tfswitch

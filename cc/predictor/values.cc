@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -26,31 +26,53 @@ std::string KindOf(const Values& values) {
   return kKinds[values.data.index()];
 }
 
-template <typename T>
-absl::Status CopyIntegers(const Integers& from, Tensor* to) {
-  auto flat = to->flat<T>();
-  for (size_t i = 0; i < from.size(); ++i) {
-    flat(i) = static_cast<T>(from[i]);
-    if (static_cast<int64_t>(flat(i)) != from[i]) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("value ", from[i], " at ", i, " is beyond the range of ",
-                       tensorflow::DataTypeString(to->dtype())));
-    }
+// Calls call(a value of a tensor of this dtype, the kind of plain values that
+// it takes and gives).
+template <typename Result, typename Call>
+Result WithTypes(DataType dtype, const Call& call) {
+  switch (dtype) {
+    case tensorflow::DT_BOOL:
+      return call(bool{}, Integers());
+    case tensorflow::DT_INT32:
+      return call(int32_t{}, Integers());
+    case tensorflow::DT_INT64:
+      return call(int64_t{}, Integers());
+    case tensorflow::DT_DOUBLE:
+      return call(double{}, Floats());
+    case tensorflow::DT_FLOAT:
+      return call(float{}, Floats());
+    case tensorflow::DT_STRING:
+      return call(tensorflow::tstring(), Strings());
+    default:
+      return absl::UnimplementedError(absl::StrCat(
+          "plain values hold bool, int32, int64, float, double and string, "
+          "and not ",
+          tensorflow::DataTypeString(dtype), "; use tensors"));
   }
-  return absl::OkStatus();
 }
 
 template <typename T, typename From>
 absl::Status Copy(const std::vector<From>& from, Tensor* to) {
-  std::copy(from.begin(), from.end(), to->flat<T>().data());
+  auto flat = to->flat<T>();
+  if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(From)) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      flat(i) = static_cast<T>(from[i]);
+      if (static_cast<From>(flat(i)) != from[i]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "value ", from[i], " at ", i, " is beyond the range of ",
+            tensorflow::DataTypeString(to->dtype())));
+      }
+    }
+  } else {
+    std::copy(from.begin(), from.end(), flat.data());
+  }
   return absl::OkStatus();
 }
 
-template <typename T, typename To>
+template <typename T, typename Data>
 Values Read(const Tensor& tensor) {
   const auto flat = tensor.flat<T>();
-  std::vector<To> data(flat.data(), flat.data() + flat.size());
-  Values values{std::move(data), {}};
+  Values values{Data(flat.data(), flat.data() + flat.size()), {}};
   for (const auto& dim : tensor.shape()) values.shape.push_back(dim.size);
   return values;
 }
@@ -81,22 +103,8 @@ absl::StatusOr<tensorflow::TensorShape> FullShape(const Values& values) {
 }  // namespace
 
 absl::StatusOr<decltype(Values::data)> EmptyDataFor(DataType dtype) {
-  switch (dtype) {
-    case tensorflow::DT_BOOL:
-    case tensorflow::DT_INT32:
-    case tensorflow::DT_INT64:
-      return Integers();
-    case tensorflow::DT_DOUBLE:
-    case tensorflow::DT_FLOAT:
-      return Floats();
-    case tensorflow::DT_STRING:
-      return Strings();
-    default:
-      return absl::UnimplementedError(absl::StrCat(
-          "plain values hold bool, int32, int64, float, double and string, "
-          "and not ",
-          tensorflow::DataTypeString(dtype), "; use tensors"));
-  }
+  return WithTypes<absl::StatusOr<decltype(Values::data)>>(
+      dtype, [](const auto&, auto data) { return data; });
 }
 
 absl::StatusOr<Tensor> ToTensor(const Values& values, DataType dtype) {
@@ -110,48 +118,21 @@ absl::StatusOr<Tensor> ToTensor(const Values& values, DataType dtype) {
   const absl::StatusOr<tensorflow::TensorShape> shape = FullShape(values);
   if (!shape.ok()) return shape.status();
   Tensor tensor(dtype, *shape);
-  absl::Status copied;
-  switch (dtype) {
-    case tensorflow::DT_BOOL:
-      copied = CopyIntegers<bool>(std::get<Integers>(values.data), &tensor);
-      break;
-    case tensorflow::DT_INT32:
-      copied = CopyIntegers<int32_t>(std::get<Integers>(values.data), &tensor);
-      break;
-    case tensorflow::DT_INT64:
-      copied = Copy<int64_t>(std::get<Integers>(values.data), &tensor);
-      break;
-    case tensorflow::DT_DOUBLE:
-      copied = Copy<double>(std::get<Floats>(values.data), &tensor);
-      break;
-    case tensorflow::DT_FLOAT:
-      copied = Copy<float>(std::get<Floats>(values.data), &tensor);
-      break;
-    default:
-      copied =
-          Copy<tensorflow::tstring>(std::get<Strings>(values.data), &tensor);
-  }
+  const absl::Status copied =
+      WithTypes<absl::Status>(dtype, [&](const auto& value, const auto& data) {
+        return Copy<std::decay_t<decltype(value)>>(
+            std::get<std::decay_t<decltype(data)>>(values.data), &tensor);
+      });
   if (!copied.ok()) return copied;
   return tensor;
 }
 
 absl::StatusOr<Values> ToValues(const Tensor& tensor) {
-  switch (tensor.dtype()) {
-    case tensorflow::DT_BOOL:
-      return Read<bool, int64_t>(tensor);
-    case tensorflow::DT_INT32:
-      return Read<int32_t, int64_t>(tensor);
-    case tensorflow::DT_INT64:
-      return Read<int64_t, int64_t>(tensor);
-    case tensorflow::DT_DOUBLE:
-      return Read<double, float>(tensor);
-    case tensorflow::DT_FLOAT:
-      return Read<float, float>(tensor);
-    case tensorflow::DT_STRING:
-      return Read<tensorflow::tstring, std::string>(tensor);
-    default:
-      return EmptyDataFor(tensor.dtype()).status();
-  }
+  return WithTypes<absl::StatusOr<Values>>(
+      tensor.dtype(), [&](const auto& value, const auto& data) {
+        return Read<std::decay_t<decltype(value)>,
+                    std::decay_t<decltype(data)>>(tensor);
+      });
 }
 
 std::string Describe(const TensorInfo& info) {

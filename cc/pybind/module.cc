@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -278,47 +277,47 @@ class Table {
 
   py::tuple ExportRows(bool with_slots) const {
     const auto table = Open();
-    Exported rows;
-    rows.dim = dim_;
-    rows.slot_floats = with_slots ? slot_floats_ : 0;
     const auto expected = static_cast<size_t>(Size());
-    rows.keys.reserve(expected);
-    rows.embeddings.reserve(expected * rows.dim);
-    rows.slots.reserve(expected * rows.slot_floats);
-    try {
-      Run([&](char* error) {
-        return api->export_rows(table.get(), with_slots ? 1 : 0,
-                                &Exported::Visit, &rows, error);
-      });
-    } catch (const StatusError&) {
-      // The visitor stopped the export.
-      if (rows.out_of_memory) throw std::bad_alloc();
-      throw;
-    }
-    const auto num_rows = static_cast<py::ssize_t>(rows.keys.size());
-    py::object slots = py::none();
+    const auto dim = static_cast<size_t>(dim_);
+    const auto slot_floats = static_cast<size_t>(with_slots ? slot_floats_ : 0);
+    std::vector<int64_t> keys;
+    std::vector<float> embeddings;
+    std::vector<float> slots;
+    keys.reserve(expected);
+    embeddings.reserve(expected * dim);
+    slots.reserve(expected * slot_floats);
+    VisitRuns(table.get(), with_slots, [&](const Rows& run) {
+      const size_t n = run.num_rows;
+      keys.insert(keys.end(), run.keys, run.keys + n);
+      embeddings.insert(embeddings.end(), run.embeddings,
+                        run.embeddings + n * dim);
+      if (run.slots == nullptr) return;
+      slots.insert(slots.end(), run.slots, run.slots + n * slot_floats);
+    });
+    const auto num_rows = static_cast<py::ssize_t>(keys.size());
+    py::object slot_rows = py::none();
     if (with_slots) {
-      slots = ToArray(std::move(rows.slots), {num_rows, slot_floats_});
+      slot_rows = ToArray(std::move(slots), {num_rows, slot_floats_});
     }
-    return py::make_tuple(ToArray(std::move(rows.keys), {num_rows}),
-                          ToArray(std::move(rows.embeddings), {num_rows, dim_}),
-                          slots);
+    return py::make_tuple(ToArray(std::move(keys), {num_rows}),
+                          ToArray(std::move(embeddings), {num_rows, dim_}),
+                          slot_rows);
   }
 
   // Calls visit(ids, values, slots or None) with runs of rows, which are
   // copies. Its exception ends the export, and is raised.
   void VisitRows(bool with_slots, const py::function& visit) const {
     const auto table = Open();
-    RowVisitor visitor = {&visit, dim_, slot_floats_, nullptr};
-    try {
-      Run([&](char* error) {
-        return api->export_rows(table.get(), with_slots ? 1 : 0,
-                                &RowVisitor::Visit, &visitor, error);
-      });
-    } catch (const StatusError&) {
-      if (visitor.raised != nullptr) std::rethrow_exception(visitor.raised);
-      throw;
-    }
+    VisitRuns(table.get(), with_slots, [&](const Rows& run) {
+      const py::gil_scoped_acquire acquire;
+      const auto n = static_cast<py::ssize_t>(run.num_rows);
+      py::object slot_rows = py::none();
+      if (run.slots != nullptr) {
+        slot_rows = py::array_t<float>(Shape{n, slot_floats_}, run.slots);
+      }
+      visit(py::array_t<int64_t>(Shape{n}, run.keys),
+            py::array_t<float>(Shape{n, dim_}, run.embeddings), slot_rows);
+    });
   }
 
   void Close() {
@@ -327,63 +326,45 @@ class Table {
   }
 
  private:
-  struct RowVisitor {
-    const py::function* visit;
-    py::ssize_t dim;
-    py::ssize_t slot_floats;
-    std::exception_ptr raised;
+  struct Rows {
+    const int64_t* keys;
+    const float* embeddings;
+    const float* slots;  // Null without slots.
+    size_t num_rows;
+  };
 
-    static int Visit(void* context, const int64_t* keys,
-                     const float* embeddings, const float* slots,
-                     size_t num_rows) {
-      auto* self = static_cast<RowVisitor*>(context);
-      const py::gil_scoped_acquire acquire;
+  // Calls visit(rows) with runs of rows, without the GIL. Its exception ends
+  // the export, and is thrown.
+  template <typename Visit>
+  static void VisitRuns(Tfswitch_Table* table, bool with_slots,
+                        const Visit& visit) {
+    struct Context {
+      const Visit& visit;
+      std::exception_ptr thrown;
+    } context = {visit, nullptr};
+    const auto visit_run = [](void* opaque, const int64_t* keys,
+                              const float* embeddings, const float* slots,
+                              size_t num_rows) {
+      auto* self = static_cast<Context*>(opaque);
       // No exception may cross the C boundary.
       try {
-        const auto n = static_cast<py::ssize_t>(num_rows);
-        py::object slot_rows = py::none();
-        if (slots != nullptr) {
-          slot_rows = py::array_t<float>(Shape{n, self->slot_floats}, slots);
-        }
-        (*self->visit)(py::array_t<int64_t>(Shape{n}, keys),
-                       py::array_t<float>(Shape{n, self->dim}, embeddings),
-                       slot_rows);
+        self->visit({keys, embeddings, slots, num_rows});
       } catch (...) {
-        self->raised = std::current_exception();
+        self->thrown = std::current_exception();
         return 1;
       }
       return 0;
+    };
+    try {
+      Run([&](char* error) {
+        return api->export_rows(table, with_slots ? 1 : 0, visit_run, &context,
+                                error);
+      });
+    } catch (const StatusError&) {
+      if (context.thrown != nullptr) std::rethrow_exception(context.thrown);
+      throw;
     }
-  };
-
-  struct Exported {
-    size_t dim = 0;
-    size_t slot_floats = 0;
-    bool out_of_memory = false;
-    std::vector<int64_t> keys;
-    std::vector<float> embeddings;
-    std::vector<float> slots;
-
-    static int Visit(void* context, const int64_t* keys,
-                     const float* embeddings, const float* slots,
-                     size_t num_rows) {
-      auto* self = static_cast<Exported*>(context);
-      // No exception may cross the C boundary.
-      try {
-        self->keys.insert(self->keys.end(), keys, keys + num_rows);
-        self->embeddings.insert(self->embeddings.end(), embeddings,
-                                embeddings + num_rows * self->dim);
-        if (slots != nullptr) {
-          self->slots.insert(self->slots.end(), slots,
-                             slots + num_rows * self->slot_floats);
-        }
-      } catch (const std::bad_alloc&) {
-        self->out_of_memory = true;
-        return 1;
-      }
-      return 0;
-    }
-  };
+  }
 
   // Hands the vector's memory to NumPy.
   template <typename T>
