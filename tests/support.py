@@ -84,6 +84,7 @@ class ServerProcess:
         address: Where to listen.
         shard_index: See `tsw.Server`.
         num_shards: See `tsw.Server`.
+        flags: Further ones of the program.
 
     Attributes:
         address: Where it listens, as it printed.
@@ -96,6 +97,7 @@ class ServerProcess:
         address: str = "127.0.0.1:0",
         shard_index: int = 0,
         num_shards: int = 1,
+        flags: tuple[str, ...] = ("--checkpoint_root=/",),
     ) -> None:
         self._process = subprocess.Popen(
             [
@@ -103,7 +105,7 @@ class ServerProcess:
                 f"--address={address}",
                 f"--shard_index={shard_index}",
                 f"--num_shards={num_shards}",
-                "--checkpoint_root=/",
+                *flags,
             ],
             env=environment(),
             stdout=subprocess.PIPE,

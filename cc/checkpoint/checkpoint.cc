@@ -30,6 +30,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/files.h"
 #include "cc/base/json.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/safetensors.h"
 #include "cc/optimizer/optimizer.h"
@@ -47,6 +48,10 @@ constexpr int64_t kBytesPerFile = int64_t{128} << 20;
 // queues make it long.
 constexpr size_t kMaxManifestBytes = size_t{256} << 20;
 constexpr int64_t kMaxSaveNumber = 1'000'000'000'000;
+// The folder of the files of no table: FileNameOf() gives no such name.
+constexpr char kServerFolder[] = "%server";
+// Integers in a mark: client, sequence and count.
+constexpr int64_t kMarkWidth = 3;
 
 template <typename T>
 absl::Span<const char> BytesOf(const std::vector<T>& values) {
@@ -62,6 +67,8 @@ const char* NameOf(FileKind kind) {
       return "candidates";
     case FileKind::kBloom:
       return "bloom";
+    case FileKind::kMarks:
+      return "marks";
   }
   return "";
 }
@@ -87,16 +94,26 @@ uint64_t RowsOf(const SavedTable& table) {
   return num_rows;
 }
 
+Json FilesToJson(const std::vector<RowFile>& files) {
+  Json json = Json::array();
+  for (const RowFile& file : files) json.push_back(FileToJson(file));
+  return json;
+}
+
 Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
   Json json = Json::object();
   for (const auto& [name, table] : tables) {
-    Json files = Json::array();
-    for (const RowFile& file : table.files) files.push_back(FileToJson(file));
-    json[name] = {{"config", Json::parse(TableConfigToJson(table.config))},
-                  {"incarnation", absl::StrFormat("%016x", table.incarnation)},
-                  {"slot_floats", table.slot_floats},
-                  {"num_rows", RowsOf(table)},
-                  {"files", std::move(files)}};
+    Json instances = Json::array();
+    for (const uint64_t instance : table.identity.shard_instances) {
+      instances.push_back(absl::StrFormat("%016x", instance));
+    }
+    json[name] = {
+        {"config", Json::parse(TableConfigToJson(table.config))},
+        {"incarnation", absl::StrFormat("%016x", table.identity.incarnation)},
+        {"shard_instances", std::move(instances)},
+        {"slot_floats", table.slot_floats},
+        {"num_rows", RowsOf(table)},
+        {"files", FilesToJson(table.files)}};
     if (table.last_day >= 0.0f) json[name]["last_day"] = table.last_day;
     if (table.config.optimizer.is_dense) {
       Json runs = Json::array();
@@ -141,16 +158,17 @@ absl::Status Damaged(const std::string& what, absl::string_view field) {
   return absl::DataLossError(absl::StrCat(what, " is damaged: ", field));
 }
 
-// Whether a name is one that PartWriter gives a file of `table`.
-bool IsFileNameOf(const std::string& table, absl::string_view name) {
-  return absl::ConsumePrefix(&name, FileNameOf(table) + "/") &&
+// Whether a name is one that PartWriter gives a file in `folder`.
+bool IsFileNameIn(const std::string& folder, absl::string_view name) {
+  return absl::ConsumePrefix(&name, folder + "/") &&
          absl::ConsumeSuffix(&name, ".safetensors") && !name.empty() &&
          std::all_of(name.begin(), name.end(), [](unsigned char c) {
            return std::isalnum(c) != 0 || c == '-' || c == '_';
          });
 }
 
-absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
+absl::StatusOr<RowFile> FileFromJson(const Json& json,
+                                     const std::string& folder,
                                      const std::string& what,
                                      uint32_t num_virtual_shards) {
   RowFile file;
@@ -161,7 +179,7 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
       !absl::SimpleHexAtoi(crc32, &file.crc32)) {
     return Damaged(what, "entry of a file");
   }
-  // Each row and candidate has a key of 8 bytes, each virtual shard a number.
+  // Each row and candidate has a key of 8 bytes, all others have more.
   if (file.num_rows > file.bytes / static_cast<int64_t>(sizeof(Key))) {
     return Damaged(
         what, absl::StrCat("num_rows of '", file.name, "': ", file.num_rows,
@@ -173,14 +191,20 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json, const std::string& table,
       file.kind = FileKind::kCandidates;
     } else if (*kind == NameOf(FileKind::kBloom)) {
       file.kind = FileKind::kBloom;
+    } else if (*kind == NameOf(FileKind::kMarks)) {
+      file.kind = FileKind::kMarks;
     } else {
-      return Damaged(what,
-                     absl::StrCat("kind of '", file.name,
-                                  "': expected candidates, bloom or none, got ",
-                                  DumpJson(*kind)));
+      return Damaged(
+          what, absl::StrCat("kind of '", file.name,
+                             "': expected candidates, bloom, marks or none, "
+                             "got ",
+                             DumpJson(*kind)));
     }
   }
-  if (!IsFileNameOf(table, file.name)) {
+  if ((file.kind == FileKind::kMarks) != (folder == kServerFolder)) {
+    return Damaged(what, absl::StrCat("kind of '", file.name, "'"));
+  }
+  if (!IsFileNameIn(folder, file.name)) {
     return Damaged(what, absl::StrCat("file name '", file.name, "'"));
   }
   if (!json.contains("virtual_shards") || !json["virtual_shards"].is_array() ||
@@ -224,6 +248,39 @@ absl::Status StepsFromJson(const Json& json, SavedSteps* steps) {
   return StepLog::Validate(*steps);
 }
 
+absl::Status FilesFromJson(const Json& json, const std::string& folder,
+                           const std::string& what, uint32_t num_virtual_shards,
+                           std::vector<RowFile>* files) {
+  for (const Json& file : json) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        RowFile row_file, FileFromJson(file, folder, what, num_virtual_shards));
+    files->push_back(std::move(row_file));
+  }
+  return absl::OkStatus();
+}
+
+// The field "server", which is only in a server's own state.
+absl::Status ServerFromJson(const Json& json, const std::string& what,
+                            std::optional<SavedServer>* server) {
+  const auto it = json.find("server");
+  if (it == json.end()) return absl::OkStatus();
+  server->emplace();
+  if (!Get(*it, "num_writes", &(*server)->num_writes) ||
+      !Get(*it, "saved_at_ms", &(*server)->saved_at_ms) ||
+      !it->contains("files") || !(*it)["files"].is_array()) {
+    return Damaged(what, "field 'server'");
+  }
+  return FilesFromJson((*it)["files"], kServerFolder, what,
+                       /*num_virtual_shards=*/0, &(*server)->files);
+}
+
+void AddServerTo(const std::optional<SavedServer>& server, Json* json) {
+  if (!server.has_value()) return;
+  (*json)["server"] = {{"num_writes", server->num_writes},
+                       {"saved_at_ms", server->saved_at_ms},
+                       {"files", FilesToJson(server->files)}};
+}
+
 absl::Status TablesFromJson(const Json& json, const std::string& what,
                             std::map<std::string, SavedTable>* tables) {
   if (!json.is_object()) return Damaged(what, "field 'tables'");
@@ -245,11 +302,23 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
       return Damaged(what, absl::StrCat("config of table '", name, "' is of '",
                                         table.config.name, "'"));
     }
+    TableIdentity& identity = table.identity;
     std::string incarnation;
     if (entry.contains("incarnation") &&
         (!Get(entry, "incarnation", &incarnation) ||
-         !absl::SimpleHexAtoi(incarnation, &table.incarnation))) {
+         !absl::SimpleHexAtoi(incarnation, &identity.incarnation))) {
       return Damaged(what, absl::StrCat("incarnation of table '", name, "'"));
+    }
+    if (const auto instances = entry.find("shard_instances");
+        instances != entry.end()) {
+      for (const Json& instance : *instances) {
+        if (!instance.is_string() ||
+            !absl::SimpleHexAtoi(instance.get<std::string>(),
+                                 &identity.shard_instances.emplace_back())) {
+          return Damaged(what,
+                         absl::StrCat("shard_instances of table '", name, "'"));
+        }
+      }
     }
     if (const auto day = entry.find("last_day"); day != entry.end()) {
       if (!day->is_number() ||
@@ -267,12 +336,9 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
                                           "': ", status.message()));
       }
     }
-    for (const Json& file : entry["files"]) {
-      TFSWITCH_ASSIGN_OR_RETURN(
-          RowFile row_file,
-          FileFromJson(file, name, what, table.config.num_virtual_shards));
-      table.files.push_back(std::move(row_file));
-    }
+    TFSWITCH_RETURN_IF_ERROR(
+        FilesFromJson(entry["files"], FileNameOf(name), what,
+                      table.config.num_virtual_shards, &table.files));
     tables->emplace(name, std::move(table));
   }
   return absl::OkStatus();
@@ -318,6 +384,7 @@ absl::StatusOr<Manifest> ReadManifestFile(const std::string& file_name) {
   TFSWITCH_RETURN_IF_ERROR(
       TablesFromJson(json["tables"], what, &manifest.tables));
   manifest.work_queues = WorkQueuesFromJson(json);
+  TFSWITCH_RETURN_IF_ERROR(ServerFromJson(json, what, &manifest.server));
   return manifest;
 }
 
@@ -332,6 +399,8 @@ void AddFileNames(const Manifest& save, std::set<std::string>* names) {
   for (const auto& [table, saved] : save.tables) {
     for (const RowFile& file : saved.files) names->insert(file.name);
   }
+  if (!save.server.has_value()) return;
+  for (const RowFile& file : save.server->files) names->insert(file.name);
 }
 
 // The numbers of the saves before the newest, newest first.
@@ -356,22 +425,17 @@ absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
 // the saves that are kept has.
 bool HasLastRowsOf(const Manifest& save, const Manifest& newest,
                    const std::vector<Manifest>& kept) {
-  return std::any_of(
-      save.tables.begin(), save.tables.end(), [&](const auto& entry) {
-        if (newest.tables.count(entry.first) == 0) return false;
-        return std::none_of(
-            kept.begin(), kept.end(), [&](const Manifest& each) {
-              const auto it = each.tables.find(entry.first);
-              return it != each.tables.end() &&
-                     it->second.incarnation == entry.second.incarnation;
-            });
-      });
-}
-
-uint64_t RowsOf(const Manifest& save) {
-  uint64_t num_rows = 0;
-  for (const auto& [name, table] : save.tables) num_rows += RowsOf(table);
-  return num_rows;
+  return std::any_of(save.tables.begin(), save.tables.end(),
+                     [&](const auto& entry) {
+                       if (newest.tables.count(entry.first) == 0) return false;
+                       return std::none_of(
+                           kept.begin(), kept.end(), [&](const Manifest& each) {
+                             const auto it = each.tables.find(entry.first);
+                             return it != each.tables.end() &&
+                                    it->second.identity.incarnation ==
+                                        entry.second.identity.incarnation;
+                           });
+                     });
 }
 
 // Removes the saves that are not kept. The newest is published: a file that
@@ -446,6 +510,12 @@ absl::StatusOr<Manifest> NewestSave(const std::string& path,
 
 }  // namespace
 
+uint64_t RowsOf(const Manifest& save) {
+  uint64_t num_rows = 0;
+  for (const auto& [name, table] : save.tables) num_rows += RowsOf(table);
+  return num_rows;
+}
+
 struct PartWriter::Data {
   std::string path;
   std::string save_id;
@@ -457,9 +527,36 @@ struct PartWriter::Data {
   uint32_t attempt = std::random_device()();
   std::map<std::string, SavedTable> tables;
   std::string work_queues;
+  std::optional<SavedServer> server;
   Interrupt interrupt;
   std::vector<std::string> written;  // Relative to `path`.
   bool is_finished = false;
+
+  // Writes `file`, of which the kind and the counts are set, into `folder` and
+  // adds it to `files`, those that are there already.
+  absl::Status Write(const std::string& folder, RowFile file,
+                     const std::vector<TensorToWrite>& tensors,
+                     std::map<std::string, std::string> metadata,
+                     std::vector<RowFile>* files) {
+    TFSWITCH_RETURN_IF_ERROR(interrupt());
+    if (files->empty()) {
+      TFSWITCH_RETURN_IF_ERROR(CreateFolders(absl::StrCat(path, "/", folder)));
+    }
+    file.name = absl::StrFormat("%s/%s-s%05d-%05d-%08x.safetensors", folder,
+                                save_id, shard_index, files->size(), attempt);
+    metadata.insert({{"format", kFormatName},
+                     {"kind", NameOf(file.kind)},
+                     {"save_id", save_id}});
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const WrittenFile on_disk,
+        WriteSafetensors(absl::StrCat(path, "/", file.name), tensors,
+                         metadata));
+    written.push_back(file.name);
+    file.bytes = on_disk.bytes;
+    file.crc32 = on_disk.crc32;
+    files->push_back(std::move(file));
+    return absl::OkStatus();
+  }
 };
 
 PartWriter::PartWriter(std::string path, std::string save_id,
@@ -486,45 +583,25 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table,
                                   Progress* progress) {
   SavedTable saved;
   saved.config = table.config();
-  saved.incarnation = table.incarnation();
+  saved.identity = table.identity();
   saved.slot_floats = table.slot_floats();
   saved.last_day = table.last_day();
   const int dim = table.dim();
   const int slot_floats = table.slot_floats();
-  const std::string folder = FileNameOf(saved.config.name);
-  TFSWITCH_RETURN_IF_ERROR(
-      CreateFolders(absl::StrCat(data_->path, "/", folder)));
-
-  // Writes one file of `num_rows` rows and adds it to those of the table.
-  const auto write =
-      [&](FileKind kind, int64_t num_rows,
-          const std::vector<TensorToWrite>& tensors) -> absl::Status {
-    TFSWITCH_RETURN_IF_ERROR(data_->interrupt());
+  const auto write = [&](FileKind kind, int64_t num_rows,
+                         const std::vector<TensorToWrite>& tensors) {
     RowFile file;
     file.kind = kind;
     file.num_rows = num_rows;
-    file.name = absl::StrFormat("%s/%s-s%05d-%05d-%08x.safetensors", folder,
-                                data_->save_id, data_->shard_index,
-                                saved.files.size(), data_->attempt);
     file.virtual_shards_begin = FirstVirtualShardOf(
         data_->shard_index, saved.config.num_virtual_shards, data_->num_shards);
     file.virtual_shards_end =
         FirstVirtualShardOf(data_->shard_index + 1,
                             saved.config.num_virtual_shards, data_->num_shards);
-    const std::string file_path = absl::StrCat(data_->path, "/", file.name);
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const WrittenFile written,
-        WriteSafetensors(file_path, tensors,
-                         {{"format", kFormatName},
-                          {"table", saved.config.name},
-                          {"optimizer", OptimizerName(saved.config.optimizer)},
-                          {"kind", NameOf(kind)},
-                          {"save_id", data_->save_id}}));
-    data_->written.push_back(file.name);
-    file.bytes = written.bytes;
-    file.crc32 = written.crc32;
-    saved.files.push_back(std::move(file));
-    return absl::OkStatus();
+    return data_->Write(FileNameOf(saved.config.name), std::move(file), tensors,
+                        {{"table", saved.config.name},
+                         {"optimizer", OptimizerName(saved.config.optimizer)}},
+                        &saved.files);
   };
 
   const int64_t row_bytes =
@@ -633,6 +710,31 @@ void PartWriter::SetWorkQueues(std::string json) {
   data_->work_queues = std::move(json);
 }
 
+absl::Status PartWriter::AddServer(SavedServer server,
+                                   const std::vector<WriteMark>& marks) {
+  const auto marks_per_file =
+      static_cast<size_t>(kBytesPerFile / (kMarkWidth * sizeof(int64_t)));
+  for (size_t begin = 0; begin < marks.size(); begin += marks_per_file) {
+    const auto some = absl::MakeSpan(marks).subspan(begin, marks_per_file);
+    std::vector<int64_t> numbers;
+    numbers.reserve(some.size() * kMarkWidth);
+    for (const WriteMark& mark : some) {
+      numbers.push_back(static_cast<int64_t>(mark.client_id));
+      numbers.push_back(static_cast<int64_t>(mark.sequence));
+      numbers.push_back(mark.count);
+    }
+    RowFile file;
+    file.kind = FileKind::kMarks;
+    file.num_rows = static_cast<int64_t>(some.size());
+    TFSWITCH_RETURN_IF_ERROR(data_->Write(
+        kServerFolder, file,
+        {{"marks", "I64", {file.num_rows, kMarkWidth}, BytesOf(numbers)}}, {},
+        &server.files));
+  }
+  data_->server = std::move(server);
+  return absl::OkStatus();
+}
+
 const std::vector<std::string>& PartWriter::files() const {
   return data_->written;
 }
@@ -645,6 +747,7 @@ std::string PartWriter::Finish() {
                {"all_tables", data_->all_tables},
                {"tables", TablesToJson(data_->tables)}};
   AddWorkQueues(data_->work_queues, &json);
+  AddServerTo(data_->server, &json);
   return DumpJson(json);
 }
 
@@ -655,7 +758,7 @@ constexpr absl::Duration kLockTimeout = absl::Seconds(30);
 
 absl::StatusOr<Manifest> JoinParts(
     const std::string& save_id, const std::vector<std::string>& manifest_parts,
-    bool* all_tables) {
+    bool is_own, bool* all_tables) {
   const std::string what = absl::StrCat("save '", save_id, "'");
   Manifest manifest;
   manifest.save_id = save_id;
@@ -682,7 +785,8 @@ absl::StatusOr<Manifest> JoinParts(
       return absl::InvalidArgumentError(
           absl::StrCat(what, ": a part of the manifest is malformed"));
     }
-    if (part_save_id != save_id || num_shards != manifest_parts.size() ||
+    if (part_save_id != save_id ||
+        manifest_parts.size() != (is_own ? 1 : num_shards) ||
         !shards.insert(shard_index).second || shard_index >= num_shards) {
       return absl::FailedPreconditionError(absl::StrCat(
           what, ": got ", manifest_parts.size(), " parts; one is of shard ",
@@ -694,7 +798,9 @@ absl::StatusOr<Manifest> JoinParts(
       manifest.work_queues = WorkQueuesFromJson(json);
     }
     std::map<std::string, SavedTable> tables;
-    const absl::Status read = TablesFromJson(json["tables"], what, &tables);
+    absl::Status read = TablesFromJson(json["tables"], what, &tables);
+    // A client that brings parts says nothing of the server.
+    if (is_own) read.Update(ServerFromJson(json, what, &manifest.server));
     if (!read.ok()) return absl::InvalidArgumentError(read.message());
     for (auto& [name, table] : tables) {
       ++num_parts[name];
@@ -705,7 +811,7 @@ absl::StatusOr<Manifest> JoinParts(
             absl::StrCat(what, ": table '", name, "' differs between shards: ",
                          DescribeDifference(it->second.config, table.config)));
       }
-      if (it->second.incarnation != table.incarnation) {
+      if (it->second.identity.incarnation != table.identity.incarnation) {
         return absl::FailedPreconditionError(absl::StrCat(
             what, ": table '", name,
             "' is not the same table on all shards: it was made again on some "
@@ -803,8 +909,9 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
         absl::StrCat("keep must be at least 1. Received: ", options.keep));
   }
   bool all_tables = true;
-  TFSWITCH_ASSIGN_OR_RETURN(Manifest manifest,
-                            JoinParts(save_id, manifest_parts, &all_tables));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      Manifest manifest,
+      JoinParts(save_id, manifest_parts, options.is_own, &all_tables));
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
   TFSWITCH_ASSIGN_OR_RETURN(
       const std::unique_ptr<FolderLock> lock,
@@ -846,8 +953,10 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
     }
     manifest.work_queues = former.work_queues;
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      CheckDropped(path, manifest, former, options.dropped_tables));
+  if (!options.is_own) {
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckDropped(path, manifest, former, options.dropped_tables));
+  }
   const int64_t last_older = older.empty() ? 0 : older.front();
   // A save without a number is of a version that had none.
   if (!is_first && former.number == 0) former.number = last_older + 1;
@@ -863,6 +972,7 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
                {"save_id", save_id},
                {"tables", TablesToJson(manifest.tables)}};
   AddWorkQueues(manifest.work_queues, &json);
+  AddServerTo(manifest.server, &json);
   const std::string text = json.dump(2) + "\n";
   if (text.size() > kMaxManifestBytes) {  // ReadManifest() would refuse it.
     return absl::ResourceExhaustedError(
@@ -909,6 +1019,38 @@ absl::Status RemoveUnpublished(const std::string& path,
     if (error) return ErrnoStatus("remove", file, error.value());
   }
   return absl::OkStatus();
+}
+
+absl::Status RemoveUnpublished(const std::string& path) {
+  std::vector<std::string> files;
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> folders,
+                            ListFolder(path));
+  for (const std::string& folder : folders) {
+    const std::string folder_path = absl::StrCat(path, "/", folder);
+    std::error_code error;
+    if (!fs::is_directory(folder_path, error)) continue;
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                              ListFolder(folder_path));
+    for (const std::string& name : names) {
+      files.push_back(absl::StrCat(folder, "/", name));
+    }
+  }
+  return RemoveUnpublished(path, files, [] { return absl::OkStatus(); });
+}
+
+absl::Status SetNewestAside(const std::string& path) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> former,
+                            FormerSaves(path));
+  std::string manifest = ManifestPath(path, 0);
+  std::error_code error;
+  if (!fs::exists(manifest, error) && !former.empty()) {
+    manifest = ManifestPath(path, former.front());
+  }
+  fs::rename(manifest,
+             absl::StrCat(manifest, ".", absl::Hex(DrawId()), ".damaged"),
+             error);
+  if (error) return ErrnoStatus("rename", manifest, error.value());
+  return SyncFolder(path);
 }
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
@@ -1034,7 +1176,8 @@ absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
 
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
-                       const Interrupt& interrupt, EmbeddingTable& table) {
+                       const Interrupt& interrupt, EmbeddingTable& table,
+                       Progress* progress) {
   const TableConfig& config = table.config();
   const int state_floats = table.slot_floats() - table.statistics_floats();
   const int saved_state_floats =
@@ -1100,6 +1243,7 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
           LoadBloom(file, rows, first, last, table.bloom()));
       continue;
     }
+    if (progress != nullptr) progress->Add(rows);
     const int dim = config.dim;
     const int slot_floats = saved.slot_floats;
     TFSWITCH_ASSIGN_OR_RETURN(const auto key_bytes,
@@ -1120,7 +1264,9 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
       if (!converter.is_needed()) return table.AssignRows(k, e, s).status();
       return table.AssignRows(k, e, converter.Convert(s, k.size())).status();
     };
-    if (num_shards == 1) {
+    if (num_shards == 1 ||
+        (same_cut && row_file.virtual_shards_begin >= first &&
+         row_file.virtual_shards_end <= last)) {
       TFSWITCH_RETURN_IF_ERROR(assign(
           absl::MakeSpan(keys, rows), absl::MakeSpan(embeddings, rows * dim),
           absl::MakeSpan(slots, slots ? rows * slot_floats : 0)));
@@ -1153,6 +1299,26 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
     TFSWITCH_RETURN_IF_ERROR(flush());
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
+                                                 const SavedServer& server) {
+  std::vector<WriteMark> marks;
+  for (const RowFile& row_file : server.files) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const SafetensorsFile file,
+        ReadSafetensors(absl::StrCat(path, "/", row_file.name), row_file.bytes,
+                        row_file.crc32));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const auto bytes,
+        file.Get("marks", "I64", {row_file.num_rows, kMarkWidth}));
+    const auto* numbers = reinterpret_cast<const int64_t*>(bytes.data());
+    for (int64_t i = 0; i < row_file.num_rows; ++i, numbers += kMarkWidth) {
+      marks.push_back({static_cast<uint64_t>(numbers[0]),
+                       static_cast<uint64_t>(numbers[1]), numbers[2]});
+    }
+  }
+  return marks;
 }
 
 }  // namespace tfswitch::checkpoint

@@ -12,6 +12,9 @@
 // candidate_floats]) or "bloom" (virtual_shards as int64 [n], and cells as
 // uint8 [n, bytes]).
 //
+// A save that a server makes of itself, to recover from, has its marks of
+// writes beside its tables ("%server/...": marks int64 [n, 3]).
+//
 // A file exists for readers once a manifest names it, and a manifest replaces
 // its predecessor in one atomic rename: a save that ends half-way leaves the
 // old checkpoint as it was. Each save that is kept is whole; saves of some
@@ -28,6 +31,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,7 +47,7 @@ inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr int kFormatVersion = 1;
 
 // The contents of a file.
-enum class FileKind { kRows, kCandidates, kBloom };
+enum class FileKind { kRows, kCandidates, kBloom, kMarks };
 
 // One file of rows, or of records of keys without one.
 struct RowFile {
@@ -51,18 +55,32 @@ struct RowFile {
   FileKind kind = FileKind::kRows;
   uint32_t virtual_shards_begin = 0;  // Keys are of [begin, end).
   uint32_t virtual_shards_end = 0;
-  int64_t num_rows = 0;  // Or candidates, or virtual shards.
+  int64_t num_rows = 0;  // Or candidates, virtual shards, or marks.
   int64_t bytes = 0;
   uint32_t crc32 = 0;
 };
 
 struct SavedTable {
   TableConfig config;
-  uint64_t incarnation = 0;  // See TableIdentity; 0 in files without.
+  TableIdentity identity;  // 0 and none in files without.
   int slot_floats = 0;
   float last_day = kServersDay;  // See EmbeddingTable::last_day.
   SavedSteps steps;              // See EmbeddingTable::SaveSteps.
   std::vector<RowFile> files;
+};
+
+// A write that a server has applied, and knows again by this.
+struct WriteMark {
+  uint64_t client_id = 0;
+  uint64_t sequence = 0;
+  int64_t count = 0;  // That of its answer.
+};
+
+// The state of a server beside its tables.
+struct SavedServer {
+  uint64_t num_writes = 0;     // That it had applied when the save began.
+  int64_t saved_at_ms = 0;     // When that was, in milliseconds since 1970.
+  std::vector<RowFile> files;  // Of marks.
 };
 
 struct Manifest {
@@ -72,6 +90,7 @@ struct Manifest {
   // JSON, not looked into here: where work queues were. Empty if the save was
   // by a version without.
   std::string work_queues;
+  std::optional<SavedServer> server;  // In a server's own state.
 };
 
 // Asked while files are written or read: an error ends that with it.
@@ -97,6 +116,11 @@ class PartWriter {
   // A JSON text that the manifest keeps; of one shard.
   void SetWorkQueues(std::string json);
 
+  // Makes it a save that this server can recover from: CommitOptions::is_own
+  // must be set. `server.files` are written here.
+  absl::Status AddServer(SavedServer server,
+                         const std::vector<WriteMark>& marks);
+
   // The files written so far, relative to the checkpoint.
   const std::vector<std::string>& files() const;
 
@@ -120,6 +144,9 @@ struct CommitOptions {
   // If set, one of the parts must be this: the caller that brings the parts is
   // not believed about this shard.
   std::optional<std::string> own_part = std::nullopt;
+  // The save is a server's own state: its part is the only one, whatever the
+  // number of shards.
+  bool is_own = false;
 };
 
 // Makes one manifest of all shards' parts, publishes it, and removes the saves
@@ -143,12 +170,26 @@ absl::Status RemoveUnpublished(const std::string& path,
                                const std::vector<std::string>& files,
                                const Interrupt& interrupt);
 
+// Removes the files of saves that were never published, because the process
+// that wrote them has ended.
+//
+// REQUIRES: nobody is saving to `path`.
+absl::Status RemoveUnpublished(const std::string& path);
+
+// Takes the newest save out of the folder's saves, because it is damaged: gives
+// its manifest a name ending in ".damaged". Its files stay until
+// RemoveUnpublished().
+absl::Status SetNewestAside(const std::string& path);
+
 // The save `number`; 0: the newest. With `newer_than` n, the newest but n of
 // them, whether or not these can be read. NotFound, naming the saves there are,
 // if there is none; DataLoss if its manifest is damaged, FailedPrecondition if
 // it is of a newer format.
 absl::StatusOr<Manifest> ReadManifest(const std::string& path,
                                       int64_t number = 0, int newer_than = 0);
+
+// The rows of all tables of a save.
+uint64_t RowsOf(const Manifest& save);
 
 // Reads into `table` the saved rows that shard `shard_index` of `num_shards`
 // owns, whatever the number of shards that saved them. Verifies every file it
@@ -157,7 +198,12 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path,
 // the kind of policy are others, or a Bloom filter has another size.
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
-                       const Interrupt& interrupt, EmbeddingTable& table);
+                       const Interrupt& interrupt, EmbeddingTable& table,
+                       Progress* progress = nullptr);
+
+// The marks of a server's own state. DataLoss as for LoadTable().
+absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
+                                                 const SavedServer& server);
 
 }  // namespace tfswitch::checkpoint
 

@@ -5,10 +5,14 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "cc/base/malloc_tuning.h"
+#include "cc/recovery/data_folder.h"
+#include "cc/recovery/state_keeper.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/server/grpc_server.h"
 #include "cc/server/server_flags.h"
@@ -57,11 +61,41 @@ int RunServer(const std::vector<std::string>& arguments) {
   sigaddset(&stop_signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
-  auto server =
-      GrpcServer::Start(flags.server, std::make_shared<Shard>(flags.shard));
+  std::unique_ptr<DataFolder> folder;
+  if (!flags.data_dir.empty()) {
+    auto opened = DataFolder::Open(
+        flags.data_dir,
+        {flags.cluster_name, flags.shard.shard_index, flags.shard.num_shards});
+    if (!opened.ok()) {
+      PrintError(opened.status());
+      return kCannotServe;
+    }
+    folder = *std::move(opened);
+    flags.shard.num_writes = folder->num_writes();
+    flags.server.starts_closed = true;
+  }
+  const auto shard = std::make_shared<Shard>(flags.shard);
+  auto server = GrpcServer::Start(flags.server, shard);
   if (!server.ok()) {
     PrintError(server.status());
     return absl::IsInvalidArgument(server.status()) ? kBadFlag : kCannotServe;
+  }
+  std::optional<StateKeeper> keeper;
+  if (folder != nullptr) {
+    keeper.emplace(folder.get(), shard.get());
+    const absl::Status recovered = keeper->Recover([] {
+      sigset_t pending;
+      sigpending(&pending);
+      return sigismember(&pending, SIGTERM) || sigismember(&pending, SIGINT)
+                 ? absl::CancelledError("the server is stopped")
+                 : absl::OkStatus();
+    });
+    if (!recovered.ok()) {
+      PrintError(recovered);
+      return kCannotServe;
+    }
+    (*server)->Open();
+    keeper->Start(flags.checkpoint_every);
   }
   std::printf("tfswitch-server %s: shard %u of %u serving on %s\n",
               TFSWITCH_VERSION, flags.shard.shard_index, flags.shard.num_shards,
@@ -75,6 +109,14 @@ int RunServer(const std::vector<std::string>& arguments) {
   signal(SIGINT, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
   (*server)->Stop(flags.grace_period);
+  if (keeper.has_value()) {
+    if (const absl::Status saved = keeper->Stop(); !saved.ok()) {
+      PrintError(absl::Status(
+          saved.code(), absl::StrCat("the state was not saved at the end: ",
+                                     saved.message())));
+      return kCannotServe;
+    }
+  }
   return kStopped;
 }
 

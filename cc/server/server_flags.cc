@@ -10,6 +10,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "cc/base/files.h"
+#include "cc/base/status_macros.h"
+#include "cc/recovery/data_folder.h"
 #include "cc/rpc/server/server_limits.h"
 
 ABSL_FLAG(std::string, address, "127.0.0.1:7077",
@@ -23,8 +25,19 @@ ABSL_FLAG(uint64_t, max_message_bytes, uint64_t{1} << 30,
           "Longest message in either direction.");
 ABSL_FLAG(std::string, checkpoint_root, "",
           "The folder that checkpoints lie below: paths of saves and restores "
-          "are taken from it. Empty: the folder that the server is started "
-          "in, unless that is '/'.");
+          "are taken from it. Empty: 'checkpoints' in --data_dir if that is "
+          "given, else the folder that the server is started in, unless that "
+          "is '/'.");
+ABSL_FLAG(std::string, data_dir, "",
+          "The folder of this server alone, from which it comes back with its "
+          "rows after it was stopped or killed. Empty: rows are in memory "
+          "only.");
+ABSL_FLAG(absl::Duration, checkpoint_every, absl::Minutes(10),
+          "How often the state is saved to --data_dir. inf: only when the "
+          "server is stopped.");
+ABSL_FLAG(std::string, cluster_name, "",
+          "A name that --data_dir remembers: servers of clusters with other "
+          "names refuse the folder.");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
           "How long running calls may take to end when the server is stopped.");
 
@@ -32,8 +45,9 @@ namespace tfswitch {
 namespace {
 
 constexpr const char* kFlagNames[] = {
-    "address",           "shard_index",     "num_shards",  "num_threads",
-    "max_message_bytes", "checkpoint_root", "grace_period"};
+    "address",           "shard_index",     "num_shards", "num_threads",
+    "max_message_bytes", "checkpoint_root", "data_dir",   "checkpoint_every",
+    "cluster_name",      "grace_period"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -52,6 +66,7 @@ bool IsLimit(absl::string_view name, ServerFlags* flags) {
 
 absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
                               ServerFlags* flags) {
+  std::string needs_data_dir;
   for (size_t i = 0; i < arguments.size(); ++i) {
     absl::string_view argument = arguments[i];
     if (argument == "--help" || argument == "-h") {
@@ -86,6 +101,9 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
       if (bad.ok()) continue;
       return absl::Status(bad.code(), absl::StrCat("flag --", bad.message()));
     }
+    if (name == "checkpoint_every" || name == "cluster_name") {
+      needs_data_dir = std::string(name);
+    }
     std::string error;
     if (!flag->ParseFrom(value, &error)) {
       // Some of Abseil's texts have several lines.
@@ -101,15 +119,37 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
   const std::string root = absl::GetFlag(FLAGS_checkpoint_root);
+  const std::string data_dir = absl::GetFlag(FLAGS_data_dir);
+  if (!data_dir.empty()) {
+    flags->data_dir = AbsolutePath(data_dir);
+    flags->shard.data_folder = flags->data_dir;
+    flags->shard.own_folder = DataFolder::StateOf(flags->data_dir);
+  }
   flags->shard.checkpoint_root =
       root.empty() ? DefaultRoot() : AbsolutePath(root);
+  flags->checkpoint_every = absl::GetFlag(FLAGS_checkpoint_every);
+  flags->cluster_name = absl::GetFlag(FLAGS_cluster_name);
+  if (!needs_data_dir.empty() && data_dir.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --", needs_data_dir, " needs --data_dir, the folder to save to"));
+  }
+  if (flags->checkpoint_every < absl::Seconds(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("flag --checkpoint_every must be at least 1s, got ",
+                     absl::FormatDuration(flags->checkpoint_every)));
+  }
   flags->grace_period = absl::GetFlag(FLAGS_grace_period);
   if (flags->grace_period < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
         absl::StrCat("flag --grace_period must not be negative, got ",
                      absl::FormatDuration(flags->grace_period)));
   }
-  return flags->shard.Validate();
+  TFSWITCH_RETURN_IF_ERROR(flags->shard.Validate());
+  // It is made together with the data folder.
+  if (root.empty() && !data_dir.empty()) {
+    flags->shard.checkpoint_root = DataFolder::CheckpointsOf(flags->data_dir);
+  }
+  return absl::OkStatus();
 }
 
 std::string ServerUsage() {

@@ -18,6 +18,9 @@ struct ServerFlags {
   GrpcServerOptions server;
   ShardOptions shard;
   absl::Duration grace_period;
+  std::string data_dir;  // Absolute; empty: the state is kept in memory only.
+  absl::Duration checkpoint_every;
+  std::string cluster_name;
   bool help = false;
   bool version = false;
 };

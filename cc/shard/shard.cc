@@ -23,6 +23,7 @@
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/functional/function_ref.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
@@ -190,6 +191,7 @@ absl::StatusOr<WriteResult> Shard::WriteOnce(
     ledger_.End(client_id, sequence, count.ok(), written.num_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(count.status());
+  CountWrite();
   return written;
 }
 
@@ -569,6 +571,7 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
                 /*applied=*/!is_staged || applied.ok(), result.num_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(applied);
+  CountWrite();
   return result;
 }
 
@@ -828,6 +831,17 @@ absl::Status Shard::ReadUsage(const EmbeddingTable& table,
 
 absl::StatusOr<std::string> Shard::ResolvePath(const std::string& path) const {
   if (!options_.checkpoint_root.has_value()) return path;
+  if (absl::StartsWith(path, "/") && !options_.data_folder.empty()) {
+    absl::StatusOr<std::string> resolved =
+        ResolveBelow(options_.data_folder, path);
+    if (resolved.ok() && ResolveBelow(options_.own_folder, *resolved).ok()) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          "path '", path, "' is in '", options_.own_folder,
+          "', where the server keeps its own state; use a path below '",
+          *options_.checkpoint_root, "'"));
+    }
+    if (resolved.ok()) return resolved;
+  }
   if (options_.checkpoint_root->empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "shard ", options_.shard_index,
@@ -1044,8 +1058,17 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
     return restore->is_given_up ? given_up() : interrupt();
   };
   Loaded loaded;
-  absl::StatusOr<v1::StageRestoreResponse> result =
-      Load(request, check, &loaded);
+  const auto load = [&]() -> absl::StatusOr<v1::StageRestoreResponse> {
+    TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
+                              ResolvePath(request.path()));
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const checkpoint::Manifest manifest,
+        checkpoint::ReadManifest(path, request.save(),
+                                 static_cast<int>(std::min<uint32_t>(
+                                     request.newer_than(), INT32_MAX))));
+    return Load(path, manifest, request, check, &loaded);
+  };
+  absl::StatusOr<v1::StageRestoreResponse> result = load();
   // Before the lock: it may run Python.
   if (absl::Status end = check(); result.ok() && !end.ok()) result = end;
   MutexLock lock(&mutex_);
@@ -1064,15 +1087,9 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
 }
 
 absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
+    const std::string& path, const checkpoint::Manifest& manifest,
     const v1::StageRestoreRequest& request, const Interrupt& interrupt,
-    Loaded* loaded) const {
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
-                            ResolvePath(request.path()));
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const checkpoint::Manifest manifest,
-      checkpoint::ReadManifest(path, request.save(),
-                               static_cast<int>(std::min<uint32_t>(
-                                   request.newer_than(), INT32_MAX))));
+    Loaded* loaded, Progress* progress) const {
   v1::StageRestoreResponse staged;
   staged.set_save(manifest.number);
   *staged.mutable_tables() = request.tables();
@@ -1124,9 +1141,11 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
     const auto given = request.table_incarnations().find(name);
-    TableIdentity identity{
-        saved->second.incarnation,
-        {request.shard_instances().begin(), request.shard_instances().end()}};
+    TableIdentity identity = saved->second.identity;
+    if (!request.shard_instances().empty()) {
+      identity.shard_instances = {request.shard_instances().begin(),
+                                  request.shard_instances().end()};
+    }
     if (given != request.table_incarnations().end()) {
       identity.incarnation = given->second;
     } else if (identity.incarnation == 0) {
@@ -1136,9 +1155,9 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
     if (const auto present = FindTable(name); present.ok()) {
       table->NoteDay((*present)->last_day());
     }
-    TFSWITCH_RETURN_IF_ERROR(
-        checkpoint::LoadTable(path, saved->second, options_.shard_index,
-                              options_.num_shards, interrupt, *table));
+    TFSWITCH_RETURN_IF_ERROR(checkpoint::LoadTable(
+        path, saved->second, options_.shard_index, options_.num_shards,
+        interrupt, *table, progress));
     staged.set_num_rows(staged.num_rows() + table->size());
     loaded->tables.emplace(name, std::move(table));
   }
@@ -1195,15 +1214,18 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   EndRestore(restore_id);
   if (abort) return absl::OkStatus();
   last_restore_id_ = restore_id;
-  Loaded& loaded = restore->loaded;
-  for (auto& [name, table] : loaded.tables) {
+  PutInPlace(&restore->loaded);
+  return absl::OkStatus();
+}
+
+void Shard::PutInPlace(Loaded* loaded) {
+  for (auto& [name, table] : loaded->tables) {
     shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs));
     std::swap(tables_[name], table);
     released_rows_.erase(name);
   }
-  if (loaded.is_whole) coordinator_->VoidOpenSteps();
-  coordinator_->RestoreWorkQueues(loaded.work_queues);
-  return absl::OkStatus();
+  if (loaded->is_whole) coordinator_->VoidOpenSteps();
+  coordinator_->RestoreWorkQueues(loaded->work_queues);
 }
 
 }  // namespace tfswitch

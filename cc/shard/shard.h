@@ -1,5 +1,8 @@
 // The state of one server, with no network: tables by name, and the writes that
 // it has applied.
+//
+//   shard.cc        tables, pushes, and the checkpoints that clients ask for
+//   shard_state.cc  the state that a server keeps to come back with
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_H_
 #define TFSWITCH_CC_SHARD_SHARD_H_
@@ -44,6 +47,13 @@ struct ShardOptions {
   // The folder below which clients may save and restore; empty: there is none,
   // so they may not. Not set: anywhere, for clients of this process.
   std::optional<std::string> checkpoint_root = std::nullopt;
+  // A folder below which absolute paths are taken, too, but not below
+  // `own_folder`, which is in it. Empty: there is none.
+  std::string data_folder = {};
+  std::string own_folder = {};
+  // Counts the writes that were applied, if it is there. It must live as long
+  // as the shard.
+  std::atomic<uint64_t>* num_writes = nullptr;
   absl::Duration staged_restore_expiry = absl::Minutes(5);
   // A later save after this takes one that was not published for given up.
   absl::Duration save_expiry = absl::Hours(1);
@@ -255,6 +265,42 @@ class Shard {
   // `restore_id`; aborting then is OK, and so is repeating the last commit.
   absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
+  // The state that comes back after a restart: all tables, the marks of writes,
+  // and on shard 0 the work queues. `folder` is the server's own, not a
+  // client's.
+
+  // Saves it, and returns the number of the save. As for clients, rows are of
+  // different moments. A write that is applied meanwhile may be in it in part,
+  // and has its mark, so that it is not applied twice.
+  absl::StatusOr<int64_t> SaveState(const std::string& folder,
+                                    const Interrupt& interrupt = Never);
+
+  struct RecoveredState {
+    int64_t save = 0;
+    size_t num_tables = 0;
+    int64_t num_rows = 0;
+    uint64_t num_writes = 0;  // That were applied before the save.
+    absl::Time saved_at = absl::InfinitePast();
+    std::vector<std::string> skipped;  // Why newer saves cannot be read.
+  };
+
+  // Takes the newest whole state there is. NotFound if there never was one;
+  // DataLoss if none can be read.
+  //
+  // REQUIRES: the shard is new.
+  absl::StatusOr<RecoveredState> RecoverState(
+      const std::string& folder, const Interrupt& interrupt = Never);
+
+  // What a client is told about the recovery of this run; none: there was none.
+  void SetRecovery(const v1::Recovery& recovery) {
+    MutexLock lock(&mutex_);
+    recovery_ = recovery;
+  }
+  std::optional<v1::Recovery> recovery() const {
+    MutexLock lock(&mutex_);
+    return recovery_;
+  }
+
   size_t num_staged_restores() const {
     MutexLock lock(&mutex_);
     return restores_.size();
@@ -264,6 +310,12 @@ class Shard {
   using TableMap = std::map<std::string, std::shared_ptr<EmbeddingTable>>;
 
   static absl::Status Never() { return absl::OkStatus(); }
+
+  void CountWrite() {
+    if (options_.num_writes != nullptr) {
+      options_.num_writes->fetch_add(1, std::memory_order_relaxed);
+    }
+  }
 
   // CreateTable() of a table that is there.
   absl::StatusOr<Made> Present(EmbeddingTable* table, const TableConfig& config,
@@ -305,9 +357,12 @@ class Shard {
   // Gives it up, and removes its files.
   absl::Status EndSave(const std::string& save_id, const Interrupt& interrupt);
   void EndExpiredSaves(const Interrupt& interrupt);
+  // Of the save that `manifest` describes.
   absl::StatusOr<v1::StageRestoreResponse> Load(
+      const std::string& path, const checkpoint::Manifest& manifest,
       const v1::StageRestoreRequest& request, const Interrupt& interrupt,
-      Loaded* loaded) const;
+      Loaded* loaded, Progress* progress = nullptr) const;
+  void PutInPlace(Loaded* loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A later StageRestore() does not begin it anew.
   void EndRestore(const std::string& restore_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -374,6 +429,7 @@ class Shard {
       std::make_shared<Coordinator>(options_.coordinator);
 
   mutable Mutex mutex_;
+  std::optional<v1::Recovery> recovery_ ABSL_GUARDED_BY(mutex_);
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
   // By restore id; one at most.
   std::map<std::string, std::shared_ptr<Restore>> restores_

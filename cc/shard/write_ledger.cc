@@ -88,4 +88,25 @@ void WriteLedger::End(uint64_t client_id, uint64_t sequence, bool applied,
   ended_.NotifyAll();
 }
 
+std::vector<checkpoint::WriteMark> WriteLedger::Marks() const {
+  MutexLock lock(&mutex_);
+  std::vector<checkpoint::WriteMark> marks;
+  for (auto id = recent_.rbegin(); id != recent_.rend(); ++id) {
+    for (const auto& [sequence, count] : clients_.at(*id).applied) {
+      marks.push_back({*id, sequence, count});
+    }
+  }
+  return marks;
+}
+
+void WriteLedger::Restore(absl::Span<const checkpoint::WriteMark> marks) {
+  for (const checkpoint::WriteMark& mark : marks) {
+    {
+      MutexLock lock(&mutex_);
+      Touch(mark.client_id);
+    }
+    End(mark.client_id, mark.sequence, /*applied=*/true, mark.count);
+  }
+}
+
 }  // namespace tfswitch

@@ -9,10 +9,13 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cc/base/mutex.h"
+#include "cc/checkpoint/checkpoint.h"
 
 namespace tfswitch {
 
@@ -46,6 +49,11 @@ class WriteLedger {
   absl::StatusOr<Verdict> Begin(uint64_t client_id, uint64_t sequence,
                                 int64_t* count = nullptr);
 
+  // All that it remembers, from the client heard of longest ago to the last;
+  // and the way back, into an empty ledger.
+  std::vector<checkpoint::WriteMark> Marks() const;
+  void Restore(absl::Span<const checkpoint::WriteMark> marks);
+
   // `applied` false gives the sequence free for another try. A repetition is
   // answered with `count`.
   void End(uint64_t client_id, uint64_t sequence, bool applied,
@@ -61,7 +69,7 @@ class WriteLedger {
 
   Client& Touch(uint64_t client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar ended_;
   std::unordered_map<uint64_t, Client> clients_ ABSL_GUARDED_BY(mutex_);
   std::list<uint64_t> recent_ ABSL_GUARDED_BY(mutex_);  // Last heard of first.

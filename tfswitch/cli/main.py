@@ -49,7 +49,27 @@ _CHECKPOINT_ROOT = flags.DEFINE_string(
     "checkpoint_root",
     "",
     "serve: the folder below which checkpoints are saved and restored. "
-    "Default: the current folder, unless that is '/'.",
+    "Default: `checkpoints` in --data_dir if that is given, else the current "
+    "folder, unless that is '/'.",
+)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir",
+    None,
+    "serve: a folder of this server alone, from which it comes back with its "
+    "rows after it was stopped or killed. Default: none, so that rows are in "
+    "memory only.",
+)
+_CHECKPOINT_EVERY = flags.DEFINE_string(
+    "checkpoint_every",
+    None,
+    "serve: how often the state is saved to --data_dir, such as 30s, 10m or "
+    "1h; inf: only when the server is stopped. Default: 10m.",
+)
+_CLUSTER_NAME = flags.DEFINE_string(
+    "cluster_name",
+    None,
+    "serve: a name that --data_dir remembers: servers of clusters with other "
+    "names refuse the folder.",
 )
 _LIMITS = flags.DEFINE_multi_string(
     "limit",
@@ -116,6 +136,11 @@ def _serve() -> None:
             f"--num_threads={_NUM_THREADS.value}",
             f"--max_message_bytes={_MAX_MESSAGE_BYTES.value}",
             f"--checkpoint_root={_CHECKPOINT_ROOT.value}",
+            *(
+                f"--{flag.name}={flag.value}"
+                for flag in (_DATA_DIR, _CHECKPOINT_EVERY, _CLUSTER_NAME)
+                if flag.value is not None
+            ),
             *(f"--{limit}" for limit in _LIMITS.value),
         ]
     )

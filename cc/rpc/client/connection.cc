@@ -243,14 +243,31 @@ absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
         ", or list the servers in the order of their shards"));
   }
   max_message_bytes_ = response.max_message_bytes();
+  const uint64_t former = instance_id_.exchange(response.instance_id());
+  if (former != 0 && former != response.instance_id() &&
+      response.has_recovery()) {
+    const v1::Recovery& recovery = response.recovery();
+    const std::string text = absl::StrCat(
+        name_, " was started again and has gone back to its rows of ",
+        absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
+                         absl::FromUnixMillis(recovery.saved_at_ms()),
+                         absl::UTCTimeZone()),
+        ": ", recovery.are_at_least() ? "at least " : "",
+        recovery.lost_writes(), " writes since then are lost");
+    std::fprintf(stderr, "tfswitch: warning: %s\n", text.c_str());
+  }
   return response.instance_id();
 }
 
+absl::Status Connection::NoteReturn() {
+  if (instance_id_ == 0) return absl::OkStatus();
+  const absl::Status status = Handshake().status();
+  // Of other errors the next calls will say more.
+  return absl::IsCancelled(status) ? status : absl::OkStatus();
+}
+
 void Connection::SayThatItWaits() {
-  if (channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY ||
-      has_said_that_it_waits_.exchange(true)) {
-    return;
-  }
+  if (is_connected() || has_said_that_it_waits_.exchange(true)) return;
   std::fprintf(stderr, "tfswitch: waiting for %s to answer, for up to %s\n",
                name_.c_str(), absl::FormatDuration(options_.timeout).c_str());
 }
@@ -376,6 +393,7 @@ UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
 }
 
 void UnaryCall::StartAttempt() {
+  if (!connection_->is_connected()) was_away_ = true;
   attempt_.reset(new Attempt);
   attempt_->context.set_deadline(ToDeadline(deadline()));
   attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
@@ -425,7 +443,10 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
     if (status.ok()) {
       response->Swap(&attempt->response);
       connection_->NoteSuccess();
-      return absl::OkStatus();
+      const bool was_away = was_away_ || !last_failure_.ok();
+      return was_away && !absl::EndsWith(method_, "/Handshake")
+                 ? connection_->NoteReturn()
+                 : absl::OkStatus();
     }
     may_have_arrived_ = may_have_arrived_ || MayHaveArrived(status);
     if (kind_ == CallKind::kOnce) {

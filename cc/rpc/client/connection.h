@@ -80,6 +80,14 @@ class Connection {
     if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
   }
 
+  bool is_connected() const {
+    return channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+  }
+  // To be called after a call that found no connection, or lost it: says on
+  // stderr if another run of the server has answered, with rows of a save. The
+  // error is that of an interrupt.
+  absl::Status NoteReturn();
+
   // The same for a call that had a connection and is not repeated.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
@@ -99,6 +107,7 @@ class Connection {
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
 
   std::atomic<uint64_t> max_message_bytes_;  // As of the last handshake.
+  std::atomic<uint64_t> instance_id_{0};     // 0: there was none.
   std::atomic<bool> has_said_that_it_waits_{false};
 };
 
@@ -173,6 +182,7 @@ class UnaryCall {
   const grpc::ByteBuffer request_;
   std::unique_ptr<Attempt, Abandon> attempt_;
   grpc::Status last_failure_;  // From an earlier attempt; OK if there was none.
+  bool was_away_ = false;      // An attempt began without a connection.
   bool may_have_arrived_ = false;  // At the server, without an answer.
 };
 

@@ -1,4 +1,5 @@
-// Lets calls in until it is closed, and knows when the last one has left.
+// Lets calls in from when it is opened until it is closed, and knows when the
+// last one has left.
 // Control calls hold a thread each: only so many of them are let in at a time,
 // and three quarters of these may wait for other workers: the rest are for
 // calls that somebody is waiting for.
@@ -28,15 +29,26 @@ class CallGate {
   enum class Kind { kData, kControl, kWait };
 
   explicit CallGate(
-      uint64_t max_control_calls = std::numeric_limits<uint64_t>::max())
+      uint64_t max_control_calls = std::numeric_limits<uint64_t>::max(),
+      bool is_open = true)
       : max_control_calls_(max_control_calls),
-        max_waits_(max_control_calls - max_control_calls / 4) {}
+        max_waits_(max_control_calls - max_control_calls / 4),
+        opened_(is_open) {}
 
-  // Unavailable if the gate is closed, ResourceExhausted if there are too many
-  // of this kind. After OK the caller must Leave().
+  // From now on calls are let in, unless it was closed before.
+  void Open() {
+    MutexLock lock(&mutex_);
+    opened_ = true;
+  }
+
+  // Unavailable if the gate is not open, ResourceExhausted if there are too
+  // many of this kind. After OK the caller must Leave().
   absl::Status Enter(Kind kind = Kind::kData) {
     MutexLock lock(&mutex_);
     if (closed_) return absl::UnavailableError("the server is stopping");
+    if (!opened_) {
+      return absl::UnavailableError("the server is recovering its rows");
+    }
     if (kind == Kind::kWait && waiting_ >= max_waits_) {
       return absl::ResourceExhaustedError(absl::StrCat(
           waiting_,
@@ -91,6 +103,7 @@ class CallGate {
   int64_t inside_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t control_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool opened_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

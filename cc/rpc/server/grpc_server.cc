@@ -86,7 +86,7 @@ class RunningServer final : public GrpcServer {
   RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
       : num_threads_(NumThreads(options)),
         helpers_(num_threads_ - 1),
-        gate_(options.max_control_calls),
+        gate_(options.max_control_calls, /*is_open=*/false),
         service_({options.protocol_version, options.max_message_bytes}, shard,
                  &gate_, &helpers_),
         coordination_(shard, &gate_),
@@ -98,6 +98,11 @@ class RunningServer final : public GrpcServer {
   absl::Status Listen(const GrpcServerOptions& options);
 
   const std::string& address() const override { return address_; }
+
+  void Open() override {
+    gate_.Open();
+    health_.StartServing();
+  }
 
   void Stop(absl::Duration grace) override {
     MutexLock lock(&stop_mutex_);  // A second caller waits for the first.
@@ -216,6 +221,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   EnableReflection();
   auto server = std::make_unique<RunningServer>(options, std::move(shard));
   TFSWITCH_RETURN_IF_ERROR(server->Listen(options));
+  if (!options.starts_closed) server->Open();
   return server;
 }
 

@@ -32,6 +32,9 @@ struct GrpcServerOptions {
   // may wait for other workers.
   uint64_t max_control_calls = 4096;
   uint32_t protocol_version = 1;  // Another value is for tests.
+  // Until Open() it is NOT_SERVING, and answers calls with UNAVAILABLE, after
+  // which clients try again.
+  bool starts_closed = false;
 };
 
 // A running server, with the standard health and reflection services. Traffic
@@ -50,6 +53,9 @@ class GrpcServer {
 
   // The address bound, with the real port: "127.0.0.1:40123".
   virtual const std::string& address() const = 0;
+
+  // Begins to serve, if it was started closed.
+  virtual void Open() = 0;
 
   // Refuses new calls, lets running ones end for at most `grace`, then cancels
   // them. Idempotent; returns when all threads have ended.

@@ -16,10 +16,17 @@ constexpr absl::Duration kCancellationCheck = absl::Seconds(1);
 
 HealthService::HealthService(const std::string& service) : service_(service) {}
 
+void HealthService::StartServing() {
+  MutexLock lock(&mutex_);
+  serving_ = !stopped_;
+  changed_.NotifyAll();
+}
+
 void HealthService::StopServing() {
   MutexLock lock(&mutex_);
   serving_ = false;
-  stopped_.NotifyAll();
+  stopped_ = true;
+  changed_.NotifyAll();
 }
 
 HealthService::Status HealthService::StatusOf(
@@ -59,15 +66,16 @@ grpc::Status HealthService::Watch(
     ++num_watchers_;
     response.set_status(StatusOf(request->service()));
   }
-  bool open = writer->Write(response);
-  {
+  for (bool open = true; open && !context->IsCancelled();) {
+    open = writer->Write(response);
     MutexLock lock(&mutex_);
-    while (open && serving_ && !context->IsCancelled()) {
-      stopped_.WaitFor(&mutex_, kCancellationCheck);
+    while (!stopped_ && StatusOf(request->service()) == response.status() &&
+           !context->IsCancelled()) {
+      changed_.WaitFor(&mutex_, kCancellationCheck);
     }
+    if (StatusOf(request->service()) == response.status()) break;
     response.set_status(StatusOf(request->service()));
   }
-  if (open && !context->IsCancelled()) writer->Write(response);
   MutexLock lock(&mutex_);
   --num_watchers_;
   return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is stopping");

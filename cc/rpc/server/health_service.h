@@ -17,8 +17,8 @@
 
 namespace tfswitch {
 
-// Knows two services: the empty name, and the one given. Both serve until
-// StopServing.
+// Knows two services: the empty name, and the one given. Both serve from
+// StartServing() to StopServing().
 //
 // Thread-safe.
 class HealthService final : public grpc::health::v1::Health::Service {
@@ -29,6 +29,7 @@ class HealthService final : public grpc::health::v1::Health::Service {
 
   explicit HealthService(const std::string& service);
 
+  void StartServing();
   // From now on all is NOT_SERVING, and watches end.
   void StopServing();
 
@@ -50,8 +51,9 @@ class HealthService final : public grpc::health::v1::Health::Service {
   const std::string service_;
 
   Mutex mutex_;
-  CondVar stopped_;
-  bool serving_ ABSL_GUARDED_BY(mutex_) = true;
+  CondVar changed_;
+  bool serving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   int num_watchers_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -35,6 +35,9 @@ grpc::Status Service::Handshake(grpc::ServerContext* context,
     response->set_num_shards(shard_->num_shards());
     response->set_instance_id(shard_->instance_id());
     response->set_max_message_bytes(identity_.max_message_bytes);
+    if (const auto recovery = shard_->recovery(); recovery.has_value()) {
+      *response->mutable_recovery() = *recovery;
+    }
     return CheckVersion(CallOf(*context), request->protocol_version());
   });
 }

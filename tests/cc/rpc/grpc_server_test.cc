@@ -775,6 +775,32 @@ TEST(GrpcServerTest, HealthServiceAnswers) {
       grpc::StatusCode::NOT_FOUND);
 }
 
+TEST(GrpcServerTest, UntilItIsOpenedItDoesNotServeAndClientsWait) {
+  GrpcServerOptions options;
+  options.starts_closed = true;
+  const auto server = StartServer(options);
+  PlainPeer peer(server->address());
+  std::string response;
+  ASSERT_TRUE(
+      peer.CallBytes("/grpc.health.v1.Health/Check", "", &response).ok());
+  EXPECT_EQ(response, "\x08\x02");  // NOT_SERVING.
+  const absl::Status refused =
+      Connect(server->address(), absl::Milliseconds(50)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("recovering"));
+  std::thread opening([&server] {
+    absl::SleepFor(absl::Milliseconds(100));
+    server->Open();
+  });
+
+  EXPECT_TRUE(Connect(server->address()).ok());
+
+  opening.join();
+  ASSERT_TRUE(
+      peer.CallBytes("/grpc.health.v1.Health/Check", "", &response).ok());
+  EXPECT_EQ(response, "\x08\x01");
+}
+
 TEST(GrpcServerTest, ReflectionNamesTheService) {
   const auto server = StartServer();
   PlainPeer peer(server->address());

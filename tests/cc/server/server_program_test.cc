@@ -25,10 +25,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "cc/rpc/address.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/testing/scoped_folder.h"
 
 extern char** environ;
 
@@ -210,6 +212,68 @@ TEST(ServerProgramTest, KilledInMidCallAndStartedAgainItIsUsedAgain) {
   EXPECT_EQ(client->ListTables("t")->at(0).stats.num_rows, 20000);
 }
 
+TEST(ServerProgramTest, KilledItComesBackWithItsLastSave) {
+  const ScopedFolder folder;
+  const std::vector<std::string> flags = {"--address=127.0.0.1:0", "--data_dir",
+                                          folder.path() + "/data",
+                                          "--checkpoint_every=1s"};
+  auto program = std::make_unique<Program>(flags);
+  const std::string address = AddressOf(*program);
+  const auto client = Connect(address).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  ASSERT_TRUE(PushOnes(*client, "t", 2, {1, 2}, {9, 1}).ok());
+  const std::string second = folder.path() + "/data/state/manifest-000001.json";
+  while (!std::filesystem::exists(second)) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  program->Send(SIGKILL);
+  EXPECT_EQ(program->Wait(), -SIGKILL);
+  std::vector<std::string> again = flags;
+  again[0] = absl::StrCat("--address=", address);
+  again[3] = "--checkpoint_every=inf";
+
+  program = std::make_unique<Program>(again);
+
+  EXPECT_EQ(AddressOf(*program), address);
+  EXPECT_THAT(program->ReadErrorLine(),
+              AllOf(HasSubstr("recovered 2 rows of 1 tables"),
+                    HasSubstr(" 0 writes since then are lost")));
+  testing::internal::CaptureStderr();
+  // The same push: its mark was saved with the rows.
+  EXPECT_TRUE(PushOnes(*client, "t", 2, {1, 2}, {9, 1})->duplicate);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr(address), HasSubstr("was started again"),
+                    HasSubstr(": 0 writes since then are lost")));
+  EXPECT_THAT(*PullRows(*client, "t", 2, {1, 3}),
+              testing::ElementsAre(0.0f, 0.0f, 0.0f, 0.0f));
+
+  // A server that is stopped saves before it ends.
+  ASSERT_TRUE(PushOnes(*client, "t", 2, {1}, {9, 2}).ok());
+  program->Send(SIGTERM);
+  EXPECT_EQ(program->Wait(), 0);
+  program = std::make_unique<Program>(again);
+  EXPECT_EQ(AddressOf(*program), address);
+  EXPECT_THAT(*PullRows(*client, "t", 2, {1}),
+              testing::ElementsAre(-1.0f, -1.0f));
+}
+
+TEST(ServerProgramTest, AFolderThatCannotBeUsedEndsItWithCodeOne) {
+  const ScopedFolder folder;
+  Program first({"--address=127.0.0.1:0", "--data_dir", folder.path()});
+  AddressOf(first);
+  Program second({"--address=127.0.0.1:0", "--data_dir", folder.path()});
+
+  EXPECT_EQ(second.Wait(), 1);
+  EXPECT_THAT(second.ReadErrors(), HasSubstr(folder.path()));
+
+  std::ofstream(folder.path() + "/state/manifest.json") << "{}";
+  first.Send(SIGKILL);
+  first.Wait();
+  Program damaged({"--address=127.0.0.1:0", "--data_dir", folder.path()});
+  EXPECT_EQ(damaged.Wait(), 1);
+  EXPECT_THAT(damaged.ReadErrors(), HasSubstr("manifest.json' is damaged"));
+}
+
 TEST(ServerProgramTest, StoppedProcessGivesAnErrorInTime) {
   Program program({"--address=127.0.0.1:0"});
   auto client = Connect(AddressOf(program), absl::Milliseconds(300)).value();
@@ -318,6 +382,9 @@ TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
       {{"--max_buffer_bytes=5"}, "max_buffer_bytes"},
       {{"--grace_period", "soon"}, "'soon'"},
       {{"--grace_period", "-1s"}, "grace_period"},
+      {{"--checkpoint_every=1m"}, "--checkpoint_every needs --data_dir"},
+      {{"--cluster_name", "a"}, "--cluster_name needs --data_dir"},
+      {{"--data_dir=x", "--checkpoint_every=0"}, "at least 1s, got 0"},
   };
   for (const auto& [arguments, named] : cases) {
     Program program(arguments);

@@ -1,0 +1,124 @@
+#include "cc/recovery/data_folder.h"
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cc/testing/scoped_folder.h"
+
+namespace tfswitch {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+void Write(const std::string& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
+
+TEST(DataFolderTest, BelongsToOneServerOfOneCluster) {
+  const ScopedFolder scoped;
+  const std::string path = scoped.path() + "/new/data";
+  ASSERT_TRUE(DataFolder::Open(path, {"ads", 1, 3}).ok());
+  EXPECT_TRUE(DataFolder::Open(path, {"ads", 1, 3}).ok());
+
+  for (const ServerIdentity& other :
+       {ServerIdentity{"ads", 2, 3}, ServerIdentity{"ads", 1, 4},
+        ServerIdentity{"shop", 1, 3}}) {
+    const absl::Status status = DataFolder::Open(path, other).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr(path), HasSubstr("shard 1 of 3"), HasSubstr("'ads'"),
+              HasSubstr(absl::StrCat("shard ", other.shard_index, " of ",
+                                     other.num_shards, " of cluster '",
+                                     other.cluster, "'"))));
+  }
+}
+
+TEST(DataFolderTest, IsHeldByOneProcessAtATime) {
+  const ScopedFolder scoped;
+  auto first = DataFolder::Open(scoped.path(), {});
+  ASSERT_TRUE(first.ok()) << first.status();
+
+  EXPECT_EQ(DataFolder::Open(scoped.path(), {}).status().code(),
+            absl::StatusCode::kAborted);
+
+  first->reset();
+  EXPECT_TRUE(DataFolder::Open(scoped.path(), {}).ok());
+}
+
+TEST(DataFolderTest, AFolderOfSomethingElseIsLeftAlone) {
+  const ScopedFolder scoped;
+  Write(scoped.path() + "/thesis.tex", "");
+
+  const absl::Status status = DataFolder::Open(scoped.path(), {}).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("'thesis.tex'"));
+  EXPECT_FALSE(std::filesystem::exists(scoped.path() + "/identity.json"));
+}
+
+TEST(DataFolderTest, AnIdentityThatCannotBeReadIsAnError) {
+  const std::string good =
+      R"("cluster": "", "shard_index": 0, "num_shards": 1})";
+  const std::pair<std::string, absl::StatusCode> cases[] = {
+      {"", absl::StatusCode::kDataLoss},
+      {"[]", absl::StatusCode::kDataLoss},
+      {R"({"format": "other", "version": 1, )" + good,
+       absl::StatusCode::kDataLoss},
+      {R"({"format": "tfswitch-data", "version": "1", )" + good,
+       absl::StatusCode::kDataLoss},
+      {R"({"format": "tfswitch-data", "version": 1, "cluster": ""})",
+       absl::StatusCode::kDataLoss},
+      {R"({"format": "tfswitch-data", "version": 2, )" + good,
+       absl::StatusCode::kFailedPrecondition},
+  };
+  for (const auto& [text, code] : cases) {
+    const ScopedFolder scoped;
+    Write(scoped.path() + "/identity.json", text);
+
+    const absl::Status status = DataFolder::Open(scoped.path(), {}).status();
+
+    EXPECT_EQ(status.code(), code) << text << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(scoped.path()));
+  }
+}
+
+TEST(DataFolderTest, TheCountOfWritesStays) {
+  const ScopedFolder scoped;
+  auto folder = DataFolder::Open(scoped.path(), {});
+  *(*folder)->num_writes() += 5;
+  folder->reset();
+
+  folder = DataFolder::Open(scoped.path(), {});
+
+  EXPECT_EQ(*(*folder)->num_writes(), 5u);
+  EXPECT_TRUE((*folder)->is_counter_exact());
+}
+
+TEST(DataFolderTest, AfterTheMachineWentDownTheCountIsALeast) {
+  const ScopedFolder scoped;
+  auto folder = DataFolder::Open(scoped.path(), {});
+  *(*folder)->num_writes() += 5;
+  folder->reset();
+  // The id of the boot comes after the count.
+  std::fstream file(scoped.path() + "/writes",
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(8);
+  file << "another";
+  file.close();
+
+  folder = DataFolder::Open(scoped.path(), {});
+
+  EXPECT_EQ(*(*folder)->num_writes(), 5u);
+  EXPECT_FALSE((*folder)->is_counter_exact());
+}
+
+}  // namespace
+}  // namespace tfswitch

@@ -1,0 +1,94 @@
+"""Servers that come back with their rows: docs/durability.md."""
+
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tfswitch as tsw
+from tests.python.worker_threads import Call
+from tests.support import ServerProcess
+
+IDS = np.arange(200)
+
+
+def test_training_goes_on_after_a_kill_and_each_lost_push_is_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def start(shard: int, address: str = "127.0.0.1:0") -> ServerProcess:
+        return ServerProcess(
+            address=address,
+            shard_index=shard,
+            num_shards=2,
+            flags=(
+                f"--data_dir={tmp_path}/{shard}",
+                "--checkpoint_every=1s",
+            ),
+        )
+
+    with (
+        start(0) as zero,
+        start(1) as one,
+        tsw.connect(f"grpc://{zero.address},{one.address}") as cluster,
+    ):
+        table = tsw.EmbeddingTable(
+            "user", 1, initializer="zeros", optimizer=tsw.optimizers.SGD(1.0)
+        )
+        num_pushes = 0
+        has_come_back = threading.Event()
+
+        def train() -> None:
+            nonlocal num_pushes
+            last = 0
+            while last < 10:
+                table.push(IDS, -np.ones((IDS.size, 1)))
+                num_pushes += 1
+                last += has_come_back.is_set()
+
+        call = Call(train)
+        saved = tmp_path / "1" / "state" / "manifest-000001.json"
+        while not saved.exists():
+            time.sleep(0.01)
+        one.kill()
+        with start(1, one.address) as again:
+            assert again.address == one.address
+            has_come_back.set()
+            call.result()
+
+            values = table.lookup(IDS).numpy()[:, 0]
+            said = capfd.readouterr().err
+            found = re.findall(r"gone back to .* (\d+) writes since", said)
+            assert len(found) == 1, said
+            # Those of shard 0 have all pushes, those of shard 1 all but these.
+            assert set(values) == {num_pushes, num_pushes - int(found[0])}
+            assert cluster.tables() == ["user"]
+
+
+def test_a_server_that_is_stopped_loses_nothing_and_keeps_its_folder_apart(
+    tmp_path: Path,
+) -> None:
+    def start() -> ServerProcess:
+        return ServerProcess(
+            command=(sys.executable, "-m", "tfswitch", "serve"),
+            flags=(f"--data_dir={tmp_path}/data", "--checkpoint_every=inf"),
+        )
+
+    with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
+        table = tsw.EmbeddingTable("user", 1, initializer="ones")
+        table.lookup_or_create(IDS)
+        cluster.save("daily")
+        assert (tmp_path / "data" / "checkpoints" / "daily").is_dir()
+        cluster.save(str(tmp_path / "data" / "other"))
+        with pytest.raises(PermissionError, match="own state"):
+            cluster.save(str(tmp_path / "data" / "state"))
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+    with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
+        assert tsw.EmbeddingTable("user", 1, initializer="ones").size() == 200
+        cluster.restore("daily")
