@@ -1,5 +1,5 @@
-// Calls of the core library that kernels make apart from tables, and scalars as
-// inputs of ops.
+// Calls of the core library that kernels make apart from tables, scalars as
+// inputs of ops, and how kernels are registered.
 
 #ifndef TFSWITCH_CC_OPS_CORE_CALLS_H_
 #define TFSWITCH_CC_OPS_CORE_CALLS_H_
@@ -15,6 +15,11 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/lib/core/refcount.h"
+
+// Registers <name>Op as the kernel of op Tfswitch><name>.
+#define TFSWITCH_CPU_KERNEL(name) \
+  REGISTER_KERNEL_BUILDER(        \
+      Name("Tfswitch>" #name).Device(tensorflow::DEVICE_CPU), name##Op)
 
 namespace tfswitch {
 

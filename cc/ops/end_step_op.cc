@@ -59,8 +59,7 @@ class EndStepOp : public AsyncOpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>EndStep").Device(tensorflow::DEVICE_CPU),
-                        EndStepOp);
+TFSWITCH_CPU_KERNEL(EndStep);
 
 }  // namespace
 }  // namespace tfswitch

@@ -18,6 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/ops/core_calls.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
@@ -214,10 +216,7 @@ REGISTER_OP("Tfswitch>SumStagedGradients")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
-      for (int i = 0; i < c->num_outputs(); ++i) {
-        c->set_output(i, c->UnknownShape());
-      }
-      return absl::OkStatus();
+      return tensorflow::shape_inference::UnknownShape(c);
     })
     .Doc(R"doc(
 Sums the staged gradients of a round, in its order, and forgets them.
@@ -324,21 +323,33 @@ absl::Status CheckRows(const Terms& indices, const Terms& values,
   return absl::OkStatus();
 }
 
+// Makes outputs for `num_rows` indices and as many values of the shape.
+template <typename T>
+absl::Status AllocateRows(OpKernelContext* context, int output_index,
+                          int64_t num_rows, TensorShape shape,
+                          int64_t** indices, T** values) {
+  Tensor* index_output = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(
+      output_index, TensorShape({num_rows}), &index_output));
+  *indices = index_output->flat<int64_t>().data();
+  shape.InsertDim(0, num_rows);
+  Tensor* value_output = nullptr;
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(output_index + 1, shape, &value_output));
+  *values = value_output->flat<T>().data();
+  return absl::OkStatus();
+}
+
 template <typename T>
 absl::Status SumRows(OpKernelContext* context, int output_index,
                      const Terms& indices, const Terms& values) {
   int64_t num_rows = 0;
   TensorShape shape;
   TF_RETURN_IF_ERROR(CheckRows(indices, values, &num_rows, &shape));
-  shape.InsertDim(0, num_rows);
-  Tensor* all_indices = nullptr;
-  Tensor* all_values = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_output(
-      output_index, TensorShape({num_rows}), &all_indices));
+  int64_t* index_out = nullptr;
+  T* out = nullptr;
   TF_RETURN_IF_ERROR(
-      context->allocate_output(output_index + 1, shape, &all_values));
-  int64_t* index_out = all_indices->flat<int64_t>().data();
-  T* out = all_values->flat<T>().data();
+      AllocateRows(context, output_index, num_rows, shape, &index_out, &out));
   for (size_t k = 0; k < values.gradients.size(); ++k) {
     const auto in_indices = indices.gradients[k]->flat<int64_t>();
     index_out = std::copy(in_indices.data(),
@@ -392,16 +403,12 @@ absl::Status AverageRows(OpKernelContext* context, int output_index,
       }
     }
   }
-  const auto num_unique = static_cast<int64_t>(unique.size());
-  shape.InsertDim(0, num_unique);
-  Tensor* out_indices = nullptr;
-  Tensor* out_values = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_output(
-      output_index, TensorShape({num_unique}), &out_indices));
-  TF_RETURN_IF_ERROR(
-      context->allocate_output(output_index + 1, shape, &out_values));
-  std::copy(unique.begin(), unique.end(), out_indices->flat<int64_t>().data());
-  T* const out = out_values->flat<T>().data();
+  int64_t* index_out = nullptr;
+  T* out = nullptr;
+  TF_RETURN_IF_ERROR(AllocateRows(context, output_index,
+                                  static_cast<int64_t>(unique.size()), shape,
+                                  &index_out, &out));
+  std::copy(unique.begin(), unique.end(), index_out);
   for (size_t place = 0; place < unique.size(); ++place) {
     const double weight = weights[place];
     const auto factor = static_cast<Wide<T>>(weight > 0.0 ? 1.0 / weight : 0.0);
@@ -483,11 +490,13 @@ class SumStagedGradientsOp : public OpKernel {
 
  private:
   absl::Status CheckTypes(const std::vector<Tensor>& gradients) const {
-    bool is_equal = gradients.size() == types_.size();
-    for (size_t i = 0; is_equal && i < types_.size(); ++i) {
-      is_equal = gradients[i].dtype() == types_[i];
+    const auto is_of = [](const Tensor& gradient, DataType type) {
+      return gradient.dtype() == type;
+    };
+    if (std::equal(gradients.begin(), gradients.end(), types_.begin(),
+                   types_.end(), is_of)) {
+      return absl::OkStatus();
     }
-    if (is_equal) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("stage '", stage_,
                      "' has gradients of another model; have all workers "
@@ -586,15 +595,9 @@ class ClearStagedGradientsOp : public OpKernel {
   std::string stage_;  // Constant after construction.
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>StageGradients").Device(tensorflow::DEVICE_CPU),
-    StageGradientsOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>SumStagedGradients").Device(tensorflow::DEVICE_CPU),
-    SumStagedGradientsOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ClearStagedGradients").Device(tensorflow::DEVICE_CPU),
-    ClearStagedGradientsOp);
+TFSWITCH_CPU_KERNEL(StageGradients);
+TFSWITCH_CPU_KERNEL(SumStagedGradients);
+TFSWITCH_CPU_KERNEL(ClearStagedGradients);
 
 }  // namespace
 }  // namespace tfswitch

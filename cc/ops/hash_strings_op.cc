@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "cc/ops/core_calls.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/op.h"
@@ -88,8 +89,7 @@ class HashStringsOp : public OpKernel {
   std::string prefix_;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>HashStrings").Device(tensorflow::DEVICE_CPU), HashStringsOp);
+TFSWITCH_CPU_KERNEL(HashStrings);
 
 }  // namespace
 }  // namespace tfswitch

@@ -286,11 +286,8 @@ class TrainingLookupManyOp : public ManyLookups {
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>LookupMany").Device(tensorflow::DEVICE_CPU), LookupManyOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>TrainingLookupMany").Device(tensorflow::DEVICE_CPU),
-    TrainingLookupManyOp);
+TFSWITCH_CPU_KERNEL(LookupMany);
+TFSWITCH_CPU_KERNEL(TrainingLookupMany);
 
 }  // namespace
 }  // namespace tfswitch

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "cc/ops/core_calls.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -96,8 +97,7 @@ class LookupOp : public AsyncOpKernel {
   bool insert_missing_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>Lookup").Device(tensorflow::DEVICE_CPU),
-                        LookupOp);
+TFSWITCH_CPU_KERNEL(Lookup);
 
 }  // namespace
 }  // namespace tfswitch

@@ -177,9 +177,7 @@ class PushUniqueManyOp : public AsyncOpKernel {
   bool insert_missing_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>PushUniqueMany").Device(tensorflow::DEVICE_CPU),
-    PushUniqueManyOp);
+TFSWITCH_CPU_KERNEL(PushUniqueMany);
 
 }  // namespace
 }  // namespace tfswitch

@@ -134,8 +134,7 @@ class PushOp : public AsyncOpKernel {
   bool insert_missing_ = true;
 };
 
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>Push").Device(tensorflow::DEVICE_CPU),
-                        PushOp);
+TFSWITCH_CPU_KERNEL(Push);
 
 }  // namespace
 }  // namespace tfswitch

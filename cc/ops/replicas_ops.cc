@@ -330,21 +330,11 @@ class ReplicasConfirmRoundOp : public OfGroup<tensorflow::OpKernel> {
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ReplicasCall").Device(tensorflow::DEVICE_CPU),
-    ReplicasCallOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ReplicasEndStep").Device(tensorflow::DEVICE_CPU),
-    ReplicasEndStepOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ReplicasHeartbeat").Device(tensorflow::DEVICE_CPU),
-    ReplicasHeartbeatOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ReplicasNextRound").Device(tensorflow::DEVICE_CPU),
-    ReplicasNextRoundOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ReplicasConfirmRound").Device(tensorflow::DEVICE_CPU),
-    ReplicasConfirmRoundOp);
+TFSWITCH_CPU_KERNEL(ReplicasCall);
+TFSWITCH_CPU_KERNEL(ReplicasEndStep);
+TFSWITCH_CPU_KERNEL(ReplicasHeartbeat);
+TFSWITCH_CPU_KERNEL(ReplicasNextRound);
+TFSWITCH_CPU_KERNEL(ReplicasConfirmRound);
 
 }  // namespace
 }  // namespace tfswitch

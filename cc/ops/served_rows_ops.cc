@@ -306,17 +306,10 @@ class ServedLookupOp : public AsyncOpKernel {
   std::vector<int> dims_;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ServedModel").Device(tensorflow::DEVICE_CPU), ServedModelOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>OpenServedModel").Device(tensorflow::DEVICE_CPU),
-    OpenServedModelOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>PinServedRows").Device(tensorflow::DEVICE_CPU),
-    PinServedRowsOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>ServedLookup").Device(tensorflow::DEVICE_CPU),
-    ServedLookupOp);
+TFSWITCH_CPU_KERNEL(ServedModel);
+TFSWITCH_CPU_KERNEL(OpenServedModel);
+TFSWITCH_CPU_KERNEL(PinServedRows);
+TFSWITCH_CPU_KERNEL(ServedLookup);
 
 }  // namespace
 }  // namespace tfswitch

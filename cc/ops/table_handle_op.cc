@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "cc/ops/blocking_threads.h"
 #include "cc/ops/core_calls.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -95,10 +94,9 @@ class TableHandleOp : public AsyncOpKernel {
       return;
     }
     OP_REQUIRES_ASYNC(context, absl::IsNotFound(found), found, done);
-    BlockingThreads::Get().Schedule([this, context, done = std::move(done)] {
-      OP_REQUIRES_OK_ASYNC(context, OpenAndOutput(context), done);
-      done();
-    });
+    RunApart(
+        context, [this, context] { return OpenAndOutput(context); },
+        std::move(done));
   }
 
  private:
@@ -165,10 +163,8 @@ class SizeOp : public AsyncOpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswitch>TableHandle").Device(tensorflow::DEVICE_CPU), TableHandleOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswitch>Size").Device(tensorflow::DEVICE_CPU),
-                        SizeOp);
+TFSWITCH_CPU_KERNEL(TableHandle);
+TFSWITCH_CPU_KERNEL(Size);
 
 }  // namespace
 }  // namespace tfswitch

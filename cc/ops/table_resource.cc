@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cc/ops/blocking_threads.h"
 #include "cc/ops/core_calls.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -160,21 +159,13 @@ void RunAsync(OpKernelContext* context, bool is_remote,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done) {
   static std::atomic<bool> is_one_waiting{false};
-  const auto finish = [context,
-                       done = std::move(done)](const absl::Status& status) {
-    OP_REQUIRES_OK_ASYNC(context, status, done);
-    done();
-  };
-  if (!is_remote) {
-    finish(call());
-  } else if (!is_one_waiting.exchange(true)) {
-    const absl::Status status = call();
-    is_one_waiting = false;  // An op after this one may be the next.
-    finish(status);
-  } else {
-    BlockingThreads::Get().Schedule(
-        [call = std::move(call), finish] { finish(call()); });
+  if (is_remote && is_one_waiting.exchange(true)) {
+    return RunApart(context, std::move(call), std::move(done));
   }
+  const absl::Status status = call();
+  if (is_remote) is_one_waiting = false;  // An op after this one may be next.
+  OP_REQUIRES_OK_ASYNC(context, status, done);
+  done();
 }
 
 Tfswitch_Threads DeviceThreads(OpKernelContext* context) {

@@ -46,6 +46,11 @@ absl::Status Invalid(const Texts&... texts) {
   return absl::InvalidArgumentError(absl::StrCat(texts...));
 }
 
+template <typename... Texts>
+absl::Status WithContext(const absl::Status& status, const Texts&... texts) {
+  return absl::Status(status.code(), absl::StrCat(texts..., status.message()));
+}
+
 absl::Status CheckInput(const std::string& name, const Tensor& tensor,
                         const TensorInfo& info) {
   if (info.encoding_case() != TensorInfo::kName) {
@@ -74,8 +79,7 @@ absl::StatusOr<std::vector<std::pair<std::string, Tensor>>> Feeds(
       return Invalid("no input '", name, "'; the inputs are ",
                      Describe(signature.inputs()));
     }
-    absl::Status status = CheckInput(name, tensor, info->second);
-    if (!status.ok()) return status;
+    TF_RETURN_IF_ERROR(CheckInput(name, tensor, info->second));
     feeds.emplace_back(info->second.name(), tensor);
   }
   for (const auto& [name, info] : signature.inputs()) {
@@ -126,19 +130,15 @@ absl::StatusOr<std::unique_ptr<ModelVersion>> ModelVersion::Load(
   absl::Status status = model->LoadGraph();
   if (status.ok()) status = model->Signature("").status();
   if (status.ok()) status = model->WarmUp();
-  if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("the model in '", folder,
-                                                    "': ", status.message()));
-  }
+  if (!status.ok()) return WithContext(status, "the model in '", folder, "': ");
   return model;
 }
 
 absl::Status ModelVersion::LoadGraph() {
   tensorflow::MetaGraphDef graph;
-  absl::Status status = tensorflow::ReadMetaGraphDefFromSavedModel(
-      folder_, {options_.tags.begin(), options_.tags.end()}, &graph);
-  if (!status.ok()) return status;
-  status = CheckOps(graph);
+  TF_RETURN_IF_ERROR(tensorflow::ReadMetaGraphDefFromSavedModel(
+      folder_, {options_.tags.begin(), options_.tags.end()}, &graph));
+  absl::Status status = CheckOps(graph);
   tensorflow::SessionOptions options;
   options.config.set_intra_op_parallelism_threads(options_.intra_op_threads);
   options.config.set_inter_op_parallelism_threads(options_.inter_op_threads);
@@ -186,10 +186,7 @@ absl::Status ModelVersion::WarmUp() const {
                    options_.warm_up.end());
   for (const Request& request : *requests) {
     absl::Status status = Predict(request).status();
-    if (!status.ok()) {
-      return absl::Status(
-          status.code(), absl::StrCat("a warm-up request: ", status.message()));
-    }
+    if (!status.ok()) return WithContext(status, "a warm-up request: ");
   }
   if (!requests->empty()) return absl::OkStatus();
   const SignatureDef& signature = **Signature("");
@@ -222,8 +219,7 @@ absl::Status ModelVersion::CheckVersion(int64_t wanted) const {
 }
 
 absl::StatusOr<Response> ModelVersion::Predict(const Request& request) const {
-  absl::Status wanted = CheckVersion(request.version);
-  if (!wanted.ok()) return wanted;
+  TF_RETURN_IF_ERROR(CheckVersion(request.version));
   const absl::StatusOr<const SignatureDef*> signature =
       Signature(request.signature);
   if (!signature.ok()) return signature.status();
@@ -257,9 +253,8 @@ absl::StatusOr<Response> ModelVersion::Predict(const Request& request) const {
   }
   std::vector<Tensor> outputs;
   tensorflow::RunMetadata metadata;
-  absl::Status status = bundle_.GetSession()->Run(run_options, *feeds, fetches,
-                                                  {}, &outputs, &metadata);
-  if (!status.ok()) return status;
+  TF_RETURN_IF_ERROR(bundle_.GetSession()->Run(run_options, *feeds, fetches, {},
+                                               &outputs, &metadata));
 
   Response response;
   response.version = version_;
@@ -285,9 +280,7 @@ absl::StatusOr<NamedValues> ModelVersion::Predict(
     }
     absl::StatusOr<Tensor> tensor = ToTensor(values, info->second.dtype());
     if (!tensor.ok()) {
-      return absl::Status(
-          tensor.status().code(),
-          absl::StrCat("input '", name, "': ", tensor.status().message()));
+      return WithContext(tensor.status(), "input '", name, "': ");
     }
     request.inputs[name] = *std::move(tensor);
   }
@@ -297,9 +290,7 @@ absl::StatusOr<NamedValues> ModelVersion::Predict(
   for (const auto& [name, tensor] : response->outputs) {
     absl::StatusOr<Values> values = ToValues(tensor);
     if (!values.ok()) {
-      return absl::Status(
-          values.status().code(),
-          absl::StrCat("output '", name, "': ", values.status().message()));
+      return WithContext(values.status(), "output '", name, "': ");
     }
     predicted[name] = *std::move(values);
   }

@@ -116,8 +116,7 @@ absl::Status LoadOpLibrary(const std::string& path) {
 absl::StatusOr<std::unique_ptr<Predictor>> Predictor::Load(
     const PredictorOptions& options) {
   if (!options.op_library.empty()) {
-    absl::Status status = LoadOpLibrary(options.op_library);
-    if (!status.ok()) return status;
+    TF_RETURN_IF_ERROR(LoadOpLibrary(options.op_library));
   }
   std::unique_ptr<Predictor> predictor(new Predictor(options));
   predictor->rows_api_ = RowsApi::Find(options.op_library);
@@ -166,8 +165,7 @@ absl::Status Predictor::Pin(int64_t version) {
     if (folder == found->end()) {
       return NoSuchVersion(options_.model_dir, version, *found);
     }
-    absl::Status status = Take(version, folder->second);
-    if (!status.ok()) return status;
+    TF_RETURN_IF_ERROR(Take(version, folder->second));
   }
   pinned_ = version;
   return absl::OkStatus();

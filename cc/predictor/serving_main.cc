@@ -75,8 +75,7 @@ absl::StatusOr<tensorflow::Tensor> ToTensor(const ServingTensor& from) {
 
 void AddOutput(const std::string& name, const tensorflow::Tensor& tensor,
                const ServingAnswer* answer) {
-  std::vector<int64_t> dims;
-  for (const auto& dim : tensor.shape()) dims.push_back(dim.size);
+  const auto dims = tensor.shape().dim_sizes();
   std::vector<ServingBytes> strings;
   const void* values = tensor.data();
   if (tensor.dtype() == tensorflow::DT_STRING) {

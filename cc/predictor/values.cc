@@ -118,12 +118,11 @@ absl::StatusOr<Tensor> ToTensor(const Values& values, DataType dtype) {
   const absl::StatusOr<tensorflow::TensorShape> shape = FullShape(values);
   if (!shape.ok()) return shape.status();
   Tensor tensor(dtype, *shape);
-  const absl::Status copied =
+  TF_RETURN_IF_ERROR(
       WithTypes<absl::Status>(dtype, [&](const auto& value, const auto& data) {
         return Copy<std::decay_t<decltype(value)>>(
             std::get<std::decay_t<decltype(data)>>(values.data), &tensor);
-      });
-  if (!copied.ok()) return copied;
+      }));
   return tensor;
 }
 

@@ -14,6 +14,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/numeric/bits.h"
+
 namespace tfswitch {
 namespace {
 
@@ -25,12 +27,8 @@ constexpr size_t kMinRowsPerShard = 64;
 constexpr absl::Duration kLongestLifetime = absl::Hours(24 * 365);
 
 size_t NumShards(size_t max_rows) {
-  size_t num_shards = 1;
-  while (num_shards < kMaxShards &&
-         num_shards * 2 * kMinRowsPerShard <= max_rows) {
-    num_shards *= 2;
-  }
-  return num_shards;
+  return std::clamp<size_t>(absl::bit_floor(max_rows / kMinRowsPerShard), 1,
+                            kMaxShards);
 }
 
 }  // namespace

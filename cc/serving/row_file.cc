@@ -34,12 +34,13 @@ std::string TextOf(const Json& metadata, const char* field) {
 
 // An array of the header, checked against where it can be.
 struct Array {
-  std::string dtype;
   std::vector<uint64_t> shape;
   uint64_t begin = 0;
   uint64_t end = 0;
 
-  bool Read(const Json& header, const char* name, uint64_t limit) {
+  // False unless it has shape[0] elements of the type, of so many bytes.
+  bool Read(const Json& header, const char* name, const char* dtype,
+            size_t element_bytes, uint64_t limit) {
     const auto it = header.find(name);
     if (it == header.end() || !it->is_object()) return false;
     const auto is_counts = [&](const char* field) {
@@ -49,24 +50,20 @@ struct Array {
                return value.is_number_unsigned();
              });
     };
-    dtype = TextOf(*it, "dtype");
-    if (!is_counts("shape") || !is_counts("data_offsets") ||
-        (*it)["data_offsets"].size() != 2) {
+    if (TextOf(*it, "dtype") != dtype || !is_counts("shape") ||
+        !is_counts("data_offsets") || (*it)["data_offsets"].size() != 2) {
       return false;
     }
     shape = (*it)["shape"].get<std::vector<uint64_t>>();
     begin = (*it)["data_offsets"][0].get<uint64_t>();
     end = (*it)["data_offsets"][1].get<uint64_t>();
-    return begin <= end && end <= limit;
+    return begin <= end && end <= limit &&
+           shape[0] <= (end - begin) / element_bytes &&
+           shape[0] * element_bytes == end - begin;
   }
-
-  // Whether it has shape[0] elements of so many bytes.
-  bool HasElements(size_t bytes) const {
-    return shape[0] <= (end - begin) / bytes && shape[0] * bytes == end - begin;
-  }
-  // Whether it is one of words, at a place for such.
-  bool HasWords() const {
-    return dtype == "U64" && HasElements(sizeof(uint64_t)) &&
+  // The same of words, at a place for such.
+  bool ReadWords(const Json& header, const char* name, uint64_t limit) {
+    return Read(header, name, "U64", sizeof(uint64_t), limit) &&
            begin % sizeof(uint64_t) == 0;
   }
 };
@@ -168,20 +165,17 @@ absl::Status RowFile::ReadHeader() {
   Array used;
   Array removed;
   Array checksums;
-  if (!default_row.Read(header, "default_row", limit) ||
-      default_row.dtype != "F32" || !default_row.HasElements(sizeof(float)) ||
+  if (!default_row.Read(header, "default_row", "F32", sizeof(float), limit) ||
       default_row.shape[0] == 0 || default_row.shape[0] > INT32_MAX) {
     return Damaged("array 'default_row' of its header");
   }
   kind_.dim = static_cast<int>(default_row.shape[0]);
   view_.record_bytes = sizeof(Key) + RowBytes(kind_.format, kind_.dim);
-  if (!records.Read(header, "records", limit) || records.dtype != "U8" ||
-      !records.HasElements(view_.record_bytes)) {
+  if (!records.Read(header, "records", "U8", view_.record_bytes, limit)) {
     return Damaged("array 'records' of its header");
   }
   view_.num_slots = records.shape[0];
-  if (!pilots.Read(header, "pilots", limit) || pilots.dtype != "U8" ||
-      !pilots.HasElements(1) ||
+  if (!pilots.Read(header, "pilots", "U8", 1, limit) ||
       !ReadHash(metadata, view_.num_slots, pilots.shape[0], &view_.hash)) {
     return Damaged("array 'pilots' of its header");
   }
@@ -196,15 +190,14 @@ absl::Status RowFile::ReadHeader() {
                                 " rows and ", info_.num_removed, " removed"));
   }
   const uint64_t num_words = NumWords(view_.num_slots);
-  if (!used.Read(header, "used", limit) || !used.HasWords() ||
-      used.shape[0] != num_words) {
+  if (!used.ReadWords(header, "used", limit) || used.shape[0] != num_words) {
     return Damaged("array 'used' of its header");
   }
-  if (!removed.Read(header, "removed", limit) || !removed.HasWords() ||
+  if (!removed.ReadWords(header, "removed", limit) ||
       (removed.shape[0] != 0 && removed.shape[0] != num_words)) {
     return Damaged("array 'removed' of its header");
   }
-  if (!checksums.Read(header, "checksums", limit) || !checksums.HasWords() ||
+  if (!checksums.ReadWords(header, "checksums", limit) ||
       checksums.begin < std::max({default_row.end, records.end, pilots.end,
                                   used.end, removed.end}) ||
       checksums.shape[0] !=

@@ -53,6 +53,10 @@ struct RowFileWriter::Places {
   struct Entry {
     uint64_t point;
     uint32_t at;
+    // Of one key the last comes first.
+    bool operator<(const Entry& other) const {
+      return point != other.point ? point < other.point : at > other.at;
+    }
   };
 
   PerfectHash hash;
@@ -81,22 +85,15 @@ struct RowFileWriter::Places {
     }
     size_t size = 0;
     for (uint64_t part = 0; part < hash.num_parts; ++part) {
-      const auto begin =
-          entries.begin() + static_cast<std::ptrdiff_t>(begins[part]);
-      const auto end =
-          entries.begin() + static_cast<std::ptrdiff_t>(begins[part + 1]);
-      std::sort(begin, end, [](const Places::Entry& a, const Places::Entry& b) {
-        return a.point != b.point ? a.point < b.point : a.at > b.at;
-      });
+      Entry* const begin = entries.data() + begins[part];
+      Entry* const end = entries.data() + begins[part + 1];
+      std::sort(begin, end);
       begins[part] = size;
-      const auto last = std::unique(
-          begin, end, [](const Places::Entry& a, const Places::Entry& b) {
-            return a.point == b.point;
-          });
-      size = static_cast<size_t>(
-          std::copy(begin, last,
-                    entries.begin() + static_cast<std::ptrdiff_t>(size)) -
-          entries.begin());
+      Entry* const last = std::unique(
+          begin, end,
+          [](const Entry& a, const Entry& b) { return a.point == b.point; });
+      size = static_cast<size_t>(std::copy(begin, last, entries.data() + size) -
+                                 entries.data());
     }
     begins.back() = size;
     entries.resize(size);

@@ -18,6 +18,7 @@
 #include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/copy_bytes.h"
+#include "cc/base/racy_memory.h"
 
 #ifndef ABSL_IS_LITTLE_ENDIAN
 #error "Arrays are used as they lie on the wire, which is little-endian."
@@ -268,22 +269,19 @@ Complaint SkipField(PieceReader* reader, uint32_t tag, int depth) {
 template <typename T>
 class ArrayField {
  public:
-  ArrayField(uint32_t number, AlignedBuffer* scratch)
-      : number_(number), scratch_(scratch) {}
-
-  absl::Span<const T> span() const { return {data_, size_}; }
+  ArrayField(absl::Span<const T>* values, AlignedBuffer* scratch)
+      : values_(*values), scratch_(*scratch) {}
 
   Complaint ReadPacked(PieceReader* reader) {
     uint64_t length;
     if (Complaint bad = ReadLength(reader, &length)) return bad;
     if (length % sizeof(T) != 0) return kBadArray;
     if (length == 0) return kFine;
-    if (size_ == 0) {
+    if (values_.empty()) {
       const char* lying = reader->Borrow(length);
       if (lying != nullptr &&
           reinterpret_cast<uintptr_t>(lying) % alignof(T) == 0) {
-        data_ = reinterpret_cast<const T*>(lying);
-        size_ = length / sizeof(T);
+        values_ = {reinterpret_cast<const T*>(lying), length / sizeof(T)};
         return kFine;
       }
       if (lying != nullptr) return Append(lying, length);
@@ -300,19 +298,6 @@ class ArrayField {
     return Append(&value, sizeof(T));
   }
 
-  // Reads it, packed or not, if `tag` is that of this field.
-  bool Accept(uint32_t tag, PieceReader* reader, Complaint* bad) {
-    if (tag == Tag(number_, kBytes)) {
-      *bad = ReadPacked(reader);
-      return true;
-    }
-    if (tag == Tag(number_, sizeof(T) == 8 ? kFixed64 : kFixed32)) {
-      *bad = ReadOne(reader);
-      return true;
-    }
-    return false;
-  }
-
  private:
   Complaint Append(const void* bytes, size_t size) {
     T* to = Extend(size);
@@ -323,29 +308,20 @@ class ArrayField {
 
   // Makes room for `bytes` more in scratch, behind the elements that it has.
   T* Extend(size_t bytes) {
-    const size_t used = size_ * sizeof(T);
+    const size_t used = values_.size() * sizeof(T);
     const bool in_scratch =
-        size_ == 0 || reinterpret_cast<const char*>(data_) == scratch_->data();
-    if (!scratch_->Reserve(used + bytes, in_scratch ? used : 0)) return nullptr;
-    if (!in_scratch) CopyBytes(scratch_->data(), data_, used);
-    data_ = reinterpret_cast<const T*>(scratch_->data());
-    size_ += bytes / sizeof(T);
-    return reinterpret_cast<T*>(scratch_->data() + used);
+        values_.empty() ||
+        reinterpret_cast<const char*>(values_.data()) == scratch_.data();
+    if (!scratch_.Reserve(used + bytes, in_scratch ? used : 0)) return nullptr;
+    if (!in_scratch) CopyBytes(scratch_.data(), values_.data(), used);
+    values_ = {reinterpret_cast<const T*>(scratch_.data()),
+               values_.size() + bytes / sizeof(T)};
+    return reinterpret_cast<T*>(scratch_.data() + used);
   }
 
-  const uint32_t number_;
-  AlignedBuffer* const scratch_;
-  const T* data_ = nullptr;
-  size_t size_ = 0;
+  absl::Span<const T>& values_;
+  AlignedBuffer& scratch_;
 };
-
-// Reads the one of `arrays` that has the tag.
-template <typename... Arrays>
-Complaint ReadArray(uint32_t tag, PieceReader* reader, Arrays*... arrays) {
-  Complaint bad = kUnknownField;
-  (void)(arrays->Accept(tag, reader, &bad) || ...);
-  return bad;
-}
 
 // Reads a message field by field. `read_field(tag, reader)` returns
 // kUnknownField if it does not know the tag; otherwise it has read the field.
@@ -369,77 +345,120 @@ absl::Status ReadMessage(const char* name, MessagePieces pieces,
   return absl::OkStatus();
 }
 
-absl::Status ReadPullRequest(int max_group_depth, MessagePieces pieces,
-                             DecodeScratch* scratch, PullRequest* request) {
-  *request = PullRequest();
-  ArrayField<Key> keys(2, &scratch->keys);
-  absl::Status status =
-      ReadMessage("PullRequest", pieces, max_group_depth,
-                  [&](uint32_t tag, PieceReader* reader) -> Complaint {
-                    switch (tag) {
-                      case Tag(1, kBytes):
-                        return ReadName(reader, &request->table);
-                      case Tag(30, kFixed64):
-                        return ReadFixed(reader, &request->table_incarnation);
-                      case Tag(3, kVarint):
-                        return ReadNumber(reader, &request->insert_missing);
-                      case Tag(4, kFixed32):
-                        return ReadFixed(reader, &request->day);
-                      default:
-                        return ReadArray(tag, reader, &keys);
-                    }
-                  });
-  request->keys = keys.span();
-  return status;
-}
+// The fields of messages, each said once for FieldReader and FieldWriter. Their
+// functions return whether the message is done with; a writer never is.
+constexpr auto kPullFields = [](auto& request, auto* fields) {
+  return fields->Name(1, request.table) ||
+         fields->Array(2, request.keys, &DecodeScratch::keys) ||
+         fields->Number(3, request.insert_missing) ||
+         fields->Day(4, request.day) ||
+         fields->Fixed64(30, request.table_incarnation);
+};
 
-absl::Status ReadPushRequest(int max_group_depth, MessagePieces pieces,
-                             DecodeScratch* scratch, PushRequest* request) {
-  *request = PushRequest();
-  ArrayField<Key> keys(2, &scratch->keys);
-  ArrayField<float> gradients(3, &scratch->values);
-  ArrayField<float> counts(13, &scratch->counts);
-  ArrayField<float> shows(14, &scratch->shows);
-  ArrayField<float> clicks(15, &scratch->clicks);
-  absl::Status status =
-      ReadMessage("PushRequest", pieces, max_group_depth,
-                  [&](uint32_t tag, PieceReader* reader) -> Complaint {
-                    switch (tag) {
-                      case Tag(1, kBytes):
-                        return ReadName(reader, &request->table);
-                      case Tag(30, kFixed64):
-                        return ReadFixed(reader, &request->table_incarnation);
-                      case Tag(4, kFixed32):
-                        return ReadFixed(reader, &request->learning_rate);
-                      case Tag(5, kVarint):
-                        return ReadNumber(reader, &request->insert_missing);
-                      case Tag(6, kVarint):
-                        return ReadNumber(reader, &request->keys_are_unique);
-                      case Tag(7, kVarint):
-                        return ReadNumber(reader, &request->id.client_id);
-                      case Tag(8, kVarint):
-                        return ReadNumber(reader, &request->id.sequence);
-                      case Tag(9, kBytes):
-                        return ReadName(reader, &request->step.group);
-                      case Tag(10, kVarint):
-                        return ReadNumber(reader, &request->step.worker);
-                      case Tag(11, kVarint):
-                        return ReadNumber(reader, &request->step.incarnation);
-                      case Tag(12, kVarint):
-                        return ReadNumber(reader, &request->step.clock);
-                      case Tag(16, kVarint):
-                        return ReadNumber(reader, &request->global_step);
-                      case Tag(17, kFixed32):
-                        return ReadFixed(reader, &request->day);
-                      default:
-                        return ReadArray(tag, reader, &keys, &gradients,
-                                         &counts, &shows, &clicks);
-                    }
-                  });
-  request->keys = keys.span();
-  request->gradients = gradients.span();
-  request->observations = {counts.span(), shows.span(), clicks.span()};
-  return status;
+// Those before the gradients and those after.
+constexpr auto kPushHead = [](auto& request, auto* fields) {
+  return fields->Name(1, request.table) ||
+         fields->Array(2, request.keys, &DecodeScratch::keys);
+};
+constexpr auto kPushTail = [](auto& request, auto* fields) {
+  return fields->Float(4, request.learning_rate) ||
+         fields->Number(5, request.insert_missing) ||
+         fields->Number(6, request.keys_are_unique) ||
+         fields->Number(7, request.id.client_id) ||
+         fields->Number(8, request.id.sequence) ||
+         fields->Name(9, request.step.group) ||
+         fields->Number(10, request.step.worker) ||
+         fields->Number(11, request.step.incarnation) ||
+         fields->Number(12, request.step.clock) ||
+         fields->Array(13, request.observations.counts,
+                       &DecodeScratch::counts) ||
+         fields->Array(14, request.observations.shows, &DecodeScratch::shows) ||
+         fields->Array(15, request.observations.clicks,
+                       &DecodeScratch::clicks) ||
+         fields->Number(16, request.global_step) ||
+         fields->Day(17, request.day) ||
+         fields->Fixed64(30, request.table_incarnation);
+};
+constexpr auto kPushFields = [](auto& request, auto* fields) {
+  return kPushHead(request, fields) ||
+         fields->Array(3, request.gradients, &DecodeScratch::values) ||
+         kPushTail(request, fields);
+};
+
+constexpr auto kAssignFields = [](auto& request, auto* fields) {
+  return fields->Name(1, request.table) ||
+         fields->Array(2, request.keys, &DecodeScratch::keys) ||
+         fields->Array(3, request.embeddings, &DecodeScratch::values) ||
+         fields->Array(4, request.slots, &DecodeScratch::slots) ||
+         fields->Number(5, request.only_missing) ||
+         fields->Day(6, request.day) ||
+         fields->Number(7, request.id.client_id) ||
+         fields->Number(8, request.id.sequence) ||
+         fields->Fixed64(30, request.table_incarnation);
+};
+
+constexpr auto kWriteResultFields = [](auto& result, auto* fields) {
+  return fields->Number(1, result.num_rows) ||
+         fields->Number(2, result.duplicate);
+};
+
+// Reads the field of one tag, if the message has it.
+struct FieldReader {
+  const uint32_t tag;
+  PieceReader* const reader;
+  DecodeScratch* const scratch;
+  Complaint result = kUnknownField;
+
+  bool Name(uint32_t field, std::string& name) {
+    if (tag != Tag(field, kBytes)) return false;
+    return Done(ReadName(reader, &name));
+  }
+  template <typename T>
+  bool Number(uint32_t field, T& value) {
+    if (tag != Tag(field, kVarint)) return false;
+    return Done(ReadNumber(reader, &value));
+  }
+  bool Fixed64(uint32_t field, uint64_t& value) {
+    if (tag != Tag(field, kFixed64)) return false;
+    return Done(ReadFixed(reader, &value));
+  }
+  bool Float(uint32_t field, float& value) {
+    if (tag != Tag(field, kFixed32)) return false;
+    return Done(ReadFixed(reader, &value));
+  }
+  bool Day(uint32_t field, float& day) { return Float(field, day); }
+  // Packed or not. Inlined, so that passing it over costs no call.
+  template <typename T>
+  TFSWITCH_ALWAYS_INLINE bool Array(uint32_t field, absl::Span<const T>& values,
+                                    AlignedBuffer DecodeScratch::*buffer) {
+    if (tag == Tag(field, kBytes)) {
+      return Done(
+          ArrayField<T>(&values, &(scratch->*buffer)).ReadPacked(reader));
+    }
+    if (tag == Tag(field, sizeof(T) == 8 ? kFixed64 : kFixed32)) {
+      return Done(ArrayField<T>(&values, &(scratch->*buffer)).ReadOne(reader));
+    }
+    return false;
+  }
+
+ private:
+  bool Done(Complaint bad) {
+    result = bad;
+    return true;
+  }
+};
+
+template <typename Fields, typename Message>
+absl::Status ReadFields(const char* name, const Fields& fields,
+                        int max_group_depth, MessagePieces pieces,
+                        DecodeScratch* scratch, Message* message) {
+  *message = Message();
+  return ReadMessage(name, pieces, max_group_depth,
+                     [&](uint32_t tag, PieceReader* reader) {
+                       FieldReader field{tag, reader, scratch};
+                       fields(*message, &field);
+                       return field.result;
+                     });
 }
 
 // Reads the floats [begin, begin + size) of an answer to where they go.
@@ -490,22 +509,6 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
   return status;
 }
 
-absl::Status ReadWriteResponse(const char* name, int max_group_depth,
-                               MessagePieces pieces, WriteResult* result) {
-  *result = WriteResult();
-  return ReadMessage(name, pieces, max_group_depth,
-                     [&](uint32_t tag, PieceReader* reader) -> Complaint {
-                       switch (tag) {
-                         case Tag(1, kVarint):
-                           return ReadNumber(reader, &result->num_rows);
-                         case Tag(2, kVarint):
-                           return ReadNumber(reader, &result->duplicate);
-                         default:
-                           return kUnknownField;
-                       }
-                     });
-}
-
 // Reads a message of many; `read_part(i, pieces)` reads its i-th part, which
 // may nest one group less deep.
 template <typename ReadPart>
@@ -534,6 +537,19 @@ absl::Status ReadParts(const char* name, MessagePieces pieces,
       absl::StrCat(name, ": part ", num_parts, ": ", part_status.message()));
 }
 
+// Reads a message of requests of one kind.
+template <typename Fields, typename Request>
+absl::Status ReadRequests(const char* name, const char* part_name,
+                          const Fields& fields, MessagePieces pieces,
+                          PartScratch* scratch,
+                          std::vector<Request>* requests) {
+  requests->clear();
+  return ReadParts(name, pieces, [&](size_t i, MessagePieces part) {
+    return ReadFields(part_name, fields, kMaxGroupDepth - 1, part,
+                      &scratch->at(i), &requests->emplace_back());
+  });
+}
+
 size_t VarintBytes(uint64_t value) {
   size_t bytes = 1;
   for (; value >= 0x80; value >>= 7) ++bytes;
@@ -548,38 +564,44 @@ class FieldWriter {
 
   uint64_t size() const { return size_; }
 
-  void Bytes(uint32_t field, const void* data, uint64_t length) {
-    BytesHeader(field, length);
-    Raw(data, length);
+  bool Name(uint32_t field, const std::string& name) {
+    return Array<char>(field, name);
   }
   void BytesHeader(uint32_t field, uint64_t length) {
     if (length == 0) return;
     Varint(Tag(field, kBytes));
     Varint(length);
   }
-  void Uint(uint32_t field, uint64_t value) {
-    if (value == 0) return;
+  template <typename T>
+  bool Number(uint32_t field, T value) {
+    if (value == T{}) return false;
     Varint(Tag(field, kVarint));
-    Varint(value);
+    Varint(static_cast<uint64_t>(value));
+    return false;
   }
-  void Fixed64(uint32_t field, uint64_t value) {
-    if (value == 0) return;
+  bool Fixed64(uint32_t field, uint64_t value) {
+    if (value == 0) return false;
     Varint(Tag(field, kFixed64));
     Raw(&value, sizeof(value));
+    return false;
   }
-  void Float(uint32_t field, float value) {
+  bool Float(uint32_t field, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     if (bits != 0) PresentFloat(field, value);  // -0 is no default.
+    return false;
   }
-  // For an optional field: written even if it is 0.
-  void PresentFloat(uint32_t field, float value) {
-    Varint(Tag(field, kFixed32));
-    Raw(&value, sizeof(value));
+  // An optional field: written even if it is 0.
+  bool Day(uint32_t field, float day) {
+    if (day >= 0.0f) PresentFloat(field, day);
+    return false;
   }
   template <typename T>
-  void Array(uint32_t field, absl::Span<const T> values) {
-    Bytes(field, values.data(), values.size() * sizeof(T));
+  bool Array(uint32_t field, absl::Span<const T> values,
+             AlignedBuffer DecodeScratch::* /*buffer*/ = nullptr) {
+    BytesHeader(field, values.size() * sizeof(T));
+    Raw(values.data(), values.size() * sizeof(T));
+    return false;
   }
   void Raw(const void* data, uint64_t length) {
     if (to_ != nullptr) CopyBytes(to_ + size_, data, length);
@@ -597,67 +619,37 @@ class FieldWriter {
   }
 
  private:
+  void PresentFloat(uint32_t field, float value) {
+    Varint(Tag(field, kFixed32));
+    Raw(&value, sizeof(value));
+  }
+
   char* const to_;
   uint64_t size_ = 0;
 };
 
-uint64_t WritePull(const PullRequest& request, char* to) {
+// Returns the length, also with `to` null. Inlined as a whole: a call for each
+// field would take longer than the field.
+template <typename Fields, typename Message>
+[[gnu::flatten]] uint64_t WriteFields(const Fields& fields,
+                                      const Message& message, char* to) {
   FieldWriter writer(to);
-  writer.Bytes(1, request.table.data(), request.table.size());
-  writer.Array(2, request.keys);
-  writer.Uint(3, request.insert_missing);
-  if (request.day >= 0.0f) writer.PresentFloat(4, request.day);
-  writer.Fixed64(30, request.table_incarnation);
+  fields(message, &writer);
   return writer.size();
 }
 
-uint64_t GradientBytes(const PushRequest& request) {
-  return request.gradients.size() * sizeof(float);
+template <typename Fields, typename Message>
+std::string EncodeFields(const Fields& fields, const Message& message) {
+  std::string bytes(WriteFields(fields, message, nullptr), '\0');
+  WriteFields(fields, message, bytes.data());
+  return bytes;
 }
 
-void WritePushHead(const PushRequest& request, FieldWriter* writer) {
-  writer->Bytes(1, request.table.data(), request.table.size());
-  writer->Array(2, request.keys);
-  writer->BytesHeader(3, GradientBytes(request));
-}
-
-void WritePushTail(const PushRequest& request, FieldWriter* writer) {
-  writer->Float(4, request.learning_rate);
-  writer->Uint(5, request.insert_missing);
-  writer->Uint(6, request.keys_are_unique);
-  writer->Uint(7, request.id.client_id);
-  writer->Uint(8, request.id.sequence);
-  writer->Bytes(9, request.step.group.data(), request.step.group.size());
-  writer->Uint(10, request.step.worker);
-  writer->Uint(11, request.step.incarnation);
-  writer->Uint(12, static_cast<uint64_t>(request.step.clock));
-  writer->Array(13, request.observations.counts);
-  writer->Array(14, request.observations.shows);
-  writer->Array(15, request.observations.clicks);
-  writer->Uint(16, static_cast<uint64_t>(request.global_step));
-  if (request.day >= 0.0f) writer->PresentFloat(17, request.day);
-  writer->Fixed64(30, request.table_incarnation);
-}
-
-uint64_t WritePush(const PushRequest& request, char* to) {
+// With the length of the gradients, which follow.
+uint64_t WritePushHead(const PushRequest& request, char* to) {
   FieldWriter writer(to);
-  WritePushHead(request, &writer);
-  writer.Raw(request.gradients.data(), GradientBytes(request));
-  WritePushTail(request, &writer);
-  return writer.size();
-}
-
-uint64_t WriteAssign(const AssignRequest& request, char* to) {
-  FieldWriter writer(to);
-  writer.Bytes(1, request.table.data(), request.table.size());
-  writer.Array(2, request.keys);
-  writer.Array(3, request.embeddings);
-  writer.Array(4, request.slots);
-  writer.Uint(5, request.only_missing);
-  if (request.day >= 0.0f) writer.PresentFloat(6, request.day);
-  writer.Uint(7, request.id.client_id);
-  writer.Uint(8, request.id.sequence);
-  writer.Fixed64(30, request.table_incarnation);
+  kPushHead(request, &writer);
+  writer.BytesHeader(3, request.gradients.size() * sizeof(float));
   return writer.size();
 }
 
@@ -713,44 +705,20 @@ void DecodeScratch::Trim() {
 
 absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
                              PullRequest* request) {
-  return ReadPullRequest(kMaxGroupDepth, pieces, scratch, request);
+  return ReadFields("PullRequest", kPullFields, kMaxGroupDepth, pieces, scratch,
+                    request);
 }
 
 absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
                              PushRequest* request) {
-  return ReadPushRequest(kMaxGroupDepth, pieces, scratch, request);
+  return ReadFields("PushRequest", kPushFields, kMaxGroupDepth, pieces, scratch,
+                    request);
 }
 
 absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                AssignRequest* request) {
-  *request = AssignRequest();
-  ArrayField<Key> keys(2, &scratch->keys);
-  ArrayField<float> values(3, &scratch->values);
-  ArrayField<float> slots(4, &scratch->slots);
-  absl::Status status =
-      ReadMessage("AssignRequest", pieces, kMaxGroupDepth,
-                  [&](uint32_t tag, PieceReader* reader) -> Complaint {
-                    switch (tag) {
-                      case Tag(1, kBytes):
-                        return ReadName(reader, &request->table);
-                      case Tag(30, kFixed64):
-                        return ReadFixed(reader, &request->table_incarnation);
-                      case Tag(5, kVarint):
-                        return ReadNumber(reader, &request->only_missing);
-                      case Tag(6, kFixed32):
-                        return ReadFixed(reader, &request->day);
-                      case Tag(7, kVarint):
-                        return ReadNumber(reader, &request->id.client_id);
-                      case Tag(8, kVarint):
-                        return ReadNumber(reader, &request->id.sequence);
-                      default:
-                        return ReadArray(tag, reader, &keys, &values, &slots);
-                    }
-                  });
-  request->keys = keys.span();
-  request->embeddings = values.span();
-  request->slots = slots.span();
-  return status;
+  return ReadFields("AssignRequest", kAssignFields, kMaxGroupDepth, pieces,
+                    scratch, request);
 }
 
 absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
@@ -760,29 +728,20 @@ absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
 
 absl::Status ReadWriteResponse(const char* name, MessagePieces pieces,
                                WriteResult* result) {
-  return ReadWriteResponse(name, kMaxGroupDepth, pieces, result);
+  return ReadFields(name, kWriteResultFields, kMaxGroupDepth, pieces,
+                    /*scratch=*/nullptr, result);
 }
 
 absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PullRequest>* requests) {
-  requests->clear();
-  return ReadParts("PullManyRequest", pieces,
-                   [&](size_t i, MessagePieces part) {
-                     requests->emplace_back();
-                     return ReadPullRequest(kMaxGroupDepth - 1, part,
-                                            &scratch->at(i), &requests->back());
-                   });
+  return ReadRequests("PullManyRequest", "PullRequest", kPullFields, pieces,
+                      scratch, requests);
 }
 
 absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PushRequest>* requests) {
-  requests->clear();
-  return ReadParts("PushManyRequest", pieces,
-                   [&](size_t i, MessagePieces part) {
-                     requests->emplace_back();
-                     return ReadPushRequest(kMaxGroupDepth - 1, part,
-                                            &scratch->at(i), &requests->back());
-                   });
+  return ReadRequests("PushManyRequest", "PushRequest", kPushFields, pieces,
+                      scratch, requests);
 }
 
 absl::Status ReadPullManyResponse(MessagePieces pieces,
@@ -802,49 +761,40 @@ absl::Status ReadPushManyResponse(MessagePieces pieces,
                                   std::vector<WriteResult>* results) {
   results->clear();
   return ReadParts("PushManyResponse", pieces, [&](size_t, MessagePieces part) {
-    results->emplace_back();
-    return ReadWriteResponse("PushResponse", kMaxGroupDepth - 1, part,
-                             &results->back());
+    return ReadFields("PushResponse", kWriteResultFields, kMaxGroupDepth - 1,
+                      part, /*scratch=*/nullptr, &results->emplace_back());
   });
 }
 
 uint64_t PullRequestBytes(const PullRequest& request) {
-  return WritePull(request, nullptr);
+  return WriteFields(kPullFields, request, nullptr);
 }
 void WritePullRequest(const PullRequest& request, char* to) {
-  WritePull(request, to);
+  WriteFields(kPullFields, request, to);
 }
 
 uint64_t PushRequestBytes(const PushRequest& request) {
-  return WritePush(request, nullptr);
+  return WriteFields(kPushFields, request, nullptr);
 }
 void WritePushRequest(const PushRequest& request, char* to) {
-  WritePush(request, to);
+  WriteFields(kPushFields, request, to);
 }
 
 uint64_t PushRequestHeadBytes(const PushRequest& request) {
-  FieldWriter counter(nullptr);
-  WritePushHead(request, &counter);
-  return counter.size();
+  return WritePushHead(request, nullptr);
 }
 void WritePushRequestHead(const PushRequest& request, char* to) {
-  FieldWriter writer(to);
-  WritePushHead(request, &writer);
+  WritePushHead(request, to);
 }
 std::string PushRequestTail(const PushRequest& request) {
-  FieldWriter counter(nullptr);
-  WritePushTail(request, &counter);
-  std::string bytes(counter.size(), '\0');
-  FieldWriter writer(bytes.data());
-  WritePushTail(request, &writer);
-  return bytes;
+  return EncodeFields(kPushTail, request);
 }
 
 uint64_t AssignRequestBytes(const AssignRequest& request) {
-  return WriteAssign(request, nullptr);
+  return WriteFields(kAssignFields, request, nullptr);
 }
 void WriteAssignRequest(const AssignRequest& request, char* to) {
-  WriteAssign(request, to);
+  WriteFields(kAssignFields, request, to);
 }
 
 size_t WritePullResponseHeader(uint64_t num_floats, char* to) {
@@ -871,14 +821,7 @@ uint64_t PullResponseBytes(uint64_t num_floats) {
 }
 
 std::string EncodeWriteResponse(const WriteResult& result) {
-  FieldWriter counter(nullptr);
-  counter.Uint(1, static_cast<uint64_t>(result.num_rows));
-  counter.Uint(2, result.duplicate);
-  std::string bytes(counter.size(), '\0');
-  FieldWriter writer(bytes.data());
-  writer.Uint(1, static_cast<uint64_t>(result.num_rows));
-  writer.Uint(2, result.duplicate);
-  return bytes;
+  return EncodeFields(kWriteResultFields, result);
 }
 
 }  // namespace tfswitch

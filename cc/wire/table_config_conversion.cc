@@ -225,23 +225,17 @@ StatisticsConfig FromProto(const v1::StatisticsConfig& proto) {
   return config;
 }
 
+// Kinds and the fields of their messages are in one order; that of the fields
+// begins with 1.
 v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
   v1::AdmissionConfig proto;
   WriteKind(config.policy, &proto);
   v1::AdmissionConfig::NotAdmitted* value = proto.mutable_not_admitted();
-  switch (config.not_admitted.kind) {
-    case NotAdmittedKind::kZeros:
-      value->mutable_zeros();
-      break;
-    case NotAdmittedKind::kConstant:
-      value->mutable_constant()->set_value(config.not_admitted.constant);
-      break;
-    case NotAdmittedKind::kShared:
-      value->mutable_shared();
-      break;
-    case NotAdmittedKind::kWeight:
-      value->mutable_weight();
-      break;
+  const int field = 1 + static_cast<int>(config.not_admitted.kind);
+  value->GetReflection()->MutableMessage(
+      value, value->GetDescriptor()->FindFieldByNumber(field));
+  if (value->has_constant()) {
+    value->mutable_constant()->set_value(config.not_admitted.constant);
   }
   return proto;
 }
@@ -249,23 +243,10 @@ v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
 AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
   AdmissionConfig config;
   ReadKind(proto, &config.policy);
-  using Value = v1::AdmissionConfig::NotAdmitted;
-  const Value& value = proto.not_admitted();
-  switch (value.kind_case()) {
-    case Value::kConstant:
-      config.not_admitted = {NotAdmittedKind::kConstant,
-                             value.constant().value()};
-      break;
-    case Value::kShared:
-      config.not_admitted.kind = NotAdmittedKind::kShared;
-      break;
-    case Value::kWeight:
-      config.not_admitted.kind = NotAdmittedKind::kWeight;
-      break;
-    case Value::kZeros:
-    case Value::KIND_NOT_SET:
-      break;
-  }
+  const v1::AdmissionConfig::NotAdmitted& value = proto.not_admitted();
+  const int field = std::max<int>(value.kind_case(), 1);
+  config.not_admitted = {static_cast<NotAdmittedKind>(field - 1),
+                         value.constant().value()};
   return config;
 }
 
