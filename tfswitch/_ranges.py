@@ -7,6 +7,7 @@ For readers and type checkers a field `beta_1: Decay = 0.9` is a float.
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -82,6 +83,34 @@ NonPositive = Annotated[float, Range("at most 0", lambda v: v <= 0.0)]
 FiniteOrNone = Annotated[float | None, FINITE._replace(or_none=True)]
 PositiveOrNone = Annotated[float | None, POSITIVE._replace(or_none=True)]
 NonNegativeOrNone = Annotated[float | None, NON_NEGATIVE._replace(or_none=True)]
+
+
+def is_number(value: Any, *kinds: type) -> bool:
+    """Whether a value is a number of one of these types, and no bool."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def check_seconds(
+    name: str,
+    value: Any,
+    *,
+    least: float = 0.0,
+    most: float = threading.TIMEOUT_MAX,
+) -> None:
+    """Raises ValueError unless `value` is a wait that is possible."""
+    if not (
+        is_number(value, int, float) and 0 < value <= most and value >= least
+    ):
+        raise bad_argument(name, value, "a positive number of seconds")
+
+
+def bad_argument(
+    name: str, value: Any, expected: str, owner: str = ""
+) -> ValueError:
+    """Returns the error of an argument that is not what it must be."""
+    return ValueError(
+        f"{owner}`{name}` must be {expected}. Received: {name}={value!r}"
+    )
 
 
 def integers(low: int, high: int) -> Range:

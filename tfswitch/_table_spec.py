@@ -10,7 +10,7 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
-from tfswitch._ranges import Range
+from tfswitch._ranges import Range, bad_argument
 
 # The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
@@ -53,10 +53,7 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         if self.update not in ("sparse", "dense"):
-            raise ValueError(
-                '`update` must be "sparse" or "dense". '
-                f"Received: update={self.update!r}"
-            )
+            raise bad_argument("update", self.update, '"sparse" or "dense"')
         self._set(seed=_SEED.check("seed", self.seed))
         admission = admission_lib.get(self.admission)
         eviction = eviction_lib.get(self.eviction)

@@ -1,5 +1,6 @@
 """Where tables live: in this process, or on parameter servers."""
 
+import math
 import os
 import threading
 import warnings
@@ -8,10 +9,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from tfswitch import _native, _tf_config
 from tfswitch._control import call, integers
+from tfswitch._ranges import Range, bad_argument, is_number
 from tfswitch._reports import TableStats
 
 _ACCEPTED = (
@@ -31,6 +31,9 @@ _default: "Cluster | None" = None
 
 # Days since 1970 that float32 tells apart.
 _MAX_DAY = 2.0**22
+_DAY = Range(
+    f"None or a number from 0 to {_MAX_DAY:g}", lambda v: 0.0 <= v <= _MAX_DAY
+)
 
 
 class Cluster:
@@ -54,22 +57,14 @@ class Cluster:
         if not isinstance(address, str) or not address.startswith(
             ("local://", "grpc://", "grpc+unix://")
         ):
-            raise ValueError(
-                f"`address` must be {_ACCEPTED}. Received: address={address!r}"
-            )
-        if (
-            isinstance(timeout, bool)
-            or not isinstance(timeout, (int, float))
-            or not 0 < timeout < float("inf")
-        ):
-            raise ValueError(
-                "`timeout` must be a positive number of seconds. "
-                f"Received: timeout={timeout!r}"
+            raise bad_argument("address", address, _ACCEPTED)
+        if not (is_number(timeout, int, float) and 0 < timeout < math.inf):
+            raise bad_argument(
+                "timeout", timeout, "a positive number of seconds"
             )
         if on_lost_tables not in ("fail", "recreate"):
-            raise ValueError(
-                '`on_lost_tables` must be "fail" or "recreate". '
-                f"Received: on_lost_tables={on_lost_tables!r}"
+            raise bad_argument(
+                "on_lost_tables", on_lost_tables, '"fail" or "recreate"'
             )
         self.address = address
         self.timeout = float(timeout)
@@ -120,16 +115,7 @@ class Cluster:
 
     @day.setter
     def day(self, day: float | None) -> None:
-        if day is not None and (
-            isinstance(day, bool)
-            or not isinstance(day, (int, float, np.integer, np.floating))
-            or not 0.0 <= day <= _MAX_DAY
-        ):
-            raise ValueError(
-                f"`day` must be None or a number from 0 to {_MAX_DAY:g}. "
-                f"Received: day={day!r}"
-            )
-        value = -1.0 if day is None else float(day)
+        value = -1.0 if day is None else _DAY.check("day", day)
         call(self._native, "Configure", day=value)
 
     @property
@@ -201,7 +187,7 @@ class Cluster:
             RuntimeError: If tables of the save before are missing, or a server
                 has no folder for checkpoints. Nothing is saved then.
         """
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        if not (is_number(keep, int) and keep >= 1):
             raise ValueError(
                 f"`keep` must be an integer of at least 1. Received: {keep!r}"
             )
@@ -246,9 +232,7 @@ class Cluster:
                 the saved one does not fit, or a server has no folder for
                 checkpoints; nothing has changed then, either.
         """
-        if save is not None and (
-            isinstance(save, bool) or not isinstance(save, int) or save < 1
-        ):
+        if save is not None and not (is_number(save, int) and save >= 1):
             raise ValueError(
                 "`save` must be None or the number of a save, from 1. "
                 f"Received: {save!r}"

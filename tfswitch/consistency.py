@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from tfswitch._ranges import bad_argument, is_number
+
 _KINDS = ("asp", "ssp", "bsp")
 _REDUCTIONS = ("mean", "sum")
 
@@ -30,23 +32,13 @@ class Consistency:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise ValueError(
-                f"`kind` must be one of {_KINDS}. Received: kind={self.kind!r}"
-            )
-        if (
-            isinstance(self.staleness, bool)
-            or not isinstance(self.staleness, int)
-            or not 0 <= self.staleness < 2**32
-        ):
-            raise ValueError(
-                "`staleness` must be a number of steps of at least 0. "
-                f"Received: staleness={self.staleness!r}"
-            )
+            raise bad_argument("kind", self.kind, f"one of {_KINDS}")
+        steps = self.staleness
+        if not (is_number(steps, int) and 0 <= steps < 2**32):
+            expected = "a number of steps of at least 0"
+            raise bad_argument("staleness", steps, expected)
         if self.reduction not in _REDUCTIONS:
-            raise ValueError(
-                '`reduction` must be "mean" or "sum". '
-                f"Received: reduction={self.reduction!r}"
-            )
+            raise bad_argument("reduction", self.reduction, '"mean" or "sum"')
 
     @classmethod
     def asp(cls) -> "Consistency":

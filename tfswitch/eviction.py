@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from tfswitch._policy import Policy, Registry
-from tfswitch._ranges import NonNegative, Range, integers
+from tfswitch._ranges import NonNegative, Range, bad_argument, integers
 
 _SECS = Range(
     "0, or from 0.001 to 1e9 seconds",
@@ -106,10 +106,7 @@ class MaxRows(_Eviction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.order not in ("lru", "lfu"):
-            raise ValueError(
-                '`order` must be "lru" or "lfu". '
-                f"Received: order={self.order!r}"
-            )
+            raise bad_argument("order", self.order, '"lru" or "lfu"')
 
     def _rules(self) -> dict[str, Any]:
         return {
@@ -139,10 +136,7 @@ class AnyOf(_Eviction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.policies, (str, Mapping)) or not self.policies:
-            raise ValueError(
-                "`policies` must be a list of policies. "
-                f"Received: policies={self.policies!r}"
-            )
+            raise bad_argument("policies", self.policies, "a list of policies")
         policies = tuple(get(policy) for policy in self.policies)
         object.__setattr__(self, "policies", policies)
         kinds = [type(policy).__name__ for policy in policies]

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import threading
@@ -16,6 +17,7 @@ from absl import logging
 
 from tfswitch import _native
 from tfswitch._control import call, integers
+from tfswitch._ranges import bad_argument, check_seconds, is_number
 from tfswitch._renamed import renamed_arguments
 from tfswitch.cluster import Cluster, default_cluster
 
@@ -61,14 +63,8 @@ class ScoreRule:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            is_number = isinstance(value, (int, float)) and not isinstance(
-                value, bool
-            )
-            if not (is_number and 0 <= value < float("inf")):
-                raise ValueError(
-                    f"`{field.name}` must be a number of at least 0. "
-                    f"Received: {field.name}={value!r}"
-                )
+            if not (is_number(value, int, float) and 0 <= value < math.inf):
+                raise bad_argument(field.name, value, "a number of at least 0")
 
 
 class ExportReport(NamedTuple):
@@ -434,26 +430,6 @@ def describe(error: Exception) -> str:
     return str(error)
 
 
-def check_seconds(
-    name: str,
-    value: float,
-    *,
-    least: float = 0.0,
-    most: float = threading.TIMEOUT_MAX,
-) -> None:
-    """Raises ValueError unless `value` is a wait that is possible."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value <= most
-        or value < least
-    ):
-        raise ValueError(
-            f"`{name}` must be a positive number of seconds. "
-            f"Received: {name}={value!r}"
-        )
-
-
 def _last_base_seconds(rows: str) -> float | None:
     """When the last base was begun, since 1970; None if there is none."""
     try:
@@ -481,17 +457,11 @@ def _options_of(
 ) -> dict[str, Any]:
     """The options of a base that are checked without a cluster."""
     if row_format is not None and row_format not in ROW_FORMATS:
-        raise ValueError(
-            f"`row_format` must be None or one of {', '.join(ROW_FORMATS)}. "
-            f"Received: row_format={row_format!r}"
+        raise bad_argument(
+            "row_format", row_format, f"None or one of {', '.join(ROW_FORMATS)}"
         )
-    if keep is not None and (
-        isinstance(keep, bool) or not isinstance(keep, int) or keep < 1
-    ):
-        raise ValueError(
-            f"`{keep_name}` must be None or at least 1. "
-            f"Received: {keep_name}={keep!r}"
-        )
+    if keep is not None and not (is_number(keep, int) and keep >= 1):
+        raise bad_argument(keep_name, keep, "None or at least 1")
     options: dict[str, Any] = {"delta": False, "keep_bases": keep or 0}
     if row_format is not None:
         options["row_format"] = row_format
@@ -500,9 +470,8 @@ def _options_of(
     elif rule == "all":
         options["all_rows"] = True
     elif rule is not None:
-        raise ValueError(
-            '`rule` must be None, "all" or a tfswitch.export.ScoreRule. '
-            f"Received: rule={rule!r}"
+        raise bad_argument(
+            "rule", rule, 'None, "all" or a tfswitch.export.ScoreRule'
         )
     return options
 
@@ -550,9 +519,7 @@ def _names_of(tables: Iterable[Any] | None, folder: _Folder) -> dict[str, Any]:
 
 def _checked_names(tables: Iterable[Any]) -> list[str]:
     if isinstance(tables, str):
-        raise ValueError(
-            f"`tables` must be a list. Received: tables={tables!r}"
-        )
+        raise bad_argument("tables", tables, "a list")
     names = [getattr(table, "name", table) for table in tables]
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(

@@ -16,9 +16,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfswitch._ranges import NON_NEGATIVE_INT64, POSITIVE_INT, integers
+from tfswitch._ranges import (
+    NON_NEGATIVE_INT64,
+    POSITIVE_INT,
+    bad_argument,
+    integers,
+)
 from tfswitch.ops import string_ops
-from tfswitch.ops.ids import to_id_array, to_id_tensor, to_string_tensor
+from tfswitch.ops.ids import (
+    map_values,
+    to_id_array,
+    to_id_tensor,
+    to_string_tensor,
+)
 
 _SLOT_BITS = integers(1, 32)
 
@@ -171,9 +181,7 @@ def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
     id_mask, slot_mask = 2**shift - 1, 2**slot_bits - 1
     if isinstance(packed, int) and not isinstance(packed, bool):
         if not -(2**63) <= packed < 2**63:
-            raise ValueError(
-                f"`packed` must be int64. Received: packed={packed!r}"
-            )
+            raise bad_argument("packed", packed, "int64")
         return (packed >> shift) & slot_mask, packed & id_mask
     dtype = (
         packed.dtype if hasattr(packed, "dtype") else np.asarray(packed).dtype
@@ -380,15 +388,9 @@ def _map_values(
     of_array: Callable[[np.ndarray], np.ndarray],
 ) -> Any:
     """Applies one function to tensors of any kind, another one to arrays."""
-    if isinstance(value, tf.RaggedTensor):
-        return value.with_flat_values(of_tensor(value.flat_values))
-    if isinstance(value, tf.SparseTensor):
-        return tf.SparseTensor(
-            value.indices, of_tensor(value.values), value.dense_shape
-        )
     if isinstance(value, (np.ndarray, np.generic)):
         return of_array(np.asarray(value))
-    return of_tensor(value)
+    return map_values(of_tensor, value)
 
 
 def _values_of(value: Any) -> Any:
@@ -448,9 +450,9 @@ def _to_slot(slot: Any, slot_bits: int) -> Any:
             f"{dtype.name})"
         )
     max_slot = 2**slot_bits - 1
+    message = f"`slot` must be from 0 to {max_slot}, with {slot_bits} bits"
     if tf.is_tensor(slot) and not hasattr(slot, "numpy"):
         slot = tf.cast(slot, tf.int64)
-        message = f"`slot` must be from 0 to {max_slot}, with {slot_bits} bits"
         with tf.control_dependencies(
             [
                 tf.debugging.assert_non_negative(slot, message),
@@ -463,8 +465,5 @@ def _to_slot(slot: Any, slot_bits: int) -> Any:
     slots = np.asarray(slot)
     wrong = slots[(slots < 0) | (slots > max_slot)]
     if wrong.size:
-        raise ValueError(
-            f"`slot` must be from 0 to {max_slot}, with {slot_bits} bits. "
-            f"Received: slot={wrong.flat[0]}"
-        )
+        raise ValueError(f"{message}. Received: slot={wrong.flat[0]}")
     return slots.astype(np.int64)

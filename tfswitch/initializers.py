@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tfswitch._policy import Policy
+from tfswitch._ranges import bad_argument, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,15 +25,8 @@ class Initializer(Policy):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not math.isfinite(value)
-            ):
-                raise ValueError(
-                    f"`{field.name}` must be a finite number. "
-                    f"Received: {field.name}={value!r}"
-                )
+            if not (is_number(value, int, float) and math.isfinite(value)):
+                raise bad_argument(field.name, value, "a finite number")
             object.__setattr__(self, field.name, float(value))
 
     def to_table_config(self) -> dict[str, Any]:
@@ -115,18 +109,6 @@ class GlorotUniform(Initializer):
     _KIND = "glorot_uniform"
 
 
-_CLASSES: dict[str, type[Initializer]] = {
-    cls.__name__: cls
-    for cls in (
-        Constant,
-        GlorotUniform,
-        Ones,
-        RandomNormal,
-        RandomUniform,
-        TruncatedNormal,
-        Zeros,
-    )
-}
 _NAMES: dict[str, type[Initializer]] = {
     "constant": Constant,
     "glorot_uniform": GlorotUniform,
@@ -138,6 +120,7 @@ _NAMES: dict[str, type[Initializer]] = {
     "uniform": RandomUniform,
     "zeros": Zeros,
 }
+_CLASSES = {cls.__name__: cls for cls in _NAMES.values()}
 
 
 def is_known(name: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from tfswitch import _native
+from tfswitch._ranges import bad_argument, is_number
 
 
 class Server:
@@ -52,14 +53,9 @@ class Server:
             ("max_message_bytes", max_message_bytes, 0),
             *((name, value, 0) for name, value in self._limits.items()),
         ):
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int)
-                or value < least
-            ):
-                raise ValueError(
-                    f"`{name}` must be an integer of at least {least}. "
-                    f"Received: {name}={value!r}"
+            if not (is_number(value, int) and value >= least):
+                raise bad_argument(
+                    name, value, f"an integer of at least {least}"
                 )
         if shard_index >= num_shards:
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._policy import Policy
+from tfswitch._ranges import bad_argument
 
 _TYPES = ("float32", "float16", "bfloat16")
 _ROUNDINGS = ("stochastic", "nearest")
@@ -75,10 +76,7 @@ class StorageDtype(Policy):
             value = getattr(value, "name", value)  # tf.bfloat16
             if not isinstance(value, str) or value not in values:
                 names = ", ".join(f'"{v}"' for v in values)
-                raise ValueError(
-                    f"`{name}` must be one of {names}. "
-                    f"Received: {name}={value!r}"
-                )
+                raise bad_argument(name, value, f"one of {names}")
             object.__setattr__(self, name, value)
         if self.embeddings == self.slots == "float32":
             # Nothing is rounded, so that types that say it are equal.

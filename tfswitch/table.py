@@ -25,7 +25,7 @@ from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._control import call
 from tfswitch._learning_rate import LearningRate
-from tfswitch._ranges import NON_NEGATIVE_INT
+from tfswitch._ranges import NON_NEGATIVE_INT, bad_argument, is_number
 from tfswitch._renamed import renamed_arguments
 from tfswitch._reports import ShrinkReport, TableStats
 from tfswitch._table_spec import TableSpec
@@ -157,15 +157,11 @@ class EmbeddingTable:
         self, name: str, dim: int, spec: TableSpec, cluster: Cluster | None
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(
-                "`name` must be a string that is not empty. "
-                f"Received: name={name!r}"
-            )
+            raise bad_argument("name", name, "a string that is not empty")
         check_dim("dim", dim)
         if cluster is not None and not isinstance(cluster, Cluster):
-            raise ValueError(
-                "`cluster` must be what tfswitch.connect returns. "
-                f"Received: cluster={cluster!r}"
+            raise bad_argument(
+                "cluster", cluster, "what tfswitch.connect returns"
             )
         if spec.optimizer is None:
             spec = dataclasses.replace(spec, optimizer=optimizers_lib.get(None))
@@ -551,9 +547,8 @@ class EmbeddingTable:
         would evict 1,204 of 98,000 rows (150.5 KiB): 1,204 by ttl
         """
         if not isinstance(dry_run, (bool, np.bool_)):
-            raise ValueError(
-                "`dry_run` must be a bool; pass a policy as `policy`. "
-                f"Received: dry_run={dry_run!r}"
+            raise bad_argument(
+                "dry_run", dry_run, "a bool; pass a policy as `policy`"
             )
         policy = eviction_lib.get(policy)
         response = call(
@@ -699,37 +694,6 @@ class EmbeddingTable:
             return embedding_ops.lookup(
                 self._find_handle(), ids, dim=self._dim, insert_missing=True
             )
-
-    def _training_lookup(
-        self,
-        ids: tf.Tensor,
-        anchor: tf.Tensor,
-        shows: tf.Tensor | None = None,
-        clicks: tf.Tensor | None = None,
-    ) -> embedding_ops.TrainingLookup:
-        """Looks up ids with a row for each, and counts one step."""
-        lookup = self._table_lookup(ids, anchor, shows, clicks)
-        result = embedding_ops.training_lookup(**lookup._asdict())
-        self._learning_rate.advance()
-        return result
-
-    def _table_lookup(
-        self,
-        ids: tf.Tensor,
-        anchor: tf.Tensor,
-        shows: tf.Tensor | None,
-        clicks: tf.Tensor | None,
-    ) -> embedding_ops.TableLookup:
-        return embedding_ops.TableLookup(
-            table=self._find_handle(),
-            ids=ids,
-            anchor=anchor,
-            learning_rate=self._learning_rate.read(),
-            dim=self._dim,
-            shows=shows,
-            clicks=clicks,
-            global_step=self._learning_rate.number(),
-        )
 
     def _follow(self, optimizer: optimizers_lib.Optimizer) -> None:
         """Goes on with another optimizer; rows stay as they are.
@@ -914,11 +878,18 @@ def look_up_many(
 def training_lookup_many(
     lookups: Sequence[TableIds],
 ) -> embedding_ops.TrainingLookups:
-    """Looks up ids of different tables, and counts one step of each."""
+    """Looks up ids with a row for each, and counts one step of each table."""
     result = embedding_ops.training_lookup_many(
         [
-            each.table._table_lookup(
-                each.ids, each.anchor, each.shows, each.clicks
+            embedding_ops.TableLookup(
+                each.table._find_handle(),
+                each.ids,
+                each.anchor,
+                each.table._learning_rate.read(),
+                each.table.dim,
+                each.shows,
+                each.clicks,
+                each.table._learning_rate.number(),
             )
             for each in lookups
         ]
@@ -930,11 +901,7 @@ def training_lookup_many(
 
 def check_dim(name: str, dim: Any) -> None:
     """Raises ValueError unless `dim` is a possible length of a row."""
-    if (
-        isinstance(dim, bool)
-        or not isinstance(dim, (int, np.integer))
-        or not 1 <= dim <= MAX_DIM
-    ):
+    if not (is_number(dim, int, np.integer) and 1 <= dim <= MAX_DIM):
         raise ValueError(
             f"`{name}` must be an integer from 1 to {MAX_DIM}. "
             f"Received: {name}={dim!r} (of type {type(dim).__name__})."

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfswitch import _native
 from tfswitch._control import call, integers
-from tfswitch._ranges import NON_NEGATIVE_INT64
-from tfswitch.train._checks import bad_argument, check_count, check_seconds
+from tfswitch._ranges import NON_NEGATIVE_INT64, bad_argument, is_number
+from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
 
@@ -91,17 +91,9 @@ class WorkItem:
             WorkItemLost: If the item is another worker's by now.
             RuntimeError: If the item is finished.
         """
-        if (
-            isinstance(num_samples, bool)
-            or not isinstance(num_samples, (int, np.integer))
-            or num_samples < 0
-        ):
-            raise bad_argument(
-                "num_samples",
-                num_samples,
-                "an integer of at least 0",
-                owner=f"{self._name}: ",
-            )
+        if not (is_number(num_samples, int, np.integer) and num_samples >= 0):
+            expected, owner = "an integer of at least 0", f"{self._name}: "
+            raise bad_argument("num_samples", num_samples, expected, owner)
         if self._is_finished:
             raise RuntimeError(
                 f"{self._name} is finished and cannot be advanced; take "

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tfswitch import optimizers as optimizers_lib
+from tfswitch._ranges import bad_argument
 from tfswitch._rows import Rows, assign_rows, find_not_finite
 from tfswitch.table import EmbeddingTable
 
@@ -44,10 +45,7 @@ class Layout:
         arguments = {f"id_{kind}": ids, f"embedding_{kind}": values}
         for argument, name in arguments.items():
             if not isinstance(name, str) or not name:
-                raise ValueError(
-                    f"`{argument}` must be a name. Received: {argument}="
-                    f"{name!r}"
-                )
+                raise bad_argument(argument, name, "a name")
         self.kind = kind
         self.table = table
         self.slots = slots

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfswitch._ranges import POSITIVE_INT
+from tfswitch._ranges import POSITIVE_INT, bad_argument
 from tfswitch._rows import Rows, rows_per_call
 from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
@@ -72,9 +72,8 @@ def write_parquet(
         "column", table, slots=slots, ids=id_column, values=embedding_column
     )
     if compression not in _COMPRESSIONS:
-        raise ValueError(
-            f"`compression` must be one of {_COMPRESSIONS}. Received: "
-            f"compression={compression!r}"
+        raise bad_argument(
+            "compression", compression, f"one of {_COMPRESSIONS}"
         )
     if rows_per_group is None:
         floats = sum(layout.widths.values())

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message as protobuf
 
+from tfswitch._ranges import bad_argument
 from tfswitch._rows import Rows, rows_per_call
 from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
@@ -152,10 +153,7 @@ def _examples(rows: Batch, layout: Layout) -> Iterator[tf.train.Example]:
 
 def _compression_type(compression: Any) -> str:
     if compression not in (None, "gzip"):
-        raise ValueError(
-            '`compression` must be None or "gzip". Received: '
-            f"compression={compression!r}"
-        )
+        raise bad_argument("compression", compression, 'None or "gzip"')
     return "" if compression is None else "GZIP"
 
 

@@ -11,7 +11,12 @@ import numpy as np
 
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
+from tfswitch._ranges import POSITIVE_INT
 from tfswitch.keras._backend import keras
+
+_INPUT_DIM = POSITIVE_INT._replace(
+    text="None or a positive integer, of any size"
+)
 
 # The standard deviation of a normal variable that lies within two of its own.
 _TRUNCATED_STDDEV = 0.87962566103423978
@@ -58,15 +63,8 @@ def dims(
     if given["output_dim"] is None:
         raise TypeError("DynamicEmbedding needs `output_dim`")
     input_dim = given["input_dim"]
-    if input_dim is not None and (
-        isinstance(input_dim, bool)
-        or not isinstance(input_dim, (int, np.integer))
-        or input_dim < 1
-    ):
-        raise ValueError(
-            "`input_dim` must be None or a positive integer, of any size. "
-            f"Received: input_dim={input_dim!r}"
-        )
+    if input_dim is not None:
+        _INPUT_DIM.check("input_dim", input_dim)
     return given["output_dim"], input_dim
 
 

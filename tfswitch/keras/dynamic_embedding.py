@@ -5,7 +5,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -14,6 +14,7 @@ from tensorflow.python.eager import record
 
 from tfswitch import _native
 from tfswitch import optimizers as optimizers_lib
+from tfswitch._ranges import bad_argument
 from tfswitch._renamed import renamed_arguments
 from tfswitch._table_spec import DEFAULTS, TableSpec
 from tfswitch.cluster import Cluster, default_cluster
@@ -32,9 +33,11 @@ from tfswitch.keras import (
 from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import (
     EmbeddingTable,
+    TableIds,
     check_dim,
     default_seed,
     look_up_many,
+    training_lookup_many,
 )
 
 # Makes a layer's output of the float32 embeddings of its ids.
@@ -104,6 +107,22 @@ def train_or_read(layer: Any, training: Any, lookups: Any) -> Any:
         )
     layer.add_loss(probe)
     return embeddings
+
+
+def look_up_in_training(
+    layer: Any,
+    lookups: Sequence[TableIds],
+    clips: Sequence[tuple[float | None, float | None]],
+    is_float16: bool,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Embeddings of ids of tables, and the loss that `layer` adds."""
+    result = training_lookup_many(lookups)
+    embeddings, probe = result.embeddings, result.loss_scale_probe
+    if any(map(any, clips)):
+        embeddings, probe = loss_scale.clip(clips, embeddings, probe)
+    if is_float16:
+        embeddings, probe = loss_scale.check(layer.name, embeddings, probe)
+    return embeddings, loss_scale.as_loss(probe)
 
 
 @_backend.register_keras_serializable(package="tfswitch")
@@ -303,14 +322,12 @@ class DynamicEmbedding(_backend.Layer):
             output_dim,
         )
         if combiner is not None and combiner not in pooling.COMBINERS:
-            raise ValueError(
-                '`combiner` must be None, "sum", "mean" or "sqrtn". '
-                f"Received: combiner={combiner!r}"
+            raise bad_argument(
+                "combiner", combiner, 'None, "sum", "mean" or "sqrtn"'
             )
         if not isinstance(table, (EmbeddingTable, str, type(None))):
-            raise ValueError(
-                "`table` must be an EmbeddingTable or the name of one. "
-                f"Received: table={table!r}"
+            raise bad_argument(
+                "table", table, "an EmbeddingTable or the name of one"
             )
         # Float ids must reach `call` as they are, to be named in its message.
         kwargs.setdefault("autocast", False)
@@ -556,37 +573,27 @@ class DynamicEmbedding(_backend.Layer):
         for kind in (tf.RaggedTensor, tf.SparseTensor):
             if isinstance(numbers, kind) != isinstance(ids, kind):
                 self._refuse_kind(what, numbers, ids)
-        message = (
-            f"layer '{self.name}': `{what}` must have the shape of the ids"
-        )
         if isinstance(ids, tf.RaggedTensor):
             if numbers.ragged_rank != ids.ragged_rank:
                 self._refuse_kind(what, numbers, ids)
-            checks = [
-                tf.debugging.assert_equal(
-                    tf.cast(a, tf.int64), tf.cast(b, tf.int64), message
-                )
-                for a, b in zip(
-                    numbers.nested_row_splits,
-                    ids.nested_row_splits,
-                    strict=True,
-                )
+            splits = (numbers.nested_row_splits, ids.nested_row_splits)
+            equal = [
+                (tf.cast(a, tf.int64), tf.cast(b, tf.int64))
+                for a, b in zip(*splits, strict=True)
             ]
             numbers = numbers.flat_values
         elif isinstance(ids, tf.SparseTensor):
-            checks = [
-                tf.debugging.assert_equal(numbers.indices, ids.indices, message)
-            ]
+            equal = [(numbers.indices, ids.indices)]
             numbers = numbers.values
         else:
             numbers = tf.convert_to_tensor(numbers)
             if not numbers.shape.is_compatible_with(ids.shape):
                 self._refuse_kind(what, numbers, ids)
-            checks = [
-                tf.debugging.assert_equal(
-                    tf.shape(numbers), tf.shape(ids), message
-                )
-            ]
+            equal = [(tf.shape(numbers), tf.shape(ids))]
+        message = (
+            f"layer '{self.name}': `{what}` must have the shape of the ids"
+        )
+        checks = [tf.debugging.assert_equal(a, b, message) for a, b in equal]
         # In eager mode they have been made.
         with tf.control_dependencies([c for c in checks if c is not None]):
             return tf.cast(tf.identity(numbers), tf.float32)
@@ -760,22 +767,17 @@ class DynamicEmbedding(_backend.Layer):
     def _train(self, lookup: TableLookup) -> tuple[tf.Tensor, tf.Tensor]:
         if self._is_auto:
             self._follow(_following.compiled_optimizer(self))
-        result = self.table._training_lookup(
+        ids = TableIds(
+            self.table,
             lookup.ids,
             tf.convert_to_tensor(self._anchor),
-            shows=lookup.shows,
-            clicks=lookup.clicks,
+            lookup.shows,
+            lookup.clicks,
         )
-        embeddings, probe = result.embeddings, result.loss_scale_probe
-        if any(self._clips):
-            (embeddings,), probe = loss_scale.clip(
-                [self._clips], [embeddings], probe
-            )
-        if self.compute_dtype == "float16":
-            (embeddings,), probe = loss_scale.check(
-                self.name, [embeddings], probe
-            )
-        return embeddings, loss_scale.as_loss(probe)
+        (embeddings,), probe = look_up_in_training(
+            self, [ids], [self._clips], self.compute_dtype == "float16"
+        )
+        return embeddings, probe
 
     def _pooling_weights(
         self, ids: tf.Tensor, weights: tf.Tensor | None
@@ -847,22 +849,19 @@ class DynamicEmbedding(_backend.Layer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config.update(
-            {
-                "input_dim": self.input_dim,
-                "output_dim": self.output_dim,
-                "table": self._table_name,
-                "embeddings_initializer": self._spec.initializer.to_config(),
-                "embeddings_regularizer": _serialize(self._regularizer),
-                "embeddings_constraint": _serialize(self._constraint),
-                "optimizer": self._optimizer_config(),
-                "combiner": self.combiner,
-                "mask_zero": self.mask_zero,
-                **self._spec.get_config(),
-            }
-        )
-        return config
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "table": self._table_name,
+            "embeddings_initializer": self._spec.initializer.to_config(),
+            "embeddings_regularizer": _serialize(self._regularizer),
+            "embeddings_constraint": _serialize(self._constraint),
+            "optimizer": self._optimizer_config(),
+            "combiner": self.combiner,
+            "mask_zero": self.mask_zero,
+            **self._spec.get_config(),
+        }
 
     def _optimizer_config(self) -> Any:
         if self._is_auto:

@@ -9,19 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch.cluster import Cluster
-from tfswitch.keras import _backend, _following, batch_size, loss_scale
+from tfswitch.keras import _backend, _following, batch_size
 from tfswitch.keras.dynamic_embedding import (
     DynamicEmbedding,
     TableLookup,
     _Count,
+    look_up_in_training,
     train_or_read,
 )
-from tfswitch.table import (
-    EmbeddingTable,
-    TableIds,
-    look_up_many,
-    training_lookup_many,
-)
+from tfswitch.table import EmbeddingTable, TableIds, look_up_many
 
 # Tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
 _MAX_FEATURES = 256
@@ -296,7 +292,8 @@ class DynamicEmbeddings(_backend.Layer):
         by_table: dict[EmbeddingTable, list[str]] = {}
         for name in lookups:
             by_table.setdefault(features[name].table, []).append(name)
-        result = training_lookup_many(
+        rows, probe = look_up_in_training(
+            self,
             [
                 TableIds(
                     table,
@@ -306,21 +303,17 @@ class DynamicEmbeddings(_backend.Layer):
                     ),
                 )
                 for table, names in by_table.items()
-            ]
+            ],
+            [features[names[0]]._clips for names in by_table.values()],
+            any(features[name].compute_dtype == "float16" for name in lookups),
         )
-        rows, probe = result.embeddings, result.loss_scale_probe
-        clips = [features[names[0]]._clips for names in by_table.values()]
-        if any(map(any, clips)):
-            rows, probe = loss_scale.clip(clips, rows, probe)
-        if any(features[name].compute_dtype == "float16" for name in lookups):
-            rows, probe = loss_scale.check(self.name, rows, probe)
         embeddings: dict[str, tf.Tensor] = {}
         for names, together in zip(by_table.values(), rows, strict=True):
             parts = _apart(together, [lookups[name].ids for name in names])
             embeddings.update(zip(names, parts, strict=True))
         # In the order of the other branch, where there is one.
         embeddings = {name: embeddings[name] for name in lookups}
-        return embeddings, loss_scale.as_loss(probe)
+        return embeddings, probe
 
     def _check_names(self, what: str, given: Any, *, all_needed: bool) -> None:
         names = list(self._feature_names)

@@ -4,13 +4,13 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from tfswitch._ranges import bad_argument, check_seconds, is_number
 from tfswitch._renamed import renamed_arguments
 from tfswitch.cluster import Cluster
 from tfswitch.export import (
     ExportReport,
     Schedule,
     ScoreRule,
-    check_seconds,
 )
 from tfswitch.keras import _backend
 
@@ -87,14 +87,11 @@ class ExportTables(_backend.Callback):
                 f"Received: every_secs={every_secs!r}, "
                 f"every_batches={every_batches!r}"
             )
-        if every_batches is not None and (
-            isinstance(every_batches, bool)
-            or not isinstance(every_batches, int)
-            or every_batches < 1
+        if every_batches is not None and not (
+            is_number(every_batches, int) and every_batches >= 1
         ):
-            raise ValueError(
-                "`every_batches` must be an integer of at least 1. "
-                f"Received: every_batches={every_batches!r}"
+            raise bad_argument(
+                "every_batches", every_batches, "an integer of at least 1"
             )
         if every_secs is not None:
             check_seconds("every_secs", every_secs)

@@ -1,11 +1,10 @@
 """The ids that a layer is called with, as the integers that its table knows."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfswitch.ops.ids import check_id_dtype
+from tfswitch.ops.ids import check_id_dtype, map_values
 from tfswitch.ops.string_ops import hash_strings
 
 # Up to which each dtype has all integers.
@@ -48,9 +47,9 @@ def to_integers(inputs: Any, *, padding: bool, owner: str) -> Any:
     if dtype is None:
         return inputs
     if tf.as_dtype(dtype) == tf.string:
-        return _map_values(to_ids, inputs)
+        return map_values(to_ids, inputs)
     if tf.as_dtype(dtype) in _EXACT_UP_TO:
-        return _map_values(lambda x: _from_floats(x, owner), inputs)
+        return map_values(lambda x: _from_floats(x, owner), inputs)
     return inputs
 
 
@@ -70,16 +69,6 @@ def _from_floats(numbers: Any, owner: str) -> tf.Tensor:
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.cast(numbers, tf.int64)
-
-
-def _map_values(function: Callable[[tf.Tensor], tf.Tensor], inputs: Any) -> Any:
-    if isinstance(inputs, tf.RaggedTensor):
-        return inputs.with_flat_values(function(inputs.flat_values))
-    if isinstance(inputs, tf.SparseTensor):
-        return tf.SparseTensor(
-            inputs.indices, function(inputs.values), inputs.dense_shape
-        )
-    return function(inputs)
 
 
 def check_dtype(dtype: Any, owner: str) -> None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfswitch import consistency as consistency_lib
 from tfswitch import optimizers as optimizers_lib
+from tfswitch._ranges import bad_argument, is_number
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.dense import DenseTable
@@ -103,10 +104,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
         if (
             batch_weight is not None
             and not callable(batch_weight)
-            and (
-                isinstance(batch_weight, bool)
-                or not isinstance(batch_weight, numbers.Real)
-                or not batch_weight >= 0
+            and not (
+                is_number(batch_weight, numbers.Real) and batch_weight >= 0
             )
         ):
             raise ValueError(
@@ -378,10 +377,7 @@ def _check_worker(
     if worker is None:
         return
     if not isinstance(worker, Worker):
-        raise ValueError(
-            "`worker` must be a tfswitch.train.Worker. "
-            f"Received: worker={worker!r}"
-        )
+        raise bad_argument("worker", worker, "a tfswitch.train.Worker")
     if worker.consistency != consistency:
         raise ValueError(
             "`worker` and the optimizer must have one consistency. "

@@ -142,18 +142,15 @@ class _SampledLoss(_backend.Layer):
         return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config.update(
-            {
-                "embedding": _backend.serialize(self.embedding),
-                "sampler": _serialize(self.sampler),
-                "num_sampled": self.num_sampled,
-                "biases": self.biases and _backend.serialize(self.biases),
-                "remove_accidental_hits": self.remove_accidental_hits,
-                "seed": self.seed,
-            }
-        )
-        return config
+        return {
+            **super().get_config(),
+            "embedding": _backend.serialize(self.embedding),
+            "sampler": _serialize(self.sampler),
+            "num_sampled": self.num_sampled,
+            "biases": self.biases and _backend.serialize(self.biases),
+            "remove_accidental_hits": self.remove_accidental_hits,
+            "seed": self.seed,
+        }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "_SampledLoss":

@@ -16,7 +16,7 @@ from tensorflow.python.eager import record
 
 from tfswitch.nn.samplers import Sampler, check_num_sampled
 from tfswitch.ops.ids import to_id_tensor
-from tfswitch.table import EmbeddingTable
+from tfswitch.table import EmbeddingTable, TableIds, training_lookup_many
 
 
 def sampled_softmax_loss(
@@ -256,7 +256,8 @@ def _rows(
         if not training:
             return source.lookup(ids)
         anchor = _anchor(source, argument, inputs)
-        return source._training_lookup(ids, anchor).embeddings
+        lookups = [TableIds(source, ids, anchor)]
+        return training_lookup_many(lookups).embeddings[0]
     if not callable(source):
         raise ValueError(
             f"`{argument}` must be an EmbeddingTable or a layer such as "

@@ -16,6 +16,7 @@ import tensorflow as tf
 # Where TensorFlow's own functions ask for `tf.random.set_seed`.
 from tensorflow.python.eager import context
 
+from tfswitch._ranges import bad_argument, is_number
 from tfswitch.ops.ids import to_id_array, to_id_tensor
 from tfswitch.ops.resources import HOST, in_plain_graph
 
@@ -259,10 +260,8 @@ class UnigramSampler(Sampler):
         if not isinstance(distortion, (int, float)) or not np.isfinite(
             distortion
         ):
-            raise ValueError(
-                "UnigramSampler: `distortion` must be a finite number. "
-                f"Received: distortion={distortion!r}"
-            )
+            expected, owner = "a finite number", "UnigramSampler: "
+            raise bad_argument("distortion", distortion, expected, owner)
         super().__init__(len(counts), ids)
         self._counts = counts
         self._distortion = float(distortion)
@@ -367,15 +366,8 @@ def check_num_sampled(num_sampled: Any, owner: str) -> None:
 
 
 def _check_positive(name: str, value: Any, owner: str) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or value < 1
-    ):
-        raise ValueError(
-            f"{owner}: `{name}` must be a positive integer. Received: "
-            f"{name}={value!r}"
-        )
+    if not (is_number(value, int, np.integer) and value >= 1):
+        raise bad_argument(name, value, "a positive integer", f"{owner}: ")
 
 
 class _Vocabulary:

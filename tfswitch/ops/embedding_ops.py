@@ -147,20 +147,10 @@ def training_lookup(
         global_step: int64 scalar: the step of the training, counted from 1. By
             default not known.
     """
-    lookups = training_lookup_many(
-        [
-            TableLookup(
-                table=table,
-                ids=ids,
-                anchor=anchor,
-                learning_rate=learning_rate,
-                dim=dim,
-                shows=shows,
-                clicks=clicks,
-                global_step=global_step,
-            )
-        ]
+    lookup = TableLookup(
+        table, ids, anchor, learning_rate, dim, shows, clicks, global_step
     )
+    lookups = training_lookup_many([lookup])
     return TrainingLookup(
         lookups.embeddings[0],
         lookups.loss_scale_probe,

@@ -1,11 +1,23 @@
 """Ids as users pass them, as the int32 or int64 tensors that the ops take."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfswitch.ops.string_ops import hash_strings
+
+
+def map_values(function: Callable[[Any], tf.Tensor], value: Any) -> Any:
+    """Applies a function to the values of a tensor of any kind."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.with_flat_values(function(value.flat_values))
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensor(
+            value.indices, function(value.values), value.dense_shape
+        )
+    return function(value)
 
 
 def check_id_dtype(dtype: tf.DType, owner: str) -> None:

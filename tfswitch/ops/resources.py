@@ -95,9 +95,7 @@ class HostScalar:
     def assign(self, value: Any) -> None:
         """Sets the value, now: also while a graph is being traced."""
         with tf.init_scope(), tf.device(None):
-            tf.raw_ops.AssignVariableOp(
-                resource=self._handle, value=tf.constant(value, self._dtype)
-            )
+            self.set(tf.constant(value, self._dtype))
 
     def set(self, value: tf.Tensor) -> None:
         """Sets the value; in a graph, when the graph runs."""

@@ -12,6 +12,7 @@ from tfswitch._ranges import (
     NonNegative,
     NonNegativeOrNone,
     PositiveOrNone,
+    bad_argument,
 )
 from tfswitch.optimizers._cowclip import CowClip
 
@@ -137,9 +138,8 @@ class Rule(Optimizer):
         if isinstance(self.cowclip, Mapping):
             object.__setattr__(self, "cowclip", CowClip(**self.cowclip))
         if self.cowclip is not None and not isinstance(self.cowclip, CowClip):
-            raise ValueError(
-                "`cowclip` must be a tfswitch.optimizers.CowClip or None. "
-                f"Received: cowclip={self.cowclip!r}"
+            raise bad_argument(
+                "cowclip", self.cowclip, "a tfswitch.optimizers.CowClip or None"
             )
         for low_name, high_name in (
             ("min_weight", "max_weight"),

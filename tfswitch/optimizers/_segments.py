@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tfswitch._ranges import is_number
 from tfswitch.optimizers._base import Optimizer
 from tfswitch.optimizers._conversion import get
 
@@ -77,10 +78,8 @@ def _to_parts(parts: Any) -> tuple[tuple[int | None, Optimizer], ...]:
     found = []
     for i, (dim, optimizer) in enumerate(pairs):
         is_last = i + 1 == len(pairs)
-        if not (dim is None and is_last) and (
-            isinstance(dim, bool)
-            or not isinstance(dim, (int, np.integer))
-            or dim < 1
+        if not (dim is None and is_last) and not (
+            is_number(dim, int, np.integer) and dim >= 1
         ):
             raise ValueError(
                 "the dimension of a part must be a positive integer, or None "

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from tfswitch import _native
 from tfswitch._control import call, integers
+from tfswitch._ranges import bad_argument, is_number
 from tfswitch._renamed import renamed_arguments
 
 
@@ -101,15 +102,8 @@ def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
 
     >>> tsw.saved_model.watch("models/ctr/1", 5.0)
     """
-    if (
-        isinstance(interval, bool)
-        or not isinstance(interval, (int, float))
-        or not 0 <= interval < 1e9
-    ):
-        raise ValueError(
-            "`interval` must be a number of at least 0. "
-            f"Received: interval={interval!r}"
-        )
+    if not (is_number(interval, int, float) and 0 <= interval < 1e9):
+        raise bad_argument("interval", interval, "a number of at least 0")
     return _steer(path, watch_secs=float(interval))
 
 
@@ -127,11 +121,8 @@ def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
     >>> state.number, state.held
     (1, True)
     """
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(
-            "`number` must be the number of an export. "
-            f"Received: number={number!r}"
-        )
+    if not (is_number(number, int) and number >= 1):
+        raise bad_argument("number", number, "the number of an export")
     return _steer(path, roll_back_to=number)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch import _addresses, export
+from tfswitch._ranges import bad_argument, check_seconds, is_number
 from tfswitch._renamed import renamed_arguments
 from tfswitch._which_keras import keras
 from tfswitch.ops import serving_ops
@@ -104,13 +105,10 @@ def save(
     ... )
     """
     if mode not in ("embedded", "remote"):
-        raise ValueError(
-            f'`mode` must be "embedded" or "remote". Received: mode={mode!r}'
-        )
+        raise bad_argument("mode", mode, '"embedded" or "remote"')
     if row_format not in export.ROW_FORMATS:
-        raise ValueError(
-            f"`row_format` must be one of {', '.join(export.ROW_FORMATS)}. "
-            f"Received: row_format={row_format!r}"
+        raise bad_argument(
+            "row_format", row_format, f"one of {', '.join(export.ROW_FORMATS)}"
         )
     remote = _Remote(addresses, deadline_secs, cache_rows, cache_secs)
     if mode == "embedded" and remote != _Remote():
@@ -170,23 +168,15 @@ class _Remote:
         if self.addresses is not None:
             why = _addresses.why_no_servers(self.addresses)
             if why is not None:
-                raise ValueError(
-                    f"`addresses` must be {_addresses.SERVERS}: {why}. "
-                    f"Received: addresses={self.addresses!r}"
+                raise bad_argument(
+                    "addresses", self.addresses, f"{_addresses.SERVERS}: {why}"
                 )
         for name in ("deadline_secs", "cache_secs"):
-            export.check_seconds(
-                name, getattr(self, name), least=1e-6, most=1e9
-            )
+            check_seconds(name, getattr(self, name), least=1e-6, most=1e9)
         rows = self.cache_rows
-        if (
-            isinstance(rows, bool)
-            or not isinstance(rows, int)
-            or not 0 <= rows <= 2**32
-        ):
-            raise ValueError(
-                "`cache_rows` must be a number of rows, or 0 for no cache. "
-                f"Received: cache_rows={rows!r}"
+        if not (is_number(rows, int) and 0 <= rows <= 2**32):
+            raise bad_argument(
+                "cache_rows", rows, "a number of rows, or 0 for no cache"
             )
 
     def in_file(self) -> dict[str, Any]:
@@ -340,10 +330,7 @@ def _call_of(
 ) -> tuple[Callable[[Any], Any], Any]:
     """The function to trace, and the structure of specs that it takes."""
     if not callable(model):
-        raise ValueError(
-            "`model` must be a Keras model or another callable. "
-            f"Received: model={model!r}"
-        )
+        raise bad_argument("model", model, "a Keras model or another callable")
     is_keras = isinstance(model, keras.Model)
 
     def call(given: Any) -> Any:
@@ -364,10 +351,7 @@ def _call_of(
     if not inputs or not all(
         isinstance(spec, tf.TensorSpec) for spec in inputs.values()
     ):
-        raise ValueError(
-            "`inputs` must be a dict of tf.TensorSpec by name. "
-            f"Received: inputs={inputs!r}"
-        )
+        raise bad_argument("inputs", inputs, "a dict of tf.TensorSpec by name")
     named = {
         name: tf.TensorSpec(spec.shape, spec.dtype, name)
         for name, spec in inputs.items()

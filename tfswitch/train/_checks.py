@@ -8,15 +8,6 @@ from tfswitch import _ranges
 _MAX_WORKERS = 1_000_000
 
 
-def bad_argument(
-    name: str, value: Any, expected: str, owner: str = ""
-) -> ValueError:
-    """Returns the error of an argument that is not what it must be."""
-    return ValueError(
-        f"{owner}`{name}` must be {expected}. Received: {name}={value!r}"
-    )
-
-
 def check_count(name: str, value: Any, least: int) -> None:
     """Raises ValueError unless `value` is an integer of at least `least`."""
     _ranges.integers(least, _MAX_WORKERS).check(name, value)
@@ -25,19 +16,14 @@ def check_count(name: str, value: Any, least: int) -> None:
 def check_seconds(**arguments: Any) -> None:
     """Raises ValueError unless all are positive numbers of seconds."""
     for name, value in arguments.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not 0.0 < value <= 1e9
-        ):
-            raise bad_argument(name, value, "a positive number of seconds")
+        _ranges.check_seconds(name, value, most=1e9)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raises ValueError unless `value` is one of `choices`."""
     if value not in choices:
         expected = f"one of {', '.join(map(repr, choices))}"
-        raise bad_argument(name, value, expected)
+        raise _ranges.bad_argument(name, value, expected)
 
 
 def group_options(

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch.train._checks import bad_argument
+from tfswitch._ranges import bad_argument
 
 SumOverWorkers = Callable[[list[Any]], Sequence[Any]]
 

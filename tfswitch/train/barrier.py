@@ -1,6 +1,6 @@
 """A place where workers wait for each other."""
 
-from tfswitch.train._checks import bad_argument
+from tfswitch._ranges import bad_argument
 from tfswitch.train.worker import Worker
 
 # At which epochs end, however the workers of a group train.

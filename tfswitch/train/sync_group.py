@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfswitch._ranges import bad_argument
 from tfswitch.dense import DenseTable
 from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import EmbeddingTable
-from tfswitch.train._checks import bad_argument
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker, to_weight
 

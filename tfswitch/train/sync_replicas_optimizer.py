@@ -6,10 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch import _tf_config
+from tfswitch._ranges import bad_argument
 from tfswitch.cluster import Cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (
-    bad_argument,
     check_choice,
     check_count,
     check_seconds,

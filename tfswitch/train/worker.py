@@ -16,10 +16,10 @@ import tensorflow as tf
 from tfswitch import _tf_config
 from tfswitch import consistency as consistency_lib
 from tfswitch._control import call, integers
+from tfswitch._ranges import bad_argument
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (
-    bad_argument,
     check_choice,
     check_count,
     check_seconds,
