@@ -114,16 +114,10 @@ void Free(Handle* handle) {
   if (!ForkGuard::IsTripped()) delete handle;
 }
 
-char* CopyToC(const std::string& text) {
-  char* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy == nullptr) return nullptr;
-  std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
-}
-
 absl::Status HandOver(const std::string& text, char** out) {
-  *out = CopyToC(text);
+  *out = static_cast<char*>(std::malloc(text.size() + 1));
   if (*out == nullptr) return absl::ResourceExhaustedError("out of memory");
+  std::memcpy(*out, text.c_str(), text.size() + 1);
   return absl::OkStatus();
 }
 
@@ -197,16 +191,13 @@ int OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
     opened->cluster = cluster->cluster;
     TFSWITCH_RETURN_IF_ERROR(TableConfigFromJson(config_json, &opened->config));
     ParameterClient& client = opened->cluster->client();
-    for (;;) {
+    absl::StatusOr<std::shared_ptr<const void>> hold;
+    do {
       TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
-      absl::StatusOr<std::shared_ptr<const void>> hold =
-          client.HoldTable(opened->config.name);
+      hold = client.HoldTable(opened->config.name);
       // Its last hold may have been released in between.
-      if (absl::IsNotFound(hold.status())) continue;
-      TFSWITCH_RETURN_IF_ERROR(hold.status());
-      opened->hold = *std::move(hold);
-      break;
-    }
+    } while (absl::IsNotFound(hold.status()));
+    TFSWITCH_ASSIGN_OR_RETURN(opened->hold, std::move(hold));
     TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                               client.ListTables(opened->config.name));
     if (infos.size() != 1) {
@@ -325,17 +316,9 @@ int WorkItemState(Tfswitch_Cluster* cluster, const char* queue, int64_t epoch,
                   int64_t index, int32_t* state, char* error) {
   return Guarded(error, [&]() -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
-    switch (worker->GetItemState(queue, epoch, index)) {
-      case WorkerSession::ItemState::kLost:
-        *state = TFSWITCH_WORK_ITEM_LOST;
-        break;
-      case WorkerSession::ItemState::kOwn:
-        *state = TFSWITCH_WORK_ITEM_OWN;
-        break;
-      case WorkerSession::ItemState::kInStep:
-        *state = TFSWITCH_WORK_ITEM_IN_STEP;
-        break;
-    }
+    static_assert(static_cast<int>(WorkerSession::ItemState::kInStep) ==
+                  TFSWITCH_WORK_ITEM_IN_STEP);  // And so are the others.
+    *state = static_cast<int32_t>(worker->GetItemState(queue, epoch, index));
     return absl::OkStatus();
   });
 }

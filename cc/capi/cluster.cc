@@ -145,16 +145,13 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   // Outside the lock: servers may take their time to answer. If two threads
   // open the same cluster, the first one's counts.
   std::unique_ptr<ParameterClient> client;
-  int num_shards = 1;
   if (parsed.is_remote) {
     TFSWITCH_ASSIGN_OR_RETURN(
         client, ConnectToServers(parsed.servers, timeout, OnLostTables::kFail));
-    num_shards = static_cast<int>(parsed.servers.size());
   } else {
     client = NewLocalClient(std::move(local_shard));
   }
-  auto cluster = std::make_shared<Cluster>(std::move(client), num_shards,
-                                           parsed.is_remote);
+  auto cluster = std::make_shared<Cluster>(std::move(client), parsed.is_remote);
   MutexLock lock(&registry.mutex);
   std::weak_ptr<Cluster>& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.lock()) return first;

@@ -73,13 +73,6 @@ absl::Status DropTable(Cluster& cluster, const v1::DropTableRequest& request,
   return absl::OkStatus();
 }
 
-void SetReport(const CheckpointReport& report, v1::CheckpointReport* proto) {
-  proto->mutable_tables()->Add(report.tables.begin(), report.tables.end());
-  proto->set_num_rows(report.num_rows);
-  proto->set_save(report.save);
-  proto->mutable_skipped()->Add(report.skipped.begin(), report.skipped.end());
-}
-
 absl::Status Save(Cluster& cluster, const v1::SaveRequest& request,
                   v1::CheckpointReport* response) {
   SaveOptions options;
@@ -89,9 +82,8 @@ absl::Status Save(Cluster& cluster, const v1::SaveRequest& request,
   if (request.keep() != 0) {
     TFSWITCH_ASSIGN_OR_RETURN(options.keep, ToInt("keep", request.keep()));
   }
-  TFSWITCH_ASSIGN_OR_RETURN(const CheckpointReport report,
+  TFSWITCH_ASSIGN_OR_RETURN(*response,
                             SaveCheckpoint(cluster.client(), options));
-  SetReport(report, response);
   return absl::OkStatus();
 }
 
@@ -107,9 +99,8 @@ absl::Status Restore(Cluster& cluster, const v1::RestoreRequest& request,
   options.path = request.path();
   options.tables = ToStrings(request.tables());
   options.save = request.save();
-  TFSWITCH_ASSIGN_OR_RETURN(const CheckpointReport report,
+  TFSWITCH_ASSIGN_OR_RETURN(*response,
                             RestoreCheckpoint(cluster.client(), options));
-  SetReport(report, response);
   return absl::OkStatus();
 }
 
@@ -201,19 +192,7 @@ absl::Status LeaveGroup(WorkerSession& worker,
 
 absl::Status GetWorker(WorkerSession& worker, const v1::GetWorkerRequest&,
                        v1::GetWorkerResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkerSession::Report report,
-                            worker.GetReport());
-  response->set_group(report.member.group);
-  response->set_worker(report.member.worker);
-  response->set_clock(report.clock);
-  response->set_round(report.round);
-  response->set_dropped_steps(report.dropped);
-  response->set_left(report.has_left);
-  response->set_in_step(report.is_in_step);
-  response->set_num_waits(report.waits.count);
-  response->set_waited_secs(absl::ToDoubleSeconds(report.waits.total));
-  response->set_longest_wait_secs(absl::ToDoubleSeconds(report.waits.longest));
-  *response->mutable_workers() = report.group;
+  TFSWITCH_ASSIGN_OR_RETURN(*response, worker.GetReport());
   return absl::OkStatus();
 }
 

@@ -60,8 +60,8 @@ absl::Status WithCleanUp(const absl::Status& failed,
 
 }  // namespace
 
-absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
-                                                const SaveOptions& options) {
+absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
+    ParameterClient& client, const SaveOptions& options) {
   TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
   const std::vector<std::string> names = WithoutRepetition(options.tables);
   if (!names.empty() && !options.dropped_tables.empty()) {
@@ -72,7 +72,7 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
   request.set_path(options.path);
   request.set_save_id(NewId());
   request.set_all_tables(names.empty());
-  CheckpointReport report;
+  v1::CheckpointReport report;
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                             client.ListTables(""));
   for (const TableInfo& info : infos) {
@@ -88,14 +88,14 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
                        client.num_shards(),
                        " servers: it is being made or dropped. Save again"));
     }
-    report.tables.push_back(name);
-    report.num_rows += info.stats.num_rows;
+    report.add_tables(name);
+    report.set_num_rows(report.num_rows() + info.stats.num_rows);
     request.add_tables(name);
     request.add_table_incarnations(info.identity.incarnation);
   }
   for (const std::string& name : names) {
-    if (std::find(report.tables.begin(), report.tables.end(), name) !=
-        report.tables.end()) {
+    if (std::find(report.tables().begin(), report.tables().end(), name) !=
+        report.tables().end()) {
       continue;
     }
     return absl::NotFoundError(absl::StrCat(
@@ -111,12 +111,14 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
   commit.mutable_dropped_tables()->Add(options.dropped_tables.begin(),
                                        options.dropped_tables.end());
   Progress progress(absl::StrCat("saving to '", options.path, "'"),
-                    report.num_rows);
+                    report.num_rows());
   const auto save = [&]() -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
                               client.SaveShard(request, &progress));
     commit.mutable_manifest_parts()->Add(parts.begin(), parts.end());
-    TFSWITCH_ASSIGN_OR_RETURN(report.save, client.CommitCheckpoint(commit));
+    TFSWITCH_ASSIGN_OR_RETURN(const int64_t number,
+                              client.CommitCheckpoint(commit));
+    report.set_save(number);
     return absl::OkStatus();
   };
   if (const absl::Status failed = save(); !failed.ok()) {
@@ -127,7 +129,7 @@ absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
   return report;
 }
 
-absl::StatusOr<CheckpointReport> RestoreCheckpoint(
+absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
     ParameterClient& client, const RestoreOptions& options) {
   TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
   v1::StageRestoreRequest request;
@@ -148,7 +150,7 @@ absl::StatusOr<CheckpointReport> RestoreCheckpoint(
     (*request.mutable_table_incarnations())[info.config.name] =
         info.identity.incarnation;
   }
-  CheckpointReport report;
+  v1::CheckpointReport report;
   absl::StatusOr<v1::StageRestoreResponse> staged;
   absl::Status newest;
   for (;; request.set_newer_than(request.newer_than() + 1)) {
@@ -165,11 +167,11 @@ absl::StatusOr<CheckpointReport> RestoreCheckpoint(
                          "servers keep rows of this restore until the next");
     }
     newest.Update(staged.status());
-    report.skipped.emplace_back(staged.status().message());
+    report.add_skipped(std::string(staged.status().message()));
   }
-  report.tables = {staged->tables().begin(), staged->tables().end()};
-  report.num_rows = staged->num_rows();
-  report.save = staged->save();
+  *report.mutable_tables() = staged->tables();
+  report.set_num_rows(staged->num_rows());
+  report.set_save(staged->save());
   TFSWITCH_RETURN_IF_ERROR(
       client.CommitRestore(request.restore_id(), /*abort=*/false));
   return report;

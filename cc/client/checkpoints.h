@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "cc/client/parameter_client.h"
+#include "tfswitch/v1/control.pb.h"
 
 namespace tfswitch {
 
@@ -27,24 +28,17 @@ struct RestoreOptions {
   int64_t save = 0;                      // 0: the newest that can be read.
 };
 
-struct CheckpointReport {
-  std::vector<std::string> tables;
-  int64_t num_rows = 0;
-  int64_t save = 0;                  // Its number.
-  std::vector<std::string> skipped;  // Why newer saves were not restored.
-};
-
 // Saves tables. The saves that are there stay whole until the new one is
 // published; with `tables` named, their other tables are kept in it. DataLoss
 // if a server has lost a part of a table: nothing is saved then. A save that
 // fails is removed.
-absl::StatusOr<CheckpointReport> SaveCheckpoint(ParameterClient& client,
-                                                const SaveOptions& options);
+absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(ParameterClient& client,
+                                                    const SaveOptions& options);
 
 // Replaces tables by their saved rows. Every server has read and verified its
 // rows before any server changes. If they are damaged and no save is asked for,
 // the one before is tried.
-absl::StatusOr<CheckpointReport> RestoreCheckpoint(
+absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
     ParameterClient& client, const RestoreOptions& options);
 
 }  // namespace tfswitch

@@ -7,12 +7,8 @@
 
 namespace tfswitch {
 
-Cluster::Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
-                 bool is_remote)
-    : client_(std::move(client)),
-      num_shards_(num_shards),
-      is_remote_(is_remote),
-      client_id_(DrawId()) {}
+Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
+    : client_(std::move(client)), is_remote_(is_remote), client_id_(DrawId()) {}
 
 absl::Status Cluster::Join(const WorkerOptions& options) {
   const std::shared_ptr<WorkerSession> former = worker();

@@ -21,8 +21,7 @@ namespace tfswitch {
 // Thread-safe.
 class Cluster {
  public:
-  Cluster(std::unique_ptr<ParameterClient> client, int num_shards,
-          bool is_remote);
+  Cluster(std::unique_ptr<ParameterClient> client, bool is_remote);
 
   ParameterClient& client() { return *client_; }
   // Joins a group as a worker; the worker that was here before leaves its
@@ -35,7 +34,7 @@ class Cluster {
   void set_day(float day) { day_.store(day, std::memory_order_relaxed); }
   float day() const { return day_.load(std::memory_order_relaxed); }
 
-  int num_shards() const { return num_shards_; }
+  int num_shards() const { return client_->num_shards(); }
   bool is_remote() const { return is_remote_; }
 
   // A new identity for one push.
@@ -46,7 +45,6 @@ class Cluster {
  private:
   // Constant after construction.
   const std::shared_ptr<ParameterClient> client_;
-  const int num_shards_;
   const bool is_remote_;
   const uint64_t client_id_;
 

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cc/base/status_macros.h"
@@ -25,41 +24,50 @@
 namespace tfswitch {
 namespace {
 
-v1::Member ToProto(const GroupMember& member) {
-  v1::Member proto;
+template <typename Request>
+Request RequestOf(const GroupMember& member) {
+  Request request;
+  v1::Member& proto = *request.mutable_member();
   proto.set_group(member.group);
   proto.set_worker(member.worker);
   proto.set_incarnation(member.incarnation);
-  return proto;
-}
-
-v1::ArriveRequest ToArriveRequest(const GroupMember& member, int64_t clock,
-                                  int64_t round, double weight,
-                                  const std::vector<WorkProgress>& progress) {
-  v1::ArriveRequest request;
-  *request.mutable_member() = ToProto(member);
-  request.set_clock(clock);
-  request.set_round(round);
-  request.set_weight(weight);
-  for (const WorkProgress& each : progress) {
-    v1::WorkProgress& proto = *request.add_progress();
-    proto.set_queue(each.queue);
-    proto.set_epoch(each.epoch);
-    proto.set_index(each.index);
-    proto.set_offset(each.offset);
-  }
   return request;
 }
 
 }  // namespace
+
+template <typename Response>
+absl::StatusOr<Response> GroupClient::Call(
+    const google::protobuf::Message& request, absl::Duration timeout) {
+  Response response;
+  const absl::Status status = server_->Call(request, &response, timeout);
+  // A call that takes too long waits for others, not for the server.
+  if (absl::IsDeadlineExceeded(status)) {
+    return absl::UnavailableError(status.message());
+  }
+  TFSWITCH_RETURN_IF_ERROR(status);
+  return response;
+}
+
+template <typename Request, typename Response>
+absl::StatusOr<Response> GroupClient::Poll(Request request, absl::Time deadline,
+                                           bool (Response::*is_over)() const) {
+  for (;;) {
+    request.set_wait_ms(NextPollMs(deadline));
+    TFSWITCH_ASSIGN_OR_RETURN(Response response, Call<Response>(request));
+    if ((response.*is_over)()) return response;
+    if (SteadyNow() >= deadline) {
+      return absl::DeadlineExceededError(response.waiting_for());
+    }
+  }
+}
 
 absl::Status GroupClient::CreateGroup(const std::string& group,
                                       const WorkerGroupOptions& options) {
   v1::CreateGroupRequest request;
   request.set_group(group);
   *request.mutable_options() = ToProto(options);
-  v1::CreateGroupResponse response;
-  return Call(request, &response);
+  return Call<v1::CreateGroupResponse>(request).status();
 }
 
 absl::StatusOr<WorkerGroup::Place> GroupClient::Join(const std::string& group,
@@ -71,40 +79,48 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::Join(const std::string& group,
   request.set_worker(worker);
   request.set_previous_incarnation(previous);
   request.set_newer_group_instance(newer_instance);
-  v1::JoinResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto response,
+                            Call<v1::JoinResponse>(request));
   return WorkerGroup::Place{response.incarnation(), response.clock(),
                             response.round(), response.group_instance()};
 }
 
 absl::Status GroupClient::Heartbeat(const GroupMember& member,
                                     absl::Duration timeout) {
-  v1::HeartbeatRequest request;
-  *request.mutable_member() = ToProto(member);
-  v1::HeartbeatResponse response;
-  return Call(request, &response, timeout);
+  return Call<v1::HeartbeatResponse>(RequestOf<v1::HeartbeatRequest>(member),
+                                     timeout)
+      .status();
 }
 
 absl::StatusOr<int64_t> GroupClient::Arrive(
     const GroupMember& member, int64_t clock, int64_t round, double weight,
     const std::vector<WorkProgress>& progress) {
-  const v1::ArriveRequest request =
-      ToArriveRequest(member, clock, round, weight, progress);
-  v1::ArriveResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return response.open_round();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const Arrival arrival,
+      GroupClient::ArriveAndWait(member, clock, round, weight, progress,
+                                 /*staleness=*/0, absl::InfinitePast()));
+  return arrival.open_round;
 }
 
 absl::StatusOr<Arrival> GroupClient::ArriveAndWait(
     const GroupMember& member, int64_t clock, int64_t round, double weight,
     const std::vector<WorkProgress>& progress, int64_t staleness,
     absl::Time deadline) {
-  v1::ArriveRequest request =
-      ToArriveRequest(member, clock, round, weight, progress);
+  auto request = RequestOf<v1::ArriveRequest>(member);
+  request.set_clock(clock);
+  request.set_round(round);
+  request.set_weight(weight);
+  for (const WorkProgress& each : progress) {
+    v1::WorkProgress& proto = *request.add_progress();
+    proto.set_queue(each.queue);
+    proto.set_epoch(each.epoch);
+    proto.set_index(each.index);
+    proto.set_offset(each.offset);
+  }
   request.set_wait_ms(NextPollMs(deadline));
   request.set_staleness(staleness);
-  v1::ArriveResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto response,
+                            Call<v1::ArriveResponse>(request));
   Arrival arrival;
   arrival.open_round = response.open_round();
   if (response.has_round()) arrival.round = FromProto(response.round());
@@ -114,57 +130,39 @@ absl::StatusOr<Arrival> GroupClient::ArriveAndWait(
 
 absl::Status GroupClient::Leave(const GroupMember& member,
                                 absl::Duration timeout) {
-  v1::LeaveRequest request;
-  *request.mutable_member() = ToProto(member);
-  v1::LeaveResponse response;
-  return Call(request, &response, timeout);
+  return Call<v1::LeaveResponse>(RequestOf<v1::LeaveRequest>(member), timeout)
+      .status();
 }
 
 absl::StatusOr<Round> GroupClient::WaitForRound(const GroupMember& member,
                                                 int64_t number,
                                                 absl::Time deadline) {
-  v1::WaitForRoundRequest request;
-  *request.mutable_member() = ToProto(member);
+  auto request = RequestOf<v1::WaitForRoundRequest>(member);
   request.set_round(number);
-  v1::WaitForRoundResponse response;
-  do {
-    request.set_wait_ms(NextPollMs(deadline));
-    TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  } while (!response.has_round() && SteadyNow() < deadline);
-  if (response.has_round()) return FromProto(response.round());
-  return absl::DeadlineExceededError(response.waiting_for());
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const auto response,
+      Poll(request, deadline, &v1::WaitForRoundResponse::has_round));
+  return FromProto(response.round());
 }
 
 absl::Status GroupClient::WaitForTurn(const GroupMember& member, int64_t clock,
                                       int64_t staleness, absl::Time deadline) {
-  v1::WaitForTurnRequest request;
-  *request.mutable_member() = ToProto(member);
+  auto request = RequestOf<v1::WaitForTurnRequest>(member);
   request.set_clock(clock);
   request.set_staleness(staleness);
-  v1::WaitForTurnResponse response;
-  do {
-    request.set_wait_ms(NextPollMs(deadline));
-    TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  } while (!response.may_proceed() && SteadyNow() < deadline);
-  if (response.may_proceed()) return absl::OkStatus();
-  return absl::DeadlineExceededError(response.waiting_for());
+  return Poll(request, deadline, &v1::WaitForTurnResponse::may_proceed)
+      .status();
 }
 
 absl::StatusOr<WorkerGroup::Place> GroupClient::WaitAtBarrier(
     const GroupMember& member, const std::string& barrier, int64_t visit,
     absl::Time deadline) {
-  v1::WaitAtBarrierRequest request;
-  *request.mutable_member() = ToProto(member);
+  auto request = RequestOf<v1::WaitAtBarrierRequest>(member);
   request.set_barrier(barrier);
   request.set_visit(visit);
-  v1::WaitAtBarrierResponse response;
-  do {
-    request.set_wait_ms(NextPollMs(deadline));
-    TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  } while (!response.is_open() && SteadyNow() < deadline);
-  if (!response.is_open()) {
-    return absl::DeadlineExceededError(response.waiting_for());
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const auto response,
+      Poll(request, deadline, &v1::WaitAtBarrierResponse::is_open));
   return WorkerGroup::Place{member.incarnation, response.clock(),
                             response.round()};
 }
@@ -173,9 +171,7 @@ absl::StatusOr<v1::GetGroupStatsResponse> GroupClient::GroupStats(
     const std::string& group) {
   v1::GetGroupStatsRequest request;
   request.set_group(group);
-  v1::GetGroupStatsResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return response;
+  return Call<v1::GetGroupStatsResponse>(request);
 }
 
 absl::Status GroupClient::CreateWorkQueue(const std::string& group,
@@ -185,17 +181,15 @@ absl::Status GroupClient::CreateWorkQueue(const std::string& group,
   request.set_group(group);
   request.set_queue(queue);
   *request.mutable_options() = ToProto(options);
-  v1::CreateWorkQueueResponse response;
-  return Call(request, &response);
+  return Call<v1::CreateWorkQueueResponse>(request).status();
 }
 
 absl::StatusOr<std::optional<WorkItem>> GroupClient::TakeWorkItem(
     const GroupMember& member, const std::string& queue) {
-  v1::TakeWorkItemRequest request;
-  *request.mutable_member() = ToProto(member);
+  auto request = RequestOf<v1::TakeWorkItemRequest>(member);
   request.set_queue(queue);
-  v1::TakeWorkItemResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto response,
+                            Call<v1::TakeWorkItemResponse>(request));
   if (!response.has_item()) return std::nullopt;
   return FromProto(response.item());
 }
@@ -203,13 +197,11 @@ absl::StatusOr<std::optional<WorkItem>> GroupClient::TakeWorkItem(
 absl::Status GroupClient::FinishWorkItem(const GroupMember& member,
                                          const std::string& queue,
                                          int64_t epoch, int64_t index) {
-  v1::FinishWorkItemRequest request;
-  *request.mutable_member() = ToProto(member);
+  auto request = RequestOf<v1::FinishWorkItemRequest>(member);
   request.set_queue(queue);
   request.set_epoch(epoch);
   request.set_index(index);
-  v1::FinishWorkItemResponse response;
-  return Call(request, &response);
+  return Call<v1::FinishWorkItemResponse>(request).status();
 }
 
 absl::StatusOr<v1::GetWorkQueueStatsResponse> GroupClient::WorkQueueStats(
@@ -217,18 +209,7 @@ absl::StatusOr<v1::GetWorkQueueStatsResponse> GroupClient::WorkQueueStats(
   v1::GetWorkQueueStatsRequest request;
   request.set_group(group);
   request.set_queue(queue);
-  v1::GetWorkQueueStatsResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return response;
-}
-
-absl::Status GroupClient::Call(const google::protobuf::Message& request,
-                               google::protobuf::Message* response,
-                               absl::Duration timeout) {
-  absl::Status status = server_->Call(request, response, timeout);
-  // A call that takes too long waits for others, not for the server.
-  if (!absl::IsDeadlineExceeded(status)) return status;
-  return absl::UnavailableError(status.message());
+  return Call<v1::GetWorkQueueStatsResponse>(request);
 }
 
 int64_t GroupClient::NextPollMs(absl::Time deadline) const {

@@ -4,7 +4,6 @@
 #define TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,13 +17,6 @@
 #include "tfswitch/v1/coordination.pb.h"
 
 namespace tfswitch {
-
-// A worker of a group; see WorkerGroup::Join.
-struct GroupMember {
-  std::string group;
-  uint32_t worker = 0;
-  uint64_t incarnation = 0;
-};
 
 // The result of ArriveAndWait().
 struct Arrival {
@@ -92,9 +84,14 @@ class GroupClient {
       const std::string& group, const std::string& queue);
 
  private:
-  absl::Status Call(const google::protobuf::Message& request,
-                    google::protobuf::Message* response,
-                    absl::Duration timeout = absl::InfiniteDuration());
+  template <typename Response>
+  absl::StatusOr<Response> Call(
+      const google::protobuf::Message& request,
+      absl::Duration timeout = absl::InfiniteDuration());
+  // Polls until the answer says that the wait is over, or the deadline comes.
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Poll(Request request, absl::Time deadline,
+                                bool (Response::*is_over)() const);
   // How long the server may hold the next poll, if it does not set a limit
   // itself: its answer must come within the client's timeout.
   int64_t NextPollMs(absl::Time deadline) const;

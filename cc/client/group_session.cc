@@ -17,7 +17,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
-#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
@@ -90,36 +89,6 @@ void GroupSession::KeepAlive() {
   }
 }
 
-GroupMember GroupSession::member() const {
-  MutexLock lock(&mutex_);
-  return member_;
-}
-
-std::string GroupSession::barrier() const {
-  MutexLock lock(&mutex_);
-  return barrier_;
-}
-
-uint64_t GroupSession::group_instance() const {
-  MutexLock lock(&mutex_);
-  return group_instance_;
-}
-
-bool GroupSession::has_left() const {
-  MutexLock lock(&mutex_);
-  return has_left_;
-}
-
-int64_t GroupSession::clock() const {
-  MutexLock lock(&mutex_);
-  return clock_;
-}
-
-int64_t GroupSession::round() const {
-  MutexLock lock(&mutex_);
-  return round_;
-}
-
 absl::Status GroupSession::EndStep(bool contributes, double weight,
                                    const std::vector<WorkProgress>& progress) {
   TFSWITCH_ASSIGN_OR_RETURN(
@@ -127,12 +96,14 @@ absl::Status GroupSession::EndStep(bool contributes, double weight,
       groups_->Arrive(member(), clock(),
                       contributes ? round() : WorkerGroup::kNoRound, weight,
                       progress));
-  Advance(contributes, open_round);
+  Advance(contributes, open_round, is_waiting());
   return absl::OkStatus();
 }
 
-void GroupSession::Advance(bool contributes, int64_t open_round) {
+void GroupSession::Advance(bool contributes, int64_t open_round,
+                           bool must_wait) {
   MutexLock lock(&mutex_);
+  is_waiting_ = must_wait;
   ++clock_;
   is_leaving_ = false;  // It goes on.
   // A contributor asks for its round by number and goes on from there; one that
@@ -149,10 +120,10 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
       Arrival arrival,
       groups_->ArriveAndWait(member(), clock(), round(), weight, progress,
                              /*staleness=*/0, start + timeout));
-  Advance(/*contributes=*/true, arrival.open_round);
-  SetWaiting(!arrival.round.has_value());
+  Advance(/*contributes=*/true, arrival.open_round,
+          /*must_wait=*/!arrival.round.has_value());
   if (!arrival.round.has_value()) {
-    return WaitForRound(start, timeout);
+    return WaitForRound(timeout, start);
   }
   CountWait(start);
   MutexLock lock(&mutex_);
@@ -170,21 +141,17 @@ absl::Status GroupSession::EndStepAndWaitForTurn(
       groups_->ArriveAndWait(member(), clock(), WorkerGroup::kNoRound,
                              /*weight=*/0.0, progress, staleness,
                              start + timeout));
-  Advance(/*contributes=*/false, arrival.open_round);
-  SetWaiting(!arrival.may_proceed);
+  Advance(/*contributes=*/false, arrival.open_round,
+          /*must_wait=*/!arrival.may_proceed);
   if (!arrival.may_proceed) {
-    return WaitForTurn(staleness, start, timeout);
+    return WaitForTurn(staleness, timeout, start);
   }
   CountWait(start);
   return absl::OkStatus();
 }
 
-absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout) {
-  return WaitForRound(SteadyNow(), timeout);
-}
-
-absl::StatusOr<Round> GroupSession::WaitForRound(absl::Time start,
-                                                 absl::Duration timeout) {
+absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout,
+                                                 absl::Time start) {
   absl::StatusOr<Round> closed =
       groups_->WaitForRound(member(), round(), start + timeout);
   CountWait(start);
@@ -196,17 +163,14 @@ absl::StatusOr<Round> GroupSession::WaitForRound(absl::Time start,
 }
 
 absl::Status GroupSession::WaitForTurn(int64_t staleness,
-                                       absl::Duration timeout) {
-  return WaitForTurn(staleness, SteadyNow(), timeout);
-}
-
-absl::Status GroupSession::WaitForTurn(int64_t staleness, absl::Time start,
-                                       absl::Duration timeout) {
+                                       absl::Duration timeout,
+                                       absl::Time start) {
   const absl::Status turn =
       groups_->WaitForTurn(member(), clock(), staleness, start + timeout);
   CountWait(start);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, turn));
-  SetWaiting(false);
+  MutexLock lock(&mutex_);
+  is_waiting_ = false;
   return absl::OkStatus();
 }
 
@@ -222,20 +186,17 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
                                          absl::Duration timeout) {
   const absl::Time start = SteadyNow();
   int64_t visit;
+  absl::Time since;
   {
     MutexLock lock(&mutex_);
     visit = visits_;
     if (barrier_.empty()) at_barrier_since_ = start;
+    since = at_barrier_since_;
     barrier_ = barrier;
   }
   const absl::StatusOr<WorkerGroup::Place> place =
       groups_->WaitAtBarrier(member(), barrier, visit, start + timeout);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, place.status()));
-  absl::Time since;
-  {
-    MutexLock lock(&mutex_);
-    since = at_barrier_since_;
-  }
   CountWait(since);
   MutexLock lock(&mutex_);
   ++visits_;
@@ -284,21 +245,6 @@ absl::Status GroupSession::Leave(absl::Duration timeout) {
   MutexLock lock(&mutex_);
   has_left_ = true;
   return absl::OkStatus();
-}
-
-bool GroupSession::is_waiting() const {
-  MutexLock lock(&mutex_);
-  return is_waiting_;
-}
-
-void GroupSession::SetWaiting(bool is_waiting) {
-  MutexLock lock(&mutex_);
-  is_waiting_ = is_waiting;
-}
-
-GroupSession::Waits GroupSession::waits() const {
-  MutexLock lock(&mutex_);
-  return waits_;
 }
 
 void GroupSession::CountWait(absl::Time start) {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "cc/base/steady_clock.h"
 #include "cc/client/group_client.h"
 
 namespace tfswitch {
@@ -47,14 +48,29 @@ class GroupSession {
   GroupSession& operator=(const GroupSession&) = delete;
 
   // This member; it has another incarnation after Rejoin().
-  GroupMember member() const;
+  GroupMember member() const {
+    MutexLock lock(&mutex_);
+    return member_;
+  }
   // The barrier at which it waits, as far as it knows; empty: none.
-  std::string barrier() const;
+  std::string barrier() const {
+    MutexLock lock(&mutex_);
+    return barrier_;
+  }
   // Whether it has left and has not come back.
-  bool has_left() const;
+  bool has_left() const {
+    MutexLock lock(&mutex_);
+    return has_left_;
+  }
   // How many steps have ended, and the round that the next one contributes to.
-  int64_t clock() const;
-  int64_t round() const;
+  int64_t clock() const {
+    MutexLock lock(&mutex_);
+    return clock_;
+  }
+  int64_t round() const {
+    MutexLock lock(&mutex_);
+    return round_;
+  }
 
   // Ends a step, with a contribution of `weight` to round() or with none.
   // NotFound if the group has given this worker up: call Rejoin(). `progress`:
@@ -73,11 +89,13 @@ class GroupSession {
 
   // Waits until round(), to which the step before has contributed, has closed.
   // For one that contributed to a round that had closed it is the last one that
-  // has.
-  absl::StatusOr<Round> WaitForRound(absl::Duration timeout);
+  // has. `start`: when the step's end began.
+  absl::StatusOr<Round> WaitForRound(absl::Duration timeout,
+                                     absl::Time start = SteadyNow());
 
   // Waits until the next step may begin with at most `staleness`.
-  absl::Status WaitForTurn(int64_t staleness, absl::Duration timeout);
+  absl::Status WaitForTurn(int64_t staleness, absl::Duration timeout,
+                           absl::Time start = SteadyNow());
 
   // Waits until the round `number` of the group has closed, which need not be
   // one to which this worker has contributed.
@@ -93,26 +111,30 @@ class GroupSession {
   // `newer_instance`: see Coordinator::Join.
   absl::Status Rejoin(uint64_t newer_instance = 0);
   // The instance of the group that it has joined.
-  uint64_t group_instance() const;
+  uint64_t group_instance() const {
+    MutexLock lock(&mutex_);
+    return group_instance_;
+  }
 
   // Nobody waits for this worker any more. Idempotent. `timeout`: for the
   // server, if that is less than the client's.
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
-  Waits waits() const;
+  Waits waits() const {
+    MutexLock lock(&mutex_);
+    return waits_;
+  }
 
  private:
   GroupSession(std::shared_ptr<GroupClient> groups, std::string group,
                const WorkerGroupOptions& options, uint32_t worker);
 
   // Notes the changes that the end of a step has made.
-  void Advance(bool contributes, int64_t open_round);
-  // The waits of a step whose end began at `start`.
-  absl::StatusOr<Round> WaitForRound(absl::Time start, absl::Duration timeout);
-  absl::Status WaitForTurn(int64_t staleness, absl::Time start,
-                           absl::Duration timeout);
-  bool is_waiting() const;
-  void SetWaiting(bool is_waiting);
+  void Advance(bool contributes, int64_t open_round, bool must_wait);
+  bool is_waiting() const {
+    MutexLock lock(&mutex_);
+    return is_waiting_;
+  }
   void KeepAlive();
   void CountWait(absl::Time start);
 

@@ -48,7 +48,6 @@ struct Part {
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
   WriteResult result;  // If the call is a write.
-  std::unique_ptr<PendingCall> call;
 };
 
 std::vector<Part> SplitByOwner(absl::Span<const Key> keys,

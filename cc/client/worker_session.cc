@@ -198,6 +198,7 @@ absl::Status WorkerSession::Arrive() {
   const double weight = *unconfirmed_weight_;
   const int64_t clock = session_->clock();
   absl::Status ended;
+  bool has_closed = false;
   switch (options_.consistency.kind) {
     case ConsistencyKind::kAsp:
       ended = session_->EndStep(/*contributes=*/false, weight,
@@ -212,19 +213,12 @@ absl::Status WorkerSession::Arrive() {
       absl::StatusOr<Round> round = session_->EndStepAndWaitForRound(
           weight, options_.wait_timeout, unconfirmed_progress_);
       ended = round.status();
-      if (round.ok()) {
-        CountProgress(unconfirmed_progress_);
-        has_pushed_ = false;
-        has_applied_ = false;
-        unconfirmed_weight_.reset();
-        is_unfinished_ = true;
-        uncommitted_ = *std::move(round);
-        return EndedStep(FinishStep());
-      }
+      has_closed = round.ok();
+      if (has_closed) uncommitted_ = *std::move(round);
       break;
     }
   }
-  const bool has_arrived = session_->clock() != clock;
+  const bool has_arrived = has_closed || session_->clock() != clock;
   if (has_arrived) {
     CountProgress(unconfirmed_progress_);
     has_pushed_ = false;
@@ -238,8 +232,8 @@ absl::Status WorkerSession::Arrive() {
        absl::IsCancelled(ended));
   if (!is_unconfirmed) unconfirmed_weight_.reset();
   if (absl::IsNotFound(ended)) return EndedStep(ComeBack(ended, has_arrived));
-  is_unfinished_ = has_arrived && !ended.ok();
-  return ended;
+  is_unfinished_ = has_closed || (has_arrived && !ended.ok());
+  return has_closed ? EndedStep(FinishStep()) : ended;
 }
 
 absl::Status WorkerSession::EndedStep(absl::Status status) {
@@ -543,15 +537,19 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
 
 absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   Report report;
-  TFSWITCH_ASSIGN_OR_RETURN(report.group,
+  TFSWITCH_ASSIGN_OR_RETURN(*report.mutable_workers(),
                             client_->groups().GroupStats(options_.group));
-  report.member = session_->member();
-  report.clock = session_->clock();
-  report.round = session_->round();
-  report.waits = session_->waits();
-  report.dropped = dropped_;
-  report.has_left = session_->has_left();
-  report.is_in_step = has_pushed_ || has_applied_;
+  const GroupSession::Waits waits = session_->waits();
+  report.set_group(options_.group);
+  report.set_worker(options_.worker);
+  report.set_clock(session_->clock());
+  report.set_round(session_->round());
+  report.set_dropped_steps(dropped_);
+  report.set_left(session_->has_left());
+  report.set_in_step(has_pushed_ || has_applied_);
+  report.set_num_waits(waits.count);
+  report.set_waited_secs(absl::ToDoubleSeconds(waits.total));
+  report.set_longest_wait_secs(absl::ToDoubleSeconds(waits.longest));
   return report;
 }
 

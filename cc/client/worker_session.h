@@ -20,6 +20,7 @@
 #include "cc/client/group_session.h"
 #include "cc/client/parameter_client.h"
 #include "cc/table/table_config.h"
+#include "tfswitch/v1/control.pb.h"
 
 namespace tfswitch {
 
@@ -41,22 +42,14 @@ struct WorkerOptions {
 // EndStep() or at a barrier lets no thread take or advance an item meanwhile.
 class WorkerSession {
  public:
-  struct Report {
-    GroupMember member;
-    int64_t clock = 0;        // Steps that have ended.
-    int64_t round = 0;        // The next one contributes to it.
-    int64_t dropped = 0;      // Steps whose contribution did not count.
-    bool has_left = false;    // It has not come back.
-    bool is_in_step = false;  // Something has been pushed since the last ended.
-    GroupSession::Waits waits;
-    v1::GetGroupStatsResponse group;
-  };
+  using Report = v1::GetWorkerResponse;
 
   // `client` must be of the cluster that the worker trains with.
   static absl::StatusOr<std::unique_ptr<WorkerSession>> Join(
       std::shared_ptr<ParameterClient> client, const WorkerOptions& options);
 
   const WorkerOptions& options() const { return options_; }
+  GroupMember member() const { return session_->member(); }
 
   // FailedPrecondition if a table of this consistency must not be pushed to
   // under that of the session.
@@ -111,7 +104,7 @@ class WorkerSession {
                               int64_t index);
   // The state of an item as this worker knows it. The work of a step on a lost
   // one would be done twice.
-  enum class ItemState { kLost, kOwn, kInStep };
+  enum class ItemState { kLost = 0, kOwn = 1, kInStep = 2 };
   ItemState GetItemState(const std::string& queue, int64_t epoch,
                          int64_t index);
   absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkQueueStats(

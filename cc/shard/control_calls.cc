@@ -218,22 +218,17 @@ absl::Status RunAny(const ShardCall& call,
   using Runner =
       absl::Status (*)(const ShardCall&, const google::protobuf::Message&,
                        google::protobuf::Message*);
-#define TFSWITCH_RUNNER(run, name)                                     \
+#define TFSWITCH_RUNNER(name)                                          \
   {v1::name##Request::descriptor(),                                    \
    [](const ShardCall& any_call, const google::protobuf::Message& any, \
       google::protobuf::Message* answer) {                             \
-     return run(any_call, static_cast<const v1::name##Request&>(any),  \
+     return Run(any_call, static_cast<const v1::name##Request&>(any),  \
                 static_cast<v1::name##Response*>(answer));             \
    }},
-#define TFSWITCH_SHARD_RUNNER(name) TFSWITCH_RUNNER(Run, name)
-#define TFSWITCH_COORDINATION_RUNNER(name) \
-  TFSWITCH_RUNNER(RunCoordination, name)
   static const auto* const runners =
       new std::unordered_map<const google::protobuf::Descriptor*, Runner>{
-          TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_SHARD_RUNNER)
-              TFSWITCH_COORDINATION_CALLS(TFSWITCH_COORDINATION_RUNNER)};
-#undef TFSWITCH_COORDINATION_RUNNER
-#undef TFSWITCH_SHARD_RUNNER
+          TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_RUNNER)
+              TFSWITCH_COORDINATION_CALLS(TFSWITCH_RUNNER)};
 #undef TFSWITCH_RUNNER
   return runners->at(request.GetDescriptor())(call, request, response);
 }

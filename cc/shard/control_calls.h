@@ -77,10 +77,11 @@ TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_DECLARE)
 TFSWITCH_COORDINATION_CALLS(TFSWITCH_DECLARE)
 #undef TFSWITCH_DECLARE
 
-// FailedPrecondition unless the shard is the one that coordinates.
+// For the calls of Coordination: FailedPrecondition unless the shard is the one
+// that coordinates.
 template <typename Request, typename Response>
-absl::Status RunCoordination(const ShardCall& call, const Request& request,
-                             Response* response) {
+absl::Status Run(const ShardCall& call, const Request& request,
+                 Response* response) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto coordinator,
                             call.shard.FindCoordinator());
   return Run(*coordinator, request, response);

@@ -28,12 +28,18 @@ absl::Time PollEnd(int64_t wait_ms) {
                                   absl::ZeroDuration(), kLongestPoll);
 }
 
-// Whether a wait has not ended; then the answer says for whom it waits.
+template <typename Request>
+GroupMember MemberOf(const Request& request) {
+  const v1::Member& member = request.member();
+  return {member.group(), member.worker(), member.incarnation()};
+}
+
+// If a wait has not ended, the answer says for whom it waits.
 template <typename Response>
-bool StillWaits(const absl::Status& status, Response* response) {
-  if (!absl::IsDeadlineExceeded(status)) return false;
-  response->set_waiting_for(std::string(status.message()));
-  return true;
+absl::Status Answer(const absl::Status& waited, Response* response) {
+  if (!absl::IsDeadlineExceeded(waited)) return waited;
+  response->set_waiting_for(std::string(waited.message()));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -59,14 +65,12 @@ absl::Status Run(Coordinator& coordinator, const v1::JoinRequest& request,
 
 absl::Status Run(Coordinator& coordinator, const v1::HeartbeatRequest& request,
                  v1::HeartbeatResponse*) {
-  const v1::Member& member = request.member();
-  return coordinator.Heartbeat(member.group(), member.worker(),
-                               member.incarnation());
+  return coordinator.Heartbeat(MemberOf(request));
 }
 
 absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
                  v1::ArriveResponse* response) {
-  const v1::Member& member = request.member();
+  const GroupMember member = MemberOf(request);
   std::vector<WorkProgress> progress;
   for (const v1::WorkProgress& each : request.progress()) {
     progress.push_back(
@@ -74,23 +78,20 @@ absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
   }
   TFSWITCH_ASSIGN_OR_RETURN(
       const int64_t open_round,
-      coordinator.Arrive(member.group(), member.worker(), member.incarnation(),
-                         request.clock(), request.round(), request.weight(),
-                         progress));
+      coordinator.Arrive(member, request.clock(), request.round(),
+                         request.weight(), progress));
   response->set_open_round(open_round);
   if (request.wait_ms() <= 0) return absl::OkStatus();
   // The worker hears of an error of the wait when it asks again.
   const absl::Time end = PollEnd(request.wait_ms());
   absl::Status waited;
   if (request.round() == WorkerGroup::kNoRound) {
-    waited = coordinator.WaitForTurn(member.group(), member.worker(),
-                                     member.incarnation(), request.clock() + 1,
+    waited = coordinator.WaitForTurn(member, request.clock() + 1,
                                      request.staleness(), end);
     response->set_may_proceed(waited.ok());
   } else {
     const absl::StatusOr<Round> round = coordinator.WaitForRound(
-        member.group(), member.worker(), member.incarnation(),
-        std::max(request.round(), open_round - 1), end);
+        member, std::max(request.round(), open_round - 1), end);
     if (round.ok()) *response->mutable_round() = ToProto(*round);
     waited = round.status();
   }
@@ -99,46 +100,35 @@ absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
 
 absl::Status Run(Coordinator& coordinator, const v1::LeaveRequest& request,
                  v1::LeaveResponse*) {
-  const v1::Member& member = request.member();
-  return coordinator.Leave(member.group(), member.worker(),
-                           member.incarnation());
+  return coordinator.Leave(MemberOf(request));
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::WaitForRoundRequest& request,
                  v1::WaitForRoundResponse* response) {
-  const v1::Member& member = request.member();
   const absl::StatusOr<Round> round = coordinator.WaitForRound(
-      member.group(), member.worker(), member.incarnation(), request.round(),
-      PollEnd(request.wait_ms()));
-  if (StillWaits(round.status(), response)) return absl::OkStatus();
-  TFSWITCH_RETURN_IF_ERROR(round.status());
-  *response->mutable_round() = ToProto(*round);
-  return absl::OkStatus();
+      MemberOf(request), request.round(), PollEnd(request.wait_ms()));
+  if (round.ok()) *response->mutable_round() = ToProto(*round);
+  return Answer(round.status(), response);
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::WaitForTurnRequest& request,
                  v1::WaitForTurnResponse* response) {
-  const v1::Member& member = request.member();
-  const absl::Status turn = coordinator.WaitForTurn(
-      member.group(), member.worker(), member.incarnation(), request.clock(),
-      request.staleness(), PollEnd(request.wait_ms()));
-  if (StillWaits(turn, response)) return absl::OkStatus();
-  TFSWITCH_RETURN_IF_ERROR(turn);
-  response->set_may_proceed(true);
-  return absl::OkStatus();
+  const absl::Status turn =
+      coordinator.WaitForTurn(MemberOf(request), request.clock(),
+                              request.staleness(), PollEnd(request.wait_ms()));
+  response->set_may_proceed(turn.ok());
+  return Answer(turn, response);
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::WaitAtBarrierRequest& request,
                  v1::WaitAtBarrierResponse* response) {
-  const v1::Member& member = request.member();
-  const absl::StatusOr<WorkerGroup::Place> place = coordinator.WaitAtBarrier(
-      member.group(), member.worker(), member.incarnation(), request.barrier(),
-      request.visit(), PollEnd(request.wait_ms()));
-  if (StillWaits(place.status(), response)) return absl::OkStatus();
-  TFSWITCH_RETURN_IF_ERROR(place.status());
+  const absl::StatusOr<WorkerGroup::Place> place =
+      coordinator.WaitAtBarrier(MemberOf(request), request.barrier(),
+                                request.visit(), PollEnd(request.wait_ms()));
+  if (!place.ok()) return Answer(place.status(), response);
   response->set_is_open(true);
   response->set_clock(place->clock);
   response->set_round(place->round);
@@ -164,11 +154,9 @@ absl::Status Run(Coordinator& coordinator,
 absl::Status Run(Coordinator& coordinator,
                  const v1::TakeWorkItemRequest& request,
                  v1::TakeWorkItemResponse* response) {
-  const v1::Member& member = request.member();
   TFSWITCH_ASSIGN_OR_RETURN(
       const std::optional<WorkItem> taken,
-      coordinator.TakeWorkItem(member.group(), member.worker(),
-                               member.incarnation(), request.queue()));
+      coordinator.TakeWorkItem(MemberOf(request), request.queue()));
   if (taken.has_value()) *response->mutable_item() = ToProto(*taken);
   return absl::OkStatus();
 }
@@ -176,9 +164,7 @@ absl::Status Run(Coordinator& coordinator,
 absl::Status Run(Coordinator& coordinator,
                  const v1::FinishWorkItemRequest& request,
                  v1::FinishWorkItemResponse*) {
-  const v1::Member& member = request.member();
-  return coordinator.FinishWorkItem(member.group(), member.worker(),
-                                    member.incarnation(), request.queue(),
+  return coordinator.FinishWorkItem(MemberOf(request), request.queue(),
                                     request.epoch(), request.index());
 }
 

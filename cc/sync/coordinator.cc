@@ -156,22 +156,23 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
   return member;
 }
 
-absl::Status Coordinator::Heartbeat(const std::string& group, uint32_t worker,
-                                    uint64_t incarnation) {
+absl::Status Coordinator::Heartbeat(const GroupMember& member) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  return HeartbeatAndTick(found, worker, incarnation);
+  return HearOf(member).status();
 }
 
-absl::Status Coordinator::HeartbeatAndTick(Group* group, uint32_t worker,
-                                           uint64_t incarnation) {
+absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
+    const GroupMember& member) {
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
   // A worker that comes a little late is alive: its own lease first.
   const absl::Time now = SteadyNow();
-  absl::Status status = group->state.Heartbeat(worker, incarnation, now);
-  group->state.Tick(now);
-  Settle(group);
-  group->changed.NotifyAll();
-  return status;
+  const absl::Status status =
+      found->state.Heartbeat(member.worker, member.incarnation, now);
+  found->state.Tick(now);
+  Settle(found);
+  found->changed.NotifyAll();
+  TFSWITCH_RETURN_IF_ERROR(status);
+  return found;
 }
 
 void Coordinator::Settle(Group* group) {
@@ -198,9 +199,9 @@ void Coordinator::Settle(Group* group) {
 }
 
 absl::StatusOr<int64_t> Coordinator::Arrive(
-    const std::string& group, uint32_t worker, uint64_t incarnation,
-    int64_t clock, int64_t round, double weight,
+    const GroupMember& member, int64_t clock, int64_t round, double weight,
     const std::vector<WorkProgress>& progress) {
+  const auto& [group, worker, incarnation] = member;
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   WorkerGroup& state = found->state;
@@ -247,24 +248,24 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
   return state.open_round();
 }
 
-absl::Status Coordinator::Leave(const std::string& group, uint32_t worker,
-                                uint64_t incarnation) {
+absl::Status Coordinator::Leave(const GroupMember& member) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  found->state.Leave(worker, incarnation);
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
+  found->state.Leave(member.worker, member.incarnation);
   Settle(found);
   found->changed.NotifyAll();
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::Wait(Group* group, uint32_t worker,
-                               uint64_t incarnation, absl::Time deadline,
+absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
+                               absl::Time deadline,
                                const std::function<bool()>& is_over,
                                const std::function<std::string()>& describe) {
   for (;;) {
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
     const absl::Time now = SteadyNow();
-    TFSWITCH_RETURN_IF_ERROR(group->state.Heartbeat(worker, incarnation, now));
+    TFSWITCH_RETURN_IF_ERROR(
+        group->state.Heartbeat(member.worker, member.incarnation, now));
     const WorkerGroup::Stats before = group->state.stats();
     group->state.Tick(now);
     Settle(group);
@@ -292,26 +293,23 @@ absl::Status Coordinator::Wait(Group* group, uint32_t worker,
   }
 }
 
-absl::StatusOr<Round> Coordinator::WaitForRound(const std::string& group,
-                                                uint32_t worker,
-                                                uint64_t incarnation,
+absl::StatusOr<Round> Coordinator::WaitForRound(const GroupMember& member,
                                                 int64_t number,
                                                 absl::Time deadline) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
   TFSWITCH_RETURN_IF_ERROR(Wait(
-      found, worker, incarnation, deadline,
+      found, member, deadline,
       [&] { return found->state.open_round() > number; },
       [&] {
-        return absl::StrCat("group '", group, "': round ", number,
+        return absl::StrCat("group '", member.group, "': round ", number,
                             " waits for ",
                             found->state.DescribeMissing(number));
       }));
   return found->state.ClosedRound(number);
 }
 
-absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
-                                      uint64_t incarnation, int64_t clock,
+absl::Status Coordinator::WaitForTurn(const GroupMember& member, int64_t clock,
                                       int64_t staleness, absl::Time deadline) {
   if (clock < 0 || staleness < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -319,37 +317,38 @@ absl::Status Coordinator::WaitForTurn(const std::string& group, uint32_t worker,
         ", staleness=", staleness));
   }
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
   return Wait(
-      found, worker, incarnation, deadline,
+      found, member, deadline,
       [&] { return found->state.MayProceed(clock, staleness); },
       [&] {
-        return absl::StrCat("group '", group, "': worker ", worker,
-                            " has ended ", clock, " steps, may be ", staleness,
-                            " ahead, and waits for ",
-                            found->state.DescribeBehind(clock - staleness));
+        return absl::StrCat(
+            "group '", member.group, "': worker ", member.worker, " has ended ",
+            clock, " steps, may be ", staleness, " ahead, and waits for ",
+            found->state.DescribeBehind(clock - staleness));
       });
 }
 
 absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
-    const std::string& group, uint32_t worker, uint64_t incarnation,
-    const std::string& barrier, int64_t visit, absl::Time deadline) {
+    const GroupMember& member, const std::string& barrier, int64_t visit,
+    absl::Time deadline) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckName("barrier", barrier));
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  TFSWITCH_RETURN_IF_ERROR(
-      found->state.Enter(worker, incarnation, barrier, visit, SteadyNow()));
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
+  TFSWITCH_RETURN_IF_ERROR(found->state.Enter(member.worker, member.incarnation,
+                                              barrier, visit, SteadyNow()));
   Settle(found);
   found->changed.NotifyAll();
   absl::StatusOr<std::optional<WorkerGroup::Place>> place;
   TFSWITCH_RETURN_IF_ERROR(Wait(
-      found, worker, incarnation, deadline,
+      found, member, deadline,
       [&] {
-        place = found->state.PlaceAfterBarrier(worker, incarnation);
+        place =
+            found->state.PlaceAfterBarrier(member.worker, member.incarnation);
         return !place.ok() || place->has_value();
       },
       [&] {
-        return absl::StrCat("group '", group, "': barrier '", barrier,
+        return absl::StrCat("group '", member.group, "': barrier '", barrier,
                             "' waits for ",
                             found->state.DescribeAbsent(barrier));
       }));
@@ -433,24 +432,22 @@ absl::Status Coordinator::CreateWorkQueue(const std::string& group,
 }
 
 absl::StatusOr<std::optional<WorkItem>> Coordinator::TakeWorkItem(
-    const std::string& group, uint32_t worker, uint64_t incarnation,
-    const std::string& queue) {
+    const GroupMember& member, const std::string& queue) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  TFSWITCH_RETURN_IF_ERROR(HeartbeatAndTick(found, worker, incarnation));
-  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from, FindQueue(group, queue));
-  return taken_from->Take(worker, incarnation);
+  TFSWITCH_RETURN_IF_ERROR(HearOf(member).status());
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from,
+                            FindQueue(member.group, queue));
+  return taken_from->Take(member.worker, member.incarnation);
 }
 
-absl::Status Coordinator::FinishWorkItem(const std::string& group,
-                                         uint32_t worker, uint64_t incarnation,
+absl::Status Coordinator::FinishWorkItem(const GroupMember& member,
                                          const std::string& queue,
                                          int64_t epoch, int64_t index) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  TFSWITCH_RETURN_IF_ERROR(HeartbeatAndTick(found, worker, incarnation));
-  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of, FindQueue(group, queue));
-  return finished_of->Finish(worker, incarnation, epoch, index);
+  TFSWITCH_RETURN_IF_ERROR(HearOf(member).status());
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of,
+                            FindQueue(member.group, queue));
+  return finished_of->Finish(member.worker, member.incarnation, epoch, index);
 }
 
 absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(

@@ -77,36 +77,32 @@ class Coordinator {
                                           uint32_t worker,
                                           uint64_t previous = 0,
                                           uint64_t newer_instance = 0);
-  absl::Status Heartbeat(const std::string& group, uint32_t worker,
-                         uint64_t incarnation);
+  absl::Status Heartbeat(const GroupMember& member);
   // Returns the open round afterwards. With the arrival, and once however often
   // it is repeated, the worker has advanced in work queues by `progress`; its
   // contribution with that stands. NotFound if it does not have such an item
   // (any more): then it has not arrived, and has to join again.
   absl::StatusOr<int64_t> Arrive(
-      const std::string& group, uint32_t worker, uint64_t incarnation,
-      int64_t clock, int64_t round, double weight,
+      const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress = {});
-  absl::Status Leave(const std::string& group, uint32_t worker,
-                     uint64_t incarnation);
+  absl::Status Leave(const GroupMember& member);
 
   // Waits until round `number` has closed. A worker that waits is alive: its
   // lease does not end meanwhile.
-  absl::StatusOr<Round> WaitForRound(const std::string& group, uint32_t worker,
-                                     uint64_t incarnation, int64_t number,
+  absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
                                      absl::Time deadline);
 
   // Waits until a worker that has ended `clock` steps may begin another one
   // with at most `staleness`.
-  absl::Status WaitForTurn(const std::string& group, uint32_t worker,
-                           uint64_t incarnation, int64_t clock,
+  absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
                            int64_t staleness, absl::Time deadline);
 
   // Has the worker wait at a barrier until all workers do; see
   // WorkerGroup::Enter. Returns where it goes on.
-  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
-      const std::string& group, uint32_t worker, uint64_t incarnation,
-      const std::string& barrier, int64_t visit, absl::Time deadline);
+  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(const GroupMember& member,
+                                                   const std::string& barrier,
+                                                   int64_t visit,
+                                                   absl::Time deadline);
 
   absl::StatusOr<WorkerGroup::Stats> GroupStats(const std::string& group);
 
@@ -123,11 +119,10 @@ class Coordinator {
   // there is one to take again, or all wait there: then the epoch is over, if
   // all items are finished.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
-      const std::string& group, uint32_t worker, uint64_t incarnation,
-      const std::string& queue);
-  absl::Status FinishWorkItem(const std::string& group, uint32_t worker,
-                              uint64_t incarnation, const std::string& queue,
-                              int64_t epoch, int64_t index);
+      const GroupMember& member, const std::string& queue);
+  absl::Status FinishWorkItem(const GroupMember& member,
+                              const std::string& queue, int64_t epoch,
+                              int64_t index);
   // Also of a queue that was restored, and whose group is not there yet.
   absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& group,
                                                   const std::string& queue);
@@ -207,9 +202,9 @@ class Coordinator {
                                        const std::string& queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // A worker's own event comes first, then the group's Tick().
-  absl::Status HeartbeatAndTick(Group* group, uint32_t worker,
-                                uint64_t incarnation)
+  // The group of a member that has been heard of. A worker's own event comes
+  // first, then the group's Tick().
+  absl::StatusOr<Group*> HearOf(const GroupMember& member)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Brings the events of a group to its work queues; to be called after each.
@@ -217,7 +212,7 @@ class Coordinator {
 
   // Waits until is_over() is true, the worker is no member any more, or the
   // deadline has come: then `describe` names the missing workers.
-  absl::Status Wait(Group* group, uint32_t worker, uint64_t incarnation,
+  absl::Status Wait(Group* group, const GroupMember& member,
                     absl::Time deadline, const std::function<bool()>& is_over,
                     const std::function<std::string()>& describe)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

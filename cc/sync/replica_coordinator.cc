@@ -165,10 +165,10 @@ std::string ReplicaCoordinator::DescribeOpenRound() const {
 }
 
 ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
-  const WorkerGroup::Place joined = state_->Join(worker, SteadyNow(), previous);
+  const ReplicaPlace joined = state_->Join(worker, SteadyNow(), previous);
   if (previous != 0) successors_[previous] = joined.incarnation;
   changed_.NotifyAll();
-  return {joined.incarnation, joined.clock, joined.round};
+  return joined;
 }
 
 absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
@@ -305,10 +305,10 @@ absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
         TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
         TFSWITCH_ASSIGN_OR_RETURN(
-            const std::optional<WorkerGroup::Place> place,
+            const std::optional<ReplicaPlace> place,
             state_->PlaceAfterBarrier(worker, incarnation));
         if (!place.has_value() || applied_ < place->round) return NotYet();
-        after = {incarnation, place->clock, place->round};
+        after = *place;
         return absl::OkStatus();
       },
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -28,12 +28,8 @@
 
 namespace tfswitch {
 
-// Where a worker is; see WorkerGroup::Place.
-struct ReplicaPlace {
-  uint64_t incarnation = 0;
-  int64_t clock = 0;
-  int64_t round = 0;
-};
+// Where a worker is.
+using ReplicaPlace = WorkerGroup::Place;
 
 // One group. Every wait ends by its deadline, a time of SteadyNow(), with
 // DeadlineExceeded that describes the wait. Waiting renews no lease: it may be

@@ -127,15 +127,16 @@ WorkQueue::State WorkQueue::state() const {
 }
 
 std::optional<WorkItem> WorkQueue::Take(uint32_t worker, uint64_t incarnation) {
-  const auto it = leases_.find(worker);
-  if (it != leases_.end() && it->second.incarnation != incarnation) {
-    returned_[it->second.index] = it->second.offset;
-    leases_.erase(it);
-  } else if (it != leases_.end()) {
-    const Lease& lease = it->second;
+  const auto item_of = [this](const Lease& lease) {
     return WorkItem{lease.epoch, lease.index,
                     options_.items[static_cast<size_t>(lease.index)],
                     lease.offset};
+  };
+  const auto it = leases_.find(worker);
+  if (it != leases_.end()) {
+    if (it->second.incarnation == incarnation) return item_of(it->second);
+    returned_[it->second.index] = it->second.offset;
+    leases_.erase(it);
   }
   if (is_over()) return std::nullopt;
   Lease lease;
@@ -152,9 +153,7 @@ std::optional<WorkItem> WorkQueue::Take(uint32_t worker, uint64_t incarnation) {
     return std::nullopt;
   }
   leases_[worker] = lease;
-  return WorkItem{lease.epoch, lease.index,
-                  options_.items[static_cast<size_t>(lease.index)],
-                  lease.offset};
+  return item_of(lease);
 }
 
 std::string WorkQueue::Describe(int64_t epoch, int64_t index) const {

@@ -71,6 +71,13 @@ struct WorkerGroupOptions {
   }
 };
 
+// A worker of a group; see WorkerGroup::Join.
+struct GroupMember {
+  std::string group;
+  uint32_t worker = 0;
+  uint64_t incarnation = 0;
+};
+
 // Identifies the worker and the step of gradients.
 struct StepTag {
   std::string group;

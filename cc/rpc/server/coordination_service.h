@@ -31,7 +31,7 @@ class CoordinationService final : public v1::Coordination::Service {
     return Gated(                                                           \
         gate_,                                                              \
         [&] {                                                               \
-          return RunCoordination({*shard_, nullptr}, *request, response);   \
+          return Run(ShardCall{*shard_, nullptr}, *request, response);      \
         },                                                                  \
         Waits(*request, 0));                                                \
   }

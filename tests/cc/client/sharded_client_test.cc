@@ -102,7 +102,7 @@ TEST(ShardedClientTest, CheckpointRestoresToAnyNumberOfShards) {
       const auto report = RestoreCheckpoint(reader.client(), {folder.path()});
 
       ASSERT_TRUE(report.ok()) << report.status();
-      EXPECT_EQ(report->num_rows, 5000);
+      EXPECT_EQ(report->num_rows(), 5000);
       EXPECT_EQ(FirstFloats(reader.client()), rows);
       // Every row is where its owner looks for it.
       std::vector<float> out(keys.size() * 2);

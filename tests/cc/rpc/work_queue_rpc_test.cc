@@ -164,7 +164,7 @@ TEST_P(WorkQueueTest, OneThatWasGivenUpHasLostItsItem) {
 
   ASSERT_TRUE(session->EndStep(1.0).ok());  // It does not count.
 
-  EXPECT_EQ(session->GetReport()->dropped, 1);
+  EXPECT_EQ(session->GetReport()->dropped_steps(), 1);
   EXPECT_EQ(session->GetItemState("q", 0, 0), ItemState::kLost);
   for (const absl::Status& status : {session->AdvanceWorkItem("q", 0, 0, 4),
                                      session->FinishWorkItem("q", 0, 0)}) {

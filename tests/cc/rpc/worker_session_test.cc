@@ -270,9 +270,9 @@ Rows TrainInRounds(const ClusterUnderTest& cluster) {
       ASSERT_TRUE(session->Leave().ok());
       const auto report = session->GetReport();
       ASSERT_TRUE(report.ok());
-      EXPECT_EQ(report->clock, StepsOf(w));
-      EXPECT_EQ(report->dropped, 0);
-      EXPECT_EQ(report->waits.count, StepsOf(w));
+      EXPECT_EQ(report->clock(), StepsOf(w));
+      EXPECT_EQ(report->dropped_steps(), 0);
+      EXPECT_EQ(report->num_waits(), StepsOf(w));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -358,9 +358,9 @@ TEST_P(WorkerSessionTest, OneThatDiesIsDroppedAndTheRestGoOn) {
   EXPECT_THAT(SomeRows(*client), Each(10.0f - 2 * 2.0f - 2 * 1.0f));
   const auto report = session->GetReport();
   ASSERT_TRUE(report.ok());
-  EXPECT_EQ(report->group.expired(), 1);
-  EXPECT_EQ(report->group.num_active(), 1);
-  EXPECT_EQ(report->dropped, 0);
+  EXPECT_EQ(report->workers().expired(), 1);
+  EXPECT_EQ(report->workers().num_active(), 1);
+  EXPECT_EQ(report->dropped_steps(), 0);
 }
 
 TEST_P(WorkerSessionTest, ALateWorkerJoinsTheOpenRound) {
@@ -388,7 +388,7 @@ TEST_P(WorkerSessionTest, OneGivenUpJoinsAgainAndItsStepDoesNotCount) {
   CreateRows(*client, 10.0f);
   const auto session = Join(client, OptionsOf(0, 1));
   ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
-  const GroupMember before = session->GetReport()->member;
+  const GroupMember before = session->member();
   ASSERT_TRUE(client->groups()
                   .Leave(before, absl::Seconds(10))
                   .ok());  // As when a lease ends.
@@ -397,26 +397,25 @@ TEST_P(WorkerSessionTest, OneGivenUpJoinsAgainAndItsStepDoesNotCount) {
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
   const auto report = session->GetReport();
   ASSERT_TRUE(report.ok());
-  EXPECT_EQ(report->dropped, 1);
-  EXPECT_EQ(report->group.rejoined(), 1);
-  EXPECT_GT(report->member.incarnation, before.incarnation);
+  EXPECT_EQ(report->dropped_steps(), 1);
+  EXPECT_EQ(report->workers().rejoined(), 1);
+  EXPECT_GT(session->member().incarnation, before.incarnation);
 
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(8.0f));
-  EXPECT_EQ(session->GetReport()->dropped, 1);
+  EXPECT_EQ(session->GetReport()->dropped_steps(), 1);
 }
 
 TEST_P(WorkerSessionTest, AnUnboundWorkerGivenUpLosesNothing) {
   const auto client = cluster_.Connect();
   CreateRows(*client, 10.0f, Ssp(2));
   const auto session = Join(client, OptionsOf(0, 1, Ssp(2)));
-  ASSERT_TRUE(client->groups()
-                  .Leave(session->GetReport()->member, absl::Seconds(10))
-                  .ok());
+  ASSERT_TRUE(
+      client->groups().Leave(session->member(), absl::Seconds(10)).ok());
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
-  EXPECT_EQ(session->GetReport()->dropped, 0);
-  EXPECT_EQ(session->GetReport()->group.num_active(), 1);
+  EXPECT_EQ(session->GetReport()->dropped_steps(), 0);
+  EXPECT_EQ(session->GetReport()->workers().num_active(), 1);
 }
 
 TEST_P(WorkerSessionTest, NobodyIsFurtherAheadThanTheStaleness) {
@@ -508,7 +507,7 @@ TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
             absl::StatusCode::kUnavailable);
   EXPECT_TRUE(session->EndStep(1.0).ok());
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
-  EXPECT_EQ(session->GetReport()->group.rounds(), 1);
+  EXPECT_EQ(session->GetReport()->workers().rounds(), 1);
 
   // By the next push.
   client->FailNextCommits(1);
@@ -516,8 +515,8 @@ TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
             absl::StatusCode::kUnavailable);
   EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(6.0f));
-  EXPECT_EQ(session->GetReport()->group.rounds(), 3);
-  EXPECT_EQ(session->GetReport()->dropped, 0);
+  EXPECT_EQ(session->GetReport()->workers().rounds(), 3);
+  EXPECT_EQ(session->GetReport()->dropped_steps(), 0);
 }
 
 TEST_P(WorkerSessionTest, ARoundThatCannotBeAppliedFailsOneStepOnly) {
@@ -557,7 +556,7 @@ TEST_P(WorkerSessionTest, ARoundOfACoordinatorThatHasGoneIsGivenUp) {
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
 
   EXPECT_TRUE(TrainStep(*client, *session, 2.0f).ok());
-  EXPECT_EQ(session->GetReport()->group.rejoined(), 1);
+  EXPECT_EQ(session->GetReport()->workers().rejoined(), 1);
 }
 
 TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
@@ -591,9 +590,9 @@ TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
 
   const auto report = session->GetReport();
   ASSERT_TRUE(report.ok());
-  EXPECT_GT(report->member.incarnation, before.next_incarnation);
-  EXPECT_EQ(report->dropped, 0);
-  EXPECT_EQ(report->group.rounds(), 2);
+  EXPECT_GT(session->member().incarnation, before.next_incarnation);
+  EXPECT_EQ(report->dropped_steps(), 0);
+  EXPECT_EQ(report->workers().rounds(), 2);
   before.number = 1;
   EXPECT_EQ(commit().code(), absl::StatusCode::kAborted);
   EXPECT_THAT(SomeRows(*client), Each(4.0f));
@@ -609,9 +608,9 @@ TEST_P(WorkerSessionTest, AStepWhoseEndWasPerhapsNotHeardEndsOnce) {
       client->mortal_groups().FailNextArrival(is_heard);
       EXPECT_EQ(TrainStep(*client, *session, 1.0f).code(),
                 absl::StatusCode::kUnavailable);
-      EXPECT_TRUE(session->GetReport()->is_in_step);
+      EXPECT_TRUE(session->GetReport()->in_step());
     };
-    const int64_t rounds = session->GetReport()->group.rounds();
+    const int64_t rounds = session->GetReport()->workers().rounds();
 
     fail_a_step();
     EXPECT_TRUE(session->EndStep(1.0).ok());
@@ -623,8 +622,8 @@ TEST_P(WorkerSessionTest, AStepWhoseEndWasPerhapsNotHeardEndsOnce) {
     EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
     EXPECT_THAT(SomeRows(*client), Each(5.0f));
 
-    EXPECT_EQ(session->GetReport()->group.rounds() - rounds, 4);
-    EXPECT_EQ(session->GetReport()->dropped, 0);
+    EXPECT_EQ(session->GetReport()->workers().rounds() - rounds, 4);
+    EXPECT_EQ(session->GetReport()->dropped_steps(), 0);
     ASSERT_TRUE(session->Leave().ok());
   }
 }
@@ -687,8 +686,8 @@ TEST_P(WorkerSessionTest, WhatOneStartedAgainHasNotSeenAppliedIsWithdrawn) {
   EXPECT_TRUE(TrainStep(*client, *other, 4.0f).ok());
   step.join();
   EXPECT_THAT(SomeRows(*client), Each(100.0f - 3.0f));
-  EXPECT_EQ(second->GetReport()->dropped, 0);
-  EXPECT_EQ(second->GetReport()->group.dropped(), 1);
+  EXPECT_EQ(second->GetReport()->dropped_steps(), 0);
+  EXPECT_EQ(second->GetReport()->workers().dropped(), 1);
 }
 
 TEST_P(WorkerSessionTest, OneThatComesBackToItsOpenRoundWaitsForIt) {
@@ -705,9 +704,8 @@ TEST_P(WorkerSessionTest, OneThatComesBackToItsOpenRoundWaitsForIt) {
   // However often it asks, it does not contribute once more.
   for (int i = 0; i < 2; ++i) {
     // Given up, as when its process had been stopped for longer than its lease.
-    ASSERT_TRUE(client->groups()
-                    .Leave(session->GetReport()->member, absl::Seconds(10))
-                    .ok());
+    ASSERT_TRUE(
+        client->groups().Leave(session->member(), absl::Seconds(10)).ok());
     EXPECT_EQ(session->EndStep(1.0).code(),
               absl::StatusCode::kDeadlineExceeded);
   }
@@ -715,7 +713,7 @@ TEST_P(WorkerSessionTest, OneThatComesBackToItsOpenRoundWaitsForIt) {
   EXPECT_TRUE(session->EndStep(1.0).ok());
 
   EXPECT_THAT(SomeRows(*own_client), Each(97.0f));
-  EXPECT_EQ(session->GetReport()->group.contributions(), 2);
+  EXPECT_EQ(session->GetReport()->workers().contributions(), 2);
 }
 
 TEST_P(WorkerSessionTest, LeavingEndsAWaitOfAnotherThread) {
@@ -741,7 +739,7 @@ TEST_P(WorkerSessionTest, LeavingEndsAWaitOfAnotherThread) {
 
     waiting.join();
     EXPECT_EQ(ended.code(), absl::StatusCode::kCancelled) << ended;
-    EXPECT_EQ(session->GetReport()->group.num_active(), 1);
+    EXPECT_EQ(session->GetReport()->workers().num_active(), 1);
   }
 }
 
@@ -763,7 +761,7 @@ TEST_P(WorkerSessionTest, OneThatHasLeftJoinsAgainWithItsNextStep) {
   const uint64_t before = session->CurrentStep()->incarnation;
   ASSERT_TRUE(session->Leave().ok());
   EXPECT_TRUE(session->Leave().ok());
-  EXPECT_EQ(session->GetReport()->group.num_active(), 0);
+  EXPECT_EQ(session->GetReport()->workers().num_active(), 0);
   // Somebody else goes on meanwhile.
   const auto other_client = cluster_.Connect();
   const auto other = Join(other_client, OptionsOf(1, 1));
@@ -774,8 +772,8 @@ TEST_P(WorkerSessionTest, OneThatHasLeftJoinsAgainWithItsNextStep) {
 
   EXPECT_GT(session->CurrentStep()->incarnation, before);
   EXPECT_THAT(SomeRows(*client), Each(10.0f - 1.0f - 2.0f - 3.0f));
-  EXPECT_EQ(session->GetReport()->dropped, 0);
-  EXPECT_EQ(session->GetReport()->group.num_active(), 1);
+  EXPECT_EQ(session->GetReport()->dropped_steps(), 0);
+  EXPECT_EQ(session->GetReport()->workers().num_active(), 1);
 }
 
 TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
@@ -816,7 +814,7 @@ TEST_P(WorkerSessionTest, ARoundThatReachedSomeServersOnlyReachesTheOthers) {
   const auto session = Join(client, OptionsOf(0, 1));
   ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   GroupClient& groups = client->groups();
-  const GroupMember member = session->GetReport()->member;
+  const GroupMember member = session->member();
   ASSERT_TRUE(Push(*client, *session->CurrentStep(), kSomeKeys,
                    std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
                   .ok());
@@ -858,7 +856,7 @@ TEST_P(WorkerSessionTest, EpochsOfUnevenLengthEndTogether) {
         EXPECT_THAT(SomeRows(*own), Each(100.0f - 4.0f * (epoch + 1)));
         ASSERT_TRUE(session->WaitAtBarrier("seen", absl::Seconds(60)).ok());
       }
-      EXPECT_EQ(session->GetReport()->dropped, 0);
+      EXPECT_EQ(session->GetReport()->dropped_steps(), 0);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -944,13 +942,12 @@ TEST_P(WorkerSessionTest, AfterAWaitThatFailedOnlyTheSameBarrierWillDo) {
 TEST_P(WorkerSessionTest, OneGivenUpAndOneThatHasLeftComeToABarrier) {
   const auto client = cluster_.Connect();
   const auto session = Join(client, OptionsOf(0, 1));
-  ASSERT_TRUE(client->groups()
-                  .Leave(session->GetReport()->member, absl::Seconds(10))
-                  .ok());
+  ASSERT_TRUE(
+      client->groups().Leave(session->member(), absl::Seconds(10)).ok());
   EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
   ASSERT_TRUE(session->Leave().ok());
   EXPECT_TRUE(session->WaitAtBarrier("b", absl::Seconds(60)).ok());
-  EXPECT_EQ(session->GetReport()->group.num_active(), 1);
+  EXPECT_EQ(session->GetReport()->workers().num_active(), 1);
 }
 
 TEST_P(WorkerSessionTest, StepsWithoutWaitingEndAtOnce) {
@@ -961,7 +958,7 @@ TEST_P(WorkerSessionTest, StepsWithoutWaitingEndAtOnce) {
     ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   }
   EXPECT_THAT(SomeRows(*client), Each(5.0f));
-  EXPECT_EQ(session->GetReport()->waits.count, 0);
+  EXPECT_EQ(session->GetReport()->num_waits(), 0);
 }
 
 TEST_P(WorkerSessionTest, ATableMustNotBeStricterThanItsWorker) {

@@ -33,17 +33,17 @@ std::vector<Round> TrainInRounds(Coordinator* coordinator, uint32_t worker,
   int64_t round = member.round;
   for (int i = 0; i < num_steps; ++i) {
     EXPECT_TRUE(coordinator
-                    ->Arrive("g", worker, member.incarnation, member.clock + i,
-                             round, worker + 1.0)
+                    ->Arrive({"g", worker, member.incarnation},
+                             member.clock + i, round, worker + 1.0)
                     .ok());
     absl::StatusOr<Round> closed = coordinator->WaitForRound(
-        "g", worker, member.incarnation, round, Soon());
+        {"g", worker, member.incarnation}, round, Soon());
     EXPECT_TRUE(closed.ok()) << closed.status();
     if (!closed.ok()) break;
     rounds.push_back(*std::move(closed));
     ++round;
   }
-  EXPECT_TRUE(coordinator->Leave("g", worker, member.incarnation).ok());
+  EXPECT_TRUE(coordinator->Leave({"g", worker, member.incarnation}).ok());
   return rounds;
 }
 
@@ -55,7 +55,7 @@ TEST(CoordinatorTest, GroupsAndWorkersTooManyAreRefusedAndNamed) {
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   ASSERT_TRUE(coordinator.Join("g", 7).ok());
   const WorkerGroup::Place place = coordinator.Join("g", 8).value();
-  ASSERT_TRUE(coordinator.Leave("g", 8, place.incarnation).ok());
+  ASSERT_TRUE(coordinator.Leave({"g", 8, place.incarnation}).ok());
 
   const absl::Status group = coordinator.CreateGroup("h", GroupOf(1));
   // Workers that have gone are remembered, too.
@@ -92,7 +92,7 @@ TEST(CoordinatorTest, NamesOfAnyLengthAreNotKept) {
        {coordinator.CreateGroup(name, WorkerGroupOptions()),
         coordinator.CreateGroup("h", options),
         coordinator.CreateWorkQueue("g", name, queue),
-        coordinator.WaitAtBarrier("g", 0, incarnation, name, 0, Soon())
+        coordinator.WaitAtBarrier({"g", 0, incarnation}, name, 0, Soon())
             .status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(std::string(status.message()),
@@ -132,11 +132,12 @@ TEST(CoordinatorTest, AGroupBeginsAnewAboveANewerInstanceThatAWorkerHasMet) {
   const WorkerGroup::Place first = *coordinator.Join("g", 0);
   const uint64_t newer = first.group_instance + (uint64_t{1} << 60);
   ASSERT_TRUE(
-      coordinator.Arrive("g", 0, first.incarnation, 0, first.round, 1.0).ok());
+      coordinator.Arrive({"g", 0, first.incarnation}, 0, first.round, 1.0)
+          .ok());
   absl::Status waited;
   std::thread waits([&] {
-    waited =
-        coordinator.WaitForRound("g", 0, first.incarnation, 0, Soon()).status();
+    waited = coordinator.WaitForRound({"g", 0, first.incarnation}, 0, Soon())
+                 .status();
   });
 
   const WorkerGroup::Place other = *coordinator.Join("g", 1, 0, newer);
@@ -149,7 +150,7 @@ TEST(CoordinatorTest, AGroupBeginsAnewAboveANewerInstanceThatAWorkerHasMet) {
   const WorkerGroup::Place again =
       *coordinator.Join("g", 0, first.incarnation, newer);
   EXPECT_EQ(again.group_instance, other.group_instance);
-  EXPECT_TRUE(coordinator.Heartbeat("g", 1, other.incarnation).ok());
+  EXPECT_TRUE(coordinator.Heartbeat({"g", 1, other.incarnation}).ok());
   EXPECT_EQ(again.round, 0);
   EXPECT_EQ(coordinator.Join("g", 2, 0, ~uint64_t{0}).status().code(),
             absl::StatusCode::kInvalidArgument);
@@ -167,14 +168,14 @@ TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
       const WorkerGroup::Place member = *coordinator.Join("g", w);
       for (int64_t clock = 0; clock < kSteps; ++clock) {
         const absl::Status turn = coordinator.WaitForTurn(
-            "g", w, member.incarnation, clock, kStaleness, Soon());
+            {"g", w, member.incarnation}, clock, kStaleness, Soon());
         ASSERT_TRUE(turn.ok()) << turn;
         ASSERT_TRUE(coordinator
-                        .Arrive("g", w, member.incarnation, clock,
+                        .Arrive({"g", w, member.incarnation}, clock,
                                 WorkerGroup::kNoRound, 0.0)
                         .ok());
       }
-      EXPECT_TRUE(coordinator.Leave("g", w, member.incarnation).ok());
+      EXPECT_TRUE(coordinator.Leave({"g", w, member.incarnation}).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -194,16 +195,16 @@ TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   const WorkerGroup::Place a = *coordinator.Join("g", 0);
   ASSERT_TRUE(coordinator.Join("g", 4).ok());
-  ASSERT_TRUE(coordinator.Arrive("g", 0, a.incarnation, 0, 0, 1.0).ok());
+  ASSERT_TRUE(coordinator.Arrive({"g", 0, a.incarnation}, 0, 0, 1.0).ok());
 
   const absl::Status round =
-      coordinator.WaitForRound("g", 0, a.incarnation, 0, AtOnce()).status();
+      coordinator.WaitForRound({"g", 0, a.incarnation}, 0, AtOnce()).status();
   EXPECT_EQ(round.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(round.message(), HasSubstr("group 'g': round 0 waits for"));
   EXPECT_THAT(round.message(), HasSubstr("worker 4 (at step 0)"));
 
   const absl::Status turn =
-      coordinator.WaitForTurn("g", 0, a.incarnation, 1, 0, AtOnce());
+      coordinator.WaitForTurn({"g", 0, a.incarnation}, 1, 0, AtOnce());
   EXPECT_EQ(turn.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(turn.message(), HasSubstr("worker 4 (at step 0)"));
 }
@@ -215,10 +216,10 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
   ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
   const WorkerGroup::Place a = *coordinator.Join("g", 0);
   ASSERT_TRUE(coordinator.Join("g", 1).ok());  // And is never heard of again.
-  ASSERT_TRUE(coordinator.Arrive("g", 0, a.incarnation, 0, 0, 1.0).ok());
+  ASSERT_TRUE(coordinator.Arrive({"g", 0, a.incarnation}, 0, 0, 1.0).ok());
   // The one that waits is alive, however long it takes.
   const absl::StatusOr<Round> round =
-      coordinator.WaitForRound("g", 0, a.incarnation, 0, Soon());
+      coordinator.WaitForRound({"g", 0, a.incarnation}, 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->contributions.size(), 1u);
   EXPECT_EQ(coordinator.GroupStats("g")->expired, 1);
@@ -229,7 +230,7 @@ TEST(CoordinatorTest, ShutdownEndsAllWaits) {
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   const WorkerGroup::Place a = *coordinator.Join("g", 0);
   std::thread waiting([&] {
-    EXPECT_EQ(coordinator.WaitForRound("g", 0, a.incarnation, 0, Soon())
+    EXPECT_EQ(coordinator.WaitForRound({"g", 0, a.incarnation}, 0, Soon())
                   .status()
                   .code(),
               absl::StatusCode::kCancelled);
@@ -258,7 +259,7 @@ TEST(CoordinatorTest, GroupsAreCreatedOnceAndUnknownOnesAreNamed) {
             absl::StatusCode::kInvalidArgument);
 
   // Nobody trains in it any more: it is free for another job.
-  ASSERT_TRUE(coordinator.Leave("g", 0, member->incarnation).ok());
+  ASSERT_TRUE(coordinator.Leave({"g", 0, member->incarnation}).ok());
   EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(3)).ok());
   const auto anew = coordinator.Join("g", 0);
   ASSERT_TRUE(anew.ok());

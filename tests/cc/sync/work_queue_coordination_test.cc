@@ -60,22 +60,23 @@ class WorkQueueCoordinationTest : public testing::Test {
   }
 
   std::optional<WorkItem> Take(const Worker& worker) {
-    const auto item = coordinator_.TakeWorkItem("g", worker.id,
-                                                worker.place.incarnation, "q");
+    const auto item = coordinator_.TakeWorkItem(
+        {"g", worker.id, worker.place.incarnation}, "q");
     EXPECT_TRUE(item.ok()) << item.status();
     return item.value_or(std::nullopt);
   }
 
   absl::Status Finish(const Worker& worker, const WorkItem& item) {
-    return coordinator_.FinishWorkItem("g", worker.id, worker.place.incarnation,
-                                       "q", item.epoch, item.index);
+    return coordinator_.FinishWorkItem(
+        {"g", worker.id, worker.place.incarnation}, "q", item.epoch,
+        item.index);
   }
 
   // Ends the worker's next step, with its item advanced to `offset`.
   absl::Status Advance(Worker* worker, const WorkItem& item, int64_t offset) {
     absl::Status status =
         coordinator_
-            .Arrive("g", worker->id, worker->place.incarnation,
+            .Arrive({"g", worker->id, worker->place.incarnation},
                     worker->place.clock, worker->place.round, 1.0,
                     {{"q", item.epoch, item.index, offset}})
             .status();
@@ -85,12 +86,12 @@ class WorkQueueCoordinationTest : public testing::Test {
 
   void Leave(const Worker& worker) {
     ASSERT_TRUE(
-        coordinator_.Leave("g", worker.id, worker.place.incarnation).ok());
+        coordinator_.Leave({"g", worker.id, worker.place.incarnation}).ok());
   }
 
   absl::Status WaitAtBarrier(const Worker& worker, int64_t visit = 0) {
     return coordinator_
-        .WaitAtBarrier("g", worker.id, worker.place.incarnation,
+        .WaitAtBarrier({"g", worker.id, worker.place.incarnation},
                        WorkQueueBarrier("q"), visit, Soon())
         .status();
   }
@@ -143,8 +144,8 @@ TEST_F(WorkQueueCoordinationTest, ProgressInMoreQueuesThanThereAreIsRefused) {
 
   const absl::Status status =
       coordinator_
-          .Arrive("g", a.id, a.place.incarnation, a.place.clock, a.place.round,
-                  1.0, twice)
+          .Arrive({"g", a.id, a.place.incarnation}, a.place.clock,
+                  a.place.round, 1.0, twice)
           .status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
@@ -218,7 +219,7 @@ TEST_F(WorkQueueCoordinationTest, AContributionThatAdvancesStands) {
   EXPECT_EQ(again.place.round, 1);
   ASSERT_TRUE(Advance(&b, *Take(b), 4).ok());
   const auto round =
-      coordinator_.WaitForRound("g", 1, b.place.incarnation, 0, Soon());
+      coordinator_.WaitForRound({"g", 1, b.place.incarnation}, 0, Soon());
   ASSERT_TRUE(round.ok());
   ASSERT_EQ(round->contributions.size(), 2u);
   EXPECT_EQ(round->contributions[0].incarnation, a.place.incarnation);
@@ -234,11 +235,11 @@ TEST_F(WorkQueueCoordinationTest, AContributionStandsThoughAllHaveGone) {
   EXPECT_EQ(Take(again)->offset, 4);
   const Worker b = Join(1);
   ASSERT_TRUE(coordinator_
-                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                  .Arrive({"g", 1, b.place.incarnation}, b.place.clock,
                           b.place.round, 1.0)
                   .ok());
   const auto round =
-      coordinator_.WaitForRound("g", 1, b.place.incarnation, 0, Soon());
+      coordinator_.WaitForRound({"g", 1, b.place.incarnation}, 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->contributions.size(), 2u);
 }
@@ -267,7 +268,7 @@ TEST_F(WorkQueueCoordinationTest, WhatARoundThatHasClosedHasIsNotLost) {
   const Worker again = Join(0);
   EXPECT_EQ(again.place.round, 1);
   const auto round =
-      coordinator_.WaitForRound("g", 0, again.place.incarnation, 0, Soon());
+      coordinator_.WaitForRound({"g", 0, again.place.incarnation}, 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
   ASSERT_EQ(round->contributions.size(), 1u);
   EXPECT_EQ(round->contributions[0].incarnation, a.place.incarnation);
@@ -332,14 +333,14 @@ TEST_F(WorkQueueCoordinationTest, WhoWaitsTakesOverWhileOthersStillWork) {
   std::optional<WorkerGroup::Place> after;
   std::thread waiting([&] {
     const auto place = coordinator_.WaitAtBarrier(
-        "g", 0, a.place.incarnation, WorkQueueBarrier("q"), 0, Soon());
+        {"g", 0, a.place.incarnation}, WorkQueueBarrier("q"), 0, Soon());
     EXPECT_TRUE(place.ok()) << place.status();
     if (place.ok()) after = *place;
   });
   WaitForWaiting(&coordinator_, 1);
   EXPECT_TRUE(coordinator_
-                  .Arrive("g", 1, b.place.incarnation, 0, WorkerGroup::kNoRound,
-                          1.0, {{"q", 0, of_b.index, 3}})
+                  .Arrive({"g", 1, b.place.incarnation}, 0,
+                          WorkerGroup::kNoRound, 1.0, {{"q", 0, of_b.index, 3}})
                   .ok());
   Leave(c);  // B goes on with its own item.
   waiting.join();
@@ -371,7 +372,7 @@ TEST_F(WorkQueueCoordinationTest, AnotherBarrierEndsNoEpoch) {
   ASSERT_TRUE(Finish(a, *Take(a)).ok());
   ASSERT_TRUE(
       coordinator_
-          .WaitAtBarrier("g", 0, a.place.incarnation, "saved", 0, Soon())
+          .WaitAtBarrier({"g", 0, a.place.incarnation}, "saved", 0, Soon())
           .ok());
   EXPECT_EQ(Epoch(), 0);
   ASSERT_TRUE(WaitAtBarrier(a, 1).ok());
@@ -412,7 +413,7 @@ TEST_F(WorkQueueCoordinationTest, ARestoredQueueGoesOnInANewServer) {
   EXPECT_THAT(differs.message(), HasSubstr("epochs: 2 here, 1 asked"));
   ASSERT_TRUE(other.CreateWorkQueue("g", "q", QueueOptions(3, 2)).ok());
   const uint64_t incarnation = other.Join("g", 5)->incarnation;
-  const WorkItem item = **other.TakeWorkItem("g", 5, incarnation, "q");
+  const WorkItem item = **other.TakeWorkItem({"g", 5, incarnation}, "q");
   EXPECT_EQ(item.index, 1);
   EXPECT_EQ(item.offset, 4);
   EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished, 1);
@@ -440,11 +441,11 @@ TEST_F(WorkQueueCoordinationTest, WhatARestoreHandsOutAgainCountsForNothing) {
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());  // And waits for B's step.
   coordinator_.RestoreWorkQueues(saved);
   ASSERT_TRUE(coordinator_
-                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                  .Arrive({"g", 1, b.place.incarnation}, b.place.clock,
                           b.place.round, 3.0)
                   .ok());
   const auto round =
-      coordinator_.WaitForRound("g", 0, a.place.incarnation, 0, Soon());
+      coordinator_.WaitForRound({"g", 0, a.place.incarnation}, 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
   ASSERT_EQ(round->contributions.size(), 2u);
   EXPECT_EQ(round->contributions[0].weight, 0.0);
@@ -479,11 +480,11 @@ TEST_F(WorkQueueCoordinationTest, ARestoreOfOtherQueuesLeavesAStepAlone) {
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
   coordinator_.RestoreWorkQueues(saved);
   ASSERT_TRUE(coordinator_
-                  .Arrive("g", 1, b.place.incarnation, b.place.clock,
+                  .Arrive({"g", 1, b.place.incarnation}, b.place.clock,
                           b.place.round, 3.0)
                   .ok());
   const auto round =
-      coordinator_.WaitForRound("g", 0, a.place.incarnation, 0, Soon());
+      coordinator_.WaitForRound({"g", 0, a.place.incarnation}, 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->total_weight, 4.0);
 }
@@ -530,13 +531,13 @@ TEST_F(WorkQueueCoordinationTest, ErrorsNameWhatIsMissing) {
   EXPECT_EQ(coordinator_.CreateWorkQueue("g", "q", {}).code(),
             absl::StatusCode::kInvalidArgument);
   const absl::Status no_queue =
-      coordinator_.TakeWorkItem("g", 0, a.place.incarnation, "q").status();
+      coordinator_.TakeWorkItem({"g", 0, a.place.incarnation}, "q").status();
   EXPECT_EQ(no_queue.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(no_queue.message(), HasSubstr("no work queue 'q'"));
   // As after a restart, when the group is not there either.
   EXPECT_EQ(Coordinator().WorkQueueStats("g", "q").status(), no_queue);
   CreateQueue(1);
-  EXPECT_EQ(coordinator_.TakeWorkItem("g", 7, 1, "q").status().code(),
+  EXPECT_EQ(coordinator_.TakeWorkItem({"g", 7, 1}, "q").status().code(),
             absl::StatusCode::kNotFound);
 }
 

@@ -650,14 +650,14 @@ TEST_P(ParameterClientSuite, SaveAndRestoreBringBackRowsAndSlots) {
 
   const auto report = SaveCheckpoint(client(), {folder.path(), {}});
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->num_rows, 3000);
+  EXPECT_EQ(report->num_rows(), 3000);
   ASSERT_TRUE(Push("t", 3, keys, std::vector<float>(9000, 1.0f)).ok());
   Pull("t", 3, ManyKeys(10, 99), true);
   const auto restored = RestoreCheckpoint(client(), {folder.path(), {}});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
-  EXPECT_EQ(restored->num_rows, 3000);
-  EXPECT_THAT(restored->tables, testing::ElementsAre("t"));
+  EXPECT_EQ(restored->num_rows(), 3000);
+  EXPECT_THAT(restored->tables(), testing::ElementsAre("t"));
   EXPECT_EQ(Export("t", true), saved);
 }
 
@@ -744,10 +744,10 @@ TEST_P(ParameterClientSuite, TheNewestSaveThatCanBeReadIsRestored) {
     return found;
   };
   Pull("t", 2, ManyKeys(100), true);
-  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save, 1);
+  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save(), 1);
   const auto of_first = files();
   Pull("t", 2, ManyKeys(200), true);
-  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save, 2);
+  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save(), 2);
   for (const std::filesystem::path& file : files()) {
     if (of_first.count(file) == 0) std::filesystem::resize_file(file, 8);
   }
@@ -755,10 +755,10 @@ TEST_P(ParameterClientSuite, TheNewestSaveThatCanBeReadIsRestored) {
   const auto restored = RestoreCheckpoint(client(), {folder.path()});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
-  EXPECT_EQ(restored->save, 1);
-  EXPECT_EQ(restored->num_rows, 100);
-  ASSERT_EQ(restored->skipped.size(), 1u);
-  EXPECT_THAT(restored->skipped[0], testing::HasSubstr("truncated"));
+  EXPECT_EQ(restored->save(), 1);
+  EXPECT_EQ(restored->num_rows(), 100);
+  ASSERT_EQ(restored->skipped().size(), 1);
+  EXPECT_THAT(restored->skipped()[0], testing::HasSubstr("truncated"));
   EXPECT_EQ(Size("t"), 100);
   const auto asked = [&](int64_t save) {
     RestoreOptions options;
