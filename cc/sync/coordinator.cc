@@ -276,7 +276,8 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     if (is_over()) return absl::OkStatus();
     const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(describe());
+      return absl::DeadlineExceededError(
+          absl::StrCat("group '", member.group, "': ", describe()));
     }
     // The interrupt check may call the coordinator.
     mutex_.Unlock();
@@ -302,8 +303,7 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const GroupMember& member,
       found, member, deadline,
       [&] { return found->state.open_round() > number; },
       [&] {
-        return absl::StrCat("group '", member.group, "': round ", number,
-                            " waits for ",
+        return absl::StrCat("round ", number, " waits for ",
                             found->state.DescribeMissing(number));
       }));
   return found->state.ClosedRound(number);
@@ -322,10 +322,10 @@ absl::Status Coordinator::WaitForTurn(const GroupMember& member, int64_t clock,
       found, member, deadline,
       [&] { return found->state.MayProceed(clock, staleness); },
       [&] {
-        return absl::StrCat(
-            "group '", member.group, "': worker ", member.worker, " has ended ",
-            clock, " steps, may be ", staleness, " ahead, and waits for ",
-            found->state.DescribeBehind(clock - staleness));
+        return absl::StrCat("worker ", member.worker, " has ended ", clock,
+                            " steps, may be ", staleness,
+                            " ahead, and waits for ",
+                            found->state.DescribeBehind(clock - staleness));
       });
 }
 
@@ -348,8 +348,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
         return !place.ok() || place->has_value();
       },
       [&] {
-        return absl::StrCat("group '", member.group, "': barrier '", barrier,
-                            "' waits for ",
+        return absl::StrCat("barrier '", barrier, "' waits for ",
                             found->state.DescribeAbsent(barrier));
       }));
   TFSWITCH_RETURN_IF_ERROR(place.status());
