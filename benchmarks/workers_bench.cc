@@ -234,7 +234,6 @@ void MeasureStaleness(const std::string& address, uint32_t staleness) {
   ssp.kind = ConsistencyKind::kSsp;
   ssp.staleness = staleness;
   const std::string group = absl::StrCat("ssp_", staleness);
-  std::vector<int64_t> counts;
   std::vector<std::thread> threads;
   const double begin = WallSeconds();
   for (int64_t w = 0; w < num_workers; ++w) {
@@ -249,19 +248,18 @@ void MeasureStaleness(const std::string& address, uint32_t staleness) {
         worker.EndStep();
       }
       worker.Leave();
-      if (w == 0) counts = worker.Report().group.staleness;
     });
   }
   for (std::thread& thread : threads) thread.join();
-  // Worker 0 may have looked before the others had ended.
   BenchWorker last(address, 0, ssp, group, static_cast<uint32_t>(num_workers));
-  counts = last.Report().group.staleness;
+  const v1::GetWorkerResponse report = last.Report();
+  const auto& counts = report.workers().staleness();
   int64_t total = 0;
   int64_t beyond = 0;
   std::string histogram;
-  for (size_t s = 0; s < counts.size(); ++s) {
+  for (int s = 0; s < counts.size(); ++s) {
     total += counts[s];
-    if (s > staleness) beyond += counts[s];
+    if (static_cast<uint32_t>(s) > staleness) beyond += counts[s];
     if (counts[s] > 0) absl::StrAppend(&histogram, " ", s, ":", counts[s]);
   }
   std::printf(
