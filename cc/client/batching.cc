@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -235,8 +234,10 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
   }
   // The distinct keys of each batch, read in place if it repeats no key.
   struct Distinct {
-    std::vector<Key> keys;
-    std::vector<int32_t> inverse;
+    Key* unique = nullptr;  // The caller's memory, or that of `own_...`.
+    int32_t* inverse = nullptr;
+    std::vector<Key> own_keys;
+    std::vector<int32_t> own_inverse;
     size_t num_unique = 0;
     std::unique_ptr<float[]> rows;
   };
@@ -245,21 +246,21 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
     for (size_t i = begin; i < end; ++i) {
       const BatchPull& pull = pulls[i];
       Distinct& found = distinct[i];
-      Key* unique = pull.unique_keys;
-      int32_t* inverse = pull.inverse;
-      if (unique == nullptr) {
+      found.unique = pull.unique_keys;
+      found.inverse = pull.inverse;
+      if (found.unique == nullptr) {
         // In this process a repeated row costs less than finding out.
         if (!pull.table->cluster->is_remote() || !RepeatsOften(pull.keys)) {
           continue;
         }
-        found.keys.resize(pull.keys.size());
-        found.inverse.resize(pull.keys.size());
-        unique = found.keys.data();
-        inverse = found.inverse.data();
+        found.own_keys.resize(pull.keys.size());
+        found.own_inverse.resize(pull.keys.size());
+        found.unique = found.own_keys.data();
+        found.inverse = found.own_inverse.data();
       }
       found.num_unique = ThreadUniqueKeys().Run(
-          pull.keys, absl::MakeSpan(unique, pull.keys.size()),
-          absl::MakeSpan(inverse, pull.keys.size()));
+          pull.keys, absl::MakeSpan(found.unique, pull.keys.size()),
+          absl::MakeSpan(found.inverse, pull.keys.size()));
       if (pull.num_unique != nullptr) *pull.num_unique = found.num_unique;
       // Without repetition the order of first appearance is that of the batch.
       if (found.num_unique == pull.keys.size()) continue;
@@ -272,15 +273,12 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
     const BatchPull& pull = pulls[i];
     if (pull.keys.empty()) continue;
     const bool is_in_place = distinct[i].rows == nullptr;
-    const Key* const unique = pull.unique_keys != nullptr
-                                  ? pull.unique_keys
-                                  : distinct[i].keys.data();
     PullArgs args;
     args.table = pull.table->config.name;
     args.dim = pull.table->config.dim;
-    args.keys = is_in_place
-                    ? pull.keys
-                    : absl::MakeConstSpan(unique, distinct[i].num_unique);
+    args.keys = is_in_place ? pull.keys
+                            : absl::MakeConstSpan(distinct[i].unique,
+                                                  distinct[i].num_unique);
     args.insert_missing = insert_missing;
     if (insert_missing) args.day = pull.table->cluster->day();
     args.threads = threads;
@@ -298,9 +296,7 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
     for (size_t i = begin; i < end; ++i) {
       if (distinct[i].rows == nullptr) continue;
       const BatchPull& pull = pulls[i];
-      const int32_t* const inverse =
-          pull.inverse != nullptr ? pull.inverse : distinct[i].inverse.data();
-      ScatterRows(absl::MakeConstSpan(inverse, pull.keys.size()),
+      ScatterRows(absl::MakeConstSpan(distinct[i].inverse, pull.keys.size()),
                   pull.table->config.dim, distinct[i].rows.get(),
                   pull.embeddings, threads);
     }

@@ -4,7 +4,6 @@
 #define TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>

@@ -1,7 +1,5 @@
 #include "cc/client/dense_keys.h"
 
-#include <cstddef>
-
 namespace tfswitch {
 
 void DenseKeys(uint32_t num_virtual_shards, absl::Span<Key> keys) {

@@ -5,7 +5,6 @@
 #include "cc/client/parameter_client.h"
 
 #include <functional>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -10,7 +10,6 @@
 
 #include "cc/client/sharded_client.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>

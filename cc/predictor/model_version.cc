@@ -22,6 +22,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/statusor.h"
 #include "tensorflow/core/protobuf/config.pb.h"
 
 namespace tfswitch {
@@ -220,13 +221,11 @@ absl::Status ModelVersion::CheckVersion(int64_t wanted) const {
 
 absl::StatusOr<Response> ModelVersion::Predict(const Request& request) const {
   TF_RETURN_IF_ERROR(CheckVersion(request.version));
-  const absl::StatusOr<const SignatureDef*> signature =
-      Signature(request.signature);
-  if (!signature.ok()) return signature.status();
-  const auto feeds = Feeds(**signature, request.inputs);
-  if (!feeds.ok()) return feeds.status();
+  TF_ASSIGN_OR_RETURN(const SignatureDef* const signature,
+                      Signature(request.signature));
+  TF_ASSIGN_OR_RETURN(const auto feeds, Feeds(*signature, request.inputs));
 
-  const auto& known = (*signature)->outputs();
+  const auto& known = signature->outputs();
   std::vector<std::string> names = request.outputs;
   if (names.empty()) {
     for (const auto& entry : known) names.push_back(entry.first);
@@ -253,7 +252,7 @@ absl::StatusOr<Response> ModelVersion::Predict(const Request& request) const {
   }
   std::vector<Tensor> outputs;
   tensorflow::RunMetadata metadata;
-  TF_RETURN_IF_ERROR(bundle_.GetSession()->Run(run_options, *feeds, fetches, {},
+  TF_RETURN_IF_ERROR(bundle_.GetSession()->Run(run_options, feeds, fetches, {},
                                                &outputs, &metadata));
 
   Response response;
@@ -268,15 +267,14 @@ absl::StatusOr<Response> ModelVersion::Predict(const Request& request) const {
 
 absl::StatusOr<NamedValues> ModelVersion::Predict(
     const NamedValues& inputs, const std::vector<std::string>& outputs) const {
-  const absl::StatusOr<const SignatureDef*> signature = Signature("");
-  if (!signature.ok()) return signature.status();
+  TF_ASSIGN_OR_RETURN(const SignatureDef* const signature, Signature(""));
   Request request;
   request.outputs = outputs;
   for (const auto& [name, values] : inputs) {
-    const auto info = (*signature)->inputs().find(name);
-    if (info == (*signature)->inputs().end()) {
+    const auto info = signature->inputs().find(name);
+    if (info == signature->inputs().end()) {
       return Invalid("no input '", name, "'; the inputs are ",
-                     Describe((*signature)->inputs()));
+                     Describe(signature->inputs()));
     }
     absl::StatusOr<Tensor> tensor = ToTensor(values, info->second.dtype());
     if (!tensor.ok()) {
@@ -284,10 +282,9 @@ absl::StatusOr<NamedValues> ModelVersion::Predict(
     }
     request.inputs[name] = *std::move(tensor);
   }
-  const absl::StatusOr<Response> response = Predict(request);
-  if (!response.ok()) return response.status();
+  TF_ASSIGN_OR_RETURN(const Response response, Predict(request));
   NamedValues predicted;
-  for (const auto& [name, tensor] : response->outputs) {
+  for (const auto& [name, tensor] : response.outputs) {
     absl::StatusOr<Values> values = ToValues(tensor);
     if (!values.ok()) {
       return WithContext(values.status(), "output '", name, "': ");

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tensorflow/c/c_api.h"
+#include "tensorflow/core/platform/statusor.h"
 
 namespace tfswitch {
 namespace {
@@ -159,11 +160,10 @@ Predictor::State Predictor::state() const {
 absl::Status Predictor::Pin(int64_t version) {
   absl::MutexLock lock(&load_mutex_);
   if (current()->version() != version) {
-    const auto found = FindVersions(options_.model_dir);
-    if (!found.ok()) return found.status();
-    const auto folder = found->find(version);
-    if (folder == found->end()) {
-      return NoSuchVersion(options_.model_dir, version, *found);
+    TF_ASSIGN_OR_RETURN(const auto found, FindVersions(options_.model_dir));
+    const auto folder = found.find(version);
+    if (folder == found.end()) {
+      return NoSuchVersion(options_.model_dir, version, found);
     }
     TF_RETURN_IF_ERROR(Take(version, folder->second));
   }
@@ -291,22 +291,21 @@ absl::Status Predictor::Look(bool at_once) {
       std::remove_if(retired_.begin(), retired_.end(),
                      [](const auto& model) { return model.use_count() == 1; }),
       retired_.end());
-  const auto found = FindVersions(options_.model_dir);
-  if (!found.ok()) return found.status();
-  if (pinned_ >= 0 && found->count(pinned_) == 0) {
-    return NoSuchVersion(options_.model_dir, pinned_, *found);
+  TF_ASSIGN_OR_RETURN(const auto found, FindVersions(options_.model_dir));
+  if (pinned_ >= 0 && found.count(pinned_) == 0) {
+    return NoSuchVersion(options_.model_dir, pinned_, found);
   }
   {
     absl::MutexLock lock(&mutex_);
     for (auto it = state_.refused.begin(); it != state_.refused.end();) {
-      it = found->count(it->first) > 0 ? std::next(it)
-                                       : state_.refused.erase(it);
+      it =
+          found.count(it->first) > 0 ? std::next(it) : state_.refused.erase(it);
     }
   }
   const int64_t serving = state().version;
   std::map<int64_t, std::string> seen;
   absl::Status refusal;
-  for (auto it = found->rbegin(); it != found->rend(); ++it) {
+  for (auto it = found.rbegin(); it != found.rend(); ++it) {
     const auto& [version, folder] = *it;
     if (version == serving) break;
     if (pinned_ >= 0 && version != pinned_) continue;

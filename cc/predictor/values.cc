@@ -5,7 +5,6 @@
 #include "cc/predictor/values.h"
 
 #include <algorithm>
-#include <limits>
 #include <type_traits>
 
 #include "absl/status/status.h"
@@ -13,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/statusor.h"
 
 namespace tfswitch {
 namespace {
@@ -108,16 +108,14 @@ absl::StatusOr<decltype(Values::data)> EmptyDataFor(DataType dtype) {
 }
 
 absl::StatusOr<Tensor> ToTensor(const Values& values, DataType dtype) {
-  const auto empty = EmptyDataFor(dtype);
-  if (!empty.ok()) return empty.status();
-  if (empty->index() != values.data.index()) {
+  TF_ASSIGN_OR_RETURN(const auto empty, EmptyDataFor(dtype));
+  if (empty.index() != values.data.index()) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected ", tensorflow::DataTypeString(dtype), ", got ",
                      KindOf(values)));
   }
-  const absl::StatusOr<tensorflow::TensorShape> shape = FullShape(values);
-  if (!shape.ok()) return shape.status();
-  Tensor tensor(dtype, *shape);
+  TF_ASSIGN_OR_RETURN(const tensorflow::TensorShape shape, FullShape(values));
+  Tensor tensor(dtype, shape);
   TF_RETURN_IF_ERROR(
       WithTypes<absl::Status>(dtype, [&](const auto& value, const auto& data) {
         return Copy<std::decay_t<decltype(value)>>(

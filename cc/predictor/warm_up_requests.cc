@@ -77,10 +77,10 @@ absl::StatusOr<std::vector<Request>> ReadWarmUpRequests(
   std::vector<Request> requests;
   if (!env->FileExists(path).ok()) return requests;
   std::unique_ptr<tensorflow::RandomAccessFile> file;
-  absl::Status status = env->NewRandomAccessFile(path, &file);
-  if (!status.ok()) return status;
+  TF_RETURN_IF_ERROR(env->NewRandomAccessFile(path, &file));
   tensorflow::io::SequentialRecordReader reader(file.get());
   tensorflow::tstring record;
+  absl::Status status;
   for (int number = 0; (status = reader.ReadRecord(&record)).ok(); ++number) {
     Request request;
     if (!Parse(record, &request)) {

@@ -4,15 +4,13 @@
 #ifndef TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
 #define TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
 
+#include <grpc/grpc.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace tfswitch {
-
-// Fewer frames and fewer reads per message of megabytes.
-inline constexpr int kMaxFrameBytes = 1 << 20;
-inline constexpr int kReadChunkBytes = 1 << 20;
-inline constexpr int kMaxReadChunkBytes = 4 << 20;
 
 // A pull of more embeddings than this is sent in parts, each at least as large.
 inline constexpr size_t kMinPartBytes = 5 << 18;
@@ -25,6 +23,19 @@ inline constexpr size_t kMaxPartsPerCall = 8;
 // A host that vanishes without a word is noticed after the sum of both.
 inline constexpr int kKeepaliveTimeMs = 30'000;
 inline constexpr int kKeepaliveTimeoutMs = 10'000;
+
+// gRPC's arguments that both ends have.
+inline constexpr std::pair<const char*, int> kChannelArguments[] = {
+    // Fewer frames and fewer reads per message of megabytes.
+    {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20},
+    {GRPC_ARG_TCP_READ_CHUNK_SIZE, 1 << 20},
+    {GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, 1 << 20},
+    {GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, 4 << 20},
+    {GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs},
+    {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs},
+    {GRPC_ARG_ENABLE_CHANNELZ, 0},
+};
+
 // How long a new connection has until it speaks HTTP/2.
 inline constexpr int kHandshakeTimeoutMs = 20'000;
 // The shortest interval that the server accepts; must be less than the client's

@@ -43,6 +43,13 @@ constexpr size_t kMaxManifestBytes = size_t{64} << 20;
 
 std::string Hex(uint64_t number) { return absl::StrFormat("%016x", number); }
 
+// The checksum of a manifest.
+std::string ChecksumOf(const Json& content) {
+  const std::string compact =
+      content.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return Hex(Checksum(compact.data(), compact.size()));
+}
+
 // A field with the 16 digits of Hex().
 void ReadHex(const char* field, ObjectReader* reader, uint64_t* value) {
   std::string text;
@@ -234,10 +241,7 @@ absl::StatusOr<ExportManifest> ReadExport(const std::string& path,
         ", this tfswitch reads version ", kExportVersion,
         ". Serve it with the tfswitch that wrote it, or export again."));
   }
-  const std::string compact =
-      content.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (Hex(Checksum(compact.data(), compact.size())) !=
-      json["checksum"].get<std::string>()) {
+  if (ChecksumOf(content) != json["checksum"].get<std::string>()) {
     return damaged("its checksum does not fit");
   }
   auto manifest = ParseManifest(content, name);
@@ -346,11 +350,9 @@ absl::Status ExportWriter::Publish() {
                   {"tables", std::move(tables)}};
   if (manifest_.name.is_delta) content["previous_id"] = manifest_.previous_id;
   if (manifest_.rule.has_value()) content["rule"] = ToJson(*manifest_.rule);
-  const std::string compact =
-      content.dump(-1, ' ', true, Json::error_handler_t::replace);
-  const Json json = {
-      {"checksum", Hex(Checksum(compact.data(), compact.size()))},
-      {"content", std::move(content)}};
+  std::string checksum = ChecksumOf(content);
+  const Json json = {{"checksum", std::move(checksum)},
+                     {"content", std::move(content)}};
   TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
       absl::StrCat(temporary_, "/", kExportManifestName),
       json.dump(1, ' ', true, Json::error_handler_t::replace) + "\n"));

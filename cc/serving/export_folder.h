@@ -39,9 +39,6 @@ struct ExportName {
 
   // "base-00000001"
   std::string ToString() const;
-  friend bool operator==(const ExportName& a, const ExportName& b) {
-    return a.number == b.number && a.is_delta == b.is_delta;
-  }
 };
 
 // A table in an export.

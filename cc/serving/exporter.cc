@@ -28,12 +28,6 @@
 namespace tfswitch {
 namespace {
 
-// How all tables of an export are exported.
-struct Manner {
-  RowFormat format = RowFormat::kFloat32;  // The format of a base.
-  std::optional<ScoreRule> rule;
-};
-
 // The last export in the folder that can be read; number 0 if there is none.
 ExportManifest LastExport(const ExportWriter& writer, const std::string& path) {
   if (writer.previous().name.number != 0) return writer.previous();
@@ -134,9 +128,10 @@ absl::Status CheckSame(const ExportOptions& options,
   return absl::OkStatus();
 }
 
-// Exports one table; adds to the report.
-absl::Status ExportTable(ParameterClient& client, const Manner& manner,
-                         float day, const TableInfo& listed,
+// Exports one table; adds to the report. `args` have what is the same of all
+// tables, and `format` is that of a base.
+absl::Status ExportTable(ParameterClient& client, ExportChangesArgs args,
+                         RowFormat format, const TableInfo& listed,
                          ExportWriter* writer, Progress* progress,
                          ExportReport* report) {
   const TableConfig& config = listed.config;
@@ -144,15 +139,11 @@ absl::Status ExportTable(ParameterClient& client, const Manner& manner,
   RowFileKind kind;
   kind.table = table;
   kind.dim = config.dim;
-  kind.format = manner.format;
+  kind.format = format;
   kind.default_row = MissingRow(config);
-  ExportChangesArgs args;
   args.table = table;
   // As it is listed, which may be another one than this process has used.
   args.table_incarnation = listed.identity.incarnation;
-  args.rule = manner.rule;
-  args.day = day;
-  args.export_id = writer->id();
   if (writer->name().is_delta) {
     const ExportedTable& before = writer->previous().tables.at(table);
     kind.format = before.format;
@@ -194,19 +185,21 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   TFSWITCH_ASSIGN_OR_RETURN(const std::set<std::string> tables,
                             TablesOf(options, present, last));
   if (is_delta) TFSWITCH_RETURN_IF_ERROR(CheckSame(options, tables, last));
-  Manner manner;
-  manner.rule = last.rule;
-  if (!last.tables.empty()) manner.format = last.tables.begin()->second.format;
-  if (options.format.has_value()) manner.format = *options.format;
-  if (options.rule.has_value()) manner.rule = options.rule;
-  if (options.all_rows) manner.rule.reset();
-  writer->SetRule(manner.rule);
+  RowFormat format = RowFormat::kFloat32;
+  if (!last.tables.empty()) format = last.tables.begin()->second.format;
+  if (options.format.has_value()) format = *options.format;
+  ExportChangesArgs args;
+  args.rule = options.rule.has_value() ? options.rule : last.rule;
+  if (options.all_rows) args.rule.reset();
+  args.day = options.day;
+  args.export_id = writer->id();
+  writer->SetRule(args.rule);
   ExportReport report;
   report.number = writer->name().number;
   report.is_delta = is_delta;
   absl::Status status;
   int64_t num_rows = 0;  // Not known for a delta.
-  if (!is_delta && !manner.rule.has_value()) {
+  if (!is_delta && !args.rule.has_value()) {
     for (const std::string& table : tables) {
       num_rows += present.at(table).stats.num_rows;
     }
@@ -214,8 +207,8 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   Progress progress(absl::StrCat("exporting to '", options.path, "'"),
                     num_rows);
   for (const std::string& table : tables) {
-    status = ExportTable(client, manner, options.day, present.at(table),
-                         writer.get(), &progress, &report);
+    status = ExportTable(client, args, format, present.at(table), writer.get(),
+                         &progress, &report);
     if (!status.ok()) break;
   }
   const bool is_news =
@@ -224,7 +217,7 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
     status = writer->Publish();
     report.is_published = status.ok();
   }
-  if (manner.rule.has_value()) {
+  if (args.rule.has_value()) {
     for (const std::string& table : tables) {
       // If a server does not hear of it, its rows come once more, which is no
       // harm; a published export stays so.

@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

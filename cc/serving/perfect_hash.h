@@ -4,7 +4,6 @@
 #ifndef TFSWITCH_CC_SERVING_PERFECT_HASH_H_
 #define TFSWITCH_CC_SERVING_PERFECT_HASH_H_
 
-#include <cstddef>
 #include <cstdint>
 
 #include "absl/types/span.h"

@@ -51,17 +51,14 @@ RowCache::RowCache(const RowCacheOptions& options)
   }
 }
 
-size_t RowCache::ShardOf(const Name& name) const {
-  return hash_for_shards_(name) & (shards_.size() - 1);
-}
-
 RowCache::Batch RowCache::SplitByShard(int table,
                                        absl::Span<const Key> keys) const {
   Batch batch;
   batch.ends.assign(shards_.size(), 0);
   std::vector<uint8_t> shards(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
-    const size_t shard = ShardOf({table, keys[i]});
+    const size_t shard =
+        hash_for_shards_({table, keys[i]}) & (shards_.size() - 1);
     shards[i] = static_cast<uint8_t>(shard);
     ++batch.ends[shard];
   }

@@ -98,7 +98,6 @@ class RowCache {
     size_t hand ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  size_t ShardOf(const Name& name) const;
   Batch SplitByShard(int table, absl::Span<const Key> keys) const;
   // Reads the keys of one shard; sets was_found[i] for those keys[i] that are
   // there.

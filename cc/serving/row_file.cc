@@ -15,7 +15,6 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

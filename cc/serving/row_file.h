@@ -14,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "cc/base/files.h"
 #include "cc/base/hash.h"
 #include "cc/serving/key_filter.h"
@@ -51,7 +50,6 @@ class RowFile {
   const RowFileKind& kind() const { return kind_; }
   int64_t num_rows() const { return info_.num_rows; }
   int64_t num_removed() const { return info_.num_removed; }
-  int64_t bytes() const { return info_.bytes; }
   const RowFileInfo& info() const { return info_; }
   const FileStamp& stamp() const { return file_->stamp(); }
 

@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/serving/row_file.h"

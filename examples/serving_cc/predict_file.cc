@@ -24,6 +24,7 @@
 #include "absl/strings/str_split.h"
 #include "cc/predictor/predictor.h"
 #include "record_file.h"
+#include "tensorflow/core/platform/statusor.h"
 #include "tensorflow/core/util/command_line_flags.h"
 
 namespace tfswitch {
@@ -90,12 +91,11 @@ absl::Status PredictBatch(const Job& job, const Predictor& predictor,
   for (auto& [name, values] : *batch) {
     values.shape.insert(values.shape.begin(), count);
   }
-  const absl::StatusOr<NamedValues> predicted =
-      predictor.Predict(*batch, job.outputs);
-  if (!predicted.ok()) return predicted.status();
+  TF_ASSIGN_OR_RETURN(const NamedValues predicted,
+                      predictor.Predict(*batch, job.outputs));
   std::vector<const Values*> columns;
   for (const std::string& name : job.outputs) {
-    const Values& values = predicted->at(name);
+    const Values& values = predicted.at(name);
     if (values.shape.empty() || values.shape[0] != count) {
       return absl::FailedPreconditionError(absl::StrCat(
           "output '", name, "' does not have a row per record: its shape is [",
@@ -154,9 +154,9 @@ absl::Status PredictAll(const Job& job, const Predictor& predictor,
 
 // Runs the job. A file appears when it is complete.
 absl::Status PredictFile(Job job, const Predictor& predictor) {
-  const auto signature = predictor.current()->Signature("");
-  if (!signature.ok()) return signature.status();
-  const auto& known = (*signature)->outputs();
+  TF_ASSIGN_OR_RETURN(const tensorflow::SignatureDef* const signature,
+                      predictor.current()->Signature(""));
+  const auto& known = signature->outputs();
   if (job.outputs.empty()) {
     for (const auto& entry : known) job.outputs.push_back(entry.first);
     std::sort(job.outputs.begin(), job.outputs.end());
@@ -167,16 +167,16 @@ absl::Status PredictFile(Job job, const Predictor& predictor) {
           "no output '", name, "'; the outputs are ", Describe(known)));
     }
   }
-  const auto file = RecordFile::Open(job.input, **signature, job.separator);
-  if (!file.ok()) return file.status();
+  TF_ASSIGN_OR_RETURN(const std::unique_ptr<RecordFile> file,
+                      RecordFile::Open(job.input, *signature, job.separator));
   if (job.output.empty()) {
-    return PredictAll(job, predictor, file->get(), std::cout);
+    return PredictAll(job, predictor, file.get(), std::cout);
   }
   const std::string partial = absl::StrCat(job.output, ".partial-", getpid());
   absl::Status status;
   {
     std::ofstream lines(partial);
-    status = PredictAll(job, predictor, file->get(), lines);
+    status = PredictAll(job, predictor, file.get(), lines);
   }
   if (status.ok() && std::rename(partial.c_str(), job.output.c_str()) != 0) {
     status =

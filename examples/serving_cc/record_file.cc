@@ -14,6 +14,7 @@
 #include "tensorflow/core/example/example.pb.h"
 #include "tensorflow/core/lib/io/record_reader.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/statusor.h"
 
 namespace tfswitch {
 namespace {
@@ -71,9 +72,8 @@ class ExampleFile final : public RecordFile {
  private:
   static absl::StatusOr<Values> ReadFeature(const tensorflow::Feature& feature,
                                             const TensorInfo& info) {
-    auto expected = EmptyDataFor(info.dtype());
-    if (!expected.ok()) return expected.status();
-    Values values{*std::move(expected), {}};
+    Values values;
+    TF_ASSIGN_OR_RETURN(values.data, EmptyDataFor(info.dtype()));
     const size_t kind = values.data.index();
     switch (feature.kind_case()) {
       case tensorflow::Feature::kInt64List: {
@@ -101,9 +101,7 @@ class ExampleFile final : public RecordFile {
     const int64_t count = std::visit(
         [](const auto& data) { return static_cast<int64_t>(data.size()); },
         values.data);
-    auto shape = RowShape(info, count);
-    if (!shape.ok()) return shape.status();
-    values.shape = *std::move(shape);
+    TF_ASSIGN_OR_RETURN(values.shape, RowShape(info, count));
     return values;
   }
 
@@ -165,8 +163,7 @@ class CsvFile final : public RecordFile {
 
   absl::Status Read(NamedValues* rows) override {
     std::vector<std::string> cells;
-    absl::Status status = ReadLine(&cells);
-    if (!status.ok()) return status;
+    TF_RETURN_IF_ERROR(ReadLine(&cells));
     ++record_;
     if (cells.size() != header_.size()) {
       return ErrorHere(absl::StrCat("it has ", cells.size(),
@@ -176,8 +173,7 @@ class CsvFile final : public RecordFile {
     }
     for (const auto& [name, info] : inputs_) {
       const std::string& cell = cells[columns_.at(name)];
-      status = ReadCell(name, cell, info, &(*rows)[name]);
-      if (!status.ok()) return status;
+      TF_RETURN_IF_ERROR(ReadCell(name, cell, info, &(*rows)[name]));
     }
     return absl::OkStatus();
   }
@@ -266,8 +262,7 @@ absl::StatusOr<std::unique_ptr<RecordFile>> RecordFile::Open(
     char separator) {
   if (absl::EndsWith(path, ".csv")) {
     auto file = std::make_unique<CsvFile>(path, signature, separator);
-    absl::Status status = file->ReadHeader();
-    if (!status.ok()) return status;
+    TF_RETURN_IF_ERROR(file->ReadHeader());
     return file;
   }
   if (!absl::EndsWith(path, ".tfrecord") &&
@@ -278,9 +273,8 @@ absl::StatusOr<std::unique_ptr<RecordFile>> RecordFile::Open(
                      ".tfrecord or .tfrecord.gz"));
   }
   std::unique_ptr<tensorflow::RandomAccessFile> file;
-  absl::Status status =
-      tensorflow::Env::Default()->NewRandomAccessFile(path, &file);
-  if (!status.ok()) return status;
+  TF_RETURN_IF_ERROR(
+      tensorflow::Env::Default()->NewRandomAccessFile(path, &file));
   return std::make_unique<ExampleFile>(path, signature, std::move(file));
 }
 

@@ -25,7 +25,6 @@
 #include "cc/base/fork_guard.h"
 #include "cc/base/interrupt.h"
 #include "cc/base/status_macros.h"
-#include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/status_conversion.h"
@@ -56,12 +55,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                    1 << GRPC_COMPRESS_NONE);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
-  arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
-  arguments.SetInt(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes);
-  arguments.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kMaxReadChunkBytes);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  for (const auto& [name, value] : kChannelArguments) {
+    arguments.SetInt(name, value);
+  }
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Two clients of one process do not share a connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -72,7 +68,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   // Retries are done here, where it is known which calls may be repeated.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
   // A proxy of the environment is for the web, not for the cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(
@@ -152,12 +147,12 @@ class UnaryCall::ThreadQueue {
 
   grpc::CompletionQueue* get() { return queue_.get(); }
 
-  // Returns false if the time comes first.
-  bool WaitFor(const Attempt& attempt, absl::Time time) {
+  // Until an attempt has set `done`. Returns false if the time comes first.
+  bool WaitFor(const bool& done, absl::Time time) {
     const auto deadline = ToDeadline(time);
     void* tag;
     bool ok;
-    while (!attempt.done) {
+    while (!done) {
       if (queue_->AsyncNext(&tag, &ok, deadline) !=
           grpc::CompletionQueue::GOT_EVENT) {
         return false;
@@ -167,15 +162,7 @@ class UnaryCall::ThreadQueue {
     return true;
   }
 
-  void WaitUntil(absl::Time time) {
-    const auto deadline = ToDeadline(time);
-    void* tag;
-    bool ok;
-    while (queue_->AsyncNext(&tag, &ok, deadline) ==
-           grpc::CompletionQueue::GOT_EVENT) {
-      Settle(tag);
-    }
-  }
+  void WaitUntil(absl::Time time) { WaitFor(/*done=*/false, time); }
 
  private:
   ThreadQueue() = default;
@@ -434,7 +421,8 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
     const absl::Time end = deadline() + kDeadlineSlack;
     bool ended = false;
     for (absl::Time now = absl::Now(); !ended && now < end; now = absl::Now()) {
-      ended = queue.WaitFor(*attempt, std::min(end, now + kInterruptInterval));
+      ended =
+          queue.WaitFor(attempt->done, std::min(end, now + kInterruptInterval));
       if (!ended) TFSWITCH_RETURN_IF_ERROR(Watch(begin));
     }
     const grpc::Status status =

@@ -71,39 +71,48 @@ std::string Describe(const char* call, const char* direction,
       num_tables > 1 ? absl::StrCat(" and ", num_tables - 1, " more") : "");
 }
 
-// A call for rows of some tables, in flight. `write` names its effect on them,
-// such as "The push to "; null: it only reads.
-class RowCall final : public PendingCall {
- public:
-  using ReadResponse = std::function<absl::Status(MessagePieces)>;
+// The effect of a call on tables, for errors of calls without an answer.
+struct Write {
+  // Such as "The push to ", or a whole one if there are no tables; null: the
+  // call writes nothing that the user would miss.
+  const char* effect = nullptr;
+  std::vector<std::string> tables;
+};
 
-  RowCall(const std::shared_ptr<Connection>& connection, CallKind kind,
-          const char* method, const grpc::ByteBuffer& request,
-          ReadResponse read_response, const char* write = nullptr,
-          std::vector<std::string> tables = {})
-      : write_(write),
-        tables_(std::move(tables)),
+// A call in flight.
+class ServerCall final : public PendingCall {
+ public:
+  using ReadResponse = std::function<absl::Status(grpc::ByteBuffer*)>;
+
+  // `call` are the arguments of UnaryCall.
+  template <typename... Call>
+  ServerCall(Write write, ReadResponse read_response, Call&&... call)
+      : write_(std::move(write)),
         read_response_(std::move(read_response)),
-        call_(connection, kind, method, request) {}
+        call_(std::forward<Call>(call)...) {}
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
-    if (absl::Status status = call_.Wait(&response); !status.ok()) {
-      if (write_ == nullptr) return status;
-      return call_.ExplainWrite(status,
-                                absl::StrCat(write_, NameTables(tables_)));
-    }
-    thread_local std::vector<absl::string_view> pieces;
-    ListPieces(&response, &pieces);
-    return read_response_(pieces);
+    const absl::Status status = call_.Wait(&response);
+    if (status.ok()) return read_response_(&response);
+    if (write_.effect == nullptr) return status;
+    const std::string tables =
+        write_.tables.empty() ? "" : NameTables(write_.tables);
+    return call_.ExplainWrite(status, absl::StrCat(write_.effect, tables));
   }
 
  private:
-  const char* const write_;
-  const std::vector<std::string> tables_;
+  const Write write_;
   const ReadResponse read_response_;
   UnaryCall call_;
 };
+
+// Until this thread lists those of another message.
+MessagePieces PiecesOf(grpc::ByteBuffer* response) {
+  thread_local std::vector<absl::string_view> pieces;
+  ListPieces(response, &pieces);
+  return pieces;
+}
 
 // The calls whose time grows with the table.
 bool IsBulk(absl::string_view method) {
@@ -114,57 +123,22 @@ bool IsBulk(absl::string_view method) {
          std::end(kBulk);
 }
 
-// The effect of a write, for errors of calls without an answer. Empty: the
-// request writes nothing that the user would miss.
-std::string WriteOf(const google::protobuf::Message& any) {
+Write WriteOf(const google::protobuf::Message& any) {
   using google::protobuf::DynamicCastToGenerated;
   if (const auto* erase = DynamicCastToGenerated<v1::EraseRequest>(&any)) {
-    return absl::StrCat("The erasure from table '", erase->table(), "'");
+    return {"The erasure from ", {erase->table()}};
   }
   if (const auto* drop = DynamicCastToGenerated<v1::DropTableRequest>(&any)) {
-    return absl::StrCat("The drop of table '", drop->table(), "'");
+    return {"The drop of ", {drop->table()}};
   }
-  if (const auto* shrink = DynamicCastToGenerated<v1::ShrinkRequest>(&any)) {
-    return shrink->dry_run()
-               ? ""
-               : absl::StrCat("The shrink of table '", shrink->table(), "'");
+  const auto* shrink = DynamicCastToGenerated<v1::ShrinkRequest>(&any);
+  if (shrink != nullptr && !shrink->dry_run()) {
+    return {"The shrink of ", {shrink->table()}};
   }
-  if (const auto* restore =
-          DynamicCastToGenerated<v1::CommitRestoreRequest>(&any)) {
-    return restore->abort() ? "" : "The restore";
-  }
-  return "";
+  const auto* restore = DynamicCastToGenerated<v1::CommitRestoreRequest>(&any);
+  if (restore != nullptr && !restore->abort()) return {"The restore", {}};
+  return {};
 }
-
-// A control call in flight. `write` is that of UnaryCall::ExplainWrite().
-class ControlCall final : public PendingCall {
- public:
-  ControlCall(const std::shared_ptr<Connection>& connection,
-              const std::string& service, std::string method,
-              const grpc::ByteBuffer& request,
-              google::protobuf::Message* response, absl::Duration timeout,
-              std::string write)
-      : connection_(*connection),
-        method_(std::move(method)),
-        response_(response),
-        write_(std::move(write)),
-        call_(connection,
-              IsBulk(method_) ? CallKind::kBulk : CallKind::kIdempotent,
-              method_.c_str(), request, service.c_str(), timeout) {}
-
-  absl::Status Wait() override {
-    grpc::ByteBuffer bytes;
-    TFSWITCH_RETURN_IF_ERROR(call_.ExplainWrite(call_.Wait(&bytes), write_));
-    return connection_.Decode(method_, &bytes, response_);
-  }
-
- private:
-  const Connection& connection_;  // Kept by the call.
-  const std::string method_;
-  google::protobuf::Message* const response_;
-  const std::string write_;
-  UnaryCall call_;
-};
 
 // Messages of pushes in flight, and the results of their pieces.
 class PushMessages final : public PendingCall {
@@ -222,44 +196,40 @@ PieceSize SizeOfPush(const PushArgs& push, bool is_cut) {
   return {PartBytes(PushRequestBytes(push)), 0, is_cut};
 }
 
-// Pieces [begin, end).
-struct MessageOfPieces {
-  size_t begin;
-  size_t end;
-};
-
 // Which pieces go in one message: those of a long part each by itself, others
 // together until the message, or its answer, is as long as a part of a long
 // call, and no longer than the server takes. A piece that is too long by itself
 // is alone; the encoder reports that.
-std::vector<MessageOfPieces> PackPieces(absl::Span<const PieceSize> pieces,
-                                        uint64_t max_message_bytes) {
+template <typename Piece>
+std::vector<absl::Span<const Piece>> PackPieces(
+    const std::vector<Piece>& pieces, const std::vector<PieceSize>& sizes,
+    uint64_t max_message_bytes) {
   uint64_t total = 0;
-  for (const PieceSize& piece : pieces) {
-    total += std::max(piece.request_bytes, piece.answer_bytes);
+  for (const PieceSize& size : sizes) {
+    total += std::max(size.request_bytes, size.answer_bytes);
   }
   const uint64_t wanted =
       std::max<uint64_t>(kMinPartBytes, total / kMaxPartsPerCall);
-  std::vector<MessageOfPieces> messages;
+  std::vector<absl::Span<const Piece>> messages;
   size_t begin = 0;
   uint64_t request_bytes = 0;
   uint64_t answer_bytes = 0;
   const auto close = [&](size_t end) {
-    if (begin < end) messages.push_back({begin, end});
+    if (begin < end) messages.emplace_back(&pieces[begin], end - begin);
     begin = end;
     request_bytes = 0;
     answer_bytes = 0;
   };
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const PieceSize& piece = pieces[i];
-    if (piece.is_cut || i - begin == kMaxPartsPerMessage ||
-        request_bytes + piece.request_bytes > max_message_bytes ||
-        answer_bytes + piece.answer_bytes > max_message_bytes) {
+    const PieceSize& size = sizes[i];
+    if (size.is_cut || i - begin == kMaxPartsPerMessage ||
+        request_bytes + size.request_bytes > max_message_bytes ||
+        answer_bytes + size.answer_bytes > max_message_bytes) {
       close(i);
     }
-    request_bytes += piece.request_bytes;
-    answer_bytes += piece.answer_bytes;
-    if (piece.is_cut || std::max(request_bytes, answer_bytes) >= wanted) {
+    request_bytes += size.request_bytes;
+    answer_bytes += size.answer_bytes;
+    if (size.is_cut || std::max(request_bytes, answer_bytes) >= wanted) {
       close(i + 1);
     }
   }
@@ -361,9 +331,15 @@ std::unique_ptr<PendingCall> GrpcClient::StartCall(
   absl::StatusOr<grpc::ByteBuffer> message =
       connection_->Encode(method, request);
   if (!message.ok()) return Done(std::move(message).status());
-  return std::make_unique<ControlCall>(
-      connection_, type->file()->service(0)->full_name(), method, *message,
-      response, timeout, WriteOf(request));
+  return std::make_unique<ServerCall>(
+      WriteOf(request),
+      [connection = connection_.get(), method,
+       response](grpc::ByteBuffer* bytes) {
+        return connection->Decode(method, bytes, response);
+      },
+      connection_, IsBulk(method) ? CallKind::kBulk : CallKind::kIdempotent,
+      method.c_str(), *message, type->file()->service(0)->full_name().c_str(),
+      timeout);
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartPull(
@@ -396,10 +372,9 @@ std::unique_ptr<PendingCall> GrpcClient::StartPull(
     } while (begin < args.keys.size());
   }
   std::vector<std::unique_ptr<PendingCall>> calls;
-  for (const MessageOfPieces& message :
-       PackPieces(sizes, connection_->max_message_bytes())) {
-    calls.push_back(StartPullMessage(absl::MakeConstSpan(pieces).subspan(
-        message.begin, message.end - message.begin)));
+  for (const absl::Span<const PullPart> message :
+       PackPieces(pieces, sizes, connection_->max_message_bytes())) {
+    calls.push_back(StartPullMessage(message));
   }
   if (calls.size() == 1) return std::move(calls[0]);
   return std::make_unique<JoinedCalls>(std::move(calls));
@@ -434,10 +409,10 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
     to += lengths[i];
   }
   auto read = [connection = connection_.get(), tables,
-               targets](MessagePieces pieces) -> absl::Status {
+               targets](grpc::ByteBuffer* response) -> absl::Status {
     std::vector<uint64_t> received;
-    TFSWITCH_RETURN_IF_ERROR(
-        connection->Blame(ReadPullManyResponse(pieces, targets, &received)));
+    TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+        ReadPullManyResponse(PiecesOf(response), targets, &received)));
     if (received.size() != targets.size()) {
       return connection->Blame(absl::InvalidArgumentError(absl::StrCat(
           "expected ", targets.size(), " answers, got ", received.size())));
@@ -451,9 +426,9 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
     }
     return absl::OkStatus();
   };
-  return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "PullMany",
-      std::move(message).ToByteBuffer(), std::move(read));
+  return std::make_unique<ServerCall>(Write(), std::move(read), connection_,
+                                      CallKind::kIdempotent, "PullMany",
+                                      std::move(message).ToByteBuffer());
 }
 
 std::unique_ptr<PendingCall> GrpcClient::StartPush(
@@ -501,36 +476,35 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
     sums.push_back(part.result);
   }
   if (pieces.empty()) return Done(absl::OkStatus());
-  const std::vector<MessageOfPieces> messages =
-      PackPieces(sizes, connection_->max_message_bytes());
+  const std::vector<absl::Span<const PushArgs>> messages =
+      PackPieces(pieces, sizes, connection_->max_message_bytes());
   // All messages must be there before the first one goes.
   std::vector<grpc::ByteBuffer> requests;
-  for (const MessageOfPieces& message : messages) {
-    absl::StatusOr<grpc::ByteBuffer> request =
-        EncodePushes(absl::MakeConstSpan(pieces).subspan(
-            message.begin, message.end - message.begin));
+  for (const absl::Span<const PushArgs> message : messages) {
+    absl::StatusOr<grpc::ByteBuffer> request = EncodePushes(message);
     if (!request.ok()) return Done(std::move(request).status());
     requests.push_back(*std::move(request));
   }
   auto all = std::make_unique<PushMessages>(std::move(owners), std::move(sums));
   for (size_t i = 0; i < messages.size(); ++i) {
-    const size_t num_pushes = messages[i].end - messages[i].begin;
-    WriteResult* const results = all->result(messages[i].begin);
+    const size_t num_pushes = messages[i].size();
+    WriteResult* const results =
+        all->result(static_cast<size_t>(messages[i].data() - pieces.data()));
     CallKind kind = CallKind::kIdempotent;
     std::vector<std::string> tables;
-    for (size_t k = messages[i].begin; k < messages[i].end; ++k) {
-      if (pieces[k].id.client_id == 0) kind = CallKind::kOnce;
-      tables.push_back(pieces[k].table);
+    for (const PushArgs& push : messages[i]) {
+      if (push.id.client_id == 0) kind = CallKind::kOnce;
+      tables.push_back(push.table);
     }
-    const char* const write =
+    const char* const effect =
         messages.size() == 1 ? "The push to " : "A part of the push to ";
-    all->calls.push_back(std::make_unique<RowCall>(
-        connection_, kind, "PushMany", requests[i],
+    all->calls.push_back(std::make_unique<ServerCall>(
+        Write{effect, std::move(tables)},
         [connection = connection_.get(), num_pushes,
-         results](MessagePieces pieces) -> absl::Status {
+         results](grpc::ByteBuffer* response) -> absl::Status {
           std::vector<WriteResult> received;
-          TFSWITCH_RETURN_IF_ERROR(
-              connection->Blame(ReadPushManyResponse(pieces, &received)));
+          TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+              ReadPushManyResponse(PiecesOf(response), &received)));
           if (received.size() != num_pushes) {
             return connection->Blame(absl::InvalidArgumentError(
                 absl::StrCat("PushManyResponse: ", received.size(),
@@ -539,7 +513,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
           std::copy(received.begin(), received.end(), results);
           return absl::OkStatus();
         },
-        write, std::move(tables)));
+        connection_, kind, "PushMany", requests[i]));
   }
   return all;
 }
@@ -592,14 +566,14 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
   OutgoingMessage message(bytes);
   if (message.data() == nullptr) return Done(NoMemory(bytes));
   WriteAssignRequest(args, message.data());
-  return std::make_unique<RowCall>(
-      connection_, CallKind::kIdempotent, "Assign",
-      std::move(message).ToByteBuffer(),
-      [connection = connection_.get(), result](MessagePieces pieces) {
+  return std::make_unique<ServerCall>(
+      Write{"The assignment to ", {args.table}},
+      [connection = connection_.get(), result](grpc::ByteBuffer* response) {
         return connection->Blame(
-            ReadWriteResponse("AssignResponse", pieces, result));
+            ReadWriteResponse("AssignResponse", PiecesOf(response), result));
       },
-      "The assignment to ", std::vector{args.table});
+      connection_, CallKind::kIdempotent, "Assign",
+      std::move(message).ToByteBuffer());
 }
 
 absl::Status GrpcClient::ReadUsage(const TableRef& table,
@@ -677,10 +651,7 @@ absl::Status GrpcClient::Export(
         return connection_->stub().Export(context, request);
       },
       [&](const v1::ExportResponse& chunk) {
-        return visit(RowChunk{
-            absl::MakeConstSpan(chunk.keys().data(), chunk.keys_size()),
-            absl::MakeConstSpan(chunk.values().data(), chunk.values_size()),
-            absl::MakeConstSpan(chunk.slots().data(), chunk.slots_size())});
+        return visit(RowChunk{chunk.keys(), chunk.values(), chunk.slots()});
       });
 }
 
@@ -710,11 +681,8 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
           cursors = {{chunk.cursor().log_id(), chunk.cursor().epoch()}};
           return absl::OkStatus();
         }
-        return visit(ChangeChunk{
-            absl::MakeConstSpan(chunk.keys().data(), chunk.keys_size()),
-            absl::MakeConstSpan(chunk.values().data(), chunk.values_size()),
-            /*delta_scores=*/{},
-            absl::MakeConstSpan(chunk.removed().data(), chunk.removed_size())});
+        return visit(ChangeChunk{chunk.keys(), chunk.values(),
+                                 /*delta_scores=*/{}, chunk.removed()});
       }));
   if (cursors.empty()) {
     return connection_->Blame(absl::InternalError(

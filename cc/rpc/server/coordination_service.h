@@ -25,18 +25,7 @@ class CoordinationService final : public v1::Coordination::Service {
   CoordinationService(std::shared_ptr<Shard> shard, CallGate* gate)
       : shard_(std::move(shard)), gate_(gate) {}
 
-#define TFSWITCH_METHOD(name)                                               \
-  grpc::Status name(grpc::ServerContext*, const v1::name##Request* request, \
-                    v1::name##Response* response) override {                \
-    return Gated(                                                           \
-        gate_,                                                              \
-        [&] {                                                               \
-          return Run(ShardCall{*shard_, nullptr}, *request, response);      \
-        },                                                                  \
-        Waits(*request, 0));                                                \
-  }
-  TFSWITCH_COORDINATION_CALLS(TFSWITCH_METHOD)
-#undef TFSWITCH_METHOD
+  TFSWITCH_COORDINATION_CALLS(TFSWITCH_GATED_METHOD)
   grpc::Status Beat(grpc::ServerContext* context,
                     const v1::HeartbeatRequest* request,
                     v1::HeartbeatResponse* response) override {
@@ -44,15 +33,8 @@ class CoordinationService final : public v1::Coordination::Service {
   }
 
  private:
-  // Whether a call may wait for other workers.
-  template <typename Request>
-  static auto Waits(const Request& request, int)
-      -> decltype(request.wait_ms() > 0) {
-    return request.wait_ms() > 0;
-  }
-  template <typename Request>
-  static bool Waits(const Request&, long) {
-    return false;
+  ShardCall CallOf(const grpc::ServerContext&) const {
+    return {*shard_, nullptr};
   }
 
   // Constant after construction; the shard has its own locks.

@@ -28,15 +28,23 @@
 
 namespace tfswitch {
 
-enum class DataPlane::Method { kPull, kPush, kPullMany, kPushMany, kAssign };
+// How calls of a method are asked for, and answered.
+struct DataPlane::Method {
+  void (Service::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,
+                       grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>*,
+                       grpc::CompletionQueue*, grpc::ServerCompletionQueue*,
+                       void*);
+  absl::Status (DataPlane::*answer)(Call*, Queue*);
+  bool is_many;  // A message of several parts.
+};
 
 // One call from the time it is asked for to the time its answer has gone out;
 // then the object is used again. Belongs to the thread of its queue.
 class DataPlane::Call {
  public:
-  explicit Call(Method method) : method(method) {}
+  explicit Call(const Method& method) : method(method) {}
 
-  const Method method;
+  const Method& method;
   bool answered = false;  // The next event is the end of the answer.
   bool inside = false;    // Counted by the gate until the answer has gone out.
   uint64_t reserved_bytes = 0;  // For its answer.
@@ -84,22 +92,8 @@ struct DataPlane::Queue {
     grpc::ServerCompletionQueue* queue = completions.get();
     MutexLock lock(&mutex);
     if (!open) return;
-    const auto ask = [&](auto request) {
-      (service->*request)(&*call->context, &call->request, &*call->writer,
-                          queue, queue, call);
-    };
-    switch (call->method) {
-      case Method::kPull:
-        return ask(&Service::RequestPull);
-      case Method::kPush:
-        return ask(&Service::RequestPush);
-      case Method::kPullMany:
-        return ask(&Service::RequestPullMany);
-      case Method::kPushMany:
-        return ask(&Service::RequestPushMany);
-      case Method::kAssign:
-        return ask(&Service::RequestAssign);
-    }
+    (service->*call->method.ask)(&*call->context, &call->request,
+                                 &*call->writer, queue, queue, call);
   }
 };
 
@@ -122,9 +116,15 @@ DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
 DataPlane::~DataPlane() = default;
 
 void DataPlane::Start() {
+  static constexpr Method kMethods[] = {
+      {&Service::RequestPull, &DataPlane::AnswerPull, false},
+      {&Service::RequestPush, &DataPlane::AnswerPush, false},
+      {&Service::RequestPullMany, &DataPlane::AnswerPull, true},
+      {&Service::RequestPushMany, &DataPlane::AnswerPush, true},
+      {&Service::RequestAssign, &DataPlane::AnswerAssign, false},
+  };
   for (const std::unique_ptr<Queue>& queue : queues_) {
-    for (Method method : {Method::kPull, Method::kPush, Method::kPullMany,
-                          Method::kPushMany, Method::kAssign}) {
+    for (const Method& method : kMethods) {
       for (int i = 0; i < kCallsPerQueue; ++i) {
         queue->calls.push_back(std::make_unique<Call>(method));
         queue->AskForCall(service_, queue->calls.back().get());
@@ -192,17 +192,7 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
         "the deadline passed before the server came to the call");
   }
   ListPieces(&call->request, &queue->pieces);
-  switch (call->method) {
-    case Method::kPull:
-    case Method::kPullMany:
-      return AnswerPull(call, queue);
-    case Method::kPush:
-    case Method::kPushMany:
-      return AnswerPush(call, queue);
-    case Method::kAssign:
-      return AnswerAssign(call, queue);
-  }
-  return absl::InternalError("no such method");
+  return (this->*call->method.answer)(call, queue);
 }
 
 absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
@@ -219,7 +209,7 @@ absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
 }
 
 absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
-  const bool is_many = call->method == Method::kPullMany;
+  const bool is_many = call->method.is_many;
   if (is_many) {
     TFSWITCH_RETURN_IF_ERROR(ReadPullManyRequest(
         queue->pieces, &queue->part_scratch, &queue->pulls));
@@ -293,7 +283,7 @@ absl::Status DataPlane::AnswerPart(const PullRequest& pull,
 }
 
 absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
-  const bool is_many = call->method == Method::kPushMany;
+  const bool is_many = call->method.is_many;
   if (is_many) {
     TFSWITCH_RETURN_IF_ERROR(ReadPushManyRequest(
         queue->pieces, &queue->part_scratch, &queue->pushes));

@@ -56,7 +56,7 @@ class DataPlane {
   void Shutdown();
 
  private:
-  enum class Method;
+  struct Method;
   class Call;
   struct Queue;
 

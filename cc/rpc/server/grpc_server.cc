@@ -178,18 +178,12 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   // For a peer that connects and says nothing.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              kHandshakeTimeoutMs);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
-  builder.AddChannelArgument(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
-  builder.AddChannelArgument(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes);
-  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE,
-                             kMaxReadChunkBytes);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
-                             kKeepaliveTimeoutMs);
+  for (const auto& [name, value] : kChannelArguments) {
+    builder.AddChannelArgument(name, value);
+  }
   builder.AddChannelArgument(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
       kMinPingIntervalMs);
-  builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
   // The polling is done by the data plane; these only run control methods.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS,
                               1);

@@ -29,7 +29,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "cc/base/status_macros.h"
 #include "cc/rpc/channel_settings.h"
 
 namespace tfswitch {

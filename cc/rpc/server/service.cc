@@ -17,6 +17,16 @@ namespace {
 // Large enough to stream at full speed, small enough for any peer's limit.
 constexpr int64_t kExportChunkBytes = 1 << 20;
 
+// Cancelled if nobody reads it any more.
+template <typename Response>
+absl::Status Send(const grpc::ServerContext& context, const Response& response,
+                  grpc::ServerWriter<Response>* writer) {
+  if (context.IsCancelled() || !writer->Write(response)) {
+    return absl::CancelledError("the client has gone");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
@@ -42,97 +52,76 @@ grpc::Status Service::Handshake(grpc::ServerContext* context,
   });
 }
 
-absl::Status Service::ExportRows(
-    const v1::ExportRequest& request, const grpc::ServerContext& context,
-    grpc::ServerWriter<v1::ExportResponse>* writer) const {
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(TableOf(request)));
-  const int64_t row_bytes =
-      sizeof(Key) +
-      sizeof(float) *
-          (table->dim() + (request.with_slots() ? table->slot_floats() : 0));
+int64_t Service::RowsPerChunk(int64_t floats_per_row) const {
+  const auto row_bytes =
+      static_cast<int64_t>(sizeof(Key) + sizeof(float) * floats_per_row);
   const int64_t chunk_bytes =
       std::min<int64_t>(kExportChunkBytes, identity_.max_message_bytes / 2);
-  v1::ExportResponse response;
-  return table->ForEachRow(
-      std::max<int64_t>(1, chunk_bytes / row_bytes),
-      [&](const RowChunk& chunk) -> absl::Status {
-        response.Clear();
-        response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
-        response.mutable_values()->Add(chunk.embeddings.begin(),
-                                       chunk.embeddings.end());
-        if (request.with_slots()) {
-          response.mutable_slots()->Add(chunk.slots.begin(), chunk.slots.end());
-        }
-        if (context.IsCancelled() || !writer->Write(response)) {
-          return absl::CancelledError("the client has gone");
-        }
-        return absl::OkStatus();
-      });
+  return std::max<int64_t>(1, chunk_bytes / row_bytes);
 }
 
 grpc::Status Service::Export(grpc::ServerContext* context,
                              const v1::ExportRequest* request,
                              grpc::ServerWriter<v1::ExportResponse>* writer) {
   return Gated(gate_, [&]() -> absl::Status {
-    return ExportRows(*request, *context, writer);
+    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                              shard_->FindTable(TableOf(*request)));
+    const bool with_slots = request->with_slots();
+    v1::ExportResponse response;
+    return table->ForEachRow(
+        RowsPerChunk(table->dim() + (with_slots ? table->slot_floats() : 0)),
+        [&](const RowChunk& chunk) {
+          response.Clear();
+          response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
+          response.mutable_values()->Add(chunk.embeddings.begin(),
+                                         chunk.embeddings.end());
+          if (with_slots) {
+            response.mutable_slots()->Add(chunk.slots.begin(),
+                                          chunk.slots.end());
+          }
+          return Send(*context, response, writer);
+        });
   });
-}
-
-absl::Status Service::WriteChanges(
-    const v1::ExportChangesRequest& request, const grpc::ServerContext& context,
-    grpc::ServerWriter<v1::ExportChangesResponse>* writer) const {
-  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            shard_->FindTable(TableOf(request)));
-  ChangeFilter filter;
-  if (request.has_since()) {
-    filter.since = {request.since().log_id(), request.since().epoch()};
-    if (filter.since.log_id == 0) {
-      return absl::InvalidArgumentError("since: a log_id is never 0");
-    }
-  }
-  if (request.has_rule()) {
-    filter.rule = ScoreRule{request.rule().base_threshold(),
-                            request.rule().delta_threshold(),
-                            request.rule().delta_keep_days()};
-  }
-  if (request.has_day()) filter.day = request.day();
-  const int64_t row_bytes =
-      static_cast<int64_t>(sizeof(Key) + sizeof(float) * table->dim());
-  const int64_t chunk_bytes =
-      std::min<int64_t>(kExportChunkBytes, identity_.max_message_bytes / 2);
-  v1::ExportChangesResponse response;
-  const auto write = [&]() -> absl::Status {
-    if (context.IsCancelled() || !writer->Write(response)) {
-      return absl::CancelledError("the client has gone");
-    }
-    return absl::OkStatus();
-  };
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const ChangeCursor cursor,
-      shard_->ExportChanges(
-          table, filter, request.export_id(),
-          std::max<int64_t>(1, chunk_bytes / row_bytes),
-          [&](const ChangeChunk& chunk) -> absl::Status {
-            response.Clear();
-            response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
-            response.mutable_values()->Add(chunk.embeddings.begin(),
-                                           chunk.embeddings.end());
-            response.mutable_removed()->Add(chunk.removed.begin(),
-                                            chunk.removed.end());
-            return write();
-          }));
-  response.Clear();
-  response.mutable_cursor()->set_log_id(cursor.log_id);
-  response.mutable_cursor()->set_epoch(cursor.epoch);
-  return write();
 }
 
 grpc::Status Service::ExportChanges(
     grpc::ServerContext* context, const v1::ExportChangesRequest* request,
     grpc::ServerWriter<v1::ExportChangesResponse>* writer) {
   return Gated(gate_, [&]() -> absl::Status {
-    return WriteChanges(*request, *context, writer);
+    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                              shard_->FindTable(TableOf(*request)));
+    ChangeFilter filter;
+    if (request->has_since()) {
+      filter.since = {request->since().log_id(), request->since().epoch()};
+      if (filter.since.log_id == 0) {
+        return absl::InvalidArgumentError("since: a log_id is never 0");
+      }
+    }
+    if (request->has_rule()) {
+      filter.rule = ScoreRule{request->rule().base_threshold(),
+                              request->rule().delta_threshold(),
+                              request->rule().delta_keep_days()};
+    }
+    if (request->has_day()) filter.day = request->day();
+    v1::ExportChangesResponse response;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const ChangeCursor cursor,
+        shard_->ExportChanges(
+            table, filter, request->export_id(), RowsPerChunk(table->dim()),
+            [&](const ChangeChunk& chunk) {
+              response.Clear();
+              response.mutable_keys()->Add(chunk.keys.begin(),
+                                           chunk.keys.end());
+              response.mutable_values()->Add(chunk.embeddings.begin(),
+                                             chunk.embeddings.end());
+              response.mutable_removed()->Add(chunk.removed.begin(),
+                                              chunk.removed.end());
+              return Send(*context, response, writer);
+            }));
+    response.Clear();
+    response.mutable_cursor()->set_log_id(cursor.log_id);
+    response.mutable_cursor()->set_epoch(cursor.epoch);
+    return Send(*context, response, writer);
   });
 }
 

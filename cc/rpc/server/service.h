@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "cc/base/parallel.h"
 #include "cc/rpc/server/call_gate.h"
 #include "cc/rpc/server/gated.h"
@@ -50,15 +49,7 @@ class Service final : public ServiceWithRawMethods {
   grpc::Status ExportChanges(
       grpc::ServerContext* context, const v1::ExportChangesRequest* request,
       grpc::ServerWriter<v1::ExportChangesResponse>* writer) override;
-#define TFSWITCH_METHOD(name)                                                \
-  grpc::Status name(grpc::ServerContext* context,                            \
-                    const v1::name##Request* request,                        \
-                    v1::name##Response* response) override {                 \
-    return Gated(gate_,                                                      \
-                 [&] { return Run(CallOf(*context), *request, response); }); \
-  }
-  TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_METHOD)
-#undef TFSWITCH_METHOD
+  TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_GATED_METHOD)
   grpc::Status SettleExport(grpc::ServerContext* context,
                             const v1::CommitExportRequest* request,
                             v1::CommitExportResponse* response) override {
@@ -68,13 +59,8 @@ class Service final : public ServiceWithRawMethods {
  private:
   // Long calls end when the client has gone, or the server stops.
   ShardCall CallOf(const grpc::ServerContext& context) const;
-  absl::Status WriteChanges(
-      const v1::ExportChangesRequest& request,
-      const grpc::ServerContext& context,
-      grpc::ServerWriter<v1::ExportChangesResponse>* writer) const;
-  absl::Status ExportRows(const v1::ExportRequest& request,
-                          const grpc::ServerContext& context,
-                          grpc::ServerWriter<v1::ExportResponse>* writer) const;
+  // How many rows of a stream go in one message.
+  int64_t RowsPerChunk(int64_t floats_per_row) const;
 
   // Constant after construction; the shard has its own locks.
   const ServiceIdentity identity_;
