@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tfswitch._ranges import check_fields
 
@@ -15,6 +15,9 @@ class Policy:
 
     The types of its fields say which numbers they may be: see `_ranges`.
     """
+
+    # The field of the wire's config of such policies.
+    _KIND: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -19,8 +19,6 @@ from tfswitch._ranges import FINITE, Fraction, NonNegative, Share, integers
 
 @dataclasses.dataclass(frozen=True)
 class _Admission(Policy):
-    # The field of the wire's AdmissionConfig.
-    _KIND: ClassVar[str] = ""
     # The values of `not_admitted` besides numbers.
     _NAMES: ClassVar[tuple[str, ...]] = ("zeros", "shared")
 

@@ -8,7 +8,7 @@ for admission go by the same ages and scores.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from tfswitch._policy import Policy, Registry
 from tfswitch._ranges import NonNegative, Range, bad_argument, integers
@@ -21,9 +21,6 @@ _SECS = Range(
 
 @dataclasses.dataclass(frozen=True)
 class _Eviction(Policy):
-    # The field of the wire's EvictionConfig.
-    _KIND: ClassVar[str] = ""
-
     _: dataclasses.KW_ONLY
     # How often the server shrinks the table by itself; 0: never.
     every_secs: Annotated[float, _SECS] = 0.0

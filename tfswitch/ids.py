@@ -28,6 +28,7 @@ from tfswitch.ops.ids import (
     to_id_array,
     to_id_tensor,
     to_string_tensor,
+    values_of,
 )
 
 _SLOT_BITS = integers(1, 32)
@@ -273,8 +274,8 @@ class HashCollisions:
             ValueError: If `ids` are not int64 or of another shape than
                 `inputs`.
         """
-        fingerprints = _fingerprints_of(_values_of(inputs))
-        values = _values_of(ids)
+        fingerprints = _fingerprints_of(values_of(inputs))
+        values = values_of(ids)
         if not tf.is_tensor(values):
             values = np.asarray(values)
         if tf.as_dtype(values.dtype) != tf.int64:
@@ -391,14 +392,6 @@ def _map_values(
     if isinstance(value, (np.ndarray, np.generic)):
         return of_array(np.asarray(value))
     return map_values(of_tensor, value)
-
-
-def _values_of(value: Any) -> Any:
-    if isinstance(value, tf.RaggedTensor):
-        return value.flat_values
-    if isinstance(value, tf.SparseTensor):
-        return value.values
-    return value
 
 
 def _fingerprints_of(inputs: Any) -> Any:

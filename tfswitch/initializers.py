@@ -9,7 +9,7 @@ table has one.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from tfswitch._policy import Policy
 from tfswitch._ranges import bad_argument, is_number
@@ -18,9 +18,6 @@ from tfswitch._ranges import bad_argument, is_number
 @dataclasses.dataclass(frozen=True)
 class Initializer(Policy):
     """Base of all initializers. Immutable; equal if all arguments are."""
-
-    # The field of the wire's InitializerConfig.
-    _KIND: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -1,5 +1,6 @@
 """A parameter server inside a Python process, for tests and notebooks."""
 
+import functools
 import os
 from collections.abc import Mapping
 from types import TracebackType
@@ -45,13 +46,13 @@ class Server:
         checkpoint_root: str | os.PathLike[str] | None = None,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        self._limits = dict(limits or {})
+        limits = limits or {}
         for name, value, least in (
             ("shard_index", shard_index, 0),
             ("num_shards", num_shards, 1),
             ("num_threads", num_threads, 0),
             ("max_message_bytes", max_message_bytes, 0),
-            *((name, value, 0) for name, value in self._limits.items()),
+            *((name, value, 0) for name, value in limits.items()),
         ):
             if not (is_number(value, int) and value >= least):
                 raise bad_argument(
@@ -65,12 +66,17 @@ class Server:
         self._asked_address = address
         self._shard_index = shard_index
         self._num_shards = num_shards
-        self._num_threads = num_threads
-        self._max_message_bytes = max_message_bytes
-        self._checkpoint_root = (
+        self._make = functools.partial(
+            _native.Server,
+            address,
+            shard_index,
+            num_shards,
+            num_threads,
+            max_message_bytes,
+            [f"{name}={value}" for name, value in limits.items()],
             None
             if checkpoint_root is None
-            else os.path.abspath(checkpoint_root)
+            else os.path.abspath(checkpoint_root),
         )
         self._native: _native.Server | None = None
 
@@ -99,15 +105,7 @@ class Server:
             ConnectionError: If the address cannot be bound.
         """
         if self._native is None:
-            self._native = _native.Server(
-                self._asked_address,
-                self._shard_index,
-                self._num_shards,
-                self._num_threads,
-                self._max_message_bytes,
-                [f"{name}={value}" for name, value in self._limits.items()],
-                self._checkpoint_root,
-            )
+            self._native = self._make()
         return self
 
     def stop(self, grace: float = 5.0) -> None:

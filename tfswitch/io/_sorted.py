@@ -48,12 +48,11 @@ class SortedRows:
     """
 
     def __init__(self, layout: Layout, folder: Path) -> None:
-        self._widths = {"ids": 1, **layout.widths}
-        self._dtypes: dict[str, np.dtype] = {
-            what: np.dtype(np.int64 if what == "ids" else np.float32)
-            for what in self._widths
-        }
-        row_bytes = sum(self._row_bytes(what) for what in self._widths)
+        # What one row has of each field.
+        self._dtypes: dict[str, np.dtype] = {"ids": np.dtype(np.int64)}
+        for what, width in layout.widths.items():
+            self._dtypes[what] = np.dtype((np.float32, (width,)))
+        row_bytes = sum(dtype.itemsize for dtype in self._dtypes.values())
         self._run_rows = max(1, _RUN_BYTES // row_bytes)
         self._folder = folder
         self._file: Any = None
@@ -96,7 +95,7 @@ class SortedRows:
             rows_per_batch: How many.
             fields: Which of `Rows`; by default all that the layout has.
         """
-        fields = fields or list(self._widths)
+        fields = fields or list(self._dtypes)
         waiting: list[Batch] = []
         num_waiting = 0
         for part in self._parts(fields):
@@ -119,7 +118,7 @@ class SortedRows:
         self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
     ) -> None:
         rows = {"ids": ids, "values": values}
-        if "slots" in self._widths:
+        if "slots" in self._dtypes:
             assert slots is not None
             rows["slots"] = slots
         self.num_rows += len(ids)
@@ -140,11 +139,11 @@ class SortedRows:
         """The rows that wait, by id; none wait any more."""
         waiting, self._waiting, self._num_waiting = self._waiting, [], 0
         if not waiting:
-            return {what: self._empty(what, 0) for what in self._widths}
+            return {w: np.empty(0, dtype) for w, dtype in self._dtypes.items()}
         order = np.argsort(np.concatenate([rows["ids"] for rows in waiting]))
         return {
             what: np.concatenate([rows.pop(what) for rows in waiting])[order]
-            for what in self._widths
+            for what in self._dtypes
         }
 
     def _spill(self, run: Batch) -> None:
@@ -152,7 +151,7 @@ class SortedRows:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)
             offset = self._file.seek(0, os.SEEK_END)
-            for what in self._widths:
+            for what in self._dtypes:
                 self._file.write(np.ascontiguousarray(run[what]).data)
             self._file.flush()
         except OSError as error:
@@ -204,24 +203,17 @@ class SortedRows:
 
     def _read(self, what: str, run: _Run, begin: int, end: int) -> np.ndarray:
         offset = run.offset
-        for field in self._widths:
+        for field, dtype in self._dtypes.items():
             if field == what:
                 break
-            offset += run.num_rows * self._row_bytes(field)
-        rows = self._empty(what, end - begin)
-        self._file.seek(offset + begin * self._row_bytes(what))
+            offset += run.num_rows * dtype.itemsize
+        rows = np.empty(end - begin, dtype)
+        self._file.seek(offset + begin * dtype.itemsize)
         if rows.size and self._file.readinto(rows.data.cast("B")) < rows.nbytes:
             raise OSError(
                 f"the file of sorted rows in '{self._folder}' ends early"
             )
         return rows
-
-    def _row_bytes(self, what: str) -> int:
-        return self._widths[what] * self._dtypes[what].itemsize
-
-    def _empty(self, what: str, num_rows: int) -> np.ndarray:
-        shape = (num_rows,) if what == "ids" else (num_rows, self._widths[what])
-        return np.empty(shape, self._dtypes[what])
 
 
 def _join(parts: Sequence[Batch], fields: Sequence[str]) -> Batch:

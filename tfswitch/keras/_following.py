@@ -117,15 +117,11 @@ def follow(layer: Any, optimizer: Any) -> Followed:
 
 
 def _rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
-    if _decays(layer, optimizer):
+    # Whether the optimizer's weight decay is for the layer's weight, too.
+    decays = getattr(optimizer, "_use_weight_decay", None)
+    if decays is None or decays(layer._anchor):
         return optimizers_lib.from_keras(optimizer, ignore=_OF_THE_LAYER)
     rule: Any = optimizers_lib.from_keras(
         optimizer, ignore=(*_OF_THE_LAYER, "weight_decay")
     )
     return dataclasses.replace(rule, weight_decay=0.0)
-
-
-def _decays(layer: Any, optimizer: Any) -> bool:
-    """Whether the optimizer's weight decay is for the layer's weight, too."""
-    decays = getattr(optimizer, "_use_weight_decay", None)
-    return decays is None or decays(layer._anchor)

@@ -89,8 +89,16 @@ def load(layer: Any, store: Any) -> None:
             f"expected '0' (its weight), got {sorted(names)}"
         )
     if "servers" in names:
-        _check_servers(layer, _from_bytes(store["servers"])["address"])
-        return
+        address = _from_bytes(store["servers"])["address"]
+        if _without_rows.get() or layer._has_rows_on_servers():
+            return
+        raise RuntimeError(
+            f"layer '{layer.name}': its rows were on {address} when the model "
+            "was saved, and are not in the file. Connect to servers that hold "
+            "them, with tfswitch.connect (and Cluster.restore), before the "
+            "model is loaded; or load it without rows, in `with "
+            "tfswitch.keras.load_without_rows():`."
+        )
     if "ids" not in names:
         return  # With the layer that shares the table, or there were none.
     saved = _from_bytes(store["optimizer"])
@@ -105,10 +113,15 @@ def load(layer: Any, store: Any) -> None:
             f"first, with `tfswitch.connect({table.cluster.address!r}).drop("
             f"{table.name!r})`."
         )
-    state, usage = _split_slots(
-        np.asarray(store["slots"]),
-        _from_bytes(store["statistics"]) if "statistics" in names else {},
+    statistics = (
+        _from_bytes(store["statistics"]) if "statistics" in names else {}
     )
+    # The optimizer's part of the slots comes first, and the statistics' last.
+    all_slots = np.asarray(store["slots"])
+    place = all_slots.shape[1] - statistics_lib.width(
+        statistics_lib.get(statistics or None)
+    )
+    state, usage = all_slots[:, :place], all_slots[:, place:]
     width = table._native.slot_floats - statistics_lib.width(table.statistics)
     slots: np.ndarray | None = None
     if state.shape[1] == width and optimizers_lib.have_equal_state(
@@ -125,29 +138,6 @@ def load(layer: Any, store: Any) -> None:
     table._replace_rows(
         np.asarray(store["ids"]), np.asarray(store["values"]), slots
     )
-
-
-def _check_servers(layer: Any, address: str) -> None:
-    if _without_rows.get():
-        return
-    if layer._has_rows_on_servers():
-        return
-    raise RuntimeError(
-        f"layer '{layer.name}': its rows were on {address} when the model was "
-        "saved, and are not in the file. Connect to servers that hold them, "
-        "with tfswitch.connect (and Cluster.restore), before the model is "
-        "loaded; or load it without rows, in `with "
-        "tfswitch.keras.load_without_rows():`."
-    )
-
-
-def _split_slots(
-    slots: np.ndarray, statistics: Mapping[str, Any]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The optimizer's part of saved slots, and the statistics'."""
-    saved = statistics_lib.get(statistics) if statistics else None
-    place = slots.shape[1] - statistics_lib.width(saved)
-    return slots[:, :place], slots[:, place:]
 
 
 def _fit_usage(table: EmbeddingTable, usage: np.ndarray) -> np.ndarray:

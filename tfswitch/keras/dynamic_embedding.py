@@ -30,7 +30,7 @@ from tfswitch.keras import (
     loss_scale,
     pooling,
 )
-from tfswitch.ops.ids import to_id_tensor
+from tfswitch.ops.ids import to_id_tensor, values_of
 from tfswitch.table import (
     EmbeddingTable,
     TableIds,
@@ -118,10 +118,15 @@ def look_up_in_training(
     """Embeddings of ids of tables, and the loss that `layer` adds."""
     result = training_lookup_many(lookups)
     embeddings, probe = result.embeddings, result.loss_scale_probe
+    backwards = []
     if any(map(any, clips)):
-        embeddings, probe = loss_scale.clip(clips, embeddings, probe)
+        backwards.append(loss_scale.clipping(clips))
     if is_float16:
-        embeddings, probe = loss_scale.check(layer.name, embeddings, probe)
+        backwards.append(loss_scale.checking(layer.name))
+    for backward in backwards:
+        embeddings, probe = loss_scale.with_backward(
+            backward, embeddings, probe
+        )
     return embeddings, loss_scale.as_loss(probe)
 
 
@@ -557,12 +562,23 @@ class DynamicEmbedding(_backend.Layer):
         )
         shows = self._values_of("shows", shows, inputs)
         clicks = self._values_of("clicks", clicks, inputs)
-        if isinstance(inputs, tf.SparseTensor):
-            ids, finish = self._prepare_sparse(inputs, weights)
-        elif isinstance(inputs, tf.RaggedTensor):
-            ids, finish = self._prepare_ragged(inputs, weights)
-        else:
-            ids, finish = self._prepare_dense(inputs, weights)
+        if isinstance(inputs, tf.SparseTensor) and self.combiner is None:
+            self._refuse_sparse()
+        ids = to_id_tensor(values_of(inputs), f"layer '{self.name}'")
+        if not isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
+            inputs = ids
+        self._check_rank(inputs.shape.rank)
+        if weights is not None:
+            weights = self._of_kind("weights", weights, inputs)
+            weights = tf.cast(weights, tf.float32)
+        if self.combiner is not None and self.mask_zero:
+            mask = tf.cast(tf.not_equal(ids, 0), tf.float32)
+            weights = mask if weights is None else mask * weights
+
+        def finish(embeddings: tf.Tensor) -> Any:
+            pooled = self._pool(inputs, embeddings, weights)
+            return tf.cast(pooled, self.compute_dtype)
+
         lookup = TableLookup(ids, shows, clicks, finish)
         return self._without_padding(lookup) if self.mask_zero else lookup
 
@@ -570,9 +586,7 @@ class DynamicEmbedding(_backend.Layer):
         """The numbers of each id, as a float32 tensor of the ids' values."""
         if numbers is None:
             return None
-        for kind in (tf.RaggedTensor, tf.SparseTensor):
-            if isinstance(numbers, kind) != isinstance(ids, kind):
-                self._refuse_kind(what, numbers, ids)
+        values = self._of_kind(what, numbers, ids)
         if isinstance(ids, tf.RaggedTensor):
             if numbers.ragged_rank != ids.ragged_rank:
                 self._refuse_kind(what, numbers, ids)
@@ -581,115 +595,68 @@ class DynamicEmbedding(_backend.Layer):
                 (tf.cast(a, tf.int64), tf.cast(b, tf.int64))
                 for a, b in zip(*splits, strict=True)
             ]
-            numbers = numbers.flat_values
         elif isinstance(ids, tf.SparseTensor):
             equal = [(numbers.indices, ids.indices)]
-            numbers = numbers.values
         else:
-            numbers = tf.convert_to_tensor(numbers)
-            if not numbers.shape.is_compatible_with(ids.shape):
-                self._refuse_kind(what, numbers, ids)
-            equal = [(tf.shape(numbers), tf.shape(ids))]
+            equal = [(tf.shape(values), tf.shape(ids))]
         message = (
             f"layer '{self.name}': `{what}` must have the shape of the ids"
         )
         checks = [tf.debugging.assert_equal(a, b, message) for a, b in equal]
         # In eager mode they have been made.
         with tf.control_dependencies([c for c in checks if c is not None]):
-            return tf.cast(tf.identity(numbers), tf.float32)
+            return tf.cast(tf.identity(values), tf.float32)
 
-    def _prepare_dense(
-        self, inputs: Any, weights: Any
-    ) -> tuple[tf.Tensor, _Finish]:
-        ids = to_id_tensor(inputs, f"layer '{self.name}'")
-        self._check_rank(ids.shape.rank)
-        if weights is not None:
-            if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
-                self._refuse_kind("weights", weights, inputs)
-            weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
-            if not weights.shape.is_compatible_with(ids.shape):
-                self._refuse_kind("weights", weights, ids)
+    def _pool(self, ids: Any, embeddings: tf.Tensor, weights: Any) -> Any:
+        """The layer's output for the embeddings of the ids' values."""
+        if isinstance(ids, tf.SparseTensor):
+            return self._pool_sparse(ids, embeddings, weights)
+        is_ragged = isinstance(ids, tf.RaggedTensor)
+        if self.combiner is not None:
+            # Else the last axis is a uniform one.
+            if is_ragged and ids.flat_values.shape.rank == 1:
+                return self._pool_ragged(ids, embeddings, weights)
+            embeddings = pooling.pool_axis(embeddings, weights, self.combiner)
+        return ids.with_flat_values(embeddings) if is_ragged else embeddings
 
-        def finish(embeddings: tf.Tensor) -> tf.Tensor:
-            if self.combiner is not None:
-                embeddings = pooling.pool_axis(
-                    embeddings,
-                    self._pooling_weights(ids, weights),
-                    self.combiner,
-                )
-            return tf.cast(embeddings, self.compute_dtype)
+    def _pool_ragged(
+        self, ids: tf.RaggedTensor, embeddings: tf.Tensor, weights: Any
+    ) -> Any:
+        assert self.combiner is not None
+        innermost = ids
+        while innermost.ragged_rank > 1:
+            innermost = innermost.values
+        pooled = pooling.pool_segments(
+            embeddings,
+            innermost.value_rowids(),
+            innermost.nrows(),
+            weights,
+            self.combiner,
+        )
+        if innermost is ids:
+            pooled.set_shape([ids.shape[0], self.output_dim])
+            return pooled
+        return _with_innermost(ids, pooled)
 
-        return ids, finish
-
-    def _prepare_ragged(
-        self, inputs: tf.RaggedTensor, weights: Any
-    ) -> tuple[tf.Tensor, _Finish]:
-        ids = to_id_tensor(inputs.flat_values, f"layer '{self.name}'")
-        if weights is not None:
-            if not isinstance(weights, tf.RaggedTensor):
-                self._refuse_kind("weights", weights, inputs)
-            weights = tf.cast(weights.flat_values, tf.float32)
-
-        def finish(embeddings: tf.Tensor) -> Any:
-            if self.combiner is None:
-                embeddings = tf.cast(embeddings, self.compute_dtype)
-                return inputs.with_flat_values(embeddings)
-            factors = self._pooling_weights(ids, weights)
-            if ids.shape.rank > 1:  # The last axis is a uniform one.
-                pooled = pooling.pool_axis(embeddings, factors, self.combiner)
-                pooled = tf.cast(pooled, self.compute_dtype)
-                return inputs.with_flat_values(pooled)
-            innermost = inputs
-            while innermost.ragged_rank > 1:
-                innermost = innermost.values
-            pooled = pooling.pool_segments(
-                embeddings,
-                innermost.value_rowids(),
-                innermost.nrows(),
-                factors,
-                self.combiner,
-            )
-            pooled = tf.cast(pooled, self.compute_dtype)
-            if innermost is inputs:
-                pooled.set_shape([inputs.shape[0], self.output_dim])
-                return pooled
-            return _with_innermost(inputs, pooled)
-
-        return ids, finish
-
-    def _prepare_sparse(
-        self, inputs: tf.SparseTensor, weights: Any
-    ) -> tuple[tf.Tensor, _Finish]:
-        combiner = self.combiner
-        if combiner is None:
-            self._refuse_sparse()
-        ids = to_id_tensor(inputs.values, f"layer '{self.name}'")
-        self._check_rank(inputs.shape.rank)
-        if weights is not None:
-            if not isinstance(weights, tf.SparseTensor):
-                self._refuse_kind("weights", weights, inputs)
-            weights = tf.cast(weights.values, tf.float32)
-
-        def finish(embeddings: tf.Tensor) -> tf.Tensor:
-            outer = inputs.dense_shape[:-1]
-            # Row-major place of each value's outer indices.
-            strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
-            segment_ids = tf.reduce_sum(
-                inputs.indices[:, :-1] * strides, axis=1
-            )
-            pooled = pooling.pool_segments(
-                embeddings,
-                segment_ids,
-                tf.reduce_prod(outer),
-                self._pooling_weights(ids, weights),
-                combiner,
-            )
-            dim = tf.constant([self.output_dim], tf.int64)
-            pooled = tf.reshape(pooled, tf.concat([outer, dim], axis=0))
-            pooled.set_shape(inputs.shape[:-1].concatenate(self.output_dim))
-            return tf.cast(pooled, self.compute_dtype)
-
-        return ids, finish
+    def _pool_sparse(
+        self, ids: tf.SparseTensor, embeddings: tf.Tensor, weights: Any
+    ) -> tf.Tensor:
+        assert self.combiner is not None
+        outer = ids.dense_shape[:-1]
+        # Row-major place of each value's outer indices.
+        strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
+        segment_ids = tf.reduce_sum(ids.indices[:, :-1] * strides, axis=1)
+        pooled = pooling.pool_segments(
+            embeddings,
+            segment_ids,
+            tf.reduce_prod(outer),
+            weights,
+            self.combiner,
+        )
+        dim = tf.constant([self.output_dim], tf.int64)
+        pooled = tf.reshape(pooled, tf.concat([outer, dim], axis=0))
+        pooled.set_shape(ids.shape[:-1].concatenate(self.output_dim))
+        return pooled
 
     def _without_padding(self, lookup: TableLookup) -> TableLookup:
         """Leaves out the ids that are 0, whose embeddings are zeros."""
@@ -778,14 +745,6 @@ class DynamicEmbedding(_backend.Layer):
             self, [ids], [self._clips], self.compute_dtype == "float16"
         )
         return embeddings, probe
-
-    def _pooling_weights(
-        self, ids: tf.Tensor, weights: tf.Tensor | None
-    ) -> tf.Tensor | None:
-        if not self.mask_zero:
-            return weights
-        mask = tf.cast(tf.not_equal(ids, 0), tf.float32)
-        return mask if weights is None else mask * weights
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         if (
@@ -911,6 +870,18 @@ class DynamicEmbedding(_backend.Layer):
             f"layer '{self.name}': sparse ids need a combiner. Pass "
             'combiner="sum", "mean" or "sqrtn" to the layer.'
         )
+
+    def _of_kind(self, what: str, numbers: Any, ids: Any) -> tf.Tensor:
+        """The values of numbers, which must be of the kind of the ids."""
+        for kind in (tf.RaggedTensor, tf.SparseTensor):
+            if isinstance(numbers, kind) != isinstance(ids, kind):
+                self._refuse_kind(what, numbers, ids)
+        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+            return values_of(numbers)
+        numbers = tf.convert_to_tensor(numbers)
+        if not numbers.shape.is_compatible_with(ids.shape):
+            self._refuse_kind(what, numbers, ids)
+        return numbers
 
     def _refuse_kind(self, what: str, numbers: Any, ids: Any) -> NoReturn:
         raise ValueError(

@@ -17,24 +17,20 @@ def as_loss(probe: tf.Tensor) -> tf.Tensor:
     return probe * float(replicas)
 
 
-def clip(
+def clipping(
     bounds: Sequence[tuple[float | None, float | None]],
-    embeddings: Sequence[tf.Tensor],
-    probe: tf.Tensor,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
+) -> Callable[..., Any]:
     """Clips gradients as Keras's optimizers clip those of an `Embedding`.
 
     Keras's gradients are one slice for each place of an id, and neither the
     norm nor the bound of single numbers adds up the places of an id first.
 
     Args:
-        bounds: For each of `embeddings` the `clipnorm` and the `clipvalue` of
+        bounds: For each of the embeddings the `clipnorm` and the `clipvalue` of
             the unscaled gradient, or None.
-        embeddings: The embeddings that the lookup gave.
-        probe: Its probe.
 
     Returns:
-        The same tensors, whose gradients are clipped.
+        A backward pass for `with_backward`.
     """
 
     def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
@@ -45,7 +41,7 @@ def clip(
             for gradient, of in zip(gradients, bounds, strict=True)
         )
 
-    return _with_backward(backward, embeddings, probe)
+    return backward
 
 
 def _clip(
@@ -64,9 +60,7 @@ def _clip(
     return gradient
 
 
-def check(
-    name: str, embeddings: Sequence[tf.Tensor], probe: tf.Tensor
-) -> tuple[list[tf.Tensor], tf.Tensor]:
+def checking(name: str) -> Callable[..., Any]:
     """Refuses a backward pass that float16 would make wrong.
 
     Losses of float16 models are scaled, and without the probe the push would
@@ -74,11 +68,9 @@ def check(
 
     Args:
         name: The layer's, for the message.
-        embeddings: The embeddings that the lookup gave.
-        probe: Its probe.
 
     Returns:
-        The same tensors, whose gradients are checked.
+        A backward pass for `with_backward`.
     """
 
     def backward(probe_gradient: tf.Tensor, *gradients: tf.Tensor) -> Any:
@@ -94,15 +86,15 @@ def check(
         with tf.control_dependencies(dependencies):
             return probe_gradient, *(tf.identity(g) for g in gradients)
 
-    return _with_backward(backward, embeddings, probe)
+    return backward
 
 
-def _with_backward(
+def with_backward(
     backward: Callable[..., Any],
     embeddings: Sequence[tf.Tensor],
     probe: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The same tensors, whose gradients go through `backward`."""
+    """The same tensors of a lookup, whose gradients go through `backward`."""
 
     @tf.custom_gradient
     def identity(probe: tf.Tensor, *embeddings: tf.Tensor) -> Any:

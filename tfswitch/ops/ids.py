@@ -20,6 +20,15 @@ def map_values(function: Callable[[Any], tf.Tensor], value: Any) -> Any:
     return function(value)
 
 
+def values_of(value: Any) -> Any:
+    """The values of a tensor of any kind; of anything else itself."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.flat_values
+    if isinstance(value, tf.SparseTensor):
+        return value.values
+    return value
+
+
 def check_id_dtype(dtype: tf.DType, owner: str) -> None:
     """Raises ValueError if values of `dtype` cannot be ids of `owner`."""
     if not dtype.is_integer and dtype != tf.string:

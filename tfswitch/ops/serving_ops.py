@@ -20,16 +20,6 @@ _rows: contextvars.ContextVar["ServedRows | None"] = contextvars.ContextVar(
 )
 
 
-def served_model() -> tf.Tensor:
-    """Returns the resource of a model's rows, still to be opened."""
-    return _library.tfswitch_served_model()
-
-
-def open_served_model(model: tf.Tensor, file: tf.Tensor) -> Any:
-    """Opens the rows that a model file names."""
-    return _library.tfswitch_open_served_model(model=model, file=file)
-
-
 class ServedRows:
     """The rows that a graph looks up in while it runs once.
 

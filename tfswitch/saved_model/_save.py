@@ -12,12 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch import _addresses, export
+from tfswitch import _addresses, _loader, export
 from tfswitch._ranges import bad_argument, check_seconds, is_number
 from tfswitch._renamed import renamed_arguments
 from tfswitch._which_keras import keras
 from tfswitch.ops import serving_ops
 from tfswitch.ops.resources import HOST
+
+_ops = _loader.load_ops()
 
 # The ops of ours that the graph of an exported model may have.
 _SERVING_OPS = frozenset(
@@ -217,11 +219,11 @@ class _ServedModel(tf.saved_model.experimental.TrackableResource):
         self._file = file
 
     def _create_resource(self) -> tf.Tensor:
-        return serving_ops.served_model()
+        return _ops.tfswitch_served_model()
 
     def _initialize(self) -> None:
-        serving_ops.open_served_model(
-            self.resource_handle, self._file.asset_path
+        _ops.tfswitch_open_served_model(
+            model=self.resource_handle, file=self._file.asset_path
         )
 
 
@@ -385,11 +387,11 @@ def _named_outputs(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 # Objects that the graph may capture, besides those Keras keeps as weights.
-_PARTS = (
-    tf.Variable,
+_RESOURCES = (
     tf.saved_model.Asset,
     tf.saved_model.experimental.TrackableResource,
 )
+_PARTS = (tf.Variable, *_RESOURCES)
 
 
 def _parts_of(model: Any) -> Iterator[Any]:
@@ -412,17 +414,15 @@ def _parts_of(model: Any) -> Iterator[Any]:
                 is_tensorflows = isinstance(variable, tf.Variable)
                 yield variable if is_tensorflows else variable.value
             for layer in value._flatten_layers():
-                stack += [v for v in vars(layer).values() if _is_part(v)]
+                stack += [
+                    v for v in vars(layer).values() if isinstance(v, _RESOURCES)
+                ]
         elif isinstance(value, Mapping):
             stack += value.values()
         elif isinstance(value, (list, tuple, set)):
             stack += value
         elif isinstance(value, tf.Module):
             stack += vars(value).values()
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, _PARTS) and not isinstance(value, tf.Variable)
 
 
 def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -74,7 +74,7 @@ class ReplicaOptions:
             return self.variable_averages.apply(self.variables_to_average)
 
 
-class Engine(Protocol):
+class Engine:
     """Takes the steps of one graph, and has sessions take part in them.
 
     Engines derive from it. The methods but `complete_graph` and `trains` are
@@ -108,7 +108,9 @@ class Engine(Protocol):
         """Joins the workers.
 
         Raises:
+            ValueError: If the group exists with other settings.
             TimeoutError: If they, or the chief, do not come.
+            RuntimeError: If the chief has gone.
             ConnectionError: If a server does not answer.
         """
 
@@ -120,9 +122,11 @@ class Engine(Protocol):
         Raises:
             ConnectionError: If a server does not answer any more.
         """
+        return function(*args, **kwargs)
 
     def close(self, function: Callable[[], Any]) -> None:
         """Runs the function that closes the session that was started."""
+        function()
 
     def fail_step(self) -> None:
         """After a step that has raised: it shall not go on."""
@@ -147,6 +151,11 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Returns "workers" of `tfswitch.train.Worker.stats`."""
+        raise NotImplementedError
+
+    def _session_run(self, *args: Any) -> Any:
+        assert self._run is not None  # There is a session.
+        return self.call(self._run, *args)
 
 
 def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:

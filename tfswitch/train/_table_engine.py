@@ -1,6 +1,6 @@
 """The engine of SyncReplicasOptimizer whose variables are in dense tables."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,13 +190,7 @@ class TableEngine(Engine):
         )
 
     def start(self, session: Any, is_chief: bool) -> None:
-        """Joins, and takes the values on the servers, which are the chief's.
-
-        Raises:
-            ValueError: If the group exists with other settings.
-            TimeoutError: If the chief does not come.
-            ConnectionError: If a server does not answer.
-        """
+        """Joins, and takes the values on the servers, which are the chief's."""
         self._run = session.run
         self._has_step_failed = False
         worker = self._worker = self._join()
@@ -213,15 +207,6 @@ class TableEngine(Engine):
         except BaseException:
             self.part()
             raise
-
-    def call(
-        self, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Returns a function's result; every call has its deadline."""
-        return function(*args, **kwargs)
-
-    def close(self, function: Callable[[], Any]) -> None:
-        function()
 
     def resume(self) -> None:
         """Joins anew after a step that has raised."""
@@ -267,10 +252,6 @@ class TableEngine(Engine):
     def _present_worker(self) -> Worker:
         assert self._worker is not None  # There is a session.
         return self._worker
-
-    def _session_run(self, *args: Any) -> Any:
-        assert self._run is not None
-        return self._run(*args)
 
     def _follow(self, rounds: tf.Tensor) -> Any:
         """Returns the op that sets variables and step to their present values.

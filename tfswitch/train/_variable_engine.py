@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfswitch import _loader
 from tfswitch._control import integers
-from tfswitch.ops import replicas_ops
 from tfswitch.train._checks import group_options
 from tfswitch.train._engine import (
     Engine,
@@ -29,6 +29,10 @@ from tfswitch.train._server_sessions import (
 )
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import PARTING_SECS, group_stats
+
+# cc/ops/replicas_ops.cc and cc/ops/gradient_stage_ops.cc say what their inputs,
+# attributes and outputs are.
+_ops = _loader.load_ops()
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
@@ -105,23 +109,28 @@ class VariableEngine(Engine):
                 self._new_place, read_value=False
             )
             self._request = tf.compat.v1.placeholder(tf.string, [], "request")
-            self._response = replicas_ops.call(
-                self._request, device=self._first_server
+            self._response = _run_on(
+                self._first_server,
+                _ops.tfswitch_replicas_call,
+                request=self._request,
             )
             self._applier_input = tf.compat.v1.placeholder(
                 tf.int64, [], "applier"
             )
-            self._heartbeat = replicas_ops.heartbeat(
-                self._place.read_value(),
-                self._applier_input,
+            self._heartbeat = _run_on(
+                self._first_server,
+                _ops.tfswitch_replicas_heartbeat,
+                place=self._place.read_value(),
+                applier=self._applier_input,
                 group=options.name,
                 worker=options.task_index,
-                device=self._first_server,
             )
             self._add_pings(self.servers)
             self._clear = [
-                replicas_ops.clear_staged_gradients(
-                    stage=options.name, device=server
+                _run_on(
+                    server,
+                    _ops.tfswitch_clear_staged_gradients,
+                    stage=options.name,
                 )
                 for server in self.servers
             ]
@@ -151,24 +160,26 @@ class VariableEngine(Engine):
                     gradient = scaled(gradient, share)
                 tensors.extend(_tensors_of(gradient))
             staged.append(
-                replicas_ops.stage_gradients(
-                    place,
-                    tensors,
+                _run_on(
+                    server,
+                    _ops.tfswitch_stage_gradients,
+                    key=place,
+                    gradients=tensors,
                     stage=options.name,
                     worker=options.task_index,
                     # A late one that is carried may wait with its successor.
                     replaces=options.late == "drop",
-                    device=server,
                 )
             )
         with tf.control_dependencies(staged):
-            return replicas_ops.end_step(
-                tf.identity(place),
-                options.counted_weight(weight),
+            return _run_on(
+                self._first_server,
+                _ops.tfswitch_replicas_end_step,
+                place=tf.identity(place),
+                weight=options.counted_weight(weight),
                 group=options.name,
                 worker=options.task_index,
                 timeout_s=options.wait_secs,
-                device=self._first_server,
             )
 
     def _step_of_all(
@@ -176,11 +187,12 @@ class VariableEngine(Engine):
     ) -> Any:
         """Returns the op that takes one step with the gradients of a round."""
         options = self._options
-        of_round = replicas_ops.next_round(
-            self._applier_input,
+        of_round = _run_on(
+            self._first_server,
+            _ops.tfswitch_replicas_next_round,
+            applier=self._applier_input,
             group=options.name,
             timeout_s=_ROUND_PART_SECS,
-            device=self._first_server,
         )
         sums: dict[int, Any] = {}
         for server in self.servers:
@@ -195,15 +207,20 @@ class VariableEngine(Engine):
                 for _, gradient, _ in here
                 for tensor in _tensors_of(gradient)
             ]
-            tensors = replicas_ops.sum_staged_gradients(
-                of_round,
-                types,
-                of_rows,
+            tensors = _run_on(
+                server,
+                _ops.tfswitch_sum_staged_gradients,
+                keys=of_round.keys,
+                weights=of_round.weights,
+                active=of_round.active,
+                next_incarnation=of_round.next_incarnation,
+                T=types,
+                of_rows=of_rows,
                 stage=options.name,
                 averages=options.normalize != "initial",
                 averages_by_row=options.sparse_average == "rows",
-                device=server,
             )
+            tensors = list(tensors)
             for (i, _, variable), has_rows in zip(here, of_rows, strict=True):
                 sums[i] = _gradient_of(tensors, has_rows, variable)
         aggregated = [
@@ -218,11 +235,12 @@ class VariableEngine(Engine):
             for g in sums.values()
         ]
         with tf.control_dependencies([applied, *summed]):
-            return replicas_ops.confirm_round(
-                self._applier_input,
-                of_round.number,
+            return _run_on(
+                self._first_server,
+                _ops.tfswitch_replicas_confirm_round,
+                applier=self._applier_input,
+                number=of_round.number,
                 group=options.name,
-                device=self._first_server,
             )
 
     def complete_graph(self) -> None:
@@ -242,14 +260,7 @@ class VariableEngine(Engine):
                 self._pings[server] = tf.no_op("ping")
 
     def start(self, session: Any, is_chief: bool) -> None:
-        """Joins; the chief begins to take the steps.
-
-        Raises:
-            ValueError: If the group exists with other settings.
-            TimeoutError: If the chief does not come.
-            RuntimeError: If it has gone.
-            ConnectionError: If a server does not answer.
-        """
+        """Joins; the chief begins to take the steps."""
         self._run = session.run
         is_over = self._is_over = threading.Event()
         self._has_step_failed = False
@@ -386,9 +397,8 @@ class VariableEngine(Engine):
         return group_stats(self._call({"call": "STATS"})["stats"])
 
     def _session_run(self, *args: Any) -> Any:
-        assert self._run is not None  # There is a session.
         with _python_errors():
-            return self.call(self._run, *args)
+            return super()._session_run(*args)
 
     def _present_watch(self) -> ServerWatch:
         assert self._watch is not None  # There is a session.
@@ -448,17 +458,15 @@ class VariableEngine(Engine):
 
     def _settings(self) -> str:
         """The settings that make workers of one job, in words."""
-        graph = zlib.crc32(self._model().encode())
+        model = "\n".join(
+            f"{v.op.name} {v.shape} {v.dtype.base_dtype.name} {v.device}"
+            for v in self._variables
+        )
+        graph = zlib.crc32(model.encode())
         options = self._options
         return (
             f"normalize={options.normalize}, "
             f"sparse_average={options.sparse_average}, model={graph:08x}"
-        )
-
-    def _model(self) -> str:
-        return "\n".join(
-            f"{v.op.name} {v.shape} {v.dtype.base_dtype.name} {v.device}"
-            for v in self._variables
         )
 
     def _visit(self) -> dict[str, Any]:
@@ -493,22 +501,22 @@ class VariableEngine(Engine):
                 continue  # No round has closed.
             except Exception as error:
                 # If all have left, nobody is there to hear it.
-                if not is_over.is_set():
-                    self._tell_why_steps_end(error, applier)
+                if is_over.is_set():
+                    return
+                is_of_tensorflow = isinstance(error, tf.errors.OpError)
+                why = plain_message(error) if is_of_tensorflow else repr(error)
+                request = {"call": "FAIL_APPLYING", "applier": applier}
+                # If the session is closed, or its servers have gone, all hear
+                # of it by the end of the lease.
+                with contextlib.suppress(ConnectionError, RuntimeError):
+                    self._call({**request, "why": why})
                 return
 
-    def _tell_why_steps_end(self, error: Exception, applier: int) -> None:
-        is_of_tensorflow = isinstance(error, tf.errors.OpError)
-        why = plain_message(error) if is_of_tensorflow else repr(error)
-        request = {
-            "call": "FAIL_APPLYING",
-            "applier": applier,
-            "why": why,
-        }
-        # If the session is closed, or its servers have gone, all hear of it by
-        # the end of the lease.
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            self._call(request)
+
+def _run_on(device: str, op: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes an op that runs on a server, which must have imported tfswitch."""
+    with tf.device(None), tf.device(device):
+        return op(**arguments)
 
 
 def _server_of(variable: Any) -> str:
