@@ -91,20 +91,24 @@ int Report(const absl::Status& status, char* error) {
   return static_cast<int>(status.code());
 }
 
-// Runs `body` and reports its status, unless this process is a fork that cannot
-// use the core. The core does not throw; exceptions of its libraries (out of
-// memory, above all) must not cross into C.
-template <typename Body>
-int Guarded(char* error, Body&& body) {
-  try {
-    const absl::Status usable = ForkGuard::Check();
-    return Report(usable.ok() ? body() : usable, error);
-  } catch (const std::bad_alloc&) {
-    return Report(absl::ResourceExhaustedError("out of memory"), error);
-  } catch (const std::exception& exception) {
-    return Report(absl::InternalError(exception.what()), error);
+// The function of the C API that runs kFunction and reports its status, unless
+// this process is a fork that cannot use the core. The core does not throw;
+// exceptions of its libraries (out of memory, above all) must not cross into C.
+template <auto kFunction>
+struct Guarded;
+template <typename... Args, absl::Status (*kFunction)(Args...)>
+struct Guarded<kFunction> {
+  static int Run(Args... args, char* error) {
+    try {
+      const absl::Status usable = ForkGuard::Check();
+      return Report(usable.ok() ? kFunction(args...) : usable, error);
+    } catch (const std::bad_alloc&) {
+      return Report(absl::ResourceExhaustedError("out of memory"), error);
+    } catch (const std::exception& exception) {
+      return Report(absl::InternalError(exception.what()), error);
+    }
   }
-}
+};
 
 // Frees an object of the core. In a fork of the process that owns it that would
 // wait for threads that are not there, and shut down sockets that the parent
@@ -112,13 +116,6 @@ int Guarded(char* error, Body&& body) {
 template <typename Handle>
 void Free(Handle* handle) {
   if (!ForkGuard::IsTripped()) delete handle;
-}
-
-absl::Status HandOver(const std::string& text, char** out) {
-  *out = static_cast<char*>(std::malloc(text.size() + 1));
-  if (*out == nullptr) return absl::ResourceExhaustedError("out of memory");
-  std::memcpy(*out, text.c_str(), text.size() + 1);
-  return absl::OkStatus();
 }
 
 // Threads of the other side of the C API.
@@ -156,62 +153,54 @@ const char* Version() { return TFSWITCH_VERSION; }
 
 void FreeString(char* string) { std::free(string); }
 
-int OpenCluster(const char* address, double timeout_s,
-                Tfswitch_Cluster** cluster, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    *cluster = nullptr;
-    if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "timeout must be a positive number of seconds. Received: ",
-          timeout_s));
-    }
-    TFSWITCH_ASSIGN_OR_RETURN(
-        std::shared_ptr<Cluster> opened,
-        tfswitch::OpenCluster(address, absl::Seconds(timeout_s)));
-    *cluster = new Tfswitch_Cluster{std::move(opened)};
-    return absl::OkStatus();
-  });
+absl::Status OpenCluster(const char* address, double timeout_s,
+                         Tfswitch_Cluster** cluster) {
+  *cluster = nullptr;
+  if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "timeout must be a positive number of seconds. Received: ", timeout_s));
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(
+      std::shared_ptr<Cluster> opened,
+      tfswitch::OpenCluster(address, absl::Seconds(timeout_s)));
+  *cluster = new Tfswitch_Cluster{std::move(opened)};
+  return absl::OkStatus();
 }
-
-void CloseCluster(Tfswitch_Cluster* cluster) { Free(cluster); }
 
 int32_t ClusterNumShards(const Tfswitch_Cluster* cluster) {
   return cluster->cluster->num_shards();
 }
 
-int32_t ClusterIsRemote(const Tfswitch_Cluster* cluster) {
-  return cluster->cluster->is_remote() ? 1 : 0;
+template <typename Handle>
+int32_t IsRemote(const Handle* handle) {
+  return handle->cluster->is_remote() ? 1 : 0;
 }
 
-int OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
-              Tfswitch_Table** table, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    *table = nullptr;
-    auto opened = std::make_unique<Tfswitch_Table>();
-    opened->cluster = cluster->cluster;
-    TFSWITCH_RETURN_IF_ERROR(TableConfigFromJson(config_json, &opened->config));
-    ParameterClient& client = opened->cluster->client();
-    absl::StatusOr<std::shared_ptr<const void>> hold;
-    do {
-      TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
-      hold = client.HoldTable(opened->config.name);
-      // Its last hold may have been released in between.
-    } while (absl::IsNotFound(hold.status()));
-    TFSWITCH_ASSIGN_OR_RETURN(opened->hold, std::move(hold));
-    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
-                              client.ListTables(opened->config.name));
-    if (infos.size() != 1) {
-      return absl::NotFoundError(
-          absl::StrCat("table '", opened->config.name,
-                       "' was dropped while it was being opened"));
-    }
-    opened->slot_floats = infos[0].slot_floats;
-    *table = opened.release();
-    return absl::OkStatus();
-  });
+absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
+                       Tfswitch_Table** table) {
+  *table = nullptr;
+  auto opened = std::make_unique<Tfswitch_Table>();
+  opened->cluster = cluster->cluster;
+  TFSWITCH_RETURN_IF_ERROR(TableConfigFromJson(config_json, &opened->config));
+  ParameterClient& client = opened->cluster->client();
+  absl::StatusOr<std::shared_ptr<const void>> hold;
+  do {
+    TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
+    hold = client.HoldTable(opened->config.name);
+    // Its last hold may have been released in between.
+  } while (absl::IsNotFound(hold.status()));
+  TFSWITCH_ASSIGN_OR_RETURN(opened->hold, std::move(hold));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
+                            client.ListTables(opened->config.name));
+  if (infos.size() != 1) {
+    return absl::NotFoundError(
+        absl::StrCat("table '", opened->config.name,
+                     "' was dropped while it was being opened"));
+  }
+  opened->slot_floats = infos[0].slot_floats;
+  *table = opened.release();
+  return absl::OkStatus();
 }
-
-void CloseTable(Tfswitch_Table* table) { Free(table); }
 
 int32_t TableDim(const Tfswitch_Table* table) { return table->config.dim; }
 
@@ -219,22 +208,16 @@ int32_t TableSlotFloats(const Tfswitch_Table* table) {
   return table->slot_floats;
 }
 
-int32_t TableIsRemote(const Tfswitch_Table* table) {
-  return table->cluster->is_remote() ? 1 : 0;
-}
-
 const char* TableName(const Tfswitch_Table* table) {
   return table->config.name.c_str();
 }
 
-int TableSize(Tfswitch_Table* table, int64_t* num_rows, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const std::vector<TableInfo> infos,
-        table->cluster->client().ListTables(table->config.name));
-    *num_rows = infos.empty() ? 0 : infos[0].stats.num_rows;
-    return absl::OkStatus();
-  });
+absl::Status TableSize(Tfswitch_Table* table, int64_t* num_rows) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::vector<TableInfo> infos,
+      table->cluster->client().ListTables(table->config.name));
+  *num_rows = infos.empty() ? 0 : infos[0].stats.num_rows;
+  return absl::OkStatus();
 }
 
 // Returns how many rows were set.
@@ -260,141 +243,116 @@ absl::StatusOr<int64_t> AssignRows(const Tfswitch_Table& table,
   return result.num_rows;
 }
 
-int Assign(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-           const float* embeddings, const float* slots, char* error) {
-  return Guarded(error, [&] {
-    return AssignRows(*table, keys, num_keys, embeddings, slots,
-                      /*only_missing=*/false)
-        .status();
-  });
+absl::Status Assign(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+                    const float* embeddings, const float* slots) {
+  return AssignRows(*table, keys, num_keys, embeddings, slots,
+                    /*only_missing=*/false)
+      .status();
 }
 
-int AssignMissing(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-                  const float* embeddings, int64_t* assigned_rows,
-                  char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    *assigned_rows = 0;
-    TFSWITCH_ASSIGN_OR_RETURN(
-        *assigned_rows, AssignRows(*table, keys, num_keys, embeddings,
-                                   /*slots=*/nullptr, /*only_missing=*/true));
-    return absl::OkStatus();
-  });
+absl::Status AssignMissing(Tfswitch_Table* table, const int64_t* keys,
+                           size_t num_keys, const float* embeddings,
+                           int64_t* assigned_rows) {
+  *assigned_rows = 0;
+  TFSWITCH_ASSIGN_OR_RETURN(
+      *assigned_rows, AssignRows(*table, keys, num_keys, embeddings,
+                                 /*slots=*/nullptr, /*only_missing=*/true));
+  return absl::OkStatus();
 }
 
 void DenseKeysC(const Tfswitch_Table* table, size_t num_blocks, int64_t* keys) {
   DenseKeys(table->config.num_virtual_shards, absl::MakeSpan(keys, num_blocks));
 }
 
-absl::Status EndStepOf(const Cluster& cluster, double weight, int64_t* round) {
-  TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(cluster));
+template <typename Handle>
+absl::Status EndStep(Handle* handle, double weight, int64_t* round) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*handle->cluster));
   TFSWITCH_RETURN_IF_ERROR(worker->EndStep(weight));
   *round = worker->round();
   return absl::OkStatus();
 }
 
-int EndStep(Tfswitch_Cluster* cluster, double weight, int64_t* round,
-            char* error) {
-  return Guarded(error,
-                 [&] { return EndStepOf(*cluster->cluster, weight, round); });
+absl::Status AdvanceWorkItem(Tfswitch_Cluster* cluster, const char* queue,
+                             int64_t epoch, int64_t index, int64_t offset) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+  return worker->AdvanceWorkItem(queue, epoch, index, offset);
 }
 
-int TableEndStep(Tfswitch_Table* table, double weight, int64_t* round,
-                 char* error) {
-  return Guarded(error,
-                 [&] { return EndStepOf(*table->cluster, weight, round); });
+absl::Status WorkItemState(Tfswitch_Cluster* cluster, const char* queue,
+                           int64_t epoch, int64_t index, int32_t* state) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
+  static_assert(static_cast<int>(WorkerSession::ItemState::kInStep) ==
+                TFSWITCH_WORK_ITEM_IN_STEP);  // And so are the others.
+  *state = static_cast<int32_t>(worker->GetItemState(queue, epoch, index));
+  return absl::OkStatus();
 }
 
-int AdvanceWorkItem(Tfswitch_Cluster* cluster, const char* queue, int64_t epoch,
-                    int64_t index, int64_t offset, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
-    return worker->AdvanceWorkItem(queue, epoch, index, offset);
-  });
+absl::Status Erase(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
+                   int64_t* erased_rows) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      *erased_rows,
+      table->cluster->client().Erase(table->config.name, Keys(keys, num_keys)));
+  return absl::OkStatus();
 }
 
-int WorkItemState(Tfswitch_Cluster* cluster, const char* queue, int64_t epoch,
-                  int64_t index, int32_t* state, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
-    static_assert(static_cast<int>(WorkerSession::ItemState::kInStep) ==
-                  TFSWITCH_WORK_ITEM_IN_STEP);  // And so are the others.
-    *state = static_cast<int32_t>(worker->GetItemState(queue, epoch, index));
-    return absl::OkStatus();
-  });
-}
-
-int Erase(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-          int64_t* erased_rows, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        *erased_rows, table->cluster->client().Erase(table->config.name,
-                                                     Keys(keys, num_keys)));
-    return absl::OkStatus();
-  });
-}
-
-int ExportRows(Tfswitch_Table* table, int32_t with_slots,
-               Tfswitch_VisitRows visit, void* context, char* error) {
-  return Guarded(error, [&] {
-    Progress progress(
-        absl::StrCat("reading all rows of table '", table->config.name, "'"),
-        /*total_rows=*/0);
-    return table->cluster->client().Export(
-        table->config.name, with_slots != 0,
-        [&](const RowChunk& chunk) -> absl::Status {
-          TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
-          progress.Add(static_cast<int64_t>(chunk.keys.size()));
-          // The visitor relies on these sizes, which a server has sent.
+absl::Status ExportRows(Tfswitch_Table* table, int32_t with_slots,
+                        Tfswitch_VisitRows visit, void* context) {
+  Progress progress(
+      absl::StrCat("reading all rows of table '", table->config.name, "'"),
+      /*total_rows=*/0);
+  return table->cluster->client().Export(
+      table->config.name, with_slots != 0,
+      [&](const RowChunk& chunk) -> absl::Status {
+        TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
+        progress.Add(static_cast<int64_t>(chunk.keys.size()));
+        // The visitor relies on these sizes, which a server has sent.
+        TFSWITCH_RETURN_IF_ERROR(CheckSize(table->config.name,
+                                           chunk.keys.size(), table->config.dim,
+                                           chunk.embeddings.size()));
+        if (with_slots != 0) {
           TFSWITCH_RETURN_IF_ERROR(
               CheckSize(table->config.name, chunk.keys.size(),
-                        table->config.dim, chunk.embeddings.size()));
-          if (with_slots != 0) {
-            TFSWITCH_RETURN_IF_ERROR(
-                CheckSize(table->config.name, chunk.keys.size(),
-                          table->slot_floats, chunk.slots.size()));
-          }
-          const float* slots = with_slots != 0 ? chunk.slots.data() : nullptr;
-          if (visit(context, chunk.keys.data(), chunk.embeddings.data(), slots,
-                    chunk.keys.size()) != 0) {
-            return absl::CancelledError("the export was stopped by its caller");
-          }
-          return absl::OkStatus();
-        });
-  });
+                        table->slot_floats, chunk.slots.size()));
+        }
+        const float* slots = with_slots != 0 ? chunk.slots.data() : nullptr;
+        if (visit(context, chunk.keys.data(), chunk.embeddings.data(), slots,
+                  chunk.keys.size()) != 0) {
+          return absl::CancelledError("the export was stopped by its caller");
+        }
+        return absl::OkStatus();
+      });
 }
 
-int StartServer(const Tfswitch_ServerOptions* options, Tfswitch_Server** server,
-                char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    *server = nullptr;
-    ShardOptions shard_options;
-    shard_options.shard_index = options->shard_index;
-    shard_options.num_shards = options->num_shards;
-    shard_options.checkpoint_root = options->checkpoint_root != nullptr
-                                        ? options->checkpoint_root
-                                        : DefaultRoot();
-    TFSWITCH_RETURN_IF_ERROR(shard_options.Validate());
-    TFSWITCH_RETURN_IF_ERROR(ForkGuard::Arm(
-        absl::StrCat("started a server at '", options->address, "'")));
-    GrpcServerOptions server_options;
-    server_options.address = options->address;
-    server_options.num_threads = options->num_threads;
-    if (options->max_message_bytes != 0) {
-      server_options.max_message_bytes = options->max_message_bytes;
-    }
-    for (size_t i = 0; i < options->num_limits; ++i) {
-      const std::pair<absl::string_view, absl::string_view> limit =
-          absl::StrSplit(options->limits[i], absl::MaxSplits('=', 1));
-      TFSWITCH_RETURN_IF_ERROR(SetServerLimit(limit.first, limit.second,
-                                              &server_options, &shard_options));
-    }
-    TFSWITCH_ASSIGN_OR_RETURN(
-        std::unique_ptr<GrpcServer> started,
-        GrpcServer::Start(server_options,
-                          std::make_shared<Shard>(shard_options)));
-    *server = new Tfswitch_Server{std::move(started)};
-    return absl::OkStatus();
-  });
+absl::Status StartServer(const Tfswitch_ServerOptions* options,
+                         Tfswitch_Server** server) {
+  *server = nullptr;
+  ShardOptions shard_options;
+  shard_options.shard_index = options->shard_index;
+  shard_options.num_shards = options->num_shards;
+  shard_options.checkpoint_root = options->checkpoint_root != nullptr
+                                      ? options->checkpoint_root
+                                      : DefaultRoot();
+  TFSWITCH_RETURN_IF_ERROR(shard_options.Validate());
+  TFSWITCH_RETURN_IF_ERROR(ForkGuard::Arm(
+      absl::StrCat("started a server at '", options->address, "'")));
+  GrpcServerOptions server_options;
+  server_options.address = options->address;
+  server_options.num_threads = options->num_threads;
+  if (options->max_message_bytes != 0) {
+    server_options.max_message_bytes = options->max_message_bytes;
+  }
+  for (size_t i = 0; i < options->num_limits; ++i) {
+    const std::pair<absl::string_view, absl::string_view> limit =
+        absl::StrSplit(options->limits[i], absl::MaxSplits('=', 1));
+    TFSWITCH_RETURN_IF_ERROR(SetServerLimit(limit.first, limit.second,
+                                            &server_options, &shard_options));
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(
+      std::unique_ptr<GrpcServer> started,
+      GrpcServer::Start(server_options,
+                        std::make_shared<Shard>(shard_options)));
+  *server = new Tfswitch_Server{std::move(started)};
+  return absl::OkStatus();
 }
 
 const char* ServerAddress(const Tfswitch_Server* server) {
@@ -406,155 +364,133 @@ void StopServer(Tfswitch_Server* server, double grace_s) {
   server->server->Stop(absl::Seconds(std::max(0.0, grace_s)));
 }
 
-void DeleteServer(Tfswitch_Server* server) { Free(server); }
-
-int ReplicasEndStep(const char* group, uint32_t worker, double weight,
-                    double wait_s, Tfswitch_ReplicaPlace* place,
-                    int32_t* has_arrived, char* error) {
-  return Guarded(error, [&] {
-    ReplicaPlace present = {place->incarnation, place->clock, place->round};
-    bool arrived = *has_arrived != 0;
-    absl::Status status = ReplicasOf(group).EndStep(
-        worker, weight, SteadyNow() + absl::Seconds(wait_s), &present,
-        &arrived);
-    *place = {present.incarnation, present.clock, present.round};
-    *has_arrived = arrived ? 1 : 0;
-    return status;
-  });
+absl::Status ReplicasEndStep(const char* group, uint32_t worker, double weight,
+                             double wait_s, Tfswitch_ReplicaPlace* place,
+                             int32_t* has_arrived) {
+  ReplicaPlace present = {place->incarnation, place->clock, place->round};
+  bool arrived = *has_arrived != 0;
+  absl::Status status = ReplicasOf(group).EndStep(
+      worker, weight, SteadyNow() + absl::Seconds(wait_s), &present, &arrived);
+  *place = {present.incarnation, present.clock, present.round};
+  *has_arrived = arrived ? 1 : 0;
+  return status;
 }
 
-int ReplicasHeartbeat(const char* group, uint32_t worker, uint64_t incarnation,
-                      uint64_t applier, char* error) {
-  return Guarded(error, [&] {
-    return ReplicasOf(group).Heartbeat(worker, incarnation, applier);
-  });
+absl::Status ReplicasHeartbeat(const char* group, uint32_t worker,
+                               uint64_t incarnation, uint64_t applier) {
+  return ReplicasOf(group).Heartbeat(worker, incarnation, applier);
 }
 
-int ReplicasNextRound(const char* group, uint64_t applier, double wait_s,
-                      Tfswitch_Round** round, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const Round next, ReplicasOf(group).NextRound(
-                              applier, SteadyNow() + absl::Seconds(wait_s)));
-    auto owned = std::make_unique<OwningRound>();
-    for (const Contribution& each : next.contributions) {
-      owned->keys_storage.insert(
-          owned->keys_storage.end(),
-          {each.worker, static_cast<int64_t>(each.incarnation), each.clock});
-      owned->weights_storage.push_back(each.weight);
-    }
-    for (const uint64_t incarnation : next.active) {
-      owned->active_storage.push_back(static_cast<int64_t>(incarnation));
-    }
-    owned->number = next.number;
-    owned->total_weight = next.total_weight;
-    owned->num_contributions = next.contributions.size();
-    owned->keys = owned->keys_storage.data();
-    owned->weights = owned->weights_storage.data();
-    owned->num_active = next.active.size();
-    owned->active = owned->active_storage.data();
-    owned->next_incarnation = static_cast<int64_t>(next.next_incarnation);
-    *round = owned.release();
-    return absl::OkStatus();
-  });
+absl::Status ReplicasNextRound(const char* group, uint64_t applier,
+                               double wait_s, Tfswitch_Round** round) {
+  TFSWITCH_ASSIGN_OR_RETURN(const Round next,
+                            ReplicasOf(group).NextRound(
+                                applier, SteadyNow() + absl::Seconds(wait_s)));
+  auto owned = std::make_unique<OwningRound>();
+  for (const Contribution& each : next.contributions) {
+    owned->keys_storage.insert(
+        owned->keys_storage.end(),
+        {each.worker, static_cast<int64_t>(each.incarnation), each.clock});
+    owned->weights_storage.push_back(each.weight);
+  }
+  for (const uint64_t incarnation : next.active) {
+    owned->active_storage.push_back(static_cast<int64_t>(incarnation));
+  }
+  owned->number = next.number;
+  owned->total_weight = next.total_weight;
+  owned->num_contributions = next.contributions.size();
+  owned->keys = owned->keys_storage.data();
+  owned->weights = owned->weights_storage.data();
+  owned->num_active = next.active.size();
+  owned->active = owned->active_storage.data();
+  owned->next_incarnation = static_cast<int64_t>(next.next_incarnation);
+  *round = owned.release();
+  return absl::OkStatus();
 }
 
 void FreeRound(Tfswitch_Round* round) {
   delete static_cast<OwningRound*>(round);
 }
 
-int ReplicasConfirmRound(const char* group, uint64_t applier, int64_t number,
-                         char* error) {
-  return Guarded(
-      error, [&] { return ReplicasOf(group).ConfirmRound(applier, number); });
+absl::Status ReplicasConfirmRound(const char* group, uint64_t applier,
+                                  int64_t number) {
+  return ReplicasOf(group).ConfirmRound(applier, number);
 }
 
-int ReadUsage(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
-              float* usage, uint8_t* states, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    std::vector<UsageOfRow> rows(num_keys);
-    std::vector<KeyState> key_states(num_keys);
-    TFSWITCH_RETURN_IF_ERROR(table->cluster->client().ReadUsage(
-        table->config.name, Keys(keys, num_keys), table->cluster->day(),
-        absl::MakeSpan(rows), absl::MakeSpan(key_states)));
-    for (size_t i = 0; i < num_keys; ++i) {
-      const UsageOfRow& row = rows[i];
-      const float values[] = {row.count, row.last_seen_day, row.show, row.click,
-                              row.delta_score};
-      std::copy(std::begin(values), std::end(values), usage + 5 * i);
-      states[i] = static_cast<uint8_t>(key_states[i]);
-    }
-    return absl::OkStatus();
-  });
+absl::Status ReadUsage(Tfswitch_Table* table, const int64_t* keys,
+                       size_t num_keys, float* usage, uint8_t* states) {
+  std::vector<UsageOfRow> rows(num_keys);
+  std::vector<KeyState> key_states(num_keys);
+  TFSWITCH_RETURN_IF_ERROR(table->cluster->client().ReadUsage(
+      table->config.name, Keys(keys, num_keys), table->cluster->day(),
+      absl::MakeSpan(rows), absl::MakeSpan(key_states)));
+  for (size_t i = 0; i < num_keys; ++i) {
+    const UsageOfRow& row = rows[i];
+    const float values[] = {row.count, row.last_seen_day, row.show, row.click,
+                            row.delta_score};
+    std::copy(std::begin(values), std::end(values), usage + 5 * i);
+    states[i] = static_cast<uint8_t>(key_states[i]);
+  }
+  return absl::OkStatus();
 }
 
-int Pull(const Tfswitch_PullPart* parts, size_t num_parts,
-         int32_t insert_missing, const Tfswitch_Threads* threads, char* error) {
+absl::Status Pull(const Tfswitch_PullPart* parts, size_t num_parts,
+                  int32_t insert_missing, const Tfswitch_Threads* threads) {
   const ThreadsOfCaller lent(threads);
-  return Guarded(error, [&] {
-    absl::InlinedVector<BatchPull, 1> pulls;
-    pulls.reserve(num_parts);
-    for (const Tfswitch_PullPart& part :
-         absl::MakeConstSpan(parts, num_parts)) {
-      pulls.push_back({part.table, Keys(part.keys, part.num_keys),
-                       part.embeddings, part.unique_keys, part.inverse,
-                       part.num_unique});
-    }
-    return PullBatch(pulls, insert_missing != 0, &lent);
-  });
+  absl::InlinedVector<BatchPull, 1> pulls;
+  pulls.reserve(num_parts);
+  for (const Tfswitch_PullPart& part : absl::MakeConstSpan(parts, num_parts)) {
+    pulls.push_back({part.table, Keys(part.keys, part.num_keys),
+                     part.embeddings, part.unique_keys, part.inverse,
+                     part.num_unique});
+  }
+  return PullBatch(pulls, insert_missing != 0, &lent);
 }
 
-int Push(Tfswitch_PushPart* parts, size_t num_parts,
-         const Tfswitch_Threads* threads, char* error) {
+absl::Status Push(Tfswitch_PushPart* parts, size_t num_parts,
+                  const Tfswitch_Threads* threads) {
   const ThreadsOfCaller lent(threads);
-  return Guarded(error, [&]() -> absl::Status {
-    absl::InlinedVector<BatchPush, 1> pushes(num_parts);
-    for (size_t i = 0; i < num_parts; ++i) {
-      const Tfswitch_PushPart& part = parts[i];
-      BatchPush& push = pushes[i];
-      push.table = part.table;
-      push.keys = Keys(part.keys, part.num_keys);
-      push.has_inverse = part.inverse != nullptr;
-      const size_t num_gradients =
-          push.has_inverse ? part.num_gradients : part.num_keys;
-      if (push.has_inverse) {
-        push.inverse = absl::MakeConstSpan(part.inverse, num_gradients);
-      }
-      push.gradients = absl::MakeConstSpan(
-          part.gradients, num_gradients * part.table->config.dim);
-      const Tfswitch_PushOptions& options = part.options;
-      const auto each = [&](const float* values) {
-        return absl::MakeConstSpan(values,
-                                   values == nullptr ? 0 : num_gradients);
-      };
-      push.observations = {{}, each(options.shows), each(options.clicks)};
-      push.learning_rate = options.learning_rate;
-      push.insert_missing = options.insert_missing != 0;
-      push.global_step = options.global_step;
-      push.loss_scale = options.loss_scale;
-      push.skips_non_finite = options.skip_non_finite != 0;
+  absl::InlinedVector<BatchPush, 1> pushes(num_parts);
+  for (size_t i = 0; i < num_parts; ++i) {
+    const Tfswitch_PushPart& part = parts[i];
+    BatchPush& push = pushes[i];
+    push.table = part.table;
+    push.keys = Keys(part.keys, part.num_keys);
+    push.has_inverse = part.inverse != nullptr;
+    const size_t num_gradients =
+        push.has_inverse ? part.num_gradients : part.num_keys;
+    if (push.has_inverse) {
+      push.inverse = absl::MakeConstSpan(part.inverse, num_gradients);
     }
-    absl::Status status = PushBatch(absl::MakeSpan(pushes), &lent);
-    for (size_t i = 0; i < num_parts; ++i) {
-      parts[i].result = {pushes[i].updated_rows, pushes[i].is_skipped ? 1 : 0};
-    }
-    return status;
-  });
+    push.gradients = absl::MakeConstSpan(
+        part.gradients, num_gradients * part.table->config.dim);
+    const Tfswitch_PushOptions& options = part.options;
+    const auto each = [&](const float* values) {
+      return absl::MakeConstSpan(values, values == nullptr ? 0 : num_gradients);
+    };
+    push.observations = {{}, each(options.shows), each(options.clicks)};
+    push.learning_rate = options.learning_rate;
+    push.insert_missing = options.insert_missing != 0;
+    push.global_step = options.global_step;
+    push.loss_scale = options.loss_scale;
+    push.skips_non_finite = options.skip_non_finite != 0;
+  }
+  absl::Status status = PushBatch(absl::MakeSpan(pushes), &lent);
+  for (size_t i = 0; i < num_parts; ++i) {
+    parts[i].result = {pushes[i].updated_rows, pushes[i].is_skipped ? 1 : 0};
+  }
+  return status;
 }
 
-int OpenServedModelC(const char* model_file, Tfswitch_ServedModel** model,
-                     char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_RETURN_IF_ERROR(ForkGuard::Arm(
-        absl::StrCat("opened the served model '", model_file, "'")));
-    TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> opened,
-                              OpenServedModel(model_file, OpenReadingClient));
-    *model = new Tfswitch_ServedModel{std::move(opened)};
-    return absl::OkStatus();
-  });
+absl::Status OpenServedModelC(const char* model_file,
+                              Tfswitch_ServedModel** model) {
+  TFSWITCH_RETURN_IF_ERROR(ForkGuard::Arm(
+      absl::StrCat("opened the served model '", model_file, "'")));
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> opened,
+                            OpenServedModel(model_file, OpenReadingClient));
+  *model = new Tfswitch_ServedModel{std::move(opened)};
+  return absl::OkStatus();
 }
-
-void CloseServedModel(Tfswitch_ServedModel* model) { Free(model); }
 
 int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
   return model->model->is_remote() ? 1 : 0;
@@ -570,33 +506,29 @@ Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
   }
 }
 
-void UnpinServedRows(Tfswitch_ServedRows* rows) { Free(rows); }
-
-int ServedLookup(const Tfswitch_ServedRows* rows,
-                 const Tfswitch_ServedPart* parts, size_t num_parts,
-                 const Tfswitch_Threads* threads, char* error) {
+absl::Status ServedLookup(const Tfswitch_ServedRows* rows,
+                          const Tfswitch_ServedPart* parts, size_t num_parts,
+                          const Tfswitch_Threads* threads) {
   const ThreadsOfCaller lent(threads);
-  return Guarded(error, [&] {
-    std::vector<LookupPart> lookups;
-    lookups.reserve(num_parts);
-    for (const Tfswitch_ServedPart& part :
-         absl::MakeConstSpan(parts, num_parts)) {
-      lookups.push_back({part.table, part.dim, Keys(part.keys, part.num_keys),
-                         part.embeddings});
-    }
-    return rows->rows->Lookup(lookups, &lent);
-  });
+  std::vector<LookupPart> lookups;
+  lookups.reserve(num_parts);
+  for (const Tfswitch_ServedPart& part :
+       absl::MakeConstSpan(parts, num_parts)) {
+    lookups.push_back({part.table, part.dim, Keys(part.keys, part.num_keys),
+                       part.embeddings});
+  }
+  return rows->rows->Lookup(lookups, &lent);
 }
 
-int Call(Tfswitch_Cluster* cluster, const char* method,
-         const char* request_json, char** response_json, char* error) {
-  return Guarded(error, [&]() -> absl::Status {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const std::string response,
-        CallControl(cluster == nullptr ? nullptr : cluster->cluster.get(),
-                    method, request_json));
-    return HandOver(response, response_json);
-  });
+absl::Status Call(Tfswitch_Cluster* cluster, const char* method,
+                  const char* request_json, char** response_json) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::string response,
+      CallControl(cluster == nullptr ? nullptr : cluster->cluster.get(), method,
+                  request_json));
+  *response_json = strdup(response.c_str());
+  if (*response_json != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError("out of memory");
 }
 
 const Tfswitch_Api& Api() {
@@ -605,45 +537,45 @@ const Tfswitch_Api& Api() {
     api.api_version = TFSWITCH_API_VERSION;
     api.version = Version;
     api.free_string = FreeString;
-    api.open_cluster = OpenCluster;
-    api.close_cluster = CloseCluster;
+    api.open_cluster = Guarded<OpenCluster>::Run;
+    api.close_cluster = Free;
     api.cluster_num_shards = ClusterNumShards;
-    api.cluster_is_remote = ClusterIsRemote;
-    api.call = Call;
-    api.open_table = OpenTable;
-    api.close_table = CloseTable;
+    api.cluster_is_remote = IsRemote;
+    api.call = Guarded<Call>::Run;
+    api.open_table = Guarded<OpenTable>::Run;
+    api.close_table = Free;
     api.table_dim = TableDim;
     api.table_slot_floats = TableSlotFloats;
-    api.table_is_remote = TableIsRemote;
-    api.table_size = TableSize;
-    api.pull = Pull;
-    api.push = Push;
-    api.assign = Assign;
-    api.erase = Erase;
-    api.export_rows = ExportRows;
-    api.start_server = StartServer;
+    api.table_is_remote = IsRemote;
+    api.table_size = Guarded<TableSize>::Run;
+    api.pull = Guarded<Pull>::Run;
+    api.push = Guarded<Push>::Run;
+    api.assign = Guarded<Assign>::Run;
+    api.erase = Guarded<Erase>::Run;
+    api.export_rows = Guarded<ExportRows>::Run;
+    api.start_server = Guarded<StartServer>::Run;
     api.server_address = ServerAddress;
     api.stop_server = StopServer;
-    api.delete_server = DeleteServer;
+    api.delete_server = Free;
     api.table_name = TableName;
     api.dense_keys = DenseKeysC;
-    api.assign_missing = AssignMissing;
-    api.end_step = EndStep;
-    api.table_end_step = TableEndStep;
-    api.replicas_end_step = ReplicasEndStep;
-    api.replicas_heartbeat = ReplicasHeartbeat;
-    api.replicas_next_round = ReplicasNextRound;
+    api.assign_missing = Guarded<AssignMissing>::Run;
+    api.end_step = Guarded<EndStep<Tfswitch_Cluster>>::Run;
+    api.table_end_step = Guarded<EndStep<Tfswitch_Table>>::Run;
+    api.replicas_end_step = Guarded<ReplicasEndStep>::Run;
+    api.replicas_heartbeat = Guarded<ReplicasHeartbeat>::Run;
+    api.replicas_next_round = Guarded<ReplicasNextRound>::Run;
     api.free_round = FreeRound;
-    api.replicas_confirm_round = ReplicasConfirmRound;
-    api.advance_work_item = AdvanceWorkItem;
-    api.work_item_state = WorkItemState;
-    api.read_usage = ReadUsage;
-    api.open_served_model = OpenServedModelC;
-    api.close_served_model = CloseServedModel;
+    api.replicas_confirm_round = Guarded<ReplicasConfirmRound>::Run;
+    api.advance_work_item = Guarded<AdvanceWorkItem>::Run;
+    api.work_item_state = Guarded<WorkItemState>::Run;
+    api.read_usage = Guarded<ReadUsage>::Run;
+    api.open_served_model = Guarded<OpenServedModelC>::Run;
+    api.close_served_model = Free;
     api.served_model_is_remote = ServedModelIsRemote;
     api.pin_served_rows = PinServedRows;
-    api.unpin_served_rows = UnpinServedRows;
-    api.served_lookup = ServedLookup;
+    api.unpin_served_rows = Free;
+    api.served_lookup = Guarded<ServedLookup>::Run;
     api.set_interrupt_check = SetInterruptCheck;
     return api;
   }();

@@ -50,18 +50,15 @@ void WaitOnce(const std::shared_ptr<WaitingOp>& op) {
 
 }  // namespace
 
-absl::Status ToStatus(int code, const char* error) {
-  if (code == 0) return absl::OkStatus();
-  return absl::Status(static_cast<absl::StatusCode>(code), error);
-}
-
 absl::Status CallCore(
-    const std::function<int(const Tfswitch_Api& api, char* error)>& call) {
+    absl::FunctionRef<int(const Tfswitch_Api& api, char* error)> call) {
   std::string load_error;
   const Tfswitch_Api* api = OpenCore(&load_error);
   if (api == nullptr) return absl::FailedPreconditionError(load_error);
   char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(call(*api, error), error);
+  const int code = call(*api, error);
+  if (code == 0) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(code), error);
 }
 
 absl::Status AllScalars(tensorflow::shape_inference::InferenceContext* c) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/capi/tfswitch.h"
@@ -23,13 +24,17 @@
 
 namespace tfswitch {
 
-// The status that a function of the C API has reported.
-absl::Status ToStatus(int code, const char* error);
-
 // Runs `call` with the core's functions and room for an error. The core stays
 // loaded; FailedPrecondition if it cannot be.
 absl::Status CallCore(
-    const std::function<int(const Tfswitch_Api& api, char* error)>& call);
+    absl::FunctionRef<int(const Tfswitch_Api& api, char* error)> call);
+// The same of one function.
+template <typename Function, typename... Args>
+absl::Status CallCore(Function Tfswitch_Api::*function, const Args&... args) {
+  return CallCore([&](const Tfswitch_Api& api, char* error) {
+    return (api.*function)(args..., error);
+  });
+}
 
 // Shape functions of ops whose inputs are all scalars; of the second one output
 // 0 is a scalar, too.

@@ -53,7 +53,8 @@ class EndStepOp : public AsyncOpKernel {
     RunApart(context,
              Holding(std::move(table),
                      [weight, round](const TableResource& t) {
-                       return t.EndStep(weight, &round->scalar<int64_t>()());
+                       return CallCore(&Tfswitch_Api::table_end_step, t.get(),
+                                       weight, &round->scalar<int64_t>()());
                      }),
              std::move(done));
   }

@@ -172,10 +172,8 @@ class ManyLookups : public AsyncOpKernel {
                            absl::Span<const Tfswitch_PullPart> parts,
                            bool insert_missing) {
     const Tfswitch_Threads threads = DeviceThreads(context);
-    return CallCore([&](const Tfswitch_Api& api, char* error) {
-      return api.pull(parts.data(), parts.size(), insert_missing ? 1 : 0,
-                      &threads, error);
-    });
+    return CallCore(&Tfswitch_Api::pull, parts.data(), parts.size(),
+                    insert_missing ? 1 : 0, &threads);
   }
 
   // Constant after construction.

@@ -84,10 +84,13 @@ class LookupOp : public AsyncOpKernel {
           absl::Span<const int64_t> keys;
           TF_RETURN_IF_ERROR(KeysOf(context, ids, &storage, &keys));
           Tfswitch_PullPart part = {};
+          part.table = t.get();
           part.keys = keys.data();
           part.num_keys = keys.size();
           part.embeddings = embeddings;
-          return t.Pull(part, insert_missing, DeviceThreads(context));
+          const Tfswitch_Threads threads = DeviceThreads(context);
+          return CallCore(&Tfswitch_Api::pull, &part, 1, insert_missing ? 1 : 0,
+                          &threads);
         },
         std::move(done));
   }

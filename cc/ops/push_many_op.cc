@@ -99,10 +99,8 @@ class PushUniqueManyOp : public AsyncOpKernel {
         [context, call] {
           const Tfswitch_Threads threads = DeviceThreads(context);
           absl::Status status =
-              CallCore([&](const Tfswitch_Api& api, char* error) {
-                return api.push(call->parts.data(), call->parts.size(),
-                                &threads, error);
-              });
+              CallCore(&Tfswitch_Api::push, call->parts.data(),
+                       call->parts.size(), &threads);
           call->tables.Clear();
           for (size_t i = 0; i < call->parts.size(); ++i) {
             if (call->parts[i].result.skipped == 0) continue;

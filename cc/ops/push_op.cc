@@ -119,11 +119,13 @@ class PushOp : public AsyncOpKernel {
           absl::Span<const int64_t> keys;
           TF_RETURN_IF_ERROR(KeysOf(context, ids, &storage, &keys));
           Tfswitch_PushPart part = {};
+          part.table = t.get();
           part.keys = keys.data();
           part.num_keys = keys.size();
           part.gradients = gradient_data;
           part.options = options;
-          TF_RETURN_IF_ERROR(t.Push(&part, DeviceThreads(context)));
+          const Tfswitch_Threads threads = DeviceThreads(context);
+          TF_RETURN_IF_ERROR(CallCore(&Tfswitch_Api::push, &part, 1, &threads));
           *updated = part.result.updated_rows;
           return absl::OkStatus();
         },

@@ -162,12 +162,9 @@ class ReplicasEndStepOp : public OfGroup<AsyncOpKernel> {
     WaitApart(
         context, timeout_s_,
         [this, state, weight, output](double wait_s) {
-          absl::Status status =
-              CallCore([&](const Tfswitch_Api& api, char* error) {
-                return api.replicas_end_step(
-                    group_.c_str(), static_cast<uint32_t>(worker_), weight,
-                    wait_s, &state->place, &state->has_arrived, error);
-              });
+          absl::Status status = CallCore(
+              &Tfswitch_Api::replicas_end_step, group_.c_str(), worker_, weight,
+              wait_s, &state->place, &state->has_arrived);
           auto next = output->vec<int64_t>();
           next(0) = static_cast<int64_t>(state->place.incarnation);
           next(1) = state->place.clock;
@@ -204,12 +201,9 @@ class ReplicasHeartbeatOp : public OfGroup<tensorflow::OpKernel> {
     OP_REQUIRES_OK(context, PlaceOf(context->input(0), &place));
     int64_t applier = 0;
     OP_REQUIRES_OK(context, ScalarInput(context, 1, "applier", &applier));
-    OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
-                     return api.replicas_heartbeat(
-                         group_.c_str(), static_cast<uint32_t>(worker_),
-                         place.incarnation, static_cast<uint64_t>(applier),
-                         error);
-                   }));
+    OP_REQUIRES_OK(context,
+                   CallCore(&Tfswitch_Api::replicas_heartbeat, group_.c_str(),
+                            worker_, place.incarnation, applier));
   }
 };
 
@@ -322,11 +316,8 @@ class ReplicasConfirmRoundOp : public OfGroup<tensorflow::OpKernel> {
     OP_REQUIRES_OK(context, ScalarInput(context, 0, "applier", &applier));
     int64_t number = 0;
     OP_REQUIRES_OK(context, ScalarInput(context, 1, "number", &number));
-    OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
-                     return api.replicas_confirm_round(
-                         group_.c_str(), static_cast<uint64_t>(applier), number,
-                         error);
-                   }));
+    OP_REQUIRES_OK(context, CallCore(&Tfswitch_Api::replicas_confirm_round,
+                                     group_.c_str(), applier, number));
   }
 };
 

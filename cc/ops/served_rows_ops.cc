@@ -259,11 +259,8 @@ class ServedLookupOp : public AsyncOpKernel {
         context, call->pinned.is_remote,
         [call, threads = DeviceThreads(context)] {
           absl::Status status =
-              CallCore([&](const Tfswitch_Api& api, char* error) {
-                return api.served_lookup(call->pinned.rows.get(),
-                                         call->parts.data(), call->parts.size(),
-                                         &threads, error);
-              });
+              CallCore(&Tfswitch_Api::served_lookup, call->pinned.rows.get(),
+                       call->parts.data(), call->parts.size(), &threads);
           // Before the op ends: its waiter may close the model next.
           call->pinned.rows.reset();
           return status;

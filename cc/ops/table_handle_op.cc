@@ -158,7 +158,9 @@ class SizeOp : public AsyncOpKernel {
     int64_t* value = &num_rows->scalar<int64_t>()();
     RunAsync(
         context, std::move(table),
-        [value](const TableResource& t) { return t.Size(value); },
+        [value](const TableResource& t) {
+          return CallCore(&Tfswitch_Api::table_size, t.get(), value);
+        },
         std::move(done));
   }
 };

@@ -76,31 +76,6 @@ std::string TableResource::DebugString() const {
                       cluster_, "'");
 }
 
-absl::Status TableResource::Pull(Tfswitch_PullPart part, bool insert_missing,
-                                 const Tfswitch_Threads& threads) const {
-  part.table = table_;
-  char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->pull(&part, 1, insert_missing ? 1 : 0, &threads, error),
-                  error);
-}
-
-absl::Status TableResource::Push(Tfswitch_PushPart* part,
-                                 const Tfswitch_Threads& threads) const {
-  part->table = table_;
-  char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->push(part, 1, &threads, error), error);
-}
-
-absl::Status TableResource::Size(int64_t* num_rows) const {
-  char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->table_size(table_, num_rows, error), error);
-}
-
-absl::Status TableResource::EndStep(double weight, int64_t* round) const {
-  char error[TFSWITCH_ERROR_SIZE] = "";
-  return ToStatus(api_->table_end_step(table_, weight, round, error), error);
-}
-
 absl::Status LookupTable(OpKernelContext* context,
                          RefCountPtr<TableResource>* table, int index) {
   const tensorflow::ResourceHandle& handle =

@@ -19,9 +19,8 @@
 
 namespace tfswitch {
 
-// An open table. Calls of the C API are methods here, and its error codes are
-// statuses. All of them may block: on the network if is_remote(), else for as
-// long as the table works. RunAsync() below is how kernels call them.
+// An open table. Calls of it may block: on the network if is_remote(), else for
+// as long as the table works. RunAsync() below is how kernels make them.
 //
 // Thread-safe.
 class TableResource : public tensorflow::ResourceBase {
@@ -46,16 +45,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   std::string DebugString() const override;
 
-  // The functions of cc/capi/tfswitch.h with the same names, for one part whose
-  // table is this one. `threads` are those of the device that the op runs on.
-  absl::Status Pull(Tfswitch_PullPart part, bool insert_missing,
-                    const Tfswitch_Threads& threads) const;
-  absl::Status Push(Tfswitch_PushPart* part,
-                    const Tfswitch_Threads& threads) const;
-  // For parts, while this lives.
+  // For the functions of cc/capi/tfswitch.h, while this lives.
   Tfswitch_Table* get() const { return table_; }
-  absl::Status Size(int64_t* num_rows) const;
-  absl::Status EndStep(double weight, int64_t* round) const;
 
  private:
   TableResource(const Tfswitch_Api* api, Tfswitch_Table* table,

@@ -50,14 +50,14 @@ int RunSignalHandlers() {
   return 1;
 }
 
-// Runs a call of the C API without the GIL, and throws its error.
-template <typename Call>
-void Run(const Call& call) {
+// Calls a function of the C API without the GIL, and throws its error.
+template <typename Function, typename... Args>
+void Run(Function function, const Args&... args) {
   char error[TFSWITCH_ERROR_SIZE] = "";
   int code;
   {
     py::gil_scoped_release release;
-    code = call(error);
+    code = function(args..., error);
   }
   if (interruption[0] != nullptr &&
       PyThread_get_thread_ident() == main_thread) {
@@ -87,10 +87,7 @@ std::string TakeString(char* string) {
 std::string Call(Tfswitch_Cluster* cluster, const std::string& method,
                  const std::string& request_json) {
   char* response = nullptr;
-  Run([&](char* error) {
-    return api->call(cluster, method.c_str(), request_json.c_str(), &response,
-                     error);
-  });
+  Run(api->call, cluster, method.c_str(), request_json.c_str(), &response);
   return TakeString(response);
 }
 
@@ -132,9 +129,7 @@ class Table {
  public:
   Table(std::shared_ptr<Tfswitch_Cluster> cluster, const std::string& config) {
     Tfswitch_Table* opened = nullptr;
-    Run([&](char* error) {
-      return api->open_table(cluster.get(), config.c_str(), &opened, error);
-    });
+    Run(api->open_table, cluster.get(), config.c_str(), &opened);
     table_ = std::shared_ptr<Tfswitch_Table>(opened, api->close_table);
     cluster_ = std::move(cluster);
     name_ = api->table_name(opened);
@@ -154,9 +149,7 @@ class Table {
   int64_t Size() const {
     int64_t num_rows = 0;
     const auto table = Open();
-    Run([&](char* error) {
-      return api->table_size(table.get(), &num_rows, error);
-    });
+    Run(api->table_size, table.get(), &num_rows);
     return num_rows;
   }
 
@@ -164,17 +157,13 @@ class Table {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
     py::array_t<float> embeddings(RowsShape(keys, dim_));
-    float* out = embeddings.mutable_data();
     if (keys.size() == 0) return embeddings;
     Tfswitch_PullPart part = {};
     part.table = table.get();
     part.keys = keys.data();
     part.num_keys = static_cast<size_t>(keys.size());
-    part.embeddings = out;
-    Run([&](char* error) {
-      return api->pull(&part, 1, insert_missing ? 1 : 0, /*threads=*/nullptr,
-                       error);
-    });
+    part.embeddings = embeddings.mutable_data();
+    Run(api->pull, &part, 1, insert_missing ? 1 : 0, /*threads=*/nullptr);
     return embeddings;
   }
 
@@ -193,9 +182,7 @@ class Table {
     part.options.insert_missing = insert_missing ? 1 : 0;
     part.options.loss_scale = loss_scale;
     if (keys.size() == 0) return 0;
-    Run([&](char* error) {
-      return api->push(&part, 1, /*threads=*/nullptr, error);
-    });
+    Run(api->push, &part, 1, /*threads=*/nullptr);
     return part.result.updated_rows;
   }
 
@@ -211,10 +198,8 @@ class Table {
       slot_data = slot_rows.data();
     }
     if (keys.size() == 0) return;
-    Run([&](char* error) {
-      return api->assign(table.get(), keys.data(), keys.size(), rows.data(),
-                         slot_data, error);
-    });
+    Run(api->assign, table.get(), keys.data(), keys.size(), rows.data(),
+        slot_data);
   }
 
   // Returns how many rows were set; those that are there stay as they are.
@@ -223,10 +208,8 @@ class Table {
     const IdArray keys = ToIds(ids);
     const FloatArray rows = ToRows(values, "values", keys, dim_);
     int64_t assigned_rows = 0;
-    Run([&](char* error) {
-      return api->assign_missing(table.get(), keys.data(), keys.size(),
-                                 rows.data(), &assigned_rows, error);
-    });
+    Run(api->assign_missing, table.get(), keys.data(), keys.size(), rows.data(),
+        &assigned_rows);
     return assigned_rows;
   }
 
@@ -237,13 +220,9 @@ class Table {
     py::array_t<float> usage(
         std::vector<py::ssize_t>{keys.size(), py::ssize_t{5}});
     py::array_t<uint8_t> states(keys.size());
-    float* const usage_data = usage.mutable_data();
-    uint8_t* const state_data = states.mutable_data();
     if (keys.size() > 0) {
-      Run([&](char* error) {
-        return api->read_usage(table.get(), keys.data(), keys.size(),
-                               usage_data, state_data, error);
-      });
+      Run(api->read_usage, table.get(), keys.data(), keys.size(),
+          usage.mutable_data(), states.mutable_data());
     }
     return py::make_tuple(usage, states);
   }
@@ -268,10 +247,7 @@ class Table {
     const IdArray keys = ToIds(ids);
     int64_t erased_rows = 0;
     if (keys.size() == 0) return 0;
-    Run([&](char* error) {
-      return api->erase(table.get(), keys.data(), keys.size(), &erased_rows,
-                        error);
-    });
+    Run(api->erase, table.get(), keys.data(), keys.size(), &erased_rows);
     return erased_rows;
   }
 
@@ -356,10 +332,7 @@ class Table {
       return 0;
     };
     try {
-      Run([&](char* error) {
-        return api->export_rows(table, with_slots ? 1 : 0, visit_run, &context,
-                                error);
-      });
+      Run(api->export_rows, table, with_slots ? 1 : 0, visit_run, &context);
     } catch (const StatusError&) {
       if (context.thrown != nullptr) std::rethrow_exception(context.thrown);
       throw;
@@ -417,9 +390,7 @@ class Cluster {
  public:
   Cluster(const std::string& address, double timeout) : address_(address) {
     Tfswitch_Cluster* opened = nullptr;
-    Run([&](char* error) {
-      return api->open_cluster(address.c_str(), timeout, &opened, error);
-    });
+    Run(api->open_cluster, address.c_str(), timeout, &opened);
     cluster_ = std::shared_ptr<Tfswitch_Cluster>(opened, api->close_cluster);
     num_shards_ = api->cluster_num_shards(opened);
     is_remote_ = api->cluster_is_remote(opened) != 0;
@@ -440,28 +411,22 @@ class Cluster {
   void EndStep(double weight) const {
     const auto cluster = Open();
     int64_t round;
-    Run([&](char* error) {
-      return api->end_step(cluster.get(), weight, &round, error);
-    });
+    Run(api->end_step, cluster.get(), weight, &round);
   }
 
   void AdvanceWorkItem(const std::string& queue, int64_t epoch, int64_t index,
                        int64_t offset) const {
     const auto cluster = Open();
-    Run([&](char* error) {
-      return api->advance_work_item(cluster.get(), queue.c_str(), epoch, index,
-                                    offset, error);
-    });
+    Run(api->advance_work_item, cluster.get(), queue.c_str(), epoch, index,
+        offset);
   }
 
   int WorkItemState(const std::string& queue, int64_t epoch,
                     int64_t index) const {
     const auto cluster = Open();
     int32_t state = TFSWITCH_WORK_ITEM_LOST;
-    Run([&](char* error) {
-      return api->work_item_state(cluster.get(), queue.c_str(), epoch, index,
-                                  &state, error);
-    });
+    Run(api->work_item_state, cluster.get(), queue.c_str(), epoch, index,
+        &state);
     return state;
   }
 
@@ -511,9 +476,7 @@ class Server {
       options.checkpoint_root = checkpoint_root->c_str();
     }
     Tfswitch_Server* started = nullptr;
-    Run([&](char* error) {
-      return api->start_server(&options, &started, error);
-    });
+    Run(api->start_server, &options, &started);
     server_ = std::shared_ptr<Tfswitch_Server>(started, api->delete_server);
     address_ = api->server_address(started);
   }
@@ -561,11 +524,9 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("version", [] { return std::string(api->version()); });
   m.def("check_process", [] {
-    Run([](char* error) {
-      // A pull of nothing is refused only where all calls are.
-      return api->pull(/*parts=*/nullptr, /*num_parts=*/0,
-                       /*insert_missing=*/0, /*threads=*/nullptr, error);
-    });
+    // A pull of nothing is refused only where all calls are.
+    Run(api->pull, /*parts=*/nullptr, /*num_parts=*/0,
+        /*insert_missing=*/0, /*threads=*/nullptr);
   });
   m.def(
       "call",
