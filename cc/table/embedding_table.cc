@@ -6,8 +6,7 @@
 //
 // Assign, Erase and ReadUsage take the mutex for all their keys. ForEachRow
 // copies rows under the mutex and calls its visitor without it, so that a slow
-// visitor holds up nobody. The methods of EmbeddingTable check lengths and call
-// Impl.
+// visitor holds up nobody.
 
 #include "cc/table/embedding_table.h"
 
@@ -83,20 +82,20 @@ std::vector<float> MissingRow(const TableConfig& config) {
   return row;
 }
 
-EmbeddingTable::Impl::Impl(const TableConfig& table_config,
-                           const KeyedHash& hash, MemoryReservation reservation)
-    : config(table_config),
-      optimizer(config.optimizer, config.dim),
-      statistics(config.statistics),
-      codec(config),
+EmbeddingTable::Impl::Impl(const TableConfig& config, const KeyedHash& hash,
+                           MemoryReservation reservation)
+    : EmbeddingTable(config),
+      optimizer_(config.optimizer, config.dim),
+      statistics_(config.statistics),
+      codec_(config),
       hash_(hash),
       initializer_(config.initializer, config.seed, config.dim),
-      stride_(RowStride(codec.num_words())),
-      statistics_stride_(static_cast<size_t>(statistics.num_floats()) *
+      stride_(RowStride(codec_.num_words())),
+      statistics_stride_(static_cast<size_t>(statistics_.num_floats()) *
                          sizeof(float)),
       kernels_(ActiveSimdLevel() == SimdLevel::kAvx2
-                   ? avx2::FindBatchKernels(config.dim, codec)
-                   : scalar::FindBatchKernels(config.dim, codec)),
+                   ? avx2::FindBatchKernels(config.dim, codec_)
+                   : scalar::FindBatchKernels(config.dim, codec_)),
       reservation_(std::move(reservation)),
       candidate_statistics_(StatisticsOfCandidates(config.statistics)),
       candidate_floats_(candidate_statistics_.num_floats() +
@@ -125,9 +124,9 @@ EmbeddingTable::Impl::Create(const TableConfig& config, const KeyedHash& hash) {
   if (!impl->Init()) return impl->OutOfMemory();
   if (const auto* bloom =
           std::get_if<BloomMinCountAdmission>(&config.admission.policy)) {
-    impl->bloom =
+    impl->bloom_ =
         std::make_unique<CountingBloom>(*bloom, config.num_virtual_shards);
-    if (!impl->bloom->is_allocated()) return impl->OutOfMemory();
+    if (!impl->bloom_->is_allocated()) return impl->OutOfMemory();
   }
   if (config.admission.has_candidates()) {
     TFSWITCH_ASSIGN_OR_RETURN(impl->candidate_reservation_,
@@ -196,7 +195,7 @@ bool EmbeddingTable::Impl::Init() {
 
 absl::Status EmbeddingTable::Impl::OutOfMemory() const {
   return absl::ResourceExhaustedError(absl::StrCat(
-      "table '", config.name, "': no memory for another row beside ", size(),
+      "table '", config_.name, "': no memory for another row beside ", size(),
       "; erase rows, or spread the table over more servers"));
 }
 
@@ -207,7 +206,7 @@ absl::Status EmbeddingTable::Impl::CheckFloats(const char* what,
   const size_t expected = num_keys * static_cast<size_t>(width);
   if (got == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "table '", config.name, "': expected ", expected, " floats of ", what,
+      "table '", config_.name, "': expected ", expected, " floats of ", what,
       " (", num_keys, " keys x ", width_name, " ", width, "), got ", got));
 }
 
@@ -220,8 +219,8 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
   batch.keys = block.data();
   batch.num_keys = static_cast<uint32_t>(block.size());
   batch.hash = &hash_;
-  batch.dim = config.dim;
-  batch.codec = &codec;
+  batch.dim = config_.dim;
+  batch.codec = &codec_;
   batch.statistics = statistics_data_.data();
   batch.statistics_stride = statistics_stride_;
   batch.stamps = stamps_.data();
@@ -235,19 +234,19 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
 
 void EmbeddingTable::Impl::RacyLoadEmbedding(const float* words,
                                              float* embedding) const {
-  const auto num_words = static_cast<size_t>(codec.embedding_words());
-  if (codec.embedding_type() == FloatType::kFloat32) {
+  const auto num_words = static_cast<size_t>(codec_.embedding_words());
+  if (codec_.embedding_type() == FloatType::kFloat32) {
     RacyLoadFloats(embedding, words, num_words);
     return;
   }
   RowBuffer copy(num_words);
   RacyLoadFloats(copy.data(), words, num_words);
-  codec.DecodeEmbedding(copy.data(), embedding);
+  codec_.DecodeEmbedding(copy.data(), embedding);
 }
 
 void EmbeddingTable::Impl::CopyEmbeddingLocked(Stripe* stripe,
                                                StripeIndex::Entry entry,
-                                               float* embedding) {
+                                               float* embedding) const {
   LoadLocked(stripe, entry, [&](const RowPlace& place) {
     RacyLoadEmbedding(place.words, embedding);
   });
@@ -255,8 +254,8 @@ void EmbeddingTable::Impl::CopyEmbeddingLocked(Stripe* stripe,
 
 void EmbeddingTable::Impl::CopyStatisticsLocked(Stripe* stripe,
                                                 StripeIndex::Entry entry,
-                                                float* row_statistics) {
-  const auto num_floats = static_cast<size_t>(statistics.num_floats());
+                                                float* row_statistics) const {
+  const auto num_floats = static_cast<size_t>(statistics_.num_floats());
   if (num_floats == 0) return;
   LoadLocked(stripe, entry, [&](const RowPlace& place) {
     RacyLoadFloats(row_statistics, place.statistics, num_floats);
@@ -264,31 +263,34 @@ void EmbeddingTable::Impl::CopyStatisticsLocked(Stripe* stripe,
 }
 
 void EmbeddingTable::Impl::CopyRowLocked(Stripe* stripe,
-                                         StripeIndex::Entry entry, float* row) {
-  const auto num_words = static_cast<size_t>(codec.num_words());
-  const auto num_statistics = static_cast<size_t>(statistics.num_floats());
-  float* const row_statistics = row + codec.num_floats();
-  RowBuffer copy(codec.is_plain() ? 0 : num_words);
-  float* const words = codec.is_plain() ? row : copy.data();
+                                         StripeIndex::Entry entry,
+                                         float* row) const {
+  const auto num_words = static_cast<size_t>(codec_.num_words());
+  const auto num_statistics = static_cast<size_t>(statistics_.num_floats());
+  float* const row_statistics = row + codec_.num_floats();
+  RowBuffer copy(codec_.is_plain() ? 0 : num_words);
+  float* const words = codec_.is_plain() ? row : copy.data();
   LoadLocked(stripe, entry, [&](const RowPlace& place) {
     RacyLoadFloats(words, place.words, num_words);
     if (num_statistics > 0) {
       RacyLoadFloats(row_statistics, place.statistics, num_statistics);
     }
   });
-  if (!codec.is_plain()) codec.Decode(words, row);
+  if (!codec_.is_plain()) codec_.Decode(words, row);
 }
 
-absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
-                                                   float* embeddings) {
+absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
+    absl::Span<const Key> keys, absl::Span<float> embeddings) const {
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
-  const size_t dim = static_cast<size_t>(config.dim);
+  const size_t dim = static_cast<size_t>(config_.dim);
   int64_t num_found = 0;
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    float* const to = embeddings + begin * dim;
+    float* const to = embeddings.data() + begin * dim;
     const InsertedRows before =
         has_weights() ? ReadInsertedRows() : InsertedRows();
     CatchUp(block, to);
@@ -301,16 +303,18 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(absl::Span<const Key> keys,
 }
 
 absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
-                                                float* embeddings) {
-  if (!config.admission.is_always()) return Find(keys, embeddings).status();
+                                                absl::Span<float> embeddings) {
+  if (!config_.admission.is_always()) return Find(keys, embeddings).status();
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
-  const size_t dim = static_cast<size_t>(config.dim);
+  const size_t dim = static_cast<size_t>(config_.dim);
   const StepLog::Moment now = Now();
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    float* const to = embeddings + begin * dim;
+    float* const to = embeddings.data() + begin * dim;
     CatchUp(block, to);
     const uint32_t num_missing =
         kernels_.read(MakeBatch(block, views, &retry, missing), to);
@@ -327,8 +331,8 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
           return InsertLocked(place, Today(), RowRounding(), change.stamp(),
                               [&](const RowFloats& row) {
                                 if (is_dense()) {
-                                  optimizer.CatchUp(now.history(),
-                                                    row.embedding, row.slots);
+                                  optimizer_.CatchUp(now.history(),
+                                                     row.embedding, row.slots);
                                 }
                                 std::copy_n(row.embedding, dim, to + i * dim);
                               });
@@ -339,16 +343,18 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
 
 RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
                                              uint64_t number) const {
-  if (config.storage_dtype.rounding == Rounding::kNearest) return {};
+  if (config_.storage_dtype.rounding == Rounding::kNearest) return {};
   // Numbered steps are rounded the same way whatever threads they run on.
   if (batch.global_step > 0) number = static_cast<uint64_t>(batch.global_step);
   const uint64_t seed = HashKey(
-      static_cast<Key>(HashKey(static_cast<Key>(config.seed)) + number));
+      static_cast<Key>(HashKey(static_cast<Key>(config_.seed)) + number));
   return {true, static_cast<uint32_t>(seed >> 32)};
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     const GradientBatch& batch) {
+  TFSWITCH_RETURN_IF_ERROR(CheckFloats("gradients", batch.keys.size(), "dim",
+                                       dim(), batch.gradients.size()));
   if (is_dense() && batch.history == nullptr) {
     absl::StatusOr<int64_t> num_updated = 0;
     TFSWITCH_RETURN_IF_ERROR(
@@ -363,22 +369,22 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
-  const size_t dim = static_cast<size_t>(config.dim);
-  const bool admits = !config.admission.is_always();
+  const size_t dim = static_cast<size_t>(config_.dim);
+  const bool admits = !config_.admission.is_always();
   StepBatch steps;
-  steps.optimizer = &optimizer;
+  steps.optimizer = &optimizer_;
   steps.input.learning_rate = batch.learning_rate;
   steps.input.global_step = batch.global_step;
   steps.input.history = batch.history;
-  if (statistics.num_floats() > 0) steps.statistics = &statistics;
+  if (statistics_.num_floats() > 0) steps.statistics = &statistics_;
   // Also of a table that counts nothing: its checkpoint may be restored into
   // one that does.
   NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
   steps.number = num_pushes_.fetch_add(1, std::memory_order_relaxed);
   std::vector<float> scratch;
-  if (!codec.is_plain()) {
-    scratch.resize(static_cast<size_t>(codec.num_floats()));
+  if (!codec_.is_plain()) {
+    scratch.resize(static_cast<size_t>(codec_.num_floats()));
     steps.rounding = RoundingOf(batch, steps.number);
   }
   const ChangeClock::Change change(&change_clock_);
@@ -397,7 +403,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
                                : kernels_.step(kernel_batch, steps);
     num_updated += static_cast<int64_t>(block.size() - num_missing);
     if (num_missing == 0 || !(batch.insert_missing || admits)) continue;
-    if (bloom != nullptr) {
+    if (bloom_ != nullptr) {
       num_missing = AdmitByBloom(block, steps, missing, num_missing);
     }
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
@@ -408,7 +414,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
             ++num_updated;
             ModifyLocked(place.stripe, place.entry, steps.RoundingOf(place.key),
                          change.stamp(), [&](const RowFloats& row) {
-                           steps.StepAndObserve(config.dim, row, i);
+                           steps.StepAndObserve(config_.dim, row, i);
                          });
             return absl::OkStatus();
           }
@@ -422,26 +428,31 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   return num_updated;
 }
 
-absl::StatusOr<int64_t> EmbeddingTable::Impl::Assign(absl::Span<const Key> keys,
-                                                     const float* embeddings,
-                                                     const float* slots,
-                                                     bool only_missing) {
+absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
+    absl::Span<const Key> keys, absl::Span<const float> embeddings,
+    absl::Span<const float> slots, bool only_missing) {
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
+  if (!slots.empty()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckFloats("slots", keys.size(), "slot_floats",
+                                         slot_floats(), slots.size()));
+  }
   int64_t num_assigned = 0;
-  const size_t dim = static_cast<size_t>(config.dim);
+  const size_t dim = static_cast<size_t>(config_.dim);
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
-  const size_t state_floats = static_cast<size_t>(optimizer.slot_floats());
+  const size_t state_floats = static_cast<size_t>(optimizer_.slot_floats());
   const ChangeClock::Change change(&change_clock_);
   const StepLog::Moment now = Now();
   TFSWITCH_RETURN_IF_ERROR(
       ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
         const auto set = [&](const RowFloats& row) {
           // The state that goes on is that of the step that has been.
-          if (is_dense() && slots == nullptr) {
-            optimizer.CatchUp(now.history(), row.embedding, row.slots);
+          if (is_dense() && slots.empty()) {
+            optimizer_.CatchUp(now.history(), row.embedding, row.slots);
           }
-          std::copy_n(embeddings + i * dim, dim, row.embedding);
-          if (slots == nullptr) return;
-          const float* const from = slots + i * slot_floats;
+          std::copy_n(embeddings.data() + i * dim, dim, row.embedding);
+          if (slots.empty()) return;
+          const float* const from = slots.data() + i * slot_floats;
           std::copy_n(from, state_floats, row.slots);
           std::copy(from + state_floats, from + slot_floats, row.statistics);
           if (!is_dense()) return;
@@ -490,17 +501,17 @@ int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
 
 void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
                                      absl::Span<UsageOfRow> usage,
-                                     absl::Span<KeyState> states) {
+                                     absl::Span<KeyState> states) const {
   day = DayOf(day);
-  std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
+  std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   const auto read = [&](const KeyPlace& place, size_t i) {
     usage[i] = UsageOfRow();
     states[i] = KeyState::kUnknown;
     if (place.has_row()) {
       CopyStatisticsLocked(place.stripe, place.entry, counts.data());
-      usage[i] = statistics.Read(counts.data(), day);
+      usage[i] = statistics_.Read(counts.data(), day);
       states[i] = KeyState::kRow;
-    } else if (config.admission.has_candidates()) {
+    } else if (config_.admission.has_candidates()) {
       const float* const record =
           place.stripe->candidates.Find(place.key, place.position);
       if (record != nullptr) {
@@ -515,14 +526,14 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
 
 absl::Status EmbeddingTable::Impl::ForEachRow(
     int64_t max_rows,
-    const std::function<absl::Status(const RowChunk&)>& visit) {
+    const std::function<absl::Status(const RowChunk&)>& visit) const {
   if (max_rows <= 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "table '", config.name, "': max_rows: expected a positive number, got ",
-        max_rows));
+        "table '", config_.name,
+        "': max_rows: expected a positive number, got ", max_rows));
   }
   CatchUpAll();
-  const size_t dim = static_cast<size_t>(config.dim);
+  const size_t dim = static_cast<size_t>(config_.dim);
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
       static_cast<uint64_t>(max_rows) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
@@ -564,6 +575,12 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   return absl::OkStatus();
 }
 
+absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {
+  TFSWITCH_RETURN_IF_ERROR(StepLog::Validate(saved));
+  step_log_.Restore(saved);
+  return absl::OkStatus();
+}
+
 int64_t EmbeddingTable::Impl::size() const {
   int64_t size = 0;
   for (const Stripe& stripe : stripes_) {
@@ -573,7 +590,7 @@ int64_t EmbeddingTable::Impl::size() const {
   return std::max<int64_t>(size, 0);  // The two are not read at once.
 }
 
-TableStats EmbeddingTable::Impl::stats() {
+TableStats EmbeddingTable::Impl::stats() const {
   TableStats stats;
   int64_t row_resident_bytes = 0;
   for (Stripe& stripe : stripes_) {
@@ -582,7 +599,7 @@ TableStats EmbeddingTable::Impl::stats() {
     stats.erased_rows += stripe.erased_rows.load(std::memory_order_relaxed);
     stats.index_bytes += static_cast<int64_t>(stripe.index.resident_bytes());
     row_resident_bytes += static_cast<int64_t>(stripe.rows.resident_bytes());
-    if (config.admission.has_candidates()) {
+    if (config_.admission.has_candidates()) {
       stats.num_candidates += stripe.candidates.size();
       stats.admission_bytes +=
           static_cast<int64_t>(stripe.candidates.resident_bytes());
@@ -592,8 +609,8 @@ TableStats EmbeddingTable::Impl::stats() {
         stripe.key_changes.resident_bytes() + stripe.rows.stamp_bytes() +
         stripe.candidates.stamp_bytes());
   }
-  if (bloom != nullptr) {
-    stats.admission_bytes += static_cast<int64_t>(bloom->resident_bytes());
+  if (bloom_ != nullptr) {
+    stats.admission_bytes += static_cast<int64_t>(bloom_->resident_bytes());
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
   stats.num_steps = Now().history().last_step;
@@ -603,37 +620,9 @@ TableStats EmbeddingTable::Impl::stats() {
   return stats;
 }
 
-EmbeddingTable::EmbeddingTable(std::unique_ptr<Impl> impl)
-    : impl_(std::move(impl)) {}
-
-EmbeddingTable::~EmbeddingTable() = default;
-
 absl::StatusOr<std::unique_ptr<EmbeddingTable>> EmbeddingTable::Create(
     const TableConfig& config, const KeyedHash& hash) {
-  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<Impl> impl,
-                            Impl::Create(config, hash));
-  return std::unique_ptr<EmbeddingTable>(new EmbeddingTable(std::move(impl)));
-}
-
-absl::StatusOr<int64_t> EmbeddingTable::Find(
-    absl::Span<const Key> keys, absl::Span<float> embeddings) const {
-  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats("embeddings", keys.size(), "dim",
-                                              dim(), embeddings.size()));
-  return impl_->Find(keys, embeddings.data());
-}
-
-absl::Status EmbeddingTable::FindOrInsert(absl::Span<const Key> keys,
-                                          absl::Span<float> embeddings) {
-  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats("embeddings", keys.size(), "dim",
-                                              dim(), embeddings.size()));
-  return impl_->FindOrInsert(keys, embeddings.data());
-}
-
-absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
-    const GradientBatch& batch) {
-  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats(
-      "gradients", batch.keys.size(), "dim", dim(), batch.gradients.size()));
-  return impl_->ApplyGradients(batch);
+  return Impl::Create(config, hash);
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
@@ -646,107 +635,5 @@ absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
   batch.insert_missing = insert_missing;
   return ApplyGradients(batch);
 }
-
-absl::Status EmbeddingTable::TakeStep(
-    float learning_rate,
-    absl::FunctionRef<absl::Status(const StepHistory*)> apply) {
-  return impl_->TakeStep(learning_rate, apply);
-}
-
-SavedSteps EmbeddingTable::SaveSteps() const { return impl_->step_log.Save(); }
-
-absl::Status EmbeddingTable::RestoreSteps(const SavedSteps& saved) {
-  TFSWITCH_RETURN_IF_ERROR(StepLog::Validate(saved));
-  impl_->step_log.Restore(saved);
-  return absl::OkStatus();
-}
-
-absl::Status EmbeddingTable::Assign(absl::Span<const Key> keys,
-                                    absl::Span<const float> embeddings) {
-  return AssignRows(keys, embeddings, /*slots=*/{}).status();
-}
-
-absl::StatusOr<int64_t> EmbeddingTable::AssignRows(
-    absl::Span<const Key> keys, absl::Span<const float> embeddings,
-    absl::Span<const float> slots, bool only_missing) {
-  TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats("embeddings", keys.size(), "dim",
-                                              dim(), embeddings.size()));
-  if (!slots.empty()) {
-    TFSWITCH_RETURN_IF_ERROR(impl_->CheckFloats(
-        "slots", keys.size(), "slot_floats", slot_floats(), slots.size()));
-  }
-  return impl_->Assign(keys, embeddings.data(),
-                       slots.empty() ? nullptr : slots.data(), only_missing);
-}
-
-int64_t EmbeddingTable::Erase(absl::Span<const Key> keys) {
-  return impl_->Erase(keys);
-}
-
-absl::Status EmbeddingTable::ForEachRow(
-    int64_t max_rows,
-    const std::function<absl::Status(const RowChunk&)>& visit) const {
-  return impl_->ForEachRow(max_rows, visit);
-}
-
-int64_t EmbeddingTable::size() const { return impl_->size(); }
-
-TableStats EmbeddingTable::stats() const { return impl_->stats(); }
-
-const TableConfig& EmbeddingTable::config() const { return impl_->config; }
-
-int EmbeddingTable::dim() const { return impl_->config.dim; }
-
-int EmbeddingTable::slot_floats() const { return impl_->slot_floats(); }
-
-int EmbeddingTable::statistics_floats() const {
-  return impl_->statistics.num_floats();
-}
-
-int EmbeddingTable::candidate_floats() const {
-  return impl_->candidate_floats();
-}
-
-absl::StatusOr<ShrinkReport> EmbeddingTable::Shrink(const EvictionConfig& rules,
-                                                    float day, bool dry_run) {
-  return impl_->Shrink(rules, day, dry_run);
-}
-
-void EmbeddingTable::ReadUsage(absl::Span<const Key> keys, float day,
-                               absl::Span<UsageOfRow> usage,
-                               absl::Span<KeyState> states) const {
-  impl_->ReadUsage(keys, day, usage, states);
-}
-
-absl::Status EmbeddingTable::ForEachCandidate(
-    int64_t max_keys,
-    const std::function<absl::Status(const CandidateChunk&)>& visit) const {
-  return impl_->ForEachCandidate(max_keys, visit);
-}
-
-absl::Status EmbeddingTable::AssignCandidates(absl::Span<const Key> keys,
-                                              absl::Span<const float> records) {
-  TFSWITCH_RETURN_IF_ERROR(
-      impl_->CheckFloats("records", keys.size(), "candidate_floats",
-                         candidate_floats(), records.size()));
-  return impl_->AssignCandidates(keys, records.data());
-}
-
-absl::StatusOr<ChangeCursor> EmbeddingTable::ForEachChange(
-    const ChangeFilter& filter, int64_t max_keys,
-    const std::function<absl::Status(const ChangeChunk&)>& visit) {
-  return impl_->ForEachChange(filter, max_keys, visit);
-}
-
-void EmbeddingTable::SubtractDeltaScores(absl::Span<const Key> keys,
-                                         absl::Span<const float> scores) {
-  impl_->SubtractDeltaScores(keys, scores.data());
-}
-
-void EmbeddingTable::NoteDay(float day) { impl_->NoteDay(day); }
-
-float EmbeddingTable::last_day() const { return impl_->last_day(); }
-
-CountingBloom* EmbeddingTable::bloom() const { return impl_->bloom.get(); }
 
 }  // namespace tfswitch

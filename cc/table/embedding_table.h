@@ -174,7 +174,7 @@ class EmbeddingTable {
   static absl::StatusOr<std::unique_ptr<EmbeddingTable>> Create(
       const TableConfig& config, const KeyedHash& hash = KeyedHash::Draw());
 
-  ~EmbeddingTable();
+  virtual ~EmbeddingTable() = default;
   EmbeddingTable(const EmbeddingTable&) = delete;
   EmbeddingTable& operator=(const EmbeddingTable&) = delete;
 
@@ -183,18 +183,18 @@ class EmbeddingTable {
   // absent. Keys may repeat. Returns how many of `keys` had a row.
   //
   // REQUIRES: embeddings.size() == keys.size() * dim(), else InvalidArgument.
-  absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
-                               absl::Span<float> embeddings) const;
+  virtual absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
+                                       absl::Span<float> embeddings) const = 0;
 
   // Like Find(), but a missing key first gets a row from the initializer,
   // unless there is an admission policy. This is the training read.
-  absl::Status FindOrInsert(absl::Span<const Key> keys,
-                            absl::Span<float> embeddings);
+  virtual absl::Status FindOrInsert(absl::Span<const Key> keys,
+                                    absl::Span<float> embeddings) = 0;
 
   // Calls that do not say their day happen on this one; no effect below 0.
-  void NoteDay(float day);
+  virtual void NoteDay(float day) = 0;
   // The last that was noted; kServersDay if none was.
-  float last_day() const;
+  virtual float last_day() const = 0;
 
   // Applies one optimizer step with gradients[i * dim, (i + 1) * dim) to the
   // row of keys[i]. A key without a row is skipped, or, with `insert_missing`,
@@ -205,7 +205,8 @@ class EmbeddingTable {
   // REQUIRES: gradients.size() == keys.size() * dim(), else InvalidArgument.
   // REQUIRES: gradients are finite, and observations as CheckObservations()
   // wants them (the shard checks); nothing is checked here.
-  absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch);
+  virtual absl::StatusOr<int64_t> ApplyGradients(
+      const GradientBatch& batch) = 0;
   // Without observations.
   absl::StatusOr<int64_t> ApplyGradients(absl::Span<const Key> keys,
                                          absl::Span<const float> gradients,
@@ -216,65 +217,73 @@ class EmbeddingTable {
   // dense updates; they get the argument as their `history`. Steps come one
   // after the other. Other tables: calls apply(nullptr). ResourceExhausted at
   // kMaxDenseStep steps.
-  absl::Status TakeStep(
+  virtual absl::Status TakeStep(
       float learning_rate,
-      absl::FunctionRef<absl::Status(const StepHistory*)> apply);
+      absl::FunctionRef<absl::Status(const StepHistory*)> apply) = 0;
 
   // The steps taken so far; none unless there are dense updates.
-  SavedSteps SaveSteps() const;
+  virtual SavedSteps SaveSteps() const = 0;
   // Restores a result of SaveSteps(), before there are rows. InvalidArgument if
   // `saved` is no valid log.
-  absl::Status RestoreSteps(const SavedSteps& saved);
+  virtual absl::Status RestoreSteps(const SavedSteps& saved) = 0;
 
   // Sets embeddings. A row that exists keeps its slots; a missing one is
   // created with initial slots. The last of repeated keys stays.
   absl::Status Assign(absl::Span<const Key> keys,
-                      absl::Span<const float> embeddings);
+                      absl::Span<const float> embeddings) {
+    return AssignRows(keys, embeddings, /*slots=*/{}).status();
+  }
 
   // Sets whole rows, slots included: the way back from ForEachRow. Without
   // `slots` as Assign(). With `only_missing` rows that are there stay as they
   // are. Returns how many were set.
   absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
                                      absl::Span<const float> embeddings,
-                                     absl::Span<const float> slots,
-                                     bool only_missing = false);
+                                     absl::Span<const float> slots) {
+    return AssignRows(keys, embeddings, slots, /*only_missing=*/false);
+  }
+  virtual absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
+                                             absl::Span<const float> embeddings,
+                                             absl::Span<const float> slots,
+                                             bool only_missing) = 0;
 
   // Removes rows, and the records of keys that have none; absent and repeated
   // keys are skipped. Returns how many rows went. Their memory is reused by
   // later inserts.
-  int64_t Erase(absl::Span<const Key> keys);
+  virtual int64_t Erase(absl::Span<const Key> keys) = 0;
 
   // Removes the rows, and the candidates, to which one of `rules` applies on
   // `day`, and gives their memory back; with `dry_run` it only counts them.
   // Other calls go on meanwhile. max_rows is taken as the limit of this table.
   // FailedPrecondition if the config has not the statistics that a rule needs.
-  absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
-                                      bool dry_run);
+  virtual absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules,
+                                              float day, bool dry_run) = 0;
 
   // Reads the usage of keys[i], as of `day`, for rows and candidates.
-  void ReadUsage(absl::Span<const Key> keys, float day,
-                 absl::Span<UsageOfRow> usage,
-                 absl::Span<KeyState> states) const;
+  virtual void ReadUsage(absl::Span<const Key> keys, float day,
+                         absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) const = 0;
 
   // As ForEachRow(), of the keys that wait for admission.
-  absl::Status ForEachCandidate(
+  virtual absl::Status ForEachCandidate(
       int64_t max_keys,
-      const std::function<absl::Status(const CandidateChunk&)>& visit) const;
+      const std::function<absl::Status(const CandidateChunk&)>& visit)
+      const = 0;
 
   // The way back. A key that has a row is left alone.
-  absl::Status AssignCandidates(absl::Span<const Key> keys,
-                                absl::Span<const float> records);
+  virtual absl::Status AssignCandidates(absl::Span<const Key> keys,
+                                        absl::Span<const float> records) = 0;
 
   // Null unless admission goes by a Bloom filter.
-  CountingBloom* bloom() const;
+  virtual CountingBloom* bloom() const = 0;
 
   // Visits every row that is in the table from begin to end of the call once,
   // in no particular order, in chunks of at most `max_rows` rows. Rows inserted
   // or erased meanwhile may or may not be seen. No lock is held while `visit`
   // runs. Stops at the first error of `visit` and returns it.
-  absl::Status ForEachRow(
+  virtual absl::Status ForEachRow(
       int64_t max_rows,
-      const std::function<absl::Status(const RowChunk&)>& visit) const;
+      const std::function<absl::Status(const RowChunk&)>& visit) const = 0;
 
   // Visits, in chunks of at most about `max_keys`, the keys that have changed
   // since a cursor, and returns the next one. The first visit starts to keep
@@ -282,17 +291,17 @@ class EmbeddingTable {
   // be seen, and are seen next time in any case. FailedPrecondition if changes
   // since the cursor are not known, or the rule needs statistics that are not
   // counted.
-  absl::StatusOr<ChangeCursor> ForEachChange(
+  virtual absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
-      const std::function<absl::Status(const ChangeChunk&)>& visit);
+      const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
 
   // Subtracts from rows the delta scores that have been published.
-  void SubtractDeltaScores(absl::Span<const Key> keys,
-                           absl::Span<const float> scores);
+  virtual void SubtractDeltaScores(absl::Span<const Key> keys,
+                                   absl::Span<const float> scores) = 0;
 
   // Rows now in the table. Exact only while no other thread is writing.
-  int64_t size() const;
-  TableStats stats() const;
+  virtual int64_t size() const = 0;
+  virtual TableStats stats() const = 0;
 
   // A drawn one, unless another is set.
   uint64_t incarnation() const { return incarnation_; }
@@ -306,16 +315,21 @@ class EmbeddingTable {
     shard_instances_ = std::move(identity.shard_instances);
   }
 
-  const TableConfig& config() const;
-  int dim() const;
-  int slot_floats() const;        // Optimizer state and statistics.
-  int statistics_floats() const;  // The last ones of these.
-  int candidate_floats() const;   // A candidate's record; 0: there are none.
+  const TableConfig& config() const { return config_; }
+  int dim() const { return config_.dim; }
+  // Optimizer state and statistics.
+  virtual int slot_floats() const = 0;
+  // The last ones of these.
+  virtual int statistics_floats() const = 0;
+  // A candidate's record; 0: there are none.
+  virtual int candidate_floats() const = 0;
 
  private:
+  // The only one: virtual functions keep its parts out of this header.
   class Impl;
-  explicit EmbeddingTable(std::unique_ptr<Impl> impl);
-  const std::unique_ptr<Impl> impl_;
+  explicit EmbeddingTable(const TableConfig& config) : config_(config) {}
+
+  const TableConfig config_;
   std::atomic<uint64_t> incarnation_{DrawId()};
   mutable Mutex identity_mutex_;
   std::vector<uint64_t> shard_instances_ ABSL_GUARDED_BY(identity_mutex_);

@@ -66,7 +66,7 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
                                        const uint16_t* missing,
                                        uint32_t num_missing,
                                        const InsertedRows& before,
-                                       float* embeddings) {
+                                       float* embeddings) const {
   const size_t dim = missing_row_.size();
   for (uint32_t i = 0; i < num_missing; ++i) {
     std::copy_n(missing_row_.data(), dim, embeddings + missing[i] * dim);
@@ -114,7 +114,7 @@ uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
                                             uint16_t* missing,
                                             uint32_t num_missing) {
   const uint32_t min_count =
-      std::get<BloomMinCountAdmission>(config.admission.policy).min_count;
+      std::get<BloomMinCountAdmission>(config_.admission.policy).min_count;
   // Keys share cells, so that it depends on their order how much each has. It
   // is one that does not depend on where they lie in memory.
   const StripeGroups groups(HashKey, block.data(), num_missing, missing);
@@ -125,7 +125,7 @@ uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
     for (const uint16_t i : groups[s]) {
       const float count =
           std::min(batch.InputOf(i).count, static_cast<float>(min_count));
-      if (bloom->Add(block[i], static_cast<uint32_t>(count)) >= min_count) {
+      if (bloom_->Add(block[i], static_cast<uint32_t>(count)) >= min_count) {
         missing[num_admitted++] = i;
       }
     }
@@ -137,32 +137,35 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(const KeyPlace& place,
                                                        const StepBatch& batch,
                                                        uint32_t i,
                                                        uint32_t stamp) {
-  if (config.admission.has_candidates()) {
+  if (config_.admission.has_candidates()) {
     return AdmitCandidateLocked(place, batch, i, stamp);
   }
   if (const auto* rule =
-          std::get_if<ProbabilityAdmission>(&config.admission.policy)) {
+          std::get_if<ProbabilityAdmission>(&config_.admission.policy)) {
     const double refused =
         std::pow(1.0 - static_cast<double>(rule->probability),
                  static_cast<double>(batch.InputOf(i).count));
-    if (Draw(config.seed, place.key, batch.number) < refused) {
+    if (Draw(config_.seed, place.key, batch.number) < refused) {
       return false;
     }
   }
-  TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      place, batch.day, batch.RoundingOf(place.key), stamp,
-      [&](const RowFloats& row) { batch.StepAndObserve(config.dim, row, i); }));
+  TFSWITCH_RETURN_IF_ERROR(
+      InsertLocked(place, batch.day, batch.RoundingOf(place.key), stamp,
+                   [&](const RowFloats& row) {
+                     batch.StepAndObserve(config_.dim, row, i);
+                   }));
   return true;
 }
 
 bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
   const UsageOfRow usage = candidate_statistics_.Read(record, day);
   if (const auto* rule =
-          std::get_if<MinCountAdmission>(&config.admission.policy)) {
+          std::get_if<MinCountAdmission>(&config_.admission.policy)) {
     return usage.count >= static_cast<float>(rule->min_count);
   }
   return candidate_statistics_.Score(usage.show, usage.click) >=
-         std::get<ShowClickAdmission>(config.admission.policy).embedx_threshold;
+         std::get<ShowClickAdmission>(config_.admission.policy)
+             .embedx_threshold;
 }
 
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
@@ -175,7 +178,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     if (record == nullptr) return OutOfMemory();
     candidate_statistics_.Init(batch.day, record);
     if (has_weights()) {
-      std::vector<float> row(static_cast<size_t>(config.dim));
+      std::vector<float> row(static_cast<size_t>(config_.dim));
       initializer_.Fill(place.key, row.data());
       record[weight_at] = row[0];
       weight_optimizer_->InitSlots(record + weight_at + 1);
@@ -185,7 +188,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
   candidate_statistics_.Observe(input.count, input.shows, batch.ClicksOf(i),
                                 batch.day, record);
   const float* const gradient =
-      batch.gradients + static_cast<size_t>(i) * config.dim;
+      batch.gradients + static_cast<size_t>(i) * config_.dim;
   if (!IsAdmitted(record, batch.day)) {
     if (has_weights()) {
       weight_optimizer_->Step(record + weight_at, gradient, input);
@@ -202,9 +205,9 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
           std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
                       row.slots);
         }
-        std::copy_n(record, statistics.num_floats(), row.statistics);
+        std::copy_n(record, statistics_.num_floats(), row.statistics);
         // The gradient that brought the key in is not lost.
-        optimizer.Step(row.embedding, row.slots, gradient, input);
+        optimizer_.Step(row.embedding, row.slots, gradient, input);
       }));
   candidates.Erase(place.key, place.position);
   return true;
@@ -213,8 +216,8 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
 absl::Status EmbeddingTable::Impl::ForEachCandidate(
     int64_t max_keys,
     const std::function<absl::Status(const CandidateChunk&)>& visit,
-    std::optional<uint32_t> since) {
-  if (!config.admission.has_candidates()) return absl::OkStatus();
+    std::optional<uint32_t> since) const {
+  if (!config_.admission.has_candidates()) return absl::OkStatus();
   const size_t width = static_cast<size_t>(candidate_floats_);
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
       static_cast<uint64_t>(max_keys) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
@@ -243,8 +246,11 @@ absl::Status EmbeddingTable::Impl::ForEachCandidate(
   return absl::OkStatus();
 }
 
-absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
-                                                    const float* records) {
+absl::Status EmbeddingTable::Impl::AssignCandidates(
+    absl::Span<const Key> keys, absl::Span<const float> records) {
+  TFSWITCH_RETURN_IF_ERROR(CheckFloats("records", keys.size(),
+                                       "candidate_floats", candidate_floats(),
+                                       records.size()));
   const size_t width = static_cast<size_t>(candidate_floats_);
   const ChangeClock::Change change(&change_clock_);
   return ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
@@ -255,7 +261,7 @@ absl::Status EmbeddingTable::Impl::AssignCandidates(absl::Span<const Key> keys,
       record = candidates.Insert(place.key, place.position);
     }
     if (record == nullptr) return OutOfMemory();
-    std::copy_n(records + i * width, width, record);
+    std::copy_n(records.data() + i * width, width, record);
     StampCandidateLocked(place.stripe, record, change.stamp());
     return absl::OkStatus();
   });

@@ -53,16 +53,16 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     const ChangeFilter& filter, int64_t max_keys,
     const std::function<absl::Status(const ChangeChunk&)>& visit) {
   if (filter.rule.has_value() &&
-      config.statistics.kind != StatisticsKind::kShowClick) {
+      config_.statistics.kind != StatisticsKind::kShowClick) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "table '", config.name,
+        "table '", config_.name,
         "' does not count shows and clicks, by which its rows are to be "
-        "chosen. Make it with show_click statistics, or export what has "
+        "chosen. Make it with show_click statistics_, or export what has "
         "changed without conditions."));
   }
   const auto unknown = [this](absl::string_view why) {
     return absl::FailedPreconditionError(
-        absl::StrCat("table '", config.name,
+        absl::StrCat("table '", config_.name,
                      "': what changed since the last export is not "
                      "known any more, because ",
                      why, ". Export a base."));
@@ -89,7 +89,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   const auto min_keys = static_cast<size_t>(std::max<int64_t>(
       1, max_keys - static_cast<int64_t>(buckets_per_visit) * kKeysPerBucket));
   const int weight_at = candidate_statistics_.num_floats();
-  Chunk chunk(config.dim);
+  Chunk chunk(config_.dim);
 
   // Losses first, then keys without a row: a key's value since then comes
   // later. One that has come back and is not chosen stays lost.
@@ -139,8 +139,8 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
         is_all ? std::nullopt : std::optional<uint32_t>(since)));
   }
 
-  std::vector<float> embedding(static_cast<size_t>(config.dim));
-  std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
+  std::vector<float> embedding(static_cast<size_t>(config_.dim));
+  std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   for (Stripe& stripe : stripes_) {
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
       {
@@ -149,8 +149,8 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
             begin, buckets_per_visit, [&](Key key, StripeIndex::Entry entry) {
               if (filter.rule.has_value()) {
                 CopyStatisticsLocked(&stripe, entry, counts.data());
-                const UsageOfRow usage = statistics.Read(counts.data(), day);
-                if (!is_chosen(usage, statistics,
+                const UsageOfRow usage = statistics_.Read(counts.data(), day);
+                if (!is_chosen(usage, statistics_,
                                is_all ? 0.0f : filter.rule->delta_threshold)) {
                   return;
                 }
@@ -171,12 +171,12 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
 }
 
 void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
-                                               const float* scores) {
+                                               absl::Span<const float> scores) {
   const auto subtract = [&](const KeyPlace& place, size_t i) {
     if (!place.has_row()) return absl::OkStatus();
     ModifyLocked(place.stripe, place.entry, RowRounding(), /*stamp=*/0,
                  [&](const RowFloats& row) {
-                   statistics.SubtractDeltaScore(scores[i], row.statistics);
+                   statistics_.SubtractDeltaScore(scores[i], row.statistics);
                  });
     return absl::OkStatus();
   };

@@ -18,35 +18,35 @@ absl::Status EmbeddingTable::Impl::TakeStep(
   // A row takes its steps in their order. Without the lock one push could find
   // a row that had passed its step, with a gradient of zero, for the next one.
   MutexLock lock(&step_mutex_);
-  if (step_log.Now().history().last_step == kMaxDenseStep) {
+  if (step_log_.Now().history().last_step == kMaxDenseStep) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "table '", config.name, "' has taken ", kMaxDenseStep,
+        "table '", config_.name, "' has taken ", kMaxDenseStep,
         " steps, as many as dense updates can count; export its rows, and "
         "assign them to a new table"));
   }
-  if (!step_log.BeginStep(learning_rate)) {
+  if (!step_log_.BeginStep(learning_rate)) {
     CatchUpAll();
-    step_log.Coarsen();
-    step_log.BeginStep(learning_rate);
+    step_log_.Coarsen();
+    step_log_.BeginStep(learning_rate);
   }
   // Whatever happens: rows that were there have taken it.
   struct End {
     StepLog* log;
     ~End() { log->EndStep(); }
-  } const end{&step_log};
-  const StepLog::Moment before = step_log.Now();
+  } const end{&step_log_};
+  const StepLog::Moment before = step_log_.Now();
   return apply(&before.history());
 }
 
 void EmbeddingTable::Impl::CatchUp(absl::Span<const Key> keys,
-                                   const float* unused) {
+                                   const float* unused) const {
   if (!is_dense()) return;
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
-  const StepLog::Moment now = step_log.Now();
+  const StepLog::Moment now = step_log_.Now();
   StepBatch steps;
-  steps.optimizer = &optimizer;
+  steps.optimizer = &optimizer_;
   steps.gradients = unused;
   steps.input.history = &now.history();
   steps.input.is_gradient_step = false;
@@ -60,11 +60,11 @@ void EmbeddingTable::Impl::CatchUp(absl::Span<const Key> keys,
   }
 }
 
-void EmbeddingTable::Impl::CatchUpAll() {
+void EmbeddingTable::Impl::CatchUpAll() const {
   if (!is_dense()) return;
-  const StepLog::Moment now = step_log.Now();
-  const size_t bytes = static_cast<size_t>(config.dim) * sizeof(float);
-  std::vector<float> before(static_cast<size_t>(config.dim));
+  const StepLog::Moment now = step_log_.Now();
+  const size_t bytes = static_cast<size_t>(config_.dim) * sizeof(float);
+  std::vector<float> before(static_cast<size_t>(config_.dim));
   for (Stripe& stripe : stripes_) {
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
       const ChangeClock::Change change(&change_clock_);
@@ -75,7 +75,7 @@ void EmbeddingTable::Impl::CatchUpAll() {
         bool has_changed = false;
         ModifyRow(place, RowRounding(), /*stamp=*/0, [&](const RowFloats& row) {
           memcpy(before.data(), row.embedding, bytes);
-          optimizer.CatchUp(now.history(), row.embedding, row.slots);
+          optimizer_.CatchUp(now.history(), row.embedding, row.slots);
           has_changed = memcmp(before.data(), row.embedding, bytes) != 0;
         });
         if (has_changed && change.stamp() != 0) {

@@ -117,75 +117,85 @@ class StripeGroups {
   uint16_t positions_[kMaxKernelKeys];
 };
 
-class EmbeddingTable::Impl {
+class EmbeddingTable::Impl final : public EmbeddingTable {
  public:
   static absl::StatusOr<std::unique_ptr<Impl>> Create(const TableConfig& config,
                                                       const KeyedHash& hash);
 
-  absl::StatusOr<int64_t> Find(absl::Span<const Key> keys, float* embeddings);
-  absl::Status FindOrInsert(absl::Span<const Key> keys, float* embeddings);
-  absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch);
+  absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
+                               absl::Span<float> embeddings) const override;
+  absl::Status FindOrInsert(absl::Span<const Key> keys,
+                            absl::Span<float> embeddings) override;
+  void NoteDay(float day) override;
+  float last_day() const override {
+    return last_day_.load(std::memory_order_relaxed);
+  }
+  absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch) override;
   absl::Status TakeStep(
       float learning_rate,
-      absl::FunctionRef<absl::Status(const StepHistory*)> apply);
-  // `slots` may be null: slots stay, or start with their initial values.
-  absl::StatusOr<int64_t> Assign(absl::Span<const Key> keys,
-                                 const float* embeddings, const float* slots,
-                                 bool only_missing);
-  int64_t Erase(absl::Span<const Key> keys);
+      absl::FunctionRef<absl::Status(const StepHistory*)> apply) override;
+  SavedSteps SaveSteps() const override { return step_log_.Save(); }
+  absl::Status RestoreSteps(const SavedSteps& saved) override;
+  absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
+                                     absl::Span<const float> embeddings,
+                                     absl::Span<const float> slots,
+                                     bool only_missing) override;
+  int64_t Erase(absl::Span<const Key> keys) override;
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
-                                      bool dry_run);
+                                      bool dry_run) override;
   void ReadUsage(absl::Span<const Key> keys, float day,
-                 absl::Span<UsageOfRow> usage, absl::Span<KeyState> states);
-  absl::Status ForEachRow(
-      int64_t max_rows,
-      const std::function<absl::Status(const RowChunk&)>& visit);
-  // With `since` only those that read differently since that epoch, which
-  // candidates with weights do.
+                 absl::Span<UsageOfRow> usage,
+                 absl::Span<KeyState> states) const override;
   absl::Status ForEachCandidate(
       int64_t max_keys,
-      const std::function<absl::Status(const CandidateChunk&)>& visit,
-      std::optional<uint32_t> since = std::nullopt);
+      const std::function<absl::Status(const CandidateChunk&)>& visit)
+      const override {
+    return ForEachCandidate(max_keys, visit, std::nullopt);
+  }
   absl::Status AssignCandidates(absl::Span<const Key> keys,
-                                const float* records);
+                                absl::Span<const float> records) override;
+  CountingBloom* bloom() const override { return bloom_.get(); }
+  absl::Status ForEachRow(
+      int64_t max_rows,
+      const std::function<absl::Status(const RowChunk&)>& visit) const override;
   absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
-      const std::function<absl::Status(const ChangeChunk&)>& visit);
-  void SubtractDeltaScores(absl::Span<const Key> keys, const float* scores);
-  void NoteDay(float day);
-  float last_day() const { return last_day_.load(std::memory_order_relaxed); }
-  int64_t size() const;
-  TableStats stats();
-
-  // InvalidArgument unless `got` floats are num_keys x width.
-  absl::Status CheckFloats(const char* what, size_t num_keys,
-                           const char* width_name, int width, size_t got) const;
-
-  int slot_floats() const { return row_floats() - config.dim; }
-  // Embedding, slots and statistics.
-  int row_floats() const {
-    return codec.num_floats() + statistics.num_floats();
+      const std::function<absl::Status(const ChangeChunk&)>& visit) override;
+  void SubtractDeltaScores(absl::Span<const Key> keys,
+                           absl::Span<const float> scores) override;
+  int64_t size() const override;
+  TableStats stats() const override;
+  int slot_floats() const override { return row_floats() - dim(); }
+  int statistics_floats() const override { return statistics_.num_floats(); }
+  int candidate_floats() const override {
+    return config_.admission.has_candidates() ? candidate_floats_ : 0;
   }
-  int candidate_floats() const {
-    return config.admission.has_candidates() ? candidate_floats_ : 0;
-  }
-
-  const TableConfig config;
-  const Optimizer optimizer;
-  const RowStatistics statistics;
-  const RowCodec codec;
-  StepLog step_log;  // Stays empty unless there are dense updates.
-  std::unique_ptr<CountingBloom> bloom;  // Constant after Create().
 
  private:
   // Reads and steps single keys for the kernels, waiting where they did not.
   class PatientSink;
 
-  Impl(const TableConfig& table_config, const KeyedHash& hash,
+  Impl(const TableConfig& config, const KeyedHash& hash,
        MemoryReservation reservation);
 
   bool Init();
   bool InitCandidates();
+
+  // InvalidArgument unless `got` floats are num_keys x width.
+  absl::Status CheckFloats(const char* what, size_t num_keys,
+                           const char* width_name, int width, size_t got) const;
+
+  // Embedding, slots and statistics.
+  int row_floats() const {
+    return codec_.num_floats() + statistics_.num_floats();
+  }
+
+  // With `since` only those that read differently since that epoch, which
+  // candidates with weights do.
+  absl::Status ForEachCandidate(
+      int64_t max_keys,
+      const std::function<absl::Status(const CandidateChunk&)>& visit,
+      std::optional<uint32_t> since) const;
 
   uint32_t PositionOf(Key key) const { return PositionOfHash(hash_(key)); }
 
@@ -201,20 +211,21 @@ class EmbeddingTable::Impl {
   // prefetching ahead; `work` returns a Status.
   template <typename Work>
   absl::Status ForEachLocked(const Key* keys, const StripeGroups& groups,
-                             const Work& work);
+                             const Work& work) const;
   // The same for all keys.
   template <typename Work>
-  absl::Status ForEachLocked(absl::Span<const Key> keys, const Work& work);
+  absl::Status ForEachLocked(absl::Span<const Key> keys,
+                             const Work& work) const;
 
-  bool is_dense() const { return config.optimizer.is_dense; }
+  bool is_dense() const { return config_.optimizer.is_dense; }
   // The steps that rows are to be brought up to date with.
   StepLog::Moment Now() const {
-    return is_dense() ? step_log.Now() : StepLog::Moment();
+    return is_dense() ? step_log_.Now() : StepLog::Moment();
   }
   // With dense updates, bring rows up to date: those of the keys that have one,
   // or all. `unused` is any memory of as many embeddings.
-  void CatchUp(absl::Span<const Key> keys, const float* unused);
-  void CatchUpAll();
+  void CatchUp(absl::Span<const Key> keys, const float* unused) const;
+  void CatchUpAll() const;
 
   // Gives an absent key a row, seen on `day`, which fill(row floats) completes:
   // the initial embedding and slots are already there.
@@ -250,19 +261,21 @@ class EmbeddingTable::Impl {
   // Calls load(place) until it has seen the row whole; the stripe's mutex is
   // held.
   template <typename Load>
-  void LoadLocked(Stripe* stripe, StripeIndex::Entry entry, const Load& load);
+  void LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
+                  const Load& load) const;
   // Copy row_floats(), or one part of them.
-  void CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, float* row);
+  void CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry,
+                     float* row) const;
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
-                           float* embedding);
+                           float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
-                            float* row_statistics);
+                            float* row_statistics) const;
   // Another thread may be writing the row.
   void RacyLoadEmbedding(const float* words, float* embedding) const;
 
   // Forgets the record of a key without a row.
   void ForgetLocked(const KeyPlace& place, uint32_t stamp) {
-    if (config.admission.has_candidates() &&
+    if (config_.admission.has_candidates() &&
         place.stripe->candidates.Erase(place.key, place.position) &&
         has_weights()) {
       NoteLossLocked(place.stripe, place.key, stamp);
@@ -305,7 +318,7 @@ class EmbeddingTable::Impl {
   // were searched.
   void FillMissing(absl::Span<const Key> block, const uint16_t* missing,
                    uint32_t num_missing, const InsertedRows& before,
-                   float* embeddings);
+                   float* embeddings) const;
 
   // Calls visit(key, embedding, statistics) for all rows, with the stripe's
   // mutex held, and erases those for which it returns true. Without
@@ -319,7 +332,7 @@ class EmbeddingTable::Impl {
   void Compact(Stripe* stripe);
 
   bool has_weights() const {
-    return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
+    return config_.admission.not_admitted.kind == NotAdmittedKind::kWeight;
   }
   // How a push is rounded; `number` is its own.
   RowRounding RoundingOf(const GradientBatch& batch, uint64_t number) const;
@@ -334,6 +347,11 @@ class EmbeddingTable::Impl {
 
   absl::Status OutOfMemory() const;
 
+  const Optimizer optimizer_;
+  const RowStatistics statistics_;
+  const RowCodec codec_;
+  StepLog step_log_;  // Stays empty unless there are dense updates.
+  std::unique_ptr<CountingBloom> bloom_;  // Constant after Create().
   const KeyedHash hash_;
   const Initializer initializer_;
   const size_t stride_;
@@ -361,9 +379,11 @@ class EmbeddingTable::Impl {
   // One shrink at a time.
   Mutex shrink_mutex_;
   Mutex step_mutex_;  // With dense updates: one step at a time.
-  ChangeClock change_clock_;
+  // These two are mutable: whoever reads locks stripes, and brings rows of
+  // dense updates up to date.
+  mutable ChangeClock change_clock_;
   const uint64_t change_log_id_;
-  std::array<Stripe, kNumStripes> stripes_;
+  mutable std::array<Stripe, kNumStripes> stripes_;
 };
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
@@ -396,7 +416,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
         table_->ModifyRow(
             table_->PlaceOf(stripe, RacyLoad(&bucket->rows[entry])),
             steps_->RoundingOf(key), stamp_, [&](const RowFloats& floats) {
-              steps_->StepAndObserve(table_->config.dim, floats, i);
+              steps_->StepAndObserve(table_->dim(), floats, i);
             });
       }
       UnlockBucket(bucket, meta);
@@ -453,7 +473,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
 template <typename Work>
 absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
                                                  const StripeGroups& groups,
-                                                 const Work& work) {
+                                                 const Work& work) const {
   for (int s = 0; s < kNumStripes; ++s) {
     const absl::Span<const uint16_t> group = groups[s];
     if (group.empty()) continue;
@@ -475,7 +495,7 @@ absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
 
 template <typename Work>
 absl::Status EmbeddingTable::Impl::ForEachLocked(absl::Span<const Key> keys,
-                                                 const Work& work) {
+                                                 const Work& work) const {
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     const StripeGroups groups(hash_, block.data(),
@@ -500,8 +520,8 @@ absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
   const RowPlace to = PlaceOf(*stripe, row);
   ModifyRow(to, RowRounding(), stamp, [&](const RowFloats& floats) {
     initializer_.Fill(place.key, floats.embedding);
-    optimizer.InitSlots(floats.slots);
-    statistics.Init(day, floats.statistics);
+    optimizer_.InitSlots(floats.slots);
+    statistics_.Init(day, floats.statistics);
   });
   // A step goes on from the row as a lookup before it would have left it.
   ModifyRow(to, rounding, stamp, fill);
@@ -531,21 +551,21 @@ void EmbeddingTable::Impl::ModifyRow(const RowPlace& place,
                                      uint32_t stamp,
                                      const Modify& modify) const {
   if (stamp != 0) RacyStore(place.stamp, stamp);
-  RowBuffer scratch(codec.is_plain() ? 0 : codec.num_floats());
-  RacyModifyFloats(place.words, codec.num_words(), [&](float* words) {
+  RowBuffer scratch(codec_.is_plain() ? 0 : codec_.num_floats());
+  RacyModifyFloats(place.words, codec_.num_words(), [&](float* words) {
     RacyModifyFloats(
-        place.statistics, statistics.num_floats(), [&](float* counts) {
-          codec.ModifyFloats(words, scratch.data(), rounding,
-                             [&](float* embedding, float* slots) {
-                               modify(RowFloats{embedding, slots, counts});
-                             });
+        place.statistics, statistics_.num_floats(), [&](float* counts) {
+          codec_.ModifyFloats(words, scratch.data(), rounding,
+                              [&](float* embedding, float* slots) {
+                                modify(RowFloats{embedding, slots, counts});
+                              });
         });
   });
 }
 
 template <typename Load>
 void EmbeddingTable::Impl::LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
-                                      const Load& load) {
+                                      const Load& load) const {
   const RowPlace place = PlaceOf(*stripe, entry.row());
   SpinWait wait;
   for (;; wait.Pause()) {

@@ -17,9 +17,9 @@ namespace tfswitch {
 void EmbeddingTable::Impl::SiftRows(
     bool with_embeddings,
     const std::function<bool(Key, const float*, const float*)>& visit) {
-  std::vector<float> embedding(with_embeddings ? static_cast<size_t>(config.dim)
-                                               : 0);
-  std::vector<float> counts(static_cast<size_t>(statistics.num_floats()));
+  std::vector<float> embedding(
+      with_embeddings ? static_cast<size_t>(config_.dim) : 0);
+  std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   std::vector<Key> chosen;
   // The stripes take turns, so that whoever waits for one gets it: a thread
   // that locks a mutex again at once leaves no chance to the others.
@@ -54,7 +54,7 @@ void EmbeddingTable::Impl::SiftRows(
 
 void EmbeddingTable::Impl::SiftCandidates(
     const std::function<bool(const float*)>& visit) {
-  if (!config.admission.has_candidates()) return;
+  if (!config_.admission.has_candidates()) return;
   std::vector<Key> chosen;
   for (Stripe& stripe : stripes_) {
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
@@ -141,9 +141,9 @@ double SquaredNorm(const float* row, int dim) {
 absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     const EvictionConfig& rules, float day, bool dry_run) {
   absl::Status valid = ValidateEviction(rules);
-  if (valid.ok()) valid = CheckCounted(rules, config.statistics);
+  if (valid.ok()) valid = CheckCounted(rules, config_.statistics);
   if (!valid.ok()) {
-    return absl::Status(valid.code(), absl::StrCat("table '", config.name,
+    return absl::Status(valid.code(), absl::StrCat("table '", config_.name,
                                                    "': ", valid.message()));
   }
   if (!dry_run) NoteDay(day);
@@ -168,15 +168,15 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   if (with_embeddings) CatchUpAll();
   const auto rule_for_row = [&](const float* embedding,
                                 const float* counts) -> int64_t* {
-    int64_t* const rule = rule_for(statistics, counts);
+    int64_t* const rule = rule_for(statistics_, counts);
     if (rule != nullptr || !rules.min_l2_norm.has_value()) return rule;
     const auto min_norm = static_cast<double>(*rules.min_l2_norm);
-    return SquaredNorm(embedding, config.dim) < min_norm * min_norm
+    return SquaredNorm(embedding, config_.dim) < min_norm * min_norm
                ? &report.by_l2_norm
                : nullptr;
   };
   const auto order_of = [&](const float* counts) {
-    const UsageOfRow usage = statistics.Read(counts, day);
+    const UsageOfRow usage = statistics_.Read(counts, day);
     return rules.order == EvictionOrder::kLfu ? usage.count
                                               : usage.last_seen_day;
   };
@@ -213,7 +213,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
              }
              if (rule == nullptr) {
                ++report.remaining_rows;
-               const UsageOfRow usage = statistics.Read(counts, day);
+               const UsageOfRow usage = statistics_.Read(counts, day);
                report.remaining_count += static_cast<double>(usage.count);
                report.remaining_show += static_cast<double>(usage.show);
                report.remaining_click += static_cast<double>(usage.click);
@@ -233,7 +233,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   if (!dry_run) {
     for (Stripe& stripe : stripes_) {
       Compact(&stripe);
-      if (!config.admission.has_candidates()) continue;
+      if (!config_.admission.has_candidates()) continue;
       MutexLock stripe_lock(&stripe.mutex);
       stripe.candidates.Compact(has_weights() && change_clock_.is_running());
     }
@@ -286,9 +286,9 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
       const uint32_t old_row = entry.row();
       const RowPlace from = PlaceOf(*stripe, old_row);
       const RowPlace to = PlaceOf(*stripe, row);
-      MoveFloats(from.words, static_cast<size_t>(codec.num_words()), to.words,
+      MoveFloats(from.words, static_cast<size_t>(codec_.num_words()), to.words,
                  &buffer);
-      MoveFloats(from.statistics, static_cast<size_t>(statistics.num_floats()),
+      MoveFloats(from.statistics, static_cast<size_t>(statistics_.num_floats()),
                  to.statistics, &buffer);
       if (change_clock_.is_running()) {
         RacyStore(to.stamp, RacyLoad(from.stamp));
