@@ -387,22 +387,13 @@ struct PaddleStdAdagradConfig : PaddleAdagradConfig {
   }
 };
 
-struct PaddleSharedAdamConfig {
+struct PaddleSharedAdamConfig : AdamConfig {
   static constexpr char kName[] = "paddle_shared_adam";
-  float beta_1 = 0.9f;
-  float beta_2 = 0.999f;
-  float epsilon = 1e-8f;
+  PaddleSharedAdamConfig() { epsilon = 1e-8f; }
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"beta_1", &PaddleSharedAdamConfig::beta_1, ranges::kDecay},
-        ConfigField{"beta_2", &PaddleSharedAdamConfig::beta_2, ranges::kDecay},
-        ConfigField{"epsilon", &PaddleSharedAdamConfig::epsilon,
-                    ranges::kNonNegative});
-  }
   // m, v, t.
   RulePlan Plan() const {
-    RulePlan plan = AdamConfig{beta_1, beta_2, epsilon}.Plan();
+    RulePlan plan = AdamConfig::Plan();
     plan.kind = StepKind::kPaddleSharedAdam;
     plan.state = "paddle_shared_adam";
     plan.num_vectors = 0;

@@ -55,17 +55,9 @@ struct NormalInitializer {
                     ranges::kNonNegative});
   }
 };
-struct TruncatedNormalInitializer {  // Redrawn beyond two standard deviations.
+// Redrawn beyond two standard deviations.
+struct TruncatedNormalInitializer : NormalInitializer {
   static constexpr char kName[] = "truncated_normal";
-  float mean = 0.0f;
-  float stddev = 0.05f;
-
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"mean", &TruncatedNormalInitializer::mean, ranges::kFinite},
-        ConfigField{"stddev", &TruncatedNormalInitializer::stddev,
-                    ranges::kNonNegative});
-  }
 };
 // Uniform in +-sqrt(6 / (1 + dim)): Glorot's rule with fan_in 1, because an id
 // selects one input unit, and fan_out dim.
