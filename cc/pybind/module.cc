@@ -77,18 +77,14 @@ void Release(std::shared_ptr<T>* reference) {
   last.reset();
 }
 
-std::string TakeString(char* string) {
-  std::string result = string != nullptr ? string : "";
-  if (string != nullptr) api->free_string(string);
-  return result;
-}
-
 // A method of protos/tfswitch/v1/control.proto.
 std::string Call(Tfswitch_Cluster* cluster, const std::string& method,
                  const std::string& request_json) {
   char* response = nullptr;
   Run(api->call, cluster, method.c_str(), request_json.c_str(), &response);
-  return TakeString(response);
+  std::string result = response != nullptr ? response : "";
+  api->free_string(response);
+  return result;
 }
 
 using Shape = std::vector<py::ssize_t>;
