@@ -71,6 +71,7 @@ SUITES = {
     "serving_request": [_REQUESTS, f"{_REQUESTS} --hidden=400,400,400"],
     "row_format_auc": ["python benchmarks/row_format_auc.py"],
     "freshness": ["python benchmarks/freshness_bench.py"],
+    "durability": ["python benchmarks/durability_bench.py"],
     "cowclip": ["python benchmarks/cowclip_bench.py"],
     "examples_auc": ["python benchmarks/examples_auc.py"],
 }

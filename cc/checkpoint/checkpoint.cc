@@ -267,9 +267,13 @@ absl::Status ServerFromJson(const Json& json, const std::string& what,
   server->emplace();
   if (!Get(*it, "num_writes", &(*server)->num_writes) ||
       !Get(*it, "saved_at_ms", &(*server)->saved_at_ms) ||
-      !it->contains("files") || !(*it)["files"].is_array()) {
+      !Get(*it, "last_record", &(*server)->last_record) ||
+      !Get(*it, "first_record", &(*server)->first_record) ||
+      !it->contains("rounds") || !it->contains("files") ||
+      !(*it)["files"].is_array()) {
     return Damaged(what, "field 'server'");
   }
+  (*server)->rounds = DumpJson((*it)["rounds"]);
   return FilesFromJson((*it)["files"], kServerFolder, what,
                        /*num_virtual_shards=*/0, &(*server)->files);
 }
@@ -278,6 +282,9 @@ void AddServerTo(const std::optional<SavedServer>& server, Json* json) {
   if (!server.has_value()) return;
   (*json)["server"] = {{"num_writes", server->num_writes},
                        {"saved_at_ms", server->saved_at_ms},
+                       {"last_record", server->last_record},
+                       {"first_record", server->first_record},
+                       {"rounds", ParseJson(server->rounds).value()},
                        {"files", FilesToJson(server->files)}};
 }
 

@@ -78,8 +78,14 @@ struct WriteMark {
 
 // The state of a server beside its tables.
 struct SavedServer {
-  uint64_t num_writes = 0;     // That it had applied when the save began.
-  int64_t saved_at_ms = 0;     // When that was, in milliseconds since 1970.
+  uint64_t num_writes = 0;  // That it had applied when the save began.
+  int64_t saved_at_ms = 0;  // When that was, in milliseconds since 1970.
+  // With a push log: the last record that it has, and the first that is needed
+  // with it.
+  uint64_t last_record = 0;
+  uint64_t first_record = 1;
+  // JSON, not looked into here: which rounds of workers have been committed.
+  std::string rounds = "{}";
   std::vector<RowFile> files;  // Of marks.
 };
 

@@ -4,6 +4,7 @@
 //   FOLDER/identity.json   whose folder it is
 //   FOLDER/writes          how many writes the server has applied
 //   FOLDER/state/          the checkpoints that the server makes of itself
+//   FOLDER/log/            the push log, if there is one
 //   FOLDER/checkpoints/    those that clients ask for
 
 #ifndef TFSWITCH_CC_RECOVERY_DATA_FOLDER_H_
@@ -45,6 +46,7 @@ class DataFolder {
   static std::string StateOf(const std::string& path) {
     return path + "/state";
   }
+  static std::string LogOf(const std::string& path) { return path + "/log"; }
   static std::string CheckpointsOf(const std::string& path) {
     return path + "/checkpoints";
   }

@@ -1,10 +1,18 @@
+// The counter of writes is set to those of the save before the replay, which
+// counts on. So it says at the end how many are not there.
+
 #include "cc/recovery/state_keeper.h"
 
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "cc/base/status_macros.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
@@ -24,56 +32,123 @@ std::string Format(absl::Time time) {
 absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   const std::string state = DataFolder::StateOf(folder_.path());
   std::atomic<uint64_t>& num_writes = *folder_.num_writes();
-  const absl::StatusOr<Shard::RecoveredState> recovered =
+  const uint64_t applied = num_writes;
+  absl::StatusOr<Shard::RecoveredState> recovered =
       shard_.RecoverState(state, interrupt);
   const bool is_first = absl::IsNotFound(recovered.status());
-  if (!recovered.ok() && !is_first) {
+  if (is_first) recovered = Shard::RecoveredState();
+  int64_t num_replayed = 0;
+  absl::Status status = recovered.status();
+  if (status.ok()) {
+    num_writes = recovered->server.num_writes;
+    status = OpenLog(recovered->server, interrupt, &num_replayed);
+    shard_.EndRecovery();
+    if (!status.ok()) num_writes = applied;  // For the next attempt.
+  }
+  if (!status.ok()) {
     return absl::Status(
-        recovered.status().code(),
+        status.code(),
         absl::StrCat("cannot recover from '", folder_.path(),
-                     "': ", recovered.status().message(),
+                     "': ", status.message(),
                      ". To start without these rows, move the folder away"));
   }
-  const uint64_t saved = is_first ? 0 : recovered->num_writes;
-  const uint64_t applied = num_writes;
+  const uint64_t now = num_writes;
   v1::Recovery report;
-  report.set_lost_writes(applied > saved ? applied - saved : 0);
+  report.set_lost_writes(applied > now ? applied - now : 0);
   report.set_are_at_least(!folder_.is_counter_exact());
-  num_writes = saved;
-  const std::string lost =
-      absl::StrCat(report.are_at_least() ? "at least " : "",
-                   report.lost_writes(), " writes since then are lost");
-  if (is_first) {
-    if (report.lost_writes() > 0) {
-      Say(absl::StrCat("'", folder_.path(), "' has no save yet: ", lost));
-    }
-    return absl::OkStatus();
+  const absl::Time saved_at =
+      absl::FromUnixMillis(recovered->server.saved_at_ms);
+  if (!is_first || num_replayed > 0) {
+    report.set_saved_at_ms(recovered->server.saved_at_ms);
+    shard_.SetRecovery(report);
   }
-  report.set_saved_at_ms(absl::ToUnixMillis(recovered->saved_at));
-  shard_.SetRecovery(report);
   for (const std::string& why : recovered->skipped) {
     Say(absl::StrCat("a newer save is skipped: ", why));
   }
-  Say(absl::StrCat("recovered ", recovered->num_rows, " rows of ",
-                   recovered->num_tables, " tables from the save of ",
-                   Format(recovered->saved_at), "; ", lost));
+  std::vector<std::string> parts;
+  if (!is_first) {
+    parts.push_back(absl::StrCat(
+        "recovered ", recovered->num_rows, " rows of ", recovered->num_tables,
+        " tables from the save of ", Format(saved_at)));
+  } else if (report.lost_writes() > 0) {
+    parts.push_back(absl::StrCat("'", folder_.path(), "' has no save yet"));
+  }
+  if (num_replayed > 0) {
+    parts.push_back(
+        absl::StrCat("replayed ", num_replayed, " records of the push log"));
+  }
+  if (parts.empty()) return absl::OkStatus();
+  Say(absl::StrCat(absl::StrJoin(parts, "; "), "; ",
+                   report.are_at_least() ? "at least " : "",
+                   report.lost_writes(), " writes since then are lost"));
   return absl::OkStatus();
 }
 
-void StateKeeper::Start(absl::Duration every) {
-  if (every < absl::InfiniteDuration()) timer_.Set("state", every);
+absl::Status StateKeeper::OpenLog(const checkpoint::SavedServer& server,
+                                  const Shard::Interrupt& interrupt,
+                                  int64_t* num_replayed) {
+  PushLogOptions options = options_.log;
+  options.folder = DataFolder::LogOf(folder_.path());
+  std::error_code error;
+  if (!options_.has_log && !std::filesystem::exists(options.folder, error)) {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<PushLog>> log =
+      PushLog::Open(options, server.first_record, server.last_record,
+                    [&](uint64_t number, uint32_t type,
+                        absl::string_view payload) -> absl::Status {
+                      TFSWITCH_RETURN_IF_ERROR(interrupt());
+                      const bool is_saved = number <= server.last_record;
+                      if (!is_saved) ++*num_replayed;
+                      return shard_.Replay(number, type, payload, is_saved);
+                    });
+  TFSWITCH_RETURN_IF_ERROR(log.status());
+  MutexLock lock(&saving_);
+  first_record_ = server.first_record;
+  first_record_before_ = server.first_record;
+  log_ = *std::move(log);
+  shard_.StartLog(log_.get());
+  if (options_.has_log) return absl::OkStatus();
+  // The folder had a log that nobody wants any more. Its writes must be saved
+  // before others come that have no records.
+  TFSWITCH_RETURN_IF_ERROR(
+      shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
+          .status());
+  shard_.StartLog(nullptr);
+  log_ = nullptr;
+  std::filesystem::remove_all(options.folder, error);
+  return error ? ErrnoStatus("remove", options.folder, error.value())
+               : absl::OkStatus();
+}
+
+void StateKeeper::Start() {
+  if (options_.save_every < absl::InfiniteDuration()) {
+    timer_.Set(kSaveName, options_.save_every);
+  }
+  if (log_ != nullptr) timer_.Set(kLogName, absl::Seconds(1));
+}
+
+bool StateKeeper::IsLogLong() const {
+  return log_->has_failed() || log_->num_bytes() > options_.log.max_bytes / 2;
 }
 
 absl::Status StateKeeper::Stop() {
-  timer_.Set("state", absl::ZeroDuration());
+  timer_.Set(kSaveName, absl::ZeroDuration());
+  timer_.Set(kLogName, absl::ZeroDuration());
   is_stopping_ = true;
-  return Save([] { return absl::OkStatus(); });
+  return Save();
 }
 
 absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
   MutexLock lock(&saving_);
-  return shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
-      .status();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const checkpoint::SavedServer saved,
+      shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt));
+  if (log_ == nullptr) return absl::OkStatus();
+  // The records since the save before stay, for the case that this save is
+  // found damaged.
+  first_record_before_ = std::exchange(first_record_, saved.first_record);
+  return log_->StartAfterSave(first_record_before_);
 }
 
 void StateKeeper::SaveOnTime() {

@@ -82,7 +82,7 @@ int RunServer(const std::vector<std::string>& arguments) {
   }
   std::optional<StateKeeper> keeper;
   if (folder != nullptr) {
-    keeper.emplace(folder.get(), shard.get());
+    keeper.emplace(flags.keeper, folder.get(), shard.get());
     const absl::Status recovered = keeper->Recover([] {
       sigset_t pending;
       sigpending(&pending);
@@ -95,7 +95,7 @@ int RunServer(const std::vector<std::string>& arguments) {
       return kCannotServe;
     }
     (*server)->Open();
-    keeper->Start(flags.checkpoint_every);
+    keeper->Start();
   }
   std::printf("tfswitch-server %s: shard %u of %u serving on %s\n",
               TFSWITCH_VERSION, flags.shard.shard_index, flags.shard.num_shards,

@@ -35,6 +35,15 @@ ABSL_FLAG(std::string, data_dir, "",
 ABSL_FLAG(absl::Duration, checkpoint_every, absl::Minutes(10),
           "How often the state is saved to --data_dir. inf: only when the "
           "server is stopped.");
+ABSL_FLAG(
+    bool, push_log, false,
+    "Keep a log of writes in --data_dir, so that no write is lost that was "
+    "acknowledged.");
+ABSL_FLAG(std::string, push_log_sync, "1s",
+          "How often the log is flushed to the disk: the writes that a power "
+          "loss may take. always: before each answer.");
+ABSL_FLAG(uint64_t, push_log_max_bytes, uint64_t{8} << 30,
+          "Longest log. The state is saved when it has half of that.");
 ABSL_FLAG(std::string, cluster_name, "",
           "A name that --data_dir remembers: servers of clusters with other "
           "names refuse the folder.");
@@ -45,9 +54,11 @@ namespace tfswitch {
 namespace {
 
 constexpr const char* kFlagNames[] = {
-    "address",           "shard_index",     "num_shards", "num_threads",
-    "max_message_bytes", "checkpoint_root", "data_dir",   "checkpoint_every",
-    "cluster_name",      "grace_period"};
+    "address",       "shard_index",        "num_shards",
+    "num_threads",   "max_message_bytes",  "checkpoint_root",
+    "data_dir",      "checkpoint_every",   "push_log",
+    "push_log_sync", "push_log_max_bytes", "cluster_name",
+    "grace_period"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -88,20 +99,23 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
       return absl::InvalidArgumentError(
           absl::StrCat("unknown flag --", name, "; see --help"));
     }
-    if (equals == argument.npos && i + 1 == arguments.size()) {
+    const bool is_switch = flag != nullptr && flag->IsOfType<bool>();
+    if (equals == argument.npos && !is_switch && i + 1 == arguments.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("flag --", name, " needs a value"));
     }
-    const absl::string_view value = equals == argument.npos
-                                        ? absl::string_view(arguments[++i])
-                                        : argument.substr(equals + 1);
+    const absl::string_view value =
+        equals != argument.npos ? argument.substr(equals + 1)
+        : is_switch             ? absl::string_view("true")
+                                : absl::string_view(arguments[++i]);
     if (flag == nullptr) {
       const absl::Status bad =
           SetServerLimit(name, value, &flags->server, &flags->shard);
       if (bad.ok()) continue;
       return absl::Status(bad.code(), absl::StrCat("flag --", bad.message()));
     }
-    if (name == "checkpoint_every" || name == "cluster_name") {
+    if (name == "checkpoint_every" || name == "cluster_name" ||
+        absl::StartsWith(name, "push_log")) {
       needs_data_dir = std::string(name);
     }
     std::string error;
@@ -127,16 +141,33 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   }
   flags->shard.checkpoint_root =
       root.empty() ? DefaultRoot() : AbsolutePath(root);
-  flags->checkpoint_every = absl::GetFlag(FLAGS_checkpoint_every);
+  StateKeeperOptions& keeper = flags->keeper;
+  keeper.save_every = absl::GetFlag(FLAGS_checkpoint_every);
+  keeper.has_log = absl::GetFlag(FLAGS_push_log);
+  keeper.log.max_bytes = absl::GetFlag(FLAGS_push_log_max_bytes);
   flags->cluster_name = absl::GetFlag(FLAGS_cluster_name);
   if (!needs_data_dir.empty() && data_dir.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "flag --", needs_data_dir, " needs --data_dir, the folder to save to"));
   }
-  if (flags->checkpoint_every < absl::Seconds(1)) {
+  if (keeper.save_every < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("flag --checkpoint_every must be at least 1s, got ",
-                     absl::FormatDuration(flags->checkpoint_every)));
+                     absl::FormatDuration(keeper.save_every)));
+  }
+  const std::string sync = absl::GetFlag(FLAGS_push_log_sync);
+  if (sync == "always") {
+    keeper.log.sync_every = absl::ZeroDuration();
+  } else if (!absl::ParseDuration(sync, &keeper.log.sync_every) ||
+             keeper.log.sync_every <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --push_log_sync must be a duration such as 1s, or always, got '",
+        sync, "'"));
+  }
+  if (keeper.log.max_bytes < 4 * keeper.log.segment_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --push_log_max_bytes must be at least ",
+        4 * keeper.log.segment_bytes, ", got ", keeper.log.max_bytes));
   }
   flags->grace_period = absl::GetFlag(FLAGS_grace_period);
   if (flags->grace_period < absl::ZeroDuration()) {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "cc/recovery/state_keeper.h"
 #include "cc/rpc/server/grpc_server.h"
 #include "cc/shard/shard.h"
 
@@ -19,7 +20,7 @@ struct ServerFlags {
   ShardOptions shard;
   absl::Duration grace_period;
   std::string data_dir;  // Absolute; empty: the state is kept in memory only.
-  absl::Duration checkpoint_every;
+  StateKeeperOptions keeper;
   std::string cluster_name;
   bool help = false;
   bool version = false;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/shard/gradient_accumulator.h"
 #include "cc/wire/coordination_conversion.h"
@@ -45,21 +46,29 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
   TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.config()));
   const TableConfig config = FromProto(request.config());
   uint64_t incarnation = request.table_incarnation();
+  // Drawn here, so that a record of the call has it.
+  if (incarnation == 0) incarnation = DrawId();
+  const auto log = [&]() -> absl::StatusOr<uint64_t> {
+    v1::CreateTableRequest named = request;
+    named.set_table_incarnation(incarnation);
+    return call.shard.Log(RecordType::kCreateTable, named);
+  };
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
-      call.shard.WriteOnce(request.client_id(), request.sequence(),
-                           [&]() -> absl::StatusOr<int64_t> {
-                             TFSWITCH_ASSIGN_OR_RETURN(
-                                 const Shard::Made made,
-                                 call.shard.CreateTable(
-                                     config,
-                                     {incarnation,
-                                      {request.shard_instances().begin(),
-                                       request.shard_instances().end()}},
-                                     request.replaced_incarnation()));
-                             incarnation = made.incarnation;
-                             return made.created;
-                           }));
+      call.shard.WriteOnce(
+          request.client_id(), request.sequence(), log,
+          [&]() -> absl::StatusOr<int64_t> {
+            TFSWITCH_ASSIGN_OR_RETURN(
+                const Shard::Made made,
+                call.shard.CreateTable(config,
+                                       {incarnation,
+                                        {request.shard_instances().begin(),
+                                         request.shard_instances().end()}},
+                                       request.replaced_incarnation()));
+            incarnation = made.incarnation;
+            return made.created;
+          },
+          /*is_alone=*/true));
   if (written.duplicate) {
     const auto table = call.shard.FindTable(config.name);
     if (table.ok()) incarnation = (*table)->incarnation();
@@ -76,10 +85,13 @@ absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
   // been created meanwhile.
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
-      call.shard.WriteOnce(request.client_id(), request.sequence(),
-                           [&]() -> absl::StatusOr<int64_t> {
-                             return call.shard.DropTable(request.table());
-                           }));
+      call.shard.WriteOnce(
+          request.client_id(), request.sequence(),
+          [&] { return call.shard.Log(RecordType::kDropTable, request); },
+          [&]() -> absl::StatusOr<int64_t> {
+            return call.shard.DropTable(request.table());
+          },
+          /*is_alone=*/true));
   response->set_dropped(written.num_rows != 0);
   response->set_duplicate(written.duplicate);
   return absl::OkStatus();
@@ -128,11 +140,14 @@ absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
                             call.shard.FindTable(TableOf(request)));
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
-      call.shard.WriteOnce(request.client_id(), request.sequence(), [&] {
-        return call.shard.Erase(
-            *table,
-            absl::MakeConstSpan(request.keys().data(), request.keys().size()));
-      }));
+      call.shard.WriteOnce(
+          request.client_id(), request.sequence(),
+          [&] { return call.shard.Log(RecordType::kErase, request); },
+          [&] {
+            return call.shard.Erase(*table,
+                                    absl::MakeConstSpan(request.keys().data(),
+                                                        request.keys().size()));
+          }));
   response->set_erased_rows(written.num_rows);
   response->set_duplicate(written.duplicate);
   return absl::OkStatus();

@@ -19,6 +19,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -198,6 +199,60 @@ void GradientAccumulator::DropTable(const std::string& table) {
     MutexLock group_lock(&group->mutex);
     for (auto& [step, tables] : group->steps) tables.erase(table);
   }
+}
+
+std::string GradientAccumulator::SaveGroups() {
+  Json json = Json::object();
+  MutexLock lock(&mutex_);
+  for (const auto& [name, group] : groups_) {
+    MutexLock group_lock(&group->mutex);
+    // Numbers only, in the order that RestoreGroups() reads.
+    json[name] = {{group->committed},
+                  {group->instance, group->next_incarnation},
+                  group->active,
+                  group->closed_clocks};
+  }
+  return DumpJson(json);
+}
+
+absl::Status GradientAccumulator::RestoreGroups(const std::string& json) {
+  const auto damaged = [] {
+    return absl::DataLossError("the state of committed rounds is damaged");
+  };
+  const absl::StatusOr<Json> groups = ParseJson(json);
+  if (!groups.ok() || !groups->is_object()) return damaged();
+  for (const auto& [name, state] : groups->items()) {
+    TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(name));
+    MutexLock lock(&group->mutex);
+    try {
+      group->committed = state.at(0).at(0).get<int64_t>();
+      group->instance = state.at(1).at(0).get<uint64_t>();
+      group->next_incarnation = state.at(1).at(1).get<uint64_t>();
+      group->active = state.at(2).get<std::set<uint64_t>>();
+      group->closed_clocks = state.at(3).get<std::map<uint64_t, int64_t>>();
+    } catch (const Json::exception&) {
+      return damaged();
+    }
+  }
+  return absl::OkStatus();
+}
+
+uint64_t GradientAccumulator::OldestNumber() {
+  uint64_t oldest = 0;
+  MutexLock lock(&mutex_);
+  for (const auto& [name, group] : groups_) {
+    MutexLock group_lock(&group->mutex);
+    for (const auto& [step, tables] : group->steps) {
+      for (const auto& [table, pushes] : tables) {
+        for (const StagedPush& push : pushes) {
+          if (push.number != 0 && (oldest == 0 || push.number < oldest)) {
+            oldest = push.number;
+          }
+        }
+      }
+    }
+  }
+  return oldest;
 }
 
 int64_t GradientAccumulator::num_staged_steps() {

@@ -108,6 +108,14 @@ class GradientAccumulator {
   // Forgets the pushes staged for a table.
   void DropTable(const std::string& table);
 
+  // Which rounds have been committed, as a JSON text, without the pushes that
+  // are staged; and the way back, into an empty one. DataLoss if it is none.
+  std::string SaveGroups();
+  absl::Status RestoreGroups(const std::string& json);
+
+  // The least number of a push that is staged now; 0: there is none with one.
+  uint64_t OldestNumber();
+
   // Steps that are staged now, of all groups.
   int64_t num_staged_steps();
 

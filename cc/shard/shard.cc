@@ -34,6 +34,8 @@
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/sync/work_queue_json.h"
+#include "cc/wire/codec.h"
+#include "cc/wire/coordination_conversion.h"
 #include "cc/wire/table_config_conversion.h"
 
 namespace tfswitch {
@@ -167,7 +169,8 @@ absl::Status Shard::CheckRoom(const TableConfig& config,
 
 absl::StatusOr<WriteResult> Shard::WriteOnce(
     uint64_t client_id, uint64_t sequence,
-    absl::FunctionRef<absl::StatusOr<int64_t>()> write) {
+    absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
+    absl::FunctionRef<absl::StatusOr<int64_t>()> write, bool is_alone) {
   WriteResult written;
   const bool is_protected = client_id != 0;
   if (is_protected) {
@@ -179,10 +182,13 @@ absl::StatusOr<WriteResult> Shard::WriteOnce(
       return written;
     }
   }
+  const WriteGate::Pass pass(is_alone ? nullptr : gate());
+  const WriteGate::Closed closed(is_alone ? gate() : nullptr);
   absl::StatusOr<int64_t> count;
   // The ledger must hear of it in any case.
   try {
-    count = write();
+    const absl::Status logged = log().status();
+    count = logged.ok() ? write() : logged;
   } catch (const std::bad_alloc&) {
     count = absl::ResourceExhaustedError("no memory for a write");
   }
@@ -397,17 +403,39 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> num_found{0};
-  TFSWITCH_RETURN_IF_ERROR(RunKeyRanges(
-      threads, keys.size(), dim,
-      [&](size_t begin, size_t size) -> absl::Status {
-        const absl::Span<const Key> range = keys.subspan(begin, size);
-        float* const to = embeddings.data() + begin * dim;
-        const absl::Span<float> rows(to, size * dim);
-        if (insert_missing) return table.FindOrInsert(range, rows);
-        TFSWITCH_ASSIGN_OR_RETURN(const int64_t found, table.Find(range, rows));
-        num_found += found;
-        return absl::OkStatus();
-      }));
+  const auto run = [&](bool inserts) {
+    num_found = 0;
+    return RunKeyRanges(threads, keys.size(), dim,
+                        [&](size_t begin, size_t size) -> absl::Status {
+                          const absl::Span<const Key> range =
+                              keys.subspan(begin, size);
+                          float* const to = embeddings.data() + begin * dim;
+                          const absl::Span<float> rows(to, size * dim);
+                          if (inserts) return table.FindOrInsert(range, rows);
+                          TFSWITCH_ASSIGN_OR_RETURN(const int64_t found,
+                                                    table.Find(range, rows));
+                          num_found += found;
+                          return absl::OkStatus();
+                        });
+  };
+  if (log_ == nullptr || !insert_missing) {
+    TFSWITCH_RETURN_IF_ERROR(run(insert_missing));
+  } else {
+    // Most have all their rows, and need no record.
+    TFSWITCH_RETURN_IF_ERROR(run(false));
+    if (num_found < static_cast<int64_t>(keys.size()) &&
+        table.config().admission.is_always()) {
+      const WriteGate::Pass pass(gate());
+      PullRequest pull;
+      pull.table = table.config().name;
+      pull.keys = keys;
+      pull.day = table.last_day();
+      std::string bytes(PullRequestBytes(pull), '\0');
+      WritePullRequest(pull, bytes.data());
+      TFSWITCH_RETURN_IF_ERROR(Log(RecordType::kPull, {bytes}).status());
+      TFSWITCH_RETURN_IF_ERROR(run(true));
+    }
+  }
   const auto num_missing = static_cast<int64_t>(keys.size()) - num_found;
   if (insert_missing || table.config().layout.empty() || num_missing == 0) {
     return absl::OkStatus();
@@ -550,13 +578,21 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
       return result;
     }
   }
+  const WriteGate::Pass pass(gate());
+  absl::StatusOr<uint64_t> number;
   absl::Status applied;
   // The ledger must hear of it in any case.
   try {
-    if (is_staged) {
-      applied = stage_.Add(push.step, table.config().name, StagedPush(batch));
+    number = LogPush(push);
+    GradientBatch numbered = batch;
+    numbered.number = number.value_or(0);
+    if (!number.ok()) {
+      applied = number.status();
+    } else if (is_staged) {
+      applied =
+          stage_.Add(push.step, table.config().name, StagedPush(numbered));
     } else {
-      const absl::StatusOr<int64_t> updated = Apply(table, batch, threads);
+      const absl::StatusOr<int64_t> updated = Apply(table, numbered, threads);
       applied = updated.status();
       result.num_rows = updated.value_or(0);
     }
@@ -568,7 +604,8 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.
     ledger_.End(push.id.client_id, push.id.sequence,
-                /*applied=*/!is_staged || applied.ok(), result.num_rows);
+                /*applied=*/number.ok() && (!is_staged || applied.ok()),
+                result.num_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(applied);
   CountWrite();
@@ -607,17 +644,25 @@ absl::StatusOr<int64_t> Shard::CommitRound(const std::string& group,
     const absl::Status found = FindTable(table).status();
     if (absl::IsDataLoss(found)) return found;
   }
+  v1::CommitRoundRequest request;
+  if (log_ != nullptr) {
+    request.set_group(group);
+    *request.mutable_round() = ToProto(round);
+  }
+  const WriteGate::Pass pass(gate());
+  TFSWITCH_ASSIGN_OR_RETURN(const uint64_t number,
+                            Log(RecordType::kCommitRound, request));
   return stage_.Commit(
       group, round,
       [&](const std::string& table, const std::vector<WeightedPush>& pushes,
           double total_weight) {
-        return ApplyRound(table, pushes, total_weight, threads);
+        return ApplyRound(table, pushes, total_weight, number, threads);
       });
 }
 
 absl::Status Shard::ApplyRound(const std::string& name,
                                const std::vector<WeightedPush>& pushes,
-                               double total_weight,
+                               double total_weight, uint64_t number,
                                const LentThreads* threads) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<EmbeddingTable> table,
                             FindTable(name));
@@ -693,6 +738,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
   // Workers that follow one schedule have one learning rate; where they have
   // not, that of the first counts.
   batch.learning_rate = first.learning_rate;
+  batch.number = number;
   return Apply(*table, batch, threads).status();
 }
 
@@ -719,12 +765,14 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
   TFSWITCH_ASSIGN_OR_RETURN(
       const std::shared_ptr<EmbeddingTable> table,
       FindTable({request.table, request.table_incarnation}));
-  return WriteOnce(request.id.client_id, request.id.sequence,
-                   [&]() -> absl::StatusOr<int64_t> {
-                     TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, request.day));
-                     return Assign(*table, request.keys, request.embeddings,
-                                   request.slots, request.only_missing);
-                   });
+  return WriteOnce(
+      request.id.client_id, request.id.sequence,
+      [&] { return LogAssign(request); },
+      [&]() -> absl::StatusOr<int64_t> {
+        TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, request.day));
+        return Assign(*table, request.keys, request.embeddings, request.slots,
+                      request.only_missing);
+      });
 }
 
 absl::StatusOr<int64_t> Shard::Erase(EmbeddingTable& table,
@@ -749,6 +797,15 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
         absl::StrCat("table '", config.name,
                      "' has no eviction rules; pass some with the call, or "
                      "make the table with `eviction`"));
+  }
+  // The rules go by all rows at once, so that a replay must find them the same.
+  const WriteGate::Closed closed(dry_run ? nullptr : gate());
+  if (!dry_run && log_ != nullptr) {
+    v1::ShrinkRequest request;
+    request.set_table(config.name);
+    *request.mutable_rules() = ToProto(own_rules);
+    if (day >= 0.0f) request.set_day(day);
+    TFSWITCH_RETURN_IF_ERROR(Log(RecordType::kShrink, request).status());
   }
   if (own_rules.max_rows.has_value()) {
     const uint32_t num_virtual = config.num_virtual_shards;
@@ -803,6 +860,7 @@ absl::StatusOr<ChangeCursor> Shard::ExportChanges(
 }
 
 void Shard::ShrinkOnTime(const std::string& name) const {
+  if (is_recovering_) return;
   const auto table = FindTable(name);
   if (!table.ok()) return;  // Dropped at this moment.
   absl::Status status;
@@ -1197,25 +1255,44 @@ void Shard::DropStagedPushes(const std::string& restore_id) {
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   std::shared_ptr<Restore> restore;  // Freed outside the lock.
   if (!abort) DropStagedPushes(restore_id);
+  // No record describes restored rows. So they are saved before other writes.
+  const WriteGate::Closed closed(abort ? nullptr : gate());
+  {
+    const absl::StatusOr<bool> is_first =
+        TakeRestore(restore_id, abort, &restore);
+    TFSWITCH_RETURN_IF_ERROR(is_first.status());
+    if (!*is_first || log_ == nullptr) return absl::OkStatus();
+  }
+  TFSWITCH_RETURN_IF_ERROR(log_->BeginBreak(absl::FailedPreconditionError(
+      "rows that were restored have not been saved yet")));
+  TFSWITCH_RETURN_IF_ERROR(
+      SaveClosedState(options_.own_folder, Never).status());
+  log_->EndBreak();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Shard::TakeRestore(const std::string& restore_id,
+                                        bool abort,
+                                        std::shared_ptr<Restore>* taken) {
   MutexLock lock(&mutex_);
   const auto it = restores_.find(restore_id);
   if (it == restores_.end() || (!abort && it->second->is_loading)) {
     // A repetition, because the first answer was lost.
-    if (abort || restore_id == last_restore_id_) return absl::OkStatus();
+    if (abort || restore_id == last_restore_id_) return false;
     return absl::NotFoundError(absl::StrCat(
         "restore '", restore_id, "' is not staged", ShardPrefix(options_),
         "; another restore has begun since, its time was over, or the server "
         "was restarted. Restore again"));
   }
-  restore = std::move(it->second);
+  *taken = std::move(it->second);
   restores_.erase(it);
   restore_timer_.Set(restore_id, absl::ZeroDuration());
-  restore->is_given_up = abort;
+  (*taken)->is_given_up = abort;
   EndRestore(restore_id);
-  if (abort) return absl::OkStatus();
+  if (abort) return false;
   last_restore_id_ = restore_id;
-  PutInPlace(&restore->loaded);
-  return absl::OkStatus();
+  PutInPlace(&(*taken)->loaded);
+  return true;
 }
 
 void Shard::PutInPlace(Loaded* loaded) {

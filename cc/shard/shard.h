@@ -3,6 +3,7 @@
 //
 //   shard.cc        tables, pushes, and the checkpoints that clients ask for
 //   shard_state.cc  the state that a server keeps to come back with
+//   shard_log.cc    records of writes, and their replay
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_H_
 #define TFSWITCH_CC_SHARD_SHARD_H_
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,9 +31,11 @@
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/checkpoint/checkpoint.h"
+#include "cc/log/push_log.h"
 #include "cc/shard/gradient_accumulator.h"
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/pending_exports.h"
+#include "cc/shard/write_gate.h"
 #include "cc/shard/write_ledger.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
@@ -74,6 +78,19 @@ struct TablePush {
   const PushRequest* push = nullptr;
 };
 
+// The types of the records of a push log. Their payload is the day of the
+// clock, as a float, and the message of the call.
+enum class RecordType : uint32_t {
+  kPush = 1,
+  kPull = 2,  // One that has made rows.
+  kAssign = 3,
+  kCreateTable = 4,
+  kDropTable = 5,
+  kErase = 6,
+  kShrink = 7,
+  kCommitRound = 8,
+};
+
 // The tables of one shard. Everything that a client may get wrong is checked
 // here, so that every way in (embedded or over the network) gives the same
 // errors; after an error nothing of the request has been applied, unless it
@@ -102,11 +119,15 @@ class Shard {
 
   // Does a write that is no push (below: CreateTable, DropTable, Assign, Erase)
   // under the identity that it has under retry: calls `write`, unless it has
-  // returned OK under this identity before. client_id 0: calls it always.
+  // returned OK under this identity before. client_id 0: calls it always. `log`
+  // is a Log() of it, which comes first. `is_alone`: with a log it runs while
+  // no other write does, so that a replay has the same order.
   // FailedPrecondition as for Push().
   absl::StatusOr<WriteResult> WriteOnce(
       uint64_t client_id, uint64_t sequence,
-      absl::FunctionRef<absl::StatusOr<int64_t>()> write);
+      absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
+      absl::FunctionRef<absl::StatusOr<int64_t>()> write,
+      bool is_alone = false);
 
   struct Made {
     bool created = false;  // False: it was there with an equal config.
@@ -269,18 +290,17 @@ class Shard {
   // and on shard 0 the work queues. `folder` is the server's own, not a
   // client's.
 
-  // Saves it, and returns the number of the save. As for clients, rows are of
-  // different moments. A write that is applied meanwhile may be in it in part,
-  // and has its mark, so that it is not applied twice.
-  absl::StatusOr<int64_t> SaveState(const std::string& folder,
-                                    const Interrupt& interrupt = Never);
+  // Saves it. With a push log it is the state of one moment, and writes wait
+  // meanwhile. Without one, as for clients, rows are of different moments; a
+  // write that is applied meanwhile may be in it in part, and has its mark, so
+  // that it is not applied twice.
+  absl::StatusOr<checkpoint::SavedServer> SaveState(
+      const std::string& folder, const Interrupt& interrupt = Never);
 
   struct RecoveredState {
-    int64_t save = 0;
+    checkpoint::SavedServer server;
     size_t num_tables = 0;
     int64_t num_rows = 0;
-    uint64_t num_writes = 0;  // That were applied before the save.
-    absl::Time saved_at = absl::InfinitePast();
     std::vector<std::string> skipped;  // Why newer saves cannot be read.
   };
 
@@ -290,6 +310,34 @@ class Shard {
   // REQUIRES: the shard is new.
   absl::StatusOr<RecoveredState> RecoverState(
       const std::string& folder, const Interrupt& interrupt = Never);
+
+  // Takes a write of an earlier run from its log. Of those that the recovered
+  // state has (`is_saved`) only gradients that wait for their round are taken.
+  // DataLoss for a record that makes no sense.
+  //
+  // REQUIRES: nobody else uses the shard.
+  absl::Status Replay(uint64_t number, uint32_t type, absl::string_view payload,
+                      bool is_saved);
+  // To be called after RecoverState() and Replay(). Rows are evicted by time
+  // from now on.
+  void EndRecovery();
+
+  // From now on each write has a record in `log` before it takes effect. It
+  // must live as long as the shard, or until it is replaced by null.
+  //
+  // REQUIRES: nobody else uses the shard.
+  void StartLog(PushLog* log) {
+    if (log_ != nullptr) last_record_ = log_->last();
+    log_ = log;
+  }
+
+  // Appends the record of a call, and returns its number; without a log 0, or
+  // in a replay that of the record.
+  absl::StatusOr<uint64_t> Log(
+      RecordType type, const google::protobuf::MessageLite& request) const {
+    if (log_ == nullptr) return replayed_number_;
+    return Log(type, {request.SerializeAsString()});
+  }
 
   // What a client is told about the recovery of this run; none: there was none.
   void SetRecovery(const v1::Recovery& recovery) {
@@ -310,6 +358,17 @@ class Shard {
   using TableMap = std::map<std::string, std::shared_ptr<EmbeddingTable>>;
 
   static absl::Status Never() { return absl::OkStatus(); }
+
+  // Null without a log.
+  WriteGate* gate() const { return log_ == nullptr ? nullptr : &gate_; }
+  absl::StatusOr<uint64_t> Log(
+      RecordType type, std::initializer_list<absl::string_view> pieces) const;
+  absl::StatusOr<uint64_t> LogPush(const PushRequest& push) const;
+  absl::StatusOr<uint64_t> LogAssign(const AssignRequest& request) const;
+  absl::Status ReplayPush(absl::string_view payload, bool is_saved);
+  // REQUIRES: the gate is closed, or there is no log.
+  absl::StatusOr<checkpoint::SavedServer> SaveClosedState(
+      const std::string& folder, const Interrupt& interrupt);
 
   void CountWrite() {
     if (options_.num_writes != nullptr) {
@@ -363,6 +422,10 @@ class Shard {
       const v1::StageRestoreRequest& request, const Interrupt& interrupt,
       Loaded* loaded, Progress* progress = nullptr) const;
   void PutInPlace(Loaded* loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The work of CommitRestore(); whether it has put a state in place. `*taken`
+  // is what it has replaced.
+  absl::StatusOr<bool> TakeRestore(const std::string& restore_id, bool abort,
+                                   std::shared_ptr<Restore>* taken);
   // A later StageRestore() does not begin it anew.
   void EndRestore(const std::string& restore_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -414,14 +477,22 @@ class Shard {
   // One optimizer step with the sum or mean of `pushes`.
   absl::Status ApplyRound(const std::string& table,
                           const std::vector<WeightedPush>& pushes,
-                          double total_weight, const LentThreads* threads);
+                          double total_weight, uint64_t number,
+                          const LentThreads* threads);
 
   // Constant after construction.
   const ShardOptions options_;
   const absl::Time started_ = absl::Now();
   const uint64_t instance_id_ = DrawId();
 
+  // Constant once calls come in.
+  PushLog* log_ = nullptr;
+  uint64_t last_record_ = 0;      // Of the recovered state, or a former log.
+  uint64_t replayed_number_ = 0;  // Of the record that is replayed.
+  std::atomic<bool> is_recovering_{false};
+
   // These have their own locks.
+  mutable WriteGate gate_;
   WriteLedger ledger_;
   GradientAccumulator stage_{options_.coordinator.max_groups};
   PendingExports pending_exports_;

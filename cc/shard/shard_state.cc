@@ -8,6 +8,7 @@
 // set aside only after that, so that a folder without a good save is refused
 // each time.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -30,11 +31,23 @@
 
 namespace tfswitch {
 
-absl::StatusOr<int64_t> Shard::SaveState(const std::string& folder,
-                                         const Interrupt& interrupt) {
+absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
+    const std::string& folder, const Interrupt& interrupt) {
+  const WriteGate::Closed closed(gate());
+  return SaveClosedState(folder, interrupt);
+}
+
+absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
+    const std::string& folder, const Interrupt& interrupt) {
   checkpoint::SavedServer server;
+  server.last_record = log_ == nullptr ? last_record_ : log_->last();
+  server.first_record = server.last_record + 1;
+  if (const uint64_t oldest = stage_.OldestNumber(); oldest != 0) {
+    server.first_record = std::min(server.first_record, oldest);
+  }
   server.saved_at_ms = absl::ToUnixMillis(absl::Now());
   if (options_.num_writes != nullptr) server.num_writes = *options_.num_writes;
+  server.rounds = stage_.SaveGroups();
   const std::string save_id =
       absl::StrFormat("%016x%016x", server.saved_at_ms, DrawId());
   checkpoint::PartWriter writer(folder, save_id, options_.shard_index,
@@ -47,18 +60,17 @@ absl::StatusOr<int64_t> Shard::SaveState(const std::string& folder,
   for (const auto& table : Tables()) {
     TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      writer.AddServer(std::move(server), ledger_.Marks()));
+  TFSWITCH_RETURN_IF_ERROR(writer.AddServer(server, ledger_.Marks()));
   const std::vector<std::string> files = writer.files();
   checkpoint::CommitOptions options;
   options.interrupt = interrupt;
   options.is_own = true;
-  absl::StatusOr<int64_t> number =
+  const absl::StatusOr<int64_t> number =
       checkpoint::Commit(folder, save_id, {writer.Finish()}, options);
-  if (number.ok()) return number;
+  if (number.ok()) return server;
   const absl::Status clean_up =
       checkpoint::RemoveUnpublished(folder, files, interrupt);
-  if (clean_up.ok()) return number;
+  if (clean_up.ok()) return number.status();
   return absl::Status(
       number.status().code(),
       absl::StrCat(number.status().message(),
@@ -67,6 +79,7 @@ absl::StatusOr<int64_t> Shard::SaveState(const std::string& folder,
 
 absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
     const std::string& folder, const Interrupt& interrupt) {
+  is_recovering_ = true;
   RecoveredState recovered;
   absl::Status newest;
   for (int newer_than = 0;; ++newer_than) {
@@ -89,11 +102,10 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
           const v1::StageRestoreResponse staged,
           Load(folder, manifest, v1::StageRestoreRequest(), interrupt, &loaded,
                &progress));
-      recovered.save = staged.save();
+      TFSWITCH_RETURN_IF_ERROR(stage_.RestoreGroups(manifest.server->rounds));
+      recovered.server = *manifest.server;
       recovered.num_tables = loaded.tables.size();
       recovered.num_rows = staged.num_rows();
-      recovered.num_writes = manifest.server->num_writes;
-      recovered.saved_at = absl::FromUnixMillis(manifest.server->saved_at_ms);
       return absl::OkStatus();
     };
     const absl::Status status = load();
@@ -106,6 +118,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
         TFSWITCH_RETURN_IF_ERROR(checkpoint::RemoveUnpublished(folder));
       }
       ledger_.Restore(marks);
+      last_record_ = recovered.server.last_record;
       MutexLock lock(&mutex_);
       PutInPlace(&loaded);
       return recovered;

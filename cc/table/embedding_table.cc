@@ -381,7 +381,9 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   // one that does.
   NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
-  steps.number = num_pushes_.fetch_add(1, std::memory_order_relaxed);
+  steps.number = batch.number != 0
+                     ? batch.number
+                     : num_pushes_.fetch_add(1, std::memory_order_relaxed);
   std::vector<float> scratch;
   if (!codec_.is_plain()) {
     scratch.resize(static_cast<size_t>(codec_.num_floats()));

@@ -67,6 +67,8 @@ struct GradientBatch {
   int64_t global_step = 0;  // The training's step; 0: not known.
   float day = kServersDay;  // See row_statistics.h.
   bool insert_missing = false;
+  // Of a push in a log; 0: the table numbers it. Chance is drawn by it.
+  uint64_t number = 0;
   // With dense updates, EmbeddingTable::TakeStep()'s history; null: the call
   // is a step by itself.
   const StepHistory* history = nullptr;

@@ -1,11 +1,19 @@
 #include "cc/table/row_statistics.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 namespace tfswitch {
 
+namespace {
+std::atomic<float> replayed_day{-1.0f};  // Below 0: there is no replay.
+}  // namespace
+
+void SetDayOfWallClock(float day) { replayed_day = day; }
+
 float DayOfWallClock() {
+  if (const float day = replayed_day; day >= 0.0f) return day;
   using Days = std::chrono::duration<double, std::ratio<86400>>;
   return static_cast<float>(
       Days(std::chrono::system_clock::now().time_since_epoch()).count());

@@ -21,6 +21,10 @@ namespace tfswitch {
 // three minutes apart.
 float DayOfWallClock();
 
+// From now on DayOfWallClock() is `day`, for a replay of former writes; below
+// 0: the day of the clock again.
+void SetDayOfWallClock(float day);
+
 // A row's statistics, as of a day.
 struct UsageOfRow {
   float count = 0.0f;  // Occurrences, exact up to 2^24.

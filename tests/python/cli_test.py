@@ -64,6 +64,9 @@ def test_serve_hands_its_flags_to_the_server_program(executed, flags):
         "--shard_index=1",
         "--num_shards=2",
         "--limit=max_buffer_bytes=0",
+        "--data_dir=/d",
+        "--push_log",
+        "--push_log_sync=always",
     )
 
     cli._run(["tfswitch", "serve"])
@@ -75,6 +78,9 @@ def test_serve_hands_its_flags_to_the_server_program(executed, flags):
         "--num_threads=0",
         f"--max_message_bytes={1 << 30}",
         "--checkpoint_root=",
+        "--data_dir=/d",
+        "--push_log_sync=always",
+        "--push_log",
         "--max_buffer_bytes=0",
     ]
 

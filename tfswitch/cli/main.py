@@ -65,6 +65,25 @@ _CHECKPOINT_EVERY = flags.DEFINE_string(
     "serve: how often the state is saved to --data_dir, such as 30s, 10m or "
     "1h; inf: only when the server is stopped. Default: 10m.",
 )
+_PUSH_LOG = flags.DEFINE_bool(
+    "push_log",
+    False,
+    "serve: keep a log of writes in --data_dir, so that no write is lost that "
+    "was acknowledged.",
+)
+_PUSH_LOG_SYNC = flags.DEFINE_string(
+    "push_log_sync",
+    None,
+    "serve: how often the log is flushed to the disk: the writes that a power "
+    "loss may take; always: before each answer. Default: 1s.",
+)
+_PUSH_LOG_MAX_BYTES = flags.DEFINE_integer(
+    "push_log_max_bytes",
+    None,
+    "serve: the longest log; the state is saved when it has half of that. "
+    "Default: 8 GiB.",
+    lower_bound=1,
+)
 _CLUSTER_NAME = flags.DEFINE_string(
     "cluster_name",
     None,
@@ -138,9 +157,16 @@ def _serve() -> None:
             f"--checkpoint_root={_CHECKPOINT_ROOT.value}",
             *(
                 f"--{flag.name}={flag.value}"
-                for flag in (_DATA_DIR, _CHECKPOINT_EVERY, _CLUSTER_NAME)
+                for flag in (
+                    _DATA_DIR,
+                    _CHECKPOINT_EVERY,
+                    _CLUSTER_NAME,
+                    _PUSH_LOG_SYNC,
+                    _PUSH_LOG_MAX_BYTES,
+                )
                 if flag.value is not None
             ),
+            *(["--push_log"] if _PUSH_LOG.value else []),
             *(f"--{limit}" for limit in _LIMITS.value),
         ]
     )

@@ -234,13 +234,20 @@ absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
   if (former != 0 && former != response.instance_id() &&
       response.has_recovery()) {
     const v1::Recovery& recovery = response.recovery();
-    const std::string text = absl::StrCat(
-        name_, " was started again and has gone back to its rows of ",
-        absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
-                         absl::FromUnixMillis(recovery.saved_at_ms()),
-                         absl::UTCTimeZone()),
-        ": ", recovery.are_at_least() ? "at least " : "",
-        recovery.lost_writes(), " writes since then are lost");
+    std::string text = absl::StrCat(name_, " was started again");
+    if (recovery.lost_writes() == 0 && !recovery.are_at_least()) {
+      absl::StrAppend(&text, ", and no write is lost");
+    } else {
+      absl::StrAppend(
+          &text, " and has gone back to its rows",
+          recovery.saved_at_ms() == 0
+              ? ""
+              : absl::FormatTime(" of %Y-%m-%d %H:%M:%S UTC",
+                                 absl::FromUnixMillis(recovery.saved_at_ms()),
+                                 absl::UTCTimeZone()),
+          ": ", recovery.are_at_least() ? "at least " : "",
+          recovery.lost_writes(), " writes since then are lost");
+    }
     std::fprintf(stderr, "tfswitch: warning: %s\n", text.c_str());
   }
   return response.instance_id();

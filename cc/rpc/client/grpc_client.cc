@@ -93,7 +93,7 @@ class ServerCall final : public PendingCall {
 
   absl::Status Wait() override {
     grpc::ByteBuffer response;
-    const absl::Status status = call_.Wait(&response);
+    absl::Status status = call_.Wait(&response);
     if (status.ok()) return read_response_(&response);
     if (write_.effect == nullptr) return status;
     const std::string tables =

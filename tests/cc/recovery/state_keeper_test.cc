@@ -1,6 +1,7 @@
 #include "cc/recovery/state_keeper.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -8,10 +9,13 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/shard/control_calls.h"
+#include "cc/wire/table_config_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/testing/scoped_folder.h"
@@ -25,12 +29,13 @@ namespace fs = std::filesystem;
 // A server without a network, and its folder.
 class ServerRun {
  public:
-  explicit ServerRun(const std::string& path, ShardOptions options = {})
+  explicit ServerRun(const std::string& path, ShardOptions options = {},
+                     const StateKeeperOptions& keeper = {})
       : folder_(DataFolder::Open(path,
                                  {"", options.shard_index, options.num_shards})
                     .value()),
         shard_(WithFolder(options)),
-        keeper_(folder_.get(), &shard_) {}
+        keeper_(keeper, folder_.get(), &shard_) {}
 
   Shard& operator*() { return shard_; }
   Shard* operator->() { return &shard_; }
@@ -40,9 +45,13 @@ class ServerRun {
     return keeper_.Recover([] { return absl::OkStatus(); });
   }
 
+  // As it does at intervals.
+  absl::Status SaveNow() { return keeper_.Save(); }
+
   // With gradients of 1 and a learning rate of 1.
-  absl::StatusOr<WriteResult> Push(const std::vector<Key>& keys,
-                                   PushId id = {}) {
+  absl::StatusOr<WriteResult> Push(const std::vector<Key>& keys, PushId id = {},
+                                   bool insert_missing = true,
+                                   const StepTag& step = {}) {
     const auto table = shard_.FindTable("t");
     if (!table.ok()) return table.status();
     const std::vector<float> gradients(keys.size() * (*table)->dim(), 1.0f);
@@ -50,8 +59,10 @@ class ServerRun {
     push.keys = keys;
     push.gradients = gradients;
     push.learning_rate = 1.0f;
-    push.insert_missing = true;
+    push.table = "t";
+    push.insert_missing = insert_missing;
     push.id = id;
+    push.step = step;
     return shard_.Push(**table, push);
   }
 
@@ -234,11 +245,13 @@ TEST(StateKeeperTest, ADamagedSaveIsSkippedAndAFolderWithNoGoodOneRefused) {
 
 TEST(StateKeeperTest, ItSavesAtIntervals) {
   const ScopedFolder scoped;
-  ServerRun run(scoped.path());
+  StateKeeperOptions options;
+  options.save_every = absl::Milliseconds(20);
+  ServerRun run(scoped.path(), {}, options);
   ASSERT_TRUE(run.Recover().ok());
   ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
 
-  run.keeper().Start(absl::Milliseconds(20));
+  run.keeper().Start();
 
   const std::string third = scoped.path() + "/state/manifest-000002.json";
   while (!fs::exists(third)) absl::SleepFor(absl::Milliseconds(5));
@@ -288,6 +301,304 @@ TEST(StateKeeperTest, ClientsMayUseTheFolderButNotTheServersOwnState) {
         std::string("../state"), std::string("/elsewhere")}) {
     EXPECT_EQ(save(path).code(), absl::StatusCode::kPermissionDenied) << path;
   }
+}
+
+StateKeeperOptions WithLog() {
+  StateKeeperOptions options;
+  options.has_log = true;
+  options.save_every = absl::InfiniteDuration();
+  return options;
+}
+
+TEST(PushLogRecoveryTest, EachKindOfWriteComesBack) {
+  const ScopedFolder scoped;
+  std::map<Key, std::vector<float>> rows;
+  TableConfig other = Adagrad();
+  other.name = "other";
+  {
+    ServerRun run(scoped.path(), {}, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    const ShardCall call{*run, [] { return absl::OkStatus(); }};
+    const auto create = [&](const TableConfig& config) {
+      v1::CreateTableRequest request;
+      request.set_protocol_version(kProtocolVersion);
+      *request.mutable_config() = ToProto(config);
+      v1::CreateTableResponse response;
+      return ::tfswitch::Run(call, request, &response);
+    };
+    TableConfig config = Adagrad();
+    config.statistics.kind = StatisticsKind::kUsage;
+    config.storage_dtype.embeddings =
+        FloatType::kBfloat16;  // Rounded by chance.
+    ASSERT_TRUE(create(config).ok());
+    ASSERT_TRUE(create(other).ok());
+    ASSERT_TRUE(run.Push({1, 2, 2, 3, 4, 5}, {9, 1}).ok());
+    // Saved in the middle: what came before is not replayed.
+    ASSERT_TRUE(run.SaveNow().ok());
+    ASSERT_TRUE(run.Push({3, 6}, {9, 2}).ok());
+    for (int i = 0; i < 5; ++i) ASSERT_TRUE(run.Push({1, 2, 3, 5}).ok());
+    const auto table = run->FindTable("t").value();
+    std::vector<float> read(6);
+    ASSERT_TRUE(
+        run->Pull(*table, {7, 1}, /*insert_missing=*/true, absl::MakeSpan(read))
+            .ok());
+    const std::vector<float> values = {1, 2, 3};
+    AssignRequest assign;
+    assign.table = "t";
+    const std::vector<Key> eight = {8};
+    assign.keys = eight;
+    assign.embeddings = values;
+    ASSERT_TRUE(run->AssignOnce(assign).ok());
+    v1::EraseRequest erase;
+    erase.set_table("t");
+    erase.add_keys(4);
+    v1::EraseResponse erased;
+    ASSERT_TRUE(::tfswitch::Run(call, erase, &erased).ok());
+    EvictionConfig rules;
+    rules.max_rows = 5;
+    ASSERT_TRUE(run->Shrink(*table, rules, kServersDay, false).ok());
+    v1::DropTableRequest drop;
+    drop.set_table("other");
+    v1::DropTableResponse dropped;
+    ASSERT_TRUE(::tfswitch::Run(call, drop, &dropped).ok());
+    // Without insertion: the row must be there for it.
+    ASSERT_TRUE(run.Push({7}, {9, 3}, /*insert_missing=*/false).ok());
+    rows = run.Rows();
+    ASSERT_EQ(rows.size(), 5u);
+  }  // As if it were killed: nothing is saved.
+  for (int i = 0; i < 2; ++i) {
+    ServerRun run(scoped.path(), {}, WithLog());
+
+    ASSERT_TRUE(run.Recover().ok());
+
+    EXPECT_EQ(run.Rows(), rows);
+    EXPECT_EQ(run->Tables().size(), 1u);
+    EXPECT_EQ(run->recovery()->lost_writes(), 0u);
+    EXPECT_TRUE(run.Push({3, 6}, {9, 2})->duplicate);
+  }
+}
+
+TEST(PushLogRecoveryTest, EachGradientCountsOnceWhileStatesAreSaved) {
+  const ScopedFolder scoped;
+  TableConfig config = Adagrad();
+  config.optimizer = SgdConfig{};
+  config.initializer = ConstantInitializer{0.0f};
+  std::atomic<int64_t> num_pushes{0};
+  // So many that a save meets pushes that are half done.
+  std::vector<Key> keys(5000);
+  std::iota(keys.begin(), keys.end(), 1);
+  for (int run_number = 0; run_number < 4; ++run_number) {
+    ServerRun run(scoped.path(), {}, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    if (run_number == 0) {
+      v1::CreateTableRequest request;
+      request.set_protocol_version(kProtocolVersion);
+      *request.mutable_config() = ToProto(config);
+      v1::CreateTableResponse response;
+      const ShardCall call{*run, [] { return absl::OkStatus(); }};
+      ASSERT_TRUE(::tfswitch::Run(call, request, &response).ok());
+    }
+    std::vector<std::thread> threads;
+    for (uint64_t t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        for (uint64_t i = 1; i <= 100; ++i) {
+          const uint64_t client = 10 * (run_number + 1) + t;
+          EXPECT_TRUE(run.Push(keys, {client, i}).ok());
+          EXPECT_TRUE(run.Push(keys, {client, i})->duplicate);
+          ++num_pushes;
+        }
+      });
+    }
+    // The last one ends before the pushes do.
+    const int64_t end = num_pushes + 200;
+    do {
+      EXPECT_TRUE(run.SaveNow().ok());
+    } while (num_pushes < end);
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  ServerRun run(scoped.path(), {}, WithLog());
+  ASSERT_TRUE(run.Recover().ok());
+  const auto rows = run.Rows();
+  ASSERT_EQ(rows.size(), keys.size());
+  for (const auto& [key, row] : rows) {
+    EXPECT_EQ(row[0], -static_cast<float>(num_pushes)) << key;
+  }
+  EXPECT_EQ(run->recovery()->lost_writes(), 0u);
+}
+
+TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
+  for (const bool is_saved : {false, true}) {
+    SCOPED_TRACE(is_saved);
+    const ScopedFolder scoped;
+    TableConfig config = Adagrad();
+    config.consistency.kind = ConsistencyKind::kBsp;
+    config.consistency.reduction = Reduction::kSum;
+    const auto step = [](uint32_t worker, int64_t clock) {
+      return StepTag{"g", worker, worker + 1, clock};
+    };
+    const auto round = [](int64_t number) {
+      Round round;
+      round.number = number;
+      round.group_instance = 5;
+      round.next_incarnation = 3;
+      round.active = {1, 2};
+      round.total_weight = 2.0;
+      for (uint32_t worker : {0, 1}) {
+        Contribution contribution;
+        contribution.worker = worker;
+        contribution.incarnation = worker + 1;
+        contribution.clock = number;
+        contribution.weight = 1.0;
+        round.contributions.push_back(contribution);
+      }
+      return round;
+    };
+    std::map<Key, std::vector<float>> undisturbed;
+    for (const bool is_killed : {false, true}) {
+      const std::string path =
+          absl::StrCat(scoped.path(), is_killed ? "/killed" : "/whole");
+      auto run = std::make_unique<ServerRun>(path, ShardOptions(), WithLog());
+      ASSERT_TRUE(run->Recover().ok());
+      v1::CreateTableRequest request;
+      request.set_protocol_version(kProtocolVersion);
+      *request.mutable_config() = ToProto(config);
+      v1::CreateTableResponse response;
+      ASSERT_TRUE(
+          ::tfswitch::Run(ShardCall{**run, [] { return absl::OkStatus(); }},
+                          request, &response)
+              .ok());
+      const auto restart = [&] {
+        if (!is_killed) return;
+        if (is_saved) {
+          ASSERT_TRUE(run->SaveNow().ok());
+        }
+        run.reset();
+        run = std::make_unique<ServerRun>(path, ShardOptions(), WithLog());
+        ASSERT_TRUE(run->Recover().ok());
+      };
+      ASSERT_TRUE(run->Push({1, 2}, {8, 1}, true, step(0, 0)).ok());
+      ASSERT_TRUE(run->Push({2, 3}, {9, 1}, true, step(1, 0)).ok());
+      ASSERT_EQ((*run)->CommitRound("g", round(0)).value(), 0);
+      ASSERT_TRUE(run->Push({2, 3}, {8, 2}, true, step(0, 1)).ok());
+      restart();
+      ASSERT_TRUE(run->Push({3, 4}, {9, 2}, true, step(1, 1)).ok());
+      restart();
+      ASSERT_EQ((*run)->CommitRound("g", round(1)).value(), 1);
+      restart();
+      ASSERT_EQ((*run)->CommitRound("g", round(1)).value(), 1);  // Again.
+      if (!is_killed) undisturbed = run->Rows();
+      EXPECT_EQ(run->Rows(), undisturbed);
+      EXPECT_EQ(undisturbed.size(), 4u);
+    }
+  }
+}
+
+TEST(PushLogRecoveryTest, TablesThatManyMakeAtOnceComeBackAsTheSame) {
+  const ScopedFolder scoped;
+  constexpr int kTables = 8;
+  const auto name = [](int i) { return absl::StrCat("table", i); };
+  std::map<std::string, uint64_t> incarnations;
+  {
+    ServerRun run(scoped.path(), {}, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    std::vector<std::thread> threads;
+    for (uint64_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        const ShardCall call{*run, [] { return absl::OkStatus(); }};
+        for (int i = 0; i < kTables; ++i) {
+          TableConfig config = Adagrad();
+          config.name = name(i);
+          v1::CreateTableRequest request;
+          request.set_protocol_version(kProtocolVersion);
+          request.set_client_id(t + 1);
+          request.set_sequence(static_cast<uint64_t>(i) + 1);
+          *request.mutable_config() = ToProto(config);
+          v1::CreateTableResponse response;
+          EXPECT_TRUE(::tfswitch::Run(call, request, &response).ok());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int i = 0; i < kTables; ++i) {
+      incarnations[name(i)] = run->FindTable(name(i)).value()->incarnation();
+    }
+  }
+  ServerRun run(scoped.path(), {}, WithLog());
+
+  ASSERT_TRUE(run.Recover().ok());
+
+  for (const auto& [table, incarnation] : incarnations) {
+    EXPECT_TRUE(run->FindTable({table, incarnation}).ok()) << table;
+  }
+}
+
+TEST(PushLogRecoveryTest, ALogThatIsNotWantedAnyMoreIsTakenIntoTheState) {
+  const ScopedFolder scoped;
+  std::map<Key, std::vector<float>> rows;
+  {
+    ServerRun run(scoped.path(), {}, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    v1::CreateTableRequest request;
+    request.set_protocol_version(kProtocolVersion);
+    *request.mutable_config() = ToProto(Adagrad());
+    v1::CreateTableResponse response;
+    const ShardCall call{*run, [] { return absl::OkStatus(); }};
+    ASSERT_TRUE(::tfswitch::Run(call, request, &response).ok());
+    ASSERT_TRUE(run.Push({1, 2}).ok());
+    rows = run.Rows();
+  }
+  {
+    ServerRun run(scoped.path());
+    ASSERT_TRUE(run.Recover().ok());
+    EXPECT_EQ(run.Rows(), rows);
+  }
+  EXPECT_FALSE(fs::exists(DataFolder::LogOf(scoped.path())));
+  ServerRun run(scoped.path(), {}, WithLog());
+  ASSERT_TRUE(run.Recover().ok());
+  EXPECT_EQ(run.Rows(), rows);
+}
+
+TEST(PushLogRecoveryTest, RestoredRowsAreSavedAtOnce) {
+  const ScopedFolder scoped;
+  ShardOptions options;
+  options.checkpoint_root = scoped.path();
+  options.own_folder = DataFolder::StateOf(scoped.path() + "/data");
+  std::map<Key, std::vector<float>> rows;
+  {
+    ServerRun run(scoped.path() + "/data", options, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run.Push({1, 2}).ok());
+    ASSERT_TRUE(run.SaveNow().ok());
+    v1::SaveShardRequest save;
+    save.set_path("saved");
+    save.set_save_id("s");
+    v1::CommitCheckpointRequest commit;
+    commit.set_path("saved");
+    commit.set_save_id("s");
+    commit.add_manifest_parts(run->SaveShard(save).value());
+    ASSERT_TRUE(run->CommitCheckpoint(commit).ok());
+    ASSERT_TRUE(run.Push({1, 3}).ok());
+    v1::StageRestoreRequest restore;
+    restore.set_path("saved");
+    restore.set_restore_id("r");
+    ASSERT_TRUE(run->StageRestore(restore).ok());
+    ASSERT_TRUE(run->CommitRestore("r", false).ok());
+    ASSERT_TRUE(run.Push({2}).ok());
+    rows = run.Rows();
+    ASSERT_EQ(rows.size(), 2u);
+    fs::remove_all(scoped.path() + "/saved");
+  }
+  {
+    ServerRun run(scoped.path() + "/data", options, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    EXPECT_EQ(run.Rows(), rows);
+  }
+  // No save from before goes with the log from after.
+  std::ofstream(scoped.path() + "/data/state/manifest.json") << "{}";
+  ServerRun run(scoped.path() + "/data", options, WithLog());
+  EXPECT_EQ(run.Recover().code(), absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

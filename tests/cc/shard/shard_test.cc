@@ -44,6 +44,14 @@ TableConfig Config(const std::string& name) {
   return config;
 }
 
+// A write without a record.
+absl::StatusOr<WriteResult> WriteOnce(
+    Shard& shard, uint64_t client_id, uint64_t sequence,
+    absl::FunctionRef<absl::StatusOr<int64_t>()> write) {
+  return shard.WriteOnce(
+      client_id, sequence, [] { return absl::StatusOr<uint64_t>(0); }, write);
+}
+
 TEST(ShardOptionsTest, PlaceMustBeInTheCluster) {
   EXPECT_TRUE((ShardOptions{1, 2}).Validate().ok());
   EXPECT_THAT(std::string((ShardOptions{2, 2}).Validate().message()),
@@ -285,7 +293,7 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
   ASSERT_TRUE(shard.Pull(*table, keys, false, absl::MakeSpan(row)).ok());
   EXPECT_THAT(row, testing::Each(8.0f));
   // An assignment goes the same way.
-  EXPECT_EQ(shard.WriteOnce(5, 1, [] { return 1; }).status().code(),
+  EXPECT_EQ(WriteOnce(shard, 5, 1, [] { return 1; }).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
@@ -295,35 +303,33 @@ TEST(ShardTest, AWriteIsDoneOnceAndItsCountIsRemembered) {
   const auto write = [&]() -> absl::StatusOr<int64_t> { return 10 + ++calls; };
 
   for (const bool again : {false, true}) {
-    const auto written = shard.WriteOnce(7, 1, write);
+    const auto written = WriteOnce(shard, 7, 1, write);
     ASSERT_TRUE(written.ok()) << written.status();
     EXPECT_EQ(written->num_rows, 11);
     EXPECT_EQ(written->duplicate, again);
   }
   // Without an identity it is another one each time.
-  EXPECT_EQ(shard.WriteOnce(0, 1, write)->num_rows, 12);
-  EXPECT_EQ(shard.WriteOnce(0, 1, write)->num_rows, 13);
+  EXPECT_EQ(WriteOnce(shard, 0, 1, write)->num_rows, 12);
+  EXPECT_EQ(WriteOnce(shard, 0, 1, write)->num_rows, 13);
 }
 
 TEST(ShardTest, AWriteThatFailedMayBeTriedAgainUnderItsIdentity) {
   Shard shard{ShardOptions{}};
 
-  EXPECT_EQ(shard
-                .WriteOnce(7, 1,
-                           []() -> absl::StatusOr<int64_t> {
-                             return absl::NotFoundError("no such thing");
-                           })
+  EXPECT_EQ(WriteOnce(shard, 7, 1,
+                      []() -> absl::StatusOr<int64_t> {
+                        return absl::NotFoundError("no such thing");
+                      })
                 .status()
                 .code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(
-      shard
-          .WriteOnce(
-              7, 1, []() -> absl::StatusOr<int64_t> { throw std::bad_alloc(); })
+      WriteOnce(shard, 7, 1,
+                []() -> absl::StatusOr<int64_t> { throw std::bad_alloc(); })
           .status()
           .code(),
       absl::StatusCode::kResourceExhausted);
-  const auto written = shard.WriteOnce(7, 1, [] { return 3; });
+  const auto written = WriteOnce(shard, 7, 1, [] { return 3; });
 
   ASSERT_TRUE(written.ok()) << written.status();
   EXPECT_EQ(written->num_rows, 3);

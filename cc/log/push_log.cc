@@ -1,0 +1,424 @@
+// A record is put together in one buffer and written by one write(2), under
+// mutex_, which gives records their order. Flushing has a mutex of its own, so
+// that others append meanwhile; with sync_every 0 the threads that wait for it
+// find at their turn that the one before has flushed their records, too.
+//
+// A record that is not whole is the torn end of the log, unless a whole one
+// comes after it whose writer knew the first to be on the disk: after the
+// machine went down, pages may have reached the disk out of order.
+//
+// After a failed flush the kernel may take the pages for clean, so that a
+// second flush proves nothing. Records are refused until a save has made the
+// segment superfluous.
+
+#include "cc/log/push_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "cc/base/checksum.h"
+#include "cc/base/files.h"
+#include "cc/base/status_macros.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr char kMagic[] = "tfswlog1";
+constexpr size_t kMagicBytes = 8;
+constexpr uint32_t kRecordMagic = 0x474f4c54;
+
+struct RecordHeader {
+  uint64_t number;
+  uint64_t synced;
+  uint64_t payload_bytes;
+  uint32_t type;
+  uint32_t magic;
+  uint64_t checksum;
+};
+static_assert(sizeof(RecordHeader) == 40);
+constexpr size_t kChecksumAt = offsetof(RecordHeader, checksum);
+
+uint64_t RoundUp8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
+
+// The checksum of a record at `record`, of which the header is whole.
+uint64_t ChecksumOf(const char* record, uint64_t payload_bytes) {
+  // The field itself lies between the two parts.
+  const uint64_t parts[] = {
+      Checksum(record, kChecksumAt),
+      Checksum(record + sizeof(RecordHeader), payload_bytes)};
+  return Checksum(reinterpret_cast<const char*>(parts), sizeof(parts));
+}
+
+// Reads the record that begins there; false if it is not whole.
+bool ReadRecord(absl::string_view bytes, RecordHeader* header) {
+  if (bytes.size() < sizeof(RecordHeader)) return false;
+  std::memcpy(header, bytes.data(), sizeof(RecordHeader));
+  return header->magic == kRecordMagic &&
+         header->payload_bytes <= bytes.size() - sizeof(RecordHeader) &&
+         RoundUp8(header->payload_bytes) <=
+             bytes.size() - sizeof(RecordHeader) &&
+         header->checksum == ChecksumOf(bytes.data(), header->payload_bytes);
+}
+
+// Whether the bytes behind a record `number` that is not whole show that it has
+// been on the disk.
+bool WasOnDisk(absl::string_view rest, uint64_t number) {
+  for (size_t at = 0; at + sizeof(RecordHeader) <= rest.size(); at += 8) {
+    RecordHeader header;
+    if (ReadRecord(rest.substr(at), &header) && header.number > number &&
+        header.synced >= number) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::StatusOr<std::string> ReadSegmentFile(const std::string& path) {
+  return ReadWholeFile(path, std::numeric_limits<int64_t>::max());
+}
+
+absl::Status Damaged(const std::string& path, uint64_t at, uint64_t number) {
+  return absl::DataLossError(
+      absl::StrCat("push log segment '", path, "' is damaged at offset ", at,
+                   ", where record ", number, " should be"));
+}
+
+// Visits the records from `first` on. `*number` is that of the first record in
+// the segment, and then of the first behind it; `*bytes` are those of whole
+// records. Not `*is_whole`: the segment has other bytes behind them, which no
+// record in it knows to have been on the disk.
+absl::Status ReadSegment(const std::string& path, uint64_t first,
+                         PushLog::Visit visit, uint64_t* number,
+                         uint64_t* bytes, bool* is_whole) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string text, ReadSegmentFile(path));
+  const absl::string_view all = text;
+  *bytes = 0;
+  if (absl::StartsWith(all, absl::string_view(kMagic, kMagicBytes))) {
+    *bytes = kMagicBytes;
+    RecordHeader header;
+    while (*bytes < all.size() && ReadRecord(all.substr(*bytes), &header)) {
+      if (header.number != *number) return Damaged(path, *bytes, *number);
+      if (*number >= first) {
+        TFSWITCH_RETURN_IF_ERROR(visit(
+            *number, header.type,
+            all.substr(*bytes + sizeof(RecordHeader), header.payload_bytes)));
+      }
+      *bytes += sizeof(RecordHeader) + RoundUp8(header.payload_bytes);
+      ++*number;
+    }
+  }
+  // One without its beginning was just being made.
+  *is_whole = *bytes == all.size() && *bytes > 0;
+  return WasOnDisk(all.substr(*bytes), *number) ? Damaged(path, *bytes, *number)
+                                                : absl::OkStatus();
+}
+
+// Takes the end of a segment away, or all of it.
+absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
+  if (bytes == 0 ? unlink(path.c_str()) != 0
+                 : truncate(path.c_str(), static_cast<off_t>(bytes)) != 0) {
+    return ErrnoStatus("cut", path, errno);
+  }
+  std::fprintf(stderr,
+               "tfswitch: the push log ends with a write that was not "
+               "acknowledged, or had not reached the disk: %s bytes of '%s' "
+               "are cut\n",
+               absl::StrCat(before - bytes).c_str(), path.c_str());
+  return absl::OkStatus();
+}
+
+// As a full disk: the writer may try again.
+absl::Status Refuse(const absl::Status& status) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the push log cannot be written, so that nothing was applied: ",
+      status.message(),
+      ". Make room or mend the disk; a restart is not needed"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
+    const PushLogOptions& options, uint64_t first, uint64_t last, Visit visit) {
+  TFSWITCH_RETURN_IF_ERROR(CreateFolders(options.folder));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                            ListFolder(options.folder));
+  auto log = absl::WrapUnique(new PushLog(options));
+  MutexLock lock(&log->mutex_);
+  std::map<uint64_t, Segment>& segments = log->segments_;
+  for (absl::string_view name : names) {
+    const std::string path = absl::StrCat(options.folder, "/", name);
+    uint64_t begin = 0;
+    if (name.size() != 24 || !absl::ConsumeSuffix(&name, ".log") ||
+        !absl::SimpleAtoi(name, &begin)) {
+      continue;
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path));
+    segments[begin] = {path, static_cast<uint64_t>(stamp.size)};
+  }
+  log->last_ = last;
+  uint64_t expected = 0;  // 0: any up to `first`.
+  for (auto it = segments.begin(); it != segments.end(); ++it) {
+    // The next one begins behind its last record.
+    if (std::next(it) != segments.end() && std::next(it)->first <= first) {
+      continue;
+    }
+    const auto& [begin, segment] = *it;
+    if (expected == 0 ? begin > first : begin != expected) {
+      return absl::DataLossError(absl::StrCat(
+          "push log: records ", expected == 0 ? first : expected, " to ",
+          begin - 1, " are missing before '", segment.path, "'"));
+    }
+    expected = begin;
+    uint64_t bytes = 0;
+    bool is_whole = true;
+    TFSWITCH_RETURN_IF_ERROR(
+        ReadSegment(segment.path, first, visit, &expected, &bytes, &is_whole));
+    if (!is_whole) {
+      for (auto later = std::next(it); later != segments.end(); ++later) {
+        TFSWITCH_ASSIGN_OR_RETURN(const std::string rest,
+                                  ReadSegmentFile(later->second.path));
+        if (!WasOnDisk(rest, expected)) continue;
+        return Damaged(segment.path, bytes, expected);
+      }
+      TFSWITCH_RETURN_IF_ERROR(Cut(segment.path, segment.bytes, bytes));
+      it->second.bytes = bytes;
+      for (auto later = std::next(it); later != segments.end();) {
+        TFSWITCH_RETURN_IF_ERROR(Cut(later->second.path, later->second.bytes));
+        later = segments.erase(later);
+      }
+    }
+    log->last_ = std::max(log->last_, expected - 1);
+  }
+  log->synced_ = log->last_;
+  if (options.sync_every > absl::ZeroDuration()) {
+    log->thread_ = std::thread([log = log.get()] { log->SyncOnTime(); });
+  }
+  return log;
+}
+
+PushLog::~PushLog() {
+  {
+    MutexLock lock(&mutex_);
+    is_ending_ = true;
+    ends_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  const absl::Status status = SyncTo(last());
+  if (!status.ok()) {
+    std::fprintf(stderr, "tfswitch: warning: %s\n",
+                 std::string(status.message()).c_str());
+  }
+  MutexLock lock(&mutex_);
+  if (fd_ >= 0) close(fd_);
+  for (const int fd : ended_fds_) close(fd);
+}
+
+absl::Status PushLog::StartSegment() {
+  const std::string path =
+      absl::StrFormat("%s/%020d.log", options_.folder, last_ + 1);
+  const int fd =
+      open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus("create", path, errno);
+  // So that appending seldom asks the file system for room. Where that is not
+  // known, appending does.
+  (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0,
+                  static_cast<off_t>(options_.segment_bytes));
+  absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
+  if (status.ok()) status = SyncFolder(options_.folder);
+  if (!status.ok()) {
+    close(fd);
+    unlink(path.c_str());
+    return status;
+  }
+  fd_ = fd;
+  segments_[last_ + 1] = {path, kMagicBytes};
+  return absl::OkStatus();
+}
+
+absl::Status PushLog::EndSegment() {
+  if (fd_ < 0) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(Write(""));  // Cuts the tail.
+  ended_fds_.push_back(fd_);
+  fd_ = -1;
+  return absl::OkStatus();
+}
+
+absl::Status PushLog::Write(absl::string_view bytes) {
+  Segment& segment = segments_.rbegin()->second;
+  if (has_tail_) {
+    if (ftruncate(fd_, static_cast<off_t>(segment.bytes)) != 0 ||
+        lseek(fd_, static_cast<off_t>(segment.bytes), SEEK_SET) < 0) {
+      return ErrnoStatus("cut", segment.path, errno);
+    }
+    has_tail_ = false;
+  }
+  absl::Status status = WriteAll(fd_, segment.path, bytes.data(), bytes.size());
+  if (!status.ok()) {
+    has_tail_ = true;
+    return status;
+  }
+  segment.bytes += bytes.size();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> PushLog::Append(
+    uint32_t type, absl::Span<const absl::string_view> pieces) {
+  uint64_t payload_bytes = 0;
+  for (const absl::string_view piece : pieces) payload_bytes += piece.size();
+  const uint64_t record_bytes = sizeof(RecordHeader) + RoundUp8(payload_bytes);
+  uint64_t number = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (!failed_.ok()) return Refuse(failed_);
+    uint64_t all_bytes = record_bytes;
+    for (const auto& [begin, segment] : segments_) all_bytes += segment.bytes;
+    if (all_bytes > options_.max_bytes) {
+      return Refuse(absl::ResourceExhaustedError(absl::StrCat(
+          "it has ", all_bytes - record_bytes, " bytes, and ", record_bytes,
+          " more are over --push_log_max_bytes (", options_.max_bytes,
+          "); a save of the state makes room")));
+    }
+    absl::Status status;
+    if (fd_ >= 0 && segments_.rbegin()->second.bytes > options_.segment_bytes) {
+      status = EndSegment();
+    }
+    if (status.ok() && fd_ < 0) status = StartSegment();
+    if (!status.ok()) return Refuse(status);
+    number = last_ + 1;
+    buffer_.resize(record_bytes);
+    char* to = buffer_.data() + sizeof(RecordHeader);
+    for (const absl::string_view piece : pieces) {
+      std::memcpy(to, piece.data(), piece.size());
+      to += piece.size();
+    }
+    std::memset(to, 0, static_cast<size_t>(buffer_.data() + record_bytes - to));
+    RecordHeader header = {number, synced_,      payload_bytes,
+                           type,   kRecordMagic, 0};
+    std::memcpy(buffer_.data(), &header, sizeof(header));
+    header.checksum = ChecksumOf(buffer_.data(), payload_bytes);
+    std::memcpy(buffer_.data() + kChecksumAt, &header.checksum,
+                sizeof(header.checksum));
+    status = Write(buffer_);
+    if (!status.ok()) return Refuse(status);
+    last_ = number;
+    if (buffer_.capacity() > (size_t{16} << 20)) std::string().swap(buffer_);
+  }
+  if (options_.sync_every <= absl::ZeroDuration()) {
+    if (const absl::Status status = SyncTo(number); !status.ok()) {
+      // It may be on the disk nevertheless: the server must not apply it, and a
+      // replay may. Its writer has no answer but this.
+      return Refuse(status);
+    }
+  }
+  return number;
+}
+
+absl::Status PushLog::SyncTo(uint64_t number) {
+  MutexLock sync_lock(&sync_mutex_);
+  if (synced_ >= number) return absl::OkStatus();
+  std::vector<int> fds;
+  uint64_t last = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (!failed_.ok()) return failed_;
+    fds.swap(ended_fds_);
+    // Of its own, because the segment may end meanwhile.
+    if (fd_ >= 0) fds.push_back(dup(fd_));
+    last = last_;
+  }
+  absl::Status status;
+  for (const int fd : fds) {
+    if (fd < 0 || fdatasync(fd) != 0) {
+      status.Update(ErrnoStatus("flush", options_.folder, errno));
+    }
+    if (fd >= 0) close(fd);
+  }
+  if (status.ok()) {
+    synced_ = last;
+    return status;
+  }
+  MutexLock lock(&mutex_);
+  failed_ = status;
+  return status;
+}
+
+void PushLog::SyncOnTime() {
+  for (;;) {
+    uint64_t last = 0;
+    {
+      MutexLock lock(&mutex_);
+      if (!is_ending_) ends_.WaitFor(&mutex_, options_.sync_every);
+      if (is_ending_) return;
+      last = last_;
+    }
+    // Append() says it to all that write.
+    (void)SyncTo(last);
+  }
+}
+
+uint64_t PushLog::last() const {
+  MutexLock lock(&mutex_);
+  return last_;
+}
+
+absl::Status PushLog::BeginBreak(const absl::Status& why) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(EndSegment());
+  ++last_;  // A record that is missing, for those that come from before.
+  failed_ = why;
+  return absl::OkStatus();
+}
+
+void PushLog::EndBreak() {
+  MutexLock lock(&mutex_);
+  failed_ = absl::OkStatus();
+}
+
+bool PushLog::has_failed() const {
+  MutexLock lock(&mutex_);
+  return !failed_.ok();
+}
+
+uint64_t PushLog::num_bytes() const {
+  MutexLock lock(&mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [begin, segment] : segments_) bytes += segment.bytes;
+  return bytes;
+}
+
+absl::Status PushLog::StartAfterSave(uint64_t first) {
+  MutexLock lock(&mutex_);
+  if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {
+    TFSWITCH_RETURN_IF_ERROR(EndSegment());
+  }
+  while (!segments_.empty()) {
+    const auto oldest = segments_.begin();
+    const auto next = std::next(oldest);
+    const bool is_last = next == segments_.end();
+    const uint64_t end = is_last ? last_ + 1 : next->first;
+    if (end > first || (is_last && fd_ >= 0)) break;
+    if (unlink(oldest->second.path.c_str()) != 0 && errno != ENOENT) {
+      return ErrnoStatus("remove", oldest->second.path, errno);
+    }
+    segments_.erase(oldest);
+  }
+  // All records that a failed flush was for are gone.
+  if (segments_.empty()) failed_ = absl::OkStatus();
+  return absl::OkStatus();
+}
+
+}  // namespace tfswitch

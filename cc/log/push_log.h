@@ -1,0 +1,127 @@
+// Records that are on disk before the writes that they describe take effect.
+//
+//   FOLDER/<number of its first record, 20 digits>.log    a segment:
+//     "tfswlog1"
+//     records, each at a multiple of 8 bytes:
+//       number, last number on the disk, bytes of the payload   uint64 each
+//       type, 0x474f4c54                                        uint32 each
+//       XXH3 of these and of the payload                        uint64
+//       payload, filled up with zeros
+//
+// Integers are little-endian. The checksum is XXH3 and not CRC32C: it is as
+// fast as memory on every machine, and its 64 bits miss less.
+
+#ifndef TFSWITCH_CC_LOG_PUSH_LOG_H_
+#define TFSWITCH_CC_LOG_PUSH_LOG_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+struct PushLogOptions {
+  std::string folder;
+  // How often records are flushed to the disk; 0: each before Append() returns.
+  // Those that are not survive the process, but not the machine.
+  absl::Duration sync_every = absl::Seconds(1);
+  uint64_t segment_bytes = uint64_t{64} << 20;
+  uint64_t max_bytes = uint64_t{8} << 30;  // Of all segments.
+};
+
+// Thread-safe.
+class PushLog {
+ public:
+  using Visit = absl::FunctionRef<absl::Status(uint64_t number, uint32_t type,
+                                               absl::string_view payload)>;
+
+  // Opens the log of a folder, which is made if it is not there. Visits the
+  // records from `first` on, of which the first is `first` itself; numbers of
+  // new records begin behind them, and behind `last`. A record at the end that
+  // is cut short is taken away. DataLoss, naming segment and offset, if a
+  // record before the end is damaged or one is missing.
+  static absl::StatusOr<std::unique_ptr<PushLog>> Open(
+      const PushLogOptions& options, uint64_t first, uint64_t last,
+      Visit visit);
+  ~PushLog();
+  PushLog(const PushLog&) = delete;
+  PushLog& operator=(const PushLog&) = delete;
+
+  // Writes a record of `pieces`, one after the other, and returns its number.
+  // ResourceExhausted if the disk is full or failing, or the log has max_bytes:
+  // then there is no such record, and a later one may succeed.
+  absl::StatusOr<uint64_t> Append(uint32_t type,
+                                  absl::Span<const absl::string_view> pieces);
+
+  // The number of the last record; 0: there never was one.
+  uint64_t last() const;
+  uint64_t num_bytes() const;
+
+  // The state changes in a way that no record describes: records from now on do
+  // not go with a save from before, and are refused for the reason `why` until
+  // a save from after it is there: EndBreak(), or StartAfterSave() if all
+  // records from before are gone.
+  absl::Status BeginBreak(const absl::Status& why);
+  void EndBreak();
+
+  // Whether all is refused, because flushing has failed, or a break was not
+  // ended.
+  bool has_failed() const;
+
+  // Removes segments of which all records are before `first`: they are needed
+  // no more. Records from now on go to a new segment, also if flushing has
+  // failed before.
+  absl::Status StartAfterSave(uint64_t first);
+
+ private:
+  struct Segment {
+    std::string path;
+    uint64_t bytes = 0;
+  };
+
+  explicit PushLog(const PushLogOptions& options) : options_(options) {}
+  absl::Status StartSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Records go to another segment from now on.
+  absl::Status EndSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Write(absl::string_view bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Flushes all records up to `number`, or more.
+  absl::Status SyncTo(uint64_t number) ABSL_LOCKS_EXCLUDED(sync_mutex_, mutex_);
+  void SyncOnTime();
+
+  const PushLogOptions options_;
+
+  // Held while the disk is flushed; taken before mutex_.
+  Mutex sync_mutex_;
+  std::atomic<uint64_t> synced_{0};  // All up to this number are on the disk.
+
+  mutable Mutex mutex_;
+  // By the number of their first record.
+  std::map<uint64_t, Segment> segments_ ABSL_GUARDED_BY(mutex_);
+  int fd_ ABSL_GUARDED_BY(mutex_) = -1;  // Of the last segment; -1: start one.
+  std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);  // To flush and close.
+  uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool has_tail_ ABSL_GUARDED_BY(mutex_) = false;  // Of a write that failed.
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);    // Of a flush.
+  std::string buffer_ ABSL_GUARDED_BY(mutex_);
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  CondVar ends_;
+  std::thread thread_;  // Last: it uses the others.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_LOG_PUSH_LOG_H_

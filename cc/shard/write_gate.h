@@ -1,0 +1,82 @@
+// Lets writes in, and holds them up while the state must not change.
+
+#ifndef TFSWITCH_CC_SHARD_WRITE_GATE_H_
+#define TFSWITCH_CC_SHARD_WRITE_GATE_H_
+
+#include <cstdint>
+
+#include "absl/base/thread_annotations.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+// Whoever closes the gate goes before writes that come later, so that it waits
+// only for those that are inside.
+//
+// Thread-safe.
+class WriteGate {
+ public:
+  // A write, from its record in the log until it has taken effect.
+  class Pass {
+   public:
+    // Null: there is nothing to wait for.
+    explicit Pass(WriteGate* gate) : gate_(gate) {
+      if (gate_ != nullptr) gate_->Enter();
+    }
+    ~Pass() {
+      if (gate_ != nullptr) gate_->Leave();
+    }
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+
+   private:
+    WriteGate* const gate_;
+  };
+
+  // While it lives, no write is inside.
+  class Closed {
+   public:
+    explicit Closed(WriteGate* gate) : gate_(gate) {
+      if (gate_ != nullptr) gate_->Close();
+    }
+    ~Closed() {
+      if (gate_ != nullptr) gate_->Open();
+    }
+    Closed(const Closed&) = delete;
+    Closed& operator=(const Closed&) = delete;
+
+   private:
+    WriteGate* const gate_;
+  };
+
+ private:
+  void Enter() {
+    MutexLock lock(&mutex_);
+    while (is_closed_) changed_.Wait(&mutex_);
+    ++inside_;
+  }
+  void Leave() {
+    MutexLock lock(&mutex_);
+    if (--inside_ == 0 && is_closed_) changed_.NotifyAll();
+  }
+  void Close() {
+    MutexLock lock(&mutex_);
+    while (is_closed_) changed_.Wait(&mutex_);
+    is_closed_ = true;
+    while (inside_ > 0) changed_.Wait(&mutex_);
+  }
+  void Open() {
+    MutexLock lock(&mutex_);
+    is_closed_ = false;
+    changed_.NotifyAll();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t inside_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_WRITE_GATE_H_
