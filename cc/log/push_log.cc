@@ -24,6 +24,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -127,10 +128,14 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
                                                 : absl::OkStatus();
 }
 
-// Takes the end of a segment away, or all of it.
+// Takes the end of a segment away, or all of it. That is on the disk before
+// other records take the place of these.
 absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
-  if (bytes == 0 ? unlink(path.c_str()) != 0
-                 : truncate(path.c_str(), static_cast<off_t>(bytes)) != 0) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus("open", path, errno);
+  const auto close_file = absl::MakeCleanup([fd] { close(fd); });
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 || fsync(fd) != 0 ||
+      (bytes == 0 && unlink(path.c_str()) != 0)) {
     return ErrnoStatus("cut", path, errno);
   }
   std::fprintf(stderr,
@@ -377,10 +382,9 @@ uint64_t PushLog::last() const {
 
 absl::Status PushLog::BeginBreak(const absl::Status& why) {
   MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(EndSegment());
-  ++last_;  // A record that is missing, for those that come from before.
   failed_ = why;
-  return absl::OkStatus();
+  ++last_;  // A record that is missing, for those that come from before.
+  return EndSegment();
 }
 
 void PushLog::EndBreak() {

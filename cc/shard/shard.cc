@@ -1268,7 +1268,8 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   TFSWITCH_RETURN_IF_ERROR(
       SaveClosedState(options_.own_folder, Never).status());
   log_->EndBreak();
-  return absl::OkStatus();
+  // So that an older save does not end before the gap.
+  return Log(RecordType::kRestore, {""}).status();
 }
 
 absl::StatusOr<bool> Shard::TakeRestore(const std::string& restore_id,

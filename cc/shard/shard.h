@@ -89,6 +89,8 @@ enum class RecordType : uint32_t {
   kErase = 6,
   kShrink = 7,
   kCommitRound = 8,
+  kRestore =
+      9,  // Comes after the gap that a restore leaves; says nothing else.
 };
 
 // The tables of one shard. Everything that a client may get wrong is checked

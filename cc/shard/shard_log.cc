@@ -148,6 +148,8 @@ absl::Status Shard::Replay(uint64_t number, uint32_t type,
         }
         return AssignOnce(assign).status();
       }
+      case RecordType::kRestore:
+        return absl::OkStatus();
       case RecordType::kCreateTable:
         return RunAgain<v1::CreateTableRequest, v1::CreateTableResponse>(
             *this, payload);
