@@ -69,6 +69,8 @@ const char* NameOf(FileKind kind) {
       return "bloom";
     case FileKind::kMarks:
       return "marks";
+    case FileKind::kStaged:
+      return "staged";
   }
   return "";
 }
@@ -193,15 +195,18 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
       file.kind = FileKind::kBloom;
     } else if (*kind == NameOf(FileKind::kMarks)) {
       file.kind = FileKind::kMarks;
+    } else if (*kind == NameOf(FileKind::kStaged)) {
+      file.kind = FileKind::kStaged;
     } else {
-      return Damaged(
-          what, absl::StrCat("kind of '", file.name,
-                             "': expected candidates, bloom, marks or none, "
-                             "got ",
-                             DumpJson(*kind)));
+      return Damaged(what, absl::StrCat("kind of '", file.name,
+                                        "': expected candidates, bloom, marks, "
+                                        "staged or none, got ",
+                                        DumpJson(*kind)));
     }
   }
-  if ((file.kind == FileKind::kMarks) != (folder == kServerFolder)) {
+  const bool is_of_server =
+      file.kind == FileKind::kMarks || file.kind == FileKind::kStaged;
+  if (is_of_server != (folder == kServerFolder)) {
     return Damaged(what, absl::StrCat("kind of '", file.name, "'"));
   }
   if (!IsFileNameIn(folder, file.name)) {
@@ -268,7 +273,6 @@ absl::Status ServerFromJson(const Json& json, const std::string& what,
   if (!Get(*it, "num_writes", &(*server)->num_writes) ||
       !Get(*it, "saved_at_ms", &(*server)->saved_at_ms) ||
       !Get(*it, "last_record", &(*server)->last_record) ||
-      !Get(*it, "first_record", &(*server)->first_record) ||
       !it->contains("rounds") || !it->contains("files") ||
       !(*it)["files"].is_array()) {
     return Damaged(what, "field 'server'");
@@ -283,7 +287,6 @@ void AddServerTo(const std::optional<SavedServer>& server, Json* json) {
   (*json)["server"] = {{"num_writes", server->num_writes},
                        {"saved_at_ms", server->saved_at_ms},
                        {"last_record", server->last_record},
-                       {"first_record", server->first_record},
                        {"rounds", ParseJson(server->rounds).value()},
                        {"files", FilesToJson(server->files)}};
 }
@@ -718,7 +721,8 @@ void PartWriter::SetWorkQueues(std::string json) {
 }
 
 absl::Status PartWriter::AddServer(SavedServer server,
-                                   const std::vector<WriteMark>& marks) {
+                                   const std::vector<WriteMark>& marks,
+                                   const std::vector<StagedMessage>& staged) {
   const auto marks_per_file =
       static_cast<size_t>(kBytesPerFile / (kMarkWidth * sizeof(int64_t)));
   for (size_t begin = 0; begin < marks.size(); begin += marks_per_file) {
@@ -737,6 +741,30 @@ absl::Status PartWriter::AddServer(SavedServer server,
         kServerFolder, file,
         {{"marks", "I64", {file.num_rows, kMarkWidth}, BytesOf(numbers)}}, {},
         &server.files));
+  }
+  for (size_t next = 0; next < staged.size();) {
+    std::vector<int64_t> numbers;
+    std::vector<int64_t> sizes;
+    std::vector<char> bytes;
+    for (;
+         next < staged.size() &&
+         (bytes.empty() || static_cast<int64_t>(bytes.size()) < kBytesPerFile);
+         ++next) {
+      numbers.push_back(static_cast<int64_t>(staged[next].number));
+      sizes.push_back(static_cast<int64_t>(staged[next].bytes.size()));
+      bytes.insert(bytes.end(), staged[next].bytes.begin(),
+                   staged[next].bytes.end());
+    }
+    RowFile file;
+    file.kind = FileKind::kStaged;
+    file.num_rows = static_cast<int64_t>(sizes.size());
+    const auto num_bytes = static_cast<int64_t>(bytes.size());
+    TFSWITCH_RETURN_IF_ERROR(
+        data_->Write(kServerFolder, file,
+                     {{"numbers", "I64", {file.num_rows}, BytesOf(numbers)},
+                      {"sizes", "I64", {file.num_rows}, BytesOf(sizes)},
+                      {"bytes", "U8", {num_bytes}, BytesOf(bytes)}},
+                     {}, &server.files));
   }
   data_->server = std::move(server);
   return absl::OkStatus();
@@ -1312,6 +1340,7 @@ absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
                                                  const SavedServer& server) {
   std::vector<WriteMark> marks;
   for (const RowFile& row_file : server.files) {
+    if (row_file.kind != FileKind::kMarks) continue;
     TFSWITCH_ASSIGN_OR_RETURN(
         const SafetensorsFile file,
         ReadSafetensors(absl::StrCat(path, "/", row_file.name), row_file.bytes,
@@ -1326,6 +1355,40 @@ absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
     }
   }
   return marks;
+}
+
+absl::StatusOr<std::vector<StagedMessage>> LoadStaged(
+    const std::string& path, const SavedServer& server) {
+  std::vector<StagedMessage> staged;
+  for (const RowFile& row_file : server.files) {
+    if (row_file.kind != FileKind::kStaged) continue;
+    const std::string file_path = absl::StrCat(path, "/", row_file.name);
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const SafetensorsFile file,
+        ReadSafetensors(file_path, row_file.bytes, row_file.crc32));
+    const int64_t count = row_file.num_rows;
+    TFSWITCH_ASSIGN_OR_RETURN(const auto number_bytes,
+                              file.Get("numbers", "I64", {count}));
+    TFSWITCH_ASSIGN_OR_RETURN(const auto size_bytes,
+                              file.Get("sizes", "I64", {count}));
+    const auto* numbers = reinterpret_cast<const int64_t*>(number_bytes.data());
+    const auto* sizes = reinterpret_cast<const int64_t*>(size_bytes.data());
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (sizes[i] < 0 || sizes[i] > row_file.bytes - total) {
+        return Damaged(absl::StrCat("file '", file_path, "'"), "its sizes");
+      }
+      total += sizes[i];
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const auto bytes,
+                              file.Get("bytes", "U8", {total}));
+    const char* from = bytes.data();
+    for (int64_t i = 0; i < count; from += sizes[i++]) {
+      staged.push_back({static_cast<uint64_t>(numbers[i]),
+                        std::string(from, static_cast<size_t>(sizes[i]))});
+    }
+  }
+  return staged;
 }
 
 }  // namespace tfswitch::checkpoint

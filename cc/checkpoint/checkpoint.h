@@ -47,7 +47,7 @@ inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr int kFormatVersion = 1;
 
 // The contents of a file.
-enum class FileKind { kRows, kCandidates, kBloom, kMarks };
+enum class FileKind { kRows, kCandidates, kBloom, kMarks, kStaged };
 
 // One file of rows, or of records of keys without one.
 struct RowFile {
@@ -76,17 +76,20 @@ struct WriteMark {
   int64_t count = 0;  // That of its answer.
 };
 
+// A push that waits for its round to close.
+struct StagedMessage {
+  uint64_t number = 0;  // Of its record.
+  std::string bytes;    // Of its PushRequest.
+};
+
 // The state of a server beside its tables.
 struct SavedServer {
-  uint64_t num_writes = 0;  // That it had applied when the save began.
-  int64_t saved_at_ms = 0;  // When that was, in milliseconds since 1970.
-  // With a push log: the last record that it has, and the first that is needed
-  // with it.
-  uint64_t last_record = 0;
-  uint64_t first_record = 1;
+  uint64_t num_writes = 0;   // That it had applied when the save began.
+  int64_t saved_at_ms = 0;   // When that was, in milliseconds since 1970.
+  uint64_t last_record = 0;  // Of a push log, that it has.
   // JSON, not looked into here: which rounds of workers have been committed.
   std::string rounds = "{}";
-  std::vector<RowFile> files;  // Of marks.
+  std::vector<RowFile> files;  // Of marks and staged pushes.
 };
 
 struct Manifest {
@@ -125,7 +128,8 @@ class PartWriter {
   // Makes it a save that this server can recover from: CommitOptions::is_own
   // must be set. `server.files` are written here.
   absl::Status AddServer(SavedServer server,
-                         const std::vector<WriteMark>& marks);
+                         const std::vector<WriteMark>& marks,
+                         const std::vector<StagedMessage>& staged);
 
   // The files written so far, relative to the checkpoint.
   const std::vector<std::string>& files() const;
@@ -210,6 +214,9 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
 // The marks of a server's own state. DataLoss as for LoadTable().
 absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
                                                  const SavedServer& server);
+// The same of its staged pushes.
+absl::StatusOr<std::vector<StagedMessage>> LoadStaged(
+    const std::string& path, const SavedServer& server);
 
 }  // namespace tfswitch::checkpoint
 

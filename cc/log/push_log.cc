@@ -128,14 +128,13 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
                                                 : absl::OkStatus();
 }
 
-// Takes the end of a segment away, or all of it. That is on the disk before
-// other records take the place of these.
+// Takes the end of a segment away, or all records of it. That is on the disk
+// before other records take the place of these.
 absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
   const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("open", path, errno);
   const auto close_file = absl::MakeCleanup([fd] { close(fd); });
-  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 || fsync(fd) != 0 ||
-      (bytes == 0 && unlink(path.c_str()) != 0)) {
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 || fsync(fd) != 0) {
     return ErrnoStatus("cut", path, errno);
   }
   std::fprintf(stderr,
@@ -202,12 +201,24 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
       TFSWITCH_RETURN_IF_ERROR(Cut(segment.path, segment.bytes, bytes));
       it->second.bytes = bytes;
       for (auto later = std::next(it); later != segments.end();) {
-        TFSWITCH_RETURN_IF_ERROR(Cut(later->second.path, later->second.bytes));
+        const std::string& path = later->second.path;
+        TFSWITCH_RETURN_IF_ERROR(Cut(path, later->second.bytes));
+        if (unlink(path.c_str()) != 0)
+          return ErrnoStatus("remove", path, errno);
         later = segments.erase(later);
       }
     }
     log->last_ = std::max(log->last_, expected - 1);
   }
+  // The process that wrote them may not have come to it.
+  for (const auto& [begin, segment] : segments) {
+    const int fd = open(segment.path.c_str(), O_RDONLY | O_CLOEXEC);
+    const bool is_flushed = fd >= 0 && fdatasync(fd) == 0;
+    const int error = errno;
+    if (fd >= 0) close(fd);
+    if (!is_flushed) return ErrnoStatus("flush", segment.path, error);
+  }
+  TFSWITCH_RETURN_IF_ERROR(SyncFolder(options.folder));
   log->synced_ = log->last_;
   if (options.sync_every > absl::ZeroDuration()) {
     log->thread_ = std::thread([log = log.get()] { log->SyncOnTime(); });
@@ -324,9 +335,11 @@ absl::StatusOr<uint64_t> PushLog::Append(
   }
   if (options_.sync_every <= absl::ZeroDuration()) {
     if (const absl::Status status = SyncTo(number); !status.ok()) {
-      // It may be on the disk nevertheless: the server must not apply it, and a
-      // replay may. Its writer has no answer but this.
-      return Refuse(status);
+      // Its bytes are in the file.
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the push log cannot be flushed: ", status.message(),
+          ". The write was not applied, but may be when the server is started "
+          "again before it has saved its state. Mend the disk"));
     }
   }
   return number;
@@ -380,11 +393,11 @@ uint64_t PushLog::last() const {
   return last_;
 }
 
-absl::Status PushLog::BeginBreak(const absl::Status& why) {
+absl::Status PushLog::BeginBreak(uint32_t type, const absl::Status& why) {
+  absl::Status status = Append(type, {}).status();
   MutexLock lock(&mutex_);
   failed_ = why;
-  ++last_;  // A record that is missing, for those that come from before.
-  return EndSegment();
+  return status;
 }
 
 void PushLog::EndBreak() {

@@ -70,11 +70,13 @@ class PushLog {
   uint64_t last() const;
   uint64_t num_bytes() const;
 
-  // The state changes in a way that no record describes: records from now on do
-  // not go with a save from before, and are refused for the reason `why` until
-  // a save from after it is there: EndBreak(), or StartAfterSave() if all
-  // records from before are gone.
-  absl::Status BeginBreak(const absl::Status& why);
+  // Flushes all records to the disk.
+  absl::Status Sync() { return SyncTo(last()); }
+
+  // The state changes in a way that no record describes: writes a record that
+  // says so, and refuses others for the reason `why` until EndBreak(), which
+  // comes when there is a save from after it.
+  absl::Status BeginBreak(uint32_t type, const absl::Status& why);
   void EndBreak();
 
   // Whether all is refused, because flushing has failed, or a break was not
@@ -82,8 +84,7 @@ class PushLog {
   bool has_failed() const;
 
   // Removes segments of which all records are before `first`: they are needed
-  // no more. Records from now on go to a new segment, also if flushing has
-  // failed before.
+  // no more. Records from now on go to a new segment.
   absl::Status StartAfterSave(uint64_t first);
 
  private:

@@ -94,18 +94,16 @@ absl::Status StateKeeper::OpenLog(const checkpoint::SavedServer& server,
     return absl::OkStatus();
   }
   absl::StatusOr<std::unique_ptr<PushLog>> log =
-      PushLog::Open(options, server.first_record, server.last_record,
+      PushLog::Open(options, server.last_record + 1, server.last_record,
                     [&](uint64_t number, uint32_t type,
                         absl::string_view payload) -> absl::Status {
                       TFSWITCH_RETURN_IF_ERROR(interrupt());
-                      const bool is_saved = number <= server.last_record;
-                      if (!is_saved) ++*num_replayed;
-                      return shard_.Replay(number, type, payload, is_saved);
+                      ++*num_replayed;
+                      return shard_.Replay(number, type, payload);
                     });
   TFSWITCH_RETURN_IF_ERROR(log.status());
   MutexLock lock(&saving_);
-  first_record_ = server.first_record;
-  first_record_before_ = server.first_record;
+  first_record_ = server.last_record + 1;
   log_ = *std::move(log);
   shard_.StartLog(log_.get());
   if (options_.has_log) return absl::OkStatus();
@@ -146,9 +144,14 @@ absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
       shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt));
   if (log_ == nullptr) return absl::OkStatus();
   // The records since the save before stay, for the case that this save is
-  // found damaged.
-  first_record_before_ = std::exchange(first_record_, saved.first_record);
-  return log_->StartAfterSave(first_record_before_);
+  // found damaged; but not those that a failed flush has left uncertain.
+  const uint64_t first_record = saved.last_record + 1;
+  const uint64_t before = std::exchange(first_record_, first_record);
+  const bool has_failed = log_->has_failed();
+  TFSWITCH_RETURN_IF_ERROR(
+      log_->StartAfterSave(has_failed ? first_record : before));
+  if (has_failed) log_->EndBreak();
+  return absl::OkStatus();
 }
 
 void StateKeeper::SaveOnTime() {

@@ -79,9 +79,8 @@ class StateKeeper {
   std::unique_ptr<PushLog> log_;  // Constant after Recover().
   std::atomic<bool> is_stopping_{false};
   Mutex saving_;  // Held by the save that is under way.
-  // The first record that the last save needs, and the one before.
+  // The first record that the last save has not.
   uint64_t first_record_ ABSL_GUARDED_BY(saving_) = 1;
-  uint64_t first_record_before_ ABSL_GUARDED_BY(saving_) = 1;
   // Last, so that its thread ends before the members that it uses.
   IntervalTimer timer_{[this](const std::string& name) {
     if (name == kSaveName || IsLogLong()) SaveOnTime();

@@ -74,13 +74,14 @@ int RunServer(const std::vector<std::string>& arguments) {
     flags.shard.num_writes = folder->num_writes();
     flags.server.starts_closed = true;
   }
-  const auto shard = std::make_shared<Shard>(flags.shard);
+  // Goes after the shard, which writes to its log.
+  std::optional<StateKeeper> keeper;
+  auto shard = std::make_shared<Shard>(flags.shard);
   auto server = GrpcServer::Start(flags.server, shard);
   if (!server.ok()) {
     PrintError(server.status());
     return absl::IsInvalidArgument(server.status()) ? kBadFlag : kCannotServe;
   }
-  std::optional<StateKeeper> keeper;
   if (folder != nullptr) {
     keeper.emplace(flags.keeper, folder.get(), shard.get());
     const absl::Status recovered = keeper->Recover([] {

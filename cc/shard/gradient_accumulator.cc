@@ -237,22 +237,21 @@ absl::Status GradientAccumulator::RestoreGroups(const std::string& json) {
   return absl::OkStatus();
 }
 
-uint64_t GradientAccumulator::OldestNumber() {
-  uint64_t oldest = 0;
+void GradientAccumulator::ForEachStaged(
+    absl::FunctionRef<void(const StepTag&, const std::string&,
+                           const StagedPush&)>
+        visit) {
   MutexLock lock(&mutex_);
   for (const auto& [name, group] : groups_) {
     MutexLock group_lock(&group->mutex);
     for (const auto& [step, tables] : group->steps) {
+      // The worker is only for messages.
+      const StepTag tag = {name, 0, step.first, step.second};
       for (const auto& [table, pushes] : tables) {
-        for (const StagedPush& push : pushes) {
-          if (push.number != 0 && (oldest == 0 || push.number < oldest)) {
-            oldest = push.number;
-          }
-        }
+        for (const StagedPush& push : pushes) visit(tag, table, push);
       }
     }
   }
-  return oldest;
 }
 
 int64_t GradientAccumulator::num_staged_steps() {

@@ -113,8 +113,10 @@ class GradientAccumulator {
   std::string SaveGroups();
   absl::Status RestoreGroups(const std::string& json);
 
-  // The least number of a push that is staged now; 0: there is none with one.
-  uint64_t OldestNumber();
+  // Calls visit(tag, table, push) for all that are staged now.
+  void ForEachStaged(absl::FunctionRef<void(const StepTag&, const std::string&,
+                                            const StagedPush&)>
+                         visit);
 
   // Steps that are staged now, of all groups.
   int64_t num_staged_steps();

@@ -426,8 +426,10 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
     if (num_found < static_cast<int64_t>(keys.size()) &&
         table.config().admission.is_always()) {
       const WriteGate::Pass pass(gate());
+      TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
       PullRequest pull;
       pull.table = table.config().name;
+      pull.table_incarnation = table.incarnation();
       pull.keys = keys;
       pull.day = table.last_day();
       std::string bytes(PullRequestBytes(pull), '\0');
@@ -583,7 +585,8 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   absl::Status applied;
   // The ledger must hear of it in any case.
   try {
-    number = LogPush(push);
+    const absl::Status present = CheckPresent(table);
+    number = present.ok() ? LogPush(push) : present;
     GradientBatch numbered = batch;
     numbered.number = number.value_or(0);
     if (!number.ok()) {
@@ -650,8 +653,11 @@ absl::StatusOr<int64_t> Shard::CommitRound(const std::string& group,
     *request.mutable_round() = ToProto(round);
   }
   const WriteGate::Pass pass(gate());
-  TFSWITCH_ASSIGN_OR_RETURN(const uint64_t number,
+  TFSWITCH_ASSIGN_OR_RETURN(const uint64_t record,
                             Log(RecordType::kCommitRound, request));
+  // Each worker brings the round, with a record of its own.
+  const uint64_t number =
+      record == 0 ? 0 : static_cast<uint64_t>(round.number) + 1;
   return stage_.Commit(
       group, round,
       [&](const std::string& table, const std::vector<WeightedPush>& pushes,
@@ -767,7 +773,10 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
       FindTable({request.table, request.table_incarnation}));
   return WriteOnce(
       request.id.client_id, request.id.sequence,
-      [&] { return LogAssign(request); },
+      [&]() -> absl::StatusOr<uint64_t> {
+        TFSWITCH_RETURN_IF_ERROR(CheckPresent(*table));
+        return LogAssign(request);
+      },
       [&]() -> absl::StatusOr<int64_t> {
         TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, request.day));
         return Assign(*table, request.keys, request.embeddings, request.slots,
@@ -801,8 +810,10 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
   // The rules go by all rows at once, so that a replay must find them the same.
   const WriteGate::Closed closed(dry_run ? nullptr : gate());
   if (!dry_run && log_ != nullptr) {
+    TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
     v1::ShrinkRequest request;
     request.set_table(config.name);
+    request.set_table_incarnation(table.incarnation());
     *request.mutable_rules() = ToProto(own_rules);
     if (day >= 0.0f) request.set_day(day);
     TFSWITCH_RETURN_IF_ERROR(Log(RecordType::kShrink, request).status());
@@ -1254,22 +1265,36 @@ void Shard::DropStagedPushes(const std::string& restore_id) {
 
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   std::shared_ptr<Restore> restore;  // Freed outside the lock.
-  if (!abort) DropStagedPushes(restore_id);
-  // No record describes restored rows. So they are saved before other writes.
   const WriteGate::Closed closed(abort ? nullptr : gate());
-  {
-    const absl::StatusOr<bool> is_first =
-        TakeRestore(restore_id, abort, &restore);
-    TFSWITCH_RETURN_IF_ERROR(is_first.status());
-    if (!*is_first || log_ == nullptr) return absl::OkStatus();
+  if (!abort) DropStagedPushes(restore_id);
+  TFSWITCH_ASSIGN_OR_RETURN(const bool is_taken,
+                            TakeRestore(restore_id, abort, &restore));
+  if (abort || log_ == nullptr) return absl::OkStatus();
+  // No record has the restored rows. So they are saved before other writes, and
+  // also by a repetition after that has failed.
+  if (is_taken) {
+    TFSWITCH_RETURN_IF_ERROR(log_->BeginBreak(
+        static_cast<uint32_t>(RecordType::kRestore),
+        absl::FailedPreconditionError(
+            "rows that were restored have not been saved yet")));
+  } else if (!log_->has_failed()) {
+    return absl::OkStatus();
   }
-  TFSWITCH_RETURN_IF_ERROR(log_->BeginBreak(absl::FailedPreconditionError(
-      "rows that were restored have not been saved yet")));
   TFSWITCH_RETURN_IF_ERROR(
       SaveClosedState(options_.own_folder, Never).status());
   log_->EndBreak();
-  // So that an older save does not end before the gap.
+  // The mark of a restore that has come to its end: something follows it.
   return Log(RecordType::kRestore, {""}).status();
+}
+
+absl::Status Shard::CheckPresent(const EmbeddingTable& table) const {
+  if (log_ == nullptr) return absl::OkStatus();
+  const auto present = FindTable(table.config().name);
+  if (present.ok() && present->get() == &table) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("table '", table.config().name,
+                   "' was dropped or restored during the call; nothing was "
+                   "applied. Try again"));
 }
 
 absl::StatusOr<bool> Shard::TakeRestore(const std::string& restore_id,

@@ -89,8 +89,8 @@ enum class RecordType : uint32_t {
   kErase = 6,
   kShrink = 7,
   kCommitRound = 8,
-  kRestore =
-      9,  // Comes after the gap that a restore leaves; says nothing else.
+  // Rows were restored, which a save has; another one when it is there.
+  kRestore = 9,
 };
 
 // The tables of one shard. Everything that a client may get wrong is checked
@@ -313,13 +313,12 @@ class Shard {
   absl::StatusOr<RecoveredState> RecoverState(
       const std::string& folder, const Interrupt& interrupt = Never);
 
-  // Takes a write of an earlier run from its log. Of those that the recovered
-  // state has (`is_saved`) only gradients that wait for their round are taken.
-  // DataLoss for a record that makes no sense.
+  // Takes a write of an earlier run from its log, one that the recovered state
+  // has not. DataLoss for a record that makes no sense.
   //
   // REQUIRES: nobody else uses the shard.
-  absl::Status Replay(uint64_t number, uint32_t type, absl::string_view payload,
-                      bool is_saved);
+  absl::Status Replay(uint64_t number, uint32_t type,
+                      absl::string_view payload);
   // To be called after RecoverState() and Replay(). Rows are evicted by time
   // from now on.
   void EndRecovery();
@@ -367,7 +366,11 @@ class Shard {
       RecordType type, std::initializer_list<absl::string_view> pieces) const;
   absl::StatusOr<uint64_t> LogPush(const PushRequest& push) const;
   absl::StatusOr<uint64_t> LogAssign(const AssignRequest& request) const;
-  absl::Status ReplayPush(absl::string_view payload, bool is_saved);
+  absl::Status ReplayPush(absl::string_view payload);
+  absl::Status StageAgain(const checkpoint::StagedMessage& message);
+  // OK if calls find this table under its name, or there is no log: a write
+  // that has waited at the gate may come to one that was replaced meanwhile.
+  absl::Status CheckPresent(const EmbeddingTable& table) const;
   // REQUIRES: the gate is closed, or there is no log.
   absl::StatusOr<checkpoint::SavedServer> SaveClosedState(
       const std::string& folder, const Interrupt& interrupt);
@@ -491,6 +494,7 @@ class Shard {
   PushLog* log_ = nullptr;
   uint64_t last_record_ = 0;      // Of the recovered state, or a former log.
   uint64_t replayed_number_ = 0;  // Of the record that is replayed.
+  uint64_t restored_at_ = 0;      // The record of a restore in a replay.
   std::atomic<bool> is_recovering_{false};
 
   // These have their own locks.

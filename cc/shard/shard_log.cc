@@ -3,12 +3,14 @@
 // message comes from the record: the day of the clock, and the number of the
 // push, by which chance is drawn.
 //
-// A call that had no effect has none again: its table was dropped, or its round
-// was over. So such errors are passed over. Others are not.
+// A call that had no effect has none again: its arguments were wrong, its table
+// was dropped, or its round was over. So such errors are passed over. Others,
+// such as no memory for rows that there were, are not.
 
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -37,14 +39,24 @@ absl::Status RunAgain(Shard& shard, absl::string_view payload) {
     return Malformed(Request::descriptor()->name());
   }
   Response response;
-  const ShardCall call{shard, [] { return absl::OkStatus(); }};
-  return Run(call, request, &response);
+  ShardCall call{shard, [] { return absl::OkStatus(); }};
+  if constexpr (std::is_same_v<Request, v1::CreateTableRequest>) {
+    call.protocol_version =
+        request.protocol_version();  // It was the same then.
+  }
+  const absl::Status status = Run(call, request, &response);
+  // A table or a group too many was refused then, too; and a table that is
+  // another one was found before it was.
+  return absl::IsResourceExhausted(status) || absl::IsDataLoss(status)
+             ? absl::FailedPreconditionError(status.message())
+             : status;
 }
 
 // Errors of calls that had no effect the first time either.
 bool HadNoEffect(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsAlreadyExists(status) ||
-         absl::IsFailedPrecondition(status) || absl::IsAborted(status);
+         absl::IsFailedPrecondition(status) || absl::IsAborted(status) ||
+         absl::IsInvalidArgument(status);
 }
 
 }  // namespace
@@ -76,7 +88,7 @@ absl::StatusOr<uint64_t> Shard::LogAssign(const AssignRequest& request) const {
   return Log(RecordType::kAssign, {bytes});
 }
 
-absl::Status Shard::ReplayPush(absl::string_view payload, bool is_saved) {
+absl::Status Shard::ReplayPush(absl::string_view payload) {
   DecodeScratch scratch;
   PushRequest push;
   if (!ReadPushRequest({payload}, &scratch, &push).ok()) {
@@ -85,19 +97,43 @@ absl::Status Shard::ReplayPush(absl::string_view payload, bool is_saved) {
   const auto table = FindTable({push.table, push.table_incarnation});
   // DataLoss says that another table has its name.
   if (!table.ok()) return absl::NotFoundError("its table is gone");
-  if (!is_saved) return Push(**table, push).status();
-  if ((*table)->config().consistency.kind != ConsistencyKind::kBsp) {
-    return absl::OkStatus();
+  const absl::Status status = Push(**table, push).status();
+  // A step with too many pushes, or a group too many: refused then, too. Memory
+  // for rows that there were is another matter.
+  const bool is_staged =
+      (*table)->config().consistency.kind == ConsistencyKind::kBsp;
+  return is_staged && absl::IsResourceExhausted(status)
+             ? absl::FailedPreconditionError(status.message())
+             : status;
+}
+
+absl::Status Shard::StageAgain(const checkpoint::StagedMessage& message) {
+  DecodeScratch scratch;
+  PushRequest push;
+  if (!ReadPushRequest({message.bytes}, &scratch, &push).ok()) {
+    return Malformed("push");
   }
+  const auto table = FindTable(push.table);
+  if (!table.ok()) return absl::OkStatus();  // Dropped.
   CheckedPush checked;
   TFSWITCH_RETURN_IF_ERROR(CheckPush(**table, push, &checked));
-  checked.batch.number = replayed_number_;
+  checked.batch.number = message.number;
   return stage_.Add(push.step, push.table, StagedPush(checked.batch));
 }
 
 absl::Status Shard::Replay(uint64_t number, uint32_t type,
-                           absl::string_view payload, bool is_saved) {
+                           absl::string_view payload) {
   float day = 0.0f;
+  if (restored_at_ != 0) {
+    return absl::DataLossError(absl::StrCat(
+        "record ", restored_at_,
+        ": rows were restored here, and the save that has them is damaged"));
+  }
+  if (static_cast<RecordType>(type) == RecordType::kRestore) {
+    // The last one: it did not come to an end.
+    restored_at_ = number;
+    return absl::OkStatus();
+  }
   if (payload.size() < sizeof(day)) return Malformed("write");
   std::memcpy(&day, payload.data(), sizeof(day));
   payload.remove_prefix(sizeof(day));
@@ -106,35 +142,18 @@ absl::Status Shard::Replay(uint64_t number, uint32_t type,
   const auto replay = [&]() -> absl::Status {
     switch (static_cast<RecordType>(type)) {
       case RecordType::kPush:
-        return ReplayPush(payload, is_saved);
-      case RecordType::kDropTable: {
-        if (!is_saved) {
-          return RunAgain<v1::DropTableRequest, v1::DropTableResponse>(*this,
-                                                                       payload);
-        }
-        v1::DropTableRequest request;
-        if (!request.ParseFromArray(payload.data(),
-                                    static_cast<int>(payload.size()))) {
-          return Malformed("drop");
-        }
-        stage_.DropTable(request.table());
-        return absl::OkStatus();
-      }
-      default:
-        break;
-    }
-    if (is_saved) return absl::OkStatus();
-    switch (static_cast<RecordType>(type)) {
+        return ReplayPush(payload);
       case RecordType::kPull: {
         DecodeScratch scratch;
         PullRequest pull;
         if (!ReadPullRequest({payload}, &scratch, &pull).ok()) {
           return Malformed("pull");
         }
-        TFSWITCH_ASSIGN_OR_RETURN(const auto table, FindTable(pull.table));
-        TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, pull.day));
-        std::vector<float> rows(pull.keys.size() * table->dim());
-        return Pull(*table, pull.keys, /*insert_missing=*/true,
+        const auto table = FindTable({pull.table, pull.table_incarnation});
+        if (!table.ok()) return absl::NotFoundError("its table is gone");
+        TFSWITCH_RETURN_IF_ERROR(NoteDay(**table, pull.day));
+        std::vector<float> rows(pull.keys.size() * (*table)->dim());
+        return Pull(**table, pull.keys, /*insert_missing=*/true,
                     absl::MakeSpan(rows));
       }
       case RecordType::kAssign: {
@@ -148,11 +167,12 @@ absl::Status Shard::Replay(uint64_t number, uint32_t type,
         }
         return AssignOnce(assign).status();
       }
-      case RecordType::kRestore:
-        return absl::OkStatus();
       case RecordType::kCreateTable:
         return RunAgain<v1::CreateTableRequest, v1::CreateTableResponse>(
             *this, payload);
+      case RecordType::kDropTable:
+        return RunAgain<v1::DropTableRequest, v1::DropTableResponse>(*this,
+                                                                     payload);
       case RecordType::kCommitRound:
         return RunAgain<v1::CommitRoundRequest, v1::CommitRoundResponse>(
             *this, payload);

@@ -8,7 +8,6 @@
 // set aside only after that, so that a folder without a good save is refused
 // each time.
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -28,6 +27,7 @@
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/shard/shard.h"
 #include "cc/sync/work_queue_json.h"
+#include "cc/wire/codec.h"
 
 namespace tfswitch {
 
@@ -41,13 +41,26 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     const std::string& folder, const Interrupt& interrupt) {
   checkpoint::SavedServer server;
   server.last_record = log_ == nullptr ? last_record_ : log_->last();
-  server.first_record = server.last_record + 1;
-  if (const uint64_t oldest = stage_.OldestNumber(); oldest != 0) {
-    server.first_record = std::min(server.first_record, oldest);
-  }
   server.saved_at_ms = absl::ToUnixMillis(absl::Now());
   if (options_.num_writes != nullptr) server.num_writes = *options_.num_writes;
   server.rounds = stage_.SaveGroups();
+  std::vector<checkpoint::StagedMessage> staged;
+  if (log_ != nullptr) {
+    stage_.ForEachStaged([&](const StepTag& tag, const std::string& table,
+                             const StagedPush& each) {
+      PushRequest push;
+      static_cast<GradientBatch&>(push) = each;
+      push.table = table;
+      push.keys_are_unique = true;
+      push.step = tag;
+      checkpoint::StagedMessage& message = staged.emplace_back();
+      message.number = each.number;
+      message.bytes.resize(PushRequestBytes(push));
+      WritePushRequest(push, message.bytes.data());
+    });
+    // The save must not be on the disk before the records that it counts.
+    if (!log_->has_failed()) TFSWITCH_RETURN_IF_ERROR(log_->Sync());
+  }
   const std::string save_id =
       absl::StrFormat("%016x%016x", server.saved_at_ms, DrawId());
   checkpoint::PartWriter writer(folder, save_id, options_.shard_index,
@@ -60,7 +73,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
   for (const auto& table : Tables()) {
     TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
   }
-  TFSWITCH_RETURN_IF_ERROR(writer.AddServer(server, ledger_.Marks()));
+  TFSWITCH_RETURN_IF_ERROR(writer.AddServer(server, ledger_.Marks(), staged));
   const std::vector<std::string> files = writer.files();
   checkpoint::CommitOptions options;
   options.interrupt = interrupt;
@@ -85,6 +98,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
   for (int newer_than = 0;; ++newer_than) {
     Loaded loaded;
     std::vector<checkpoint::WriteMark> marks;
+    std::vector<checkpoint::StagedMessage> staged_pushes;
     const auto load = [&]() -> absl::Status {
       TFSWITCH_ASSIGN_OR_RETURN(
           const checkpoint::Manifest manifest,
@@ -98,6 +112,8 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
                         static_cast<int64_t>(checkpoint::RowsOf(manifest)));
       TFSWITCH_ASSIGN_OR_RETURN(
           marks, checkpoint::LoadMarks(folder, *manifest.server));
+      TFSWITCH_ASSIGN_OR_RETURN(
+          staged_pushes, checkpoint::LoadStaged(folder, *manifest.server));
       TFSWITCH_ASSIGN_OR_RETURN(
           const v1::StageRestoreResponse staged,
           Load(folder, manifest, v1::StageRestoreRequest(), interrupt, &loaded,
@@ -119,8 +135,13 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
       }
       ledger_.Restore(marks);
       last_record_ = recovered.server.last_record;
-      MutexLock lock(&mutex_);
-      PutInPlace(&loaded);
+      {
+        MutexLock lock(&mutex_);
+        PutInPlace(&loaded);
+      }
+      for (const checkpoint::StagedMessage& message : staged_pushes) {
+        TFSWITCH_RETURN_IF_ERROR(StageAgain(message));
+      }
       return recovered;
     }
     // There is no save before it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -531,6 +532,53 @@ TEST(PushLogRecoveryTest, TablesThatManyMakeAtOnceComeBackAsTheSame) {
   for (const auto& [table, incarnation] : incarnations) {
     EXPECT_TRUE(run->FindTable({table, incarnation}).ok()) << table;
   }
+}
+
+TEST(PushLogRecoveryTest, CallsThatWereRefusedDoNotKeepAServerFromStarting) {
+  const ScopedFolder scoped;
+  ShardOptions options;
+  options.max_tables = 1;
+  std::map<Key, std::vector<float>> rows;
+  {
+    ServerRun run(scoped.path(), options, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    const ShardCall call{*run, [] { return absl::OkStatus(); }};
+    const auto create = [&](const TableConfig& config) {
+      v1::CreateTableRequest request;
+      request.set_protocol_version(kProtocolVersion);
+      *request.mutable_config() = ToProto(config);
+      v1::CreateTableResponse response;
+      return ::tfswitch::Run(call, request, &response);
+    };
+    ASSERT_TRUE(create(Adagrad()).ok());
+    TableConfig other = Adagrad();
+    other.dim = 5;
+    EXPECT_EQ(create(other).code(), absl::StatusCode::kAlreadyExists);
+    other.name = "too many";
+    EXPECT_EQ(create(other).code(), absl::StatusCode::kResourceExhausted);
+    other.dim = -1;
+    EXPECT_EQ(create(other).code(), absl::StatusCode::kInvalidArgument);
+    const std::vector<Key> keys = {1};
+    const std::vector<float> values = {1, std::nanf(""), 3};
+    AssignRequest assign;
+    assign.table = "t";
+    assign.keys = keys;
+    assign.embeddings = values;
+    EXPECT_EQ(run->AssignOnce(assign).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    v1::CommitRoundRequest round;
+    round.set_group("g");
+    round.mutable_round()->set_number(7);
+    v1::CommitRoundResponse committed;
+    EXPECT_TRUE(::tfswitch::Run(call, round, &committed).ok());
+    ASSERT_TRUE(run.Push({1, 2}).ok());
+    rows = run.Rows();
+  }
+  ServerRun run(scoped.path(), options, WithLog());
+
+  ASSERT_TRUE(run.Recover().ok());
+
+  EXPECT_EQ(run.Rows(), rows);
 }
 
 TEST(PushLogRecoveryTest, ALogThatIsNotWantedAnyMoreIsTakenIntoTheState) {
