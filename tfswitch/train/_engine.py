@@ -1,5 +1,6 @@
 """The interface of engines for SyncReplicasOptimizer and its hook."""
 
+import abc
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ class ReplicaOptions:
             return self.variable_averages.apply(self.variables_to_average)
 
 
-class Engine:
+class Engine(abc.ABC):
     """Takes the steps of one graph, and has sessions take part in them.
 
     Engines derive from it. The methods but `complete_graph` and `trains` are
@@ -101,9 +102,11 @@ class Engine:
     # that which it knows.
     _has_step_failed: bool = False
 
+    @abc.abstractmethod
     def complete_graph(self) -> None:
         """Adds operations that need the whole graph, before it is finalised."""
 
+    @abc.abstractmethod
     def start(self, session: Any, is_chief: bool) -> None:
         """Joins the workers.
 
@@ -132,6 +135,7 @@ class Engine:
         """After a step that has raised: it shall not go on."""
         self._has_step_failed = True
 
+    @abc.abstractmethod
     def resume(self) -> None:
         """Before a step: takes part again after one that has raised.
 
@@ -140,18 +144,21 @@ class Engine:
             TimeoutError, ConnectionError: If somebody does not answer.
         """
 
+    @abc.abstractmethod
     def end_epoch(self) -> None:
         """Waits until all have ended an epoch, and takes their values."""
 
+    @abc.abstractmethod
     def leave(self) -> None:
         """Leaves at the end of a session."""
 
+    @abc.abstractmethod
     def part(self) -> None:
         """Leaves after a failure, and raises nothing."""
 
+    @abc.abstractmethod
     def stats(self) -> dict[str, Any]:
         """Returns "workers" of `tfswitch.train.Worker.stats`."""
-        raise NotImplementedError
 
     def _session_run(self, *args: Any) -> Any:
         assert self._run is not None  # There is a session.
