@@ -53,10 +53,10 @@ constexpr char kServerFolder[] = "%server";
 // Integers in a mark: client, sequence and count.
 constexpr int64_t kMarkWidth = 3;
 
-template <typename T>
-absl::Span<const char> BytesOf(const std::vector<T>& values) {
+template <typename Values>
+absl::Span<const char> BytesOf(const Values& values) {
   return absl::MakeConstSpan(reinterpret_cast<const char*>(values.data()),
-                             values.size() * sizeof(T));
+                             values.size() * sizeof(values[0]));
 }
 
 const char* NameOf(FileKind kind) {
@@ -618,23 +618,6 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table,
       static_cast<int64_t>(sizeof(Key) + sizeof(float) * (dim + slot_floats));
   const int64_t rows_per_file = std::max<int64_t>(1, kBytesPerFile / row_bytes);
   std::vector<Key> keys;
-  std::vector<float> embeddings;
-  std::vector<float> slots;
-  const auto flush = [&]() -> absl::Status {
-    const auto num_rows = static_cast<int64_t>(keys.size());
-    std::vector<TensorToWrite> tensors = {
-        {"keys", "I64", {num_rows}, BytesOf(keys)},
-        {"embeddings", "F32", {num_rows, dim}, BytesOf(embeddings)}};
-    if (slot_floats > 0) {
-      tensors.push_back(
-          {"slots", "F32", {num_rows, slot_floats}, BytesOf(slots)});
-    }
-    TFSWITCH_RETURN_IF_ERROR(write(FileKind::kRows, num_rows, tensors));
-    keys.clear();
-    embeddings.clear();
-    slots.clear();
-    return absl::OkStatus();
-  };
   // Before the rows: a key that gets one meanwhile is then in both, and not in
   // neither.
   if (const int width = table.candidate_floats(); width > 0) {
@@ -694,22 +677,19 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table,
     if (!shards.empty()) TFSWITCH_RETURN_IF_ERROR(flush_bloom());
   }
   TFSWITCH_RETURN_IF_ERROR(table.ForEachRow(
-      std::min<int64_t>(rows_per_file, 8192),
-      [&](const RowChunk& chunk) -> absl::Status {
-        TFSWITCH_RETURN_IF_ERROR(data_->interrupt());
-        keys.insert(keys.end(), chunk.keys.begin(), chunk.keys.end());
-        embeddings.insert(embeddings.end(), chunk.embeddings.begin(),
-                          chunk.embeddings.end());
-        slots.insert(slots.end(), chunk.slots.begin(), chunk.slots.end());
-        if (progress != nullptr) {
-          progress->Add(static_cast<int64_t>(chunk.keys.size()));
+      rows_per_file, [&](const RowChunk& chunk) -> absl::Status {
+        const auto num_rows = static_cast<int64_t>(chunk.keys.size());
+        std::vector<TensorToWrite> tensors = {
+            {"keys", "I64", {num_rows}, BytesOf(chunk.keys)},
+            {"embeddings", "F32", {num_rows, dim}, BytesOf(chunk.embeddings)}};
+        if (slot_floats > 0) {
+          tensors.push_back(
+              {"slots", "F32", {num_rows, slot_floats}, BytesOf(chunk.slots)});
         }
-        if (static_cast<int64_t>(keys.size()) < rows_per_file) {
-          return absl::OkStatus();
-        }
-        return flush();
+        TFSWITCH_RETURN_IF_ERROR(write(FileKind::kRows, num_rows, tensors));
+        if (progress != nullptr) progress->Add(num_rows);
+        return absl::OkStatus();
       }));
-  if (!keys.empty()) TFSWITCH_RETURN_IF_ERROR(flush());
   // After the rows, none of which may be ahead of it.
   saved.steps = table.SaveSteps();
   data_->tables.emplace(saved.config.name, std::move(saved));

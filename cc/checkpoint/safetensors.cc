@@ -11,9 +11,9 @@
 #include "cc/checkpoint/safetensors.h"
 
 #include <fcntl.h>
+#include <libdeflate.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -36,17 +36,6 @@ namespace {
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 // A header lists three arrays; anything near this size is not one of ours.
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 20;
-
-uint32_t Crc32(uint32_t crc, const char* bytes, size_t size) {
-  while (size > 0) {
-    const size_t step = std::min(size, size_t{1} << 30);
-    crc = static_cast<uint32_t>(
-        crc32(crc, reinterpret_cast<const Bytef*>(bytes), step));
-    bytes += step;
-    size -= step;
-  }
-  return crc;
-}
 
 absl::Status Malformed(const std::string& path, absl::string_view why) {
   return absl::DataLossError(absl::StrCat(
@@ -133,9 +122,9 @@ absl::StatusOr<OpenFile> Open(const std::string& path, int64_t expected_bytes) {
   }
   if (!header->is_object()) return Malformed(path, "its header is no object");
   file.header = *std::move(header);
-  file.crc32 =
-      Crc32(Crc32(0, reinterpret_cast<const char*>(&length), kLengthBytes),
-            text.data(), text.size());
+  file.crc32 = libdeflate_crc32(
+      libdeflate_crc32(0, reinterpret_cast<const char*>(&length), kLengthBytes),
+      text.data(), text.size());
   file.data_bytes = behind_length - length;
   return file;
 }
@@ -168,7 +157,7 @@ absl::StatusOr<WrittenFile> WriteSafetensors(
   WrittenFile file;
   for (const absl::Span<const char> piece : pieces) {
     file.bytes += static_cast<int64_t>(piece.size());
-    file.crc32 = Crc32(file.crc32, piece.data(), piece.size());
+    file.crc32 = libdeflate_crc32(file.crc32, piece.data(), piece.size());
   }
   return file;
 }
@@ -226,7 +215,8 @@ absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
   }
   TFSWITCH_RETURN_IF_ERROR(
       ReadBytes(opened.fd, path, file.data_.get(), data_bytes));
-  const uint32_t crc = Crc32(opened.crc32, file.data_.get(), data_bytes);
+  const uint32_t crc =
+      libdeflate_crc32(opened.crc32, file.data_.get(), data_bytes);
   if (crc != expected_crc32) {
     return absl::DataLossError(absl::StrFormat(
         "checkpoint file '%s': checksum %08x, the manifest says %08x; the file "

@@ -527,54 +527,85 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
 }
 
 absl::Status EmbeddingTable::Impl::ForEachRow(
-    int64_t max_rows,
-    const std::function<absl::Status(const RowChunk&)>& visit) const {
+    int64_t max_rows, const std::function<absl::Status(const RowChunk&)>& visit,
+    std::optional<uint32_t> since) const {
   if (max_rows <= 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "table '", config_.name,
         "': max_rows: expected a positive number, got ", max_rows));
   }
   CatchUpAll();
-  const size_t dim = static_cast<size_t>(config_.dim);
-  const size_t slot_floats = static_cast<size_t>(this->slot_floats());
-  const uint64_t buckets_per_visit = std::clamp<uint64_t>(
-      static_cast<uint64_t>(max_rows) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
+  const auto dim = static_cast<size_t>(config_.dim);
+  const auto slot_floats = static_cast<size_t>(this->slot_floats());
+  const auto full = static_cast<size_t>(max_rows);
+  const uint64_t buckets_per_visit =
+      std::clamp<uint64_t>(full / kKeysPerBucket, 1, kMaxBucketsPerVisit);
   std::vector<float> row(static_cast<size_t>(row_floats()));
+  // The first num_rows of these; they never get shorter, so that the memory of
+  // a chunk as long as a file is cleared once.
   std::vector<Key> keys;
   std::vector<float> embeddings;
   std::vector<float> slots;
+  size_t num_rows = 0;
+  const auto emit = [&]() -> absl::Status {
+    for (size_t begin = 0; begin < num_rows; begin += full) {
+      const size_t n = std::min(num_rows - begin, full);
+      TFSWITCH_RETURN_IF_ERROR(
+          visit({absl::MakeConstSpan(keys).subspan(begin, n),
+                 absl::MakeConstSpan(embeddings).subspan(begin * dim, n * dim),
+                 absl::MakeConstSpan(slots).subspan(begin * slot_floats,
+                                                    n * slot_floats)}));
+    }
+    num_rows = 0;
+    return absl::OkStatus();
+  };
+  std::vector<std::pair<Key, StripeIndex::Entry>> entries;
   for (Stripe& stripe : stripes_) {
     // A key's position in the hash never changes, whereas its bucket does when
     // the index grows: so we go through ranges of positions, each under the
     // mutex, and meet a key exactly in the step of its position.
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
-      keys.clear();
-      embeddings.clear();
-      slots.clear();
+      entries.clear();
       {
         MutexLock lock(&stripe.mutex);
         begin = stripe.index.VisitEntries(
             begin, buckets_per_visit, [&](Key key, StripeIndex::Entry entry) {
-              CopyRowLocked(&stripe, entry, row.data());
-              keys.push_back(key);
-              embeddings.insert(embeddings.end(), row.begin(),
-                                row.begin() + dim);
-              slots.insert(slots.end(), row.begin() + dim, row.end());
+              if (since.has_value() &&
+                  RacyLoad(stripe.rows.stamps() + entry.row()) <= *since) {
+                return;
+              }
+              entries.emplace_back(key, entry);
             });
+        if (const size_t end = num_rows + entries.size(); end > keys.size()) {
+          keys.resize(end);
+          embeddings.resize(end * dim);
+          slots.resize(end * slot_floats);
+        }
+        for (size_t i = 0; i < entries.size(); ++i, ++num_rows) {
+          // Rows lie in the order of their creation, not in that of the index.
+          if (i + kLockedDistance < entries.size()) {
+            const auto* const next = reinterpret_cast<const char*>(
+                stripe.rows.At(entries[i + kLockedDistance].second.row()));
+            for (size_t at = 0; at < stride_; at += kCacheLineBytes) {
+              __builtin_prefetch(next + at);
+            }
+          }
+          const auto& [key, entry] = entries[i];
+          CopyRowLocked(&stripe, entry, row.data());
+          keys[num_rows] = key;
+          std::copy(row.begin(), row.begin() + dim,
+                    embeddings.begin() + num_rows * dim);
+          std::copy(row.begin() + dim, row.end(),
+                    slots.begin() + num_rows * slot_floats);
+        }
       }
-      for (size_t i = 0; i < keys.size();) {
-        const size_t n =
-            std::min(keys.size() - i, static_cast<size_t>(max_rows));
-        TFSWITCH_RETURN_IF_ERROR(
-            visit({absl::MakeConstSpan(keys).subspan(i, n),
-                   absl::MakeConstSpan(embeddings).subspan(i * dim, n * dim),
-                   absl::MakeConstSpan(slots).subspan(i * slot_floats,
-                                                      n * slot_floats)}));
-        i += n;
+      // Another range may have so many.
+      if (num_rows + buckets_per_visit * kKeysPerBucket > full) {
+        TFSWITCH_RETURN_IF_ERROR(emit());
       }
     }
   }
-  return absl::OkStatus();
+  return emit();
 }
 
 absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {

@@ -47,6 +47,8 @@ inline constexpr uint32_t kLockedDistance = 12;
 // Buckets per step of ForEachRow, that is the longest that a stripe is locked.
 inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
 
+inline constexpr size_t kCacheLineBytes = 64;
+
 // For a row of one table, on the stack if it is not long.
 using RowBuffer = absl::InlinedVector<float, 256>;
 
@@ -155,9 +157,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::Status AssignCandidates(absl::Span<const Key> keys,
                                 absl::Span<const float> records) override;
   CountingBloom* bloom() const override { return bloom_.get(); }
-  absl::Status ForEachRow(
-      int64_t max_rows,
-      const std::function<absl::Status(const RowChunk&)>& visit) const override;
+  absl::Status ForEachRow(int64_t max_rows,
+                          const std::function<absl::Status(const RowChunk&)>&
+                              visit) const override {
+    return ForEachRow(max_rows, visit, std::nullopt);
+  }
   absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
@@ -190,6 +194,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     return codec_.num_floats() + statistics_.num_floats();
   }
 
+  // With `since` only rows that have changed since that epoch.
+  absl::Status ForEachRow(
+      int64_t max_rows,
+      const std::function<absl::Status(const RowChunk&)>& visit,
+      std::optional<uint32_t> since) const;
   // With `since` only those that read differently since that epoch, which
   // candidates with weights do.
   absl::Status ForEachCandidate(
