@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/racy_memory.h"
@@ -174,6 +175,15 @@ void MemorySpan::Reset() {
 size_t PhysicalMemoryBytes() {
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
          static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+size_t AvailableMemoryBytes() {
+  std::ifstream info("/proc/meminfo");
+  std::string name;
+  for (size_t kib = 0; info >> name >> kib; info.ignore(80, '\n')) {
+    if (name == "MemAvailable:") return kib << 10;
+  }
+  return PhysicalMemoryBytes() / 2;
 }
 
 }  // namespace tfswitch

@@ -114,6 +114,8 @@ class MemoryReservation {
 
 // Bytes of physical memory of this machine.
 size_t PhysicalMemoryBytes();
+// Those of them that are free, or would be if files in memory were dropped.
+size_t AvailableMemoryBytes();
 
 }  // namespace tfswitch
 

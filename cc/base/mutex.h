@@ -10,6 +10,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
@@ -25,6 +26,9 @@ class ABSL_LOCKABLE Mutex {
 
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+
+  // In a child of fork(): nobody has it, also if a thread of the parent had.
+  void ResetAfterFork() { new (&mutex_) std::mutex(); }
 
  private:
   friend class CondVar;

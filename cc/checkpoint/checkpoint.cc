@@ -591,11 +591,27 @@ PartWriter::~PartWriter() {
 
 absl::Status PartWriter::AddTable(const EmbeddingTable& table,
                                   Progress* progress) {
-  SavedTable saved;
+  BeginTable(table);
+  TFSWITCH_RETURN_IF_ERROR(WriteTable(table, [&](int64_t num_rows) {
+    if (progress != nullptr) progress->Add(num_rows);
+  }));
+  // After the rows, none of which may be ahead of it.
+  data_->tables[table.config().name].steps = table.SaveSteps();
+  return absl::OkStatus();
+}
+
+void PartWriter::BeginTable(const EmbeddingTable& table) {
+  SavedTable& saved = data_->tables[table.config().name];
   saved.config = table.config();
   saved.identity = table.identity();
   saved.slot_floats = table.slot_floats();
   saved.last_day = table.last_day();
+  saved.steps = table.SaveSteps();
+}
+
+absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
+                                    absl::FunctionRef<void(int64_t)> report) {
+  SavedTable& saved = data_->tables[table.config().name];
   const int dim = table.dim();
   const int slot_floats = table.slot_floats();
   const auto write = [&](FileKind kind, int64_t num_rows,
@@ -687,22 +703,57 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table,
               {"slots", "F32", {num_rows, slot_floats}, BytesOf(chunk.slots)});
         }
         TFSWITCH_RETURN_IF_ERROR(write(FileKind::kRows, num_rows, tensors));
-        if (progress != nullptr) progress->Add(num_rows);
+        report(num_rows);
         return absl::OkStatus();
       }));
-  // After the rows, none of which may be ahead of it.
-  saved.steps = table.SaveSteps();
-  data_->tables.emplace(saved.config.name, std::move(saved));
   return absl::OkStatus();
+}
+
+std::string PartWriter::WrittenFiles() const {
+  Json tables = Json::object();
+  for (const auto& [name, table] : data_->tables) {
+    tables[name] = FilesToJson(table.files);
+  }
+  Json json = {{"tables", std::move(tables)}};
+  if (data_->server.has_value()) {
+    json["server"] = FilesToJson(data_->server->files);
+  }
+  return DumpJson(json);
+}
+
+absl::Status PartWriter::TakeFiles(const std::string& text) {
+  const std::string what = absl::StrCat("save '", data_->save_id, "'");
+  TFSWITCH_ASSIGN_OR_RETURN(Json json, ParseJson(text));
+  const auto take = [&](const std::string& folder, const Json& files,
+                        uint32_t num_virtual_shards, std::vector<RowFile>* to) {
+    const size_t first = to->size();
+    TFSWITCH_RETURN_IF_ERROR(
+        FilesFromJson(files, folder, what, num_virtual_shards, to));
+    for (size_t i = first; i < to->size(); ++i) {
+      data_->written.push_back((*to)[i].name);
+    }
+    return absl::OkStatus();
+  };
+  for (auto& [name, table] : data_->tables) {
+    TFSWITCH_RETURN_IF_ERROR(take(FileNameOf(name), json["tables"][name],
+                                  table.config.num_virtual_shards,
+                                  &table.files));
+  }
+  if (!data_->server.has_value()) return absl::OkStatus();
+  return take(kServerFolder, json["server"], 0, &data_->server->files);
 }
 
 void PartWriter::SetWorkQueues(std::string json) {
   data_->work_queues = std::move(json);
 }
 
-absl::Status PartWriter::AddServer(SavedServer server,
-                                   const std::vector<WriteMark>& marks,
-                                   const std::vector<StagedMessage>& staged) {
+void PartWriter::BeginServer(SavedServer server) {
+  data_->server = std::move(server);
+}
+
+absl::Status PartWriter::WriteServer(const std::vector<WriteMark>& marks,
+                                     const std::vector<StagedMessage>& staged) {
+  SavedServer& server = *data_->server;
   const auto marks_per_file =
       static_cast<size_t>(kBytesPerFile / (kMarkWidth * sizeof(int64_t)));
   for (size_t begin = 0; begin < marks.size(); begin += marks_per_file) {
@@ -746,7 +797,6 @@ absl::Status PartWriter::AddServer(SavedServer server,
                       {"bytes", "U8", {num_bytes}, BytesOf(bytes)}},
                      {}, &server.files));
   }
-  data_->server = std::move(server);
   return absl::OkStatus();
 }
 

@@ -35,6 +35,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cc/base/progress.h"
@@ -108,6 +109,10 @@ using Interrupt = std::function<absl::Status()>;
 // Writes one shard's files. Create, AddTable() for each, Finish(). Without
 // Finish() the files are removed again.
 //
+// A copy of this process may write the files: BeginTable() and BeginServer()
+// here, WriteTable() and WriteServer() there, and then its WrittenFiles() go to
+// TakeFiles() here.
+//
 // Not thread-safe.
 class PartWriter {
  public:
@@ -122,14 +127,24 @@ class PartWriter {
   absl::Status AddTable(const EmbeddingTable& table,
                         Progress* progress = nullptr);
 
+  // The two halves of AddTable(). `report` hears of rows that are written.
+  void BeginTable(const EmbeddingTable& table);
+  absl::Status WriteTable(const EmbeddingTable& table,
+                          absl::FunctionRef<void(int64_t)> report);
+
+  // The files written so far, as a text.
+  std::string WrittenFiles() const;
+  absl::Status TakeFiles(const std::string& text);
+
   // A JSON text that the manifest keeps; of one shard.
   void SetWorkQueues(std::string json);
 
   // Makes it a save that this server can recover from: CommitOptions::is_own
-  // must be set. `server.files` are written here.
-  absl::Status AddServer(SavedServer server,
-                         const std::vector<WriteMark>& marks,
-                         const std::vector<StagedMessage>& staged);
+  // must be set.
+  void BeginServer(SavedServer server);
+  // Writes `server.files`.
+  absl::Status WriteServer(const std::vector<WriteMark>& marks,
+                           const std::vector<StagedMessage>& staged);
 
   // The files written so far, relative to the checkpoint.
   const std::vector<std::string>& files() const;

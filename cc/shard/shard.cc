@@ -1265,6 +1265,8 @@ void Shard::DropStagedPushes(const std::string& restore_id) {
 
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   std::shared_ptr<Restore> restore;  // Freed outside the lock.
+  // A save that is under way ends first, and then no other one begins.
+  MutexLock lock(&saving_state_);
   const WriteGate::Closed closed(abort ? nullptr : gate());
   if (!abort) DropStagedPushes(restore_id);
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_taken,
@@ -1281,7 +1283,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
     return absl::OkStatus();
   }
   TFSWITCH_RETURN_IF_ERROR(
-      SaveClosedState(options_.own_folder, Never).status());
+      SaveClosedState(options_.own_folder, Never, nullptr).status());
   log_->EndBreak();
   // The mark of a restore that has come to its end: something follows it.
   return Log(RecordType::kRestore, {""}).status();

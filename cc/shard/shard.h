@@ -67,6 +67,9 @@ struct ShardOptions {
   uint64_t max_tables = 4096;
   // Cells of Bloom filters, of all tables; 0: half of the machine's memory.
   uint64_t max_bloom_bytes = 0;
+  // Memory that may be copied because it changes during a save of the state; 0:
+  // half of what is available when it begins.
+  uint64_t max_save_bytes = 0;
   CoordinatorLimits coordinator = {};
 
   absl::Status Validate() const;
@@ -292,10 +295,9 @@ class Shard {
   // and on shard 0 the work queues. `folder` is the server's own, not a
   // client's.
 
-  // Saves it. With a push log it is the state of one moment, and writes wait
-  // meanwhile. Without one, as for clients, rows are of different moments; a
-  // write that is applied meanwhile may be in it in part, and has its mark, so
-  // that it is not applied twice.
+  // Saves it, as it is at one moment, with options.num_writes or a log: writes
+  // wait while the process is forked, but not while its child writes the files,
+  // unless more memory than options.max_save_bytes is copied.
   absl::StatusOr<checkpoint::SavedServer> SaveState(
       const std::string& folder, const Interrupt& interrupt = Never);
 
@@ -360,8 +362,10 @@ class Shard {
 
   static absl::Status Never() { return absl::OkStatus(); }
 
-  // Null without a log.
-  WriteGate* gate() const { return log_ == nullptr ? nullptr : &gate_; }
+  // Null if this shard saves no state.
+  WriteGate* gate() const {
+    return log_ == nullptr && options_.num_writes == nullptr ? nullptr : &gate_;
+  }
   absl::StatusOr<uint64_t> Log(
       RecordType type, std::initializer_list<absl::string_view> pieces) const;
   absl::StatusOr<uint64_t> LogPush(const PushRequest& push) const;
@@ -371,9 +375,12 @@ class Shard {
   // OK if calls find this table under its name, or there is no log: a write
   // that has waited at the gate may come to one that was replaced meanwhile.
   absl::Status CheckPresent(const EmbeddingTable& table) const;
-  // REQUIRES: the gate is closed, or there is no log.
+  // REQUIRES: the gate is closed. Opens it as soon as it can, if `closed` is
+  // given.
   absl::StatusOr<checkpoint::SavedServer> SaveClosedState(
-      const std::string& folder, const Interrupt& interrupt);
+      const std::string& folder, const Interrupt& interrupt,
+      std::optional<WriteGate::Closed>* closed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(saving_state_);
 
   void CountWrite() {
     if (options_.num_writes != nullptr) {
@@ -498,6 +505,7 @@ class Shard {
   std::atomic<bool> is_recovering_{false};
 
   // These have their own locks.
+  Mutex saving_state_;  // One save at a time; before the gate is closed.
   mutable WriteGate gate_;
   WriteLedger ledger_;
   GradientAccumulator stage_{options_.coordinator.max_groups};

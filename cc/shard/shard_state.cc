@@ -1,7 +1,7 @@
 // A save of the state goes the way of a client's save, but alone: one part, in
-// a folder of this server's own. The counts of writes are read before the rows
-// and the marks after them, so that each write that is not whole in the save is
-// counted as lost and is never applied twice.
+// a folder of this server's own. It is the state of one moment, in which the
+// gate is closed and no row changes: then a child process is forked, which has
+// a copy of all memory and writes the files.
 //
 // Recovery tries the newest save first. One that is damaged is skipped, because
 // an older model serves its workers better than none; the caller says so. It is
@@ -9,7 +9,9 @@
 // each time.
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +23,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/files.h"
+#include "cc/base/forked_work.h"
+#include "cc/base/memory_region.h"
+#include "cc/base/mutex.h"
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
@@ -33,60 +38,104 @@ namespace tfswitch {
 
 absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
     const std::string& folder, const Interrupt& interrupt) {
-  const WriteGate::Closed closed(gate());
-  return SaveClosedState(folder, interrupt);
+  MutexLock lock(&saving_state_);
+  std::optional<WriteGate::Closed> closed(gate());
+  return SaveClosedState(folder, interrupt, &closed);
 }
 
 absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
-    const std::string& folder, const Interrupt& interrupt) {
+    const std::string& folder, const Interrupt& interrupt,
+    std::optional<WriteGate::Closed>* closed) {
   checkpoint::SavedServer server;
   server.last_record = log_ == nullptr ? last_record_ : log_->last();
   server.saved_at_ms = absl::ToUnixMillis(absl::Now());
   if (options_.num_writes != nullptr) server.num_writes = *options_.num_writes;
   server.rounds = stage_.SaveGroups();
   std::vector<checkpoint::StagedMessage> staged;
-  if (log_ != nullptr) {
-    stage_.ForEachStaged([&](const StepTag& tag, const std::string& table,
-                             const StagedPush& each) {
-      PushRequest push;
-      static_cast<GradientBatch&>(push) = each;
-      push.table = table;
-      push.keys_are_unique = true;
-      push.step = tag;
-      checkpoint::StagedMessage& message = staged.emplace_back();
-      message.number = each.number;
-      message.bytes.resize(PushRequestBytes(push));
-      WritePushRequest(push, message.bytes.data());
-    });
-    // The save must not be on the disk before the records that it counts.
-    if (!log_->has_failed()) TFSWITCH_RETURN_IF_ERROR(log_->Sync());
-  }
+  stage_.ForEachStaged([&](const StepTag& tag, const std::string& table,
+                           const StagedPush& each) {
+    PushRequest push;
+    static_cast<GradientBatch&>(push) = each;
+    push.table = table;
+    push.keys_are_unique = true;
+    push.step = tag;
+    checkpoint::StagedMessage& message = staged.emplace_back();
+    message.number = each.number;
+    message.bytes.resize(PushRequestBytes(push));
+    WritePushRequest(push, message.bytes.data());
+  });
+  const std::vector<checkpoint::WriteMark> marks = ledger_.Marks();
   const std::string save_id =
       absl::StrFormat("%016x%016x", server.saved_at_ms, DrawId());
   checkpoint::PartWriter writer(folder, save_id, options_.shard_index,
                                 options_.num_shards, /*all_tables=*/true,
                                 interrupt);
+  writer.BeginServer(server);
   if (options_.shard_index == 0) {
-    // Before the tables, as SaveShard() does.
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
   }
-  for (const auto& table : Tables()) {
-    TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table));
+  const std::vector<std::shared_ptr<EmbeddingTable>> tables = Tables();
+  int64_t num_rows = 0;
+  for (const auto& table : tables) num_rows += table->size();
+  Progress progress(absl::StrCat("saving to '", folder, "'"), num_rows);
+  const auto add = [&](int64_t rows) { progress.Add(rows); };
+  const auto write =
+      [&](const ForkedWork::Report& report) -> absl::StatusOr<std::string> {
+    for (const auto& table : tables) {
+      TFSWITCH_RETURN_IF_ERROR(writer.WriteTable(*table, report));
+    }
+    TFSWITCH_RETURN_IF_ERROR(writer.WriteServer(marks, staged));
+    return writer.WrittenFiles();
+  };
+  // Lookups may make rows while the gate is closed.
+  for (const auto& table : tables) {
+    table->Hold();
+    writer.BeginTable(*table);
   }
-  TFSWITCH_RETURN_IF_ERROR(writer.AddServer(server, ledger_.Marks(), staged));
-  const std::vector<std::string> files = writer.files();
-  checkpoint::CommitOptions options;
-  options.interrupt = interrupt;
-  options.is_own = true;
-  const absl::StatusOr<int64_t> number =
-      checkpoint::Commit(folder, save_id, {writer.Finish()}, options);
-  if (number.ok()) return server;
-  const absl::Status clean_up =
-      checkpoint::RemoveUnpublished(folder, files, interrupt);
-  if (clean_up.ok()) return number.status();
+  const uint64_t max_copied = options_.max_save_bytes != 0
+                                  ? options_.max_save_bytes
+                                  : AvailableMemoryBytes() / 2;
+  auto child = ForkedWork::Start([&](const ForkedWork::Report& report) {
+    for (const auto& table : tables) table->ResetAfterFork();
+    return write(report);
+  });
+  for (const auto& table : tables) table->Release();
+  absl::Status status = child.status();
+  if (child.ok()) {
+    if (closed != nullptr) closed->reset();
+    const absl::StatusOr<std::string> files =
+        (*child)->Wait(add, [&]() -> absl::Status {
+          if (closed != nullptr && !closed->has_value() &&
+              (*child)->copied_bytes() > max_copied) {
+            closed->emplace(gate());
+          }
+          return interrupt();
+        });
+    status = files.ok() ? writer.TakeFiles(*files) : files.status();
+  } else {
+    std::fprintf(stderr,
+                 "tfswitch-server: warning: writes wait while the state is "
+                 "saved: %s\n",
+                 std::string(status.message()).c_str());
+    status = write(add).status();
+  }
+  // The save must not be on the disk before the records that it counts.
+  if (status.ok() && log_ != nullptr && !log_->has_failed()) {
+    status = log_->Sync();
+  }
+  if (status.ok()) {
+    checkpoint::CommitOptions options;
+    options.interrupt = interrupt;
+    options.is_own = true;
+    status = checkpoint::Commit(folder, save_id, {writer.Finish()}, options)
+                 .status();
+  }
+  if (status.ok()) return server;
+  const absl::Status clean_up = checkpoint::RemoveUnpublished(folder);
+  if (clean_up.ok() || absl::IsNotFound(clean_up)) return status;
   return absl::Status(
-      number.status().code(),
-      absl::StrCat(number.status().message(),
+      status.code(),
+      absl::StrCat(status.message(),
                    "; and files of this save stay: ", clean_up.message()));
 }
 

@@ -7,8 +7,13 @@
 namespace tfswitch {
 
 uint32_t ChangeClock::Enter() {
+  SpinWait wait;
   for (;;) {
     const uint32_t epoch = epoch_.load();
+    if ((epoch & kHeld) != 0) {
+      wait.Pause();
+      continue;
+    }
     at_work_[epoch % 2].fetch_add(1);
     // Sequentially consistent, as is the end of an epoch: either the epoch is
     // still seen here as it was, or whoever ends it sees that we are in it.
@@ -24,6 +29,18 @@ uint32_t ChangeClock::EndEpoch() {
   SpinWait wait;
   while (at_work_[epoch % 2].load() != 0) wait.Pause();
   return epoch;
+}
+
+void ChangeClock::Hold() {
+  mutex_.Lock();
+  epoch_.fetch_or(kHeld);
+  SpinWait wait;
+  while (at_work_[0].load() != 0 || at_work_[1].load() != 0) wait.Pause();
+}
+
+void ChangeClock::Release() {
+  epoch_.fetch_and(~kHeld);
+  mutex_.Unlock();
 }
 
 void KeyChanges::Add(Key key, uint32_t stamp) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "cc/base/hash.h"
 #include "cc/base/mutex.h"
 
@@ -56,12 +57,20 @@ class ChangeClock {
   uint32_t EndEpoch();
 
   bool is_running() const {
-    return epoch_.load(std::memory_order_acquire) > kFirstEpoch;
+    return (epoch_.load(std::memory_order_acquire) & ~kHeld) > kFirstEpoch;
   }
+
+  // No row is being changed from the end of Hold() to Release(), which the same
+  // thread calls: changes that have begun are over, and others wait. No change
+  // may begin inside another one.
+  void Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  void Release() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   // Before the first call of EndEpoch().
   static constexpr uint32_t kFirstEpoch = 1;
+  // Set in the epoch while changes wait.
+  static constexpr uint32_t kHeld = uint32_t{1} << 31;
 
   uint32_t Enter();
   void Leave(uint32_t epoch) {

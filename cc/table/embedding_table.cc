@@ -608,6 +608,12 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   return emit();
 }
 
+void EmbeddingTable::Impl::ResetAfterFork() {
+  Release();
+  step_log_.ResetAfterFork();
+  for (Stripe& stripe : stripes_) stripe.mutex.ResetAfterFork();
+}
+
 absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {
   TFSWITCH_RETURN_IF_ERROR(StepLog::Validate(saved));
   step_log_.Restore(saved);

@@ -301,6 +301,15 @@ class EmbeddingTable {
   virtual void SubtractDeltaScores(absl::Span<const Key> keys,
                                    absl::Span<const float> scores) = 0;
 
+  // No row changes from the end of Hold() to Release(), which the same thread
+  // calls: changes that have begun are over, and others wait. For a moment,
+  // such as that of a fork().
+  virtual void Hold() = 0;
+  virtual void Release() = 0;
+  // In a child that was forked under Hold(): lets it read, whatever threads of
+  // the parent did.
+  virtual void ResetAfterFork() = 0;
+
   // Rows now in the table. Exact only while no other thread is writing.
   virtual int64_t size() const = 0;
   virtual TableStats stats() const = 0;

@@ -172,6 +172,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
 
 void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
                                                absl::Span<const float> scores) {
+  const ChangeClock::Change change(&change_clock_);
   const auto subtract = [&](const KeyPlace& place, size_t i) {
     if (!place.has_row()) return absl::OkStatus();
     ModifyLocked(place.stripe, place.entry, RowRounding(), /*stamp=*/0,

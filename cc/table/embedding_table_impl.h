@@ -165,6 +165,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
+  void Hold() override { change_clock_.Hold(); }
+  void Release() override { change_clock_.Release(); }
+  void ResetAfterFork() override;
   void SubtractDeltaScores(absl::Span<const Key> keys,
                            absl::Span<const float> scores) override;
   int64_t size() const override;

@@ -270,6 +270,7 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   std::vector<uint32_t> left;
   std::vector<float> buffer;
   for (uint64_t begin = 0; begin < kEndOfPositions;) {
+    const ChangeClock::Change change(&change_clock_);
     MutexLock lock(&stripe->mutex);
     beyond.clear();
     begin = stripe->index.VisitEntries(begin, kMaxBucketsPerVisit,

@@ -38,6 +38,11 @@ std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
       {"max_bloom_bytes",
        "Memory for the Bloom filters of all tables. 0: half of the machine's.",
        0, kAny, &shard->max_bloom_bytes},
+      {"max_save_bytes",
+       "Memory for what changes while the state is saved to --data_dir. 0: "
+       "half "
+       "of what is available when the save begins.",
+       0, kAny, &shard->max_save_bytes},
       {"max_groups", "Groups of workers, ever.", 1, kAny,
        &shard->coordinator.max_groups},
       {"max_workers",
