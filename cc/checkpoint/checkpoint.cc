@@ -67,6 +67,8 @@ const char* NameOf(FileKind kind) {
       return "candidates";
     case FileKind::kBloom:
       return "bloom";
+    case FileKind::kRemoved:
+      return "removed";
     case FileKind::kMarks:
       return "marks";
     case FileKind::kStaged:
@@ -86,7 +88,18 @@ Json FileToJson(const RowFile& file) {
   return json;
 }
 
+int64_t RowBytes(const EmbeddingTable& table) {
+  return static_cast<int64_t>(
+      sizeof(Key) + sizeof(float) * (table.dim() + table.slot_floats()));
+}
+
+// Whether a file is taken over when only changes are saved.
+bool HasRows(const RowFile& file) {
+  return file.kind == FileKind::kRows || file.kind == FileKind::kRemoved;
+}
+
 uint64_t RowsOf(const SavedTable& table) {
+  if (table.num_rows.has_value()) return *table.num_rows;
   uint64_t num_rows = 0;
   for (const RowFile& file : table.files) {
     if (file.kind == FileKind::kRows) {
@@ -189,18 +202,15 @@ absl::StatusOr<RowFile> FileFromJson(const Json& json,
   }
   // Any JSON type: a file taken for rows by mistake would be loaded as such.
   if (const auto kind = json.find("kind"); kind != json.end()) {
-    if (*kind == NameOf(FileKind::kCandidates)) {
-      file.kind = FileKind::kCandidates;
-    } else if (*kind == NameOf(FileKind::kBloom)) {
-      file.kind = FileKind::kBloom;
-    } else if (*kind == NameOf(FileKind::kMarks)) {
-      file.kind = FileKind::kMarks;
-    } else if (*kind == NameOf(FileKind::kStaged)) {
-      file.kind = FileKind::kStaged;
-    } else {
+    for (const FileKind each :
+         {FileKind::kCandidates, FileKind::kBloom, FileKind::kRemoved,
+          FileKind::kMarks, FileKind::kStaged}) {
+      if (*kind == NameOf(each)) file.kind = each;
+    }
+    if (file.kind == FileKind::kRows) {
       return Damaged(what, absl::StrCat("kind of '", file.name,
-                                        "': expected candidates, bloom, marks, "
-                                        "staged or none, got ",
+                                        "': expected candidates, bloom, "
+                                        "removed, marks, staged or none, got ",
                                         DumpJson(*kind)));
     }
   }
@@ -349,6 +359,11 @@ absl::Status TablesFromJson(const Json& json, const std::string& what,
     TFSWITCH_RETURN_IF_ERROR(
         FilesFromJson(entry["files"], FileNameOf(name), what,
                       table.config.num_virtual_shards, &table.files));
+    // Files may have a row more than once.
+    uint64_t num_rows = 0;
+    if (Get(entry, "num_rows", &num_rows) && num_rows <= RowsOf(table)) {
+      table.num_rows = num_rows;
+    }
     tables->emplace(name, std::move(table));
   }
   return absl::OkStatus();
@@ -451,8 +466,11 @@ bool HasLastRowsOf(const Manifest& save, const Manifest& newest,
 // Removes the saves that are not kept. The newest is published: a file that
 // cannot be removed stays, and is only garbage; the error is the first of those
 // that say why.
+//
+// `is_own`: saves have files in common, of which one may be damaged one day. So
+// the newest save that has none of the newest one stays, too.
 absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
-                            int keep) {
+                            int keep, bool is_own) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
                             FormerSaves(path));
   std::vector<Manifest> kept = {newest};
@@ -478,9 +496,26 @@ absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
       largest = i;
     }
   }
+  size_t apart = old.size();
+  if (is_own) {
+    std::set<std::string> files;
+    AddFileNames(newest, &files);
+    const auto is_apart = [&files](const Manifest& save) {
+      std::set<std::string> its_files;
+      AddFileNames(save, &its_files);
+      return std::none_of(
+          its_files.begin(), its_files.end(),
+          [&](const std::string& file) { return files.count(file) > 0; });
+    };
+    // Newest first.
+    if (std::none_of(kept.begin(), kept.end(), is_apart)) {
+      apart = static_cast<size_t>(
+          std::find_if(old.begin(), old.end(), is_apart) - old.begin());
+    }
+  }
   std::set<std::string> named;
   for (const Manifest& save : kept) AddFileNames(save, &named);
-  for (const size_t i : {last, largest}) {
+  for (const size_t i : {last, largest, apart}) {
     if (i < old.size()) AddFileNames(old[i], &named);
   }
   absl::Status status;
@@ -491,7 +526,7 @@ absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
     return !error;
   };
   for (size_t i = 0; i < old.size(); ++i) {
-    if (i == last || i == largest) continue;
+    if (i == last || i == largest || i == apart) continue;
     // First, so that no manifest names a file that is gone.
     if (!remove(ManifestPath(path, old[i].number))) {
       AddFileNames(old[i], &named);
@@ -520,6 +555,16 @@ absl::StatusOr<Manifest> NewestSave(const std::string& path,
 
 }  // namespace
 
+bool IsWorthExtending(const TableBase& base, const EmbeddingTable& table) {
+  int64_t bytes = 0;
+  for (const RowFile& file : base.files) {
+    if (HasRows(file)) bytes += file.bytes;
+  }
+  // Where there are few rows, headers count.
+  constexpr int64_t kAnyway = int64_t{1} << 20;
+  return bytes <= kAnyway + table.size() * RowBytes(table) * 3 / 2;
+}
+
 uint64_t RowsOf(const Manifest& save) {
   uint64_t num_rows = 0;
   for (const auto& [name, table] : save.tables) num_rows += RowsOf(table);
@@ -536,6 +581,10 @@ struct PartWriter::Data {
   // its files.
   uint32_t attempt = std::random_device()();
   std::map<std::string, SavedTable> tables;
+  // Of tables of which only changes are written.
+  std::map<std::string, ChangeCursor> since;
+  // Of their files, those that were there before.
+  std::map<std::string, size_t> num_former;
   std::string work_queues;
   std::optional<SavedServer> server;
   Interrupt interrupt;
@@ -600,13 +649,21 @@ absl::Status PartWriter::AddTable(const EmbeddingTable& table,
   return absl::OkStatus();
 }
 
-void PartWriter::BeginTable(const EmbeddingTable& table) {
+void PartWriter::BeginTable(const EmbeddingTable& table,
+                            const TableBase* base) {
   SavedTable& saved = data_->tables[table.config().name];
   saved.config = table.config();
   saved.identity = table.identity();
   saved.slot_floats = table.slot_floats();
   saved.last_day = table.last_day();
   saved.steps = table.SaveSteps();
+  if (base == nullptr || !table.KnowsChangesSince(base->cursor)) return;
+  saved.num_rows = static_cast<uint64_t>(table.size());
+  data_->since[saved.config.name] = base->cursor;
+  for (const RowFile& file : base->files) {
+    if (HasRows(file)) saved.files.push_back(file);
+  }
+  data_->num_former[saved.config.name] = saved.files.size();
 }
 
 absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
@@ -630,10 +687,22 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
                         &saved.files);
   };
 
-  const int64_t row_bytes =
-      static_cast<int64_t>(sizeof(Key) + sizeof(float) * (dim + slot_floats));
-  const int64_t rows_per_file = std::max<int64_t>(1, kBytesPerFile / row_bytes);
+  const int64_t rows_per_file =
+      std::max<int64_t>(1, kBytesPerFile / RowBytes(table));
+  const auto since = data_->since.find(saved.config.name);
+  const bool is_whole = since == data_->since.end();
   std::vector<Key> keys;
+  if (!is_whole) keys = table.LostRowsSince(since->second);
+  constexpr auto kKeysPerFile =
+      static_cast<size_t>(kBytesPerFile) / sizeof(Key);
+  for (size_t begin = 0; begin < keys.size(); begin += kKeysPerFile) {
+    const auto some = absl::MakeConstSpan(keys).subspan(begin, kKeysPerFile);
+    const auto num_keys = static_cast<int64_t>(some.size());
+    TFSWITCH_RETURN_IF_ERROR(
+        write(FileKind::kRemoved, num_keys,
+              {{"keys", "I64", {num_keys}, BytesOf(some)}}));
+  }
+  keys.clear();
   // Before the rows: a key that gets one meanwhile is then in both, and not in
   // neither.
   if (const int width = table.candidate_floats(); width > 0) {
@@ -692,27 +761,36 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
     }
     if (!shards.empty()) TFSWITCH_RETURN_IF_ERROR(flush_bloom());
   }
-  TFSWITCH_RETURN_IF_ERROR(table.ForEachRow(
-      rows_per_file, [&](const RowChunk& chunk) -> absl::Status {
-        const auto num_rows = static_cast<int64_t>(chunk.keys.size());
-        std::vector<TensorToWrite> tensors = {
-            {"keys", "I64", {num_rows}, BytesOf(chunk.keys)},
-            {"embeddings", "F32", {num_rows, dim}, BytesOf(chunk.embeddings)}};
-        if (slot_floats > 0) {
-          tensors.push_back(
-              {"slots", "F32", {num_rows, slot_floats}, BytesOf(chunk.slots)});
-        }
-        TFSWITCH_RETURN_IF_ERROR(write(FileKind::kRows, num_rows, tensors));
-        report(num_rows);
-        return absl::OkStatus();
-      }));
-  return absl::OkStatus();
+  const auto write_rows = [&](const RowChunk& chunk) -> absl::Status {
+    const auto num_rows = static_cast<int64_t>(chunk.keys.size());
+    std::vector<TensorToWrite> tensors = {
+        {"keys", "I64", {num_rows}, BytesOf(chunk.keys)},
+        {"embeddings", "F32", {num_rows, dim}, BytesOf(chunk.embeddings)}};
+    if (slot_floats > 0) {
+      tensors.push_back(
+          {"slots", "F32", {num_rows, slot_floats}, BytesOf(chunk.slots)});
+    }
+    TFSWITCH_RETURN_IF_ERROR(write(FileKind::kRows, num_rows, tensors));
+    report(num_rows);
+    return absl::OkStatus();
+  };
+  return is_whole ? table.ForEachRow(rows_per_file, write_rows)
+                  : table.ForEachChangedRow(since->second, rows_per_file,
+                                            write_rows);
+}
+
+std::vector<RowFile> PartWriter::FilesOf(const EmbeddingTable& table) const {
+  return data_->tables.at(table.config().name).files;
 }
 
 std::string PartWriter::WrittenFiles() const {
   Json tables = Json::object();
   for (const auto& [name, table] : data_->tables) {
-    tables[name] = FilesToJson(table.files);
+    const auto former = data_->num_former.find(name);
+    const size_t first = former == data_->num_former.end() ? 0 : former->second;
+    tables[name] =
+        FilesToJson({table.files.begin() + static_cast<std::ptrdiff_t>(first),
+                     table.files.end()});
   }
   Json json = {{"tables", std::move(tables)}};
   if (data_->server.has_value()) {
@@ -887,6 +965,7 @@ absl::StatusOr<Manifest> JoinParts(
       if (table.steps.last_step > it->second.steps.last_step) {
         it->second.steps = table.steps;
       }
+      it->second.num_rows = RowsOf(it->second) + RowsOf(table);
       it->second.files.insert(it->second.files.end(), table.files.begin(),
                               table.files.end());
     }
@@ -904,11 +983,14 @@ absl::StatusOr<Manifest> JoinParts(
 
 // Checks that each file that the parts name is there, and that this save has
 // written it. The files that a manifest names are removed with it, one day.
+// Those of `former` are taken as they are.
 absl::Status CheckFiles(const std::string& path, const Manifest& manifest,
+                        const std::set<std::string>& former,
                         const Interrupt& interrupt) {
   for (const auto& [name, table] : manifest.tables) {
     for (const RowFile& file : table.files) {
       TFSWITCH_RETURN_IF_ERROR(interrupt());
+      if (former.count(file.name) > 0) continue;
       auto metadata =
           ReadMetadata((fs::path(path) / file.name).string(), file.bytes);
       if (!metadata.ok()) {
@@ -1011,7 +1093,10 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
         " parts is the one that this server has written to '", path,
         "'. If it was restarted meanwhile, save again"));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckFiles(path, manifest, options.interrupt));
+  std::set<std::string> former_files;
+  if (options.is_own) AddFileNames(former, &former_files);
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFiles(path, manifest, former_files, options.interrupt));
   if (!all_tables) {
     for (const auto& [name, table] : former.tables) {
       manifest.tables.emplace(name, table);
@@ -1049,7 +1134,8 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
     TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
   }
   TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(ManifestPath(path, 0), text));
-  if (const absl::Status status = RemoveOldSaves(path, manifest, options.keep);
+  if (const absl::Status status =
+          RemoveOldSaves(path, manifest, options.keep, options.is_own);
       !status.ok()) {
     std::fprintf(stderr, "tfswitch: warning: old saves stay in '%s': %s\n",
                  path.c_str(), std::string(status.message()).c_str());
@@ -1281,12 +1367,9 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
   const SlotConverter converter(
       saved, table,
       table.last_day() >= 0.0f ? table.last_day() : DayOfWallClock());
-  // Rows last: a key that has one is no candidate.
-  std::vector<RowFile> files = saved.files;
-  std::stable_partition(files.begin(), files.end(), [](const RowFile& file) {
-    return file.kind != FileKind::kRows;
-  });
-  for (const RowFile& row_file : files) {
+  // In their order: later rows replace earlier ones, and rows come behind
+  // candidates, because a key that has one is no candidate.
+  for (const RowFile& row_file : saved.files) {
     if (same_cut && (row_file.virtual_shards_begin >= last ||
                      row_file.virtual_shards_end <= first)) {
       continue;
@@ -1308,11 +1391,16 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
           LoadBloom(file, rows, first, last, table.bloom()));
       continue;
     }
-    if (progress != nullptr) progress->Add(rows);
     const int dim = config.dim;
     const int slot_floats = saved.slot_floats;
     TFSWITCH_ASSIGN_OR_RETURN(const auto key_bytes,
                               file.Get("keys", "I64", {rows}));
+    if (row_file.kind == FileKind::kRemoved) {
+      table.Erase({reinterpret_cast<const Key*>(key_bytes.data()),
+                   static_cast<size_t>(rows)});
+      continue;
+    }
+    if (progress != nullptr) progress->Add(rows);
     TFSWITCH_ASSIGN_OR_RETURN(const auto embedding_bytes,
                               file.Get("embeddings", "F32", {rows, dim}));
     absl::Span<const char> slot_bytes;

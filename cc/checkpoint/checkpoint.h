@@ -7,6 +7,11 @@
 //        embeddings  float32  [rows, dim]
 //        slots       float32  [rows, slot_floats]   if rows have any
 //
+// A server's own save may have files of the one before and, behind these, files
+// with what has changed: "removed" (keys that have lost their row), and then
+// rows. So files are read in their order, and a later row replaces an earlier
+// one.
+//
 // A table with an admission policy has files of another kind beside them, for
 // the keys that wait: "candidates" (keys, and records as float32 [keys,
 // candidate_floats]) or "bloom" (virtual_shards as int64 [n], and cells as
@@ -48,7 +53,7 @@ inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr int kFormatVersion = 1;
 
 // The contents of a file.
-enum class FileKind { kRows, kCandidates, kBloom, kMarks, kStaged };
+enum class FileKind { kRows, kCandidates, kBloom, kRemoved, kMarks, kStaged };
 
 // One file of rows, or of records of keys without one.
 struct RowFile {
@@ -65,6 +70,8 @@ struct SavedTable {
   TableConfig config;
   TableIdentity identity;  // 0 and none in files without.
   int slot_floats = 0;
+  // Absent: all rows of its files count.
+  std::optional<uint64_t> num_rows;
   float last_day = kServersDay;  // See EmbeddingTable::last_day.
   SavedSteps steps;              // See EmbeddingTable::SaveSteps.
   std::vector<RowFile> files;
@@ -103,6 +110,16 @@ struct Manifest {
   std::optional<SavedServer> server;  // In a server's own state.
 };
 
+// A table as a published save has it, to which the next one adds what has
+// changed.
+struct TableBase {
+  ChangeCursor cursor;
+  std::vector<RowFile> files;
+};
+
+// Whether its files are not much longer than those of all rows would be.
+bool IsWorthExtending(const TableBase& base, const EmbeddingTable& table);
+
 // Asked while files are written or read: an error ends that with it.
 using Interrupt = std::function<absl::Status()>;
 
@@ -127,10 +144,14 @@ class PartWriter {
   absl::Status AddTable(const EmbeddingTable& table,
                         Progress* progress = nullptr);
 
-  // The two halves of AddTable(). `report` hears of rows that are written.
-  void BeginTable(const EmbeddingTable& table);
+  // The two halves of AddTable(). `report` hears of rows that are written. With
+  // `base` only what has changed since then is written, unless that is not
+  // known.
+  void BeginTable(const EmbeddingTable& table, const TableBase* base = nullptr);
   absl::Status WriteTable(const EmbeddingTable& table,
                           absl::FunctionRef<void(int64_t)> report);
+  // The files of a table that has been written.
+  std::vector<RowFile> FilesOf(const EmbeddingTable& table) const;
 
   // The files written so far, as a text.
   std::string WrittenFiles() const;

@@ -506,6 +506,13 @@ class Shard {
 
   // These have their own locks.
   Mutex saving_state_;  // One save at a time; before the gate is closed.
+  // What the newest save of the state has, by table name.
+  struct SavedBase {
+    std::weak_ptr<EmbeddingTable> table;
+    checkpoint::TableBase base;
+  };
+  std::map<std::string, SavedBase> bases_ ABSL_GUARDED_BY(saving_state_);
+  int num_changes_saved_ ABSL_GUARDED_BY(saving_state_) = 0;
   mutable WriteGate gate_;
   WriteLedger ledger_;
   GradientAccumulator stage_{options_.coordinator.max_groups};

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,12 @@
 #include "cc/wire/codec.h"
 
 namespace tfswitch {
+namespace {
+
+// Among so many saves one has all rows, and others only what has changed.
+constexpr int kMaxChangesSaved = 30;
+
+}  // namespace
 
 absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
     const std::string& folder, const Interrupt& interrupt) {
@@ -69,7 +76,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
       absl::StrFormat("%016x%016x", server.saved_at_ms, DrawId());
   checkpoint::PartWriter writer(folder, save_id, options_.shard_index,
                                 options_.num_shards, /*all_tables=*/true,
-                                interrupt);
+                                /*interrupt=*/Never);
   writer.BeginServer(server);
   if (options_.shard_index == 0) {
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
@@ -87,10 +94,22 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     TFSWITCH_RETURN_IF_ERROR(writer.WriteServer(marks, staged));
     return writer.WrittenFiles();
   };
-  // Lookups may make rows while the gate is closed.
+  std::map<std::string, SavedBase> bases;
+  // All tables get new files at the same time, so that there are saves without
+  // files in common.
+  bool adds_changes = num_changes_saved_ < kMaxChangesSaved;
   for (const auto& table : tables) {
+    SavedBase& base = bases_[table->config().name];
+    if (base.table.lock() != table) base = {table, {}};
+    adds_changes =
+        adds_changes && checkpoint::IsWorthExtending(base.base, *table);
+  }
+  for (const auto& table : tables) {
+    const std::string& name = table->config().name;
+    bases[name] = {table, {table->EndEpoch(), {}}};
+    // Lookups may make rows while the gate is closed.
     table->Hold();
-    writer.BeginTable(*table);
+    writer.BeginTable(*table, adds_changes ? &bases_[name].base : nullptr);
   }
   const uint64_t max_copied = options_.max_save_bytes != 0
                                   ? options_.max_save_bytes
@@ -117,7 +136,8 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
                  "tfswitch-server: warning: writes wait while the state is "
                  "saved: %s\n",
                  std::string(status.message()).c_str());
-    status = write(add).status();
+    status = interrupt();
+    if (status.ok()) status = write(add).status();
   }
   // The save must not be on the disk before the records that it counts.
   if (status.ok() && log_ != nullptr && !log_->has_failed()) {
@@ -130,7 +150,14 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     status = checkpoint::Commit(folder, save_id, {writer.Finish()}, options)
                  .status();
   }
-  if (status.ok()) return server;
+  if (status.ok()) {
+    for (const auto& table : tables) {
+      bases[table->config().name].base.files = writer.FilesOf(*table);
+    }
+    bases_ = std::move(bases);
+    num_changes_saved_ = adds_changes ? num_changes_saved_ + 1 : 0;
+    return server;
+  }
   const absl::Status clean_up = checkpoint::RemoveUnpublished(folder);
   if (clean_up.ok() || absl::IsNotFound(clean_up)) return status;
   return absl::Status(
@@ -148,6 +175,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
     Loaded loaded;
     std::vector<checkpoint::WriteMark> marks;
     std::vector<checkpoint::StagedMessage> staged_pushes;
+    std::map<std::string, std::vector<checkpoint::RowFile>> files;
     const auto load = [&]() -> absl::Status {
       TFSWITCH_ASSIGN_OR_RETURN(
           const checkpoint::Manifest manifest,
@@ -169,6 +197,9 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
                &progress));
       TFSWITCH_RETURN_IF_ERROR(stage_.RestoreGroups(manifest.server->rounds));
       recovered.server = *manifest.server;
+      for (const auto& [name, table] : manifest.tables) {
+        files[name] = table.files;
+      }
       recovered.num_tables = loaded.tables.size();
       recovered.num_rows = staged.num_rows();
       return absl::OkStatus();
@@ -184,6 +215,12 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
       }
       ledger_.Restore(marks);
       last_record_ = recovered.server.last_record;
+      {
+        MutexLock lock(&saving_state_);
+        for (auto& [name, table] : loaded.tables) {
+          bases_[name] = {table, {table->EndEpoch(), std::move(files[name])}};
+        }
+      }
       {
         MutexLock lock(&mutex_);
         PutInPlace(&loaded);

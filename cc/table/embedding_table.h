@@ -297,6 +297,18 @@ class EmbeddingTable {
       const ChangeFilter& filter, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
 
+  // The moment from which on changes are later ones. The first call starts to
+  // keep track.
+  virtual ChangeCursor EndEpoch() = 0;
+  // Whether all keys that have lost their rows since then are known.
+  virtual bool KnowsChangesSince(const ChangeCursor& since) const = 0;
+  // These keys, some of which may have a row again.
+  virtual std::vector<Key> LostRowsSince(const ChangeCursor& since) const = 0;
+  // As ForEachRow(), of rows that have changed since then.
+  virtual absl::Status ForEachChangedRow(
+      const ChangeCursor& since, int64_t max_rows,
+      const std::function<absl::Status(const RowChunk&)>& visit) const = 0;
+
   // Subtracts from rows the delta scores that have been published.
   virtual void SubtractDeltaScores(absl::Span<const Key> keys,
                                    absl::Span<const float> scores) = 0;

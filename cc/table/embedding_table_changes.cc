@@ -170,6 +170,27 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   return cursor;
 }
 
+bool EmbeddingTable::Impl::KnowsChangesSince(const ChangeCursor& since) const {
+  if (since.log_id != change_log_id_) return false;
+  return std::all_of(stripes_.begin(), stripes_.end(), [&](Stripe& stripe) {
+    MutexLock lock(&stripe.mutex);
+    return stripe.key_changes.Knows(since.epoch);
+  });
+}
+
+std::vector<Key> EmbeddingTable::Impl::LostRowsSince(
+    const ChangeCursor& since) const {
+  std::vector<Key> lost;
+  for (Stripe& stripe : stripes_) {
+    MutexLock lock(&stripe.mutex);
+    const std::vector<Key> keys = stripe.key_changes.Since(since.epoch);
+    lost.insert(lost.end(), keys.begin(), keys.end());
+  }
+  std::sort(lost.begin(), lost.end());
+  lost.erase(std::unique(lost.begin(), lost.end()), lost.end());
+  return lost;
+}
+
 void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
                                                absl::Span<const float> scores) {
   const ChangeClock::Change change(&change_clock_);

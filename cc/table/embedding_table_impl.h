@@ -165,6 +165,17 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
+  ChangeCursor EndEpoch() override {
+    return {change_log_id_, change_clock_.EndEpoch()};
+  }
+  bool KnowsChangesSince(const ChangeCursor& since) const override;
+  std::vector<Key> LostRowsSince(const ChangeCursor& since) const override;
+  absl::Status ForEachChangedRow(
+      const ChangeCursor& since, int64_t max_rows,
+      const std::function<absl::Status(const RowChunk&)>& visit)
+      const override {
+    return ForEachRow(max_rows, visit, since.epoch);
+  }
   void Hold() override { change_clock_.Hold(); }
   void Release() override { change_clock_.Release(); }
   void ResetAfterFork() override;

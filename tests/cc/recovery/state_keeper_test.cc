@@ -9,8 +9,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <random>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -144,6 +147,153 @@ TEST(StateKeeperTest, AServerComesBackAsItWasStopped) {
   EXPECT_EQ((*table)->identity().shard_instances,
             (std::vector<uint64_t>{5, 6}));
   EXPECT_EQ(run->recovery()->lost_writes(), 0u);
+}
+
+TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
+  const ScopedFolder scoped;
+  std::map<Key, std::vector<float>> rows;
+  {
+    ServerRun run(scoped.path());
+    ASSERT_TRUE(run.Recover().ok());
+    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run.Push({1, 2}, {9, 1}).ok());
+    rows = run.Rows();
+    bool was_pushed = false;
+    ASSERT_TRUE(run.keeper()
+                    .Save([&] {
+                      if (std::exchange(was_pushed, true)) {
+                        return absl::OkStatus();
+                      }
+                      return run.Push({1, 3}, {9, 2}).status();
+                    })
+                    .ok());
+    ASSERT_TRUE(was_pushed);
+    EXPECT_NE(run.Rows(), rows);
+  }
+  ServerRun run(scoped.path());
+  ASSERT_TRUE(run.Recover().ok());
+  EXPECT_EQ(run.Rows(), rows);
+  EXPECT_EQ(run->recovery()->lost_writes(), 1u);
+  EXPECT_FALSE(run.Push({1, 3}, {9, 2})->duplicate);
+}
+
+TEST(StateKeeperTest, WritesWaitOnceASaveHasTakenItsMemory) {
+  const ScopedFolder scoped;
+  ShardOptions options;
+  options.max_save_bytes = 1;
+  ServerRun run(scoped.path(), options);
+  ASSERT_TRUE(run.Recover().ok());
+  ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+  std::atomic<bool> is_pushed{false};
+  std::thread pusher;
+  ASSERT_TRUE(run.keeper()
+                  .Save([&] {
+                    if (!pusher.joinable()) {
+                      pusher = std::thread([&] {
+                        EXPECT_TRUE(run.Push({1}).ok());
+                        is_pushed = true;
+                      });
+                      absl::SleepFor(absl::Milliseconds(20));
+                    }
+                    EXPECT_FALSE(is_pushed);
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  pusher.join();
+  EXPECT_TRUE(is_pushed);
+}
+
+// Each way in which a row, or a key that waits for one, may come and go.
+TEST(StateKeeperTest, SavesOfChangesBringTheSameRowsAsTheyWere) {
+  for (const bool has_candidates : {false, true}) {
+    const ScopedFolder scoped;
+    std::mt19937 random(1);
+    const auto draw = [&](int count) {
+      std::set<Key> keys;
+      while (static_cast<int>(keys.size()) < count) {
+        keys.insert(static_cast<Key>(random() % 3000));
+      }
+      return std::vector<Key>(keys.begin(), keys.end());
+    };
+    TableConfig config = Adagrad();
+    config.dim = 16;
+    config.statistics.kind = StatisticsKind::kUsage;
+    if (has_candidates) {
+      config.admission.policy = MinCountAdmission{3};
+    }
+    std::vector<Key> all(3000);
+    std::iota(all.begin(), all.end(), 0);
+    const auto counts = [&](ServerRun& run) {
+      std::vector<UsageOfRow> usage(all.size());
+      std::vector<KeyState> states(all.size());
+      const auto table = run->FindTable("t").value();
+      table->ReadUsage(all, 20000.0f, absl::MakeSpan(usage),
+                       absl::MakeSpan(states));
+      std::vector<float> result;
+      for (size_t i = 0; i < all.size(); ++i) {
+        result.push_back(static_cast<float>(states[i]));
+        result.push_back(usage[i].count);
+      }
+      return result;
+    };
+    std::map<Key, std::vector<float>> rows;
+    std::vector<float> counted;
+    std::set<std::string> files;
+    int num_shared = 0;
+    for (int start = 0; start < 4; ++start) {
+      ServerRun run(scoped.path());
+      ASSERT_TRUE(run.Recover().ok());
+      ASSERT_TRUE(run->CreateTable(config).ok());
+      ASSERT_EQ(run.Rows(), rows);
+      if (start > 0) {
+        ASSERT_EQ(counts(run), counted);
+      }
+      for (int round = 0; round < 10; ++round) {
+        ASSERT_TRUE(run.Push(draw(start == 0 ? 1500 : 40)).ok());
+        const auto table = run->FindTable("t").value();
+        ASSERT_TRUE(run->Erase(*table, draw(20)).ok());
+        if (round == 4) {
+          EvictionConfig rules;
+          rules.max_rows = static_cast<uint64_t>(table->size() - 30);
+          ASSERT_TRUE(run->Shrink(*table, rules, 20000.0f, false).ok());
+        }
+        ASSERT_TRUE(run.Push(draw(40)).ok());
+        ASSERT_TRUE(run.SaveNow().ok());
+        const auto manifest =
+            checkpoint::ReadManifest(scoped.path() + "/state").value();
+        for (const auto& file : manifest.tables.at("t").files) {
+          if (!files.insert(file.name).second) ++num_shared;
+        }
+        EXPECT_EQ(checkpoint::RowsOf(manifest),
+                  static_cast<uint64_t>(table->size()));
+      }
+      rows = run.Rows();
+      counted = counts(run);
+    }
+    EXPECT_GT(num_shared, 30);
+  }
+}
+
+TEST(StateKeeperTest, ASaveThatSharesNoFileStays) {
+  const ScopedFolder scoped;
+  {
+    ServerRun run(scoped.path());
+    ASSERT_TRUE(run.Recover().ok());
+    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    // The 31st has all rows again.
+    for (Key key = 0; key < 33; ++key) {
+      ASSERT_TRUE(run.Push({key}).ok());
+      ASSERT_TRUE(run.SaveNow().ok());
+    }
+    const auto manifest =
+        checkpoint::ReadManifest(scoped.path() + "/state").value();
+    ASSERT_EQ(manifest.tables.at("t").files.size(), 3u);
+    fs::remove(scoped.path() + "/state/" +
+               manifest.tables.at("t").files[0].name);
+  }
+  ServerRun run(scoped.path());
+  ASSERT_TRUE(run.Recover().ok());
+  EXPECT_EQ(run.Rows().size(), 30u);
 }
 
 TEST(StateKeeperTest, WritesSinceTheSaveAreCounted) {
