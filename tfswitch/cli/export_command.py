@@ -15,38 +15,11 @@ from typing import Literal
 from absl import app, flags
 
 from tfswitch import _tf_config, export
+from tfswitch.cli import _durations
 from tfswitch.cluster import Cluster
 
 # The longest that a signal is not heard.
 _POLL_SECS = 0.2
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-class _DurationParser(flags.ArgumentParser[float]):
-    """Seconds, from text such as "30s", "5m", "24h" or "1d"."""
-
-    syntactic_help = "a duration, such as 30s, 5m, 24h or 1d"
-
-    def parse(self, argument: str | float) -> float:
-        if isinstance(argument, (int, float)):
-            return float(argument)
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", argument.strip())
-        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-        if not 0 < seconds <= threading.TIMEOUT_MAX:
-            raise ValueError(f"expected {self.syntactic_help}")
-        return seconds
-
-    def flag_type(self) -> str:
-        return "duration"
-
-
-class _DurationSerializer(flags.ArgumentSerializer[float]):
-    """The text of a default."""
-
-    def serialize(self, value: float) -> str:
-        return f"{value:g}s"
-
 
 _CLUSTER = flags.DEFINE_string(
     "cluster",
@@ -57,20 +30,16 @@ _CLUSTER = flags.DEFINE_string(
 _PATH = flags.DEFINE_string(
     "path", None, "export: a folder of exports, or a saved model."
 )
-_EVERY = flags.DEFINE(
-    _DurationParser(),
+_EVERY = _durations.define(
     "every",
     "30s",
     "export: from the beginning of one export to that of the next.",
-    serializer=_DurationSerializer(),
 )
-_BASE_EVERY = flags.DEFINE(
-    _DurationParser(),
+_BASE_EVERY = _durations.define(
     "base_every",
     None,
     "export: a base comes in place of a delta when the last one is so old. "
     "Default: only where there is none that a delta could follow.",
-    serializer=_DurationSerializer(),
 )
 _ONCE = flags.DEFINE_bool(
     "once", False, "export: writes one export and ends, with 1 if it fails."
