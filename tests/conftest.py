@@ -60,6 +60,29 @@ def embedded() -> Iterator[tsw.Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def s3_bucket() -> Iterator[str]:
+    """The URL of a bucket on an S3 server of this process.
+
+    It is found by the environment, also by programs that tests start.
+    """
+    # Not needed by other tests.
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.filesystem("s3").mkdir("bucket")
+        yield "s3://bucket"
+    server.stop()
+
+
 @pytest.fixture
 def make_cluster() -> Iterator[Callable[[int], tsw.Cluster]]:
     """Makes default clusters of so many servers; 0: embedded."""

@@ -7,12 +7,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfswitch import _native, _tf_config
 from tfswitch._control import call, integers
 from tfswitch._ranges import Range, bad_argument, is_number
 from tfswitch._reports import TableStats
+
+if TYPE_CHECKING:
+    from tfswitch.remote.checkpoint import RemoteCheckpoint
 
 _ACCEPTED = (
     '"local://" or "local://NAME" (this process), '
@@ -164,7 +167,9 @@ class Cluster:
             path: A folder. Every server writes its rows there, so with servers
                 on several machines it must be a shared one. Servers take it
                 from their `--checkpoint_root`, and refuse paths that are not
-                below it.
+                below it. Or a URL below the servers' `--remote`, such as
+                "s3://bucket/folder/name": then the save is there, too, when the
+                call ends (docs/object_stores.md).
             tables: Names; empty for all.
             keep: How many saves stay in the folder, this one included, from 1.
                 If a table was made again since, under the same name, the newest
@@ -186,20 +191,58 @@ class Cluster:
                 (`PermissionError`).
             RuntimeError: If tables of the save before are missing, or a server
                 has no folder for checkpoints. Nothing is saved then.
+            ImportError: If a package for the URL is missing.
+            TimeoutError: If the upload has not moved for the cluster's timeout;
+                the servers have the save, and go on with it.
+
+        Example:
+
+        >>> cluster.save("s3://bucket/run/epoch_3")
+        {'tables': ['user'], 'num_rows': 1000, 'save': 1}
         """
         if not (is_number(keep, int) and keep >= 1):
             raise ValueError(
                 f"`keep` must be an integer of at least 1. Received: {keep!r}"
             )
+        remote = self._remote_checkpoint(path)
+        # The save goes on from those in the store.
+        before = 0 if remote is None else remote.fetch()
         report = call(
             self._native,
             "Save",
-            path=os.fspath(path),
+            path=os.fspath(path) if remote is None else remote.path,
             tables=_names("tables", tables),
             keep=keep,
             dropped_tables=_names("drop", drop),
         )
-        return _checkpoint_report(report)
+        result = _checkpoint_report(report)
+        if remote is not None:
+            if result["save"] <= before:
+                raise OSError(
+                    f"save {result['save']} of '{remote.path}' does not follow "
+                    f"save {before} in '{os.fspath(path)}': that URL is of "
+                    f"other servers than those of {self.address}"
+                )
+            remote.upload(result["save"])
+        return result
+
+    def _remote_checkpoint(
+        self, path: str | os.PathLike[str]
+    ) -> "RemoteCheckpoint | None":
+        """The checkpoint of a URL; None for a path."""
+        if not isinstance(path, str) or "://" not in path:
+            return None
+        if not self.is_remote:
+            raise bad_argument(
+                "path",
+                path,
+                "a folder, as tables of this process are saved without a "
+                "server that could upload them",
+            )
+        # fsspec is asked for only here.
+        from tfswitch.remote.checkpoint import RemoteCheckpoint
+
+        return RemoteCheckpoint(path, self.timeout)
 
     def restore(
         self,
@@ -213,7 +256,8 @@ class Cluster:
         With all tables work queues go on where they were, too.
 
         Args:
-            path: A folder that `save` wrote, on this or another cluster.
+            path: A folder that `save` wrote, on this or another cluster, or a
+                URL below the servers' `--remote`.
             tables: Names; empty for all in the checkpoint.
             save: The number of the save. None: the newest that can be read; a
                 warning says so if newer ones are damaged.
@@ -237,10 +281,13 @@ class Cluster:
                 "`save` must be None or the number of a save, from 1. "
                 f"Received: {save!r}"
             )
+        remote = self._remote_checkpoint(path)
+        if remote is not None:
+            remote.fetch()
         report = call(
             self._native,
             "Restore",
-            path=os.fspath(path),
+            path=os.fspath(path) if remote is None else remote.path,
             tables=_names("tables", tables),
             save=save,
         )

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 # its optimizers.
 ROOMS = [
     "ops",
+    "remote",
     "",
     "io",
     "nn",

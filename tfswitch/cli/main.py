@@ -5,6 +5,7 @@ A command imports its modules when it is called, so that help comes at once.
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from absl import app, flags
 
 from tfswitch import _native, _tf_config
-from tfswitch.cli import programs
+from tfswitch.cli import _durations, programs
 
 _ADDRESS = flags.DEFINE_string(
     "address",
@@ -90,6 +91,19 @@ _CLUSTER_NAME = flags.DEFINE_string(
     "serve: a name that --data_dir remembers: servers of clusters with other "
     "names refuse the folder.",
 )
+_REMOTE = flags.DEFINE_string(
+    "remote",
+    None,
+    "serve: a folder of an object store, such as s3://bucket/folder, to which "
+    "all saves are uploaded, and from which the server comes back if "
+    "--data_dir is empty. All servers of a cluster have the same.",
+)
+_REMOTE_TIMEOUT = _durations.define(
+    "remote_timeout",
+    "5m",
+    "serve: how long --remote is tried at the start, and how long the upload "
+    "after the end of the server may take.",
+)
 _LIMITS = flags.DEFINE_multi_string(
     "limit",
     [],
@@ -129,7 +143,7 @@ def _place_from_environment() -> tuple[str, int, int]:
     return f"0.0.0.0:{port}", task.number, len(servers)
 
 
-def _serve() -> None:
+def _serve() -> int | None:
     address, shard_index, num_shards = _place_from_environment()
     if _ADDRESS.value is not None:
         address = _ADDRESS.value
@@ -147,29 +161,69 @@ def _serve() -> None:
             raise app.UsageError(
                 f"--limit must be name=value. Received: --limit={limit}"
             )
-    programs.execute_server(
-        [
-            f"--address={address}",
-            f"--shard_index={shard_index}",
-            f"--num_shards={num_shards}",
-            f"--num_threads={_NUM_THREADS.value}",
-            f"--max_message_bytes={_MAX_MESSAGE_BYTES.value}",
-            f"--checkpoint_root={_CHECKPOINT_ROOT.value}",
-            *(
-                f"--{flag.name}={flag.value}"
-                for flag in (
-                    _DATA_DIR,
-                    _CHECKPOINT_EVERY,
-                    _CLUSTER_NAME,
-                    _PUSH_LOG_SYNC,
-                    _PUSH_LOG_MAX_BYTES,
-                )
-                if flag.value is not None
-            ),
-            *(["--push_log"] if _PUSH_LOG.value else []),
-            *(f"--{limit}" for limit in _LIMITS.value),
-        ]
+    arguments = [
+        f"--address={address}",
+        f"--shard_index={shard_index}",
+        f"--num_shards={num_shards}",
+        f"--num_threads={_NUM_THREADS.value}",
+        f"--max_message_bytes={_MAX_MESSAGE_BYTES.value}",
+        f"--checkpoint_root={_CHECKPOINT_ROOT.value}",
+        *(
+            f"--{flag.name}={flag.value}"
+            for flag in (
+                _DATA_DIR,
+                _CHECKPOINT_EVERY,
+                _CLUSTER_NAME,
+                _PUSH_LOG_SYNC,
+                _PUSH_LOG_MAX_BYTES,
+            )
+            if flag.value is not None
+        ),
+        *(["--push_log"] if _PUSH_LOG.value else []),
+        *(f"--{limit}" for limit in _LIMITS.value),
+    ]
+    if _REMOTE.value is not None:
+        return _serve_with_remote(
+            _REMOTE.value, arguments, shard_index, num_shards
+        )
+    programs.execute_server(arguments)
+    return None
+
+
+def _serve_with_remote(
+    url: str, arguments: list[str], shard_index: int, num_shards: int
+) -> int:
+    from tfswitch.cli import remote_server
+    from tfswitch.remote.companion import Companion
+
+    if _DATA_DIR.value is None:
+        raise app.UsageError(
+            "--remote needs --data_dir, the folder whose saves it uploads"
+        )
+    root = _CHECKPOINT_ROOT.value
+    if root and os.path.realpath(root) == "/":
+        raise app.UsageError(
+            "--remote uploads all checkpoints below --checkpoint_root, which "
+            "must not be '/'"
+        )
+    make_companion = functools.partial(
+        Companion,
+        url,
+        data_dir=_DATA_DIR.value,
+        checkpoint_root=root,
+        shard_index=shard_index,
+        num_shards=num_shards,
+        cluster=_CLUSTER_NAME.value or "",
     )
+    try:
+        return remote_server.run(
+            programs.server_command(arguments),
+            make_companion,
+            hears_requests=shard_index == 0,
+            timeout=_REMOTE_TIMEOUT.value,
+        )
+    except (ValueError, ImportError) as error:
+        raise app.UsageError(f"--remote: {error}") from error
 
 
 def _version() -> None:

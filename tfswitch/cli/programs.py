@@ -47,13 +47,26 @@ def execute_serving(arguments: Sequence[str]) -> None:
     _execute("tfswitch-serving", arguments, environment)
 
 
+def server_command(arguments: Sequence[str]) -> list[str]:
+    """Returns the command line of the parameter server, to run as a child.
+
+    Raises:
+        FileNotFoundError: If this installation has no such program.
+    """
+    return [str(_find("tfswitch-server")), *arguments]
+
+
 def _execute(
     name: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> None:
+    os.execve(_find(name), [name, *arguments], environment)
+
+
+def _find(name: str) -> Path:
     program = _FOLDER / name
     if not program.is_file():
         raise FileNotFoundError(
             f"there is no program {program}. Install tfswitch with "
             "`pip install .`, or build it in place with `./scripts/setup`."
         )
-    os.execve(program, [name, *arguments], environment)
+    return program

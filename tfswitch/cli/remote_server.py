@@ -1,0 +1,136 @@
+"""The server program as a child of its companion (docs/object_stores.md).
+
+The companion is the parent, because it has to outlive the server: in a
+container everything ends with the first process.
+
+Signals that stop are blocked in all threads and taken by one, so that none is
+lost, comes twice, or meets code that it must not interrupt.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from absl import logging
+
+from tfswitch.remote.companion import Companion
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
+_POLL_SECS = 0.1
+
+
+def run(
+    command: Sequence[str],
+    make_companion: Callable[[], Companion],
+    *,
+    hears_requests: bool,
+    timeout: float,
+) -> int:
+    """Runs a server with a companion, from the fetch to the last upload.
+
+    Args:
+        command: The program and its flags.
+        make_companion: Its errors are this function's.
+        hears_requests: Whether clients may ask the companion.
+        timeout: How long the store is tried before the server starts, and how
+            long the upload after its end may take, in seconds.
+
+    Returns:
+        The server's exit code, or 128 and the number of the signal that ended
+        it or came before it; 1 if it was not started.
+    """
+    # Packages of stores tell a lot.
+    logging.set_verbosity(logging.WARNING)
+    signals = {*_STOP_SIGNALS, signal.SIGCHLD}
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    companion = make_companion()
+    errors: list[Exception] = []
+
+    def prepare() -> None:
+        try:
+            companion.prepare(timeout)
+        except (OSError, ValueError, RuntimeError) as error:
+            errors.append(error)
+
+    preparing = _start(prepare)
+    while preparing.is_alive():
+        taken = signal.sigtimedwait(_STOP_SIGNALS, _POLL_SECS)
+        if taken is not None:
+            # The next fetch goes on from here.
+            return 128 + taken.si_signo
+    if errors:
+        _say(f"{errors[0]}")
+        return 1
+    server = subprocess.Popen(
+        command,
+        # Ctrl-C comes to the group: the server would get it twice, and the
+        # second one kills it.
+        start_new_session=True,
+        preexec_fn=_in_child(former),
+    )
+    uploading = _start(companion.run)
+    if hears_requests:
+        _start(companion.serve_requests)
+    while server.poll() is None:
+        number = signal.sigwait(signals)
+        if number in _STOP_SIGNALS:
+            server.send_signal(number)
+    companion.stop()
+    _wait(uploading, timeout)
+    code = server.returncode
+    return code if code >= 0 else 128 - code
+
+
+def _wait(uploading: threading.Thread, timeout: float) -> None:
+    begin = time.monotonic()
+    has_said = False
+    while uploading.is_alive():
+        taken = signal.sigtimedwait(_STOP_SIGNALS, _POLL_SECS)
+        waited = time.monotonic() - begin
+        if not has_said and waited > 1.0:
+            has_said = True
+            _say(
+                "the server has ended; uploading its last save, for at most "
+                f"{timeout:g} s"
+            )
+        if taken is not None or waited > timeout:
+            why = (
+                f"signal {taken.si_signo} came"
+                if taken is not None
+                else f"{timeout:g} s are over"
+            )
+            _say(
+                f"warning: {why}: the last save was not uploaded. It is in the "
+                "data folder, and is uploaded when the server starts again"
+            )
+            return
+
+
+def _say(line: str) -> None:
+    print(f"tfswitch serve: {line}", file=sys.stderr, flush=True)
+
+
+def _start(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _in_child(mask: Iterable[int]) -> Callable[[], None]:
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # To kill this process is to kill the server.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare

@@ -1,0 +1,129 @@
+"""Checkpoints that a client saves to, and restores from, URLs of stores."""
+
+import secrets
+import sys
+import time
+from typing import Any
+
+from tfswitch.remote import _desk, _saves
+from tfswitch.remote._store import Store, is_url, join
+
+__all__ = ["RemoteCheckpoint", "is_url"]
+
+_SAY_AFTER_SECS = 1.0
+_POLL_SECS = 0.1
+_LONGEST_POLL_SECS = 1.0
+
+
+class RemoteCheckpoint:
+    """A checkpoint below the `--remote` of servers.
+
+    Args:
+        url: Of the checkpoint.
+        timeout: How long nothing may be heard of the servers' side, in seconds.
+
+    Attributes:
+        path: On the servers.
+
+    Raises:
+        ValueError: If no servers have their saves at or above the URL.
+        ImportError: If a package is missing that the URL needs.
+        OSError: If the store cannot be read; for some stores others.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url = url.rstrip("/")
+        self._timeout = timeout
+        protocol, path = self._url.split("://", 1)
+        parts = path.split("/")
+        for count in range(len(parts) - 1, 0, -1):
+            # The root of file:///folder is none.
+            if not any(parts[:count]):
+                break
+            store = Store(f"{protocol}://{'/'.join(parts[:count])}")
+            if _desk.read_json(store, _desk.MARKER) is not None:
+                self._store = store
+                self.path = _desk.checkpoint_path("/".join(parts[count:]))
+                return
+        raise ValueError(
+            f"no servers have their saves above '{url}': it must lie below the "
+            "URL that `tfswitch serve --data_dir=D --remote=URL` was started "
+            "with, and servers must have been started so"
+        )
+
+    def fetch(self) -> int:
+        """Waits until the servers have the checkpoint, if the store has one.
+
+        Returns:
+            The number of its newest save; 0: there is none.
+
+        Raises:
+            OSError: If it is damaged.
+            TimeoutError: If nothing was heard for `timeout`.
+        """
+        manifest = join(self.path, _saves.NEWEST)
+        if self._store.read(manifest, _saves.MAX_MANIFEST_BYTES) is None:
+            return 0
+        return self._ask("fetch", 0, f"for the servers to have '{self._url}'")
+
+    def upload(self, save: int) -> None:
+        """Waits until the store has a save that the servers have made.
+
+        Args:
+            save: Its number.
+
+        Raises:
+            OSError: If it cannot be uploaded.
+            TimeoutError: If nothing was heard for `timeout`.
+        """
+        self._ask("upload", save, f"for save {save} to be in '{self._url}'")
+
+    def _ask(self, action: str, save: int, what: str) -> int:
+        request_id = secrets.token_hex(8)
+        request = {"action": action, "path": self.path, "save": save}
+        names = _desk.request_name(request_id), _desk.answer_name(request_id)
+        _desk.write_json(self._store, names[0], request)
+        try:
+            return self._wait(names[1], what)
+        finally:
+            self._store.remove(names)
+
+    def _wait(self, name: str, what: str) -> int:
+        begin = heard = time.monotonic()
+        poll = _POLL_SECS
+        has_said = False
+        last: dict[str, Any] | None = None
+        while True:
+            answer = _desk.read_json(self._store, name)
+            now = time.monotonic()
+            if answer is not None and answer != last:
+                last, heard = answer, now
+                if answer.get("state") == "done":
+                    return int(answer["save"])
+                if answer.get("state") == "failed":
+                    raise OSError(f"waiting {what} failed: {answer['error']}")
+            if now - heard >= self._timeout:
+                raise TimeoutError(self._silence(what, last))
+            if not has_said and now - begin >= _SAY_AFTER_SECS:
+                has_said = True
+                print(f"tfswitch: waiting {what}", file=sys.stderr, flush=True)
+            # Neither the line nor the error comes late.
+            due = heard + self._timeout
+            if not has_said:
+                due = min(due, begin + _SAY_AFTER_SECS)
+            time.sleep(min(poll, max(due - now, 0.0)))
+            poll = min(2 * poll, _LONGEST_POLL_SECS)
+
+    def _silence(self, what: str, last: dict[str, Any] | None) -> str:
+        if last is None:
+            return (
+                f"waited {self._timeout:g} s {what}, and nobody answered. Is "
+                "server 0 running, with `tfswitch serve --remote="
+                f"{self._store.url}`?"
+            )
+        note = last.get("note")
+        return (
+            f"waited {what}, and nothing has moved for {self._timeout:g} s"
+            + (f"; the last error was: {note}" if note else "")
+            + ". The servers' side goes on with it"
+        )
