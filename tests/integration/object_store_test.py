@@ -1,10 +1,12 @@
 """Servers that keep their saves in an object store: docs/object_stores.md."""
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -56,36 +58,37 @@ def test_servers_come_up_from_s3_on_empty_disks(
     url = f"{s3_bucket}/{tmp_path.name}"
     (tmp_path / "shared").mkdir()
 
-    def start() -> list[ServerProcess]:
-        return [
-            serve(tmp_path, url, shard, num_servers)
-            for shard in range(num_servers)
-        ]
+    @contextlib.contextmanager
+    def running() -> Iterator[list[ServerProcess]]:
+        with contextlib.ExitStack() as stack:
+            yield [
+                stack.enter_context(serve(tmp_path, url, shard, num_servers))
+                for shard in range(num_servers)
+            ]
 
     def connect(servers: list[ServerProcess]) -> tsw.Cluster:
         return tsw.connect(
             "grpc://" + ",".join(server.address for server in servers)
         )
 
-    servers = start()
-    with connect(servers) as cluster:
-        table = tsw.EmbeddingTable("user", 2)
-        for value in (1.0, 2.0):
-            table.assign(IDS, np.full((IDS.size, 2), value))
-            # It waits until the save is there.
-            number = cluster.save(f"{url}/run/x")["save"]
-            saves, _ = _transfer.in_store(Store(url), "run/x")
-            assert saves[0].number == number == value
-        table.assign(IDS, np.full((IDS.size, 2), 3.0))
-    for server in servers:
-        server.signal(signal.SIGTERM)
-    for server in servers:
-        assert server.wait() == 0
+    with running() as servers:
+        with connect(servers) as cluster:
+            table = tsw.EmbeddingTable("user", 2)
+            for value in (1.0, 2.0):
+                table.assign(IDS, np.full((IDS.size, 2), value))
+                # It waits until the save is there.
+                number = cluster.save(f"{url}/run/x")["save"]
+                saves, _ = _transfer.in_store(Store(url), "run/x")
+                assert saves[0].number == number == value
+            table.assign(IDS, np.full((IDS.size, 2), 3.0))
+        for server in servers:
+            server.signal(signal.SIGTERM)
+        for server in servers:
+            assert server.wait() == 0
     shutil.rmtree(tmp_path)
     (tmp_path / "shared").mkdir(parents=True)
 
-    servers = start()
-    with connect(servers) as cluster:
+    with running() as servers, connect(servers) as cluster:
         table = tsw.EmbeddingTable("user", 2)
         assert table.size() == IDS.size
         assert rows_of(table) == [3.0]
@@ -95,8 +98,6 @@ def test_servers_come_up_from_s3_on_empty_disks(
         assert cluster.save(f"{url}/run/x")["save"] == 3
         saves, _ = _transfer.in_store(Store(url), "run/x")
         assert [save.number for save in saves] == [3, 2]
-    for server in servers:
-        server.kill()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import tfswitch as tsw
 from tests.programs import environment
 from tfswitch.cli import main as cli
 from tfswitch.cli import remote_server
-from tfswitch.remote import _desk, _saves, _transfer, companion
+from tfswitch.remote import _desk, _saves, _transfer, checkpoint, companion
 from tfswitch.remote._store import Store
 
 IDS = np.arange(50)
@@ -357,6 +357,41 @@ def test_a_save_that_goes_while_it_is_uploaded_is_left_out(
     assert result is not None
     assert result[0].number == 3
     assert check_whole(memory) == [3, 2]
+
+
+def test_a_wait_that_is_interrupted_takes_its_request_back(memory, monkeypatch):
+    _desk.check_marker(memory, "", 1)
+    seen: list[list[str]] = []
+
+    def interrupt(seconds):
+        seen.append(_desk.request_ids(memory))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.RemoteCheckpoint(f"{memory.url}/x", 30.0).upload(1)
+
+    assert len(seen[0]) == 1
+    assert _desk.request_ids(memory) == []
+
+
+def test_saves_of_servers_below_a_checkpoint_root_are_no_checkpoints(
+    memory, save, tmp_path
+):
+    folder = save(1.0)
+    for data in ("0", "1"):
+        (tmp_path / data).mkdir()
+        (tmp_path / data / "identity.json").write_text("{}")
+        shutil.copytree(folder, tmp_path / data / "state")
+    beside = make_companion(
+        memory, tmp_path / "0", checkpoint_root=str(tmp_path)
+    )
+    beside.stop()
+    beside.run()
+
+    tops = {name.split("/")[0] for name in memory.sizes()}
+    assert tops == {"saves", "tfswitch-servers"}
+    assert memory.sizes("tfswitch-servers/00000/state")
 
 
 def make_companion(memory: Store, data: Path, **options) -> companion.Companion:

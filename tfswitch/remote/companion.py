@@ -29,6 +29,8 @@ _REQUEST_POLL_SECS = 0.1
 _LONGEST_REQUEST_POLL_SECS = 2.0
 
 _STATE = "state"
+# Folders in a data folder that are no checkpoints of clients.
+_OWN = (_STATE, "log")
 # Hidden, so that the server takes the folder for a new one.
 _MEMORY = ".remote.json"
 # Of the ids of saves; one is not enough, as a kill may come before a save is
@@ -292,8 +294,7 @@ class Companion:
 
     def _folders(self) -> Iterator[tuple[str, Path]]:
         """The folders of saves, with their paths in the store."""
-        own = self._data / _STATE
-        yield join(self._remote, _STATE), own
+        yield join(self._remote, _STATE), self._data / _STATE
         if self._shard_index != 0:
             return
         for path in sorted({request.path for request in self._requests}):
@@ -306,7 +307,8 @@ class Companion:
             elif _saves.NEWEST in files:
                 names.clear()  # Its tables.
                 yield path, here
-            names[:] = [name for name in names if here / name != own]
+            if "identity.json" in files:  # A data folder.
+                names[:] = [name for name in names if name not in _OWN]
 
     def _upload_all(self) -> bool:
         """Returns whether everything is in the store."""
@@ -415,6 +417,8 @@ class Companion:
         # As the server does with paths of clients.
         if not folder.resolve().is_relative_to(self._root.resolve()):
             raise ValueError(f"'{folder}' leads away from '{self._root}'")
+        if folder.is_relative_to(self._data / _STATE):
+            raise ValueError(f"'{folder}' has the server's own saves")
         saves = _saves.on_disk(folder)
         newest = saves[0].number if saves else 0
         if request.action == "fetch":
