@@ -1,4 +1,4 @@
-"""Saves in object stores: uploads, fetches, and what may go wrong with them."""
+"""Saves in object stores: uploads, fetches, and their failures."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def remote_file(store: Store) -> tuple[str, str]:
 
 
 def check_whole(store: Store) -> list[int]:
-    """Checks what a reader sees; returns the numbers of the saves."""
+    """Reads all saves as a reader does; returns the numbers of the saves."""
     saves, errors = _transfer.in_store(store, "x")
     assert errors == []
     for save in saves:

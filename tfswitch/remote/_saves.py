@@ -1,7 +1,7 @@
 """Manifests of checkpoints: the saves of a folder, and the files of each.
 
-docs/checkpoint_format.md has their form. What a store holds is not believed:
-names of files that lead out of the checkpoint are refused.
+docs/checkpoint_format.md has their form. A store may hold anything: names of
+files that lead out of the checkpoint are refused.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ _SERVER_FOLDER = "%server"
 
 
 class DamagedError(OSError):
-    """A manifest or a file of a checkpoint is not what it should be."""
+    """A manifest or a file of a checkpoint is missing, or has changed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedFile:
-    """One file of a save: its path in the checkpoint, and what is in it."""
+    """One file of a save: its path in the checkpoint, size and checksum."""
 
     name: str
     num_bytes: int

@@ -1,9 +1,9 @@
 """Moves the saves of a checkpoint between a disk and a store.
 
 A save is there for a reader once a manifest names its files. So files come
-before the manifest that names them, former manifests before the newest, and
-what is removed goes the other way round: each moment of a transfer, also its
-end by a kill, leaves whole saves. A file's name is given once, so that one that
+before the manifest that names them, and former manifests before the newest;
+old manifests go before their files. Each moment of a transfer, also its end by
+a kill, leaves whole saves. A file's name is given once, so that one that
 is there with the right bytes and checksum need not come again.
 """
 
@@ -92,7 +92,7 @@ def _upload(
     sizes = store.sizes(path)
     there, _ = in_store(store, path, sizes)
     check_is_own(there, folder, store, path, known_ids)
-    # What a manifest names was read back when it came.
+    # These were read back before their manifest was published.
     good = {
         file
         for save in there

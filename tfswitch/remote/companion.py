@@ -1,6 +1,6 @@
-"""What runs beside a server: brings its saves to a store, and back.
+"""The companion of a server: brings its saves to a store, and back.
 
-One thread (`run`) looks at the folders of the server and uploads what is new.
+One thread (`run`) looks at the folders of the server and uploads new saves.
 On server 0 a second one (`serve_requests`) hears requests of clients, hands
 them to the first and says how far it is.
 """
@@ -271,7 +271,7 @@ class Companion:
     # --- Beside the server ---------------------------------------------------
 
     def run(self) -> None:
-        """Uploads until `stop`, and then what has not been uploaded yet."""
+        """Uploads until `stop`, and then the saves that are left."""
         while True:
             is_last = self._is_over.is_set()
             try:
