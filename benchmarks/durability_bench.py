@@ -4,10 +4,13 @@
 
 Two servers take turns, one with --push_log and one with rows in memory only:
 pushes and lookups of a batch each, by two threads. Then the server with the log
-saves all rows, is killed, comes back from its save, and from its log. The data
-folders are in a temporary folder.
+is killed, comes back from its save, and from its log. At last it saves at
+intervals: all rows and those that have changed, while nothing else happens and
+while two threads push. The data folders are in a temporary folder.
 """
 
+import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -51,11 +54,11 @@ class Server:
             cluster=self.cluster,
         )
 
-    def start(self, address: str) -> tuple[float, str]:
+    def start(self, address: str, *more: str) -> tuple[float, str]:
         """Returns the seconds until it serves, and its error stream."""
         begin = time.perf_counter()
         self.process = subprocess.Popen(
-            [str(SERVER), f"--address={address}", *self._arguments],
+            [str(SERVER), f"--address={address}", *self._arguments, *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -144,14 +147,186 @@ def compare(logged: Server, plain: Server) -> None:
         show(name, "", ratios, to_reach)
 
 
+@dataclasses.dataclass
+class Save:
+    """One that a server has made of itself."""
+
+    begin: float
+    end: float
+    new_bytes: int
+    cpu_seconds: float  # Of the process that has written it.
+
+
+class Saves:
+    """Watches a server's saves."""
+
+    def __init__(self, server: Server, folder: pathlib.Path) -> None:
+        self.seen: list[Save] = []
+        self._server = server
+        self._manifest = folder / "state" / "manifest.json"
+        self._names: set[str] = set()
+        self._is_over = False
+        self._read()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over = True
+        self._thread.join()
+
+    def wait_for(self, number: int) -> list[Save]:
+        while len(self.seen) < number:
+            time.sleep(0.01)
+        return self.seen
+
+    def _cpu_of_children(self) -> float:
+        stat = pathlib.Path(f"/proc/{self._server.process.pid}/stat")
+        fields = stat.read_text().rsplit(")", 1)[1].split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+    def _read(self) -> tuple[float, int]:
+        manifest = json.loads(self._manifest.read_text())
+        files = [
+            file
+            for table in manifest["tables"].values()
+            for file in table["files"]
+        ]
+        new = [file for file in files if file["name"] not in self._names]
+        self._names = {file["name"] for file in files}
+        return manifest["server"]["saved_at_ms"] / 1e3, sum(
+            file["bytes"] for file in new
+        )
+
+    def _watch(self) -> None:
+        stamp = self._manifest.stat().st_mtime_ns
+        cpu_seconds = self._cpu_of_children()
+        while not self._is_over:
+            time.sleep(0.01)
+            now = self._manifest.stat().st_mtime_ns
+            if now == stamp:
+                continue
+            stamp = now
+            begin, new_bytes = self._read()
+            before, cpu_seconds = cpu_seconds, self._cpu_of_children()
+            self.seen.append(
+                Save(begin, now / 1e9, new_bytes, cpu_seconds - before)
+            )
+
+
+def plain_write(folder: pathlib.Path, num_bytes: int) -> float:
+    """Returns the seconds to write so much to a file, to memory."""
+    block = bytes(1 << 27)
+    path = folder / "plain"
+    begin = time.process_time()
+    with path.open("wb") as file:
+        for _ in range(max(1, num_bytes // len(block))):
+            file.write(block)
+    seconds = time.process_time() - begin
+    path.unlink()
+    return seconds
+
+
+def save(server: Server, folder: pathlib.Path) -> None:
+    gradients = np.ones((_BATCH.value, DIM), np.float32)
+    every = 10.0
+    server.stop(signal.SIGTERM)
+    server.start(server.address, f"--checkpoint_every={every:.0f}s")
+    saves = Saves(server, folder)
+    rng = np.random.default_rng(0)
+
+    def push(ids: np.ndarray) -> float:
+        begin = time.perf_counter()
+        server.table.push(ids, gradients[: len(ids)])
+        return time.perf_counter() - begin
+
+    def push_all(share: float) -> None:
+        ids = rng.choice(_ROWS.value, int(_ROWS.value * share), replace=False)
+        for begin in range(0, len(ids), _BATCH.value):
+            push(np.sort(ids[begin : begin + _BATCH.value]))
+
+    # While nothing else happens: each time the same, but for what has changed.
+    wholes, parts = [], []
+    while len(wholes) < 3 or len(parts) < 3:
+        is_whole = len(wholes) <= len(parts)
+        saves.wait_for(len(saves.seen) + 1)
+        push_all(1.0 if is_whole else 0.01)
+        number = len(saves.seen)
+        newest = saves.wait_for(number + 1)[number]
+        (wholes if newest.new_bytes > _ROWS.value * 70 else parts).append(
+            newest
+        )
+    num_bytes = statistics.median(each.new_bytes for each in wholes)
+    show(
+        "plain write of as much, per core",
+        "GB/s",
+        [
+            num_bytes / plain_write(folder, int(num_bytes)) / 1e9
+            for _ in range(3)
+        ],
+        "for comparison",
+    )
+    show(
+        "save of all rows, per core",
+        "GB/s",
+        [each.new_bytes / each.cpu_seconds / 1e9 for each in wholes],
+        "at least 0.8",
+    )
+    whole = statistics.median(each.end - each.begin for each in wholes)
+    show(
+        "save after 1 % of rows changed / of all rows, time",
+        "",
+        [(each.end - each.begin) / whole for each in parts],
+        "at most 0.05",
+    )
+
+    # While two threads push.
+    calls: list[tuple[float, float]] = []
+    end = time.time() + 6 * every
+
+    def train(thread: int) -> None:
+        own = np.random.default_rng(thread)
+        while time.time() < end:
+            ids = np.unique(own.integers(0, _ROWS.value, _BATCH.value))
+            begin = time.time()
+            calls.append((begin, push(ids)))
+
+    first = len(saves.seen)
+    threads = [
+        threading.Thread(target=train, args=(t,)) for t in range(_THREADS.value)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    saves.stop()
+    ratios, longest = [], []
+    for before, each in zip(
+        saves.seen[first:], saves.seen[first + 1 :], strict=False
+    ):
+        if each.end > end:
+            break
+        inside = [
+            seconds
+            for begin, seconds in calls
+            if each.begin - 1.0 <= begin <= each.end
+        ]
+        longest.append(max(inside) * 1e3)
+        during = sum(each.begin <= begin <= each.end for begin, _ in calls)
+        apart = sum(before.end <= begin <= each.begin for begin, _ in calls)
+        ratios.append(
+            (during / (each.end - each.begin))
+            / (apart / (each.begin - before.end))
+        )
+    show("pushes during a save / between saves", "", ratios, "at least 0.7")
+    show("longest push of a save", "ms", longest, "at most 50")
+
+
 def recover(server: Server) -> None:
-    saves, returns, replays = [], [], []
-    bytes_of_row = 8 + 4 * 2 * DIM
+    returns, replays = [], []
     for number in range(3):
-        seconds, errors = server.stop(signal.SIGTERM)
+        _, errors = server.stop(signal.SIGTERM)
         if "not saved" in errors:
             raise RuntimeError(errors)
-        saves.append(_ROWS.value * bytes_of_row / seconds / 1e9)
         returns.append(server.start(server.address)[0])
         num_rows = 0
         rng = np.random.default_rng(number)
@@ -163,7 +338,6 @@ def recover(server: Server) -> None:
         server.stop(signal.SIGKILL)
         seconds, _ = server.start(server.address)
         replays.append(num_rows / 1e6 / max(seconds - returns[-1], 1e-3))
-    show("save at the end, all rows", "GB/s", saves, "at least 0.8")
     show("recovery from a save", "s", returns, "at most 5")
     show("replay of the log", "M rows/s", replays, "at least 2")
 
@@ -184,6 +358,7 @@ def main(argv: list[str]) -> None:
             compare(logged, plain)
             plain.stop(signal.SIGKILL)
             recover(logged)
+            save(logged, pathlib.Path(folder) / "data")
         finally:
             for server in servers:
                 server.process.kill()
