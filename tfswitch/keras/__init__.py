@@ -5,6 +5,7 @@ they are those of tf_keras; else those of Keras 3.
 """
 
 from tfswitch.keras._saved_rows import load_without_rows
+from tfswitch.keras.checkpoint import Checkpoint
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.dynamic_embeddings import DynamicEmbeddings
 from tfswitch.keras.export_tables import ExportTables
@@ -15,6 +16,7 @@ from tfswitch.keras.warm_start import from_embedding, to_embedding
 
 __all__ = [
     "NCE",
+    "Checkpoint",
     "DynamicEmbedding",
     "DynamicEmbeddings",
     "ExportTables",

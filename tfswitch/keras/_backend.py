@@ -109,3 +109,49 @@ def not_equal(x: Any, y: Any) -> Any:
     if IS_LEGACY:
         return tf.not_equal(x, y)
     return keras.ops.not_equal(x, y)
+
+
+class _FirstEpoch:
+    """Stands for the state of a `BackupAndRestore`, which tf_keras asks."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def maybe_load_initial_counters_from_ckpt(
+        self, *unused: Any, **unused_too: Any
+    ) -> tuple[int, int]:
+        return self._epoch, 0
+
+
+def begin_fit_at(model: Any, epoch: int | None) -> None:
+    """Has the `fit` that is beginning start with an epoch; None: with its own.
+
+    As `BackupAndRestore` does it, to be called in `on_train_begin`.
+    """
+    if IS_LEGACY:
+        model._training_state = None if epoch is None else _FirstEpoch(epoch)
+    else:
+        model._initial_epoch = epoch
+
+
+def metric_variables(model: Any, batch: Any = None) -> list[Any]:
+    """The variables of the model's metrics.
+
+    They are made by the first batch; before, and for tf_keras, there are none.
+
+    Args:
+        model: The model.
+        batch: Makes them if they are not there yet.
+    """
+    if IS_LEGACY:
+        return []
+    if batch is not None:
+        model._symbolic_build(data_batch=batch)
+    return list(model.metrics_variables)
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many batches a call of the model's `train_function` takes."""
+    if IS_LEGACY:
+        return int(model._steps_per_execution.numpy())
+    return int(model.steps_per_execution)

@@ -178,6 +178,15 @@ class ParameterServerOptimizer(_backend.Optimizer):
                     "the servers; remove it"
                 )
         if not self._servers.waits_for_step:
+            self.join_servers()
+
+    def join_servers(self) -> None:
+        """Has this process be a worker now, once the optimizer is built.
+
+        For an optimizer that was loaded with a model, which else waits for its
+        first step.
+        """
+        if self._servers.table is None:
             with tf.init_scope():
                 self._join_servers()
 
@@ -268,8 +277,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             with tf.init_scope():
                 self.build(variables)
                 self.built = True
-                if self._servers.table is None:
-                    self._join_servers()
+                self.join_servers()
         by_id = {
             id(variable): gradient
             for variable, gradient in zip(variables, grads, strict=True)

@@ -1,0 +1,405 @@
+"""The callback Checkpoint, for the Keras that TF_USE_LEGACY_KERAS chooses."""
+
+import contextlib
+import functools
+import json
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import tfswitch as tsw
+from tests.conftest import running_cluster
+from tests.programs import run_python
+from tests.support import ServerProcess
+from tfswitch._which_keras import IS_LEGACY, keras
+
+COLUMNS = 3
+BATCHES = 5
+
+
+def make_model(dim=4, dense_units=3, eager=True):
+    ids = keras.Input((COLUMNS,), dtype="int64")
+    rows = tsw.keras.DynamicEmbedding(dim, name="rows", table="rows", seed=1)(
+        ids
+    )
+    pooled = tsw.keras.DynamicEmbedding(
+        2,
+        name="pooled",
+        table="pooled",
+        combiner="sum",
+        optimizer="adagrad",
+        seed=1,
+    )(ids)
+    hidden = keras.layers.Dense(dense_units, activation="tanh")(
+        keras.layers.Flatten()(rows)
+    )
+    if not IS_LEGACY:  # There its random state is no variable.
+        hidden = keras.layers.Dropout(0.3, seed=5)(hidden)
+    hidden = keras.layers.BatchNormalization()(hidden)
+    output = keras.layers.Dense(1)(keras.layers.Concatenate()([hidden, pooled]))
+    model = keras.Model(ids, output)
+    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.9)
+    model.compile(
+        keras.optimizers.Adam(rate), "mse", metrics=["mae"], run_eagerly=eager
+    )
+    return model
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends `fit` with an error, as a process that is killed."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self._at = (epoch, batch)
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self._epoch, batch) == self._at:
+            raise InterruptedError("on purpose")
+
+
+def fit(model, *callbacks, epochs=3):
+    rng = np.random.default_rng(0)
+    count = BATCHES * 4
+    ids = rng.integers(0, 30, (count, COLUMNS))
+    return model.fit(
+        ids,
+        rng.normal(size=(count, 1)).astype(np.float32),
+        batch_size=4,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+    ).history
+
+
+def fit_until(epoch, batch, callback, **arguments):
+    with pytest.raises(InterruptedError):
+        fit(make_seeded(**arguments), callback, Stop(epoch, batch))
+    callback._wait_for_writer()  # As the interpreter does when it ends.
+
+
+def make_seeded(seed=1, **arguments):
+    keras.utils.set_random_seed(seed)
+    return make_model(**arguments)
+
+
+def layers_of(model):
+    found = (layer for layer in model.layers if hasattr(layer, "_table"))
+    return {layer.name: layer.table for layer in found}
+
+
+def state_of(model):
+    """All that training has led to, as arrays."""
+    state = {
+        f"variable {i}": np.array(v.numpy())
+        for i, v in enumerate([*model.variables, *model.optimizer.variables])
+        if "anchor" not in v.name
+    }
+    for name, table in layers_of(model).items():
+        ids, values, slots = table._export_with_slots()
+        order = np.argsort(ids)
+        state[f"{name} ids"] = ids[order]
+        state[f"{name} values"] = values[order]
+        state[f"{name} slots"] = slots[order]
+        state[f"{name} iterations"] = np.array(table.iterations)
+    return state
+
+
+def assert_equal(state, expected):
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+@functools.cache
+def undisturbed(eager=True):
+    """The state and the history of a `fit` without an interruption."""
+    with running_cluster(0):
+        model = make_seeded(eager=eager)
+        history = fit(model)
+        return state_of(model), history
+
+
+@contextlib.contextmanager
+def connections(place):
+    """Yields a maker of connections, each as of a process started anew."""
+    if place == "process":
+        yield lambda: running_cluster(0)
+        return
+    with ServerProcess() as server:
+        yield lambda: tsw.connect(f"grpc://{server.address}")
+
+
+@pytest.mark.parametrize(
+    ("place", "every", "stops_at", "eager", "epochs_again"),
+    [
+        ("process", "epoch", (2, 1), True, 1),
+        ("process", 3, (0, 2), True, 3),
+        ("process", 5, (1, 2), True, 3),  # At the end of the first.
+        ("server", 2, (1, 3), False, 2),
+    ],
+)
+def test_a_fit_that_was_interrupted_goes_on_as_if_it_were_not(
+    place, every, stops_at, eager, epochs_again, tmp_path
+):
+    expected, history = undisturbed(eager)
+    with connections(place) as connect:
+        with connect():
+            first = tsw.keras.Checkpoint(tmp_path, every)
+            fit_until(*stops_at, first, eager=eager)
+        with connect():
+            model = make_seeded(seed=2, eager=eager)
+            again = fit(model, tsw.keras.Checkpoint(tmp_path, every))
+            assert_equal(state_of(model), expected)
+    if not IS_LEGACY:  # It makes its metrics in its first step.
+        assert len(again["mae"]) == epochs_again
+        assert again["mae"] == history["mae"][-epochs_again:]
+
+
+PROGRAM = """
+import os, signal, sys
+import tfswitch as tsw
+from tests.python import checkpoint_test
+from tfswitch.keras import _checkpoint_folder as files
+
+address, path, moment = sys.argv[1:]
+published, written = files.published, []
+
+def kill_at(path):
+    written.append(path.name)
+    if written[-1].startswith(moment) and "3" in written[-1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return published(path)
+
+files.published = kill_at
+with tsw.connect(address):
+    checkpoint_test.fit(
+        checkpoint_test.make_seeded(), tsw.keras.Checkpoint(path, every=2)
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "moment"), [("process", "checkpoint"), ("server", "dense")]
+)
+def test_a_kill_between_the_writes_leaves_the_checkpoint_before(
+    place, moment, tmp_path
+):
+    """Tables and variables are never of two steps."""
+    with connections(place) as connect:
+        with connect() as cluster:
+            address = cluster.address
+        killed = run_python(
+            *("-c", PROGRAM, address, tmp_path, moment), check=False
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+        check_the_one_before(tmp_path, address)
+        with connect():
+            model = make_seeded(seed=2)
+            fit(model, tsw.keras.Checkpoint(tmp_path, every=2))
+            assert_equal(state_of(model), undisturbed()[0])
+
+
+def check_the_one_before(tmp_path, address):
+    tables = tmp_path / ("server_tables" if "grpc" in address else "tables")
+    of_tables = json.loads((tables / "manifest.json").read_text())["save"]
+    newest = max(tmp_path.glob("checkpoint-*.json"))
+    named = json.loads(newest.read_text())["tables"]
+
+    # The tables were saved, and nothing else of the third checkpoint.
+    assert newest.name == "checkpoint-000002.json"
+    assert [place["save"] for place in named.values()] == [of_tables - 1]
+
+
+def test_many_kills_between_the_writes_lose_no_checkpoint(
+    embedded, monkeypatch, tmp_path
+):
+    fit_until(0, 3, tsw.keras.Checkpoint(tmp_path, 2, keep=1))
+    newest = max(tmp_path.glob("checkpoint-*.json")).read_text()
+
+    def fails(*_):
+        raise OSError("the disk is full")
+
+    model = make_seeded(seed=2)
+    for _ in range(3):
+        checkpoint = tsw.keras.Checkpoint(tmp_path, 2, keep=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint._folder, "publish", fails)
+            with pytest.raises(OSError, match="the disk is full"):
+                fit(model, checkpoint)
+
+    assert [p.read_text() for p in tmp_path.glob("checkpoint-*.json")] == [
+        newest
+    ]
+    fit(model, tsw.keras.Checkpoint(tmp_path, 2, keep=1))
+
+
+def test_the_last_checkpoints_stay(embedded, tmp_path):
+    fit(make_model(), tsw.keras.Checkpoint(tmp_path, 2, keep=3))
+
+    numbers = [p.name for p in sorted(tmp_path.glob("checkpoint-*"))]
+    named = [
+        json.loads((tmp_path / name).read_text())["tables"]["process"]["save"]
+        for name in numbers
+    ]
+    # 7 of 15 batches, and the end of the last epoch.
+    assert numbers == [f"checkpoint-00000{i}.json" for i in (6, 7, 8)]
+    assert len(list(tmp_path.glob("dense-*"))) == 3
+    saves = {
+        json.loads(p.read_text())["save"]
+        for p in (tmp_path / "tables").glob("manifest*.json")
+    }
+    # The one before goes with the next save.
+    assert set(named) <= saves and len(saves) <= 4
+
+
+def test_variables_are_written_while_training_goes_on(
+    embedded, monkeypatch, tmp_path
+):
+    """And are those of the moment, though the thread comes later."""
+    checkpoint = tsw.keras.Checkpoint(tmp_path, 100, keep=1)
+    publish, may_write = checkpoint._folder.publish, threading.Event()
+    seen = []
+
+    def wait_and_publish(*arguments):
+        assert may_write.wait(60)
+        publish(*arguments)
+
+    class Steps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                checkpoint._save(0, 1)
+                seen.append(state_of(self.model))
+            if batch == 3:
+                assert not list(tmp_path.glob("checkpoint-*"))
+                may_write.set()
+                raise InterruptedError
+
+    monkeypatch.setattr(checkpoint._folder, "publish", wait_and_publish)
+    with pytest.raises(InterruptedError):
+        fit(make_model(), checkpoint, Steps())
+    checkpoint._wait_for_writer()
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            assert_equal(state_of(self.model), seen[0])
+
+    fit(make_model(), tsw.keras.Checkpoint(tmp_path), Look(), epochs=1)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(embedded, tmp_path):
+    fit_until(1, 4, tsw.keras.Checkpoint(tmp_path, 2))
+    newest = max(tmp_path.glob("dense-*"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+
+    model = make_seeded(seed=2)
+    fit(model, tsw.keras.Checkpoint(tmp_path, 2))
+
+    assert_equal(state_of(model), undisturbed()[0])
+
+
+def test_damaged_checkpoints_are_an_error_and_no_beginning(embedded, tmp_path):
+    fit(make_model(), tsw.keras.Checkpoint(tmp_path), epochs=1)
+    for path in tmp_path.glob("dense-*"):
+        path.write_bytes(b"no zip")
+
+    with pytest.raises(OSError, match=r"no checkpoint in .* can be read: .*1"):
+        fit(make_model(), tsw.keras.Checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "difference"),
+    [
+        ({"dim": 8}, "shape|tables"),
+        ({"dense_units": 4}, r"shape \(12, 3\), and here .* \(12, 4\)"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    arguments, difference, tmp_path
+):
+    with running_cluster(0):
+        fit(make_model(), tsw.keras.Checkpoint(tmp_path), epochs=1)
+
+    with running_cluster(0):
+        model = make_model(**arguments)
+        with pytest.raises(
+            ValueError, match=rf"is of another model than .*({difference})"
+        ):
+            fit(model, tsw.keras.Checkpoint(tmp_path))
+        assert layers_of(model)["rows"].size() == 0
+
+
+def test_tables_of_another_dim_are_refused_by_name(tmp_path):
+    def make(dim):
+        ids = keras.Input((), dtype="int64")
+        rows = tsw.keras.DynamicEmbedding(dim, name="rows", table="rows")(ids)
+        model = keras.Model(
+            ids, keras.layers.Dense(1)(keras.layers.Lambda(first)(rows))
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    def first(rows):
+        return rows[:, :2]
+
+    def train(model):
+        model.fit(
+            np.arange(8),
+            np.ones(8),
+            verbose=0,
+            callbacks=[tsw.keras.Checkpoint(tmp_path)],
+        )
+
+    with running_cluster(0):
+        train(make(2))
+    with (
+        running_cluster(0),
+        pytest.raises(ValueError, match=r"'rows' of dim 2 .*'rows' of dim 4"),
+    ):
+        train(make(4))
+
+
+def test_a_fit_that_has_ended_is_not_repeated(embedded, tmp_path):
+    checkpoint = tsw.keras.Checkpoint(tmp_path)
+    model = make_model()
+    fit(model, checkpoint, epochs=1)
+    before = state_of(model)
+
+    fit(model, tsw.keras.Checkpoint(tmp_path), epochs=1)
+    assert_equal(state_of(model), before)
+    more = fit(model, checkpoint, epochs=2)  # This one has seen it end.
+    further = fit(model, tsw.keras.Checkpoint(tmp_path), epochs=3)
+
+    assert (len(more["loss"]), len(further["loss"])) == (2, 1)
+
+
+def test_checkpoints_go_at_the_end_if_asked(embedded, tmp_path):
+    model = make_model()
+
+    for _ in range(2):
+        again = fit(
+            model,
+            tsw.keras.Checkpoint(tmp_path, delete_checkpoint=True),
+            epochs=1,
+        )
+        assert len(again["loss"]) == 1
+
+    assert not [p for p in tmp_path.iterdir() if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"every": 0}, {"every": "step"}, {"keep": 0}, {"path": ""}],
+    ids=str,
+)
+def test_bad_arguments_are_named(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        tsw.keras.Checkpoint(**{"path": "checkpoints", **arguments})

@@ -1,0 +1,511 @@
+"""Checkpoints of `fit`: the model, its optimizer and its tables of one step."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from tfswitch import _tf_config
+from tfswitch._ranges import bad_argument, is_number
+from tfswitch.cluster import Cluster
+from tfswitch.keras import _backend
+from tfswitch.keras._checkpoint_folder import CheckpointFolder, Variables
+from tfswitch.keras.dynamic_embedding import DynamicEmbedding
+from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
+from tfswitch.table import EmbeddingTable
+from tfswitch.train.barrier import EPOCH_SECS
+from tfswitch.train.worker import Worker
+
+# Barriers of workers that start a `fit` together.
+_STARTS = "fit resumes from a checkpoint"
+_RESTORED = "a checkpoint is restored"
+_NOT_RESTORED = "worker 0 could not restore the checkpoint"
+_LOOK_SECS = 5.0
+
+# More saves than a folder ever has.
+_ALL = 1_000_000
+
+
+class Checkpoint(_backend.Callback):
+    """Saves all that `fit` trains, and has `fit` go on from there.
+
+    A checkpoint has, of one step: the weights and other variables of the model
+    (such as the states of its random generators), the variables of the
+    optimizer, the metrics, the rows of all tables of the model's layers and of
+    a `ParameterServerOptimizer`, the step counts of the tables, and the epoch
+    and the batch. It exists when its manifest is renamed into place; if the
+    process is killed before, the checkpoint before it is whole.
+
+    `fit` restores the newest one when it begins, as with
+    `keras.callbacks.BackupAndRestore`: give a new process the same model, the
+    same data and this callback. It begins in the epoch of the checkpoint,
+    takes the batches that were trained from the data and leaves them out, and
+    goes on with the next. So with data that come in the same order the result
+    is that of a `fit` without an interruption. Other callbacks see the batches
+    that are left out. If the newest checkpoint is damaged, a warning says so
+    and the one before is taken.
+
+    A `fit` that has ended is not repeated: a second process finds that all
+    epochs are trained. A second `fit` with the same callback object goes on
+    from the model as it is, and overwrites the oldest checkpoints.
+
+    Training waits while variables are copied and tables are saved, for these
+    must be of one step. The files of the variables are written by a thread.
+
+    With several workers each has the callback. Worker 0 saves, and restores
+    the tables. `fit` begins when all workers are there, and all go on from its
+    epoch and batch. Under `bsp` the tables are of one step; with `asp` and
+    `ssp` others train meanwhile. A worker that is started again while others
+    train restores nothing and joins them. `path` must be a folder that all
+    workers see.
+
+    To stand behind callbacks that change the model or its optimizer.
+
+    Args:
+        path: A folder of this machine, for one `fit` only; made if need be.
+        every: "epoch", or the number of batches from one checkpoint to the
+            next. The last epoch always ends with one.
+        keep: How many checkpoints stay, from 1.
+        resume: Whether `fit` restores the newest one.
+        delete_checkpoint: Whether to remove all when `fit` has ended well, as
+            `BackupAndRestore` does. Saves on servers stay.
+        tables_path: The folder of the tables on servers, as for `Cluster.save`:
+            the servers' own path. By default "server_tables" in `path`. Tables
+            of this process are in "tables" in `path`.
+
+    Raises:
+        ValueError: If an argument is out of range. From `fit`: if the
+            checkpoint is of another model or of tables with another dim.
+        OSError: From `fit`: if no checkpoint can be read, though there are
+            some, or one cannot be written, at the latest when the next one is
+            due. The checkpoints before it stay.
+        RuntimeError: From `fit`: if a table is there with settings that the
+            saved one does not fit.
+
+    Example:
+
+    >>> checkpoint = tsw.keras.Checkpoint("checkpoints/ctr", every=1000)
+    >>> model.fit(dataset, epochs=10, callbacks=[checkpoint])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: str | int = "epoch",
+        *,
+        keep: int = 2,
+        resume: bool = True,
+        delete_checkpoint: bool = False,
+        tables_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if every != "epoch" and not (
+            isinstance(every, int) and is_number(every, int) and every >= 1
+        ):
+            raise bad_argument(
+                "every", every, '"epoch" or a number of batches of at least 1'
+            )
+        if not (is_number(keep, int) and keep >= 1):
+            raise bad_argument("keep", keep, "an integer of at least 1")
+        if not os.fspath(path):
+            raise bad_argument("path", path, "a folder")
+        self._path = os.fspath(path)
+        self._every: Any = every
+        self._resume = resume
+        self._delete_checkpoint = delete_checkpoint
+        self._folder = CheckpointFolder(path, keep)
+        self._tables_paths = {
+            "process": os.path.join(os.path.abspath(path), "tables"),
+            "servers": os.fspath(
+                tables_path or os.path.join(self._path, "server_tables")
+            ),
+        }
+        # The last save of tables in each of these folders, once known.
+        self._last_saves: dict[str, int] = {}
+        self._has_ended = False
+        self._epoch = 0
+        self._last_batch = -1
+        self._num_batches = 0  # Since the last checkpoint.
+        self._num_skipped = 0  # Of the epoch's batches, those left out.
+        self._writer: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._wait_for_writer()
+        self._num_batches = self._num_skipped = 0
+        if not self.model.built:
+            raise ValueError(
+                f"Checkpoint: model '{self.model.name}' is not built, so that "
+                "its variables are not known. Call it on a batch of data, or "
+                "`model.build`, before `fit`."
+            )
+        self.model.optimizer.build(self.model.trainable_variables)
+        optimizer = self._optimizer
+        if isinstance(optimizer, ParameterServerOptimizer):
+            optimizer.join_servers()  # If it was loaded it waits for a step.
+        if self._resume and not self._has_ended:
+            self._resume_together()
+        self._has_ended = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        _backend.begin_fit_at(self.model, None)
+        self._epoch = epoch
+        self._last_batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # The batches of one execution end together.
+        count = batch - self._last_batch
+        self._last_batch = batch
+        if batch < self._num_skipped:
+            return
+        self._num_batches += count
+        if self._every != "epoch" and self._num_batches >= self._every:
+            self._save(self._epoch, batch + 1)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._num_skipped = 0
+        is_last = epoch + 1 == self.params.get("epochs")
+        if self._every == "epoch" or is_last or self.model.stop_training:
+            self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        _backend.begin_fit_at(self.model, None)
+        self._has_ended = True
+        self._wait_for_writer()
+        if self._delete_checkpoint and self._is_chief:
+            self._folder.remove()
+
+    @property
+    def _optimizer(self) -> Any:
+        optimizer = self.model.optimizer
+        # Mixed precision wraps it.
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+    @property
+    def _worker(self) -> Worker | None:
+        """This process among those that share a ParameterServerOptimizer."""
+        if not isinstance(self._optimizer, ParameterServerOptimizer):
+            return None
+        return self._optimizer.worker
+
+    @property
+    def _is_chief(self) -> bool:
+        worker = self._worker
+        if worker is not None:
+            return worker.is_chief
+        return not _tf_config.worker_id()
+
+    # --- Saving -------------------------------------------------------------
+
+    def _save(self, epoch: int, batch: int) -> None:
+        self._num_batches = 0
+        if not self._is_chief:
+            return
+        self._wait_for_writer()
+        variables = {
+            part: [
+                (_backend.variable_path(v), np.array(v.numpy()))
+                for v in variables
+            ]
+            for part, variables in self._variables().items()
+        }
+        manifest = {
+            "epoch": epoch,
+            "batch": batch,
+            "tables": {
+                place: self._save_tables(place, tables)
+                for place, tables in self._tables().items()
+            },
+        }
+        self._writer = threading.Thread(
+            target=self._write,
+            args=(manifest, variables),
+            name="tfswitch_checkpoint",
+        )
+        self._writer.start()
+
+    def _save_tables(
+        self, place: str, tables: list[EmbeddingTable]
+    ) -> dict[str, Any]:
+        last = self._last_saves.get(place)
+        # The saves that checkpoints name stay until this one is one as well.
+        # Those of processes that were killed in between are not counted.
+        keep = _ALL
+        if last is not None:
+            keep = last + 2 - min([last, *self._saves(place)])
+        report = tables[0].cluster.save(
+            self._tables_paths[place],
+            sorted({table.name for table in tables}),
+            keep=keep,
+        )
+        self._last_saves[place] = report["save"]
+        return {
+            "save": report["save"],
+            "tables": [
+                {"name": t.name, "dim": t.dim, "iterations": t.iterations}
+                for t in tables
+            ],
+        }
+
+    def _saves(self, place: str) -> Iterator[int]:
+        """The saves of tables that checkpoints name."""
+        for number in self._folder.numbers():
+            with contextlib.suppress(OSError):
+                tables = self._folder.manifest(number)["tables"]
+                if place in tables:
+                    yield tables[place]["save"]
+
+    def _write(self, manifest: dict[str, Any], variables: Variables) -> None:
+        try:
+            self._folder.publish(manifest, variables)
+        except BaseException as error:
+            self._error = error
+
+    def _wait_for_writer(self) -> None:
+        """Waits until the last checkpoint is written; raises its error."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    # --- Restoring ----------------------------------------------------------
+
+    def _resume_together(self) -> None:
+        """Restores once all workers are there, while none trains."""
+        worker = self._worker
+        if worker is None or worker.num_workers == 1:
+            self._restore(with_tables=self._is_chief)
+            return
+        if not _meets_all(worker):
+            logging.warning(
+                "tfswitch: the other workers of %r are training. This one "
+                "joins them, and restores nothing of '%s'.",
+                worker,
+                self._path,
+            )
+            return
+        if worker.is_chief:
+            try:
+                self._restore(with_tables=True)
+            except BaseException:
+                # The others get an error as well, which names this barrier.
+                with contextlib.suppress(Exception):
+                    worker.wait_at_barrier(_NOT_RESTORED)
+                raise
+            worker.wait_at_barrier(_RESTORED, timeout_secs=EPOCH_SECS)
+        else:
+            worker.wait_at_barrier(_RESTORED, timeout_secs=EPOCH_SECS)
+            self._restore(with_tables=False)
+
+    def _restore(self, with_tables: bool) -> None:
+        """Restores the newest checkpoint that can be read, if there is one."""
+        failures: list[str] = []
+        for number in self._folder.numbers():
+            try:
+                self._restore_one(number, with_tables)
+            except (KeyError, OSError) as error:
+                if isinstance(error, (ConnectionError, TimeoutError)):
+                    raise
+                failures.append(f"checkpoint {number}: {error}")
+                continue
+            if failures:
+                logging.warning(
+                    "tfswitch: goes on from checkpoint %d of '%s', as newer "
+                    "ones cannot be read: %s",
+                    number,
+                    self._path,
+                    "; ".join(failures),
+                )
+            return
+        if failures:
+            raise OSError(
+                f"no checkpoint in '{self._path}' can be read: "
+                + "; ".join(failures)
+                + ". Remove the folder to begin anew."
+            )
+
+    def _restore_one(self, number: int, with_tables: bool) -> None:
+        manifest, saved = self._folder.read(number)
+        present = self._variables()
+        tables = self._tables()
+        self._check(number, saved, present, manifest["tables"], tables)
+        for place, its_tables in tables.items() if with_tables else ():
+            its_tables[0].cluster.restore(
+                self._tables_paths[place],
+                sorted({table.name for table in its_tables}),
+                save=manifest["tables"][place]["save"],
+            )
+        for place, its_tables in tables.items():
+            described = manifest["tables"][place]["tables"]
+            for table, each in zip(its_tables, described, strict=True):
+                table.iterations = each["iterations"]
+        for part in ("model", "optimizer"):
+            _assign(present[part], [value for _, value in saved[part]])
+        if isinstance(self._optimizer, ParameterServerOptimizer):
+            self._optimizer.pull()
+        _backend.begin_fit_at(self.model, manifest["epoch"])
+        metrics = [value for _, value in saved["metrics"]]
+        self._leave_out(manifest["batch"], metrics)
+
+    def _check(
+        self,
+        number: int,
+        saved: Variables,
+        present: dict[str, list[Any]],
+        saved_tables: dict[str, Any],
+        tables: dict[str, list[EmbeddingTable]],
+    ) -> None:
+        """Raises ValueError unless a checkpoint is of this model."""
+
+        def refuse(difference: str) -> ValueError:
+            return ValueError(
+                f"checkpoint {number} in '{self._path}' is of another model "
+                f"than '{self.model.name}': {difference}. Give this model a "
+                "folder of its own, or make it as the saved one."
+            )
+
+        for part in ("model", "optimizer"):
+            variables = present[part]
+            if len(variables) != len(saved[part]):
+                raise refuse(
+                    f"it has {len(saved[part])} variables of the {part}, and "
+                    f"here there are {len(variables)}"
+                )
+            for variable, (name, value) in zip(
+                variables, saved[part], strict=True
+            ):
+                if tuple(variable.shape) != value.shape:
+                    raise refuse(
+                        f"variable '{name}' of its {part} has the shape "
+                        f"{value.shape}, and here "
+                        f"'{_backend.variable_path(variable)}' has "
+                        f"{tuple(variable.shape)}"
+                    )
+        before = {
+            place: [(t["name"], t["dim"]) for t in its_tables["tables"]]
+            for place, its_tables in saved_tables.items()
+        }
+        now = {
+            place: [(t.name, t.dim) for t in its_tables]
+            for place, its_tables in tables.items()
+        }
+        if before != now:
+            raise refuse(
+                f"its tables are {_describe(before)}, and here they are "
+                f"{_describe(now)}"
+            )
+
+    def _leave_out(self, num_batches: int, metrics: list[np.ndarray]) -> None:
+        """Has the first batches of the first epoch read and not trained.
+
+        Args:
+            num_batches: How many.
+            metrics: The values that metrics have after them.
+        """
+        if not num_batches:
+            return
+        self._num_skipped = num_batches
+        train = self.model.train_function
+        per_call = int(_backend.steps_per_execution(self.model))
+        if num_batches % per_call:
+            raise ValueError(
+                f"the checkpoint in '{self._path}' is of batch {num_batches} "
+                f"of its epoch, and steps_per_execution={per_call} does not "
+                "come to it. Compile the model with a value that divides it."
+            )
+        left = num_batches
+
+        def read_or_train(iterator: Any) -> Any:
+            nonlocal left
+            if left <= 0:
+                self.model.train_function = train
+                return train(iterator)
+            is_first = left == num_batches
+            left -= per_call
+            for _ in range(per_call):
+                batch = next(iterator)
+            if is_first:  # After Keras has reset them.
+                present = _backend.metric_variables(self.model, batch)
+                if list(map(np.shape, metrics)) == [v.shape for v in present]:
+                    _assign(present, metrics)
+            return self.model.get_metrics_result()
+
+        self.model.train_function = read_or_train
+
+    # --- What is saved ------------------------------------------------------
+
+    def _variables(self) -> dict[str, list[Any]]:
+        return {
+            # An anchor stands for rows, which tables have.
+            "model": [
+                v for v in self.model.variables if not _backend.is_anchor(v)
+            ],
+            "optimizer": list(self.model.optimizer.variables),
+            "metrics": _backend.metric_variables(self.model),
+        }
+
+    def _tables(self) -> dict[str, list[EmbeddingTable]]:
+        """The tables of the model by the place that they are in."""
+        found = {
+            id(layer.table): layer.table
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, DynamicEmbedding)
+        }
+        if isinstance(self._optimizer, ParameterServerOptimizer):
+            dense = self._optimizer.table._table
+            found[id(dense)] = dense
+        places: dict[str, list[EmbeddingTable]] = {}
+        for table in found.values():
+            place = "servers" if table.cluster.is_remote else "process"
+            tables = places.setdefault(place, [])
+            tables.append(table)
+            first: Cluster = tables[0].cluster
+            if table.cluster.address != first.address:
+                raise ValueError(
+                    f"Checkpoint: table '{tables[0].name}' is in "
+                    f"{first.address} and table '{table.name}' in "
+                    f"{table.cluster.address}; the tables of a model must be "
+                    "in one cluster, or in one and this process"
+                )
+        return places
+
+
+def _meets_all(worker: Worker) -> bool:
+    """Waits for the start of all workers; False if others are training."""
+
+    def num_steps() -> int:
+        return sum(worker.stats()["workers"]["staleness"])
+
+    before = num_steps()
+    while True:
+        try:
+            worker.wait_at_barrier(_STARTS, timeout_secs=_LOOK_SECS)
+        except TimeoutError as error:
+            if num_steps() == before:
+                logging.warning("tfswitch: %s", error)
+                continue
+        return num_steps() == before
+
+
+def _assign(variables: list[Any], values: list[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _describe(places: dict[str, list[tuple[str, int]]]) -> str:
+    return (
+        ", ".join(
+            f"'{name}' of dim {dim} in the {place}"
+            if place == "process"
+            else f"'{name}' of dim {dim} on servers"
+            for place, tables in places.items()
+            for name, dim in tables
+        )
+        or "none"
+    )
