@@ -29,6 +29,7 @@ from tfswitch._ranges import NON_NEGATIVE_INT, bad_argument, is_number
 from tfswitch._renamed import renamed_arguments
 from tfswitch._reports import ShrinkReport, TableStats
 from tfswitch._table_spec import TableSpec
+from tfswitch._tracked_table import TrackedTable
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.ops import embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
@@ -48,7 +49,7 @@ _names_lock = threading.RLock()
 _resource_ids = itertools.count()
 
 
-class EmbeddingTable:
+class EmbeddingTable(TrackedTable):
     """Maps int64 ids to rows of floats; any int64 is an ordinary id.
 
     A row is made when an id is first seen by `lookup_or_create`, `push`,

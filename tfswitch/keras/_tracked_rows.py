@@ -3,48 +3,33 @@
 import weakref
 from typing import Any, NoReturn
 
-import numpy as np
 import tensorflow as tf
 
 
 class TrackedRows(tf.__internal__.tracking.Trackable):
-    """Brings a layer's rows into a `tf.train.Checkpoint`.
+    """Brings a layer's table into a `tf.train.Checkpoint`.
 
-    And refuses that they are left out of a SavedModel, whose functions would
-    look for them where the model is loaded.
+    The layer does not do it itself, since its table is made when it is first
+    needed, at the latest by a restore. And this refuses that rows are left out
+    of a SavedModel, whose functions would look for them where it is loaded.
     """
 
     def __init__(self, layer: Any) -> None:
         self._layer = weakref.ref(layer)
 
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        if not tf.executing_eagerly():
-            refuse_export(self._layer())
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
         layer = self._layer()
-        table = None if layer is None else layer._table
-        if table is None or table.cluster.is_remote:
-            return {"ids": tf.zeros([0], tf.int64), "rows": tf.zeros([0, 0])}
-        ids, values, slots = table._export_with_slots()
-        return {
-            "ids": tf.constant(ids),
-            "rows": tf.constant(np.concatenate([values, slots], axis=1)),
-        }
+        if save_type == "savedmodel":
+            refuse_export(layer)
+        if layer is None or layer._table is None:
+            return {}
+        return {"table": layer._table}
 
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
         layer = self._layer()
-        ids, rows = restored["ids"].numpy(), restored["rows"].numpy()
-        if layer is None or not len(ids):
-            return
-        table = layer.table
-        width = table.dim + table._native.slot_floats
-        if rows.shape[1] != width:
-            raise ValueError(
-                f"layer '{layer.name}': the checkpoint has rows of "
-                f"{rows.shape[1]} floats, optimizer state included, and its "
-                f"table has {width}. Make the layer with the same dim and "
-                "optimizer, or compile the model before."
-            )
-        table._replace_rows(ids, rows[:, : table.dim], rows[:, table.dim :])
+        return layer.table if name == "table" and layer is not None else None
 
 
 def refuse_export(layer: Any) -> NoReturn:

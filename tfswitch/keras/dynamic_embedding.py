@@ -429,6 +429,13 @@ class DynamicEmbedding(_backend.Layer):
                 self._table = self._make_table()
             return self._table
 
+    def _track_trackable(
+        self, trackable: Any, name: str, overwrite: bool = False
+    ) -> Any:
+        if name == "_table":  # TrackedRows has it.
+            return trackable
+        return super()._track_trackable(trackable, name, overwrite)
+
     def __dir__(self) -> list[str]:
         """The attributes, but for `table`.
 
