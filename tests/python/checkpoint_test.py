@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 import signal
 import threading
 
@@ -11,12 +12,12 @@ import pytest
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
-from tests.programs import run_python
+from tests.programs import HANG_SECS, PythonProgram, run_python
 from tests.support import ServerProcess
 from tfswitch._which_keras import IS_LEGACY, keras
 
 COLUMNS = 3
-BATCHES = 5
+BATCHES = 4
 
 
 def make_model(dim=4, dense_units=3, eager=True):
@@ -63,7 +64,7 @@ class Stop(keras.callbacks.Callback):
             raise InterruptedError("on purpose")
 
 
-def fit(model, *callbacks, epochs=3):
+def fit(model, *callbacks, epochs=2):
     rng = np.random.default_rng(0)
     count = BATCHES * 4
     ids = rng.integers(0, 30, (count, COLUMNS))
@@ -139,10 +140,10 @@ def connections(place):
 @pytest.mark.parametrize(
     ("place", "every", "stops_at", "eager", "epochs_again"),
     [
-        ("process", "epoch", (2, 1), True, 1),
-        ("process", 3, (0, 2), True, 3),
-        ("process", 5, (1, 2), True, 3),  # At the end of the first.
-        ("server", 2, (1, 3), False, 2),
+        ("process", "epoch", (1, 1), True, 1),
+        ("process", 3, (0, 2), True, 2),
+        ("process", 4, (1, 2), True, 2),  # At the end of the first.
+        ("server", 2, (1, 2), False, 1),
     ],
 )
 def test_a_fit_that_was_interrupted_goes_on_as_if_it_were_not(
@@ -160,6 +161,21 @@ def test_a_fit_that_was_interrupted_goes_on_as_if_it_were_not(
     if not IS_LEGACY:  # It makes its metrics in its first step.
         assert len(again["mae"]) == epochs_again
         assert again["mae"] == history["mae"][-epochs_again:]
+
+
+def test_a_fit_that_is_interrupted_where_it_leaves_out_batches_goes_on(
+    embedded, tmp_path
+):
+    """Also in the process that it was interrupted in."""
+    checkpoint = tsw.keras.Checkpoint(tmp_path, 3)
+    model = make_seeded()
+    for stops_at in [(0, 3), (0, 1)]:
+        with pytest.raises(InterruptedError):
+            fit(model, checkpoint, Stop(*stops_at))
+
+    fit(model, checkpoint)
+
+    assert_equal(state_of(model), undisturbed()[0])
 
 
 PROGRAM = """
@@ -248,8 +264,8 @@ def test_the_last_checkpoints_stay(embedded, tmp_path):
         json.loads((tmp_path / name).read_text())["tables"]["process"]["save"]
         for name in numbers
     ]
-    # 7 of 15 batches, and the end of the last epoch.
-    assert numbers == [f"checkpoint-00000{i}.json" for i in (6, 7, 8)]
+    # After 6 and 8 batches, and at the end of the last epoch.
+    assert numbers == [f"checkpoint-00000{i}.json" for i in (3, 4, 5)]
     assert len(list(tmp_path.glob("dense-*"))) == 3
     saves = {
         json.loads(p.read_text())["save"]
@@ -294,7 +310,7 @@ def test_variables_are_written_while_training_goes_on(
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(embedded, tmp_path):
-    fit_until(1, 4, tsw.keras.Checkpoint(tmp_path, 2))
+    fit_until(1, 3, tsw.keras.Checkpoint(tmp_path, 2))
     newest = max(tmp_path.glob("dense-*"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -403,3 +419,89 @@ def test_checkpoints_go_at_the_end_if_asked(embedded, tmp_path):
 def test_bad_arguments_are_named(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         tsw.keras.Checkpoint(**{"path": "checkpoints", **arguments})
+
+
+WORKER = """
+import os, signal, sys
+import numpy as np
+import tfswitch as tsw
+from tests.python import checkpoint_test
+from tfswitch._which_keras import keras
+
+address, path, number, stops_at, result = sys.argv[1:]
+number = int(number)
+
+class Kill(keras.callbacks.Callback):
+    steps = 0
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.steps == int(stops_at):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+with tsw.connect(address, timeout=60):
+    worker = tsw.train.Worker(number, 2, consistency="bsp")
+    model = checkpoint_test.make_worker_model(worker)
+    ids = np.arange(32).reshape(16, 2)[number::2] % 7
+    model.fit(
+        ids, ids.sum(axis=1, keepdims=True) / 7.0, batch_size=2, epochs=2,
+        shuffle=False, verbose=0,
+        callbacks=[tsw.keras.Checkpoint(path, every=3), Kill()],
+    )
+    if number == 0:
+        np.savez(result, **checkpoint_test.state_of(model))
+"""
+
+
+def make_worker_model(worker):
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((2,), dtype="int64")
+    rows = tsw.keras.DynamicEmbedding(
+        3, name="rows", seed=1, consistency="bsp"
+    )(ids)
+    model = keras.Model(
+        ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows))
+    )
+    model.compile(
+        tsw.keras.ParameterServerOptimizer(
+            "adam", consistency="bsp", worker=worker
+        ),
+        "mse",
+        run_eagerly=True,
+    )
+    return model
+
+
+def run_workers(address, path, result, stops_at):
+    """Runs both to their ends; returns their exit codes."""
+    with contextlib.ExitStack() as stack:
+        programs = [
+            stack.enter_context(
+                PythonProgram(
+                    *("-c", WORKER, address, path, number, stops_at, result)
+                )
+            )
+            for number in range(2)
+        ]
+        return [program.wait(HANG_SECS) for program in programs]
+
+
+@pytest.mark.skipif(
+    not os.environ.get("TFSWITCH_LONG_TESTS"), reason="six processes"
+)
+def test_workers_that_all_died_go_on_together(tmp_path):
+    """The servers have gone on for two steps since the checkpoint."""
+    states = []
+    for name, deaths in [("quiet", []), ("killed", [5])]:
+        with ServerProcess() as server:
+            address = f"grpc://{server.address}"
+            for stops_at in [*deaths, 0]:
+                codes = run_workers(
+                    *(address, tmp_path / name, tmp_path / f"{name}.npz"),
+                    stops_at,
+                )
+                assert codes == [-signal.SIGKILL if stops_at else 0] * 2
+        with np.load(tmp_path / f"{name}.npz") as state:
+            states.append(dict(state))
+
+    assert_equal(states[1], states[0])
+    assert len(states[0]["rows ids"]) == 7

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from tfswitch.train.worker import Worker
 _STARTS = "fit resumes from a checkpoint"
 _RESTORED = "a checkpoint is restored"
 _NOT_RESTORED = "worker 0 could not restore the checkpoint"
-_LOOK_SECS = 5.0
+_LOOK_SECS = 1.0
 
 # More saves than a folder ever has.
 _ALL = 1_000_000
@@ -137,6 +138,9 @@ class Checkpoint(_backend.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self._wait_for_writer()
         self._num_batches = self._num_skipped = 0
+        # The last `fit` may have ended while it left out batches.
+        train = self.model.train_function
+        self.model.train_function = getattr(train, "train", train)
         if not self.model.built:
             raise ValueError(
                 f"Checkpoint: model '{self.model.name}' is not built, so that "
@@ -335,6 +339,14 @@ class Checkpoint(_backend.Callback):
         present = self._variables()
         tables = self._tables()
         self._check(number, saved, present, manifest["tables"], tables)
+        per_call = _backend.steps_per_execution(self.model)
+        if manifest["batch"] % per_call:
+            raise ValueError(
+                f"checkpoint {number} in '{self._path}' is of batch "
+                f"{manifest['batch']} of its epoch, and steps_per_execution="
+                f"{per_call} does not come to it. Compile the model with a "
+                "value that divides it."
+            )
         for place, its_tables in tables.items() if with_tables else ():
             its_tables[0].cluster.restore(
                 self._tables_paths[place],
@@ -410,16 +422,9 @@ class Checkpoint(_backend.Callback):
         """
         if not num_batches:
             return
-        self._num_skipped = num_batches
+        self._num_skipped = left = num_batches
         train = self.model.train_function
-        per_call = int(_backend.steps_per_execution(self.model))
-        if num_batches % per_call:
-            raise ValueError(
-                f"the checkpoint in '{self._path}' is of batch {num_batches} "
-                f"of its epoch, and steps_per_execution={per_call} does not "
-                "come to it. Compile the model with a value that divides it."
-            )
-        left = num_batches
+        per_call = _backend.steps_per_execution(self.model)
 
         def read_or_train(iterator: Any) -> Any:
             nonlocal left
@@ -436,6 +441,7 @@ class Checkpoint(_backend.Callback):
                     _assign(present, metrics)
             return self.model.get_metrics_result()
 
+        read_or_train.train = train  # type: ignore[attr-defined]
         self.model.train_function = read_or_train
 
     # --- What is saved ------------------------------------------------------
@@ -483,13 +489,20 @@ def _meets_all(worker: Worker) -> bool:
         return sum(worker.stats()["workers"]["staleness"])
 
     before = num_steps()
+    give_up = time.monotonic() + EPOCH_SECS
     while True:
         try:
             worker.wait_at_barrier(_STARTS, timeout_secs=_LOOK_SECS)
         except TimeoutError as error:
-            if num_steps() == before:
-                logging.warning("tfswitch: %s", error)
-                continue
+            if num_steps() != before:
+                worker.leave()  # Else it waits there; its step joins again.
+                return False
+            if time.monotonic() > give_up:
+                raise
+            logging.log_every_n_seconds(
+                logging.WARNING, "tfswitch: %s", 30, error
+            )
+            continue
         return num_steps() == before
 
 
