@@ -13,8 +13,10 @@ import pytest
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.programs import HANG_SECS, PythonProgram, run_python
+from tests.python.worker_threads import Call, join_workers, running_clients
 from tests.support import ServerProcess
 from tfswitch._which_keras import IS_LEGACY, keras
+from tfswitch.keras.checkpoint import _meets_all
 
 COLUMNS = 3
 BATCHES = 4
@@ -419,6 +421,27 @@ def test_checkpoints_go_at_the_end_if_asked(embedded, tmp_path):
 def test_bad_arguments_are_named(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         tsw.keras.Checkpoint(**{"path": "checkpoints", **arguments})
+
+
+def test_a_worker_that_comes_back_alone_joins_the_others():
+    """To restore would take from them what they have trained."""
+    with running_clients(0) as client:
+        worker, peer = join_workers(client, 2)
+        done = threading.Event()
+
+        def train():
+            while not done.wait(0.01):
+                peer.end_step()
+
+        others = Call(train)
+        assert not _meets_all(worker)
+        done.set()
+        others.result()
+
+        # It holds up nobody, and those that begin together restore.
+        worker.end_step()
+        meeting = Call(_meets_all, peer)
+        assert _meets_all(worker) and meeting.result()
 
 
 WORKER = """
