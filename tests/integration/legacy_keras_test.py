@@ -11,6 +11,7 @@ from tests.programs import run_pytest
 
 OUR_OWN = "servers or refused or named"
 TESTS = {
+    "checkpoint": "process-epoch or process-3",
     "dynamic_embedding": (
         "not (gradients_equal or freed or learning_rate or subclassed)"
     ),

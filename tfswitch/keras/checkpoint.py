@@ -382,6 +382,19 @@ class Checkpoint(_backend.Callback):
                 "folder of its own, or make it as the saved one."
             )
 
+        before = {
+            place: [(t["name"], t["dim"]) for t in its_tables["tables"]]
+            for place, its_tables in saved_tables.items()
+        }
+        now = {
+            place: [(t.name, t.dim) for t in its_tables]
+            for place, its_tables in tables.items()
+        }
+        if before != now:
+            raise refuse(
+                f"its tables are {_describe(before)}, and here they are "
+                f"{_describe(now)}"
+            )
         for part in ("model", "optimizer"):
             variables = present[part]
             if len(variables) != len(saved[part]):
@@ -399,19 +412,6 @@ class Checkpoint(_backend.Callback):
                         f"'{_backend.variable_path(variable)}' has "
                         f"{tuple(variable.shape)}"
                     )
-        before = {
-            place: [(t["name"], t["dim"]) for t in its_tables["tables"]]
-            for place, its_tables in saved_tables.items()
-        }
-        now = {
-            place: [(t.name, t.dim) for t in its_tables]
-            for place, its_tables in tables.items()
-        }
-        if before != now:
-            raise refuse(
-                f"its tables are {_describe(before)}, and here they are "
-                f"{_describe(now)}"
-            )
 
     def _leave_out(self, num_batches: int, metrics: list[np.ndarray]) -> None:
         """Has the first batches of the first epoch read and not trained.
