@@ -400,7 +400,7 @@ def test_checkpoints_go_at_the_end_if_asked(embedded, tmp_path):
         )
         assert len(again["loss"]) == 1
 
-    assert not [p for p in tmp_path.iterdir() if p.is_file()]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

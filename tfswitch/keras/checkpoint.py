@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -182,6 +183,8 @@ class Checkpoint(_backend.Callback):
         self._wait_for_writer()
         if self._delete_checkpoint and self._is_chief:
             self._folder.remove()
+            shutil.rmtree(self._tables_paths["process"], ignore_errors=True)
+            self._last_saves.clear()
 
     @property
     def _optimizer(self) -> Any:
