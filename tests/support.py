@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 import tfswitch as tsw
@@ -76,6 +76,10 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError("no free ports")
 
 
+class NotServingError(AssertionError):
+    """A server program has ended before it served."""
+
+
 class ServerProcess:
     """A server program, started from the command line.
 
@@ -85,9 +89,13 @@ class ServerProcess:
         shard_index: See `tsw.Server`.
         num_shards: See `tsw.Server`.
         flags: Further ones of the program.
+        variables: Further ones of its environment.
 
     Attributes:
         address: Where it listens, as it printed.
+
+    Raises:
+        NotServingError: If it ends instead.
     """
 
     def __init__(
@@ -98,6 +106,7 @@ class ServerProcess:
         shard_index: int = 0,
         num_shards: int = 1,
         flags: tuple[str, ...] = ("--checkpoint_root=/",),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             [
@@ -107,14 +116,16 @@ class ServerProcess:
                 f"--num_shards={num_shards}",
                 *flags,
             ],
-            env=environment(),
+            env=environment(**(variables or {})),
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         match = re.search(r"serving on (\S+)", line)
-        assert match, f"the server printed {line!r}"
+        if not match:
+            self.kill()
+            raise NotServingError(f"the server printed {line!r}")
         self.address = match[1]
 
     def signal(self, number: signal.Signals) -> None:

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 import tfswitch as tsw
+from tests.faults.training import (
+    IDS,
+    bsp_rows,
+    count_table,
+    new_seed,
+    start_bsp,
+)
 from tests.python.worker_threads import Call
 from tests.support import SERVER, ServerProcess, examples, free_ports
-
-IDS = np.arange(500)
-DIM = 4
 
 
 class Killed:
@@ -91,18 +95,15 @@ def until(stop: threading.Event, work: Callable[[], None]) -> int:
 
 @pytest.mark.slow
 def test_each_acknowledged_push_counts_once(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
+    seed = new_seed()
     stop = threading.Event()
     counts = [0, 0]
     with (
         Killed(tmp_path, num_servers=2, victim=1) as cluster,
-        tsw.connect(cluster.address, timeout=60.0),
+        tsw.Cluster(cluster.address, timeout=60.0) as client,
     ):
-        table = tsw.EmbeddingTable(
-            "user", DIM, initializer="zeros", optimizer=tsw.optimizers.SGD(1.0)
-        )
-        ones = -np.ones((IDS.size, DIM), np.float32)
+        table = count_table(client)
+        ones = -np.ones((IDS.size, 1), np.float32)
 
         def train(number: int) -> None:
             counts[number] = until(stop, lambda: table.push(IDS, ones))
@@ -121,50 +122,18 @@ def test_each_acknowledged_push_counts_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_bsp_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
     num_steps = examples(300)
-    bsp = tsw.train.Consistency.bsp()
-
-    def make_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
-        return tsw.EmbeddingTable(
-            "user",
-            DIM,
-            optimizer=tsw.optimizers.Adagrad(0.1),
-            consistency=bsp,
-            seed=7,
-            cluster=cluster,
-        )
 
     def run(
         folder: Path, disturb: Callable[[Killed, list[Call]], None]
     ) -> bytes:
         with Killed(folder, num_servers=2, victim=1) as cluster:
-
-            def work(number: int) -> None:
-                with (
-                    # With another timeout it is another client.
-                    tsw.Cluster(cluster.address, timeout=60.0 + number) as own,
-                    tsw.train.Worker(
-                        number, 2, cluster=own, consistency=bsp
-                    ) as worker,
-                ):
-                    table = make_table(own)
-                    rng = np.random.default_rng(number)
-                    for _ in range(num_steps):
-                        ids = rng.integers(0, IDS.size, 64)
-                        gradients = rng.normal(size=(64, DIM))
-                        table.push(ids, gradients.astype(np.float32))
-                        worker.end_step(weight=64.0)
-                        time.sleep(0.01)
-                    assert worker.stats()["dropped_steps"] == 0
-
-            calls = [Call(work, number) for number in range(2)]
+            calls = start_bsp(cluster.address, num_steps, pause=0.01)
             disturb(cluster, calls)
             for call in calls:
                 call.result(200.0)  # It takes its steps after the last kill.
-            with tsw.Cluster(cluster.address) as reader:
-                return make_table(reader).lookup(IDS).numpy().tobytes()
+            return bsp_rows(cluster.address)
 
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
+    seed = new_seed()
     whole = run(tmp_path / "whole", lambda cluster, calls: None)
     killed = run(
         tmp_path / "killed",

@@ -1,0 +1,188 @@
+"""A disk that is full, fails or tears loses no write that was acknowledged."""
+
+import dataclasses
+import errno
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tfswitch as tsw
+from tests.faults.failing_disk import FailingDisk
+from tests.faults.training import IDS, count_table, new_seed
+from tests.python.worker_threads import wait_until
+from tests.support import NotServingError, ServerProcess, examples
+
+ONES = -np.ones((IDS.size, 1), np.float32)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def disk(data: Path, tmp_path: Path) -> FailingDisk:
+    return FailingDisk(data, tmp_path)
+
+
+def start(data: Path, disk: FailingDisk) -> ServerProcess:
+    return ServerProcess(
+        flags=(
+            f"--data_dir={data}",
+            "--push_log",
+            "--push_log_sync=always",
+            "--checkpoint_every=inf",
+        ),
+        variables=disk.variables,
+    )
+
+
+def connect(server: ServerProcess, timeout: float = 30.0) -> tsw.Cluster:
+    return tsw.Cluster(f"grpc://{server.address}", timeout=timeout)
+
+
+def count_of_all(table: tsw.EmbeddingTable) -> int:
+    """Returns the value that all rows have: no push is there in part."""
+    (value,) = set(table.lookup(IDS).numpy()[:, 0])
+    return int(value)
+
+
+@dataclasses.dataclass
+class Pushes:
+    """What a client knows of its pushes."""
+
+    acknowledged: int = 0
+    unsure: int = 0
+
+    def push(self, table: tsw.EmbeddingTable) -> bool:
+        """Pushes once; returns whether that was acknowledged."""
+        try:
+            table.push(IDS, ONES)
+        except RuntimeError as error:
+            assert "the push log cannot be" in str(error)
+            self.unsure += "may be" in str(error)
+            return False
+        except ConnectionError:
+            self.unsure += 1
+            return False
+        self.acknowledged += 1
+        return True
+
+    def check(self, table: tsw.EmbeddingTable) -> None:
+        found = count_of_all(table)
+        assert found - self.acknowledged in range(self.unsure + 1)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_writes_are_refused_whole_and_taken_again_without_a_restart(
+    data: Path, disk: FailingDisk, error: int
+) -> None:
+    pushes = Pushes()
+    with start(data, disk) as server, connect(server) as cluster:
+        table = count_table(cluster)
+        assert pushes.push(table)
+        disk.fail(1, error, forever=True)
+
+        with pytest.raises(RuntimeError, match=r"nothing was applied.*restart"):
+            table.push(IDS, ONES)
+        with pytest.raises(RuntimeError, match="nothing was applied"):
+            table.lookup_or_create([10_000])
+        assert count_of_all(table) == 1
+        with pytest.raises(RuntimeError, match="cannot"):
+            cluster.save("save")
+
+        disk.work()
+        assert pushes.push(table)
+        assert count_of_all(table) == 2
+        assert cluster.save("save")["save"] == 1
+        # The bytes of the write after this flush are on the disk, or not.
+        disk.fail(2, error)
+        assert not pushes.push(table)
+        assert pushes.unsure == 1
+        assert count_of_all(table) == 2
+        # When it has saved its state.
+        wait_until(lambda: pushes.push(table))
+        assert count_of_all(table) == 3
+        server.kill()
+    with start(data, disk) as server, connect(server) as cluster:
+        assert count_of_all(count_table(cluster)) == 3
+        cluster.restore("save")
+        assert count_of_all(count_table(cluster)) == 2
+
+
+def scenario(server: ServerProcess) -> Pushes:
+    """Each kind of file is written; returns what came of the pushes."""
+    pushes = Pushes()
+    with connect(server, timeout=0.1) as cluster:
+        try:
+            table = count_table(cluster)
+        except (RuntimeError, ConnectionError):
+            return pushes
+        for _ in range(2):
+            pushes.push(table)
+        for _ in range(2):
+            try:
+                cluster.save("save")
+            except (RuntimeError, ConnectionError):
+                pass
+            pushes.push(table)
+    server.signal(signal.SIGTERM)  # It saves its state.
+    server.wait()
+    return pushes
+
+
+FAULTS = ("full", "full once", "failing once", "torn")
+
+
+def break_disk(
+    disk: FailingDisk, fault: str, call: int, rng: random.Random
+) -> None:
+    if fault == "torn":
+        disk.tear(call, rng.randrange(200))
+    else:
+        error = errno.EIO if fault == "failing once" else errno.ENOSPC
+        disk.fail(call, error, forever=fault == "full")
+
+
+def test_no_call_that_fails_loses_an_acknowledged_write(
+    data: Path, disk: FailingDisk, tmp_path: Path
+) -> None:
+    rng = random.Random(new_seed())
+    with start(data, disk) as server:
+        disk.work()
+        scenario(server)
+    num_calls = disk.calls
+    disk.work()
+    start(data, disk).kill()
+    num_recovery_calls = disk.calls
+    assert num_calls > 40
+
+    for example in range(examples(8)):
+        call = rng.randint(1, num_calls)
+        recovery_call = rng.randint(1, num_recovery_calls)
+        fault = rng.choice(FAULTS)
+        print(example, fault, call, recovery_call)
+        folder = tmp_path / str(example)
+        disk = FailingDisk(folder, tmp_path)
+        with start(folder, disk) as server:
+            break_disk(disk, fault, call, rng)
+            pushes = scenario(server)
+        break_disk(disk, fault, recovery_call, rng)
+        try:
+            start(folder, disk).kill()
+        except NotServingError:
+            pass
+        disk.work()
+        with start(folder, disk) as server, connect(server) as cluster:
+            table = count_table(cluster)
+            if pushes.acknowledged:
+                pushes.check(table)
+            else:
+                table.lookup_or_create(IDS)
+            before = count_of_all(table)
+            assert Pushes().push(table)
+            assert count_of_all(table) == before + 1
+            assert cluster.save("save")["num_rows"] == IDS.size

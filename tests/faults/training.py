@@ -1,0 +1,79 @@
+"""Training whose end is known: what the tests of faults share."""
+
+import random
+import time
+
+import numpy as np
+
+import tfswitch as tsw
+from tests.python.worker_threads import Call
+
+IDS = np.arange(500)
+DIM = 4
+BSP = tsw.train.Consistency.bsp()
+
+
+def new_seed() -> int:
+    """Returns a seed, and prints it for the case that the test fails."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    return seed
+
+
+def count_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
+    """Each push of -1 adds 1 to its rows, which begin with 0."""
+    return tsw.EmbeddingTable(
+        "count",
+        1,
+        initializer="zeros",
+        optimizer=tsw.optimizers.SGD(1.0),
+        cluster=cluster,
+    )
+
+
+def bsp_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
+    """Whose bits go by all gradients and their order."""
+    return tsw.EmbeddingTable(
+        "user",
+        DIM,
+        optimizer=tsw.optimizers.Adagrad(0.1),
+        consistency=BSP,
+        seed=7,
+        cluster=cluster,
+    )
+
+
+def push_step(table: tsw.EmbeddingTable, worker: int, step: int) -> None:
+    """Pushes the gradients of a worker's step, which it alone decides."""
+    rng = np.random.default_rng([worker, step])
+    ids = rng.integers(0, IDS.size, 64)
+    table.push(ids, rng.normal(size=(64, DIM)).astype(np.float32))
+
+
+def start_bsp(
+    address: str, num_steps: int, num_workers: int = 2, pause: float = 0.0
+) -> list[Call]:
+    """Starts workers of this process."""
+
+    def work(number: int) -> None:
+        with (
+            # With another timeout it is another client.
+            tsw.Cluster(address, timeout=60.0 + number) as cluster,
+            tsw.train.Worker(
+                number, num_workers, cluster=cluster, consistency=BSP
+            ) as worker,
+        ):
+            table = bsp_table(cluster)
+            for step in range(num_steps):
+                push_step(table, number, step)
+                worker.end_step(weight=64.0)
+                time.sleep(pause)
+            assert worker.stats()["dropped_steps"] == 0
+
+    return [Call(work, number) for number in range(num_workers)]
+
+
+def bsp_rows(address: str) -> bytes:
+    """Returns the bits of all rows."""
+    with tsw.Cluster(address) as cluster:
+        return bsp_table(cluster).lookup(IDS).numpy().tobytes()
