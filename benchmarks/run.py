@@ -72,6 +72,7 @@ SUITES = {
     "row_format_auc": ["python benchmarks/row_format_auc.py"],
     "freshness": ["python benchmarks/freshness_bench.py"],
     "durability": ["python benchmarks/durability_bench.py"],
+    "soak": ["python benchmarks/soak.py"],
     "cowclip": ["python benchmarks/cowclip_bench.py"],
     "examples_auc": ["python benchmarks/examples_auc.py"],
 }
@@ -124,10 +125,15 @@ def versions() -> dict[str, str | None]:
 def make_figure(
     name: str, unit: str, to_reach: str, values: list[float]
 ) -> pages.Figure:
-    """Returns a figure with three digits that count, an AUC with five."""
+    """Returns a figure with three digits that count, an AUC with five.
+
+    Of counts, whole numbers without a unit, all digits count.
+    """
     median = statistics.median(values)
     digits = 5 if unit == "AUC" else 2
-    if unit != "AUC" and median:
+    if unit == "" and all(value.is_integer() for value in values):
+        digits = 0
+    elif unit != "AUC" and median:
         digits = max(0, digits - math.floor(math.log10(abs(median))))
     is_many = len(values) > 1
     return {

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,13 +21,17 @@ def new_seed() -> int:
     return seed
 
 
-def count_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
+def count_table(
+    cluster: tsw.Cluster,
+    consistency: tsw.train.Consistency | None = None,
+) -> tsw.EmbeddingTable:
     """Each push of -1 adds 1 to its rows, which begin with 0."""
     return tsw.EmbeddingTable(
         "count",
         1,
         initializer="zeros",
         optimizer=tsw.optimizers.SGD(1.0),
+        consistency=consistency,
         cluster=cluster,
     )
 
@@ -50,27 +55,41 @@ def push_step(table: tsw.EmbeddingTable, worker: int, step: int) -> None:
     table.push(ids, rng.normal(size=(64, DIM)).astype(np.float32))
 
 
-def start_bsp(
-    address: str, num_steps: int, num_workers: int = 2, pause: float = 0.0
-) -> list[Call]:
-    """Starts workers of this process."""
+def train(
+    worker: tsw.train.Worker,
+    num_steps: int,
+    *,
+    pause: float = 0.0,
+    after_step: Callable[[int], None] = lambda number: None,
+) -> None:
+    """Takes the steps that the worker has not taken, of so many."""
+    rows = bsp_table(worker.cluster)
+    counts = count_table(worker.cluster, BSP)
+    for step in range(worker.stats()["clock"], num_steps):
+        rng = np.random.default_rng([worker.worker_id, step])
+        ids = rng.integers(0, IDS.size, 64)
+        rows.push(ids, rng.normal(size=(64, DIM)).astype(np.float32))
+        counts.push(IDS, -np.ones((IDS.size, 1), np.float32))
+        worker.end_step(weight=64.0)
+        time.sleep(pause)
+        after_step(step + 1)
+
+
+def start_bsp(address: str, num_steps: int, pause: float = 0.0) -> list[Call]:
+    """Starts two workers of this process."""
 
     def work(number: int) -> None:
         with (
             # With another timeout it is another client.
             tsw.Cluster(address, timeout=60.0 + number) as cluster,
             tsw.train.Worker(
-                number, num_workers, cluster=cluster, consistency=BSP
+                number, 2, cluster=cluster, consistency=BSP
             ) as worker,
         ):
-            table = bsp_table(cluster)
-            for step in range(num_steps):
-                push_step(table, number, step)
-                worker.end_step(weight=64.0)
-                time.sleep(pause)
+            train(worker, num_steps, pause=pause)
             assert worker.stats()["dropped_steps"] == 0
 
-    return [Call(work, number) for number in range(num_workers)]
+    return [Call(work, number) for number in range(2)]
 
 
 def bsp_rows(address: str) -> bytes:
