@@ -105,14 +105,14 @@ absl::Status StateKeeper::OpenLog(const checkpoint::SavedServer& server,
   MutexLock lock(&saving_);
   first_record_ = server.last_record + 1;
   log_ = *std::move(log);
-  shard_.StartLog(log_.get());
+  TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(log_.get()));
   if (options_.has_log) return absl::OkStatus();
   // The folder had a log that nobody wants any more. Its writes must be saved
   // before others come that have no records.
   TFSWITCH_RETURN_IF_ERROR(
       shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
           .status());
-  shard_.StartLog(nullptr);
+  TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(nullptr));
   log_ = nullptr;
   std::filesystem::remove_all(options.folder, error);
   return error ? ErrnoStatus("remove", options.folder, error.value())

@@ -1286,7 +1286,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
       SaveClosedState(options_.own_folder, Never, nullptr).status());
   log_->EndBreak();
   // The mark of a restore that has come to its end: something follows it.
-  return Log(RecordType::kRestore, {""}).status();
+  return Log(RecordType::kRestoreSaved, {""}).status();
 }
 
 absl::Status Shard::CheckPresent(const EmbeddingTable& table) const {

@@ -92,8 +92,13 @@ enum class RecordType : uint32_t {
   kErase = 6,
   kShrink = 7,
   kCommitRound = 8,
-  // Rows were restored, which a save has; another one when it is there.
+  // Rows were restored, which no record has.
   kRestore = 9,
+  // There is a save of them.
+  kRestoreSaved = 10,
+  // The server was killed before there was one, and has gone on with the rows
+  // from before.
+  kRestoreUndone = 11,
 };
 
 // The tables of one shard. Everything that a client may get wrong is checked
@@ -326,13 +331,11 @@ class Shard {
   void EndRecovery();
 
   // From now on each write has a record in `log` before it takes effect. It
-  // must live as long as the shard, or until it is replaced by null.
+  // must live as long as the shard, or until it is replaced by null. Notes in
+  // it that the restore at the end of the replay, if there is one, is undone.
   //
   // REQUIRES: nobody else uses the shard.
-  void StartLog(PushLog* log) {
-    if (log_ != nullptr) last_record_ = log_->last();
-    log_ = log;
-  }
+  absl::Status StartLog(PushLog* log);
 
   // Appends the record of a call, and returns its number; without a log 0, or
   // in a replay that of the record.

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,6 +61,15 @@ bool HadNoEffect(const absl::Status& status) {
 }
 
 }  // namespace
+
+absl::Status Shard::StartLog(PushLog* log) {
+  if (log_ != nullptr) last_record_ = log_->last();
+  log_ = log;
+  if (log_ == nullptr || std::exchange(restored_at_, 0) == 0) {
+    return absl::OkStatus();
+  }
+  return Log(RecordType::kRestoreUndone, {}).status();
+}
 
 absl::StatusOr<uint64_t> Shard::Log(
     RecordType type, std::initializer_list<absl::string_view> pieces) const {
@@ -124,23 +134,29 @@ absl::Status Shard::StageAgain(const checkpoint::StagedMessage& message) {
 absl::Status Shard::Replay(uint64_t number, uint32_t type,
                            absl::string_view payload) {
   float day = 0.0f;
+  const auto record = static_cast<RecordType>(type);
+  if (record == RecordType::kRestoreUndone) {
+    restored_at_ = 0;
+    return absl::OkStatus();
+  }
   if (restored_at_ != 0) {
     return absl::DataLossError(absl::StrCat(
         "record ", restored_at_,
         ": rows were restored here, and the save that has them is damaged"));
   }
-  if (static_cast<RecordType>(type) == RecordType::kRestore) {
-    // The last one: it did not come to an end.
+  if (record == RecordType::kRestore) {
     restored_at_ = number;
     return absl::OkStatus();
   }
+  // Of the save that this replay goes on from.
+  if (record == RecordType::kRestoreSaved) return absl::OkStatus();
   if (payload.size() < sizeof(day)) return Malformed("write");
   std::memcpy(&day, payload.data(), sizeof(day));
   payload.remove_prefix(sizeof(day));
   SetDayOfWallClock(day);
   replayed_number_ = number;
   const auto replay = [&]() -> absl::Status {
-    switch (static_cast<RecordType>(type)) {
+    switch (record) {
       case RecordType::kPush:
         return ReplayPush(payload);
       case RecordType::kPull: {

@@ -787,15 +787,57 @@ TEST(PushLogRecoveryTest, RestoredRowsAreSavedAtOnce) {
     ASSERT_EQ(rows.size(), 2u);
     fs::remove_all(scoped.path() + "/saved");
   }
-  {
+  // Writes that come after are in the log, as always.
+  for (const Key key : {4, 5}) {
     ServerRun run(scoped.path() + "/data", options, WithLog());
     ASSERT_TRUE(run.Recover().ok());
     EXPECT_EQ(run.Rows(), rows);
+    ASSERT_TRUE(run.Push({key}).ok());
+    rows = run.Rows();
   }
   // No save from before goes with the log from after.
   std::ofstream(scoped.path() + "/data/state/manifest.json") << "{}";
   ServerRun run(scoped.path() + "/data", options, WithLog());
   EXPECT_EQ(run.Recover().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(PushLogRecoveryTest, ARestoreThatAKillHasEndedIsUndone) {
+  const ScopedFolder scoped;
+  const std::string data = scoped.path() + "/data";
+  ShardOptions options;
+  options.checkpoint_root = scoped.path();
+  options.own_folder = "/proc/none";  // So that it ends before there is a save.
+  std::map<Key, std::vector<float>> rows;
+  {
+    ServerRun run(data, options, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run.SaveNow().ok());
+    ASSERT_TRUE(run.Push({1, 2}).ok());
+    v1::SaveShardRequest save;
+    save.set_path("saved");
+    save.set_save_id("s");
+    v1::CommitCheckpointRequest commit;
+    commit.set_path("saved");
+    commit.set_save_id("s");
+    commit.add_manifest_parts(run->SaveShard(save).value());
+    ASSERT_TRUE(run->CommitCheckpoint(commit).ok());
+    ASSERT_TRUE(run.Push({1, 3}).ok());
+    rows = run.Rows();
+    v1::StageRestoreRequest restore;
+    restore.set_path("saved");
+    restore.set_restore_id("r");
+    ASSERT_TRUE(run->StageRestore(restore).ok());
+    ASSERT_FALSE(run->CommitRestore("r", false).ok());
+  }
+  // Each run goes on with the rows of the one before.
+  for (const Key key : {4, 5}) {
+    ServerRun run(data, options, WithLog());
+    ASSERT_TRUE(run.Recover().ok());
+    EXPECT_EQ(run.Rows(), rows);
+    ASSERT_TRUE(run.Push({key}).ok());
+    rows = run.Rows();
+  }
 }
 
 }  // namespace
