@@ -20,9 +20,16 @@ SERVER = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
 _names = itertools.count()
 
 
-def examples(count: int) -> int:
-    """How many examples a property is tried with: more in long runs."""
-    return count * 20 if os.environ.get("TFSWITCH_LONG_TESTS") else count
+def examples(count: int, in_long_runs: int | None = None) -> int:
+    """How many examples a property is tried with: more in long runs.
+
+    Args:
+        count: In others.
+        in_long_runs: None: 20 times as many.
+    """
+    if not os.environ.get("TFSWITCH_LONG_TESTS"):
+        return count
+    return count * 20 if in_long_runs is None else in_long_runs
 
 
 @contextlib.contextmanager

@@ -16,14 +16,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// As Plan of failing_disk.py has it.
+// As FailingDisk of failing_disk.py has it. A write of which some bytes are
+// written before it fails returns how many, and the next call fails.
 struct plan {
-  int64_t calls;       // Made so far, from 1 in the counting of the next two.
-  int64_t first;       // Fails from this call on; 0: never.
-  int64_t last;        // To this one.
-  int64_t error;       // With this errno; 0: tears.
-  int64_t torn_bytes;  // Before a torn call ends the process it writes so many
-                       // bytes.
+  int64_t calls;  // Made so far, from 1 in the counting of the next two.
+  int64_t first;  // Fails from this call on; 0: never.
+  int64_t last;   // To this one.
+  int64_t error;  // With this errno; 0: ends the process.
+  int64_t bytes;  // That are written before.
   char below[PATH_MAX];
 };
 
@@ -48,9 +48,9 @@ static int is_below(const char* path) {
   return strncmp(path, the_plan->below, strlen(the_plan->below)) == 0;
 }
 
-// Whether the call fails, with errno set. Does not return if it tears.
-static int fails(const char* path, int fd, const void* bytes, size_t size,
-                 off_t at) {
+// Whether a call fails, with errno set; of a write, or how many of `size` bytes
+// it has to write first.
+static int fails(const char* path, int fd, size_t size, size_t* first_bytes) {
   char found[PATH_MAX] = "";
   if (the_plan == NULL) return 0;
   if (path == NULL) {
@@ -66,30 +66,28 @@ static int fails(const char* path, int fd, const void* bytes, size_t size,
   if (the_plan->first == 0 || call < the_plan->first || call > the_plan->last) {
     return 0;
   }
-  if (the_plan->error != 0) {
-    errno = (int)the_plan->error;
-    return 1;
+  const size_t bytes = (size_t)the_plan->bytes;
+  if (size > 0 && bytes > 0 && call == the_plan->first) {
+    *first_bytes = size < bytes ? size : bytes;
+    // For the rest.
+    if (the_plan->last == call) the_plan->last = call + 1;
+    return 0;
   }
-  const size_t torn =
-      size < (size_t)the_plan->torn_bytes ? size : (size_t)the_plan->torn_bytes;
-  if (torn > 0) {
-    ssize_t (*real)(int, const void*, size_t, off_t) =
-        dlsym(RTLD_NEXT, "pwrite");
-    real(fd, bytes, torn, at < 0 ? lseek(fd, 0, SEEK_CUR) : at);
-  }
-  _exit(9);
+  if (the_plan->error == 0) _exit(9);
+  errno = (int)the_plan->error;
+  return 1;
 }
 
 ssize_t write(int fd, const void* bytes, size_t size) {
   static ssize_t (*real)(int, const void*, size_t);
   if (real == NULL) real = dlsym(RTLD_NEXT, "write");
-  return fails(NULL, fd, bytes, size, -1) ? -1 : real(fd, bytes, size);
+  return fails(NULL, fd, size, &size) ? -1 : real(fd, bytes, size);
 }
 
 ssize_t pwrite(int fd, const void* bytes, size_t size, off_t at) {
   static ssize_t (*real)(int, const void*, size_t, off_t);
   if (real == NULL) real = dlsym(RTLD_NEXT, "pwrite");
-  return fails(NULL, fd, bytes, size, at) ? -1 : real(fd, bytes, size, at);
+  return fails(NULL, fd, size, &size) ? -1 : real(fd, bytes, size, at);
 }
 
 ssize_t pwrite64(int fd, const void* bytes, size_t size, off_t at) {
@@ -99,19 +97,19 @@ ssize_t pwrite64(int fd, const void* bytes, size_t size, off_t at) {
 int fsync(int fd) {
   static int (*real)(int);
   if (real == NULL) real = dlsym(RTLD_NEXT, "fsync");
-  return fails(NULL, fd, NULL, 0, 0) ? -1 : real(fd);
+  return fails(NULL, fd, 0, NULL) ? -1 : real(fd);
 }
 
 int fdatasync(int fd) {
   static int (*real)(int);
   if (real == NULL) real = dlsym(RTLD_NEXT, "fdatasync");
-  return fails(NULL, fd, NULL, 0, 0) ? -1 : real(fd);
+  return fails(NULL, fd, 0, NULL) ? -1 : real(fd);
 }
 
 int ftruncate(int fd, off_t size) {
   static int (*real)(int, off_t);
   if (real == NULL) real = dlsym(RTLD_NEXT, "ftruncate");
-  return fails(NULL, fd, NULL, 0, 0) ? -1 : real(fd, size);
+  return fails(NULL, fd, 0, NULL) ? -1 : real(fd, size);
 }
 
 int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
@@ -119,5 +117,5 @@ int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
 int rename(const char* from, const char* to) {
   static int (*real)(const char*, const char*);
   if (real == NULL) real = dlsym(RTLD_NEXT, "rename");
-  return fails(to, -1, NULL, 0, 0) ? -1 : real(from, to);
+  return fails(to, -1, 0, NULL) ? -1 : real(from, to);
 }

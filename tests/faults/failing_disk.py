@@ -15,7 +15,7 @@ class _Plan(ctypes.Structure):
         ("first", ctypes.c_int64),
         ("last", ctypes.c_int64),
         ("error", ctypes.c_int64),
-        ("torn_bytes", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
         ("below", ctypes.c_char * 4096),
     )
 
@@ -61,14 +61,24 @@ class FailingDisk:
         self._plan.first = 0
         self._plan.calls = 0
 
-    def fail(self, call: int, error: int, *, forever: bool = False) -> None:
-        """Fails a call with an errno, or all from that one on."""
+    def fail(
+        self,
+        call: int,
+        error: int,
+        *,
+        forever: bool = False,
+        after_bytes: int = 0,
+    ) -> None:
+        """Fails a call with an errno, or all from that one on.
+
+        Args:
+            call: Its number; the next one is 1.
+            error: 0: ends the program.
+            forever: Whether later ones fail as well.
+            after_bytes: How many of a write are written before.
+        """
         self.work()
         self._plan.error = error
+        self._plan.bytes = after_bytes
         self._plan.last = _FOREVER if forever else call
         self._plan.first = call
-
-    def tear(self, call: int, num_bytes: int) -> None:
-        """Ends the program in a call, of which so many bytes are written."""
-        self._plan.torn_bytes = num_bytes
-        self.fail(call, 0)

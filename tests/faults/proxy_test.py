@@ -15,6 +15,9 @@ from tests.faults.training import bsp_rows, count_table, new_seed, start_bsp
 from tests.python.worker_threads import in_threads
 from tests.support import examples, running_servers
 
+# Long runs take more kills.
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
 
 @contextlib.contextmanager
 def faulty_servers(
@@ -41,7 +44,7 @@ def count_faults(proxies: list[FaultyProxy]) -> dict[Fault, int]:
 
 def test_asp_writes_count_once_and_reads_are_right(tmp_path: Path) -> None:
     seed = new_seed()
-    num_rounds = examples(15)
+    num_rounds = examples(10)
     with (
         faulty_servers(2, lambda shard: random_plan(seed + shard)) as (
             address,
@@ -129,7 +132,7 @@ def test_a_push_that_fails_counts_at_most_once() -> None:
 
 def test_bsp_ends_with_the_bits_of_an_undisturbed_run() -> None:
     seed = new_seed()
-    num_steps = examples(10)
+    num_steps = examples(8)
 
     def run(address: str) -> bytes:
         for call in start_bsp(address, num_steps):

@@ -1,5 +1,6 @@
 """Servers with a push log that are killed at any moment lose nothing."""
 
+import contextlib
 import random
 import threading
 import time
@@ -21,14 +22,18 @@ from tests.faults.training import (
 from tests.python.worker_threads import Call
 from tests.support import examples
 
+# Long runs take more kills.
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
 VICTIM = 1
+NUM_KILLS = examples(5, 50)
 
 
 def kill_while(cluster: Servers, calls: list[Call], seed: int) -> None:
     """Kills a server at random moments while the calls run."""
     rng = random.Random(seed)
     num_kills = 0
-    while num_kills < examples(5) and not all(call.is_over for call in calls):
+    while num_kills < NUM_KILLS and not all(call.is_over for call in calls):
         time.sleep(rng.uniform(0.05, 1.2))
         cluster.kill(VICTIM, rng)
         num_kills += 1
@@ -71,7 +76,7 @@ def test_each_acknowledged_push_counts_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_bsp_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
-    num_steps = examples(300)
+    num_steps = 60 * NUM_KILLS
 
     def run(
         folder: Path, disturb: Callable[[Servers, list[Call]], None]
@@ -91,3 +96,36 @@ def test_bsp_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
     )
 
     assert killed == whole
+
+
+@pytest.mark.slow
+def test_a_restore_that_has_ended_outlasts_kills(tmp_path: Path) -> None:
+    rng = random.Random(new_seed())
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    with (
+        Servers(tmp_path, 2, (f"--checkpoint_root={root}",)) as servers,
+        tsw.Cluster(servers.address, timeout=60.0) as client,
+    ):
+        table = count_table(client)
+        ones = -np.ones((IDS.size, 1), np.float32)
+
+        def restore() -> None:
+            for _ in range(10):
+                # The server that was killed has forgotten what it had read.
+                with contextlib.suppress(KeyError, OSError, RuntimeError):
+                    client.restore("save")
+                    return
+            client.restore("save")
+
+        for number in range(NUM_KILLS):
+            table.push(IDS, ones)
+            client.save("save")
+            table.push(IDS, ones)
+            call = Call(restore)
+            time.sleep(rng.uniform(0.0, 0.03))
+            servers.kill(rng.randrange(2), rng)
+            call.result()
+            servers.kill(rng.randrange(2), rng)
+            rows = table.lookup(IDS).numpy()
+            np.testing.assert_array_equal(rows, np.full_like(rows, number + 1))

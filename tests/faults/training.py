@@ -71,7 +71,8 @@ def train(
         rows.push(ids, rng.normal(size=(64, DIM)).astype(np.float32))
         counts.push(IDS, -np.ones((IDS.size, 1), np.float32))
         worker.end_step(weight=64.0)
-        time.sleep(pause)
+        # Now this worker waits for the other one, now the other for this.
+        time.sleep(random.uniform(0.0, 2.0 * pause))
         after_step(step + 1)
 
 

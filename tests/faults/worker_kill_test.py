@@ -19,13 +19,16 @@ from tests.faults.training import (
 from tests.programs import PythonProgram
 from tests.support import examples, running_servers
 
+# Long runs take more kills.
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
 PROGRAM = Path(__file__).with_name("worker_program.py")
 
 
 @pytest.mark.slow
 def test_bsp_ends_with_the_bits_of_a_run_without_kills(tmp_path: Path) -> None:
     rng = random.Random(new_seed())
-    num_kills = examples(5)
+    num_kills = examples(3, 50)
     num_steps = 15 * num_kills
     with running_servers(2) as address:
         for call in start_bsp(address, num_steps):
