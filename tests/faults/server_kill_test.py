@@ -82,7 +82,7 @@ def test_bsp_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
         folder: Path, disturb: Callable[[Servers, list[Call]], None]
     ) -> bytes:
         with Servers(folder, 2) as cluster:
-            calls = start_bsp(cluster.address, num_steps, pause=0.01)
+            calls = start_bsp(cluster.address, num_steps, pause=0.007)
             disturb(cluster, calls)
             for call in calls:
                 call.result(200.0)  # It takes its steps after the last kill.
