@@ -131,6 +131,8 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
           return interrupt();
         });
     status = files.ok() ? writer.TakeFiles(*files) : files.status();
+    child->reset();  // It has ended, whatever the status.
+    for (const auto& table : tables) table->JoinPages();
   } else {
     std::fprintf(stderr,
                  "tfswitch-server: warning: writes wait while the state is "

@@ -614,6 +614,14 @@ void EmbeddingTable::Impl::ResetAfterFork() {
   for (Stripe& stripe : stripes_) stripe.mutex.ResetAfterFork();
 }
 
+void EmbeddingTable::Impl::JoinPages() {
+  for (Stripe& stripe : stripes_) {
+    MutexLock lock(&stripe.mutex);
+    stripe.index.JoinPages();
+    stripe.rows.JoinPages();
+  }
+}
+
 absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {
   TFSWITCH_RETURN_IF_ERROR(StepLog::Validate(saved));
   step_log_.Restore(saved);

@@ -321,6 +321,9 @@ class EmbeddingTable {
   // In a child that was forked under Hold(): lets it read, whatever threads of
   // the parent did.
   virtual void ResetAfterFork() = 0;
+  // When the child has ended: memory that has changed meanwhile is in small
+  // pages, with which calls are slower, and so is the next fork.
+  virtual void JoinPages() = 0;
 
   // Rows now in the table. Exact only while no other thread is writing.
   virtual int64_t size() const = 0;

@@ -179,6 +179,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void Hold() override { change_clock_.Hold(); }
   void Release() override { change_clock_.Release(); }
   void ResetAfterFork() override;
+  void JoinPages() override;
   void SubtractDeltaScores(absl::Span<const Key> keys,
                            absl::Span<const float> scores) override;
   int64_t size() const override;

@@ -158,6 +158,14 @@ void RowStore::Column::TouchAhead(uint64_t num_rows) {
   touch_end = wanted;
 }
 
+void RowStore::JoinPages() const {
+  for (const Column& column : columns_) {
+    if (column.touch_end <= kHugePageBytes) continue;
+    PageKeeper::Get().Touch(column.span.data() + kHugePageBytes,
+                            column.touch_end - kHugePageBytes);
+  }
+}
+
 size_t RowStore::Column::resident_bytes(uint64_t num_rows) const {
   if (stride == 0) return 0;
   const size_t end = RoundUpTo(EndOf(num_rows), kSmallPageBytes);

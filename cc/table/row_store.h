@@ -78,6 +78,9 @@ class RowStore {
   // of SortFreeRows().
   bool ReleaseTail();
 
+  // Asks for the huge pages again that a fork has broken up.
+  void JoinPages() const;
+
   // Without stamps.
   size_t resident_bytes() const;
   // The bytes of the stamps, if they have been written.

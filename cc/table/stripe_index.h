@@ -120,6 +120,9 @@ class StripeIndex {
   uint64_t VisitEntries(uint64_t begin, uint64_t num_buckets,
                         const std::function<void(Key, Entry)>& visit) const;
 
+  // Asks for the huge pages again that a fork has broken up.
+  void JoinPages() const;
+
   bool is_growing() const { return is_growing_; }
 
   // Touched memory.
