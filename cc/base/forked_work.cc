@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <utility>
 
@@ -66,8 +67,9 @@ void TellNumber(int64_t number) { Tell(&number, sizeof(number)); }
   std::signal(SIGPIPE, SIG_IGN);
   if (to_parent != kResultFd && dup2(to_parent, kResultFd) < 0) _exit(1);
   CloseFrom(kResultFd + 1);
-  errno = 0;
-  if (nice(kNiceness) == -1 && errno != 0) errno = 0;  // Then without.
+  setpriority(PRIO_PROCESS, 0, kNiceness);  // If it may not: then without.
+  // Where memory runs out, better a save fails than the server.
+  std::ofstream("/proc/self/oom_score_adj") << 1000;
   absl::StatusOr<std::string> result;
   try {
     result = work(TellNumber);
