@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 
-class _Caller(Protocol):
+class Caller(Protocol):
+    """Has the methods."""
+
     def call(self, method: str, request_json: str) -> str: ...
 
 
-def call(caller: _Caller, method: str, **request: Any) -> dict[str, Any]:
+def call(caller: Caller, method: str, **request: Any) -> dict[str, Any]:
     """Returns the response of a method.
 
     Args:

@@ -5,12 +5,13 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tfswitch import _native, _tf_config
 from tfswitch._control import call, integers
+from tfswitch._progress_bar import progress_bar
 from tfswitch._ranges import Range, bad_argument, is_number
 from tfswitch._reports import TableStats
 
@@ -31,6 +32,9 @@ os.register_at_fork(
     after_in_child=_lock.release,
 )
 _default: "Cluster | None" = None
+
+# Of restored rows besides their embeddings.
+_STATES = ("saved", "reset_if_different", "reset")
 
 # Days since 1970 that float32 tells apart.
 _MAX_DAY = 2.0**22
@@ -154,6 +158,7 @@ class Cluster:
         *,
         keep: int = 2,
         drop: Sequence[str] = (),
+        progress: bool | None = None,
     ) -> dict[str, Any]:
         """Saves tables as a checkpoint that any number of servers can load.
 
@@ -177,6 +182,9 @@ class Cluster:
             drop: Names of tables of the save before that the new one may be
                 without; only if `tables` is empty. A save of all tables is
                 refused if another one of them is missing.
+            progress: Whether a bar on the error stream shows how far it is.
+                None: if that is a terminal. Without a bar a line says it
+                after a second, and then every ten.
 
         Returns:
             `{"tables": [names], "num_rows": n, "save": its number in the
@@ -207,14 +215,17 @@ class Cluster:
         remote = self._remote_checkpoint(path)
         # The save goes on from those in the store.
         before = 0 if remote is None else remote.fetch()
-        report = call(
-            self._native,
-            "Save",
-            path=os.fspath(path) if remote is None else remote.path,
-            tables=_names("tables", tables),
-            keep=keep,
-            dropped_tables=_names("drop", drop),
-        )
+        request = {
+            "path": os.fspath(path) if remote is None else remote.path,
+            "tables": _names("tables", tables),
+            "keep": keep,
+            "dropped_tables": _names("drop", drop),
+        }
+        task = f"saving to '{os.fspath(path)}'"
+        with progress_bar(self._native, task, progress) as progress_id:
+            report = call(
+                self._native, "Save", progress_id=progress_id, **request
+            )
         result = _checkpoint_report(report)
         if remote is not None:
             if result["save"] <= before:
@@ -247,27 +258,42 @@ class Cluster:
     def restore(
         self,
         path: str | os.PathLike[str],
-        tables: Sequence[str] = (),
+        tables: Sequence[str] | Mapping[str, str] = (),
         *,
         save: int | None = None,
+        state: str = "saved",
+        progress: bool | None = None,
     ) -> dict[str, Any]:
         """Replaces tables by their saved rows, once all servers have read them.
 
-        With all tables work queues go on where they were, too.
+        A table that is not there is made as it was saved. One that is there
+        keeps its settings. Tables that are not named stay as they are. With all
+        tables work queues go on where they were, too.
 
         Args:
             path: A folder that `save` wrote, on this or another cluster, or a
                 URL below the servers' `--remote`.
-            tables: Names; empty for all in the checkpoint.
+            tables: Names; empty for all in the checkpoint. Or a dict, from
+                names in the checkpoint to those that the tables get here.
             save: The number of the save. None: the newest that can be read; a
                 warning says so if newer ones are damaged.
+            state: What comes with the embeddings. "saved": optimizer state,
+                statistics and counts of admission, and a table whose optimizer
+                has another state is an error. "reset_if_different": the same,
+                but the optimizer state of such a table begins anew, and a
+                warning names it. "reset": embeddings alone; all else begins
+                anew.
+            progress: As for `save`.
 
         Returns:
-            `{"tables": [names], "num_rows": n, "save": number}`, and "skipped":
-            [why] if newer saves could not be restored.
+            `{"tables": [the names that they have here], "num_rows": n, "save":
+            number}`, and where there are any "reset_tables": [names of those
+            whose optimizer state has begun anew], "skipped": [why newer saves
+            could not be restored].
 
         Raises:
-            ValueError: If an argument has a value that is not allowed.
+            ValueError: If an argument has a value that is not allowed, or two
+                tables would get one name.
             KeyError: If the checkpoint, the save or one of the tables is not
                 there.
             OSError: If the checkpoint is damaged, or the path is not below a
@@ -275,26 +301,53 @@ class Cluster:
             RuntimeError: If a table or a work queue is there with settings that
                 the saved one does not fit, or a server has no folder for
                 checkpoints; nothing has changed then, either.
+
+        Example:
+
+        >>> cluster.restore("ckpt", {"user": "user_of_may"}, state="reset")
+        {'tables': ['user_of_may'], 'num_rows': 3, 'save': 1,
+        'reset_tables': ['user_of_may']}
         """
         if save is not None and not (is_number(save, int) and save >= 1):
             raise ValueError(
                 "`save` must be None or the number of a save, from 1. "
                 f"Received: {save!r}"
             )
+        if state not in _STATES:
+            raise bad_argument(
+                "state", state, '"saved", "reset_if_different" or "reset"'
+            )
+        if isinstance(tables, Mapping) and not tables:
+            raise bad_argument(
+                "tables", tables, "at least one name, or none in a list for all"
+            )
         remote = self._remote_checkpoint(path)
         if remote is not None:
             remote.fetch()
-        report = call(
-            self._native,
-            "Restore",
-            path=os.fspath(path) if remote is None else remote.path,
-            tables=_names("tables", tables),
-            save=save,
-        )
+        request: dict[str, Any] = {
+            "path": os.fspath(path) if remote is None else remote.path,
+            "tables": _names("tables", tables),
+            "new_names": tables if isinstance(tables, Mapping) else None,
+            "save": save,
+            "state": state.upper(),
+        }
+        task = f"restoring from '{os.fspath(path)}'"
+        with progress_bar(self._native, task, progress) as progress_id:
+            report = call(
+                self._native, "Restore", progress_id=progress_id, **request
+            )
         if report["skipped"]:
             warnings.warn(
                 f"restored save {report['save']} of '{os.fspath(path)}', as "
                 "newer ones cannot be read: " + "; ".join(report["skipped"]),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if report["reset_tables"] and state != "reset":
+            warnings.warn(
+                f"restored '{os.fspath(path)}' without the optimizer state of "
+                f"{', '.join(map(repr, report['reset_tables']))}, which begins "
+                "anew: it was saved by another optimizer",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -467,7 +520,7 @@ def default_cluster() -> Cluster:
     return global_default
 
 
-def _names(argument: str, tables: Sequence[str]) -> list[str]:
+def _names(argument: str, tables: Iterable[str]) -> list[str]:
     if isinstance(tables, str):
         raise ValueError(
             f"`{argument}` must be a list of names. "
@@ -478,6 +531,7 @@ def _names(argument: str, tables: Sequence[str]) -> list[str]:
 
 def _checkpoint_report(report: dict[str, Any]) -> dict[str, Any]:
     result = {**report, **integers(report, ("num_rows", "save"))}
-    if not report["skipped"]:
-        del result["skipped"]
+    for name in ("skipped", "reset_tables"):
+        if not result.get(name):
+            result.pop(name, None)
     return result

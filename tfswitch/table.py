@@ -652,9 +652,22 @@ class EmbeddingTable(TrackedTable):
         """Saves this table; see `Cluster.save`."""
         return self._cluster.save(path, [self._name])
 
-    def restore(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Replaces this table's rows by saved ones; see `Cluster.restore`."""
-        return self._cluster.restore(path, [self._name])
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        saved_name: str | None = None,
+        state: str = "saved",
+    ) -> dict[str, Any]:
+        """Replaces this table's rows by saved ones.
+
+        Args:
+            path: A folder that `EmbeddingTable.save` or `Cluster.save` wrote.
+            saved_name: The table's name there. None: the same as here.
+            state: As for `Cluster.restore`, which says more.
+        """
+        names = {saved_name or self._name: self._name}
+        return self._cluster.restore(path, names, state=state)
 
     def drop(self) -> None:
         """Removes the table with all its rows; see `Cluster.drop`.

@@ -12,9 +12,9 @@
 namespace tfswitch {
 
 Progress::Progress(std::string task, int64_t total_rows, Options options)
-    : task_(std::move(task)),
-      total_rows_(total_rows),
-      options_(std::move(options)) {
+    : task_(std::move(task)), options_(std::move(options)) {
+  AddTotal(total_rows);
+  if (options_.is_silent) return;
   if (!options_.print) {
     options_.print = [](const std::string& line) {
       std::fprintf(stderr, "%s\n", line.c_str());
@@ -52,15 +52,16 @@ void Progress::Run() {
 }
 
 void Progress::Print(absl::Duration since_begin) const {
-  const int64_t rows = rows_.load(std::memory_order_relaxed);
+  const int64_t rows = counts_->done.load(std::memory_order_relaxed);
+  const int64_t total = counts_->total.load(std::memory_order_relaxed);
   std::string line = absl::StrFormat("tfswitch: %s: %.0f s so far", task_,
                                      absl::ToDoubleSeconds(since_begin));
-  if (rows > 0 && total_rows_ > 0) {
+  if (rows > 0 && total > 0) {
     // Rows that come meanwhile are not in the total.
-    absl::StrAppendFormat(&line, ", %d of %d rows (%d%%)", rows, total_rows_,
-                          100 * std::min(rows, total_rows_) / total_rows_);
-  } else if (rows > 0 || total_rows_ > 0) {
-    absl::StrAppendFormat(&line, ", %d rows", rows > 0 ? rows : total_rows_);
+    absl::StrAppendFormat(&line, ", %d of %d rows (%d%%)", rows, total,
+                          100 * std::min(rows, total) / total);
+  } else if (rows > 0 || total > 0) {
+    absl::StrAppendFormat(&line, ", %d rows", rows > 0 ? rows : total);
   }
   options_.print(line);
 }

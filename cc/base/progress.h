@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,6 +15,12 @@
 #include "cc/base/mutex.h"
 
 namespace tfswitch {
+
+// How far a call is. Thread-safe.
+struct RowCounts {
+  std::atomic<int64_t> done{0};
+  std::atomic<int64_t> total{0};  // 0: not known.
+};
 
 // While it lives, prints a line to stderr after a second, and then every ten.
 //
@@ -24,6 +31,7 @@ class Progress {
     absl::Duration first = absl::Seconds(1);
     absl::Duration every = absl::Seconds(10);
     std::function<void(const std::string& line)> print;  // Unset: to stderr.
+    bool is_silent = false;
   };
 
   // `task` as in "saving to 'ckpt'"; `total_rows` 0: not known.
@@ -34,7 +42,14 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void Add(int64_t rows) { rows_.fetch_add(rows, std::memory_order_relaxed); }
+  void Add(int64_t rows) {
+    counts_->done.fetch_add(rows, std::memory_order_relaxed);
+  }
+  void AddTotal(int64_t rows) {
+    counts_->total.fetch_add(rows, std::memory_order_relaxed);
+  }
+  // They outlive it.
+  std::shared_ptr<const RowCounts> counts() const { return counts_; }
 
  private:
   void Run();
@@ -42,10 +57,9 @@ class Progress {
 
   // Constant after construction.
   const std::string task_;
-  const int64_t total_rows_;
+  const std::shared_ptr<RowCounts> counts_ = std::make_shared<RowCounts>();
   Options options_;
 
-  std::atomic<int64_t> rows_{0};
   Mutex mutex_;
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   CondVar ends_;

@@ -79,6 +79,7 @@ absl::Status Save(Cluster& cluster, const v1::SaveRequest& request,
   options.path = request.path();
   options.tables = ToStrings(request.tables());
   options.dropped_tables = ToStrings(request.dropped_tables());
+  options.progress_id = request.progress_id();
   if (request.keep() != 0) {
     TFSWITCH_ASSIGN_OR_RETURN(options.keep, ToInt("keep", request.keep()));
   }
@@ -99,9 +100,18 @@ absl::Status Restore(Cluster& cluster, const v1::RestoreRequest& request,
   options.path = request.path();
   options.tables = ToStrings(request.tables());
   options.save = request.save();
+  options.new_names = {request.new_names().begin(), request.new_names().end()};
+  options.state = request.state();
+  options.progress_id = request.progress_id();
   TFSWITCH_ASSIGN_OR_RETURN(*response,
                             RestoreCheckpoint(cluster.client(), options));
   return absl::OkStatus();
+}
+
+absl::Status GetProgress(Cluster& cluster,
+                         const v1::GetProgressRequest& request,
+                         v1::GetProgressResponse* response) {
+  return cluster.client().Call(request, response);
 }
 
 absl::Status ResetLostTables(Cluster& cluster,
@@ -324,6 +334,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("DropTable", DropTable),
           Of("Save", Save),
           Of("Restore", Restore),
+          Of("GetProgress", GetProgress),
           Of("ResetLostTables", ResetLostTables),
           Of("Shrink", Shrink),
           Of("PublishExport", Publish),

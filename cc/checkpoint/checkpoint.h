@@ -237,15 +237,31 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path,
 // The rows of all tables of a save.
 uint64_t RowsOf(const Manifest& save);
 
+// The state of loaded rows besides their embeddings.
+enum class LoadedState {
+  kSaved,             // As saved.
+  kResetIfDifferent,  // Of another optimizer: its state begins anew.
+  kReset,  // Optimizer state, statistics and counts of admission begin anew.
+};
+
+// The rows that LoadTable() looks at, its own and others in their files.
+int64_t RowsToRead(const SavedTable& saved, uint32_t shard_index,
+                   uint32_t num_shards);
+
+// Whether saved rows have the optimizer state of the table's.
+bool HasStateOf(const SavedTable& saved, const EmbeddingTable& table);
+
 // Reads into `table` the saved rows that shard `shard_index` of `num_shards`
 // owns, whatever the number of shards that saved them. Verifies every file it
-// reads. FailedPrecondition if dim or optimizer state differ. Statistics that
-// were not saved begin anew; so do the counts of admission where statistics or
-// the kind of policy are others, or a Bloom filter has another size.
+// reads. FailedPrecondition if dim differs, or with kSaved the optimizer state.
+// Statistics that were not saved begin anew; so do the counts of admission
+// where statistics or the kind of policy are others, a Bloom filter has another
+// size, or records have optimizer state and that begins anew.
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
                        const Interrupt& interrupt, EmbeddingTable& table,
-                       Progress* progress = nullptr);
+                       Progress* progress = nullptr,
+                       LoadedState state = LoadedState::kSaved);
 
 // The marks of a server's own state. DataLoss as for LoadTable().
 absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,

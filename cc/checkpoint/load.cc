@@ -25,41 +25,63 @@
 namespace tfswitch::checkpoint {
 namespace {
 
-// Slots as saved to those of a table with other statistics: the optimizer's
-// state is the same, and the common statistics stay.
+int StateFloats(const SavedTable& saved) {
+  return saved.slot_floats -
+         RowStatistics(saved.config.statistics).num_floats();
+}
+int StateFloats(const EmbeddingTable& table) {
+  return table.slot_floats() - table.statistics_floats();
+}
+
+// Slots as saved to those of a table with other statistics, or of one whose
+// state begins anew. Both are the optimizer's state, and statistics behind it;
+// of these the common ones stay.
 class SlotConverter {
  public:
   // `day` is when rows count as seen whose saved statistics do not say it.
-  SlotConverter(const SavedTable& saved, const EmbeddingTable& table, float day)
+  SlotConverter(const SavedTable& saved, const EmbeddingTable& table,
+                bool keeps_state, bool keeps_statistics, float day)
       : from_(saved.slot_floats),
-        to_(table.slot_floats()),
-        common_(to_ - table.statistics_floats() +
-                std::min(table.statistics_floats(),
-                         RowStatistics(saved.config.statistics).num_floats())) {
-    std::vector<float> fresh(static_cast<size_t>(table.statistics_floats()));
-    RowStatistics(table.config().statistics).Init(day, fresh.data());
-    fresh_.assign(static_cast<size_t>(to_), 0.0f);
-    std::copy(fresh.begin(), fresh.end(), fresh_.end() - fresh.size());
+        from_state_(StateFloats(saved)),
+        state_(StateFloats(table)),
+        kept_state_(keeps_state ? state_ : 0),
+        kept_statistics_(keeps_statistics
+                             ? std::min(table.statistics_floats(),
+                                        saved.slot_floats - from_state_)
+                             : 0),
+        is_needed_(from_ != table.slot_floats() || !keeps_state ||
+                   !keeps_statistics) {
+    const TableConfig& config = table.config();
+    fresh_.resize(static_cast<size_t>(table.slot_floats()));
+    Optimizer(config.optimizer, config.dim).InitSlots(fresh_.data());
+    RowStatistics(config.statistics).Init(day, fresh_.data() + state_);
   }
 
-  bool is_needed() const { return from_ != to_; }
+  bool is_needed() const { return is_needed_; }
 
   std::vector<float> Convert(absl::Span<const float> slots,
                              size_t num_rows) const {
     std::vector<float> converted;
     converted.reserve(num_rows * fresh_.size());
     for (size_t i = 0; i < num_rows; ++i) {
+      const size_t begin = converted.size();
+      converted.insert(converted.end(), fresh_.begin(), fresh_.end());
       const float* const row = slots.data() + i * static_cast<size_t>(from_);
-      converted.insert(converted.end(), row, row + common_);
-      converted.insert(converted.end(), fresh_.begin() + common_, fresh_.end());
+      std::copy_n(row, kept_state_, converted.begin() + begin);
+      std::copy_n(row + from_state_, kept_statistics_,
+                  converted.begin() + begin + state_);
     }
     return converted;
   }
 
  private:
+  // Numbers of floats of a row.
   const int from_;
-  const int to_;
-  const int common_;
+  const int from_state_;
+  const int state_;
+  const int kept_state_;
+  const int kept_statistics_;
+  const bool is_needed_;
   std::vector<float> fresh_;
 };
 
@@ -105,47 +127,80 @@ absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
 
 }  // namespace
 
+int64_t RowsToRead(const SavedTable& saved, uint32_t shard_index,
+                   uint32_t num_shards) {
+  const uint32_t num_virtual = saved.config.num_virtual_shards;
+  int64_t num_rows = 0;
+  for (const RowFile& file : saved.files) {
+    if (file.kind == FileKind::kRows &&
+        file.virtual_shards_begin <
+            FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards) &&
+        file.virtual_shards_end >
+            FirstVirtualShardOf(shard_index, num_virtual, num_shards)) {
+      num_rows += file.num_rows;
+    }
+  }
+  return num_rows;
+}
+
+bool HasStateOf(const SavedTable& saved, const EmbeddingTable& table) {
+  const TableConfig& config = table.config();
+  return StateFloats(saved) == StateFloats(table) &&
+         HaveEqualState(saved.config.optimizer, config.optimizer, config.dim);
+}
+
 absl::Status LoadTable(const std::string& path, const SavedTable& saved,
                        uint32_t shard_index, uint32_t num_shards,
                        const Interrupt& interrupt, EmbeddingTable& table,
-                       Progress* progress) {
+                       Progress* progress, LoadedState state) {
   const TableConfig& config = table.config();
-  const int state_floats = table.slot_floats() - table.statistics_floats();
-  const int saved_state_floats =
-      saved.slot_floats - RowStatistics(saved.config.statistics).num_floats();
-  if (saved.config.dim != config.dim || saved_state_floats != state_floats ||
-      !HaveEqualState(saved.config.optimizer, config.optimizer, config.dim)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "table '", config.name, "' in checkpoint '", path, "' has dim ",
-        saved.config.dim, " and ", saved_state_floats, " floats of ",
-        OptimizerName(saved.config.optimizer), " state per row; the table has ",
-        "dim ", config.dim, " and ", state_floats, " of ",
-        OptimizerName(config.optimizer)));
+  if (saved.config.dim != config.dim) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", saved.config.name, "' in checkpoint '", path,
+                     "' has dim ", saved.config.dim, "; the table '",
+                     config.name, "' that is there has dim ", config.dim,
+                     "; restore it under another name"));
   }
+  const bool has_state = HasStateOf(saved, table);
+  if (!has_state && state == LoadedState::kSaved) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", saved.config.name, "' in checkpoint '", path, "' has ",
+        StateFloats(saved), " floats of ",
+        OptimizerName(saved.config.optimizer), " state per row; the table '",
+        config.name, "' that is there has ", StateFloats(table), " of ",
+        OptimizerName(config.optimizer),
+        "; restore with state='reset_if_different' to begin that state anew"));
+  }
+  const bool keeps_statistics = state != LoadedState::kReset;
+  const bool keeps_state = has_state && keeps_statistics;
   const uint32_t num_virtual = config.num_virtual_shards;
   const bool same_cut = saved.config.num_virtual_shards == num_virtual;
   const uint32_t first =
       FirstVirtualShardOf(shard_index, num_virtual, num_shards);
   const uint32_t last =
       FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards);
-  // Counts go on under another threshold.
+  // Counts go on under another threshold. Weights have optimizer state.
+  const bool has_weights =
+      config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
   const bool takes_candidates =
-      table.candidate_floats() > 0 && saved.config.admission.has_candidates() &&
+      keeps_statistics && table.candidate_floats() > 0 &&
+      saved.config.admission.has_candidates() &&
       saved.config.statistics.kind == config.statistics.kind &&
       (saved.config.admission.not_admitted.kind == NotAdmittedKind::kWeight) ==
-          (config.admission.not_admitted.kind == NotAdmittedKind::kWeight);
+          has_weights &&
+      (keeps_state || !has_weights);
   const auto* saved_bloom =
       std::get_if<BloomMinCountAdmission>(&saved.config.admission.policy);
-  const bool takes_bloom = table.bloom() != nullptr && same_cut &&
-                           saved_bloom != nullptr &&
+  const bool takes_bloom = keeps_statistics && table.bloom() != nullptr &&
+                           same_cut && saved_bloom != nullptr &&
                            table.bloom()->HasCellsOf(*saved_bloom);
   // All counts and decisions from now on go by the saved days.
-  table.NoteDay(saved.last_day);
-  if (config.optimizer.is_dense) {
+  if (keeps_statistics) table.NoteDay(saved.last_day);
+  if (config.optimizer.is_dense && keeps_state) {
     TFSWITCH_RETURN_IF_ERROR(table.RestoreSteps(saved.steps));
   }
   const SlotConverter converter(
-      saved, table,
+      saved, table, keeps_state, keeps_statistics,
       table.last_day() >= 0.0f ? table.last_day() : DayOfWallClock());
   // In their order: later rows replace earlier ones, and rows come behind
   // candidates, because a key that has one is no candidate.

@@ -39,6 +39,13 @@ std::vector<std::string> WithoutRepetition(std::vector<std::string> names) {
   return names;
 }
 
+// Of a call with this id: lines are for those who do not ask.
+Progress::Options LinesOf(const std::string& progress_id) {
+  Progress::Options options;
+  options.is_silent = !progress_id.empty();
+  return options;
+}
+
 absl::Status CheckPath(const std::string& path) {
   if (!path.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError("a checkpoint needs a path. Received: ''");
@@ -70,7 +77,8 @@ absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
   }
   v1::SaveShardRequest request;
   request.set_path(options.path);
-  request.set_save_id(NewId());
+  request.set_save_id(options.progress_id.empty() ? NewId()
+                                                  : options.progress_id);
   request.set_all_tables(names.empty());
   v1::CheckpointReport report;
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
@@ -111,7 +119,7 @@ absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
   commit.mutable_dropped_tables()->Add(options.dropped_tables.begin(),
                                        options.dropped_tables.end());
   Progress progress(absl::StrCat("saving to '", options.path, "'"),
-                    report.num_rows());
+                    report.num_rows(), LinesOf(options.progress_id));
   const auto save = [&]() -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
                               client.SaveShard(request, &progress));
@@ -136,6 +144,9 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
   request.set_path(options.path);
   const std::vector<std::string> names = WithoutRepetition(options.tables);
   request.mutable_tables()->Add(names.begin(), names.end());
+  request.mutable_new_names()->insert(options.new_names.begin(),
+                                      options.new_names.end());
+  request.set_state(options.state);
   request.set_save(options.save);
   request.set_new_incarnation(DrawId());
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> instances,
@@ -154,8 +165,11 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
   absl::StatusOr<v1::StageRestoreResponse> staged;
   absl::Status newest;
   for (;; request.set_newer_than(request.newer_than() + 1)) {
-    request.set_restore_id(NewId());
-    staged = client.StageRestore(request);
+    // GetProgress() finds it by its beginning.
+    request.set_restore_id(absl::StrCat(options.progress_id, NewId()));
+    Progress progress(absl::StrCat("restoring from '", options.path, "'"),
+                      /*total_rows=*/0, LinesOf(options.progress_id));
+    staged = client.StageRestore(request, &progress);
     if (staged.ok()) break;
     // A further attempt drops them, too.
     const absl::Status dropped =
@@ -170,6 +184,7 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
     report.add_skipped(std::string(staged.status().message()));
   }
   *report.mutable_tables() = staged->tables();
+  *report.mutable_reset_tables() = staged->reset_tables();
   report.set_num_rows(staged->num_rows());
   report.set_save(staged->save());
   TFSWITCH_RETURN_IF_ERROR(

@@ -5,6 +5,7 @@
 #define TFSWITCH_CC_CLIENT_CHECKPOINTS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,18 @@ struct SaveOptions {
   std::vector<std::string> tables = {};  // Empty: all.
   int keep = 2;                          // See checkpoint::CommitOptions.
   std::vector<std::string> dropped_tables = {};
+  // One that GetProgress takes, in place of lines on stderr; drawn for this
+  // call, as its save_id. Empty: lines.
+  std::string progress_id = {};
 };
 
 struct RestoreOptions {
   std::string path;
   std::vector<std::string> tables = {};  // Empty: all of the checkpoint.
   int64_t save = 0;                      // 0: the newest that can be read.
+  std::map<std::string, std::string> new_names = {};  // Of some of `tables`.
+  v1::StageRestoreRequest::State state = v1::StageRestoreRequest::SAVED;
+  std::string progress_id = {};  // As for a save.
 };
 
 // Saves tables. The saves that are there stay whole until the new one is

@@ -112,12 +112,16 @@ class LocalClient : public ParameterClient {
     return std::vector<ChangeCursor>{cursor};
   }
 
-  // Not a message, because it says how far it is.
+  // Not messages, because they say how far they are.
   absl::StatusOr<std::vector<std::string>> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress) override {
     TFSWITCH_ASSIGN_OR_RETURN(
         std::string part, shard_->SaveShard(request, CheckInterrupt, progress));
     return std::vector<std::string>{std::move(part)};
+  }
+  absl::StatusOr<v1::StageRestoreResponse> StageRestore(
+      const v1::StageRestoreRequest& request, Progress* progress) override {
+    return shard_->StageRestore(request, CheckInterrupt, progress);
   }
 
  private:

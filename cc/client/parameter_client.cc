@@ -203,7 +203,7 @@ absl::Status ParameterClient::AbortSave(const std::string& path,
 }
 
 absl::StatusOr<v1::StageRestoreResponse> ParameterClient::StageRestore(
-    const v1::StageRestoreRequest& request) {
+    const v1::StageRestoreRequest& request, Progress*) {
   v1::StageRestoreResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
   return response;

@@ -237,7 +237,8 @@ class ParameterClient {
   // The parts of a checkpoint; see protos/tfswitch/v1/parameter_server.proto.
   // Users call SaveCheckpoint and RestoreCheckpoint of client/checkpoints.h.
   // SaveShard returns this server's parts of the manifest: one per shard.
-  // A client of this process tells `progress` how far it is, unless it is null.
+  // A client of this process tells `progress` how far it is; with null it says
+  // so itself.
   virtual absl::StatusOr<std::vector<std::string>> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress);
   // Returns the save's number.
@@ -246,7 +247,7 @@ class ParameterClient {
   virtual absl::Status AbortSave(const std::string& path,
                                  const std::string& save_id);
   virtual absl::StatusOr<v1::StageRestoreResponse> StageRestore(
-      const v1::StageRestoreRequest& request);
+      const v1::StageRestoreRequest& request, Progress* progress = nullptr);
   virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
   // The groups of workers that train with these tables.

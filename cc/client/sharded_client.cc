@@ -373,12 +373,13 @@ class ShardedClient : public ParameterClient {
   }
 
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
-      const v1::StageRestoreRequest& request) override {
+      const v1::StageRestoreRequest& request, Progress* progress) override {
     // Shard 0 says which save is the newest.
     std::vector<v1::StageRestoreResponse> staged(shards_.size());
     v1::StageRestoreRequest own = request;
     if (shards_.size() > 1 && own.save() == 0) {
-      TFSWITCH_ASSIGN_OR_RETURN(staged[0], shards_[0]->StageRestore(request));
+      TFSWITCH_ASSIGN_OR_RETURN(staged[0],
+                                shards_[0]->StageRestore(request, progress));
       own.set_save(staged[0].save());
     }
     // Calls that are done ask again, so that the servers keep their staged data
@@ -388,7 +389,7 @@ class ShardedClient : public ParameterClient {
     size_t num_left = shards_.size();
     TFSWITCH_RETURN_IF_ERROR(OnAllShards([&](size_t i) -> absl::Status {
       absl::StatusOr<v1::StageRestoreResponse> result =
-          shards_[i]->StageRestore(own);
+          shards_[i]->StageRestore(own, progress);
       MutexLock lock(&mutex);
       --num_left;
       ended.NotifyAll();
@@ -397,7 +398,7 @@ class ShardedClient : public ParameterClient {
         ended.WaitFor(&mutex, next - SteadyNow());
         if (SteadyNow() < next) continue;
         mutex.Unlock();
-        result = shards_[i]->StageRestore(own);
+        result = shards_[i]->StageRestore(own, progress);
         mutex.Lock();
         next = SteadyNow() + kStagingRenewal;
       }

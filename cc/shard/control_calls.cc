@@ -227,6 +227,12 @@ absl::Status Run(const ShardCall& call, const v1::CommitRestoreRequest& request,
   return call.shard.CommitRestore(request.restore_id(), request.abort());
 }
 
+absl::Status Run(const ShardCall& call, const v1::GetProgressRequest& request,
+                 v1::GetProgressResponse* response) {
+  call.shard.AddProgressTo(request.id(), response);
+  return absl::OkStatus();
+}
+
 absl::Status RunAny(const ShardCall& call,
                     const google::protobuf::Message& request,
                     google::protobuf::Message* response) {

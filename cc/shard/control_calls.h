@@ -34,7 +34,8 @@
   V(CommitCheckpoint)                      \
   V(AbortSave)                             \
   V(StageRestore)                          \
-  V(CommitRestore)
+  V(CommitRestore)                         \
+  V(GetProgress)
 
 // These are the calls of Coordination, which shard 0 answers.
 #define TFSWITCH_COORDINATION_CALLS(V) \

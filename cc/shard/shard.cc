@@ -17,12 +17,16 @@
 #include <cstdio>
 #include <filesystem>
 #include <new>
+#include <numeric>
+#include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <variant>
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/functional/function_ref.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -40,6 +44,36 @@
 
 namespace tfswitch {
 namespace {
+
+// Of the message of a client: the tables get names, each its own.
+absl::Status CheckNames(const v1::StageRestoreRequest& request) {
+  if (!v1::StageRestoreRequest::State_IsValid(request.state())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("state of a restore: expected 0, 1 or 2, got ",
+                     static_cast<int>(request.state())));
+  }
+  std::set<absl::string_view> names;
+  int num_renamed = 0;
+  for (const std::string& saved_name : request.tables()) {
+    absl::string_view name = saved_name;
+    if (const auto renamed = request.new_names().find(saved_name);
+        renamed != request.new_names().end()) {
+      name = renamed->second;
+      ++num_renamed;
+    }
+    if (!names.insert(name).second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "two tables of a restore would get the name '", name, "'"));
+    }
+  }
+  if (num_renamed != request.new_names_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "new names of a restore: expected those of some of its ",
+        request.tables_size(), " tables, got ", request.new_names_size(),
+        " names, ", num_renamed, " of these"));
+  }
+  return absl::OkStatus();
+}
 
 // So many dropped tables are remembered as dropped.
 constexpr size_t kMaxDropped = 4096;
@@ -971,6 +1005,19 @@ absl::StatusOr<std::string> Shard::SaveShard(
     // A repetition, because the first answer was lost.
     if (!save.part.empty() && save.folder == path) return save.part;
   }
+  std::optional<Progress> own_progress;
+  if (progress == nullptr) {
+    progress = &own_progress.emplace(
+        absl::StrCat("saving to '", absl::CHexEscape(request.path()), "'"),
+        std::accumulate(to_save.begin(), to_save.end(), int64_t{0},
+                        [](int64_t sum, const auto& table) {
+                          return sum + table->size();
+                        }));
+  }
+  {
+    MutexLock lock(&mutex_);
+    SaveOf(request.save_id()).counts = progress->counts();
+  }
   const auto check = [&]() -> absl::Status {
     {
       MutexLock lock(&mutex_);
@@ -1084,9 +1131,25 @@ void Shard::EndExpiredSaves(const Interrupt& interrupt) {
   }
 }
 
+void Shard::AddProgressTo(const std::string& id,
+                          v1::GetProgressResponse* response) const {
+  const auto add = [&](const std::string& other, const auto& counts) {
+    if (counts == nullptr || !absl::StartsWith(other, id)) return;
+    response->set_num_rows(response->num_rows() + counts->done);
+    response->set_total_rows(response->total_rows() + counts->total);
+  };
+  MutexLock lock(&mutex_);
+  for (const Save& save : saves_) add(save.save_id, save.counts);
+  for (const auto& [restore_id, restore] : restores_) {
+    add(restore_id, restore->counts);
+  }
+}
+
 absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
-    const v1::StageRestoreRequest& request, const Interrupt& interrupt) {
+    const v1::StageRestoreRequest& request, const Interrupt& interrupt,
+    Progress* progress) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("restore_id", request.restore_id()));
+  TFSWITCH_RETURN_IF_ERROR(CheckNames(request));
   const auto restore = std::make_shared<Restore>();
   const auto given_up = [&] {
     return absl::AbortedError(absl::StrCat(
@@ -1123,6 +1186,16 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
     restores_.emplace(request.restore_id(), restore);
   }
   left_behind.clear();
+  std::optional<Progress> own_progress;
+  if (progress == nullptr) {
+    progress = &own_progress.emplace(
+        absl::StrCat("restoring from '", absl::CHexEscape(request.path()), "'"),
+        /*total_rows=*/0);
+  }
+  {
+    MutexLock lock(&mutex_);
+    restore->counts = progress->counts();
+  }
   const auto check = [&]() -> absl::Status {
     return restore->is_given_up ? given_up() : interrupt();
   };
@@ -1135,7 +1208,7 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
         checkpoint::ReadManifest(path, request.save(),
                                  static_cast<int>(std::min<uint32_t>(
                                      request.newer_than(), INT32_MAX))));
-    return Load(path, manifest, request, check, &loaded);
+    return Load(path, manifest, request, check, &loaded, progress);
   };
   absl::StatusOr<v1::StageRestoreResponse> result = load();
   // Before the lock: it may run Python.
@@ -1161,9 +1234,31 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
     Loaded* loaded, Progress* progress) const {
   v1::StageRestoreResponse staged;
   staged.set_save(manifest.number);
-  *staged.mutable_tables() = request.tables();
+  // By the names that they get here.
+  std::vector<std::pair<std::string, const checkpoint::SavedTable*>> tables;
+  for (const std::string& name : request.tables()) {
+    const auto saved = manifest.tables.find(name);
+    if (saved == manifest.tables.end()) {
+      return absl::NotFoundError(absl::StrCat(
+          "checkpoint '", path, "' has no table '", name, "'; it has: ",
+          absl::StrJoin(manifest.tables, ", ",
+                        [](std::string* out, const auto& entry) {
+                          absl::StrAppend(out, "'", entry.first, "'");
+                        })));
+    }
+    const auto new_name = request.new_names().find(name);
+    tables.emplace_back(
+        new_name == request.new_names().end() ? name : new_name->second,
+        &saved->second);
+  }
   if (request.tables().empty()) {
-    for (const auto& [name, saved] : manifest.tables) staged.add_tables(name);
+    for (const auto& [name, saved] : manifest.tables) {
+      tables.emplace_back(name, &saved);
+    }
+  }
+  for (const auto& [name, saved] : tables) {
+    progress->AddTotal(checkpoint::RowsToRead(*saved, options_.shard_index,
+                                              options_.num_shards));
   }
   loaded->is_whole = request.tables().empty();
   if (request.tables().empty() && options_.shard_index == 0) {
@@ -1176,26 +1271,28 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
     }
     loaded->work_queues = *std::move(work_queues);
   }
-  for (const std::string& name : staged.tables()) {
-    const auto saved = manifest.tables.find(name);
-    if (saved == manifest.tables.end()) {
-      return absl::NotFoundError(absl::StrCat(
-          "checkpoint '", path, "' has no table '", name, "'; it has: ",
-          absl::StrJoin(manifest.tables, ", ",
-                        [](std::string* out, const auto& entry) {
-                          absl::StrAppend(out, "'", entry.first, "'");
-                        })));
-    }
+  using checkpoint::LoadedState;
+  static_assert(static_cast<int>(LoadedState::kResetIfDifferent) ==
+                v1::StageRestoreRequest::RESET_IF_DIFFERENT);
+  static_assert(static_cast<int>(LoadedState::kReset) ==
+                v1::StageRestoreRequest::RESET);
+  const auto state = static_cast<LoadedState>(request.state());
+  for (const auto& [name, saved] : tables) {
+    staged.add_tables(name);
     // The settings of a table that is there already hold for its new rows, as
     // long as the saved rows fit them.
-    TableConfig config = saved->second.config;
+    TableConfig config = saved->config;
+    config.name = name;
+    if (name != saved->config.name) {
+      TFSWITCH_RETURN_IF_ERROR(config.ValidateNew());
+    }
     if (const auto present = FindTable(name); present.ok()) {
       config = (*present)->config();
-      if (config.layout != saved->second.config.layout) {
+      if (config.layout != saved->config.layout) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "dense table '", name, "' of checkpoint '", path,
+            "dense table '", saved->config.name, "' of checkpoint '", path,
             "' holds other variables: ",
-            DescribeDifference(config, saved->second.config),
+            DescribeDifference(config, saved->config),
             "; restore it before another model is built, or under another "
             "name"));
       }
@@ -1210,14 +1307,14 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
     const auto given = request.table_incarnations().find(name);
-    TableIdentity identity = saved->second.identity;
+    TableIdentity identity = saved->identity;
     if (!request.shard_instances().empty()) {
       identity.shard_instances = {request.shard_instances().begin(),
                                   request.shard_instances().end()};
     }
     if (given != request.table_incarnations().end()) {
       identity.incarnation = given->second;
-    } else if (identity.incarnation == 0) {
+    } else if (identity.incarnation == 0 || name != saved->config.name) {
       identity.incarnation = request.new_incarnation();
     }
     if (identity.incarnation != 0) table->set_identity(std::move(identity));
@@ -1225,8 +1322,13 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
       table->NoteDay((*present)->last_day());
     }
     TFSWITCH_RETURN_IF_ERROR(checkpoint::LoadTable(
-        path, saved->second, options_.shard_index, options_.num_shards,
-        interrupt, *table, progress));
+        path, *saved, options_.shard_index, options_.num_shards, interrupt,
+        *table, progress, state));
+    if (state != LoadedState::kSaved &&
+        (state == LoadedState::kReset ||
+         !checkpoint::HasStateOf(*saved, *table))) {
+      staged.add_reset_tables(name);
+    }
     staged.set_num_rows(staged.num_rows() + table->size());
     loaded->tables.emplace(name, std::move(table));
   }

@@ -260,6 +260,11 @@ class Shard {
   // is empty.
   using Interrupt = checkpoint::Interrupt;
 
+  // Saves and restores tell `progress` how far they are; null: they say it on
+  // stderr. AddProgressTo() adds the same of those whose id begins with `id`.
+  void AddProgressTo(const std::string& id,
+                     v1::GetProgressResponse* response) const;
+
   // Writes this shard's rows; returns its part of the manifest (JSON). Shard 0
   // saves the work queues with all tables.
   absl::StatusOr<std::string> SaveShard(const v1::SaveShardRequest& request,
@@ -280,7 +285,7 @@ class Shard {
   // Reads and verifies the rows of `tables` (empty: all) that this shard owns,
   // with all tables also work queues, of which the errors are those of
   // Coordinator::CheckRestore. The present state is untouched until
-  // CommitRestore.
+  // CommitRestore. InvalidArgument if `new_names` or `state` cannot be.
   //
   // There is one restore at a time: an earlier one that was not committed is
   // dropped. A repetition waits for the first, or has its answer. Staged rows
@@ -288,7 +293,7 @@ class Shard {
   // options.staged_restore_expiry.
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request,
-      const Interrupt& interrupt = Never);
+      const Interrupt& interrupt = Never, Progress* progress = nullptr);
 
   // Puts the staged state in place, or drops it with `abort`. Pushes to these
   // tables that are not applied yet are dropped: they belong to the time that
@@ -411,6 +416,7 @@ class Shard {
     absl::StatusOr<v1::StageRestoreResponse> result =
         absl::UnknownError("not loaded");
     Loaded loaded;
+    std::shared_ptr<const RowCounts> counts;
   };
 
   // A save from SaveShard() on. The last ones are remembered.
@@ -420,6 +426,7 @@ class Shard {
     std::string folder;
     std::vector<std::string> files;              // In the folder.
     std::string part;                            // The answer; empty before.
+    std::shared_ptr<const RowCounts> counts;     // Null before it is known.
     absl::Time expiry = absl::InfiniteFuture();  // By SteadyNow().
   };
   static constexpr size_t kMaxSaves = 64;
@@ -435,7 +442,7 @@ class Shard {
   absl::StatusOr<v1::StageRestoreResponse> Load(
       const std::string& path, const checkpoint::Manifest& manifest,
       const v1::StageRestoreRequest& request, const Interrupt& interrupt,
-      Loaded* loaded, Progress* progress = nullptr) const;
+      Loaded* loaded, Progress* progress) const;
   void PutInPlace(Loaded* loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The work of CommitRestore(); whether it has put a state in place. `*taken`
   // is what it has replaced.

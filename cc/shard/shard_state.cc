@@ -188,7 +188,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
             "' is not one that a server has made of itself; move it away"));
       }
       Progress progress(absl::StrCat("recovering from '", folder, "'"),
-                        static_cast<int64_t>(checkpoint::RowsOf(manifest)));
+                        /*total_rows=*/0);
       TFSWITCH_ASSIGN_OR_RETURN(
           marks, checkpoint::LoadMarks(folder, *manifest.server));
       TFSWITCH_ASSIGN_OR_RETURN(

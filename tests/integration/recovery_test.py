@@ -92,3 +92,38 @@ def test_a_server_that_is_stopped_loses_nothing_and_keeps_its_folder_apart(
     with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
         assert tsw.EmbeddingTable("user", 1, initializer="ones").size() == 200
         cluster.restore("daily")
+
+
+def test_a_table_restored_under_another_name_is_there_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    def start() -> ServerProcess:
+        return ServerProcess(flags=(f"--data_dir={tmp_path}", "--push_log"))
+
+    optimizer = tsw.optimizers.SGD(1.0)
+    with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
+        table = tsw.EmbeddingTable(
+            "user", 1, initializer="ones", optimizer=optimizer
+        )
+        table.lookup_or_create(IDS)
+        table.save("alone")
+        table.push(IDS, np.ones((IDS.size, 1)))
+        cluster.restore("alone", {"user": "copy"})
+        copy = tsw.EmbeddingTable(
+            "copy", 1, initializer="ones", optimizer=optimizer
+        )
+        # It is in the log, behind the restore.
+        copy.push(IDS[:50], -np.ones((50, 1)))
+        server.kill()
+
+    with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
+        assert cluster.tables() == ["copy", "user"]
+        values = {
+            name: tsw.EmbeddingTable(
+                name, 1, initializer="ones", optimizer=optimizer
+            ).lookup(IDS)
+            for name in cluster.tables()
+        }
+        np.testing.assert_array_equal(values["user"], np.zeros((200, 1)))
+        np.testing.assert_array_equal(values["copy"][:50], 2 * np.ones((50, 1)))
+        np.testing.assert_array_equal(values["copy"][50:], np.ones((150, 1)))

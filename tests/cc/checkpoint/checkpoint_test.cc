@@ -680,5 +680,131 @@ TEST_F(CheckpointTest, StepsOfDenseUpdatesComeBackAndDamagedOnesAreNamed) {
   }
 }
 
+using Floats = std::vector<float>;
+
+class LoadedStateTest : public CheckpointTest {
+ protected:
+  static constexpr float kSavedDay = 100.0f;
+
+  LoadedStateTest() {
+    config_.name = "saved";
+    config_.dim = 2;
+    config_.optimizer = AdagradConfig{};
+    config_.statistics.kind = StatisticsKind::kUsage;
+    auto table = EmbeddingTable::Create(config_).value();
+    // Accumulators, count and day.
+    EXPECT_TRUE(
+        table->AssignRows({1}, {1.0f, 2.0f}, {5, 6, 7, kSavedDay}).ok());
+    Save(*table, "s1");
+    config_.name = "loaded";
+  }
+
+  // The optimizer state and the statistics of the row.
+  std::pair<Floats, Floats> Load(LoadedState state) {
+    auto table = EmbeddingTable::Create(config_).value();
+    const absl::Status status =
+        LoadTable(path_, ReadManifest(path_)->tables.at("saved"), 0, 1, Never,
+                  *table, /*progress=*/nullptr, state);
+    EXPECT_TRUE(status.ok()) << status;
+    Floats embedding(2);
+    EXPECT_TRUE(table->Find({1}, absl::MakeSpan(embedding)).ok());
+    EXPECT_EQ(embedding, (Floats{1.0f, 2.0f}));
+    return SlotsOf(*table);
+  }
+
+  // Of a row that has just been made.
+  Floats FreshState() {
+    auto table = EmbeddingTable::Create(config_).value();
+    EXPECT_TRUE(table->Assign({1}, {1.0f, 2.0f}).ok());
+    return SlotsOf(*table).first;
+  }
+
+  static std::pair<Floats, Floats> SlotsOf(const EmbeddingTable& table) {
+    Floats slots;
+    EXPECT_TRUE(table
+                    .ForEachRow(10,
+                                [&](const RowChunk& chunk) {
+                                  slots.assign(chunk.slots.begin(),
+                                               chunk.slots.end());
+                                  return absl::OkStatus();
+                                })
+                    .ok());
+    const auto split = slots.end() - table.statistics_floats();
+    return {Floats(slots.begin(), split), Floats(split, slots.end())};
+  }
+
+  TableConfig config_;
+};
+
+TEST_F(LoadedStateTest, OfAnotherOptimizerBeginsAnewAndStatisticsStay) {
+  OptimizerConfig dense = AdamConfig{};
+  dense.is_dense = true;
+  for (const OptimizerConfig& optimizer :
+       {OptimizerConfig(AdamConfig{}), OptimizerConfig(SgdConfig{}), dense}) {
+    config_.optimizer = optimizer;
+
+    const auto [state, statistics] = Load(LoadedState::kResetIfDifferent);
+
+    EXPECT_EQ(state, FreshState()) << OptimizerName(optimizer);
+    EXPECT_EQ(statistics, (Floats{7, kSavedDay}));
+  }
+}
+
+TEST_F(LoadedStateTest, OfTheSameOptimizerStays) {
+  const auto [state, statistics] = Load(LoadedState::kResetIfDifferent);
+
+  EXPECT_EQ(state, (Floats{5, 6}));
+  EXPECT_EQ(statistics, (Floats{7, kSavedDay}));
+}
+
+TEST_F(LoadedStateTest, OfEmbeddingsAloneBeginsAnewWithTheStatistics) {
+  const auto [state, statistics] = Load(LoadedState::kReset);
+
+  EXPECT_EQ(state, FreshState());
+  ASSERT_EQ(statistics.size(), 2);
+  EXPECT_EQ(statistics[0], 0.0f);
+  EXPECT_GT(statistics[1], kSavedDay);  // Seen today.
+}
+
+TEST_F(CheckpointTest, IdsThatWaitKeepTheirCountsUnlessTheyHaveOptimizerState) {
+  // A weight learns by the first segment.
+  const auto segments = [](const RuleConfig& rule) {
+    return OptimizerConfig(std::vector{SegmentConfig{1, 1.0f, rule, {}},
+                                       SegmentConfig{0, 1.0f, rule, {}}});
+  };
+  for (const NotAdmittedKind kind :
+       {NotAdmittedKind::kZeros, NotAdmittedKind::kWeight}) {
+    TableConfig config;
+    config.name = "user";
+    config.dim = 2;
+    config.optimizer = segments(AdagradConfig{});
+    config.statistics.kind = StatisticsKind::kUsage;
+    config.admission.policy = MinCountAdmission{5};
+    config.admission.not_admitted.kind = kind;
+    auto saved = EmbeddingTable::Create(config).value();
+    const Floats records(saved->candidate_floats(), 3.0f);
+    ASSERT_TRUE(saved->AssignCandidates({1}, records).ok());
+    Save(*saved, kind == NotAdmittedKind::kZeros ? "s1" : "s2");
+    config.optimizer = segments(AdamConfig{});
+    for (const LoadedState state :
+         {LoadedState::kResetIfDifferent, LoadedState::kReset}) {
+      auto table = EmbeddingTable::Create(config).value();
+
+      const absl::Status status =
+          LoadTable(path_, ReadManifest(path_)->tables.at("user"), 0, 1, Never,
+                    *table, /*progress=*/nullptr, state);
+
+      ASSERT_TRUE(status.ok()) << status;
+      UsageOfRow usage;
+      KeyState key_state;
+      table->ReadUsage({1}, 3.0f, absl::MakeSpan(&usage, 1),
+                       absl::MakeSpan(&key_state, 1));
+      const bool is_kept = kind == NotAdmittedKind::kZeros &&
+                           state == LoadedState::kResetIfDifferent;
+      EXPECT_EQ(key_state, is_kept ? KeyState::kCandidate : KeyState::kUnknown);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tfswitch::checkpoint

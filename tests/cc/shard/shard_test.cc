@@ -612,6 +612,79 @@ TEST_F(CheckpointFolderTest, ARestoreStaysWithinTheBounds) {
   EXPECT_TRUE(shard.StageRestore(RestoreOf("good", "s")).ok());
 }
 
+TEST_F(CheckpointFolderTest, NewNamesThatCannotBeAreRefused) {
+  Shard shard(OptionsBelow(root_));
+  const auto stage = [&](const std::vector<std::string>& tables,
+                         const std::map<std::string, std::string>& new_names,
+                         int state = 0) {
+    v1::StageRestoreRequest request = RestoreOf("good", "r", tables);
+    request.mutable_new_names()->insert(new_names.begin(), new_names.end());
+    request.set_state(static_cast<v1::StageRestoreRequest::State>(state));
+    return shard.StageRestore(request).status();
+  };
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+
+  EXPECT_EQ(stage({"t", "t"}, {}).code(), invalid);
+  EXPECT_EQ(stage({"t", "u"}, {{"t", "x"}, {"u", "x"}}).code(), invalid);
+  EXPECT_EQ(stage({"t", "u"}, {{"t", "u"}}).code(), invalid);
+  // Of tables that are not restored.
+  EXPECT_EQ(stage({"t"}, {{"u", "x"}}).code(), invalid);
+  EXPECT_EQ(stage({}, {{"t", "x"}}).code(), invalid);
+  EXPECT_EQ(stage({"t"}, {{"t", ""}}).code(), invalid);
+  EXPECT_EQ(stage({"t"}, {{"t", std::string(250, 'x')}}).code(), invalid);
+  EXPECT_EQ(stage({"t"}, {}, 3).code(), invalid);
+  EXPECT_EQ(stage({"u"}, {{"u", "x"}}).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(shard.num_staged_restores(), 0u);
+}
+
+TEST_F(CheckpointFolderTest, ANewNameCountsForTheBoundsAndIsAnotherTable) {
+  ShardOptions options = OptionsBelow(root_);
+  options.max_tables = 2;
+  Shard shard(options);
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  v1::StageRestoreRequest request = RestoreOf("good", "r", {"t"});
+  (*request.mutable_new_names())["t"] = "new";
+  request.set_new_incarnation(7);
+
+  const auto staged = shard.StageRestore(request);
+
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_THAT(staged->tables(), testing::ElementsAre("new"));
+  ASSERT_TRUE(shard.CommitRestore("r", false).ok());
+  EXPECT_EQ(shard.FindTable("new").value()->size(), 3);
+  EXPECT_EQ(shard.FindTable("new").value()->incarnation(), 7u);
+  EXPECT_EQ(shard.FindTable("t").value()->size(), 0);
+  (*request.mutable_new_names())["t"] = "one_too_many";
+  request.set_restore_id("s");
+  EXPECT_EQ(shard.StageRestore(request).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(CheckpointFolderTest, ProgressIsThatOfTheCallsWhoseIdBeginsSo) {
+  Shard shard(OptionsBelow(root_));
+  const auto progress_of = [&](const std::string& id) {
+    v1::GetProgressResponse response;
+    shard.AddProgressTo(id, &response);
+    return std::make_pair(response.num_rows(), response.total_rows());
+  };
+  std::pair<int64_t, int64_t> at_begin;
+
+  ASSERT_TRUE(shard
+                  .StageRestore(RestoreOf("good", "call-1"),
+                                [&] {
+                                  at_begin = progress_of("call");
+                                  return absl::OkStatus();
+                                })
+                  .ok());
+
+  EXPECT_EQ(at_begin.second, 3);
+  EXPECT_EQ(progress_of("call"), std::make_pair(int64_t{3}, int64_t{3}));
+  EXPECT_EQ(progress_of("other"), std::make_pair(int64_t{0}, int64_t{0}));
+  ASSERT_TRUE(shard.CommitRestore("call-1", false).ok());
+  ASSERT_TRUE(shard.SaveShard(SaveOf("x", "save", true)).ok());
+  EXPECT_EQ(progress_of("save"), std::make_pair(int64_t{3}, int64_t{3}));
+}
+
 TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
   Shard shard(OptionsBelow(root_));
   ASSERT_TRUE(shard.CreateTable(Config("t")).ok());

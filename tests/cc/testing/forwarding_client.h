@@ -82,8 +82,8 @@ class ForwardingClient : public ParameterClient {
     return client_->CommitCheckpoint(request);
   }
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
-      const v1::StageRestoreRequest& request) override {
-    return client_->StageRestore(request);
+      const v1::StageRestoreRequest& request, Progress* progress) override {
+    return client_->StageRestore(request, progress);
   }
   absl::Status CommitRestore(const std::string& restore_id,
                              bool abort) override {

@@ -1,0 +1,72 @@
+"""Shows on a terminal how far a save or a restore is."""
+
+import contextlib
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from tfswitch._control import Caller, call, integers
+
+_INTERVAL_SECS = 0.2
+
+
+@contextlib.contextmanager
+def progress_bar(
+    caller: Caller, task: str, progress: bool | None
+) -> Iterator[str]:
+    """Shows a bar on the error stream while its body runs.
+
+    Args:
+        caller: As that of `call`.
+        task: As in "saving to 'ckpt'".
+        progress: Whether there is a bar. None: if the error stream is a
+            terminal.
+
+    Yields:
+        The `progress_id` for the call; empty without a bar.
+    """
+    if progress is None:
+        progress = sys.stderr is not None and sys.stderr.isatty()
+    if not progress:
+        yield ""
+        return
+    # Slow to import, and most processes save nothing.
+    from rich import console, markup
+    from rich import progress as rich_progress
+
+    bar = rich_progress.Progress(
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.TextColumn("{task.fields[rows]}"),
+        rich_progress.TimeElapsedColumn(),
+        console=console.Console(stderr=True),
+    )
+    shown = bar.add_task(markup.escape(task), total=None, rows="")
+    progress_id = f"{time.time_ns() // 10**6:012x}{secrets.token_hex(4)}"
+    ended = threading.Event()
+
+    def update() -> None:
+        while not ended.wait(_INTERVAL_SECS):
+            try:
+                report = call(caller, "GetProgress", id=progress_id)
+            except Exception:  # The error of the call itself is the one to see.
+                return
+            done, total = integers(report, ("num_rows", "total_rows")).values()
+            if total > 0:
+                # Rows that come meanwhile are not in the total.
+                done = min(done, total)
+                rows = f"{done:,} of {total:,} rows"
+                bar.update(shown, completed=done, total=total, rows=rows)
+
+    thread = threading.Thread(target=update, daemon=True)
+    with bar:
+        thread.start()
+        try:
+            yield progress_id
+        finally:
+            # Its last question may wait for a server, and is not waited for.
+            ended.set()
+        total = bar.tasks[0].total or 1
+        bar.update(shown, completed=total, total=total)
