@@ -561,6 +561,13 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   };
   std::vector<std::pair<Key, StripeIndex::Entry>> entries;
   for (Stripe& stripe : stripes_) {
+    // Stamps lie in the order of rows, not in that of the index.
+    std::vector<bool> changed;
+    if (since.has_value()) {
+      MutexLock lock(&stripe.mutex);
+      changed = stripe.rows.ChangedSince(*since);
+      if (changed.empty()) continue;
+    }
     // A key's position in the hash never changes, whereas its bucket does when
     // the index grows: so we go through ranges of positions, each under the
     // mutex, and meet a key exactly in the step of its position.
@@ -569,13 +576,11 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
       {
         MutexLock lock(&stripe.mutex);
         begin = stripe.index.VisitEntries(
-            begin, buckets_per_visit, [&](Key key, StripeIndex::Entry entry) {
-              if (since.has_value() &&
-                  RacyLoad(stripe.rows.stamps() + entry.row()) <= *since) {
-                return;
-              }
+            begin, buckets_per_visit,
+            [&](Key key, StripeIndex::Entry entry) {
               entries.emplace_back(key, entry);
-            });
+            },
+            since.has_value() ? &changed : nullptr);
         if (const size_t end = num_rows + entries.size(); end > keys.size()) {
           keys.resize(end);
           embeddings.resize(end * dim);

@@ -158,6 +158,17 @@ void RowStore::Column::TouchAhead(uint64_t num_rows) {
   touch_end = wanted;
 }
 
+std::vector<bool> RowStore::ChangedSince(uint32_t epoch) const {
+  std::vector<bool> changed(next_row_);
+  bool is_any = false;
+  for (uint64_t row = 0; row < next_row_; ++row) {
+    if (RacyLoad(stamps() + row) <= epoch) continue;
+    changed[row] = true;
+    is_any = true;
+  }
+  return is_any ? changed : std::vector<bool>();
+}
+
 void RowStore::JoinPages() const {
   for (const Column& column : columns_) {
     if (column.touch_end <= kHugePageBytes) continue;

@@ -78,6 +78,10 @@ class RowStore {
   // of SortFreeRows().
   bool ReleaseTail();
 
+  // By row, whether its stamp is above `epoch`; empty if none is.
+  // REQUIRES: InitStamps().
+  std::vector<bool> ChangedSince(uint32_t epoch) const;
+
   // Asks for the huge pages again that a fork has broken up.
   void JoinPages() const;
 

@@ -313,15 +313,19 @@ void StripeIndex::EndGrowth() {
   Publish();
 }
 
-uint64_t StripeIndex::VisitEntries(
-    uint64_t begin, uint64_t num_buckets,
-    const std::function<void(Key, Entry)>& visit) const {
+uint64_t StripeIndex::VisitEntries(uint64_t begin, uint64_t num_buckets,
+                                   const std::function<void(Key, Entry)>& visit,
+                                   const std::vector<bool>* rows) const {
   const uint64_t width =
       std::max<uint64_t>(1, (num_buckets << 32) / current().num_buckets);
   const uint64_t end = std::min(begin + width, kEndOfPositions);
   VisitBuckets(begin, end, [&](Bucket* bucket) {
     const int used = static_cast<int>(UsedOf(LoadMeta(bucket)));
     for (int i = 0; i < used; ++i) {
+      if (rows != nullptr) {
+        const uint32_t row = RacyLoad(&bucket->rows[i]);
+        if (row >= rows->size() || !(*rows)[row]) continue;
+      }
       const Key key = RacyLoad(&bucket->keys[i]);
       const uint32_t position = PositionOfHash((*hash_)(key));
       if (position >= begin && position < end) visit(key, {bucket, i});

@@ -30,6 +30,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "cc/base/keyed_hash.h"
 #include "cc/base/memory_region.h"
@@ -115,10 +116,12 @@ class StripeIndex {
                     const std::function<void(Bucket*)>& visit) const;
 
   // Calls visit(key, entry) for the entries with a position in [begin, end), of
-  // about `num_buckets` buckets; returns the end, at most kEndOfPositions.
-  // Nothing may be inserted or erased meanwhile.
+  // about `num_buckets` buckets; returns the end, at most kEndOfPositions. With
+  // `rows` only those of rows for which it is true. Nothing may be inserted or
+  // erased meanwhile.
   uint64_t VisitEntries(uint64_t begin, uint64_t num_buckets,
-                        const std::function<void(Key, Entry)>& visit) const;
+                        const std::function<void(Key, Entry)>& visit,
+                        const std::vector<bool>* rows = nullptr) const;
 
   // Asks for the huge pages again that a fork has broken up.
   void JoinPages() const;
