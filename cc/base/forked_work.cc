@@ -1,11 +1,12 @@
 // The child says over a pipe how far it is: amounts of work, each an int64,
-// then kEnd, the code of its status, and its text or result up to the end.
+// then kEnd, the code of its status, and its text or result.
 //
 // The child closes all other descriptors, so that connections and locks of the
 // parent end with the parent, and it is ended by the kernel when the parent is.
 
 #include "cc/base/forked_work.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -16,6 +17,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <new>
 #include <utility>
@@ -32,8 +34,6 @@ namespace {
 constexpr int64_t kEnd = -1;
 constexpr int kPollMs = 10;
 constexpr int kResultFd = 3;
-// Training goes before a save.
-constexpr int kNiceness = 10;
 
 int64_t MinorFaults() {
   rusage usage = {};
@@ -57,7 +57,7 @@ void Tell(const void* bytes, size_t size) {
 
 void TellNumber(int64_t number) { Tell(&number, sizeof(number)); }
 
-[[noreturn]] void RunChild(pid_t parent, int to_parent,
+[[noreturn]] void RunChild(pid_t parent, int to_parent, int niceness,
                            const ForkedWork::Work& work) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // It has ended before that.
@@ -67,7 +67,11 @@ void TellNumber(int64_t number) { Tell(&number, sizeof(number)); }
   std::signal(SIGPIPE, SIG_IGN);
   if (to_parent != kResultFd && dup2(to_parent, kResultFd) < 0) _exit(1);
   CloseFrom(kResultFd + 1);
-  setpriority(PRIO_PROCESS, 0, kNiceness);  // If it may not: then without.
+  errno = 0;
+  if (nice(niceness) == -1 && errno != 0) errno = 0;  // Then without.
+  // A copy of all rows is of no use to anybody.
+  const rlimit no_core = {0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
   // Where memory runs out, better a save fails than the server.
   std::ofstream("/proc/self/oom_score_adj") << 1000;
   absl::StatusOr<std::string> result;
@@ -75,6 +79,8 @@ void TellNumber(int64_t number) { Tell(&number, sizeof(number)); }
     result = work(TellNumber);
   } catch (const std::bad_alloc&) {
     result = absl::ResourceExhaustedError("no memory to save rows");
+  } catch (const std::exception& error) {
+    result = absl::InternalError(error.what());
   }
   TellNumber(kEnd);
   TellNumber(static_cast<int64_t>(result.status().code()));
@@ -86,16 +92,18 @@ void TellNumber(int64_t number) { Tell(&number, sizeof(number)); }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ForkedWork>> ForkedWork::Start(Work work) {
+absl::StatusOr<std::unique_ptr<ForkedWork>> ForkedWork::Start(int niceness,
+                                                              Work work) {
   int ends[2];
-  if (pipe(ends) != 0) {
+  // A program that another thread starts must not keep the pipe open.
+  if (pipe2(ends, O_CLOEXEC) != 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
   }
   const pid_t parent = getpid();
   const int64_t faults = MinorFaults();
   const pid_t child = fork();
-  if (child == 0) RunChild(parent, ends[1], work);
+  if (child == 0) RunChild(parent, ends[1], niceness, work);
   close(ends[1]);
   if (child < 0) {
     const int error = errno;

@@ -28,8 +28,10 @@ class ForkedWork {
   // does not know, such as gRPC, protobuf's reflection, or logging.
   using Work = absl::FunctionRef<absl::StatusOr<std::string>(const Report&)>;
 
-  // Returns in the parent. ResourceExhausted if the system has no child.
-  static absl::StatusOr<std::unique_ptr<ForkedWork>> Start(Work work);
+  // Returns in the parent. `niceness` is added to that of this process.
+  // ResourceExhausted if the system has no child.
+  static absl::StatusOr<std::unique_ptr<ForkedWork>> Start(int niceness,
+                                                           Work work);
 
   // Ends the child, if it is still at work.
   ~ForkedWork();

@@ -21,6 +21,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -976,14 +977,13 @@ absl::StatusOr<Manifest> JoinParts(
 
 // Checks that each file that the parts name is there, and that this save has
 // written it. The files that a manifest names are removed with it, one day.
-// Those of `former` are taken as they are.
+// Those of `former` are of a save before.
 absl::Status CheckFiles(const std::string& path, const Manifest& manifest,
                         const std::set<std::string>& former,
                         const Interrupt& interrupt) {
   for (const auto& [name, table] : manifest.tables) {
     for (const RowFile& file : table.files) {
       TFSWITCH_RETURN_IF_ERROR(interrupt());
-      if (former.count(file.name) > 0) continue;
       auto metadata =
           ReadMetadata((fs::path(path) / file.name).string(), file.bytes);
       if (!metadata.ok()) {
@@ -994,7 +994,8 @@ absl::Status CheckFiles(const std::string& path, const Manifest& manifest,
                          metadata.status().message(),
                          "); save to a folder that all servers share"));
       }
-      if ((*metadata)["save_id"] != manifest.save_id ||
+      if (((*metadata)["save_id"] != manifest.save_id &&
+           former.count(file.name) == 0) ||
           (*metadata)["table"] != name) {
         return absl::InvalidArgumentError(
             absl::StrCat("save '", manifest.save_id, "': file '", file.name,
@@ -1165,7 +1166,8 @@ absl::Status RemoveUnpublished(const std::string& path,
   return absl::OkStatus();
 }
 
-absl::Status RemoveUnpublished(const std::string& path) {
+absl::Status RemoveUnpublished(const std::string& path,
+                               const std::string& save_id) {
   std::vector<std::string> files;
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> folders,
                             ListFolder(path));
@@ -1176,6 +1178,7 @@ absl::Status RemoveUnpublished(const std::string& path) {
     TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                               ListFolder(folder_path));
     for (const std::string& name : names) {
+      if (!absl::StartsWith(name, save_id)) continue;
       files.push_back(absl::StrCat(folder, "/", name));
     }
   }

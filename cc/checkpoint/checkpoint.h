@@ -217,10 +217,11 @@ absl::Status RemoveUnpublished(const std::string& path,
                                const Interrupt& interrupt);
 
 // Removes the files of saves that were never published, because the process
-// that wrote them has ended.
+// that wrote them has ended; with `save_id` those of this save.
 //
 // REQUIRES: nobody is saving to `path`.
-absl::Status RemoveUnpublished(const std::string& path);
+absl::Status RemoveUnpublished(const std::string& path,
+                               const std::string& save_id = "");
 
 // Takes the newest save out of the folder's saves, because it is damaged: gives
 // its manifest a name ending in ".damaged". Its files stay until

@@ -41,7 +41,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   absl::Status status = recovered.status();
   if (status.ok()) {
     num_writes = recovered->server.num_writes;
-    status = OpenLog(recovered->server, interrupt, &num_replayed);
+    status = OpenLog(*recovered, interrupt, &num_replayed);
     shard_.EndRecovery();
     if (!status.ok()) num_writes = applied;  // For the next attempt.
   }
@@ -84,14 +84,28 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   return absl::OkStatus();
 }
 
-absl::Status StateKeeper::OpenLog(const checkpoint::SavedServer& server,
+absl::Status StateKeeper::SetSkippedAside(
+    const Shard::RecoveredState& recovered) const {
+  const std::string state = DataFolder::StateOf(folder_.path());
+  for (size_t i = 0; i < recovered.skipped.size(); ++i) {
+    TFSWITCH_RETURN_IF_ERROR(checkpoint::SetNewestAside(state));
+  }
+  // Files of a save that is set aside stay until the next start.
+  const absl::Status removed = recovered.skipped.empty()
+                                   ? checkpoint::RemoveUnpublished(state)
+                                   : absl::OkStatus();
+  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
+}
+
+absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
                                   const Shard::Interrupt& interrupt,
                                   int64_t* num_replayed) {
+  const checkpoint::SavedServer& server = recovered.server;
   PushLogOptions options = options_.log;
   options.folder = DataFolder::LogOf(folder_.path());
   std::error_code error;
   if (!options_.has_log && !std::filesystem::exists(options.folder, error)) {
-    return absl::OkStatus();
+    return SetSkippedAside(recovered);
   }
   absl::StatusOr<std::unique_ptr<PushLog>> log =
       PushLog::Open(options, server.last_record + 1, server.last_record,
@@ -102,6 +116,8 @@ absl::Status StateKeeper::OpenLog(const checkpoint::SavedServer& server,
                       return shard_.Replay(number, type, payload);
                     });
   TFSWITCH_RETURN_IF_ERROR(log.status());
+  // Not before: a start that fails must leave all as it was.
+  TFSWITCH_RETURN_IF_ERROR(SetSkippedAside(recovered));
   MutexLock lock(&saving_);
   first_record_ = server.last_record + 1;
   log_ = *std::move(log);

@@ -68,8 +68,10 @@ class StateKeeper {
   void SaveOnTime();
   // Or cannot be written.
   bool IsLogLong() const;
-  // Opens the log, and replays what the state of `server` has not.
-  absl::Status OpenLog(const checkpoint::SavedServer& server,
+  // Takes damaged saves out of the folder, in which a good one was found.
+  absl::Status SetSkippedAside(const Shard::RecoveredState& recovered) const;
+  // Opens the log, and replays what the recovered state has not.
+  absl::Status OpenLog(const Shard::RecoveredState& recovered,
                        const Shard::Interrupt& interrupt,
                        int64_t* num_replayed);
 

@@ -1367,13 +1367,14 @@ void Shard::DropStagedPushes(const std::string& restore_id) {
 
 absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   std::shared_ptr<Restore> restore;  // Freed outside the lock.
+  if (abort) return TakeRestore(restore_id, abort, &restore).status();
   // A save that is under way ends first, and then no other one begins.
   MutexLock lock(&saving_state_);
-  const WriteGate::Closed closed(abort ? nullptr : gate());
-  if (!abort) DropStagedPushes(restore_id);
+  const WriteGate::Closed closed(gate());
+  DropStagedPushes(restore_id);
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_taken,
                             TakeRestore(restore_id, abort, &restore));
-  if (abort || log_ == nullptr) return absl::OkStatus();
+  if (log_ == nullptr) return absl::OkStatus();
   // No record has the restored rows. So they are saved before other writes, and
   // also by a repetition after that has failed.
   if (is_taken) {

@@ -4,9 +4,8 @@
 // a copy of all memory and writes the files.
 //
 // Recovery tries the newest save first. One that is damaged is skipped, because
-// an older model serves its workers better than none; the caller says so. It is
-// set aside only after that, so that a folder without a good save is refused
-// each time.
+// an older model serves its workers better than none; the caller says so, and
+// sets it aside.
 
 #include <cstdint>
 #include <cstdio>
@@ -27,6 +26,7 @@
 #include "cc/base/forked_work.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
+#include "cc/base/page_keeper.h"
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
@@ -111,13 +111,18 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     table->Hold();
     writer.BeginTable(*table, adds_changes ? &bases_[name].base : nullptr);
   }
+  // It would copy what the child has.
+  PageKeeper::Get().ForgetJoins();
   const uint64_t max_copied = options_.max_save_bytes != 0
                                   ? options_.max_save_bytes
                                   : AvailableMemoryBytes() / 2;
-  auto child = ForkedWork::Start([&](const ForkedWork::Report& report) {
-    for (const auto& table : tables) table->ResetAfterFork();
-    return write(report);
-  });
+  // Training goes before a save, unless writes wait for it.
+  auto child = ForkedWork::Start(closed == nullptr ? 0 : 5,
+                                 [&](const ForkedWork::Report& report) {
+                                   for (const auto& table : tables)
+                                     table->ResetAfterFork();
+                                   return write(report);
+                                 });
   for (const auto& table : tables) table->Release();
   absl::Status status = child.status();
   if (child.ok()) {
@@ -151,6 +156,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     options.is_own = true;
     status = checkpoint::Commit(folder, save_id, {writer.Finish()}, options)
                  .status();
+    if (!status.ok()) bases_.clear();  // It may have been published.
   }
   if (status.ok()) {
     for (const auto& table : tables) {
@@ -160,7 +166,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     num_changes_saved_ = adds_changes ? num_changes_saved_ + 1 : 0;
     return server;
   }
-  const absl::Status clean_up = checkpoint::RemoveUnpublished(folder);
+  const absl::Status clean_up = checkpoint::RemoveUnpublished(folder, save_id);
   if (clean_up.ok() || absl::IsNotFound(clean_up)) return status;
   return absl::Status(
       status.code(),
@@ -208,13 +214,6 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
     };
     const absl::Status status = load();
     if (status.ok()) {
-      for (int i = 0; i < newer_than; ++i) {
-        TFSWITCH_RETURN_IF_ERROR(checkpoint::SetNewestAside(folder));
-      }
-      // Files of a save that is set aside stay until the next start.
-      if (newer_than == 0) {
-        TFSWITCH_RETURN_IF_ERROR(checkpoint::RemoveUnpublished(folder));
-      }
       ledger_.Restore(marks);
       last_record_ = recovered.server.last_record;
       {

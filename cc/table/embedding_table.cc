@@ -534,7 +534,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         "table '", config_.name,
         "': max_rows: expected a positive number, got ", max_rows));
   }
-  CatchUpAll();
+  const StepLog::Moment now = Now();
   const auto dim = static_cast<size_t>(config_.dim);
   const auto slot_floats = static_cast<size_t>(this->slot_floats());
   const auto full = static_cast<size_t>(max_rows);
@@ -597,6 +597,10 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
           }
           const auto& [key, entry] = entries[i];
           CopyRowLocked(&stripe, entry, row.data());
+          // Not the table: a process that was forked would copy its memory.
+          if (is_dense()) {
+            optimizer_.CatchUp(now.history(), row.data(), row.data() + dim);
+          }
           keys[num_rows] = key;
           std::copy(row.begin(), row.begin() + dim,
                     embeddings.begin() + num_rows * dim);

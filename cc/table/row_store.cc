@@ -172,8 +172,8 @@ std::vector<bool> RowStore::ChangedSince(uint32_t epoch) const {
 void RowStore::JoinPages() const {
   for (const Column& column : columns_) {
     if (column.touch_end <= kHugePageBytes) continue;
-    PageKeeper::Get().Touch(column.span.data() + kHugePageBytes,
-                            column.touch_end - kHugePageBytes);
+    PageKeeper::Get().Join(column.span.data() + kHugePageBytes,
+                           column.touch_end - kHugePageBytes);
   }
 }
 

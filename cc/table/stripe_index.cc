@@ -208,7 +208,7 @@ void StripeIndex::TouchAhead(Array* array, size_t end) {
 void StripeIndex::JoinPages() const {
   // While it grows, its memory is given back little by little.
   if (is_growing_) return;
-  PageKeeper::Get().Touch(current().span.data(), current().touch_end);
+  PageKeeper::Get().Join(current().span.data(), current().touch_end);
 }
 
 void StripeIndex::PrepareGrowth(bool is_urgent) {

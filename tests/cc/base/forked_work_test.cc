@@ -24,6 +24,7 @@ void Ignore(int64_t amount) { static_cast<void>(amount); }
 TEST(ForkedWorkTest, TheChildWorksOnTheMemoryOfTheMoment) {
   std::vector<int> numbers(1000, 1);
   auto work = ForkedWork::Start(
+      /*niceness=*/0,
       [&](const ForkedWork::Report&) -> absl::StatusOr<std::string> {
         int64_t sum = 0;
         for (const int number : numbers) sum += number;
@@ -37,6 +38,7 @@ TEST(ForkedWorkTest, TheChildWorksOnTheMemoryOfTheMoment) {
 TEST(ForkedWorkTest, ReportsAndLongResultsComeWhole) {
   const std::string result(1 << 20, 'x');
   auto work = ForkedWork::Start(
+      /*niceness=*/0,
       [&](const ForkedWork::Report& report) -> absl::StatusOr<std::string> {
         for (int i = 1; i <= 1000; ++i) report(i);
         return result;
@@ -51,6 +53,7 @@ TEST(ForkedWorkTest, ReportsAndLongResultsComeWhole) {
 
 TEST(ForkedWorkTest, AnErrorComesWithItsCode) {
   auto work = ForkedWork::Start(
+      /*niceness=*/0,
       [](const ForkedWork::Report&) -> absl::StatusOr<std::string> {
         return absl::ResourceExhaustedError("the disk is full");
       });
@@ -61,6 +64,7 @@ TEST(ForkedWorkTest, AnErrorComesWithItsCode) {
 
 TEST(ForkedWorkTest, AChildThatIsKilledIsAnError) {
   auto work = ForkedWork::Start(
+      /*niceness=*/0,
       [](const ForkedWork::Report& report) -> absl::StatusOr<std::string> {
         report(1);
         raise(SIGKILL);
@@ -74,6 +78,7 @@ TEST(ForkedWorkTest, AChildThatIsKilledIsAnError) {
 
 TEST(ForkedWorkTest, AnErrorOfThePollEndsTheChild) {
   auto work = ForkedWork::Start(
+      /*niceness=*/0,
       [](const ForkedWork::Report&) -> absl::StatusOr<std::string> {
         for (;;) pause();
       });
@@ -93,6 +98,7 @@ TEST(ForkedWorkTest, CountsTheMemoryThatIsWrittenToMeanwhile) {
   constexpr size_t kBytes = size_t{16} << 20;
   std::vector<char> memory(kBytes, 1);
   auto work = ForkedWork::Start(
+      /*niceness=*/0,
       [](const ForkedWork::Report&) -> absl::StatusOr<std::string> {
         for (;;) pause();
       });

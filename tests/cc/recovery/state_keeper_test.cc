@@ -404,8 +404,10 @@ TEST(StateKeeperTest, ItSavesAtIntervals) {
 
   run.keeper().Start();
 
-  const std::string third = scoped.path() + "/state/manifest-000002.json";
-  while (!fs::exists(third)) absl::SleepFor(absl::Milliseconds(5));
+  for (;; absl::SleepFor(absl::Milliseconds(5))) {
+    const auto save = checkpoint::ReadManifest(scoped.path() + "/state");
+    if (save.ok() && save->number >= 3) break;
+  }
 }
 
 TEST(StateKeeperTest, FilesOfASaveThatDiedHalfWayAreRemoved) {
@@ -549,6 +551,8 @@ TEST(PushLogRecoveryTest, EachGradientCountsOnceWhileStatesAreSaved) {
       const ShardCall call{*run, [] { return absl::OkStatus(); }};
       ASSERT_TRUE(::tfswitch::Run(call, request, &response).ok());
     }
+    // The last save begins before the pushes end.
+    const int64_t end = num_pushes + 100;
     std::vector<std::thread> threads;
     for (uint64_t t = 0; t < 3; ++t) {
       threads.emplace_back([&, t] {
@@ -560,8 +564,6 @@ TEST(PushLogRecoveryTest, EachGradientCountsOnceWhileStatesAreSaved) {
         }
       });
     }
-    // The last one ends before the pushes do.
-    const int64_t end = num_pushes + 100;
     do {
       EXPECT_TRUE(run.SaveNow().ok());
     } while (num_pushes < end);
