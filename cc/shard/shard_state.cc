@@ -117,7 +117,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
                                   ? options_.max_save_bytes
                                   : AvailableMemoryBytes() / 2;
   // Training goes before a save, unless writes wait for it.
-  auto child = ForkedWork::Start(closed == nullptr ? 0 : 5,
+  auto child = ForkedWork::Start(closed == nullptr ? 0 : 15,
                                  [&](const ForkedWork::Report& report) {
                                    for (const auto& table : tables)
                                      table->ResetAfterFork();
