@@ -282,6 +282,7 @@ absl::Status ServerFromJson(const Json& json, const std::string& what,
     return Damaged(what, "field 'server'");
   }
   (*server)->rounds = DumpJson((*it)["rounds"]);
+  if (it->contains("groups")) (*server)->groups = DumpJson((*it)["groups"]);
   return FilesFromJson((*it)["files"], kServerFolder, what,
                        /*num_virtual_shards=*/0, &(*server)->files);
 }
@@ -292,6 +293,7 @@ void AddServerTo(const std::optional<SavedServer>& server, Json* json) {
                        {"saved_at_ms", server->saved_at_ms},
                        {"last_record", server->last_record},
                        {"rounds", ParseJson(server->rounds).value()},
+                       {"groups", ParseJson(server->groups).value()},
                        {"files", FilesToJson(server->files)}};
 }
 

@@ -97,6 +97,8 @@ struct SavedServer {
   uint64_t last_record = 0;  // Of a push log, that it has.
   // JSON, not looked into here: which rounds of workers have been committed.
   std::string rounds = "{}";
+  // The same: the groups of workers, if the server has a log.
+  std::string groups = "[]";
   std::vector<RowFile> files;  // Of marks and staged pushes.
 };
 

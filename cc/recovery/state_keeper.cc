@@ -104,9 +104,9 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   PushLogOptions options = options_.log;
   options.folder = DataFolder::LogOf(folder_.path());
   std::error_code error;
-  if (!options_.has_log && !std::filesystem::exists(options.folder, error)) {
-    return SetSkippedAside(recovered);
-  }
+  const bool had_log = std::filesystem::exists(options.folder, error);
+  if (!options_.has_log && !had_log) return SetSkippedAside(recovered);
+  if (had_log) TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
   absl::StatusOr<std::unique_ptr<PushLog>> log =
       PushLog::Open(options, server.last_record + 1, server.last_record,
                     [&](uint64_t number, uint32_t type,
@@ -124,11 +124,12 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(log_.get()));
   if (options_.has_log) return absl::OkStatus();
   // The folder had a log that nobody wants any more. Its writes must be saved
-  // before others come that have no records.
+  // before others come that have no records. Groups are not: what their workers
+  // do from now on has no records either.
+  TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(nullptr));
   TFSWITCH_RETURN_IF_ERROR(
       shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
           .status());
-  TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(nullptr));
   log_ = nullptr;
   std::filesystem::remove_all(options.folder, error);
   return error ? ErrnoStatus("remove", options.folder, error.value())

@@ -30,12 +30,12 @@
 #include "cc/base/parallel.h"
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
+#include "cc/base/write_gate.h"
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/log/push_log.h"
 #include "cc/shard/gradient_accumulator.h"
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/pending_exports.h"
-#include "cc/shard/write_gate.h"
 #include "cc/shard/write_ledger.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
@@ -99,6 +99,9 @@ enum class RecordType : uint32_t {
   // The server was killed before there was one, and has gone on with the rows
   // from before.
   kRestoreUndone = 11,
+  // A change of a group of workers or of a work queue; see
+  // Coordinator::StartLog.
+  kCoordination = 12,
 };
 
 // The tables of one shard. Everything that a client may get wrong is checked
@@ -324,6 +327,13 @@ class Shard {
   // REQUIRES: the shard is new.
   absl::StatusOr<RecoveredState> RecoverState(
       const std::string& folder, const Interrupt& interrupt = Never);
+
+  // Takes the groups of workers of the recovered state, which is of a server
+  // with a log. Without the records that follow they would be older than their
+  // workers, who would join again if there were no groups.
+  absl::Status RecoverGroups(const checkpoint::SavedServer& server) {
+    return coordinator_->RestoreGroups(server.groups);
+  }
 
   // Takes a write of an earlier run from its log, one that the recovered state
   // has not. DataLoss for a record that makes no sense.

@@ -65,6 +65,13 @@ bool HadNoEffect(const absl::Status& status) {
 absl::Status Shard::StartLog(PushLog* log) {
   if (log_ != nullptr) last_record_ = log_->last();
   log_ = log;
+  Coordinator::Log of_groups;
+  if (log_ != nullptr) {
+    of_groups = [this](absl::string_view event) {
+      return Log(RecordType::kCoordination, {event}).status();
+    };
+  }
+  coordinator_->StartLog(std::move(of_groups), gate());
   if (log_ == nullptr || std::exchange(restored_at_, 0) == 0) {
     return absl::OkStatus();
   }
@@ -196,6 +203,8 @@ absl::Status Shard::Replay(uint64_t number, uint32_t type,
         return RunAgain<v1::EraseRequest, v1::EraseResponse>(*this, payload);
       case RecordType::kShrink:
         return RunAgain<v1::ShrinkRequest, v1::ShrinkResponse>(*this, payload);
+      case RecordType::kCoordination:
+        return coordinator_->Replay(payload);
       default:
         return Malformed(absl::StrCat("write of a known type: ", type,
                                       "; it was written by a newer version"));
@@ -210,6 +219,7 @@ absl::Status Shard::Replay(uint64_t number, uint32_t type,
 void Shard::EndRecovery() {
   SetDayOfWallClock(kServersDay);
   replayed_number_ = 0;
+  coordinator_->RenewLeases();
   is_recovering_ = false;
 }
 

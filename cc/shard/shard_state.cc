@@ -58,6 +58,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
   server.saved_at_ms = absl::ToUnixMillis(absl::Now());
   if (options_.num_writes != nullptr) server.num_writes = *options_.num_writes;
   server.rounds = stage_.SaveGroups();
+  if (log_ != nullptr) server.groups = coordinator_->SaveGroups();
   std::vector<checkpoint::StagedMessage> staged;
   stage_.ForEachStaged([&](const StepTag& tag, const std::string& table,
                            const StagedPush& each) {

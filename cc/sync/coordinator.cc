@@ -17,8 +17,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cc/base/interrupt.h"
+#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
+#include "cc/sync/coordinator_json.h"
 
 namespace tfswitch {
 
@@ -63,7 +65,16 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
                      "at most ",
                      limits_.max_workers, " (--max_workers), got ", most));
   }
+  const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
+  const auto make = [&](uint64_t first_incarnation) -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(Note([&] {
+      return Json::array(
+          {"create_group", group, ToJson(options), first_incarnation});
+    }));
+    MakeGroup(group, options, first_incarnation);
+    return absl::OkStatus();
+  };
   const auto it = groups_.find(group);
   if (it == groups_.end()) {
     if (groups_.size() >= limits_.max_groups) {
@@ -72,21 +83,13 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
           ", as many as --max_groups allows; use one again in which nobody "
           "trains any more"));
     }
-    groups_.emplace(group, std::make_unique<Group>(options, &queues_[group]));
-    return absl::OkStatus();
+    return make(DrawFirstIncarnation());
   }
   Group& present = *it->second;
   if (present.options == options) return absl::OkStatus();
-  present.state.Tick(SteadyNow());
-  Settle(&present);
-  if (present.state.stats().num_active == 0) {
-    // The training here has ended; nobody waits in it, and its open round is
-    // lost. A closed round is not: the next worker to join has it applied.
-    RevokeOpenAdvances(&present);
-    present.options = options;
-    present.state.Reconfigure(options);
-    return absl::OkStatus();
-  }
+  Tick(&present, SteadyNow());
+  // Else the training here has ended; nobody waits in it.
+  if (present.state.stats().num_active == 0) return make(0);
   return absl::AlreadyExistsError(absl::StrCat(
       "group '", group, "' exists with other options: ",
       present.options.ToString(), " here, ", options.ToString(),
@@ -98,15 +101,28 @@ uint64_t Coordinator::DrawFirstIncarnation() {
       std::max<int64_t>(1, absl::GetCurrentTimeNanos()));
 }
 
-void Coordinator::BeginAbove(Group* group, uint64_t instance) {
-  for (auto& [name, queue] : *group->queues) {
-    queue.ReturnItems([](uint32_t, uint64_t) { return false; });
+template <typename MakeEvent>
+absl::Status Coordinator::Note(const MakeEvent& make_event) {
+  return log_ == nullptr ? absl::OkStatus() : log_(DumpJson(make_event()));
+}
+
+void Coordinator::MakeGroup(const std::string& group,
+                            const WorkerGroupOptions& options,
+                            uint64_t first_incarnation) {
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) {
+    groups_.emplace(group,
+                    std::make_unique<Group>(group, options, first_incarnation,
+                                            &queues_[group]));
+    return;
   }
-  RevokeOpenAdvances(group);
-  group->state = WorkerGroup(
-      group->options,
-      std::max(DrawFirstIncarnation(), instance + kIncarnationsPerGroup));
-  group->num_departures = 0;
+  // Its open round is lost. A closed round is not: the next worker to join has
+  // it applied.
+  Group& present = *it->second;
+  RevokeOpenAdvances(&present);
+  present.options = options;
+  present.state.Reconfigure(options);
+  Notify(&present);
 }
 
 void Coordinator::RevokeOpenAdvances(Group* group) {
@@ -135,6 +151,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
         "group '", group, "': newer_group_instance must be below 2^62. ",
         "Received: ", newer_instance, " from worker ", worker));
   }
+  const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   if (!found->state.HasJoined(worker) &&
@@ -145,14 +162,31 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
         " have joined it, as many as "
         "--max_workers allows; give a worker the number of one that has gone"));
   }
-  if (newer_instance > found->state.group_instance()) {
-    BeginAbove(found, newer_instance);
+  Tick(found, SteadyNow());
+  const uint64_t anew_from =
+      newer_instance > found->state.group_instance()
+          ? std::max(DrawFirstIncarnation(),
+                     newer_instance + kIncarnationsPerGroup)
+          : 0;
+  TFSWITCH_RETURN_IF_ERROR(Note([&] {
+    return Json::array({"join", group, worker, previous, anew_from});
+  }));
+  return Join(found, worker, previous, anew_from);
+}
+
+WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
+                                     uint64_t previous, uint64_t anew_from) {
+  if (anew_from != 0) {
+    for (auto& [name, queue] : *group->queues) {
+      queue.ReturnItems([](uint32_t, uint64_t) { return false; });
+    }
+    RevokeOpenAdvances(group);
+    group->state = WorkerGroup(group->options, anew_from);
+    group->num_departures = 0;
   }
-  const absl::Time now = SteadyNow();
-  found->state.Tick(now);
-  const WorkerGroup::Place member = found->state.Join(worker, now, previous);
-  Settle(found);
-  found->changed.NotifyAll();
+  const WorkerGroup::Place member =
+      group->state.Join(worker, SteadyNow(), previous);
+  Notify(group);
   return member;
 }
 
@@ -168,11 +202,33 @@ absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
   const absl::Time now = SteadyNow();
   const absl::Status status =
       found->state.Heartbeat(member.worker, member.incarnation, now);
-  found->state.Tick(now);
-  Settle(found);
-  found->changed.NotifyAll();
+  Tick(found, now);
   TFSWITCH_RETURN_IF_ERROR(status);
   return found;
+}
+
+bool Coordinator::Tick(Group* group, absl::Time now) {
+  const WorkerGroup::Expiry expiry = group->state.ExpiryAt(now);
+  if (expiry.empty()) return true;
+  // A heartbeat does not wait.
+  const WriteGate::TryPass pass(gate_);
+  if (!pass.is_inside()) return false;
+  const absl::Status noted = Note([&] {
+    return Json::array(
+        {"expire", group->name, expiry.workers, expiry.ends_joins});
+  });
+  if (noted.ok()) Expire(group, expiry);
+  return noted.ok();
+}
+
+void Coordinator::Expire(Group* group, const WorkerGroup::Expiry& expiry) {
+  group->state.Expire(expiry);
+  Notify(group);
+}
+
+void Coordinator::Notify(Group* group) {
+  Settle(group);
+  group->changed.NotifyAll();
 }
 
 void Coordinator::Settle(Group* group) {
@@ -201,38 +257,70 @@ void Coordinator::Settle(Group* group) {
 absl::StatusOr<int64_t> Coordinator::Arrive(
     const GroupMember& member, int64_t clock, int64_t round, double weight,
     const std::vector<WorkProgress>& progress) {
-  const auto& [group, worker, incarnation] = member;
+  const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  WorkerGroup& state = found->state;
-  const bool advances =
-      !progress.empty() && state.ClockOf(worker, incarnation) == clock;
-  if (advances) {
-    if (progress.size() > found->queues->size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "worker ", worker, " has advanced in ", progress.size(),
-          " work queues, and group '", group, "' has ", found->queues->size()));
-    }
-    for (const WorkProgress& each : progress) {
-      TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
-                                FindQueue(group, each.queue));
-      TFSWITCH_RETURN_IF_ERROR(queue->CheckAdvance(worker, incarnation, each));
-    }
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckProgress(found, member, clock, progress).status());
+  if (found->state.ClockOf(member.worker, member.incarnation) == clock) {
+    TFSWITCH_RETURN_IF_ERROR(Note([&] {
+      Json advances = Json::array();
+      for (const WorkProgress& each : progress) {
+        advances.push_back(ToJson(each));
+      }
+      return Json::array({"arrive", member.group, member.worker,
+                          member.incarnation, clock, round, weight,
+                          std::move(advances)});
+    }));
   }
-  const absl::Time now = SteadyNow();
+  const absl::Status status =
+      Arrive(found, member, clock, round, weight, progress);
+  Tick(found, SteadyNow());
+  TFSWITCH_RETURN_IF_ERROR(status);
+  return found->state.open_round();
+}
+
+absl::StatusOr<bool> Coordinator::CheckProgress(
+    Group* group, const GroupMember& member, int64_t clock,
+    const std::vector<WorkProgress>& progress) {
+  const auto& [name, worker, incarnation] = member;
+  if (progress.empty() || group->state.ClockOf(worker, incarnation) != clock) {
+    return false;
+  }
+  if (progress.size() > group->queues->size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker ", worker, " has advanced in ", progress.size(),
+        " work queues, and group '", name, "' has ", group->queues->size()));
+  }
+  for (const WorkProgress& each : progress) {
+    TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* queue,
+                              FindQueue(name, each.queue));
+    TFSWITCH_RETURN_IF_ERROR(queue->CheckAdvance(worker, incarnation, each));
+  }
+  return true;
+}
+
+absl::Status Coordinator::Arrive(Group* group, const GroupMember& member,
+                                 int64_t clock, int64_t round, double weight,
+                                 const std::vector<WorkProgress>& progress) {
+  const auto& [name, worker, incarnation] = member;
+  WorkerGroup& state = group->state;
+  TFSWITCH_ASSIGN_OR_RETURN(const bool advances,
+                            CheckProgress(group, member, clock, progress));
   const int64_t open_round = state.open_round();
-  const absl::Status status = state.Arrive(worker, incarnation, clock, round,
-                                           weight, now, !progress.empty());
+  const absl::Status status =
+      state.Arrive(worker, incarnation, clock, round, weight, SteadyNow(),
+                   !progress.empty());
   if (advances && status.ok()) {
     const bool is_open =
         round != WorkerGroup::kNoRound && open_round == state.open_round();
-    std::vector<OpenAdvance>& open = found->advances;
+    std::vector<OpenAdvance>& open = group->advances;
     open.erase(std::remove_if(
                    open.begin(), open.end(),
                    [&](const auto& a) { return a.round < state.open_round(); }),
                open.end());
     for (const WorkProgress& each : progress) {
-      WorkQueue& queue = found->queues->at(each.queue);
+      WorkQueue& queue = group->queues->at(each.queue);
       WorkProgress before = each;
       before.offset = queue.offset_of(worker);
       if (is_open) {
@@ -241,20 +329,28 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
       queue.Advance(worker, incarnation, each).IgnoreError();  // Was checked.
     }
   }
-  state.Tick(now);
-  Settle(found);
-  found->changed.NotifyAll();
-  TFSWITCH_RETURN_IF_ERROR(status);
-  return state.open_round();
+  Notify(group);
+  return status;
 }
 
 absl::Status Coordinator::Leave(const GroupMember& member) {
+  const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
-  found->state.Leave(member.worker, member.incarnation);
-  Settle(found);
-  found->changed.NotifyAll();
+  if (!found->state.IsMember(member.worker, member.incarnation)) {
+    return absl::OkStatus();
+  }
+  TFSWITCH_RETURN_IF_ERROR(Note([&] {
+    return Json::array(
+        {"leave", member.group, member.worker, member.incarnation});
+  }));
+  Leave(found, member);
   return absl::OkStatus();
+}
+
+void Coordinator::Leave(Group* group, const GroupMember& member) {
+  group->state.Leave(member.worker, member.incarnation);
+  Notify(group);
 }
 
 absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
@@ -266,13 +362,9 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     const absl::Time now = SteadyNow();
     TFSWITCH_RETURN_IF_ERROR(
         group->state.Heartbeat(member.worker, member.incarnation, now));
-    const WorkerGroup::Stats before = group->state.stats();
-    group->state.Tick(now);
-    Settle(group);
-    const WorkerGroup::Stats after = group->state.stats();
-    if (after.expired != before.expired || after.rounds != before.rounds) {
-      group->changed.NotifyAll();
-    }
+    // One that must come later is tried again soon, but not at once.
+    const absl::Duration least =
+        Tick(group, now) ? absl::Milliseconds(1) : absl::Milliseconds(100);
     if (is_over()) return absl::OkStatus();
     const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
@@ -287,10 +379,9 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     if (is_over() || is_shut_down_) continue;
     // Its own lease is renewed well before it ends.
     group->changed.WaitFor(
-        &mutex_,
-        std::max(absl::Milliseconds(1),
-                 std::min({left, group->state.NextTick() - now,
-                           group->options.lease / 3, kInterruptInterval})));
+        &mutex_, std::max(least, std::min({left, group->state.NextTick() - now,
+                                           group->options.lease / 3,
+                                           kInterruptInterval})));
   }
 }
 
@@ -332,13 +423,18 @@ absl::Status Coordinator::WaitForTurn(const GroupMember& member, int64_t clock,
 absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
     const GroupMember& member, const std::string& barrier, int64_t visit,
     absl::Time deadline) {
-  MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckName("barrier", barrier));
+  std::optional<WriteGate::Pass> pass(gate_);
+  MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
-  TFSWITCH_RETURN_IF_ERROR(found->state.Enter(member.worker, member.incarnation,
-                                              barrier, visit, SteadyNow()));
-  Settle(found);
-  found->changed.NotifyAll();
+  if (found->state.VisitsOf(member.worker, member.incarnation) == visit) {
+    TFSWITCH_RETURN_IF_ERROR(Note([&] {
+      return Json::array({"enter", member.group, member.worker,
+                          member.incarnation, barrier, visit});
+    }));
+  }
+  TFSWITCH_RETURN_IF_ERROR(Enter(found, member, barrier, visit));
+  pass.reset();
   absl::StatusOr<std::optional<WorkerGroup::Place>> place;
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, member, deadline,
@@ -353,6 +449,14 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
       }));
   TFSWITCH_RETURN_IF_ERROR(place.status());
   return **place;
+}
+
+absl::Status Coordinator::Enter(Group* group, const GroupMember& member,
+                                const std::string& barrier, int64_t visit) {
+  const absl::Status entered = group->state.Enter(
+      member.worker, member.incarnation, barrier, visit, SteadyNow());
+  Notify(group);
+  return entered;
 }
 
 absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
@@ -411,12 +515,16 @@ absl::Status Coordinator::CreateWorkQueue(const std::string& group,
   }
   TFSWITCH_RETURN_IF_ERROR(CheckName("work queue", queue));
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
+  const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
   const auto it = found->queues->find(queue);
   if (it == found->queues->end()) {
     TFSWITCH_RETURN_IF_ERROR(CheckRoom(queue, options, UsedRoom()));
-    found->queues->try_emplace(queue, queue, options);
+    TFSWITCH_RETURN_IF_ERROR(Note([&] {
+      return Json::array({"create_queue", group, queue, ToJson(options)});
+    }));
+    MakeWorkQueue(found, queue, options);
     return absl::OkStatus();
   }
   const std::string difference =
@@ -430,23 +538,57 @@ absl::Status Coordinator::CreateWorkQueue(const std::string& group,
       "; give all workers the same ones, or the queue another name"));
 }
 
+void Coordinator::MakeWorkQueue(Group* group, const std::string& queue,
+                                const WorkQueueOptions& options) {
+  group->queues->try_emplace(queue, queue, options);
+  Notify(group);
+}
+
 absl::StatusOr<std::optional<WorkItem>> Coordinator::TakeWorkItem(
     const GroupMember& member, const std::string& queue) {
+  const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(HearOf(member).status());
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, HearOf(member));
   TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from,
                             FindQueue(member.group, queue));
-  return taken_from->Take(member.worker, member.incarnation);
+  TFSWITCH_RETURN_IF_ERROR(Note([&] {
+    return Json::array(
+        {"take", member.group, member.worker, member.incarnation, queue});
+  }));
+  return Take(found, member, taken_from);
+}
+
+std::optional<WorkItem> Coordinator::Take(Group* group,
+                                          const GroupMember& member,
+                                          WorkQueue* queue) {
+  std::optional<WorkItem> taken =
+      queue->Take(member.worker, member.incarnation);
+  Notify(group);
+  return taken;
 }
 
 absl::Status Coordinator::FinishWorkItem(const GroupMember& member,
                                          const std::string& queue,
                                          int64_t epoch, int64_t index) {
+  const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(HearOf(member).status());
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, HearOf(member));
   TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of,
                             FindQueue(member.group, queue));
-  return finished_of->Finish(member.worker, member.incarnation, epoch, index);
+  TFSWITCH_RETURN_IF_ERROR(Note([&] {
+    return Json::array({"finish", member.group, member.worker,
+                        member.incarnation, queue, epoch, index});
+  }));
+  return Finish(found, member, finished_of, epoch, index);
+}
+
+absl::Status Coordinator::Finish(Group* group, const GroupMember& member,
+                                 WorkQueue* queue, int64_t epoch,
+                                 int64_t index) {
+  const absl::Status finished =
+      queue->Finish(member.worker, member.incarnation, epoch, index);
+  Notify(group);
+  return finished;
 }
 
 absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(

@@ -15,8 +15,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "cc/base/write_gate.h"
 #include "cc/sync/work_queue.h"
 #include "cc/sync/worker_group.h"
 
@@ -144,6 +146,27 @@ class Coordinator {
   // weigh nothing, and their part of a queue is handed out again.
   void VoidOpenSteps();
 
+  // From now on each change of a group or of a work queue goes to `log` before
+  // it takes effect, as a text for Replay(); what `log` refuses has not
+  // happened. Changes pass `gate`: closed, it holds them up. Restores of work
+  // queues and VoidOpenSteps() are not logged: a save has to follow them.
+  //
+  // REQUIRES: nobody else uses the coordinator.
+  using Log = std::function<absl::Status(absl::string_view event)>;
+  void StartLog(Log log, WriteGate* gate);
+
+  // Takes a change again. DataLoss for a text that is none; other errors are
+  // those that the call had.
+  absl::Status Replay(absl::string_view event);
+
+  // All groups as JSON, with their work queues but for what SaveWorkQueues()
+  // has of them; and the way back, after RestoreWorkQueues(), into a
+  // coordinator without groups. DataLoss if it is none.
+  std::string SaveGroups();
+  absl::Status RestoreGroups(absl::string_view saved);
+  // To be called after RestoreGroups() and Replay(): leases begin now.
+  void RenewLeases();
+
   // Ends all waits, now and later. Idempotent.
   void Shutdown();
 
@@ -160,10 +183,13 @@ class Coordinator {
   };
 
   struct Group {
-    Group(const WorkerGroupOptions& group_options, WorkQueues* group_queues)
-        : options(group_options),
-          state(group_options, DrawFirstIncarnation()),
+    Group(std::string group_name, const WorkerGroupOptions& group_options,
+          uint64_t first_incarnation, WorkQueues* group_queues)
+        : name(std::move(group_name)),
+          options(group_options),
+          state(group_options, first_incarnation),
           queues(group_queues) {}
+    const std::string name;
     WorkerGroupOptions options;
     WorkerGroup state;
     WorkQueues* const queues;           // In queues_.
@@ -174,9 +200,53 @@ class Coordinator {
 
   // Later groups have greater ones, if nobody sets the clock back.
   static uint64_t DrawFirstIncarnation();
-  // Makes the group anew, above an instance.
-  void BeginAbove(Group* group, uint64_t instance)
+  // Logs the change that make_event() describes.
+  template <typename MakeEvent>
+  absl::Status Note(const MakeEvent& make_event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The changes, for calls and for their replay. Nothing but their arguments
+  // and the state decides what they do, except for the leases, which are no
+  // part of a saved state: Tick() says by a change of its own which have ended.
+  void MakeGroup(const std::string& group, const WorkerGroupOptions& options,
+                 uint64_t first_incarnation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `anew_from`: the group begins anew with this incarnation; 0: it does not.
+  WorkerGroup::Place Join(Group* group, uint32_t worker, uint64_t previous,
+                          uint64_t anew_from)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // REQUIRES: CheckProgress() is OK.
+  absl::Status Arrive(Group* group, const GroupMember& member, int64_t clock,
+                      int64_t round, double weight,
+                      const std::vector<WorkProgress>& progress)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Leave(Group* group, const GroupMember& member)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Enter(Group* group, const GroupMember& member,
+                     const std::string& barrier, int64_t visit)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Expire(Group* group, const WorkerGroup::Expiry& expiry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeWorkQueue(Group* group, const std::string& queue,
+                     const WorkQueueOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<WorkItem> Take(Group* group, const GroupMember& member,
+                               WorkQueue* queue)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Finish(Group* group, const GroupMember& member, WorkQueue* queue,
+                      int64_t epoch, int64_t index)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Whether the step `clock` of the member would advance work queues, which it
+  // would not again; NotFound if it does not have such an item.
+  absl::StatusOr<bool> CheckProgress(Group* group, const GroupMember& member,
+                                     int64_t clock,
+                                     const std::vector<WorkProgress>& progress)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Drops members whose lease has ended. False if that has to be done later.
+  bool Tick(Group* group, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The group has changed.
+  void Notify(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Steps that have arrived and whose round is open count for nothing: takes
   // back how far they have brought work queues.
   void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -219,6 +289,10 @@ class Coordinator {
 
   // Constant after construction.
   const CoordinatorLimits limits_;
+
+  // Constant once calls come in.
+  Log log_;
+  WriteGate* gate_ = nullptr;
 
   // One lock for all groups: an event takes less than a microsecond.
   Mutex mutex_;

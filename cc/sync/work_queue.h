@@ -28,6 +28,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace tfswitch {
 
@@ -94,6 +95,11 @@ class WorkQueue {
   // Goes on where `state` was taken. DataLoss if it is not of such a queue.
   absl::Status Restore(const State& state);
   State state() const;
+
+  // All of it but the options, with the holders of items; and the way back.
+  // DataLoss if it is not of such a queue.
+  nlohmann::json Save() const;
+  absl::Status RestoreSaved(const nlohmann::json& saved);
 
   // The item that the worker has, or a new one; none if there is none now, or
   // all epochs are over. Repeating it is OK.

@@ -269,18 +269,29 @@ void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   Settle();
 }
 
-void WorkerGroup::Tick(absl::Time now) {
-  for (auto it = workers_.begin(); it != workers_.end();) {
-    if (it->second.lease_end > now) {
-      ++it;
-      continue;
-    }
-    ++stats_.expired;
-    ++num_departures_;
-    it = workers_.erase(it);
+WorkerGroup::Expiry WorkerGroup::ExpiryAt(absl::Time now) const {
+  Expiry expiry;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.lease_end <= now) expiry.workers.push_back(id);
   }
-  if (now >= joins_end_) waits_for_joins_ = false;
+  expiry.ends_joins = waits_for_joins_ && now >= joins_end_;
+  return expiry;
+}
+
+void WorkerGroup::Expire(const Expiry& expiry) {
+  for (const uint32_t id : expiry.workers) {
+    stats_.expired += static_cast<int64_t>(workers_.erase(id));
+    ++num_departures_;
+  }
+  if (expiry.ends_joins) waits_for_joins_ = false;
   Settle();
+}
+
+void WorkerGroup::RenewLeases(absl::Time now) {
+  for (auto& [id, worker] : workers_) worker.lease_end = now + options_.lease;
+  if (waits_for_joins_ && !seen_.empty()) {
+    joins_end_ = now + options_.join_timeout;
+  }
 }
 
 absl::Time WorkerGroup::NextTick() const {
@@ -446,6 +457,10 @@ bool WorkerGroup::IsMember(uint32_t worker, uint64_t incarnation) const {
 
 int64_t WorkerGroup::ClockOf(uint32_t worker, uint64_t incarnation) const {
   return IsMember(worker, incarnation) ? workers_.at(worker).clock : -1;
+}
+
+int64_t WorkerGroup::VisitsOf(uint32_t worker, uint64_t incarnation) const {
+  return IsMember(worker, incarnation) ? workers_.at(worker).visits : -1;
 }
 
 bool WorkerGroup::is_anyone_waiting() const {

@@ -36,6 +36,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace tfswitch {
 
@@ -220,9 +221,16 @@ class WorkerGroup {
   // The worker has no more data, or gives up. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);
 
-  // Drops workers whose lease has ended, and stops waiting for workers that
-  // never joined when it is time.
-  void Tick(absl::Time now);
+  // What time has brought to an end.
+  struct Expiry {
+    std::vector<uint32_t> workers;  // Their lease has ended.
+    bool ends_joins = false;  // Those that never joined are awaited no more.
+
+    bool empty() const { return workers.empty() && !ends_joins; }
+  };
+  Expiry ExpiryAt(absl::Time now) const;
+  void Expire(const Expiry& expiry);
+  void Tick(absl::Time now) { Expire(ExpiryAt(now)); }
 
   // When Tick() will next have something to do; InfiniteFuture if never.
   absl::Time NextTick() const;
@@ -262,10 +270,19 @@ class WorkerGroup {
   int64_t num_departures() const { return num_departures_; }
   // The steps that a member has ended; -1 if it is none.
   int64_t ClockOf(uint32_t worker, uint64_t incarnation) const;
+  // The barriers that a member has come to; -1 if it is none.
+  int64_t VisitsOf(uint32_t worker, uint64_t incarnation) const;
   bool is_anyone_waiting() const;  // At a barrier.
   // The barrier that has opened since this was called last; empty if none has.
   std::string TakeOpenedBarrier();
   Stats stats() const;
+
+  // All of it but times, and the way back, into a new one of the same options.
+  // DataLoss if it is none. RenewLeases() has to follow.
+  nlohmann::json Save() const;
+  absl::Status Restore(const nlohmann::json& saved);
+  // Leases, and the time to join, begin now.
+  void RenewLeases(absl::Time now);
 
  private:
   struct Worker {

@@ -25,17 +25,22 @@ from tests.support import examples
 # Long runs take more kills.
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
-VICTIM = 1
 NUM_KILLS = examples(5, 50)
+
+# Each gradient of a round counts in full.
+SUM = tsw.train.Consistency.bsp(reduction="sum")
 
 
 def kill_while(cluster: Servers, calls: list[Call], seed: int) -> None:
-    """Kills a server at random moments while the calls run."""
+    """Kills a server at random moments while the calls run.
+
+    One after the other; server 0 has the groups of workers and their queues.
+    """
     rng = random.Random(seed)
     num_kills = 0
     while num_kills < NUM_KILLS and not all(call.is_over for call in calls):
         time.sleep(rng.uniform(0.05, 1.2))
-        cluster.kill(VICTIM, rng)
+        cluster.kill(num_kills % 2, rng)
         num_kills += 1
     assert num_kills >= 3
 
@@ -96,6 +101,50 @@ def test_bsp_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
     )
 
     assert killed == whole
+
+
+@pytest.mark.slow
+def test_each_item_of_a_work_queue_counts_once(tmp_path: Path) -> None:
+    num_items = 30 * NUM_KILLS
+    num_steps = 4  # Of each item; one sample each.
+    seed = new_seed()
+    finished: list[int] = []
+    with Servers(tmp_path, 2) as servers:
+
+        def work(number: int) -> None:
+            with (
+                # With another timeout it is another client.
+                tsw.Cluster(servers.address, timeout=60.0 + number) as cluster,
+                tsw.train.Worker(
+                    number, 2, cluster=cluster, consistency=SUM
+                ) as worker,
+            ):
+                table = count_table(cluster, SUM)
+                queue = tsw.data.WorkQueue(
+                    [str(i) for i in range(num_items)], worker=worker
+                )
+                for epoch in queue.epochs():
+                    for item in epoch:
+                        while item.offset < num_steps:
+                            sample = num_steps * item.index + item.offset
+                            item.advance(1)
+                            table.push([sample], -np.ones((1, 1), np.float32))
+                            worker.end_step()
+                            time.sleep(0.007)
+                        finished.append(item.index)
+                assert worker.stats()["dropped_steps"] == 0
+                assert queue.stats()["reissued"] == 0
+
+        calls = [Call(work, number) for number in range(2)]
+        kill_while(servers, calls, seed)
+        for call in calls:
+            call.result(200.0)
+        with tsw.Cluster(servers.address) as cluster:
+            samples = np.arange(num_items * num_steps)
+            counts = count_table(cluster, SUM).lookup(samples).numpy()
+
+    np.testing.assert_array_equal(counts, np.ones_like(counts))
+    assert sorted(finished) == list(range(num_items))
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/base/steady_clock.h"
 #include "cc/shard/control_calls.h"
 #include "cc/wire/table_config_conversion.h"
 #include "gmock/gmock.h"
@@ -645,6 +646,187 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
       EXPECT_EQ(undisturbed.size(), 4u);
     }
   }
+}
+
+// Two workers of group "g" on one server, which share a work queue.
+class GroupRecoveryTest : public testing::Test {
+ protected:
+  void Start(const StateKeeperOptions& keeper = WithLog()) {
+    run_.reset();
+    run_ = std::make_unique<ServerRun>(scoped_.path(), ShardOptions(), keeper);
+    ASSERT_TRUE(run_->Recover().ok());
+  }
+
+  // Also without a restart, so that a run to compare with is the same.
+  void Kill(bool is_killed, bool is_saved = false) {
+    if (!is_killed) return;
+    if (is_saved) {
+      ASSERT_TRUE(run_->SaveNow().ok());
+    }
+    Start();
+  }
+
+  Coordinator& coordinator() { return *(*run_)->FindCoordinator().value(); }
+
+  void MakeGroup() {
+    WorkerGroupOptions options;
+    options.num_workers = 2;
+    ASSERT_TRUE(coordinator().CreateGroup("g", options).ok());
+    for (uint32_t worker : {0, 1}) {
+      const auto place = coordinator().Join("g", worker);
+      ASSERT_TRUE(place.ok());
+      members_[worker] = {"g", worker, place->incarnation};
+      instance_ = place->group_instance;
+    }
+  }
+
+  void MakeTable() {
+    TableConfig config = Adagrad();
+    config.consistency.kind = ConsistencyKind::kBsp;
+    v1::CreateTableRequest request;
+    request.set_protocol_version(kProtocolVersion);
+    *request.mutable_config() = ToProto(config);
+    v1::CreateTableResponse response;
+    const ShardCall call{**run_, [] { return absl::OkStatus(); }};
+    ASSERT_TRUE(::tfswitch::Run(call, request, &response).ok());
+  }
+
+  absl::Status Push(uint32_t worker, int64_t clock) {
+    const GroupMember& member = members_[worker];
+    return run_
+        ->Push({worker + 1, worker + 2},
+               {worker + 8, 1 + static_cast<uint64_t>(clock)}, true,
+               StepTag{"g", worker, member.incarnation, clock})
+        .status();
+  }
+
+  absl::Status Arrive(uint32_t worker, int64_t clock) {
+    return coordinator()
+        .Arrive(members_[worker], clock, /*round=*/clock, 2.0 + worker)
+        .status();
+  }
+
+  const ScopedFolder scoped_;
+  std::unique_ptr<ServerRun> run_;
+  GroupMember members_[2];
+  uint64_t instance_ = 0;
+};
+
+TEST_F(GroupRecoveryTest, TheOpenStepOfAGroupCountsAfterAKill) {
+  std::map<Key, std::vector<float>> undisturbed;
+  for (const bool is_saved : {false, true}) {
+    for (const bool is_killed : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(is_saved, is_killed));
+      run_.reset();
+      fs::remove_all(scoped_.path());
+      Start();
+      MakeTable();
+      MakeGroup();
+      for (int64_t clock = 0; clock < 4; ++clock) {
+        ASSERT_TRUE(Push(0, clock).ok());
+        Kill(is_killed, is_saved);
+        ASSERT_TRUE(Push(1, clock).ok());
+        ASSERT_TRUE(Arrive(0, clock).ok());
+        Kill(is_killed, is_saved);
+        // Its answer was lost.
+        ASSERT_TRUE(Arrive(0, clock).ok());
+        ASSERT_TRUE(Arrive(1, clock).ok());
+        Kill(is_killed, is_saved);
+        const auto round = coordinator().WaitForRound(members_[0], clock,
+                                                      absl::InfinitePast());
+        ASSERT_TRUE(round.ok()) << round.status();
+        EXPECT_EQ(round->group_instance, instance_);
+        EXPECT_EQ(round->contributions.size(), 2u);
+        ASSERT_EQ((*run_)->CommitRound("g", *round).value(), clock);
+        Kill(is_killed, is_saved);
+      }
+      if (!is_killed) undisturbed = run_->Rows();
+      EXPECT_EQ(run_->Rows(), undisturbed);
+      EXPECT_EQ(undisturbed.size(), 3u);
+      EXPECT_EQ(coordinator().GroupStats("g")->rounds, 4);
+    }
+  }
+}
+
+TEST_F(GroupRecoveryTest, EachItemOfAWorkQueueIsHandedOutOnce) {
+  Start();
+  MakeGroup();
+  WorkQueueOptions options;
+  options.items = {"a", "b", "c", "d", "e"};
+  ASSERT_TRUE(coordinator().CreateWorkQueue("g", "q", options).ok());
+  std::vector<std::string> finished;
+  for (int i = 0; i < 5; ++i) {
+    const GroupMember& member = members_[i % 2];
+    const auto item = coordinator().TakeWorkItem(member, "q");
+    ASSERT_TRUE(item.ok() && item->has_value());
+    Kill(true, i == 1);
+    const auto again = coordinator().TakeWorkItem(member, "q");
+    ASSERT_TRUE(again.ok() && again->has_value());
+    EXPECT_EQ((*again)->value, (*item)->value);
+    const WorkProgress progress = {"q", 0, (*item)->index, 3};
+    ASSERT_TRUE(
+        coordinator()
+            .Arrive(member, i / 2, WorkerGroup::kNoRound, 3.0, {progress})
+            .ok());
+    Kill(true, i == 2);
+    EXPECT_EQ((*coordinator().TakeWorkItem(member, "q"))->offset, 3);
+    ASSERT_TRUE(
+        coordinator().FinishWorkItem(member, "q", 0, (*item)->index).ok());
+    Kill(true, i == 3);
+    // Its answer was lost.
+    ASSERT_TRUE(
+        coordinator().FinishWorkItem(member, "q", 0, (*item)->index).ok());
+    finished.push_back((*item)->value);
+  }
+
+  EXPECT_EQ(finished, options.items);
+  EXPECT_FALSE(coordinator().TakeWorkItem(members_[0], "q")->has_value());
+  EXPECT_EQ(coordinator().WorkQueueStats("g", "q")->num_finished, 5);
+  EXPECT_EQ(coordinator().WorkQueueStats("g", "q")->reissued, 0);
+}
+
+TEST_F(GroupRecoveryTest, AWorkerThatDiedWithTheServerIsGivenUpAfterwards) {
+  Start();
+  WorkerGroupOptions options;
+  options.lease = absl::Milliseconds(20);
+  ASSERT_TRUE(coordinator().CreateGroup("g", options).ok());
+  const auto place = coordinator().Join("g", 0);
+  ASSERT_TRUE(place.ok());
+  absl::SleepFor(absl::Milliseconds(30));
+  Kill(true);
+  // The lease began with the end of the recovery.
+  ASSERT_EQ(coordinator().GroupStats("g")->num_active, 1);
+
+  const auto other = coordinator().Join("g", 1);
+  ASSERT_TRUE(other.ok());
+  ASSERT_TRUE(
+      coordinator()
+          .Arrive({"g", 1, other->incarnation}, other->clock, other->round, 1.0)
+          .ok());
+  EXPECT_TRUE(coordinator()
+                  .WaitForRound({"g", 1, other->incarnation}, other->round,
+                                SteadyNow() + absl::Seconds(20))
+                  .ok());
+  Kill(true);
+  EXPECT_EQ(coordinator().GroupStats("g")->expired, 1);
+}
+
+// A group that is older than its workers would refuse their steps.
+TEST_F(GroupRecoveryTest, WithoutALogWorkersJoinAgain) {
+  Start();
+  MakeGroup();
+  ASSERT_TRUE(run_->SaveNow().ok());
+  // With the log that is there the group is as it was.
+  Start(StateKeeperOptions());
+  EXPECT_TRUE(coordinator().Heartbeat(members_[0]).ok());
+
+  Start(StateKeeperOptions());
+  EXPECT_TRUE(absl::IsNotFound(coordinator().Heartbeat(members_[0])));
+  // Nor is it taken from a save with groups before that, by a log that begins.
+  Start();
+  EXPECT_TRUE(absl::IsNotFound(coordinator().Heartbeat(members_[0])));
+  Start();
+  EXPECT_TRUE(absl::IsNotFound(coordinator().Heartbeat(members_[0])));
 }
 
 TEST(PushLogRecoveryTest, TablesThatManyMakeAtOnceComeBackAsTheSame) {

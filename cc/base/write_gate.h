@@ -1,7 +1,7 @@
 // Lets writes in, and holds them up while the state must not change.
 
-#ifndef TFSWITCH_CC_SHARD_WRITE_GATE_H_
-#define TFSWITCH_CC_SHARD_WRITE_GATE_H_
+#ifndef TFSWITCH_CC_BASE_WRITE_GATE_H_
+#define TFSWITCH_CC_BASE_WRITE_GATE_H_
 
 #include <cstdint>
 
@@ -33,6 +33,24 @@ class WriteGate {
     WriteGate* const gate_;
   };
 
+  // The same for one that may as well be done later.
+  class TryPass {
+   public:
+    explicit TryPass(WriteGate* gate)
+        : gate_(gate), is_inside_(gate == nullptr || gate->TryEnter()) {}
+    ~TryPass() {
+      if (gate_ != nullptr && is_inside_) gate_->Leave();
+    }
+    TryPass(const TryPass&) = delete;
+    TryPass& operator=(const TryPass&) = delete;
+
+    bool is_inside() const { return is_inside_; }
+
+   private:
+    WriteGate* const gate_;
+    const bool is_inside_;
+  };
+
   // While it lives, no write is inside.
   class Closed {
    public:
@@ -54,6 +72,11 @@ class WriteGate {
     MutexLock lock(&mutex_);
     while (is_closed_) changed_.Wait(&mutex_);
     ++inside_;
+  }
+  bool TryEnter() {
+    MutexLock lock(&mutex_);
+    if (!is_closed_) ++inside_;
+    return !is_closed_;
   }
   void Leave() {
     MutexLock lock(&mutex_);
@@ -79,4 +102,4 @@ class WriteGate {
 
 }  // namespace tfswitch
 
-#endif  // TFSWITCH_CC_SHARD_WRITE_GATE_H_
+#endif  // TFSWITCH_CC_BASE_WRITE_GATE_H_
