@@ -179,6 +179,7 @@ absl::Status JoinGroup(Cluster& cluster, const v1::JoinGroupRequest& request,
   options.group_options = FromProto(request.options());
   options.consistency = FromProto(request.consistency());
   options.wait_timeout = absl::Seconds(request.wait_timeout_secs());
+  if (request.has_first_step()) options.first_step = request.first_step();
   std::string& settings = options.group_options.settings;
   settings = absl::StrCat(options.consistency.ToString(),
                           settings.empty() ? "" : ", ", settings);

@@ -172,6 +172,12 @@ absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
   return absl::OkStatus();
 }
 
+// Whether the push is of a step that counts already.
+bool IsRepeated(const OpenTable& table) {
+  const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
+  return worker != nullptr && worker->is_repeating();
+}
+
 // Sets the arguments that are known once it is clear that the push goes out.
 absl::Status Address(const OpenTable& table, const LentThreads* threads,
                      PushArgs* args) {
@@ -334,7 +340,7 @@ absl::Status PushBatch(absl::Span<BatchPush> pushes,
   Batches<size_t> places;  // The places of `parts` in `pushes`.
   Batches<WriteResult> results(pushes.size());
   for (size_t i = 0; i < pushes.size(); ++i) {
-    if (prepared[i].is_empty) continue;
+    if (prepared[i].is_empty || IsRepeated(*pushes[i].table)) continue;
     TFSWITCH_RETURN_IF_ERROR(
         Address(*pushes[i].table, threads, &prepared[i].args));
     parts.push_back({std::move(prepared[i].args), &results[i]});

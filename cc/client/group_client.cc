@@ -73,16 +73,19 @@ absl::Status GroupClient::CreateGroup(const std::string& group,
 absl::StatusOr<WorkerGroup::Place> GroupClient::Join(const std::string& group,
                                                      uint32_t worker,
                                                      uint64_t previous,
-                                                     uint64_t newer_instance) {
+                                                     uint64_t newer_instance,
+                                                     int64_t first_step) {
   v1::JoinRequest request;
   request.set_group(group);
   request.set_worker(worker);
   request.set_previous_incarnation(previous);
   request.set_newer_group_instance(newer_instance);
+  request.set_first_step(first_step);
   TFSWITCH_ASSIGN_OR_RETURN(const auto response,
                             Call<v1::JoinResponse>(request));
   return WorkerGroup::Place{response.incarnation(), response.clock(),
-                            response.round(), response.group_instance()};
+                            response.round(), response.group_instance(),
+                            response.num_steps()};
 }
 
 absl::Status GroupClient::Heartbeat(const GroupMember& member,

@@ -42,7 +42,8 @@ class GroupClient {
   virtual absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
                                                   uint32_t worker,
                                                   uint64_t previous_incarnation,
-                                                  uint64_t newer_instance);
+                                                  uint64_t newer_instance,
+                                                  int64_t first_step = 0);
   // Waits for the server no longer than `timeout`, nor than any other call.
   virtual absl::Status Heartbeat(const GroupMember& member,
                                  absl::Duration timeout);

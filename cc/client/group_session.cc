@@ -32,9 +32,10 @@ absl::Status GaveUpAfter(absl::Duration timeout, const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
     std::shared_ptr<GroupClient> groups, const std::string& group,
-    const WorkerGroupOptions& options, uint32_t worker) {
+    const WorkerGroupOptions& options, uint32_t worker,
+    std::optional<int64_t> first_step) {
   std::unique_ptr<GroupSession> session(
-      new GroupSession(std::move(groups), group, options, worker));
+      new GroupSession(std::move(groups), group, options, worker, first_step));
   TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
   session->keeper_ = std::thread([s = session.get()] { s->KeepAlive(); });
   return session;
@@ -42,10 +43,11 @@ absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
 
 GroupSession::GroupSession(std::shared_ptr<GroupClient> groups,
                            std::string group, const WorkerGroupOptions& options,
-                           uint32_t worker)
+                           uint32_t worker, std::optional<int64_t> first_step)
     : groups_(std::move(groups)),
       options_(options),
-      member_{std::move(group), worker, 0} {}
+      member_{std::move(group), worker, 0},
+      first_step_(first_step) {}
 
 GroupSession::~GroupSession() {
   {
@@ -105,6 +107,7 @@ void GroupSession::Advance(bool contributes, int64_t open_round,
   MutexLock lock(&mutex_);
   is_waiting_ = must_wait;
   ++clock_;
+  ++num_steps_;
   is_leaving_ = false;  // It goes on.
   // A contributor asks for its round by number and goes on from there; one that
   // came rounds too late leaves out those that it has missed.
@@ -208,22 +211,32 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
 
 absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   GroupMember before;
+  int64_t first_step;
+  bool is_repeating;
   {
     MutexLock lock(&mutex_);
     before = member_;
+    first_step = first_step_.value_or(num_steps_);
+    // Else it goes on behind all that count: it may have ended one of them
+    // without hearing of that.
+    is_repeating = first_step_.has_value() || num_steps_ < num_counted_;
     // A worker that has left does not come back, but begins anew.
     if (has_left_) before.incarnation = 0;
   }
   // A server that was started again has forgotten the group.
   TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group, options_));
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
-                            groups_->Join(before.group, before.worker,
-                                          before.incarnation, newer_instance));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const WorkerGroup::Place joined,
+      groups_->Join(before.group, before.worker, before.incarnation,
+                    newer_instance, first_step));
   MutexLock lock(&mutex_);
   member_.incarnation = joined.incarnation;
   group_instance_ = joined.group_instance;
   clock_ = joined.clock;
   round_ = joined.round;
+  first_step_.reset();
+  num_counted_ = joined.num_steps;
+  num_steps_ = is_repeating ? first_step : joined.num_steps;
   visits_ = 0;
   barrier_.clear();
   is_waiting_ = false;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,10 +36,13 @@ class GroupSession {
     absl::Duration longest;
   };
 
-  // Makes the group if it is not there, and joins as `worker`.
+  // Makes the group if it is not there, and joins as `worker`. A process that
+  // goes on from a checkpoint of its own names the `first_step` that it takes:
+  // num_steps() of that time.
   static absl::StatusOr<std::unique_ptr<GroupSession>> Join(
       std::shared_ptr<GroupClient> groups, const std::string& group,
-      const WorkerGroupOptions& options, uint32_t worker);
+      const WorkerGroupOptions& options, uint32_t worker,
+      std::optional<int64_t> first_step = std::nullopt);
 
   // Leaves, if Leave() was not called; an error of it is ignored, for the lease
   // ends anyway. A server that is away is not waited for longer than
@@ -70,6 +74,23 @@ class GroupSession {
   int64_t round() const {
     MutexLock lock(&mutex_);
     return round_;
+  }
+
+  // Where this process is among the steps of its worker: behind those that
+  // count, of former processes as well, unless it takes some of them again.
+  int64_t num_steps() const {
+    MutexLock lock(&mutex_);
+    return num_steps_;
+  }
+  // Whether the present step counts already.
+  bool is_repeating() const {
+    MutexLock lock(&mutex_);
+    return num_steps_ < num_counted_;
+  }
+  // Ends such a step, of which the group has to hear nothing.
+  void EndRepeatedStep() {
+    MutexLock lock(&mutex_);
+    ++num_steps_;
   }
 
   // Ends a step, with a contribution of `weight` to round() or with none.
@@ -127,7 +148,8 @@ class GroupSession {
 
  private:
   GroupSession(std::shared_ptr<GroupClient> groups, std::string group,
-               const WorkerGroupOptions& options, uint32_t worker);
+               const WorkerGroupOptions& options, uint32_t worker,
+               std::optional<int64_t> first_step);
 
   // Notes the changes that the end of a step has made.
   void Advance(bool contributes, int64_t open_round, bool must_wait);
@@ -148,7 +170,11 @@ class GroupSession {
   uint64_t group_instance_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
+  std::optional<int64_t> first_step_
+      ABSL_GUARDED_BY(mutex_);  // Until it joins.
+  int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t num_counted_ ABSL_GUARDED_BY(mutex_) = 0;  // When it joined.
+  int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;       // At barriers.
   std::string barrier_ ABSL_GUARDED_BY(mutex_);
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
   // A step has ended, and the wait after it is not over.

@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GroupSession> session,
       GroupSession::Join(groups, options.group, options.group_options,
-                         options.worker));
+                         options.worker, options.first_step));
   std::unique_ptr<WorkerSession> worker(
       new WorkerSession(std::move(client), options, std::move(session)));
   {
@@ -188,6 +188,10 @@ absl::Status WorkerSession::EndStep(double weight) {
   if (must_catch_up_ && has_ended_step_) return EndedStep(CatchUp());
   if (!unconfirmed_weight_.has_value()) {
     TFSWITCH_RETURN_IF_ERROR(Prepare(""));
+    if (is_repeating()) {
+      session_->EndRepeatedStep();
+      return absl::OkStatus();
+    }
     unconfirmed_weight_ = weight;
     unconfirmed_progress_ = Progress();
   }
@@ -249,6 +253,7 @@ absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
   TFSWITCH_RETURN_IF_ERROR(Prepare(barrier));
   opened_barrier_.clear();
   has_ended_step_ = false;
+  if (is_repeating()) return absl::OkStatus();  // It was there before.
   if (has_opened) return absl::OkStatus();
   if (is_bsp() && has_pushed_) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -463,6 +468,12 @@ absl::Status WorkerSession::AdvanceWorkItem(const std::string& queue,
                                             int64_t offset) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(OwnItem * own, FindWorkItem(queue, epoch, index));
+  if (is_repeating()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", options_.worker, " takes step ", session_->num_steps(),
+        " again, which counts already, and work queue '", queue,
+        "' has given it an item behind that; join without first_step"));
+  }
   const bool takes_back = offset == own->counted && !has_pushed_ &&
                           !has_applied_ && !unconfirmed_weight_.has_value();
   if (offset < own->item.offset && !takes_back) {
@@ -544,6 +555,7 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.set_worker(options_.worker);
   report.set_clock(session_->clock());
   report.set_round(session_->round());
+  report.set_num_steps(session_->num_steps());
   report.set_dropped_steps(dropped_);
   report.set_left(session_->has_left());
   report.set_in_step(has_pushed_ || has_applied_);

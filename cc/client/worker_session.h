@@ -33,6 +33,9 @@ struct WorkerOptions {
   ConsistencyConfig consistency;
   // How long the end of a step may wait for other workers.
   absl::Duration wait_timeout = absl::Seconds(600);
+  // The step at which this process goes on, after a checkpoint of its own; not
+  // set: behind all steps of this worker that count.
+  std::optional<int64_t> first_step = std::nullopt;
 };
 
 // Pushes of a step may come from many threads; EndStep() and Leave() from one
@@ -63,12 +66,18 @@ class WorkerSession {
   // A push of the present step to a table that applies it at once.
   void NoteAppliedPush() { has_applied_ = true; }
 
+  // Whether the present step counts already, as a former process of this worker
+  // has taken it: its pushes must not go out.
+  bool is_repeating() const { return session_->is_repeating(); }
+
   // Ends a step of `weight` samples, and waits as options().consistency says.
   // DeadlineExceeded, saying for whom, after wait_timeout; calling it again
   // goes on waiting.
   //
   // If the group has given this worker up because it was not heard of for a
   // lease, the worker joins again, and with bsp this step does not count.
+  //
+  // A step that counts already ends at once.
   absl::Status EndStep(double weight);
 
   // To which the next step contributes. With bsp, how many have been applied.
@@ -78,7 +87,7 @@ class WorkerSession {
   // this one elsewhere meanwhile. Afterwards all rounds have been applied on
   // all servers. DeadlineExceeded, saying for whom, after `timeout`; calling it
   // again goes on waiting. FailedPrecondition if something has been pushed
-  // under a step that has not ended.
+  // under a step that has not ended. Nothing, while steps are repeated.
   absl::Status WaitAtBarrier(const std::string& barrier,
                              absl::Duration timeout);
 
@@ -95,7 +104,8 @@ class WorkerSession {
       const std::string& queue);
   // The present step has come to `offset`; counts with the end of the step.
   // FailedPrecondition if the item is lost, or `offset` is further back; unless
-  // it is where the step began, and nothing has been pushed in it.
+  // it is where the step began, and nothing has been pushed in it. The same
+  // while steps are repeated: the queue goes on behind all that count.
   absl::Status AdvanceWorkItem(const std::string& queue, int64_t epoch,
                                int64_t index, int64_t offset);
   // FailedPrecondition if the item is lost, or was advanced in a step that has

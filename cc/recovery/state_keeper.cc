@@ -106,7 +106,14 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   std::error_code error;
   const bool had_log = std::filesystem::exists(options.folder, error);
   if (!options_.has_log && !had_log) return SetSkippedAside(recovered);
-  if (had_log) TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
+  const std::string state = DataFolder::StateOf(folder_.path());
+  if (had_log) {
+    TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
+  } else if (server.groups != checkpoint::SavedServer().groups) {
+    // The log of these groups is gone. A later start must not take them for
+    // those with which the log that begins now goes on.
+    TFSWITCH_RETURN_IF_ERROR(shard_.SaveState(state, interrupt).status());
+  }
   absl::StatusOr<std::unique_ptr<PushLog>> log =
       PushLog::Open(options, server.last_record + 1, server.last_record,
                     [&](uint64_t number, uint32_t type,
@@ -127,9 +134,7 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   // before others come that have no records. Groups are not: what their workers
   // do from now on has no records either.
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(nullptr));
-  TFSWITCH_RETURN_IF_ERROR(
-      shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
-          .status());
+  TFSWITCH_RETURN_IF_ERROR(shard_.SaveState(state, interrupt).status());
   log_ = nullptr;
   std::filesystem::remove_all(options.folder, error);
   return error ? ErrnoStatus("remove", options.folder, error.value())

@@ -52,14 +52,16 @@ absl::Status Run(Coordinator& coordinator,
 
 absl::Status Run(Coordinator& coordinator, const v1::JoinRequest& request,
                  v1::JoinResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place member,
-                            coordinator.Join(request.group(), request.worker(),
-                                             request.previous_incarnation(),
-                                             request.newer_group_instance()));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const WorkerGroup::Place member,
+      coordinator.Join(request.group(), request.worker(),
+                       request.previous_incarnation(),
+                       request.newer_group_instance(), request.first_step()));
   response->set_incarnation(member.incarnation);
   response->set_clock(member.clock);
   response->set_round(member.round);
   response->set_group_instance(member.group_instance);
+  response->set_num_steps(member.num_steps);
   return absl::OkStatus();
 }
 

@@ -145,11 +145,17 @@ absl::StatusOr<Coordinator::Group*> Coordinator::Find(
 absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
                                                      uint32_t worker,
                                                      uint64_t previous,
-                                                     uint64_t newer_instance) {
+                                                     uint64_t newer_instance,
+                                                     int64_t first_step) {
   if (newer_instance >= kMaxInstance) {
     return absl::InvalidArgumentError(absl::StrCat(
         "group '", group, "': newer_group_instance must be below 2^62. ",
         "Received: ", newer_instance, " from worker ", worker));
+  }
+  if (first_step < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "group '", group, "': first_step must not be negative. Received: ",
+        first_step, " from worker ", worker));
   }
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
@@ -169,13 +175,15 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
                      newer_instance + kIncarnationsPerGroup)
           : 0;
   TFSWITCH_RETURN_IF_ERROR(Note([&] {
-    return Json::array({"join", group, worker, previous, anew_from});
+    return Json::array(
+        {"join", group, worker, previous, anew_from, first_step});
   }));
-  return Join(found, worker, previous, anew_from);
+  return Join(found, worker, previous, anew_from, first_step);
 }
 
 WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
-                                     uint64_t previous, uint64_t anew_from) {
+                                     uint64_t previous, uint64_t anew_from,
+                                     int64_t first_step) {
   if (anew_from != 0) {
     for (auto& [name, queue] : *group->queues) {
       queue.ReturnItems([](uint32_t, uint64_t) { return false; });
@@ -185,7 +193,7 @@ WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
     group->num_departures = 0;
   }
   const WorkerGroup::Place member =
-      group->state.Join(worker, SteadyNow(), previous);
+      group->state.Join(worker, SteadyNow(), previous, first_step);
   Notify(group);
   return member;
 }

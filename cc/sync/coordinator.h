@@ -73,12 +73,14 @@ class Coordinator {
   // which it draws instances may have been set back. So a worker says if it has
   // met a `newer_instance` of its group on a server: the group then begins anew
   // with one that is newer still, and its workers have to join again.
-  // InvalidArgument if that is no instance that was ever drawn.
+  // InvalidArgument if that is no instance that was ever drawn, or `first_step`
+  // is negative.
   // ResourceExhausted for a worker too many.
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
                                           uint32_t worker,
                                           uint64_t previous = 0,
-                                          uint64_t newer_instance = 0);
+                                          uint64_t newer_instance = 0,
+                                          int64_t first_step = 0);
   absl::Status Heartbeat(const GroupMember& member);
   // Returns the open round afterwards. With the arrival, and once however often
   // it is repeated, the worker has advanced in work queues by `progress`; its
@@ -213,7 +215,7 @@ class Coordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `anew_from`: the group begins anew with this incarnation; 0: it does not.
   WorkerGroup::Place Join(Group* group, uint32_t worker, uint64_t previous,
-                          uint64_t anew_from)
+                          uint64_t anew_from, int64_t first_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // REQUIRES: CheckProgress() is OK.
   absl::Status Arrive(Group* group, const GroupMember& member, int64_t clock,

@@ -120,6 +120,7 @@ Json WorkerGroup::Save() const {
           {"departures", num_departures_},
           {"waits_for_joins", waits_for_joins_},
           {"last_clock", last_clock_},
+          {"num_steps", num_steps_},
           {"open_round", open_round_},
           {"open", ToJson(open_)},
           {"closed", std::move(closed)},
@@ -149,6 +150,7 @@ absl::Status WorkerGroup::Restore(const Json& saved) {
     num_departures_ = saved.at("departures").get<int64_t>();
     waits_for_joins_ = saved.at("waits_for_joins").get<bool>();
     last_clock_ = saved.at("last_clock").get<int64_t>();
+    num_steps_ = saved.at("num_steps").get<std::map<uint32_t, int64_t>>();
     open_round_ = saved.at("open_round").get<int64_t>();
     open_ = ContributionsOf(saved.at("open"));
     const Json& closed = saved.at("closed");

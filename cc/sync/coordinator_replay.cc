@@ -47,7 +47,7 @@ absl::Status Coordinator::Replay(absl::string_view event) {
     }
     if (kind == "join") {
       Join(group, json.at(2).get<uint32_t>(), json.at(3).get<uint64_t>(),
-           json.at(4).get<uint64_t>());
+           json.at(4).get<uint64_t>(), json.at(5).get<int64_t>());
       return absl::OkStatus();
     }
     const GroupMember member = {name, json.at(2).get<uint32_t>(),

@@ -81,9 +81,14 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
 
 template <typename Predicate>
 void WorkerGroup::Withdraw(const Predicate& is_meant) {
-  const auto withdrawn = std::remove_if(
-      open_.begin(), open_.end(),
-      [&](const Contribution& c) { return !c.stands && is_meant(c); });
+  const auto withdrawn =
+      std::remove_if(open_.begin(), open_.end(), [&](const Contribution& c) {
+        const bool goes = !c.stands && is_meant(c);
+        // None are known after VoidAll().
+        if (goes)
+          num_steps_[c.worker] = std::max<int64_t>(0, num_steps_[c.worker] - 1);
+        return goes;
+      });
   stats_.dropped += open_.end() - withdrawn;
   open_.erase(withdrawn, open_.end());
 }
@@ -106,7 +111,7 @@ void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {
 }
 
 WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
-                                     uint64_t previous) {
+                                     uint64_t previous, int64_t first_step) {
   const bool comes_back =
       previous >= first_of_present_run_ && previous < next_incarnation_;
   if (workers_.empty() && !seen_.empty() && !comes_back) {
@@ -127,6 +132,8 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     return c.worker == worker;
   };
   if (!takes_many_contributions() && !comes_back) Withdraw(is_own);
+  int64_t& num_steps = num_steps_[worker];
+  num_steps = std::max(num_steps, first_step);
   const bool has_contributed = !takes_many_contributions() &&
                                std::any_of(open_.begin(), open_.end(), is_own);
   joined.last_round = has_contributed ? open_round_ : open_round_ - 1;
@@ -138,7 +145,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   }
   Settle();
   return {joined.incarnation, joined.clock, std::max(next_round, open_round_),
-          group_instance_};
+          group_instance_, num_steps};
 }
 
 absl::Status WorkerGroup::Heartbeat(uint32_t worker, uint64_t incarnation,
@@ -176,6 +183,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
   }
   const auto staleness = static_cast<size_t>(clock - SlowestClock());
   found->clock = clock + 1;
+  ++num_steps_[worker];
   last_clock_ = std::max(last_clock_, found->clock);
   ++stats_.staleness[std::min(staleness, kStalenessBuckets - 1)];
   if (round != kNoRound) {
@@ -259,6 +267,7 @@ void WorkerGroup::Void(uint64_t incarnation, int64_t clock) {
 }
 
 void WorkerGroup::VoidAll() {
+  num_steps_.clear();
   for (Contribution& each : open_) each.weight = 0.0;
 }
 

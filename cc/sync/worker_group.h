@@ -130,6 +130,8 @@ class WorkerGroup {
     // after that if this worker has come back and its contribution stands.
     int64_t round = 0;
     uint64_t group_instance = 0;  // As in Round.
+    // Steps of this worker that count, of all its incarnations.
+    int64_t num_steps = 0;
   };
 
   struct Stats {
@@ -175,7 +177,12 @@ class WorkerGroup {
   // A process that the group has given up and that comes back names its
   // `previous` incarnation: its contribution stands, and it does not wait once
   // more for others that have ended meanwhile.
-  Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0);
+  //
+  // One that has been started again from a checkpoint of its own names the
+  // `first_step` that it takes; if the group does not know of so many steps of
+  // it, it takes that number over.
+  Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0,
+             int64_t first_step = 0);
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
   // has to join again. FailedPrecondition if another incarnation is.
@@ -215,7 +222,8 @@ class WorkerGroup {
   // The step's contribution to the open round weighs nothing, so that it counts
   // for nothing and workers that wait for the round get it.
   void Void(uint64_t incarnation, int64_t clock);
-  // The same for all steps that have contributed.
+  // The same for all steps that have contributed, and no step of before counts
+  // any more.
   void VoidAll();
 
   // The worker has no more data, or gives up. Leaving twice is OK.
@@ -336,6 +344,8 @@ class WorkerGroup {
   bool waits_for_joins_;
   absl::Time joins_end_ = absl::InfiniteFuture();
   int64_t last_clock_ = 0;  // The greatest of any worker.
+  // The steps of each worker that have ended and were not withdrawn.
+  std::map<uint32_t, int64_t> num_steps_;
   int64_t open_round_ = 0;
   std::vector<Contribution> open_;  // Contributions to it.
   std::deque<Round> closed_;        // The last kKeptRounds, in order.

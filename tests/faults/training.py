@@ -59,13 +59,24 @@ def train(
     worker: tsw.train.Worker,
     num_steps: int,
     *,
+    first_step: int | None = None,
     pause: float = 0.0,
     after_step: Callable[[int], None] = lambda number: None,
 ) -> None:
-    """Takes the steps that the worker has not taken, of so many."""
+    """Takes steps up to so many.
+
+    Args:
+        worker: Joined.
+        num_steps: How many there are.
+        first_step: None: the first that the worker has not taken.
+        pause: Seconds between two, on average.
+        after_step: Called with the number of steps.
+    """
+    if first_step is None:
+        first_step = worker.stats()["clock"]
     rows = bsp_table(worker.cluster)
     counts = count_table(worker.cluster, BSP)
-    for step in range(worker.stats()["clock"], num_steps):
+    for step in range(first_step, num_steps):
         rng = np.random.default_rng([worker.worker_id, step])
         ids = rng.integers(0, IDS.size, 64)
         rows.push(ids, rng.normal(size=(64, DIM)).astype(np.float32))

@@ -44,8 +44,9 @@ def test_bsp_ends_with_the_bits_of_a_run_without_kills(tmp_path: Path) -> None:
             )
 
         workers = [start(0), start(1)]
-        for _ in range(num_kills):
-            victim = rng.randrange(2)
+        for number in range(num_kills):
+            # The first one repeats steps; see the program.
+            victim = 1 - number % 2
             worker = workers[victim]
             # Also now and then while it joins.
             if rng.random() < 0.8:

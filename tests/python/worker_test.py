@@ -795,3 +795,47 @@ def test_a_task_that_is_no_worker_has_no_number(local, monkeypatch):
 
     with pytest.raises(ValueError, match="evaluator 0, which is no worker"):
         Worker(cluster=local(0))
+
+
+def test_steps_that_count_are_repeated_without_effect(client):
+    cluster = client(0)
+    table = make_table(cluster)
+
+    def step(worker):
+        table.push([7], [[-1.0]])
+        worker.end_step()
+
+    first = Worker(0, 1, cluster=cluster, consistency="bsp")
+    for _ in range(4):
+        step(first)
+    assert first.stats()["num_steps"] == 4
+
+    # Started again from a checkpoint of its second step.
+    again = Worker(0, 1, cluster=cluster, consistency="bsp", first_step=2)
+    for number in range(2, 6):
+        assert again.stats()["num_steps"] == number
+        step(again)
+    again.wait_at_barrier("end")
+
+    np.testing.assert_array_equal(table.lookup([7]).numpy(), [[6.0]])
+
+
+def test_an_item_of_a_work_queue_is_not_advanced_by_a_repeated_step(local):
+    cluster = local(0)
+    table = make_table(cluster)
+    first = Worker(0, 1, cluster=cluster, consistency="bsp")
+    table.push([7], [[-1.0]])
+    first.end_step()
+
+    again = Worker(0, 1, cluster=cluster, consistency="bsp", first_step=0)
+    queue = tsw.data.WorkQueue(["a"], worker=again)
+    item = queue.take()
+
+    with pytest.raises(RuntimeError, match="join without first_step"):
+        item.advance(1)
+
+
+@pytest.mark.parametrize("first_step", [-1, 1.5, "2"])
+def test_a_bad_first_step_is_named(local, first_step):
+    with pytest.raises((ValueError, TypeError), match="first_step"):
+        Worker(0, 1, cluster=local(0), first_step=first_step)

@@ -69,6 +69,13 @@ class Worker:
         late: With `replicas_to_aggregate`: the fate of gradients whose round
             has closed without them. "drop": they are dropped, and counted;
             "carry": they count in the open round.
+        first_step: Of a process that goes on from a checkpoint of its own:
+            `stats()["num_steps"]` at that time. Steps from there on that a
+            former process of this worker has taken and that count are
+            repeated without effect: their pushes do not go out, `end_step`
+            and `wait_at_barrier` return at once. Not with a `WorkQueue`, which
+            goes on behind them by itself. None: the process goes on behind all
+            steps of this worker that count.
 
     Raises:
         ValueError: If an argument is out of range, or the group exists with
@@ -97,6 +104,7 @@ class Worker:
         wait_secs: float = 600.0,
         replicas_to_aggregate: int | None = None,
         late: str = "drop",
+        first_step: int | None = None,
     ) -> None:
         if worker_id is None:
             worker_id = default_worker_id()
@@ -127,6 +135,8 @@ class Worker:
                     f"num_workers={num_workers}"
                 )
         check_choice("late", late, ("drop", "carry"))
+        if first_step is not None:
+            check_count("first_step", first_step, 0)
         self._worker_id = int(worker_id)
         self._num_workers = int(num_workers)
         self._consistency = consistency_lib.get(consistency)
@@ -149,6 +159,7 @@ class Worker:
             ),
             consistency=self._consistency.to_table_config(),
             wait_timeout_secs=float(wait_secs),
+            first_step=None if first_step is None else int(first_step),
         )
         # The loops that have more to train after a `fit`, and whether one has
         # ended meanwhile.
@@ -329,7 +340,9 @@ class Worker:
         Returns:
             A dict: "clock": the worker's clock, which grows by 1 with each step
             and begins at that of the slowest worker; "round": to which its next
-            step contributes; "dropped_steps": steps that did not count; "left":
+            step contributes; "dropped_steps": steps that did not count;
+            "num_steps": where the process is among the steps of this worker
+            that count, those of former processes included; "left":
             whether it has left, and its next step joins again; "in_step":
             whether something has been pushed since the last step ended;
             "waits": how often and how long it has waited for others ("count",
@@ -345,7 +358,9 @@ class Worker:
         return {
             "group": response["group"],
             "worker": response["worker"],
-            **integers(response, ("clock", "round", "dropped_steps")),
+            **integers(
+                response, ("clock", "round", "dropped_steps", "num_steps")
+            ),
             "left": response["left"],
             "in_step": response["in_step"],
             "waits": {

@@ -822,7 +822,12 @@ TEST_F(GroupRecoveryTest, WithoutALogWorkersJoinAgain) {
 
   Start(StateKeeperOptions());
   EXPECT_TRUE(absl::IsNotFound(coordinator().Heartbeat(members_[0])));
-  // Nor is it taken from a save with groups before that, by a log that begins.
+  // Nor is it taken from a save that it is in, if the log is gone.
+  Start();
+  MakeGroup();
+  ASSERT_TRUE(run_->SaveNow().ok());
+  run_.reset();
+  fs::remove_all(DataFolder::LogOf(scoped_.path()));
   Start();
   EXPECT_TRUE(absl::IsNotFound(coordinator().Heartbeat(members_[0])));
   Start();

@@ -363,6 +363,38 @@ TEST_P(WorkerSessionTest, OneThatDiesIsDroppedAndTheRestGoOn) {
   EXPECT_EQ(report->dropped_steps(), 0);
 }
 
+// Goes on from a checkpoint of its own, of its second step.
+TEST_P(WorkerSessionTest, AStepThatCountsIsNotTakenAgain) {
+  const std::shared_ptr<ParameterClient> client = cluster_.Connect();
+  CreateRows(*client, 0.0f);
+  WorkerOptions options = OptionsOf(0, 1);
+  {
+    const auto killed = Join(client, options);
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(TrainStep(*client, *killed, 1.0f).ok());
+    }
+    EXPECT_EQ(killed->GetReport()->num_steps(), 4);
+  }
+  options.first_step = 2;
+  const auto again = Join(client, options);
+  std::vector<bool> repeated;
+  for (int i = 2; i < 6; ++i) {
+    EXPECT_EQ(again->GetReport()->num_steps(), i);
+    repeated.push_back(again->is_repeating());
+    // Nobody waits there, as it was there before.
+    if (repeated.back()) {
+      ASSERT_TRUE(again->WaitAtBarrier("b", absl::Seconds(60)).ok());
+      ASSERT_TRUE(again->EndStep(1.0).ok());
+    } else {
+      ASSERT_TRUE(TrainStep(*client, *again, 1.0f).ok());
+    }
+  }
+
+  EXPECT_THAT(repeated, testing::ElementsAre(true, true, false, false));
+  EXPECT_THAT(SomeRows(*client), testing::Each(-6.0f));
+  EXPECT_EQ(again->GetReport()->workers().rounds(), 6);
+}
+
 TEST_P(WorkerSessionTest, ALateWorkerJoinsTheOpenRound) {
   const auto client = cluster_.Connect();
   CreateRows(*client, 10.0f);

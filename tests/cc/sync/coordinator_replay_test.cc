@@ -126,7 +126,7 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
         case 0: {
           const auto place = logged->Join(
               "g", member.worker, draw(2) == 0 ? member.incarnation : 0,
-              draw(20) == 0 ? member.incarnation : 0);
+              draw(20) == 0 ? member.incarnation : 0, draw(5));
           ASSERT_TRUE(place.ok()) << place.status();
           worker.Place(*place);
           break;

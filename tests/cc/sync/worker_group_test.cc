@@ -584,6 +584,34 @@ TEST(WorkerGroupTest, ARoundMayTakeSeveralContributionsOfAWorker) {
   EXPECT_EQ(group.open_round(), 2);
 }
 
+TEST(WorkerGroupTest, StepsThatCountAreKnownWhoeverTookThem) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  ASSERT_TRUE(b.Arrive(kStart).ok());
+  a.Proceed();
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  // Its second step waits for the other worker, and is withdrawn.
+  EXPECT_EQ(group.Join(0, kStart).num_steps, 1);
+  EXPECT_EQ(group.Join(1, kStart).num_steps, 1);
+  // All have gone, and another run begins.
+  group.Tick(kStart + Options(2).lease);
+  const WorkerGroup::Place c = group.Join(0, kStart);
+  EXPECT_EQ(c.clock, 0);
+  EXPECT_EQ(c.num_steps, 1);
+  ASSERT_TRUE(group
+                  .Arrive(0, c.incarnation, c.clock, c.round, 1.0, kStart,
+                          /*stands=*/true)
+                  .ok());
+  EXPECT_EQ(group.Join(0, kStart).num_steps, 2);
+  // A coordinator without them takes over those of the worker's checkpoint.
+  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps, 2);
+  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/7).num_steps, 7);
+  // All tables go back in time, and whoever goes on says from where.
+  group.VoidAll();
+  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps, 1);
+}
+
 TEST(WorkerGroupTest, OldRoundsAreForgotten) {
   WorkerGroup group(Options(1));
   Player a(&group, 0, kStart);
