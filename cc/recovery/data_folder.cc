@@ -148,9 +148,10 @@ absl::Status DataFolder::MapCounter() {
   counter_ = static_cast<Counter*>(memory);
   const std::string boot_id = BootId();
   const size_t size = std::min(boot_id.size(), sizeof(counter_->boot_id));
-  is_counter_exact_ =
-      *num_writes() == 0 ||
-      (size > 0 && std::memcmp(counter_->boot_id, boot_id.data(), size) == 0);
+  const bool is_same =
+      size > 0 && std::memcmp(counter_->boot_id, boot_id.data(), size) == 0;
+  is_counter_exact_ = *num_writes() == 0 || is_same;
+  has_machine_gone_down_ = counter_->boot_id[0] != '\0' && !is_same;
   std::memcpy(counter_->boot_id, boot_id.data(), size);
   return absl::OkStatus();
 }

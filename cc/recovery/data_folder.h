@@ -56,6 +56,8 @@ class DataFolder {
   std::atomic<uint64_t>* num_writes() const { return &counter_->num_writes; }
   // False if the machine went down since the last server had the folder.
   bool is_counter_exact() const { return is_counter_exact_; }
+  // Whether that is known to have happened.
+  bool has_machine_gone_down() const { return has_machine_gone_down_; }
 
  private:
   struct Counter {
@@ -74,6 +76,7 @@ class DataFolder {
   const std::unique_ptr<FolderLock> lock_;
   Counter* counter_ = nullptr;
   bool is_counter_exact_ = true;
+  bool has_machine_gone_down_ = false;
 };
 
 }  // namespace tfswitch

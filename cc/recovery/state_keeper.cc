@@ -106,14 +106,7 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   std::error_code error;
   const bool had_log = std::filesystem::exists(options.folder, error);
   if (!options_.has_log && !had_log) return SetSkippedAside(recovered);
-  const std::string state = DataFolder::StateOf(folder_.path());
-  if (had_log) {
-    TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
-  } else if (server.groups != checkpoint::SavedServer().groups) {
-    // The log of these groups is gone. A later start must not take them for
-    // those with which the log that begins now goes on.
-    TFSWITCH_RETURN_IF_ERROR(shard_.SaveState(state, interrupt).status());
-  }
+  TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
   absl::StatusOr<std::unique_ptr<PushLog>> log =
       PushLog::Open(options, server.last_record + 1, server.last_record,
                     [&](uint64_t number, uint32_t type,
@@ -129,12 +122,19 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   first_record_ = server.last_record + 1;
   log_ = *std::move(log);
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(log_.get()));
+  // Groups that lack the last steps of their workers would refuse the next.
+  const bool lacks_records =
+      !had_log || (folder_.has_machine_gone_down() &&
+                   options.sync_every > absl::ZeroDuration());
+  if (lacks_records) TFSWITCH_RETURN_IF_ERROR(shard_.ForgetGroups());
   if (options_.has_log) return absl::OkStatus();
   // The folder had a log that nobody wants any more. Its writes must be saved
   // before others come that have no records. Groups are not: what their workers
   // do from now on has no records either.
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(nullptr));
-  TFSWITCH_RETURN_IF_ERROR(shard_.SaveState(state, interrupt).status());
+  TFSWITCH_RETURN_IF_ERROR(
+      shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
+          .status());
   log_ = nullptr;
   std::filesystem::remove_all(options.folder, error);
   return error ? ErrnoStatus("remove", options.folder, error.value())

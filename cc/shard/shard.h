@@ -328,12 +328,13 @@ class Shard {
   absl::StatusOr<RecoveredState> RecoverState(
       const std::string& folder, const Interrupt& interrupt = Never);
 
-  // Takes the groups of workers of the recovered state, which is of a server
-  // with a log. Without the records that follow they would be older than their
-  // workers, who would join again if there were no groups.
+  // Takes the groups of workers of the recovered state, which are followed by
+  // records: alone they would be older than their workers.
   absl::Status RecoverGroups(const checkpoint::SavedServer& server) {
     return coordinator_->RestoreGroups(server.groups);
   }
+  // After StartLog(), if records are missing: workers join again.
+  absl::Status ForgetGroups() { return coordinator_->ForgetGroups(); }
 
   // Takes a write of an earlier run from its log, one that the recovered state
   // has not. DataLoss for a record that makes no sense.

@@ -166,6 +166,12 @@ class Coordinator {
   // coordinator without groups. DataLoss if it is none.
   std::string SaveGroups();
   absl::Status RestoreGroups(absl::string_view saved);
+  // There are none from now on: their workers have to join again. Steps that
+  // have arrived and whose round is open count for nothing, and items are
+  // returned to their queues. It is logged.
+  //
+  // REQUIRES: nobody else uses the coordinator.
+  absl::Status ForgetGroups();
   // To be called after RestoreGroups() and Replay(): leases begin now.
   void RenewLeases();
 
@@ -245,6 +251,7 @@ class Coordinator {
                                      int64_t clock,
                                      const std::vector<WorkProgress>& progress)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops members whose lease has ended. False if that has to be done later.
   bool Tick(Group* group, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The group has changed.

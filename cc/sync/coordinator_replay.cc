@@ -29,6 +29,10 @@ absl::Status Coordinator::Replay(absl::string_view event) {
   MutexLock lock(&mutex_);
   try {
     const auto kind = json.at(0).get<std::string>();
+    if (kind == "forget") {
+      Forget();
+      return absl::OkStatus();
+    }
     const auto name = json.at(1).get<std::string>();
     if (kind == "create_group") {
       MakeGroup(name, GroupOptionsOf(json.at(2)), json.at(3).get<uint64_t>());
@@ -136,6 +140,26 @@ absl::Status Coordinator::RestoreGroups(absl::string_view saved) {
     return absl::DataLossError("the saved state of groups is damaged");
   }
   return absl::OkStatus();
+}
+
+absl::Status Coordinator::ForgetGroups() {
+  MutexLock lock(&mutex_);
+  if (groups_.empty()) return absl::OkStatus();
+  if (log_ != nullptr) {
+    TFSWITCH_RETURN_IF_ERROR(log_(DumpJson(Json::array({"forget"}))));
+  }
+  Forget();
+  return absl::OkStatus();
+}
+
+void Coordinator::Forget() {
+  for (const auto& [name, group] : groups_) {
+    RevokeOpenAdvances(group.get());
+    for (auto& [queue_name, queue] : *group->queues) {
+      queue.ReturnItems([](uint32_t, uint64_t) { return false; });
+    }
+  }
+  groups_.clear();
 }
 
 void Coordinator::RenewLeases() {

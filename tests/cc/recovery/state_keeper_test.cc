@@ -834,6 +834,47 @@ TEST_F(GroupRecoveryTest, WithoutALogWorkersJoinAgain) {
   EXPECT_TRUE(absl::IsNotFound(coordinator().Heartbeat(members_[0])));
 }
 
+// The end of the log may be lost then, and workers be ahead of their group.
+TEST_F(GroupRecoveryTest, AfterAPowerLossWorkersJoinAgain) {
+  for (const bool is_always_synced : {false, true}) {
+    SCOPED_TRACE(is_always_synced);
+    run_.reset();
+    fs::remove_all(scoped_.path());
+    StateKeeperOptions keeper = WithLog();
+    if (is_always_synced) keeper.log.sync_every = absl::ZeroDuration();
+    Start(keeper);
+    MakeGroup();
+    WorkQueueOptions options;
+    options.items = {"a", "b"};
+    ASSERT_TRUE(coordinator().CreateWorkQueue("g", "q", options).ok());
+    ASSERT_TRUE(coordinator().TakeWorkItem(members_[0], "q").ok());
+    // Its step would count with a round that is open.
+    ASSERT_TRUE(
+        coordinator().Arrive(members_[0], 0, 0, 1.0, {{"q", 0, 0, 3}}).ok());
+    run_.reset();
+    {
+      std::fstream file(scoped_.path() + "/writes",
+                        std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(16);
+      file << "another start of the machine";
+    }
+    for (int i = 0; i < 2; ++i) {
+      Start(keeper);
+      const absl::Status heard = coordinator().Heartbeat(members_[0]);
+      EXPECT_EQ(heard.ok(), is_always_synced) << heard;
+    }
+    if (is_always_synced) continue;
+    MakeGroup();
+    // As they are from then on.
+    Start(keeper);
+    EXPECT_TRUE(coordinator().Heartbeat(members_[0]).ok());
+    const auto item = coordinator().TakeWorkItem(members_[0], "q");
+    ASSERT_TRUE(item.ok() && item->has_value());
+    EXPECT_EQ((*item)->value, "a");
+    EXPECT_EQ((*item)->offset, 0);
+  }
+}
+
 TEST(PushLogRecoveryTest, TablesThatManyMakeAtOnceComeBackAsTheSame) {
   const ScopedFolder scoped;
   constexpr int kTables = 8;
