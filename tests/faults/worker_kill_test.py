@@ -49,9 +49,13 @@ def test_bsp_ends_with_the_bits_of_a_run_without_kills(tmp_path: Path) -> None:
             victim = 1 - number % 2
             worker = workers[victim]
             # Also now and then while it joins.
-            if rng.random() < 0.8:
+            if number == 0 or rng.random() < 0.8:
                 assert worker.stdout.readline() == "joined\n"
-            time.sleep(rng.uniform(0.0, 0.1))
+                if victim == 1:
+                    assert worker.stdout.readline() == "behind\n"
+            # The first one before there is another note.
+            if number > 0:
+                time.sleep(rng.uniform(0.0, 0.1))
             worker.kill()
             assert worker.wait(10.0) < 0, "it had ended before"
             workers[victim] = start(victim)

@@ -5,7 +5,7 @@
 Worker 0, the chief, goes on with the step at which its group is, and saves to
 the folder after every third step. Worker 1 goes on from a note of its own, of
 every third step, and repeats those since then. Prints "joined", and "done" when
-all have ended.
+all have ended; worker 1 also "behind" when it has ended two steps since a note.
 """
 
 import sys
@@ -34,10 +34,13 @@ def main(address: str, number: str, num_steps: str, folder: str) -> None:
         print("joined", flush=True)
 
         def save(step: int) -> None:
-            if step % 3 != 0:
-                return
             if worker.is_chief:
-                cluster.save(folder)
+                if step % 3 == 0:
+                    cluster.save(folder)
+                return
+            if step % 3 == 2:
+                print("behind", flush=True)
+            if step % 3 != 0:
                 return
             assert worker.stats()["num_steps"] == step
             new = note.with_suffix(".new")
