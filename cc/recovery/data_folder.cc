@@ -146,14 +146,17 @@ absl::Status DataFolder::MapCounter() {
       mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return ErrnoStatus("map", file, errno);
   counter_ = static_cast<Counter*>(memory);
-  const std::string boot_id = BootId();
-  const size_t size = std::min(boot_id.size(), sizeof(counter_->boot_id));
+  boot_id_ = BootId().substr(0, sizeof(counter_->boot_id));
+  const size_t size = boot_id_.size();
   const bool is_same =
-      size > 0 && std::memcmp(counter_->boot_id, boot_id.data(), size) == 0;
+      size > 0 && std::memcmp(counter_->boot_id, boot_id_.data(), size) == 0;
   is_counter_exact_ = *num_writes() == 0 || is_same;
   has_machine_gone_down_ = counter_->boot_id[0] != '\0' && !is_same;
-  std::memcpy(counter_->boot_id, boot_id.data(), size);
   return absl::OkStatus();
+}
+
+void DataFolder::NoteRecovery() {
+  std::memcpy(counter_->boot_id, boot_id_.data(), boot_id_.size());
 }
 
 }  // namespace tfswitch

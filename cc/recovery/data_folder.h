@@ -58,6 +58,8 @@ class DataFolder {
   bool is_counter_exact() const { return is_counter_exact_; }
   // Whether that is known to have happened.
   bool has_machine_gone_down() const { return has_machine_gone_down_; }
+  // A server has the folder: it has recovered from whatever had happened.
+  void NoteRecovery();
 
  private:
   struct Counter {
@@ -75,6 +77,7 @@ class DataFolder {
   const std::string path_;
   const std::unique_ptr<FolderLock> lock_;
   Counter* counter_ = nullptr;
+  std::string boot_id_;  // The present one of the machine.
   bool is_counter_exact_ = true;
   bool has_machine_gone_down_ = false;
 };

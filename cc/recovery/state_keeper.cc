@@ -52,6 +52,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
                      "': ", status.message(),
                      ". To start without these rows, move the folder away"));
   }
+  folder_.NoteRecovery();
   const uint64_t now = num_writes;
   v1::Recovery report;
   report.set_lost_writes(applied > now ? applied - now : 0);

@@ -93,6 +93,7 @@ TEST(DataFolderTest, AnIdentityThatCannotBeReadIsAnError) {
 TEST(DataFolderTest, TheCountOfWritesStays) {
   const ScopedFolder scoped;
   auto folder = DataFolder::Open(scoped.path(), {});
+  (*folder)->NoteRecovery();
   *(*folder)->num_writes() += 5;
   folder->reset();
 
@@ -105,6 +106,7 @@ TEST(DataFolderTest, TheCountOfWritesStays) {
 TEST(DataFolderTest, AfterTheMachineWentDownTheCountIsALeast) {
   const ScopedFolder scoped;
   auto folder = DataFolder::Open(scoped.path(), {});
+  (*folder)->NoteRecovery();
   *(*folder)->num_writes() += 5;
   folder->reset();
   // The id of the boot comes after the count.
@@ -114,10 +116,15 @@ TEST(DataFolderTest, AfterTheMachineWentDownTheCountIsALeast) {
   file << "another";
   file.close();
 
-  folder = DataFolder::Open(scoped.path(), {});
+  // Also if a start is killed before it has recovered.
+  for (int i = 0; i < 2; ++i) {
+    folder->reset();
+    folder = DataFolder::Open(scoped.path(), {});
 
-  EXPECT_EQ(*(*folder)->num_writes(), 5u);
-  EXPECT_FALSE((*folder)->is_counter_exact());
+    EXPECT_EQ(*(*folder)->num_writes(), 5u);
+    EXPECT_FALSE((*folder)->is_counter_exact());
+    EXPECT_TRUE((*folder)->has_machine_gone_down());
+  }
 }
 
 }  // namespace
