@@ -65,7 +65,7 @@ class Checkpoint(_backend.Callback):
     train restores nothing and joins them. `path` must be a folder that all
     workers see.
 
-    To stand behind callbacks that change the model or its optimizer.
+    Put it behind callbacks that change the model or its optimizer.
 
     Args:
         path: A folder of this machine, for one `fit` only; made if need be.
@@ -248,6 +248,7 @@ class Checkpoint(_backend.Callback):
             self._tables_paths[place],
             sorted({table.name for table in tables}),
             keep=keep,
+            progress=False,  # Beside that of `fit`.
         )
         self._last_saves[place] = report["save"]
         return {
@@ -355,6 +356,7 @@ class Checkpoint(_backend.Callback):
                 self._tables_paths[place],
                 sorted({table.name for table in its_tables}),
                 save=manifest["tables"][place]["save"],
+                progress=False,
             )
         for place, its_tables in tables.items():
             described = manifest["tables"][place]["tables"]
