@@ -43,7 +43,7 @@ class GroupClient {
                                                   uint32_t worker,
                                                   uint64_t previous_incarnation,
                                                   uint64_t newer_instance,
-                                                  int64_t first_step = 0);
+                                                  int64_t first_step);
   // Waits for the server no longer than `timeout`, nor than any other call.
   virtual absl::Status Heartbeat(const GroupMember& member,
                                  absl::Duration timeout);

@@ -247,7 +247,7 @@ class ParameterClient {
   virtual absl::Status AbortSave(const std::string& path,
                                  const std::string& save_id);
   virtual absl::StatusOr<v1::StageRestoreResponse> StageRestore(
-      const v1::StageRestoreRequest& request, Progress* progress = nullptr);
+      const v1::StageRestoreRequest& request, Progress* progress);
   virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
   // The groups of workers that train with these tables.

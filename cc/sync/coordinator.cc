@@ -67,7 +67,8 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   }
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  const auto make = [&](uint64_t first_incarnation) -> absl::Status {
+  const auto make = [&](uint64_t first_incarnation)
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(Note([&] {
       return Json::array(
           {"create_group", group, ToJson(options), first_incarnation});
@@ -316,9 +317,8 @@ absl::Status Coordinator::Arrive(Group* group, const GroupMember& member,
   TFSWITCH_ASSIGN_OR_RETURN(const bool advances,
                             CheckProgress(group, member, clock, progress));
   const int64_t open_round = state.open_round();
-  const absl::Status status =
-      state.Arrive(worker, incarnation, clock, round, weight, SteadyNow(),
-                   !progress.empty());
+  absl::Status status = state.Arrive(worker, incarnation, clock, round, weight,
+                                     SteadyNow(), !progress.empty());
   if (advances && status.ok()) {
     const bool is_open =
         round != WorkerGroup::kNoRound && open_round == state.open_round();
@@ -461,8 +461,8 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
 
 absl::Status Coordinator::Enter(Group* group, const GroupMember& member,
                                 const std::string& barrier, int64_t visit) {
-  const absl::Status entered = group->state.Enter(
-      member.worker, member.incarnation, barrier, visit, SteadyNow());
+  absl::Status entered = group->state.Enter(member.worker, member.incarnation,
+                                            barrier, visit, SteadyNow());
   Notify(group);
   return entered;
 }
@@ -593,7 +593,7 @@ absl::Status Coordinator::FinishWorkItem(const GroupMember& member,
 absl::Status Coordinator::Finish(Group* group, const GroupMember& member,
                                  WorkQueue* queue, int64_t epoch,
                                  int64_t index) {
-  const absl::Status finished =
+  absl::Status finished =
       queue->Finish(member.worker, member.incarnation, epoch, index);
   Notify(group);
   return finished;

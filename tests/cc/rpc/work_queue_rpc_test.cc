@@ -66,7 +66,7 @@ class WorkQueueTest : public testing::TestWithParam<int> {
     const auto client = cluster_.Connect();
     GroupClient& groups = client->groups();
     const uint32_t id = session.options().worker;
-    const uint64_t incarnation = groups.Join("g", id, 0, 0)->incarnation;
+    const uint64_t incarnation = groups.Join("g", id, 0, 0, 0)->incarnation;
     ASSERT_TRUE(groups.Leave({"g", id, incarnation}, kLong).ok());
   }
 
@@ -395,7 +395,8 @@ TEST(WorkQueueOfUnreliableWorkersTest,
     // Rounds that nobody has seen close are asked for.
     const auto client = cluster.Connect();
     GroupClient& groups = client->groups();
-    const GroupMember member = {"g", 9, groups.Join("g", 9, 0, 0)->incarnation};
+    const GroupMember member = {"g", 9,
+                                groups.Join("g", 9, 0, 0, 0)->incarnation};
     const int64_t num_rounds = groups.GroupStats("g")->rounds();
     std::map<std::pair<int64_t, int64_t>, std::vector<int>> counts;
     for (int64_t number = 0; number < num_rounds; ++number) {

@@ -817,7 +817,7 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
   // Workers that die between their arrival and the commit.
   GroupClient& groups = client->groups();
   const WorkerGroup::Place place =
-      *groups.Join("g", 1, /*previous_incarnation=*/0, /*newer_instance=*/0);
+      *groups.Join("g", 1, /*previous_incarnation=*/0, /*newer_instance=*/0, 0);
   const GroupMember dying = {"g", 1, place.incarnation};
   for (int64_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock + i},
@@ -901,7 +901,7 @@ TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
   const auto session = Join(client, OptionsOf(0, 1));
   // One that dies between its arrival and the commit.
   GroupClient& groups = client->groups();
-  const WorkerGroup::Place place = *groups.Join("g", 1, 0, 0);
+  const WorkerGroup::Place place = *groups.Join("g", 1, 0, 0, 0);
   const GroupMember dying = {"g", 1, place.incarnation};
   ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock}, kSomeKeys,
                    std::vector<float>(kSomeKeys.size() * kDim, 2.0f))

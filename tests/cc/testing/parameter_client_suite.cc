@@ -670,7 +670,7 @@ TEST_P(ParameterClientSuite, CommittingARestoreTwiceIsTheSameAsOnce) {
   v1::StageRestoreRequest args;
   args.set_path(folder.path());
   args.set_restore_id("r");
-  const auto staged = client().StageRestore(args);
+  const auto staged = client().StageRestore(args, nullptr);
   ASSERT_TRUE(staged.ok()) << staged.status();
   EXPECT_EQ(staged->num_rows(), 3);
   EXPECT_EQ(staged->save(), 1);
