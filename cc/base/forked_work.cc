@@ -94,6 +94,10 @@ void TellNumber(int64_t number) { Tell(&number, sizeof(number)); }
 
 absl::StatusOr<std::unique_ptr<ForkedWork>> ForkedWork::Start(int niceness,
                                                               Work work) {
+  if (!kCanForkWork) {
+    return absl::ResourceExhaustedError(
+        "AddressSanitizer's memory does not outlast a fork");
+  }
   int ends[2];
   // A program that another thread starts must not keep the pipe open.
   if (pipe2(ends, O_CLOEXEC) != 0) {

@@ -18,6 +18,14 @@
 
 namespace tfswitch {
 
+// Whether a child of a process with several threads can allocate memory. With
+// GCC's AddressSanitizer it may wait for ever for a thread of the parent.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kCanForkWork = false;
+#else
+inline constexpr bool kCanForkWork = true;
+#endif
+
 // Thread-compatible. It ends with the thread that has started it.
 class ForkedWork {
  public:

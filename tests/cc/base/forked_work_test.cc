@@ -21,7 +21,14 @@ using testing::HasSubstr;
 absl::Status Never() { return absl::OkStatus(); }
 void Ignore(int64_t amount) { static_cast<void>(amount); }
 
-TEST(ForkedWorkTest, TheChildWorksOnTheMemoryOfTheMoment) {
+class ForkedWorkTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!kCanForkWork) GTEST_SKIP() << "of AddressSanitizer";
+  }
+};
+
+TEST_F(ForkedWorkTest, TheChildWorksOnTheMemoryOfTheMoment) {
   std::vector<int> numbers(1000, 1);
   auto work = ForkedWork::Start(
       /*niceness=*/0,
@@ -35,7 +42,7 @@ TEST(ForkedWorkTest, TheChildWorksOnTheMemoryOfTheMoment) {
   EXPECT_EQ((*work)->Wait(Ignore, Never).value(), "1000");
 }
 
-TEST(ForkedWorkTest, ReportsAndLongResultsComeWhole) {
+TEST_F(ForkedWorkTest, ReportsAndLongResultsComeWhole) {
   const std::string result(1 << 20, 'x');
   auto work = ForkedWork::Start(
       /*niceness=*/0,
@@ -51,7 +58,7 @@ TEST(ForkedWorkTest, ReportsAndLongResultsComeWhole) {
   EXPECT_EQ(sum, 500'500);
 }
 
-TEST(ForkedWorkTest, AnErrorComesWithItsCode) {
+TEST_F(ForkedWorkTest, AnErrorComesWithItsCode) {
   auto work = ForkedWork::Start(
       /*niceness=*/0,
       [](const ForkedWork::Report&) -> absl::StatusOr<std::string> {
@@ -62,7 +69,7 @@ TEST(ForkedWorkTest, AnErrorComesWithItsCode) {
             absl::ResourceExhaustedError("the disk is full"));
 }
 
-TEST(ForkedWorkTest, AChildThatIsKilledIsAnError) {
+TEST_F(ForkedWorkTest, AChildThatIsKilledIsAnError) {
   auto work = ForkedWork::Start(
       /*niceness=*/0,
       [](const ForkedWork::Report& report) -> absl::StatusOr<std::string> {
@@ -76,7 +83,7 @@ TEST(ForkedWorkTest, AChildThatIsKilledIsAnError) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("signal 9"));
 }
 
-TEST(ForkedWorkTest, AnErrorOfThePollEndsTheChild) {
+TEST_F(ForkedWorkTest, AnErrorOfThePollEndsTheChild) {
   auto work = ForkedWork::Start(
       /*niceness=*/0,
       [](const ForkedWork::Report&) -> absl::StatusOr<std::string> {
@@ -94,7 +101,7 @@ TEST(ForkedWorkTest, AnErrorOfThePollEndsTheChild) {
             absl::CancelledError("enough"));
 }
 
-TEST(ForkedWorkTest, CountsTheMemoryThatIsWrittenToMeanwhile) {
+TEST_F(ForkedWorkTest, CountsTheMemoryThatIsWrittenToMeanwhile) {
   constexpr size_t kBytes = size_t{16} << 20;
   std::vector<char> memory(kBytes, 1);
   auto work = ForkedWork::Start(

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/base/forked_work.h"
 #include "cc/base/steady_clock.h"
 #include "cc/shard/control_calls.h"
 #include "cc/wire/table_config_conversion.h"
@@ -151,6 +152,7 @@ TEST(StateKeeperTest, AServerComesBackAsItWasStopped) {
 }
 
 TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
+  if (!kCanForkWork) GTEST_SKIP() << "of AddressSanitizer";
   const ScopedFolder scoped;
   std::map<Key, std::vector<float>> rows;
   {
@@ -179,6 +181,7 @@ TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
 }
 
 TEST(StateKeeperTest, WritesWaitOnceASaveHasTakenItsMemory) {
+  if (!kCanForkWork) GTEST_SKIP() << "of AddressSanitizer";
   const ScopedFolder scoped;
   ShardOptions options;
   options.max_save_bytes = 1;
