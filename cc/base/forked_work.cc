@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<ForkedWork>> ForkedWork::Start(int niceness,
                                                               Work work) {
   if (!kCanForkWork) {
     return absl::ResourceExhaustedError(
-        "AddressSanitizer's memory does not outlast a fork");
+        "the memory of sanitizers does not outlast a fork");
   }
   int ends[2];
   // A program that another thread starts must not keep the pipe open.

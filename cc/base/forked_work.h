@@ -19,8 +19,8 @@
 namespace tfswitch {
 
 // Whether a child of a process with several threads can allocate memory. With
-// GCC's AddressSanitizer it may wait for ever for a thread of the parent.
-#if defined(__SANITIZE_ADDRESS__)
+// GCC's sanitizers it may wait for ever for a thread of the parent.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kCanForkWork = false;
 #else
 inline constexpr bool kCanForkWork = true;

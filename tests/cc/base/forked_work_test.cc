@@ -24,7 +24,7 @@ void Ignore(int64_t amount) { static_cast<void>(amount); }
 class ForkedWorkTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (!kCanForkWork) GTEST_SKIP() << "of AddressSanitizer";
+    if (!kCanForkWork) GTEST_SKIP() << "of sanitizers";
   }
 };
 

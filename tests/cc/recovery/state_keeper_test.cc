@@ -152,7 +152,7 @@ TEST(StateKeeperTest, AServerComesBackAsItWasStopped) {
 }
 
 TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
-  if (!kCanForkWork) GTEST_SKIP() << "of AddressSanitizer";
+  if (!kCanForkWork) GTEST_SKIP() << "of sanitizers";
   const ScopedFolder scoped;
   std::map<Key, std::vector<float>> rows;
   {
@@ -181,7 +181,7 @@ TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
 }
 
 TEST(StateKeeperTest, WritesWaitOnceASaveHasTakenItsMemory) {
-  if (!kCanForkWork) GTEST_SKIP() << "of AddressSanitizer";
+  if (!kCanForkWork) GTEST_SKIP() << "of sanitizers";
   const ScopedFolder scoped;
   ShardOptions options;
   options.max_save_bytes = 1;
