@@ -160,9 +160,9 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(options.folder));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                             ListFolder(options.folder));
-  auto log = absl::WrapUnique(new PushLog(options));
-  MutexLock lock(&log->mutex_);
-  std::map<uint64_t, Segment>& segments = log->segments_;
+  // No lock is held while records are visited: visitors take their own, under
+  // which others append.
+  std::map<uint64_t, Segment> segments;
   for (absl::string_view name : names) {
     const std::string path = absl::StrCat(options.folder, "/", name);
     uint64_t begin = 0;
@@ -173,7 +173,6 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
     TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path));
     segments[begin] = {path, static_cast<uint64_t>(stamp.size)};
   }
-  log->last_ = last;
   uint64_t expected = 0;  // 0: any up to `first`.
   for (auto it = segments.begin(); it != segments.end(); ++it) {
     // The next one begins behind its last record.
@@ -208,7 +207,7 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
         later = segments.erase(later);
       }
     }
-    log->last_ = std::max(log->last_, expected - 1);
+    last = std::max(last, expected - 1);
   }
   // The process that wrote them may not have come to it.
   for (const auto& [begin, segment] : segments) {
@@ -219,7 +218,11 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
     if (!is_flushed) return ErrnoStatus("flush", segment.path, error);
   }
   TFSWITCH_RETURN_IF_ERROR(SyncFolder(options.folder));
-  log->synced_ = log->last_;
+  auto log = absl::WrapUnique(new PushLog(options));
+  MutexLock lock(&log->mutex_);
+  log->segments_ = std::move(segments);
+  log->last_ = last;
+  log->synced_ = last;
   if (options.sync_every > absl::ZeroDuration()) {
     log->thread_ = std::thread([log = log.get()] { log->SyncOnTime(); });
   }
