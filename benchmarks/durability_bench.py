@@ -81,6 +81,17 @@ class Server:
         return time.perf_counter() - begin, errors
 
 
+def in_threads(work: Callable[[int], None]) -> None:
+    """Calls it with the number of each thread, and waits for all."""
+    threads = [
+        threading.Thread(target=work, args=(t,)) for t in range(_THREADS.value)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def rate(call: Callable[[np.ndarray], object], seed: int) -> float:
     """Returns the rows a second of calls with batches of random ids."""
     counts = [0] * _THREADS.value
@@ -99,13 +110,7 @@ def rate(call: Callable[[np.ndarray], object], seed: int) -> float:
             call(ids)
             counts[thread] += 1
 
-    threads = [
-        threading.Thread(target=work, args=(t,)) for t in range(_THREADS.value)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     return sum(counts) * _BATCH.value / _SECONDS.value
 
 
@@ -293,13 +298,7 @@ def save(server: Server, folder: pathlib.Path) -> None:
             calls.append((begin, push(ids)))
 
     first = len(saves.seen)
-    threads = [
-        threading.Thread(target=train, args=(t,)) for t in range(_THREADS.value)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(train)
     saves.stop()
     ratios, longest = [], []
     for before, each in zip(

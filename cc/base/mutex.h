@@ -10,7 +10,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <new>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
@@ -25,10 +24,10 @@ class ABSL_LOCKABLE Mutex {
   Mutex& operator=(const Mutex&) = delete;
 
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
+  bool TryLock() ABSL_EXCLUSIVE_TRYLOCK_FUNCTION(true) {
+    return mutex_.try_lock();
+  }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-
-  // In a child of fork(): nobody has it, also if a thread of the parent had.
-  void ResetAfterFork() { new (&mutex_) std::mutex(); }
 
  private:
   friend class CondVar;

@@ -58,20 +58,6 @@ void PageKeeper::Touch(char* begin, size_t bytes) {
   Add({Kind::kTouch, begin, bytes, MemorySpan()});
 }
 
-void PageKeeper::Join(char* begin, size_t bytes) {
-  MutexLock lock(&mutex_);
-  for (size_t at = 0; at < bytes; at += kHugePageBytes) {
-    to_join_.push_back({Kind::kJoin, begin + at, kHugePageBytes, MemorySpan()});
-  }
-  StartThread();
-  changed_.NotifyAll();
-}
-
-void PageKeeper::ForgetJoins() {
-  MutexLock lock(&mutex_);
-  to_join_.clear();
-}
-
 void PageKeeper::Release(const MemorySpan& span, size_t begin, size_t end) {
   Add({Kind::kRelease, span.data() + begin, end - begin, span});
 }

@@ -40,12 +40,6 @@ class PageKeeper {
   // stay as they are, even if others write meanwhile.
   void Touch(char* begin, size_t bytes);
 
-  // Asks to join small pages of [begin, begin + bytes), whole huge pages in
-  // use, when there is nothing else to do.
-  void Join(char* begin, size_t bytes);
-  // Forgets what is still to be joined.
-  void ForgetJoins();
-
   // Gives bytes [begin, end) of `span` back, as MemorySpan::Release() does.
   void Release(const MemorySpan& span, size_t begin, size_t end);
 

@@ -3,9 +3,9 @@
 #ifndef TFSWITCH_CC_BASE_WRITE_GATE_H_
 #define TFSWITCH_CC_BASE_WRITE_GATE_H_
 
+#include <atomic>
 #include <cstdint>
 
-#include "absl/base/thread_annotations.h"
 #include "cc/base/mutex.h"
 
 namespace tfswitch {
@@ -69,18 +69,23 @@ class WriteGate {
 
  private:
   void Enter() {
-    MutexLock lock(&mutex_);
-    while (is_closed_) changed_.Wait(&mutex_);
-    ++inside_;
+    while (!TryEnter()) {
+      MutexLock lock(&mutex_);
+      while (is_closed_) changed_.Wait(&mutex_);
+    }
   }
+  // Sequentially consistent, as is Close(): either the gate is still seen here
+  // as it was, or whoever closes it sees that we are inside.
   bool TryEnter() {
-    MutexLock lock(&mutex_);
-    if (!is_closed_) ++inside_;
-    return !is_closed_;
+    inside_.fetch_add(1);
+    if (!is_closed_) return true;
+    Leave();
+    return false;
   }
   void Leave() {
+    if (inside_.fetch_sub(1) != 1 || !is_closed_) return;
     MutexLock lock(&mutex_);
-    if (--inside_ == 0 && is_closed_) changed_.NotifyAll();
+    changed_.NotifyAll();
   }
   void Close() {
     MutexLock lock(&mutex_);
@@ -94,10 +99,10 @@ class WriteGate {
     changed_.NotifyAll();
   }
 
+  std::atomic<int64_t> inside_{0};
+  std::atomic<bool> is_closed_{false};  // Changes under the mutex.
   Mutex mutex_;
   CondVar changed_;
-  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t inside_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tfswitch

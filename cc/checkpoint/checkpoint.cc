@@ -4,9 +4,6 @@
 // former manifest its numbered name, and then replaces manifest.json. A crash
 // between these two leaves one save under both names, which ReadManifest()
 // expects.
-//
-// A key may get its row during a save. AddTable() writes candidates before
-// rows, so that such a key is in both and not in neither.
 
 #include "cc/checkpoint/checkpoint.h"
 
@@ -15,6 +12,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <set>
@@ -577,10 +575,6 @@ struct PartWriter::Data {
   // its files.
   uint32_t attempt = std::random_device()();
   std::map<std::string, SavedTable> tables;
-  // Of tables of which only changes are written.
-  std::map<std::string, ChangeCursor> since;
-  // Of their files, those that were there before.
-  std::map<std::string, size_t> num_former;
   std::string work_queues;
   std::optional<SavedServer> server;
   Interrupt interrupt;
@@ -634,37 +628,21 @@ PartWriter::~PartWriter() {
   }
 }
 
-absl::Status PartWriter::AddTable(const EmbeddingTable& table,
-                                  Progress* progress) {
-  BeginTable(table);
-  TFSWITCH_RETURN_IF_ERROR(WriteTable(table, [&](int64_t num_rows) {
-    if (progress != nullptr) progress->Add(num_rows);
-  }));
-  // After the rows, none of which may be ahead of it.
-  data_->tables[table.config().name].steps = table.SaveSteps();
-  return absl::OkStatus();
-}
-
-void PartWriter::BeginTable(const EmbeddingTable& table,
-                            const TableBase* base) {
+absl::Status PartWriter::AddTable(TableSnapshot& snapshot,
+                                  absl::FunctionRef<void(int64_t)> report,
+                                  const TableBase& base) {
+  const EmbeddingTable& table = snapshot.table;
   SavedTable& saved = data_->tables[table.config().name];
   saved.config = table.config();
   saved.identity = table.identity();
   saved.slot_floats = table.slot_floats();
-  saved.last_day = table.last_day();
-  saved.steps = table.SaveSteps();
-  if (base == nullptr || !table.KnowsChangesSince(base->cursor)) return;
-  saved.num_rows = static_cast<uint64_t>(table.size());
-  data_->since[saved.config.name] = base->cursor;
-  for (const RowFile& file : base->files) {
-    if (HasRows(file)) saved.files.push_back(file);
+  saved.last_day = snapshot.last_day;
+  saved.steps = snapshot.steps;
+  saved.num_rows = static_cast<uint64_t>(snapshot.num_rows);
+  if (!snapshot.is_whole) {
+    std::copy_if(base.files.begin(), base.files.end(),
+                 std::back_inserter(saved.files), HasRows);
   }
-  data_->num_former[saved.config.name] = saved.files.size();
-}
-
-absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
-                                    absl::FunctionRef<void(int64_t)> report) {
-  SavedTable& saved = data_->tables[table.config().name];
   const int dim = table.dim();
   const int slot_floats = table.slot_floats();
   const auto write = [&](FileKind kind, int64_t num_rows,
@@ -685,10 +663,9 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
 
   const int64_t rows_per_file =
       std::max<int64_t>(1, kBytesPerFile / RowBytes(table));
-  const auto since = data_->since.find(saved.config.name);
-  const bool is_whole = since == data_->since.end();
-  std::vector<Key> keys;
-  if (!is_whole) keys = table.LostRowsSince(since->second);
+  std::vector<Key> keys = std::move(snapshot.lost_rows);
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   constexpr auto kKeysPerFile =
       static_cast<size_t>(kBytesPerFile) / sizeof(Key);
   for (size_t begin = 0; begin < keys.size(); begin += kKeysPerFile) {
@@ -699,8 +676,6 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
               {{"keys", "I64", {num_keys}, BytesOf(some)}}));
   }
   keys.clear();
-  // Before the rows: a key that gets one meanwhile is then in both, and not in
-  // neither.
   if (const int width = table.candidate_floats(); width > 0) {
     std::vector<float> records;
     const auto flush_candidates = [&]() -> absl::Status {
@@ -716,7 +691,7 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
     const int64_t keys_per_file =
         kBytesPerFile /
         static_cast<int64_t>(sizeof(Key) + sizeof(float) * width);
-    TFSWITCH_RETURN_IF_ERROR(table.ForEachCandidate(
+    TFSWITCH_RETURN_IF_ERROR(snapshot.ForEachCandidate(
         8192, [&](const CandidateChunk& chunk) -> absl::Status {
           TFSWITCH_RETURN_IF_ERROR(data_->interrupt());
           keys.insert(keys.end(), chunk.keys.begin(), chunk.keys.end());
@@ -729,7 +704,7 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
         }));
     if (!keys.empty()) TFSWITCH_RETURN_IF_ERROR(flush_candidates());
   }
-  if (const CountingBloom* bloom = table.bloom(); bloom != nullptr) {
+  if (const CountingBloom* bloom = snapshot.bloom.get(); bloom != nullptr) {
     const size_t width = bloom->bytes_per_virtual_shard();
     std::vector<int64_t> shards;
     std::vector<char> cells;
@@ -749,8 +724,8 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
     for (uint32_t shard = 0; shard < saved.config.num_virtual_shards; ++shard) {
       if (!bloom->IsTouched(shard)) continue;
       shards.push_back(shard);
-      cells.resize(cells.size() + width);
-      bloom->Save(shard, absl::MakeSpan(cells).last(width));
+      const absl::Span<const char> some = bloom->Cells(shard);
+      cells.insert(cells.end(), some.begin(), some.end());
       if (static_cast<int64_t>(cells.size()) >= kBytesPerFile) {
         TFSWITCH_RETURN_IF_ERROR(flush_bloom());
       }
@@ -770,64 +745,20 @@ absl::Status PartWriter::WriteTable(const EmbeddingTable& table,
     report(num_rows);
     return absl::OkStatus();
   };
-  return is_whole ? table.ForEachRow(rows_per_file, write_rows)
-                  : table.ForEachChangedRow(since->second, rows_per_file,
-                                            write_rows);
+  return snapshot.ForEachRow(rows_per_file, write_rows);
 }
 
 std::vector<RowFile> PartWriter::FilesOf(const EmbeddingTable& table) const {
   return data_->tables.at(table.config().name).files;
 }
 
-std::string PartWriter::WrittenFiles() const {
-  Json tables = Json::object();
-  for (const auto& [name, table] : data_->tables) {
-    const auto former = data_->num_former.find(name);
-    const size_t first = former == data_->num_former.end() ? 0 : former->second;
-    tables[name] =
-        FilesToJson({table.files.begin() + static_cast<std::ptrdiff_t>(first),
-                     table.files.end()});
-  }
-  Json json = {{"tables", std::move(tables)}};
-  if (data_->server.has_value()) {
-    json["server"] = FilesToJson(data_->server->files);
-  }
-  return DumpJson(json);
-}
-
-absl::Status PartWriter::TakeFiles(const std::string& text) {
-  const std::string what = absl::StrCat("save '", data_->save_id, "'");
-  TFSWITCH_ASSIGN_OR_RETURN(Json json, ParseJson(text));
-  const auto take = [&](const std::string& folder, const Json& files,
-                        uint32_t num_virtual_shards, std::vector<RowFile>* to) {
-    const size_t first = to->size();
-    TFSWITCH_RETURN_IF_ERROR(
-        FilesFromJson(files, folder, what, num_virtual_shards, to));
-    for (size_t i = first; i < to->size(); ++i) {
-      data_->written.push_back((*to)[i].name);
-    }
-    return absl::OkStatus();
-  };
-  for (auto& [name, table] : data_->tables) {
-    TFSWITCH_RETURN_IF_ERROR(take(FileNameOf(name), json["tables"][name],
-                                  table.config.num_virtual_shards,
-                                  &table.files));
-  }
-  if (!data_->server.has_value()) return absl::OkStatus();
-  return take(kServerFolder, json["server"], 0, &data_->server->files);
-}
-
 void PartWriter::SetWorkQueues(std::string json) {
   data_->work_queues = std::move(json);
 }
 
-void PartWriter::BeginServer(SavedServer server) {
-  data_->server = std::move(server);
-}
-
-absl::Status PartWriter::WriteServer(const std::vector<WriteMark>& marks,
-                                     const std::vector<StagedMessage>& staged) {
-  SavedServer& server = *data_->server;
+absl::Status PartWriter::AddServer(SavedServer server,
+                                   const std::vector<WriteMark>& marks,
+                                   const std::vector<StagedMessage>& staged) {
   const auto marks_per_file =
       static_cast<size_t>(kBytesPerFile / (kMarkWidth * sizeof(int64_t)));
   for (size_t begin = 0; begin < marks.size(); begin += marks_per_file) {
@@ -871,6 +802,7 @@ absl::Status PartWriter::WriteServer(const std::vector<WriteMark>& marks,
                       {"bytes", "U8", {num_bytes}, BytesOf(bytes)}},
                      {}, &server.files));
   }
+  data_->server = std::move(server);
   return absl::OkStatus();
 }
 

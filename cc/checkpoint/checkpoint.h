@@ -128,10 +128,6 @@ using Interrupt = std::function<absl::Status()>;
 // Writes one shard's files. Create, AddTable() for each, Finish(). Without
 // Finish() the files are removed again.
 //
-// A copy of this process may write the files: BeginTable() and BeginServer()
-// here, WriteTable() and WriteServer() there, and then its WrittenFiles() go to
-// TakeFiles() here.
-//
 // Not thread-safe.
 class PartWriter {
  public:
@@ -141,33 +137,22 @@ class PartWriter {
              uint32_t num_shards, bool all_tables, Interrupt interrupt);
   ~PartWriter();
 
-  // Writes the rows that the table has while the call runs; each row is saved
-  // whole, but the table may change between two rows. `progress` may be null.
-  absl::Status AddTable(const EmbeddingTable& table,
-                        Progress* progress = nullptr);
-
-  // The two halves of AddTable(). `report` hears of rows that are written. With
-  // `base` only what has changed since then is written, unless that is not
-  // known.
-  void BeginTable(const EmbeddingTable& table, const TableBase* base = nullptr);
-  absl::Status WriteTable(const EmbeddingTable& table,
-                          absl::FunctionRef<void(int64_t)> report);
+  // Writes a table; `report` hears of rows that are written. A snapshot that is
+  // not whole is of changes since `base`, whose files are taken over.
+  absl::Status AddTable(TableSnapshot& snapshot,
+                        absl::FunctionRef<void(int64_t)> report,
+                        const TableBase& base = TableBase());
   // The files of a table that has been written.
   std::vector<RowFile> FilesOf(const EmbeddingTable& table) const;
-
-  // The files written so far, as a text.
-  std::string WrittenFiles() const;
-  absl::Status TakeFiles(const std::string& text);
 
   // A JSON text that the manifest keeps; of one shard.
   void SetWorkQueues(std::string json);
 
   // Makes it a save that this server can recover from: CommitOptions::is_own
-  // must be set.
-  void BeginServer(SavedServer server);
-  // Writes `server.files`.
-  absl::Status WriteServer(const std::vector<WriteMark>& marks,
-                           const std::vector<StagedMessage>& staged);
+  // must be set. `server` gets the files of marks and staged pushes.
+  absl::Status AddServer(SavedServer server,
+                         const std::vector<WriteMark>& marks,
+                         const std::vector<StagedMessage>& staged);
 
   // The files written so far, relative to the checkpoint.
   const std::vector<std::string>& files() const;

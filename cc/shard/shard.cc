@@ -25,6 +25,7 @@
 #include <variant>
 
 #include "absl/base/internal/raw_logging.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -988,6 +989,11 @@ absl::StatusOr<std::string> Shard::SaveShard(
         auto table,
         FindTable({request.tables(i),
                    has_incarnation ? request.table_incarnations(i) : 0}));
+    if (std::find(to_save.begin(), to_save.end(), table) != to_save.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "save '", absl::CHexEscape(request.save_id()), "' names table '",
+          table->config().name, "' twice; name each table once"));
+    }
     to_save.push_back(std::move(table));
   }
   if (all_tables) {
@@ -1025,16 +1031,29 @@ absl::StatusOr<std::string> Shard::SaveShard(
     }
     return interrupt();
   };
+  std::atomic<bool> stops{false};
   checkpoint::PartWriter writer(path, request.save_id(), options_.shard_index,
-                                options_.num_shards, all_tables, check);
+                                options_.num_shards, all_tables,
+                                [&] { return stops ? given_up() : check(); });
+  TFSWITCH_RETURN_IF_ERROR(LockSaves(request.save_id(), check));
+  const absl::Cleanup unlock = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    saving_.Unlock();
+  };
+  std::optional<WriteGate::Closed> closed(gate());
   if (all_tables && options_.shard_index == 0) {
-    // Before the tables: of a step that ends meanwhile the samples are trained
-    // once more rather than never.
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
   }
-  for (const auto& table : to_save) {
-    TFSWITCH_RETURN_IF_ERROR(writer.AddTable(*table, progress));
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(const Snapshots snapshots,
+                            TakeSnapshots(to_save, /*since=*/{}));
+  closed.reset();
+  const auto write = [&]() -> absl::Status {
+    for (const auto& snapshot : snapshots) {
+      TFSWITCH_RETURN_IF_ERROR(writer.AddTable(
+          *snapshot, [&](int64_t rows) { progress->Add(rows); }));
+    }
+    return absl::OkStatus();
+  };
+  TFSWITCH_RETURN_IF_ERROR(WriteSnapshots(snapshots, check, write, &stops));
   TFSWITCH_RETURN_IF_ERROR(interrupt());
   MutexLock lock(&mutex_);
   Save& save = SaveOf(request.save_id());
@@ -1369,7 +1388,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
   std::shared_ptr<Restore> restore;  // Freed outside the lock.
   if (abort) return TakeRestore(restore_id, abort, &restore).status();
   // A save that is under way ends first, and then no other one begins.
-  MutexLock lock(&saving_state_);
+  MutexLock lock(&saving_);
   const WriteGate::Closed closed(gate());
   DropStagedPushes(restore_id);
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_taken,

@@ -67,8 +67,8 @@ struct ShardOptions {
   uint64_t max_tables = 4096;
   // Cells of Bloom filters, of all tables; 0: half of the machine's memory.
   uint64_t max_bloom_bytes = 0;
-  // Memory that may be copied because it changes during a save of the state; 0:
-  // half of what is available when it begins.
+  // Memory for copies of rows that change during a save; 0: half of what is
+  // available when it begins.
   uint64_t max_save_bytes = 0;
   CoordinatorLimits coordinator = {};
 
@@ -308,9 +308,9 @@ class Shard {
   // and on shard 0 the work queues. `folder` is the server's own, not a
   // client's.
 
-  // Saves it, as it is at one moment, with options.num_writes or a log: writes
-  // wait while the process is forked, but not while its child writes the files,
-  // unless more memory than options.max_save_bytes is copied.
+  // Saves it, as it is at one moment. Writes wait for that moment, but not
+  // while files are written, unless copies of rows that change meanwhile take
+  // more memory than options.max_save_bytes.
   absl::StatusOr<checkpoint::SavedServer> SaveState(
       const std::string& folder, const Interrupt& interrupt = Never);
 
@@ -381,10 +381,7 @@ class Shard {
 
   static absl::Status Never() { return absl::OkStatus(); }
 
-  // Null if this shard saves no state.
-  WriteGate* gate() const {
-    return log_ == nullptr && options_.num_writes == nullptr ? nullptr : &gate_;
-  }
+  WriteGate* gate() const { return &gate_; }
   absl::StatusOr<uint64_t> Log(
       RecordType type, std::initializer_list<absl::string_view> pieces) const;
   absl::StatusOr<uint64_t> LogPush(const PushRequest& push) const;
@@ -399,7 +396,24 @@ class Shard {
   absl::StatusOr<checkpoint::SavedServer> SaveClosedState(
       const std::string& folder, const Interrupt& interrupt,
       std::optional<WriteGate::Closed>* closed)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(saving_state_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(saving_);
+
+  using Snapshots = std::vector<std::unique_ptr<TableSnapshot>>;
+  // All tables as they are at one moment. With `since`, by table name, those
+  // have what has changed from then on.
+  static absl::StatusOr<Snapshots> TakeSnapshots(
+      const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
+      const std::map<std::string, ChangeCursor>& since);
+  // Calls write() on a thread of low priority, and `interrupt` at short
+  // intervals; its error sets `*stops`, upon which write() has to end. If
+  // copies of rows take more than options.max_save_bytes, closes the gate.
+  absl::Status WriteSnapshots(const Snapshots& snapshots,
+                              const Interrupt& interrupt,
+                              absl::FunctionRef<absl::Status()> write,
+                              std::atomic<bool>* stops) const;
+  // Waits until no other save has it.
+  absl::Status LockSaves(const std::string& save, const Interrupt& interrupt)
+      ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
   void CountWrite() {
     if (options_.num_writes != nullptr) {
@@ -526,14 +540,14 @@ class Shard {
   std::atomic<bool> is_recovering_{false};
 
   // These have their own locks.
-  Mutex saving_state_;  // One save at a time; before the gate is closed.
+  Mutex saving_;  // One save at a time; before the gate is closed.
   // What the newest save of the state has, by table name.
   struct SavedBase {
     std::weak_ptr<EmbeddingTable> table;
     checkpoint::TableBase base;
   };
-  std::map<std::string, SavedBase> bases_ ABSL_GUARDED_BY(saving_state_);
-  int num_changes_saved_ ABSL_GUARDED_BY(saving_state_) = 0;
+  std::map<std::string, SavedBase> bases_ ABSL_GUARDED_BY(saving_);
+  int num_changes_saved_ ABSL_GUARDED_BY(saving_) = 0;
   mutable WriteGate gate_;
   WriteLedger ledger_;
   GradientAccumulator stage_{options_.coordinator.max_groups};

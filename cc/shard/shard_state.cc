@@ -1,16 +1,24 @@
+// Saves are of one moment, in which the gate is closed and no row changes: then
+// snapshots of the tables are taken, which are written while training goes on.
+//
 // A save of the state goes the way of a client's save, but alone: one part, in
-// a folder of this server's own. It is the state of one moment, in which the
-// gate is closed and no row changes: then a child process is forked, which has
-// a copy of all memory and writes the files.
+// a folder of this server's own.
 //
 // Recovery tries the newest save first. One that is damaged is skipped, because
 // an older model serves its workers better than none; the caller says so, and
 // sets it aside.
 
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <future>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,18 +26,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/files.h"
-#include "cc/base/forked_work.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
-#include "cc/base/page_keeper.h"
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/shard/shard.h"
 #include "cc/sync/work_queue_json.h"
@@ -41,11 +49,82 @@ namespace {
 // Among so many saves one has all rows, and others only what has changed.
 constexpr int kMaxChangesSaved = 30;
 
+// Training goes before a save.
+constexpr int kNiceness = 5;
+
+constexpr std::chrono::milliseconds kPollInterval(10);
+
 }  // namespace
+
+absl::StatusOr<Shard::Snapshots> Shard::TakeSnapshots(
+    const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
+    const std::map<std::string, ChangeCursor>& since) {
+  // Lookups may make rows while the gate is closed.
+  for (const auto& table : tables) table->Hold();
+  Snapshots snapshots;
+  absl::Status status;
+  for (const auto& table : tables) {
+    const auto from = since.find(table->config().name);
+    auto snapshot = table->TakeSnapshot(from != since.end() ? from->second
+                                                            : ChangeCursor());
+    status.Update(snapshot.status());
+    if (!status.ok()) break;
+    snapshots.push_back(*std::move(snapshot));
+  }
+  for (const auto& table : tables) table->Release();
+  TFSWITCH_RETURN_IF_ERROR(status);
+  return snapshots;
+}
+
+absl::Status Shard::WriteSnapshots(const Snapshots& snapshots,
+                                   const Interrupt& interrupt,
+                                   absl::FunctionRef<absl::Status()> write,
+                                   std::atomic<bool>* stops) const {
+  const uint64_t max_bytes = options_.max_save_bytes != 0
+                                 ? options_.max_save_bytes
+                                 : AvailableMemoryBytes() / 2;
+  TFSWITCH_RETURN_IF_ERROR(interrupt());
+  std::future<absl::Status> written = std::async(std::launch::async, [&] {
+    errno = 0;
+    if (nice(kNiceness) == -1 && errno != 0) errno = 0;  // Then without.
+    return write();
+  });
+  std::optional<WriteGate::Closed> closed;
+  absl::Status interrupted;
+  do {
+    if (interrupted.ok()) interrupted = interrupt();
+    if (!interrupted.ok()) *stops = true;
+    uint64_t bytes = 0;
+    for (const auto& snapshot : snapshots) {
+      bytes += static_cast<uint64_t>(snapshot->kept_bytes());
+    }
+    if (bytes > max_bytes && !closed.has_value()) closed.emplace(gate());
+  } while (written.wait_for(kPollInterval) != std::future_status::ready);
+  try {
+    const absl::Status status = written.get();
+    return interrupted.ok() ? status : interrupted;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory to save rows");
+  }
+}
+
+absl::Status Shard::LockSaves(const std::string& save,
+                              const Interrupt& interrupt) {
+  const absl::Time begin = SteadyNow();
+  for (bool is_said = false; !saving_.TryLock();) {
+    TFSWITCH_RETURN_IF_ERROR(interrupt());
+    absl::SleepFor(absl::Milliseconds(10));
+    if (is_said || SteadyNow() - begin < absl::Seconds(1)) continue;
+    is_said = true;
+    std::fprintf(stderr, "tfswitch: save '%s' waits for another save\n",
+                 absl::CHexEscape(save).c_str());
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
     const std::string& folder, const Interrupt& interrupt) {
-  MutexLock lock(&saving_state_);
+  MutexLock lock(&saving_);
   std::optional<WriteGate::Closed> closed(gate());
   return SaveClosedState(folder, interrupt, &closed);
 }
@@ -75,27 +154,17 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
   const std::vector<checkpoint::WriteMark> marks = ledger_.Marks();
   const std::string save_id =
       absl::StrFormat("%016x%016x", server.saved_at_ms, DrawId());
-  checkpoint::PartWriter writer(folder, save_id, options_.shard_index,
-                                options_.num_shards, /*all_tables=*/true,
-                                /*interrupt=*/Never);
-  writer.BeginServer(server);
+  std::atomic<bool> stops{false};
+  checkpoint::PartWriter writer(
+      folder, save_id, options_.shard_index, options_.num_shards,
+      /*all_tables=*/true, [&]() -> absl::Status {
+        if (stops) return absl::CancelledError("the save was given up");
+        return interrupt();
+      });
   if (options_.shard_index == 0) {
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
   }
   const std::vector<std::shared_ptr<EmbeddingTable>> tables = Tables();
-  int64_t num_rows = 0;
-  for (const auto& table : tables) num_rows += table->size();
-  Progress progress(absl::StrCat("saving to '", folder, "'"), num_rows);
-  const auto add = [&](int64_t rows) { progress.Add(rows); };
-  const auto write =
-      [&](const ForkedWork::Report& report) -> absl::StatusOr<std::string> {
-    for (const auto& table : tables) {
-      TFSWITCH_RETURN_IF_ERROR(writer.WriteTable(*table, report));
-    }
-    TFSWITCH_RETURN_IF_ERROR(writer.WriteServer(marks, staged));
-    return writer.WrittenFiles();
-  };
-  std::map<std::string, SavedBase> bases;
   // All tables get new files at the same time, so that there are saves without
   // files in common.
   bool adds_changes = num_changes_saved_ < kMaxChangesSaved;
@@ -105,48 +174,29 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     adds_changes =
         adds_changes && checkpoint::IsWorthExtending(base.base, *table);
   }
-  for (const auto& table : tables) {
-    const std::string& name = table->config().name;
-    bases[name] = {table, {table->EndEpoch(), {}}};
-    // Lookups may make rows while the gate is closed.
-    table->Hold();
-    writer.BeginTable(*table, adds_changes ? &bases_[name].base : nullptr);
+  std::map<std::string, ChangeCursor> since;
+  for (const auto& [name, base] : bases_) {
+    if (adds_changes) since[name] = base.base.cursor;
   }
-  // It would copy what the child has.
-  PageKeeper::Get().ForgetJoins();
-  const uint64_t max_copied = options_.max_save_bytes != 0
-                                  ? options_.max_save_bytes
-                                  : AvailableMemoryBytes() / 2;
-  // Training goes before a save, unless writes wait for it.
-  auto child = ForkedWork::Start(closed == nullptr ? 0 : 15,
-                                 [&](const ForkedWork::Report& report) {
-                                   for (const auto& table : tables)
-                                     table->ResetAfterFork();
-                                   return write(report);
-                                 });
-  for (const auto& table : tables) table->Release();
-  absl::Status status = child.status();
-  if (child.ok()) {
-    if (closed != nullptr) closed->reset();
-    const absl::StatusOr<std::string> files =
-        (*child)->Wait(add, [&]() -> absl::Status {
-          if (closed != nullptr && !closed->has_value() &&
-              (*child)->copied_bytes() > max_copied) {
-            closed->emplace(gate());
-          }
-          return interrupt();
-        });
-    status = files.ok() ? writer.TakeFiles(*files) : files.status();
-    child->reset();  // It has ended, whatever the status.
-    for (const auto& table : tables) table->JoinPages();
-  } else {
-    std::fprintf(stderr,
-                 "tfswitch-server: warning: writes wait while the state is "
-                 "saved: %s\n",
-                 std::string(status.message()).c_str());
-    status = interrupt();
-    if (status.ok()) status = write(add).status();
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(const Snapshots snapshots,
+                            TakeSnapshots(tables, since));
+  if (closed != nullptr) closed->reset();
+  int64_t num_rows = 0;
+  for (const auto& snapshot : snapshots) num_rows += snapshot->num_rows;
+  Progress progress(absl::StrCat("saving to '", folder, "'"), num_rows);
+  std::map<std::string, SavedBase> bases;
+  const auto write = [&]() -> absl::Status {
+    for (size_t i = 0; i < tables.size(); ++i) {
+      const std::string& name = tables[i]->config().name;
+      TFSWITCH_RETURN_IF_ERROR(writer.AddTable(
+          *snapshots[i], [&](int64_t rows) { progress.Add(rows); },
+          bases_[name].base));
+      bases[name] = {tables[i],
+                     {snapshots[i]->moment, writer.FilesOf(*tables[i])}};
+    }
+    return writer.AddServer(server, marks, staged);
+  };
+  absl::Status status = WriteSnapshots(snapshots, interrupt, write, &stops);
   // The save must not be on the disk before the records that it counts.
   if (status.ok() && log_ != nullptr && !log_->has_failed()) {
     status = log_->Sync();
@@ -160,9 +210,6 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     if (!status.ok()) bases_.clear();  // It may have been published.
   }
   if (status.ok()) {
-    for (const auto& table : tables) {
-      bases[table->config().name].base.files = writer.FilesOf(*table);
-    }
     bases_ = std::move(bases);
     num_changes_saved_ = adds_changes ? num_changes_saved_ + 1 : 0;
     return server;
@@ -218,7 +265,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
       ledger_.Restore(marks);
       last_record_ = recovered.server.last_record;
       {
-        MutexLock lock(&saving_state_);
+        MutexLock lock(&saving_);
         for (auto& [name, table] : loaded.tables) {
           bases_[name] = {table, {table->EndEpoch(), std::move(files[name])}};
         }

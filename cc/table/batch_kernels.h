@@ -19,6 +19,7 @@
 #include "cc/base/key_observations.h"
 #include "cc/base/keyed_hash.h"
 #include "cc/optimizer/optimizer.h"
+#include "cc/table/change_log.h"
 #include "cc/table/row_codec.h"
 #include "cc/table/row_statistics.h"
 #include "cc/table/stripe_index.h"
@@ -34,6 +35,9 @@ inline constexpr uint32_t kMaxKernelKeys = 8192;
 // Repeats the kernel's work for one key, where its first attempt failed.
 class RetrySink {
  public:
+  // Before the first change of a row since a snapshot was taken; its bucket is
+  // locked.
+  virtual void Keep(Key key, uint32_t row) = 0;
   // Both return false if the key has no row.
   virtual bool Read(Key key, float* embedding) = 0;
   // Key i of the batch, with its gradient and observations in StepBatch.
@@ -53,10 +57,10 @@ struct KernelBatch {
   // One per stripe. A row's are at [stripe] + row * statistics_stride.
   char* const* statistics = nullptr;
   size_t statistics_stride = 0;
-  // One per stripe: when rows have changed. A step writes `stamp`, unless that
-  // is 0.
+  // One per stripe: when rows have changed. A step writes stamp.epoch, unless
+  // that is 0.
   uint32_t* const* stamps = nullptr;
-  uint32_t stamp = 0;
+  ChangeStamp stamp;
   size_t stride = 0;
   const IndexView* views = nullptr;  // One per stripe.
   // Counts how often `retry` has put newer views in their places.

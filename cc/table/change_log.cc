@@ -43,6 +43,13 @@ void ChangeClock::Release() {
   mutex_.Unlock();
 }
 
+uint32_t ChangeClock::BeginSnapshot() {
+  const uint32_t epoch = epoch_.load() & ~kHeld;
+  keeps_below_.store(epoch + 1);
+  epoch_.store((epoch + 1) | kHeld);
+  return epoch;
+}
+
 void KeyChanges::Add(Key key, uint32_t stamp) {
   if (entries_.size() >= max_keys_) Compact();
   entries_.push_back({key, stamp});

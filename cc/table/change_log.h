@@ -5,6 +5,9 @@
 // waits for changes begun in it, and reads the rows with later stamps than its
 // last time. A row that changes meanwhile may come once too often, but none is
 // missed, whoever else reads changes and how often.
+//
+// A snapshot ends an epoch, too. A row with an earlier stamp is as it was then;
+// whoever changes it first keeps a copy (table/former_rows.h).
 
 #ifndef TFSWITCH_CC_TABLE_CHANGE_LOG_H_
 #define TFSWITCH_CC_TABLE_CHANGE_LOG_H_
@@ -30,6 +33,13 @@ struct ChangeCursor {
   }
 };
 
+// When a change began.
+struct ChangeStamp {
+  uint32_t epoch = 0;  // For the row; 0 while nobody wants to know.
+  // A row with a stamp below it is to be kept for a snapshot. 0: there is none.
+  uint32_t keeps_below = 0;
+};
+
 // Counts epochs, and the threads at work in them.
 //
 // Thread-safe.
@@ -44,8 +54,10 @@ class ChangeClock {
     Change(const Change&) = delete;
     Change& operator=(const Change&) = delete;
 
-    // 0 while nobody wants to know.
-    uint32_t stamp() const { return epoch_ > kFirstEpoch ? epoch_ : 0; }
+    ChangeStamp stamp() const {
+      return {epoch_ > kFirstEpoch ? epoch_ : 0,
+              clock_->keeps_below_.load(std::memory_order_relaxed)};
+    }
 
    private:
     ChangeClock* const clock_;
@@ -66,6 +78,12 @@ class ChangeClock {
   void Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void Release() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
+  // Ends the epoch, and returns it: changes after Release() keep the rows of
+  // this moment. REQUIRES: between Hold() and Release(), by their thread.
+  uint32_t BeginSnapshot();
+  // Changes that have begun may still keep rows.
+  void EndSnapshot() { keeps_below_.store(0); }
+
  private:
   // Before the first call of EndEpoch().
   static constexpr uint32_t kFirstEpoch = 1;
@@ -78,6 +96,7 @@ class ChangeClock {
   }
 
   std::atomic<uint32_t> epoch_{kFirstEpoch};
+  std::atomic<uint32_t> keeps_below_{0};
   // In epochs of either parity: an epoch ends when nobody is in the one before.
   std::atomic<int64_t> at_work_[2] = {};
   Mutex mutex_;  // One end at a time.

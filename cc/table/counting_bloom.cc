@@ -52,7 +52,8 @@ int NumHashes(const BloomMinCountAdmission& config) {
 
 CountingBloom::CountingBloom(const BloomMinCountAdmission& config,
                              uint32_t num_virtual_shards)
-    : limit_(config.min_count),
+    : config_(config),
+      limit_(config.min_count),
       num_virtual_shards_(num_virtual_shards),
       num_hashes_(NumHashes(config)),
       cells_per_block_(static_cast<size_t>(
@@ -112,23 +113,13 @@ uint32_t CountingBloom::AddTo(Key key, uint32_t count) {
   return raised;
 }
 
-template <typename Cell>
-void CountingBloom::SaveCells(uint32_t virtual_shard, char* bytes) const {
-  const Cell* const block =
-      static_cast<const Cell*>(cells_.get()) + virtual_shard * cells_per_block_;
-  for (size_t i = 0; i < cells_per_block_; ++i) {
-    // Cells may be raised meanwhile.
-    const Cell cell = __atomic_load_n(block + i, __ATOMIC_RELAXED);
-    std::memcpy(bytes + i * sizeof(Cell), &cell, sizeof(Cell));
+std::unique_ptr<CountingBloom> CountingBloom::Copy() const {
+  auto copy = std::make_unique<CountingBloom>(config_, num_virtual_shards_);
+  if (!copy->is_allocated()) return nullptr;
+  for (uint32_t shard = 0; shard < num_virtual_shards_; ++shard) {
+    if (IsTouched(shard)) copy->Load(shard, Cells(shard));
   }
-}
-
-void CountingBloom::Save(uint32_t virtual_shard, absl::Span<char> bytes) const {
-  if (cell_bytes_ == 1) {
-    SaveCells<uint8_t>(virtual_shard, bytes.data());
-  } else {
-    SaveCells<uint16_t>(virtual_shard, bytes.data());
-  }
+  return copy;
 }
 
 void CountingBloom::Load(uint32_t virtual_shard, absl::Span<const char> bytes) {

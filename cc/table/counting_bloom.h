@@ -51,12 +51,19 @@ class CountingBloom {
   // limit, min_count.
   uint32_t Add(Key key, uint32_t count);
 
-  // The cells of a virtual shard, for checkpoints. Load() must be over before
-  // anything else is called.
+  // Null if there is no memory. REQUIRES: nothing is added meanwhile.
+  std::unique_ptr<CountingBloom> Copy() const;
+
+  // The cells of a virtual shard, for checkpoints. REQUIRES: nothing is added
+  // meanwhile.
   size_t bytes_per_virtual_shard() const {
     return cells_per_block_ * cell_bytes_;
   }
-  void Save(uint32_t virtual_shard, absl::Span<char> bytes) const;
+  absl::Span<const char> Cells(uint32_t virtual_shard) const {
+    return {static_cast<const char*>(cells_.get()) +
+                virtual_shard * bytes_per_virtual_shard(),
+            bytes_per_virtual_shard()};
+  }
   void Load(uint32_t virtual_shard, absl::Span<const char> bytes);
   // Whether anything has been counted in it.
   bool IsTouched(uint32_t virtual_shard) const {
@@ -74,9 +81,8 @@ class CountingBloom {
 
   template <typename Cell>
   uint32_t AddTo(Key key, uint32_t count);
-  template <typename Cell>
-  void SaveCells(uint32_t virtual_shard, char* bytes) const;
 
+  const BloomMinCountAdmission config_;
   const uint32_t limit_;
   const uint32_t num_virtual_shards_;
   const int num_hashes_;

@@ -262,21 +262,25 @@ void EmbeddingTable::Impl::CopyStatisticsLocked(Stripe* stripe,
   });
 }
 
-void EmbeddingTable::Impl::CopyRowLocked(Stripe* stripe,
+bool EmbeddingTable::Impl::CopyRowLocked(Stripe* stripe,
                                          StripeIndex::Entry entry,
-                                         float* row) const {
+                                         uint32_t limit, float* row) const {
   const auto num_words = static_cast<size_t>(codec_.num_words());
   const auto num_statistics = static_cast<size_t>(statistics_.num_floats());
   float* const row_statistics = row + codec_.num_floats();
   RowBuffer copy(codec_.is_plain() ? 0 : num_words);
   float* const words = codec_.is_plain() ? row : copy.data();
+  bool is_meant = true;
   LoadLocked(stripe, entry, [&](const RowPlace& place) {
+    is_meant = limit == kAnyStamp || RacyLoad(place.stamp) < limit;
+    if (!is_meant) return;
     RacyLoadFloats(words, place.words, num_words);
     if (num_statistics > 0) {
       RacyLoadFloats(row_statistics, place.statistics, num_statistics);
     }
   });
-  if (!codec_.is_plain()) codec_.Decode(words, row);
+  if (is_meant && !codec_.is_plain()) codec_.Decode(words, row);
+  return is_meant;
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
@@ -414,8 +418,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
         [&](const KeyPlace& place, uint32_t i) -> absl::Status {
           if (place.has_row()) {
             ++num_updated;
-            ModifyLocked(place.stripe, place.entry, steps.RoundingOf(place.key),
-                         change.stamp(), [&](const RowFloats& row) {
+            ModifyLocked(place, steps.RoundingOf(place.key), change.stamp(),
+                         [&](const RowFloats& row) {
                            steps.StepAndObserve(config_.dim, row, i);
                          });
             return absl::OkStatus();
@@ -466,8 +470,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
         if (place.has_row() && only_missing) return absl::OkStatus();
         ++num_assigned;
         if (place.has_row()) {
-          ModifyLocked(place.stripe, place.entry, RowRounding(), change.stamp(),
-                       set);
+          ModifyLocked(place, RowRounding(), change.stamp(), set);
           return absl::OkStatus();
         }
         ForgetLocked(place, change.stamp());
@@ -476,9 +479,18 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
   return num_assigned;
 }
 
-void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place, uint32_t stamp) {
+void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
+                                       ChangeStamp stamp) {
   Stripe* const stripe = place.stripe;
   const uint32_t row = place.entry.row();
+  if (MustKeep(*stripe, row, stamp)) {
+    const uint32_t meta = LockBucket(place.entry.bucket);
+    // Somebody else may have changed and kept it meanwhile.
+    if (MustKeep(*stripe, row, stamp)) {
+      KeepRow(stripe, place.key, row, /*is_lost=*/true);
+    }
+    UnlockBucket(place.entry.bucket, meta);
+  }
   stripe->index.Erase(place.entry, place.position);
   // No one can lock the row any more, and a reader that is still copying it
   // will see that its bucket has changed.
@@ -528,13 +540,15 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
 
 absl::Status EmbeddingTable::Impl::ForEachRow(
     int64_t max_rows, const std::function<absl::Status(const RowChunk&)>& visit,
-    std::optional<uint32_t> since) const {
+    const Snapshot* snapshot) const {
   if (max_rows <= 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "table '", config_.name,
         "': max_rows: expected a positive number, got ", max_rows));
   }
-  const StepLog::Moment now = Now();
+  const StepLog::Moment now = snapshot != nullptr ? snapshot->now : Now();
+  const uint32_t limit =
+      snapshot != nullptr ? snapshot->moment.epoch + 1 : kAnyStamp;
   const auto dim = static_cast<size_t>(config_.dim);
   const auto slot_floats = static_cast<size_t>(this->slot_floats());
   const auto full = static_cast<size_t>(max_rows);
@@ -559,19 +573,53 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
     num_rows = 0;
     return absl::OkStatus();
   };
+  const auto make_room = [&](size_t end) {
+    if (end <= keys.size()) return;
+    keys.resize(end);
+    embeddings.resize(end * dim);
+    slots.resize(end * slot_floats);
+  };
+  // `row` becomes the next one.
+  const auto add = [&](Key key) {
+    // Not the table: a snapshot does not change it.
+    if (is_dense()) {
+      optimizer_.CatchUp(now.history(), row.data(), row.data() + dim);
+    }
+    keys[num_rows] = key;
+    std::copy(row.begin(), row.begin() + dim,
+              embeddings.begin() + num_rows * dim);
+    std::copy(row.begin() + dim, row.end(),
+              slots.begin() + num_rows * slot_floats);
+    ++num_rows;
+  };
+  const auto add_former = [&](Key key, const float* floats) -> absl::Status {
+    const auto num_words = static_cast<size_t>(codec_.num_words());
+    if (codec_.is_plain()) {
+      std::copy_n(floats, num_words, row.begin());
+    } else {
+      codec_.Decode(floats, row.data());
+    }
+    std::copy_n(floats + num_words, statistics_.num_floats(),
+                row.begin() + codec_.num_floats());
+    make_room(num_rows + 1);
+    add(key);
+    return num_rows < full ? absl::OkStatus() : emit();
+  };
   std::vector<std::pair<Key, StripeIndex::Entry>> entries;
   for (Stripe& stripe : stripes_) {
     // Stamps lie in the order of rows, not in that of the index.
     std::vector<bool> changed;
-    if (since.has_value()) {
+    if (snapshot != nullptr && !snapshot->is_whole) {
       MutexLock lock(&stripe.mutex);
-      changed = stripe.rows.ChangedSince(*since);
-      if (changed.empty()) continue;
+      changed = stripe.rows.ChangedSince(snapshot_from_ - 1);
     }
+    const bool is_unchanged =
+        snapshot != nullptr && !snapshot->is_whole && changed.empty();
     // A key's position in the hash never changes, whereas its bucket does when
     // the index grows: so we go through ranges of positions, each under the
     // mutex, and meet a key exactly in the step of its position.
-    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+    for (uint64_t begin = is_unchanged ? kEndOfPositions : 0;
+         begin < kEndOfPositions;) {
       entries.clear();
       {
         MutexLock lock(&stripe.mutex);
@@ -580,13 +628,9 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
             [&](Key key, StripeIndex::Entry entry) {
               entries.emplace_back(key, entry);
             },
-            since.has_value() ? &changed : nullptr);
-        if (const size_t end = num_rows + entries.size(); end > keys.size()) {
-          keys.resize(end);
-          embeddings.resize(end * dim);
-          slots.resize(end * slot_floats);
-        }
-        for (size_t i = 0; i < entries.size(); ++i, ++num_rows) {
+            changed.empty() ? nullptr : &changed);
+        make_room(num_rows + entries.size());
+        for (size_t i = 0; i < entries.size(); ++i) {
           // Rows lie in the order of their creation, not in that of the index.
           if (i + kLockedDistance < entries.size()) {
             const auto* const next = reinterpret_cast<const char*>(
@@ -596,39 +640,20 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
             }
           }
           const auto& [key, entry] = entries[i];
-          CopyRowLocked(&stripe, entry, row.data());
-          // Not the table: a process that was forked would copy its memory.
-          if (is_dense()) {
-            optimizer_.CatchUp(now.history(), row.data(), row.data() + dim);
-          }
-          keys[num_rows] = key;
-          std::copy(row.begin(), row.begin() + dim,
-                    embeddings.begin() + num_rows * dim);
-          std::copy(row.begin() + dim, row.end(),
-                    slots.begin() + num_rows * slot_floats);
+          if (CopyRowLocked(&stripe, entry, limit, row.data())) add(key);
         }
       }
+      if (snapshot != nullptr) stripe.former_rows.SetVisited(begin);
       // Another range may have so many.
       if (num_rows + buckets_per_visit * kKeysPerBucket > full) {
         TFSWITCH_RETURN_IF_ERROR(emit());
       }
     }
+    if (snapshot != nullptr) {
+      TFSWITCH_RETURN_IF_ERROR(stripe.former_rows.End(add_former));
+    }
   }
   return emit();
-}
-
-void EmbeddingTable::Impl::ResetAfterFork() {
-  Release();
-  step_log_.ResetAfterFork();
-  for (Stripe& stripe : stripes_) stripe.mutex.ResetAfterFork();
-}
-
-void EmbeddingTable::Impl::JoinPages() {
-  for (Stripe& stripe : stripes_) {
-    MutexLock lock(&stripe.mutex);
-    stripe.index.JoinPages();
-    stripe.rows.JoinPages();
-  }
 }
 
 absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {

@@ -143,6 +143,46 @@ struct RowChunk {
   absl::Span<const float> slots;       // keys.size() x slot_floats, row-major.
 };
 
+class EmbeddingTable;
+
+// A table as it was at one moment. It goes on to change meanwhile: whoever
+// changes a row that the snapshot has not come to, keeps a copy first.
+//
+// Not thread-safe, apart from kept_bytes(). The table must outlive it.
+class TableSnapshot {
+ public:
+  virtual ~TableSnapshot() = default;
+  TableSnapshot(const TableSnapshot&) = delete;
+  TableSnapshot& operator=(const TableSnapshot&) = delete;
+
+  // Visits all rows, or with `since` those that have changed, in chunks of at
+  // most `max_rows`. A row that changes at the same time may come twice, and
+  // equal. Once.
+  virtual absl::Status ForEachRow(
+      int64_t max_rows,
+      const std::function<absl::Status(const RowChunk&)>& visit) = 0;
+  // All keys that wait for admission. Once.
+  virtual absl::Status ForEachCandidate(
+      int64_t max_keys,
+      const std::function<absl::Status(const CandidateChunk&)>& visit) = 0;
+  // The memory of copies of rows.
+  virtual int64_t kept_bytes() const = 0;
+
+  const EmbeddingTable& table;
+  ChangeCursor moment;
+  int64_t num_rows = 0;  // Of the table.
+  float last_day = kServersDay;
+  SavedSteps steps;
+  std::unique_ptr<CountingBloom> bloom;  // Null: it has none.
+  // Whether ForEachRow() visits all rows. If not: the keys that have lost
+  // theirs, some of which may have one again, and some may repeat.
+  bool is_whole = true;
+  std::vector<Key> lost_rows;
+
+ protected:
+  explicit TableSnapshot(const EmbeddingTable& table) : table(table) {}
+};
+
 // The value of keys without a row, unless the table has a weight for them.
 //
 // REQUIRES: config.Validate() is OK.
@@ -300,30 +340,23 @@ class EmbeddingTable {
   // The moment from which on changes are later ones. The first call starts to
   // keep track.
   virtual ChangeCursor EndEpoch() = 0;
-  // Whether all keys that have lost their rows since then are known.
-  virtual bool KnowsChangesSince(const ChangeCursor& since) const = 0;
-  // These keys, some of which may have a row again.
-  virtual std::vector<Key> LostRowsSince(const ChangeCursor& since) const = 0;
-  // As ForEachRow(), of rows that have changed since then.
-  virtual absl::Status ForEachChangedRow(
-      const ChangeCursor& since, int64_t max_rows,
-      const std::function<absl::Status(const RowChunk&)>& visit) const = 0;
 
   // Subtracts from rows the delta scores that have been published.
   virtual void SubtractDeltaScores(absl::Span<const Key> keys,
                                    absl::Span<const float> scores) = 0;
 
   // No row changes from the end of Hold() to Release(), which the same thread
-  // calls: changes that have begun are over, and others wait. For a moment,
-  // such as that of a fork().
+  // calls: changes that have begun are over, and others wait.
   virtual void Hold() = 0;
   virtual void Release() = 0;
-  // In a child that was forked under Hold(): lets it read, whatever threads of
-  // the parent did.
-  virtual void ResetAfterFork() = 0;
-  // When the child has ended: memory that has changed meanwhile is in small
-  // pages, with which calls are slower, and so is the next fork.
-  virtual void JoinPages() = 0;
+  // The table as it is now. With a moment `since` of this table it has what has
+  // changed from then on, if that is still known. ResourceExhausted if there is
+  // no memory for a copy of the Bloom filter.
+  //
+  // REQUIRES: between Hold() and Release(), by their thread, while there is no
+  // other snapshot of the table.
+  virtual absl::StatusOr<std::unique_ptr<TableSnapshot>> TakeSnapshot(
+      const ChangeCursor& since) = 0;
 
   // Rows now in the table. Exact only while no other thread is writing.
   virtual int64_t size() const = 0;

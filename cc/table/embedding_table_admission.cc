@@ -136,7 +136,7 @@ uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(const KeyPlace& place,
                                                        const StepBatch& batch,
                                                        uint32_t i,
-                                                       uint32_t stamp) {
+                                                       ChangeStamp stamp) {
   if (config_.admission.has_candidates()) {
     return AdmitCandidateLocked(place, batch, i, stamp);
   }
@@ -169,8 +169,10 @@ bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
 }
 
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
-    const KeyPlace& place, const StepBatch& batch, uint32_t i, uint32_t stamp) {
+    const KeyPlace& place, const StepBatch& batch, uint32_t i,
+    ChangeStamp stamp) {
   const int weight_at = candidate_statistics_.num_floats();
+  KeepCandidateLocked(place.stripe, place.key, place.position, stamp);
   Candidates& candidates = place.stripe->candidates;
   float* record = candidates.Find(place.key, place.position);
   if (record == nullptr) {
@@ -216,7 +218,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
 absl::Status EmbeddingTable::Impl::ForEachCandidate(
     int64_t max_keys,
     const std::function<absl::Status(const CandidateChunk&)>& visit,
-    std::optional<uint32_t> since) const {
+    uint32_t since, const Snapshot* snapshot) const {
   if (!config_.admission.has_candidates()) return absl::OkStatus();
   const size_t width = static_cast<size_t>(candidate_floats_);
   const uint64_t buckets_per_visit = std::clamp<uint64_t>(
@@ -231,17 +233,27 @@ absl::Status EmbeddingTable::Impl::ForEachCandidate(
         MutexLock lock(&stripe.mutex);
         begin = stripe.candidates.Visit(
             begin, buckets_per_visit, [&](Key key, const float* record) {
-              if (since.has_value() &&
-                  stripe.candidates.StampOf(record) <= *since) {
+              if (since != 0 && stripe.candidates.StampOf(record) <= since) {
+                return;
+              }
+              if (snapshot != nullptr &&
+                  stripe.changed_candidates.count(key) > 0) {
                 return;
               }
               keys.push_back(key);
               records.insert(records.end(), record, record + width);
             });
+        if (snapshot != nullptr) stripe.former_candidates.SetVisited(begin);
       }
       if (keys.empty()) continue;
       TFSWITCH_RETURN_IF_ERROR(visit({keys, records}));
     }
+    if (snapshot == nullptr) continue;
+    TFSWITCH_RETURN_IF_ERROR(stripe.former_candidates.End(
+        [&](Key key, const float* floats) -> absl::Status {
+          if (floats[0] == 0.0f) return absl::OkStatus();
+          return visit({{&key, 1}, {floats + 1, width}});
+        }));
   }
   return absl::OkStatus();
 }
@@ -255,6 +267,8 @@ absl::Status EmbeddingTable::Impl::AssignCandidates(
   const ChangeClock::Change change(&change_clock_);
   return ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
     if (place.has_row()) return absl::OkStatus();
+    KeepCandidateLocked(place.stripe, place.key, place.position,
+                        change.stamp());
     Candidates& candidates = place.stripe->candidates;
     float* record = candidates.Find(place.key, place.position);
     if (record == nullptr) {

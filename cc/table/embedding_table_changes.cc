@@ -135,8 +135,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   };
   if (has_weights()) {
     TFSWITCH_RETURN_IF_ERROR(ForEachCandidate(
-        max_keys, add_candidates,
-        is_all ? std::nullopt : std::optional<uint32_t>(since)));
+        max_keys, add_candidates, is_all ? 0 : since, /*snapshot=*/nullptr));
   }
 
   std::vector<float> embedding(static_cast<size_t>(config_.dim));
@@ -170,33 +169,12 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   return cursor;
 }
 
-bool EmbeddingTable::Impl::KnowsChangesSince(const ChangeCursor& since) const {
-  if (since.log_id != change_log_id_) return false;
-  return std::all_of(stripes_.begin(), stripes_.end(), [&](Stripe& stripe) {
-    MutexLock lock(&stripe.mutex);
-    return stripe.key_changes.Knows(since.epoch);
-  });
-}
-
-std::vector<Key> EmbeddingTable::Impl::LostRowsSince(
-    const ChangeCursor& since) const {
-  std::vector<Key> lost;
-  for (Stripe& stripe : stripes_) {
-    MutexLock lock(&stripe.mutex);
-    const std::vector<Key> keys = stripe.key_changes.Since(since.epoch);
-    lost.insert(lost.end(), keys.begin(), keys.end());
-  }
-  std::sort(lost.begin(), lost.end());
-  lost.erase(std::unique(lost.begin(), lost.end()), lost.end());
-  return lost;
-}
-
 void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
                                                absl::Span<const float> scores) {
   const ChangeClock::Change change(&change_clock_);
   const auto subtract = [&](const KeyPlace& place, size_t i) {
     if (!place.has_row()) return absl::OkStatus();
-    ModifyLocked(place.stripe, place.entry, RowRounding(), /*stamp=*/0,
+    ModifyLocked(place, RowRounding(), ChangeStamp(),
                  [&](const RowFloats& row) {
                    statistics_.SubtractDeltaScore(scores[i], row.statistics);
                  });

@@ -69,17 +69,23 @@ void EmbeddingTable::Impl::CatchUpAll() const {
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
       const ChangeClock::Change change(&change_clock_);
       MutexLock lock(&stripe.mutex);
-      const auto catch_up = [&](Key, StripeIndex::Entry entry) {
+      const ChangeStamp stamp = change.stamp();
+      const auto catch_up = [&](Key key, StripeIndex::Entry entry) {
         const uint32_t meta = LockBucket(entry.bucket);
         const RowPlace place = PlaceOf(stripe, entry.row());
-        bool has_changed = false;
-        ModifyRow(place, RowRounding(), /*stamp=*/0, [&](const RowFloats& row) {
+        // The slots change in any case.
+        bool has_changed = MustKeep(stripe, entry.row(), stamp);
+        if (has_changed) {
+          KeepRow(&stripe, key, entry.row(), /*is_lost=*/false);
+        }
+        const auto step = [&](const RowFloats& row) {
           memcpy(before.data(), row.embedding, bytes);
           optimizer_.CatchUp(now.history(), row.embedding, row.slots);
-          has_changed = memcmp(before.data(), row.embedding, bytes) != 0;
-        });
-        if (has_changed && change.stamp() != 0) {
-          RacyStore(place.stamp, change.stamp());
+          has_changed |= memcmp(before.data(), row.embedding, bytes) != 0;
+        };
+        ModifyRow(place, RowRounding(), ChangeStamp(), step);
+        if (has_changed && stamp.epoch != 0) {
+          RacyStore(place.stamp, stamp.epoch);
         }
         UnlockBucket(entry.bucket, meta);
       };

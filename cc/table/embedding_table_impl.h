@@ -5,6 +5,7 @@
 //   embedding_table_changes.cc     changes since a cursor
 //   embedding_table_dense.cc       steps that rows have missed
 //   embedding_table_shrink.cc      rows that go, and their memory
+//   embedding_table_snapshot.cc    the table as it was at one moment
 
 #ifndef TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_
 #define TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_
@@ -14,8 +15,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -33,6 +36,7 @@
 #include "cc/table/candidates.h"
 #include "cc/table/change_log.h"
 #include "cc/table/embedding_table.h"
+#include "cc/table/former_rows.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_codec.h"
 #include "cc/table/row_store.h"
@@ -47,7 +51,8 @@ inline constexpr uint32_t kLockedDistance = 12;
 // Buckets per step of ForEachRow, that is the longest that a stripe is locked.
 inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
 
-inline constexpr size_t kCacheLineBytes = 64;
+// Above all stamps.
+inline constexpr uint32_t kAnyStamp = std::numeric_limits<uint32_t>::max();
 
 // For a row of one table, on the stack if it is not long.
 using RowBuffer = absl::InlinedVector<float, 256>;
@@ -66,6 +71,11 @@ struct Stripe {
   Candidates candidates;
   // Under the mutex.
   KeyChanges key_changes;
+  // For a snapshot. Keys of candidates that have changed since, under the
+  // mutex; with them in former_candidates a flag: 0 if they were none.
+  FormerRows former_rows;
+  FormerRows former_candidates;
+  std::unordered_set<Key> changed_candidates;
 
   void CountErased() {
     erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
@@ -152,7 +162,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit)
       const override {
-    return ForEachCandidate(max_keys, visit, std::nullopt);
+    return ForEachCandidate(max_keys, visit, /*since=*/0,
+                            /*snapshot=*/nullptr);
   }
   absl::Status AssignCandidates(absl::Span<const Key> keys,
                                 absl::Span<const float> records) override;
@@ -160,7 +171,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::Status ForEachRow(int64_t max_rows,
                           const std::function<absl::Status(const RowChunk&)>&
                               visit) const override {
-    return ForEachRow(max_rows, visit, std::nullopt);
+    return ForEachRow(max_rows, visit, /*snapshot=*/nullptr);
   }
   absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
@@ -168,18 +179,10 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   ChangeCursor EndEpoch() override {
     return {change_log_id_, change_clock_.EndEpoch()};
   }
-  bool KnowsChangesSince(const ChangeCursor& since) const override;
-  std::vector<Key> LostRowsSince(const ChangeCursor& since) const override;
-  absl::Status ForEachChangedRow(
-      const ChangeCursor& since, int64_t max_rows,
-      const std::function<absl::Status(const RowChunk&)>& visit)
-      const override {
-    return ForEachRow(max_rows, visit, since.epoch);
-  }
-  void Hold() override { change_clock_.Hold(); }
-  void Release() override { change_clock_.Release(); }
-  void ResetAfterFork() override;
-  void JoinPages() override;
+  void Hold() override;
+  void Release() override;
+  absl::StatusOr<std::unique_ptr<TableSnapshot>> TakeSnapshot(
+      const ChangeCursor& since) override;
   void SubtractDeltaScores(absl::Span<const Key> keys,
                            absl::Span<const float> scores) override;
   int64_t size() const override;
@@ -193,6 +196,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
  private:
   // Reads and steps single keys for the kernels, waiting where they did not.
   class PatientSink;
+  class Snapshot;
 
   Impl(const TableConfig& config, const KeyedHash& hash,
        MemoryReservation reservation);
@@ -209,17 +213,17 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     return codec_.num_floats() + statistics_.num_floats();
   }
 
-  // With `since` only rows that have changed since that epoch.
+  // As they are now, or as `snapshot` has them.
   absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit,
-      std::optional<uint32_t> since) const;
-  // With `since` only those that read differently since that epoch, which
-  // candidates with weights do.
+      const Snapshot* snapshot) const;
+  // The same. With `since` only those that read differently since that epoch,
+  // which candidates with weights do.
   absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit,
-      std::optional<uint32_t> since) const;
+      uint32_t since, const Snapshot* snapshot) const;
 
   uint32_t PositionOf(Key key) const { return PositionOfHash(hash_(key)); }
 
@@ -255,15 +259,13 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // the initial embedding and slots are already there.
   template <typename Fill>
   absl::Status InsertLocked(const KeyPlace& place, float day,
-                            const RowRounding& rounding, uint32_t stamp,
+                            const RowRounding& rounding, ChangeStamp stamp,
                             const Fill& fill);
 
-  // Calls modify(row floats) on the row of an entry with its bucket locked. The
-  // stripe's mutex is held, so that the entry stays.
+  // Calls modify(row floats) on the row that is there, with its bucket locked.
   template <typename Modify>
-  void ModifyLocked(Stripe* stripe, StripeIndex::Entry entry,
-                    const RowRounding& rounding, uint32_t stamp,
-                    const Modify& modify);
+  void ModifyLocked(const KeyPlace& place, const RowRounding& rounding,
+                    ChangeStamp stamp, const Modify& modify);
 
   // Where a row is. Others may be reading it.
   struct RowPlace {
@@ -280,16 +282,30 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // it.
   template <typename Modify>
   void ModifyRow(const RowPlace& place, const RowRounding& rounding,
-                 uint32_t stamp, const Modify& modify) const;
+                 ChangeStamp stamp, const Modify& modify) const;
+
+  // Keeps a row for a snapshot that has not come to it, if it changes for the
+  // first time since then. Its bucket is locked.
+  bool MustKeep(const Stripe& stripe, uint32_t row, ChangeStamp stamp) const {
+    return RacyLoad(stripe.rows.stamps() + row) < stamp.keeps_below;
+  }
+  // REQUIRES: MustKeep().
+  void KeepRow(Stripe* stripe, Key key, uint32_t row, bool is_lost) const;
+  // The same for the record of a key, or that it has none; the stripe's mutex
+  // is held.
+  void KeepCandidateLocked(Stripe* stripe, Key key, uint32_t position,
+                           ChangeStamp stamp) const;
 
   // Calls load(place) until it has seen the row whole; the stripe's mutex is
   // held.
   template <typename Load>
   void LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
                   const Load& load) const;
-  // Copy row_floats(), or one part of them.
-  void CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry,
+  // Copies row_floats() if the row's stamp is below `limit`, or that is
+  // kAnyStamp; else false.
+  bool CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t limit,
                      float* row) const;
+  // Copy one part of them.
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
                            float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
@@ -298,39 +314,40 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void RacyLoadEmbedding(const float* words, float* embedding) const;
 
   // Forgets the record of a key without a row.
-  void ForgetLocked(const KeyPlace& place, uint32_t stamp) {
-    if (config_.admission.has_candidates() &&
-        place.stripe->candidates.Erase(place.key, place.position) &&
+  void ForgetLocked(const KeyPlace& place, ChangeStamp stamp) {
+    if (!config_.admission.has_candidates()) return;
+    KeepCandidateLocked(place.stripe, place.key, place.position, stamp);
+    if (place.stripe->candidates.Erase(place.key, place.position) &&
         has_weights()) {
       NoteLossLocked(place.stripe, place.key, stamp);
     }
   }
   // A key has nothing any more that could have a stamp; the stripe's mutex is
   // held.
-  static void NoteLossLocked(Stripe* stripe, Key key, uint32_t stamp) {
-    if (stamp != 0) stripe->key_changes.Add(key, stamp);
+  static void NoteLossLocked(Stripe* stripe, Key key, ChangeStamp stamp) {
+    if (stamp.epoch != 0) stripe->key_changes.Add(key, stamp.epoch);
   }
   // A candidate reads differently from now on; the stripe's mutex is held.
   void StampCandidateLocked(Stripe* stripe, const float* record,
-                            uint32_t stamp) const {
-    if (stamp != 0 && has_weights()) {
-      stripe->candidates.StampOf(record) = stamp;
+                            ChangeStamp stamp) const {
+    if (stamp.epoch != 0 && has_weights()) {
+      stripe->candidates.StampOf(record) = stamp.epoch;
     }
   }
 
   // Removes the row that is there.
-  void EraseLocked(const KeyPlace& place, uint32_t stamp);
+  void EraseLocked(const KeyPlace& place, ChangeStamp stamp);
 
   // Records gradient i of a push for its key, which has no row, and gives the
   // key one if the admission policy says so, with its step. Returns
   // whether it has.
   absl::StatusOr<bool> AdmitLocked(const KeyPlace& place,
                                    const StepBatch& batch, uint32_t i,
-                                   uint32_t stamp);
+                                   ChangeStamp stamp);
   // The same where the policy keeps a record of the key.
   absl::StatusOr<bool> AdmitCandidateLocked(const KeyPlace& place,
                                             const StepBatch& batch, uint32_t i,
-                                            uint32_t stamp);
+                                            ChangeStamp stamp);
   // Whether a candidate is one no longer.
   bool IsAdmitted(const float* record, float day) const;
 
@@ -407,7 +424,27 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // dense updates up to date.
   mutable ChangeClock change_clock_;
   const uint64_t change_log_id_;
+  // A snapshot wants rows with stamps from here on, and any that go. Changes
+  // while no row does.
+  std::atomic<uint32_t> snapshot_from_{0};
   mutable std::array<Stripe, kNumStripes> stripes_;
+};
+
+class EmbeddingTable::Impl::Snapshot final : public TableSnapshot {
+ public:
+  explicit Snapshot(const Impl* table);
+  ~Snapshot() override;
+
+  absl::Status ForEachRow(
+      int64_t max_rows,
+      const std::function<absl::Status(const RowChunk&)>& visit) override;
+  absl::Status ForEachCandidate(
+      int64_t max_keys,
+      const std::function<absl::Status(const CandidateChunk&)>& visit) override;
+  int64_t kept_bytes() const override;
+
+  const Impl& impl;
+  StepLog::Moment now;
 };
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
@@ -416,12 +453,17 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
       : table_(table), views_(views) {}
 
   // The work for Step(); it must live on.
-  void SetSteps(const StepBatch* steps, uint32_t stamp) {
+  void SetSteps(const StepBatch* steps, ChangeStamp stamp) {
     steps_ = steps;
     stamp_ = stamp;
   }
 
   const uint32_t& num_refreshes() const { return num_refreshes_; }
+
+  void Keep(Key key, uint32_t row) override {
+    table_->KeepRow(&table_->stripes_[StripeOfHash(table_->hash_(key))], key,
+                    row, /*is_lost=*/false);
+  }
 
   bool Read(Key key, float* embedding) override {
     return Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
@@ -437,11 +479,13 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
       if (is_ours) {
         const Stripe& stripe =
             table_->stripes_[StripeOfHash(table_->hash_(key))];
-        table_->ModifyRow(
-            table_->PlaceOf(stripe, RacyLoad(&bucket->rows[entry])),
-            steps_->RoundingOf(key), stamp_, [&](const RowFloats& floats) {
-              steps_->StepAndObserve(table_->dim(), floats, i);
-            });
+        const uint32_t number = RacyLoad(&bucket->rows[entry]);
+        if (table_->MustKeep(stripe, number, stamp_)) Keep(key, number);
+        table_->ModifyRow(table_->PlaceOf(stripe, number),
+                          steps_->RoundingOf(key), stamp_,
+                          [&](const RowFloats& floats) {
+                            steps_->StepAndObserve(table_->dim(), floats, i);
+                          });
       }
       UnlockBucket(bucket, meta);
       return is_ours;
@@ -491,7 +535,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   IndexView* const views_;
   uint32_t num_refreshes_ = 0;
   const StepBatch* steps_ = nullptr;
-  uint32_t stamp_ = 0;
+  ChangeStamp stamp_;
 };
 
 template <typename Work>
@@ -536,7 +580,7 @@ template <typename Fill>
 absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
                                                 float day,
                                                 const RowRounding& rounding,
-                                                uint32_t stamp,
+                                                ChangeStamp stamp,
                                                 const Fill& fill) {
   Stripe* const stripe = place.stripe;
   uint32_t row;
@@ -560,21 +604,25 @@ absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
 }
 
 template <typename Modify>
-void EmbeddingTable::Impl::ModifyLocked(Stripe* stripe,
-                                        StripeIndex::Entry entry,
+void EmbeddingTable::Impl::ModifyLocked(const KeyPlace& place,
                                         const RowRounding& rounding,
-                                        uint32_t stamp, const Modify& modify) {
-  const uint32_t meta = LockBucket(entry.bucket);
-  ModifyRow(PlaceOf(*stripe, entry.row()), rounding, stamp, modify);
-  UnlockBucket(entry.bucket, meta);
+                                        ChangeStamp stamp,
+                                        const Modify& modify) {
+  const uint32_t meta = LockBucket(place.entry.bucket);
+  const uint32_t row = place.entry.row();
+  if (MustKeep(*place.stripe, row, stamp)) {
+    KeepRow(place.stripe, place.key, row, /*is_lost=*/false);
+  }
+  ModifyRow(PlaceOf(*place.stripe, row), rounding, stamp, modify);
+  UnlockBucket(place.entry.bucket, meta);
 }
 
 template <typename Modify>
 void EmbeddingTable::Impl::ModifyRow(const RowPlace& place,
                                      const RowRounding& rounding,
-                                     uint32_t stamp,
+                                     ChangeStamp stamp,
                                      const Modify& modify) const {
-  if (stamp != 0) RacyStore(place.stamp, stamp);
+  if (stamp.epoch != 0) RacyStore(place.stamp, stamp.epoch);
   RowBuffer scratch(codec_.is_plain() ? 0 : codec_.num_floats());
   RacyModifyFloats(place.words, codec_.num_words(), [&](float* words) {
     RacyModifyFloats(

@@ -68,6 +68,7 @@ void EmbeddingTable::Impl::SiftCandidates(
                                         }
                                       });
       for (const Key key : chosen) {
+        KeepCandidateLocked(&stripe, key, PositionOf(key), change.stamp());
         stripe.candidates.Erase(key, PositionOf(key));
         if (has_weights()) NoteLossLocked(&stripe, key, change.stamp());
       }
@@ -271,6 +272,8 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   std::vector<float> buffer;
   for (uint64_t begin = 0; begin < kEndOfPositions;) {
     const ChangeClock::Change change(&change_clock_);
+    // A snapshot knows the rows with changes by their numbers.
+    if (change.stamp().keeps_below != 0) break;
     MutexLock lock(&stripe->mutex);
     beyond.clear();
     begin = stripe->index.VisitEntries(begin, kMaxBucketsPerVisit,

@@ -20,7 +20,6 @@
 namespace tfswitch {
 namespace {
 
-constexpr size_t kCacheLineBytes = 64;
 constexpr size_t kSmallStrideBytes = 16;
 
 // Less than this is not worth the way. ThreadSanitizer keeps hundreds of bytes
@@ -167,14 +166,6 @@ std::vector<bool> RowStore::ChangedSince(uint32_t epoch) const {
     is_any = true;
   }
   return is_any ? changed : std::vector<bool>();
-}
-
-void RowStore::JoinPages() const {
-  for (const Column& column : columns_) {
-    if (column.touch_end <= kHugePageBytes) continue;
-    PageKeeper::Get().Join(column.span.data() + kHugePageBytes,
-                           column.touch_end - kHugePageBytes);
-  }
 }
 
 size_t RowStore::Column::resident_bytes(uint64_t num_rows) const {

@@ -23,6 +23,8 @@
 
 namespace tfswitch {
 
+inline constexpr size_t kCacheLineBytes = 64;
+
 // Bytes from one row to the next: a multiple of a cache line, or of 16 bytes
 // where that would waste more than an eighth.
 size_t RowStride(int row_floats);
@@ -81,9 +83,6 @@ class RowStore {
   // By row, whether its stamp is above `epoch`; empty if none is.
   // REQUIRES: InitStamps().
   std::vector<bool> ChangedSince(uint32_t epoch) const;
-
-  // Asks for the huge pages again that a fork has broken up.
-  void JoinPages() const;
 
   // Without stamps.
   size_t resident_bytes() const;

@@ -58,9 +58,6 @@ class StepLog {
   // of their rates, by the numbers of their steps.
   void Coarsen();
 
-  // In a child of fork(), where nobody uses it any more.
-  void ResetAfterFork() { mutex_.ResetAfterFork(); }
-
   SavedSteps Save() const;
   // REQUIRES: Validate(saved) is OK.
   void Restore(const SavedSteps& saved);

@@ -205,12 +205,6 @@ void StripeIndex::TouchAhead(Array* array, size_t end) {
   array->touch_end = touch_end;
 }
 
-void StripeIndex::JoinPages() const {
-  // While it grows, its memory is given back little by little.
-  if (is_growing_) return;
-  PageKeeper::Get().Join(current().span.data(), current().touch_end);
-}
-
 void StripeIndex::PrepareGrowth(bool is_urgent) {
   Array& array = next();
   const uint64_t num_buckets =

@@ -123,9 +123,6 @@ class StripeIndex {
                         const std::function<void(Key, Entry)>& visit,
                         const std::vector<bool>* rows = nullptr) const;
 
-  // Asks for the huge pages again that a fork has broken up.
-  void JoinPages() const;
-
   bool is_growing() const { return is_growing_; }
 
   // Touched memory.

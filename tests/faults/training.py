@@ -77,9 +77,7 @@ def train(
     rows = bsp_table(worker.cluster)
     counts = count_table(worker.cluster, BSP)
     for step in range(first_step, num_steps):
-        rng = np.random.default_rng([worker.worker_id, step])
-        ids = rng.integers(0, IDS.size, 64)
-        rows.push(ids, rng.normal(size=(64, DIM)).astype(np.float32))
+        push_step(rows, worker.worker_id, step)
         counts.push(IDS, -np.ones((IDS.size, 1), np.float32))
         worker.end_step(weight=64.0)
         # Now this worker waits for the other one, now the other for this.

@@ -49,6 +49,7 @@ def rows_of(table: tsw.EmbeddingTable) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "num_servers", [1, 2] if os.environ.get("TFSWITCH_LONG_TESTS") else [1]
 )

@@ -498,6 +498,7 @@ def run_workers(address, path, result, stops_at):
         return [program.wait(HANG_SECS) for program in programs]
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(
     not os.environ.get("TFSWITCH_LONG_TESTS"), reason="six processes"
 )

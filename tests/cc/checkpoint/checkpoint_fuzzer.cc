@@ -24,6 +24,7 @@
 #include "absl/types/span.h"
 #include "cc/base/json.h"
 #include "cc/checkpoint/checkpoint.h"
+#include "tests/cc/testing/snapshots.h"
 
 namespace tfswitch::checkpoint {
 namespace {
@@ -102,7 +103,7 @@ std::vector<Seed> MakeSeeds(const Folder& folder) {
     }
     PartWriter writer(folder.path(), "s1", 0, 1, /*all_tables=*/true, Never);
     writer.SetWorkQueues("[]");
-    if (!writer.AddTable(*table).ok()) std::abort();
+    if (!AddTable(*table, writer).ok()) std::abort();
     const std::string part = writer.Finish();
     if (!Commit(folder.path(), "s1", {part}, {}).ok()) std::abort();
     Json manifest = ParseJson(folder.Read("manifest.json")).value();

@@ -19,6 +19,7 @@
 #include "cc/base/files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/snapshots.h"
 
 namespace tfswitch::checkpoint {
 namespace {
@@ -53,10 +54,10 @@ class CheckpointTest : public testing::Test {
     return table;
   }
 
-  void Save(const EmbeddingTable& table, const std::string& save_id,
+  void Save(EmbeddingTable& table, const std::string& save_id,
             bool all_tables = true, const CommitOptions& options = {}) {
     PartWriter writer(path_, save_id, 0, 1, all_tables, Never);
-    ASSERT_TRUE(writer.AddTable(table).ok());
+    ASSERT_TRUE(AddTable(table, writer).ok());
     const auto number = Commit(path_, save_id, {writer.Finish()}, options);
     ASSERT_TRUE(number.ok()) << number.status();
   }
@@ -98,7 +99,7 @@ TEST_F(CheckpointTest, ManifestKeepsTheConfig) {
 TEST_F(CheckpointTest, NoCommitNoCheckpoint) {
   const auto table = MakeTable("user", 10);
   PartWriter writer(path_, "s1", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*table).ok());
+  ASSERT_TRUE(AddTable(*table, writer).ok());
 
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
 }
@@ -146,7 +147,7 @@ TEST_F(CheckpointTest, AfterTheLastNumberThereIsNoSave) {
       ManifestText(), {{"\"save\": 1", "\"save\": 1000000000000"}});
   ASSERT_TRUE(ReadManifestText(last).ok());
   PartWriter writer(path_, "s2", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+  ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
 
   EXPECT_THAT(Commit(path_, "s2", {writer.Finish()}, {}).status().message(),
               HasSubstr("no number after save 1000000000000"));
@@ -231,7 +232,7 @@ TEST_F(CheckpointTest, TablesAreNotDroppedUnlessTheyAreNamed) {
   Save(*MakeTable("user", 10), "s1");
   const auto item = MakeTable("item", 10);
   PartWriter writer(path_, "s2", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*item).ok());
+  ASSERT_TRUE(AddTable(*item, writer).ok());
   const std::string part = writer.Finish();
 
   const absl::Status status = Commit(path_, "s2", {part}, {}).status();
@@ -248,12 +249,12 @@ TEST_F(CheckpointTest, ATableThatIsNotWholeIsNotPublished) {
   const auto table = MakeTable("user", 10);
   PartWriter first(path_, "s1", 0, 2, true, Never);
   PartWriter second(path_, "s1", 1, 2, true, Never);
-  ASSERT_TRUE(first.AddTable(*table).ok());
+  ASSERT_TRUE(AddTable(*table, first).ok());
   const std::string part = first.Finish();
   const absl::Status missing =
       Commit(path_, "s1", {part, second.Finish()}, {}).status();
   // Of the same name, and made by itself.
-  ASSERT_TRUE(second.AddTable(*MakeTable("user", 10)).ok());
+  ASSERT_TRUE(AddTable(*MakeTable("user", 10), second).ok());
   const absl::Status other =
       Commit(path_, "s1", {part, second.Finish()}, {}).status();
 
@@ -266,7 +267,7 @@ TEST_F(CheckpointTest, ATableThatIsNotWholeIsNotPublished) {
 
 TEST_F(CheckpointTest, ARepeatedCommitIsTheFirst) {
   PartWriter writer(path_, "s1", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+  ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
   const std::string part = writer.Finish();
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
@@ -279,7 +280,7 @@ TEST_F(CheckpointTest, ARepeatedCommitIsTheFirst) {
 
 TEST_F(CheckpointTest, WaitingForAnotherWriterEndsWhenItIsInterrupted) {
   PartWriter writer(path_, "s1", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+  ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
   const std::string part = writer.Finish();
   int asked = 0;
   const Interrupt stop = [&]() -> absl::Status {
@@ -331,7 +332,7 @@ TEST_F(CheckpointTest, FilesThatNoSaveHasWrittenAreRefusedAndStay) {
       path_ + "/" + ReadManifest(path_)->tables.at("user").files.at(0).name,
       path_ + "/user/mine.safetensors");
   PartWriter writer(path_, "s2", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+  ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
   const std::string part = writer.Finish();
   for (const std::string bad :
        {"mine.safetensors", "../mine.safetensors", "user/../mine.safetensors",
@@ -370,9 +371,9 @@ TEST_F(CheckpointTest, ASaveEndsWhenItIsInterrupted) {
       if (++asked < 2) return absl::OkStatus();
       return absl::UnavailableError("stopping");
     });
-    EXPECT_TRUE(writer.AddTable(*MakeTable("user", 10)).ok());
+    EXPECT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
     EXPECT_EQ(CountRowFiles(), 1);
-    EXPECT_EQ(writer.AddTable(*MakeTable("item", 10)).code(),
+    EXPECT_EQ(AddTable(*MakeTable("item", 10), writer).code(),
               absl::StatusCode::kUnavailable);
   }
   EXPECT_EQ(CountRowFiles(), 0);
@@ -382,7 +383,7 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesNoFiles) {
   const auto table = MakeTable("user", 10);
   {
     PartWriter writer(path_, "s1", 0, 1, true, Never);
-    ASSERT_TRUE(writer.AddTable(*table).ok());
+    ASSERT_TRUE(AddTable(*table, writer).ok());
     EXPECT_EQ(CountRowFiles(), 1);
   }
   EXPECT_EQ(CountRowFiles(), 0);
@@ -391,7 +392,7 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesNoFiles) {
 TEST_F(CheckpointTest, AManifestThatCannotBeWrittenLeavesTheFormerOne) {
   Save(*MakeTable("user", 10), "s1");
   PartWriter writer(path_, "s2", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 20)).ok());
+  ASSERT_TRUE(AddTable(*MakeTable("user", 20), writer).ok());
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   rlimit small = before;
@@ -416,7 +417,7 @@ TEST_F(CheckpointTest, AManifestThatCannotBeWrittenLeavesTheFormerOne) {
 TEST_F(CheckpointTest, AFileThatIsNotSeenWholeLeavesTheFormerManifest) {
   Save(*MakeTable("user", 10), "s1");
   PartWriter writer(path_, "s2", 0, 1, true, Never);
-  ASSERT_TRUE(writer.AddTable(*MakeTable("user", 20)).ok());
+  ASSERT_TRUE(AddTable(*MakeTable("user", 20), writer).ok());
   for (const auto& entry :
        std::filesystem::directory_iterator(path_ + "/user")) {
     if (!absl::StrContains(entry.path().string(), "s2-")) continue;
@@ -434,8 +435,8 @@ TEST_F(CheckpointTest, RepeatedSavesDoNotShareFiles) {
   const auto table = MakeTable("user", 10);
   PartWriter first(path_, "s1", 0, 1, true, Never);
   PartWriter second(path_, "s1", 0, 1, true, Never);
-  ASSERT_TRUE(first.AddTable(*table).ok());
-  ASSERT_TRUE(second.AddTable(*table).ok());
+  ASSERT_TRUE(AddTable(*table, first).ok());
+  ASSERT_TRUE(AddTable(*table, second).ok());
 
   EXPECT_EQ(CountRowFiles(), 2);
 }
@@ -466,8 +467,8 @@ TEST_F(CheckpointTest, PartsOfDifferentSavesAreRefused) {
   const auto table = MakeTable("user", 4);
   PartWriter first(path_, "s1", 0, 2, true, Never);
   PartWriter second(path_, "s2", 1, 2, true, Never);
-  ASSERT_TRUE(first.AddTable(*table).ok());
-  ASSERT_TRUE(second.AddTable(*table).ok());
+  ASSERT_TRUE(AddTable(*table, first).ok());
+  ASSERT_TRUE(AddTable(*table, second).ok());
 
   EXPECT_EQ(Commit(path_, "s1", {first.Finish(), second.Finish()}, {})
                 .status()

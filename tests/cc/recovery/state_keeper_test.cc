@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -18,7 +20,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "cc/base/forked_work.h"
 #include "cc/base/steady_clock.h"
 #include "cc/shard/control_calls.h"
 #include "cc/wire/table_config_conversion.h"
@@ -53,6 +54,25 @@ class ServerRun {
 
   // As it does at intervals.
   absl::Status SaveNow() { return keeper_.Save(); }
+
+  absl::Status SaveForClient(const std::string& path) {
+    v1::SaveShardRequest save;
+    save.set_path(path);
+    save.set_save_id("s");
+    const auto part = shard_.SaveShard(save);
+    if (!part.ok()) return part.status();
+    v1::CommitCheckpointRequest commit;
+    commit.set_path(path);
+    commit.set_save_id("s");
+    commit.add_manifest_parts(*part);
+    return shard_.CommitCheckpoint(commit).status();
+  }
+  absl::Status StageRestore(const std::string& path, const std::string& id) {
+    v1::StageRestoreRequest restore;
+    restore.set_path(path);
+    restore.set_restore_id(id);
+    return shard_.StageRestore(restore).status();
+  }
 
   // With gradients of 1 and a learning rate of 1.
   absl::StatusOr<WriteResult> Push(const std::vector<Key>& keys, PushId id = {},
@@ -152,7 +172,6 @@ TEST(StateKeeperTest, AServerComesBackAsItWasStopped) {
 }
 
 TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
-  if (!kCanForkWork) GTEST_SKIP() << "of sanitizers";
   const ScopedFolder scoped;
   std::map<Key, std::vector<float>> rows;
   {
@@ -161,12 +180,10 @@ TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
     ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
     ASSERT_TRUE(run.Push({1, 2}, {9, 1}).ok());
     rows = run.Rows();
-    bool was_pushed = false;
+    std::atomic<bool> was_pushed{false};
     ASSERT_TRUE(run.keeper()
                     .Save([&] {
-                      if (std::exchange(was_pushed, true)) {
-                        return absl::OkStatus();
-                      }
+                      if (was_pushed.exchange(true)) return absl::OkStatus();
                       return run.Push({1, 3}, {9, 2}).status();
                     })
                     .ok());
@@ -181,30 +198,38 @@ TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
 }
 
 TEST(StateKeeperTest, WritesWaitOnceASaveHasTakenItsMemory) {
-  if (!kCanForkWork) GTEST_SKIP() << "of sanitizers";
   const ScopedFolder scoped;
   ShardOptions options;
   options.max_save_bytes = 1;
   ServerRun run(scoped.path(), options);
   ASSERT_TRUE(run.Recover().ok());
   ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
-  std::atomic<bool> is_pushed{false};
-  std::thread pusher;
+  ASSERT_TRUE(run.Push({1}).ok());
+  const std::thread::id saver = std::this_thread::get_id();
+  std::promise<void> has_waited;
+  std::shared_future<void> may_write(has_waited.get_future());
+  std::future<bool> is_pushed;
+  int num_polls = 0;
   ASSERT_TRUE(run.keeper()
                   .Save([&] {
-                    if (!pusher.joinable()) {
-                      pusher = std::thread([&] {
-                        EXPECT_TRUE(run.Push({1}).ok());
-                        is_pushed = true;
-                      });
-                      absl::SleepFor(absl::Milliseconds(20));
+                    if (std::this_thread::get_id() != saver) {
+                      may_write.wait();
+                      return absl::OkStatus();
                     }
-                    EXPECT_FALSE(is_pushed);
+                    ++num_polls;
+                    // The first change is copied. Then the memory is used up.
+                    if (num_polls == 1) return run.Push({1}).status();
+                    if (num_polls != 3) return absl::OkStatus();
+                    is_pushed = std::async(std::launch::async, [&run] {
+                      return run.Push({1}).ok();
+                    });
+                    EXPECT_EQ(is_pushed.wait_for(std::chrono::milliseconds(20)),
+                              std::future_status::timeout);
+                    has_waited.set_value();
                     return absl::OkStatus();
                   })
                   .ok());
-  pusher.join();
-  EXPECT_TRUE(is_pushed);
+  EXPECT_TRUE(is_pushed.get());
 }
 
 // Each way in which a row, or a key that waits for one, may come and go.
@@ -1002,19 +1027,9 @@ TEST(PushLogRecoveryTest, RestoredRowsAreSavedAtOnce) {
     ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
     ASSERT_TRUE(run.Push({1, 2}).ok());
     ASSERT_TRUE(run.SaveNow().ok());
-    v1::SaveShardRequest save;
-    save.set_path("saved");
-    save.set_save_id("s");
-    v1::CommitCheckpointRequest commit;
-    commit.set_path("saved");
-    commit.set_save_id("s");
-    commit.add_manifest_parts(run->SaveShard(save).value());
-    ASSERT_TRUE(run->CommitCheckpoint(commit).ok());
+    ASSERT_TRUE(run.SaveForClient("saved").ok());
     ASSERT_TRUE(run.Push({1, 3}).ok());
-    v1::StageRestoreRequest restore;
-    restore.set_path("saved");
-    restore.set_restore_id("r");
-    ASSERT_TRUE(run->StageRestore(restore).ok());
+    ASSERT_TRUE(run.StageRestore("saved", "r").ok());
     ASSERT_TRUE(run->CommitRestore("r", false).ok());
     rows = run.Rows();
     ASSERT_EQ(rows.size(), 2u);
@@ -1047,20 +1062,10 @@ TEST(PushLogRecoveryTest, ARestoreThatAKillHasEndedIsUndone) {
     ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
     ASSERT_TRUE(run.SaveNow().ok());
     ASSERT_TRUE(run.Push({1, 2}).ok());
-    v1::SaveShardRequest save;
-    save.set_path("saved");
-    save.set_save_id("s");
-    v1::CommitCheckpointRequest commit;
-    commit.set_path("saved");
-    commit.set_save_id("s");
-    commit.add_manifest_parts(run->SaveShard(save).value());
-    ASSERT_TRUE(run->CommitCheckpoint(commit).ok());
+    ASSERT_TRUE(run.SaveForClient("saved").ok());
     ASSERT_TRUE(run.Push({1, 3}).ok());
     rows = run.Rows();
-    v1::StageRestoreRequest restore;
-    restore.set_path("saved");
-    restore.set_restore_id("r");
-    ASSERT_TRUE(run->StageRestore(restore).ok());
+    ASSERT_TRUE(run.StageRestore("saved", "r").ok());
     ASSERT_FALSE(run->CommitRestore("r", false).ok());
   }
   // Each run goes on with the rows of the one before.

@@ -1,0 +1,124 @@
+// The table as it was at one moment. Rows that have not changed since, by their
+// stamps, are taken from the table, and the others from the copies that whoever
+// changed them first has kept.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "cc/table/embedding_table_impl.h"
+
+namespace tfswitch {
+
+EmbeddingTable::Impl::Snapshot::Snapshot(const Impl* table)
+    : TableSnapshot(*table), impl(*table) {}
+
+EmbeddingTable::Impl::Snapshot::~Snapshot() {
+  impl.change_clock_.EndSnapshot();
+  const auto forget = [](Key, const float*) { return absl::OkStatus(); };
+  for (Stripe& stripe : impl.stripes_) {
+    stripe.former_rows.End(forget).IgnoreError();  // It cannot fail.
+    stripe.former_candidates.End(forget).IgnoreError();
+    MutexLock lock(&stripe.mutex);
+    stripe.changed_candidates.clear();
+  }
+}
+
+absl::Status EmbeddingTable::Impl::Snapshot::ForEachRow(
+    int64_t max_rows,
+    const std::function<absl::Status(const RowChunk&)>& visit) {
+  return impl.ForEachRow(max_rows, visit, this);
+}
+
+absl::Status EmbeddingTable::Impl::Snapshot::ForEachCandidate(
+    int64_t max_keys,
+    const std::function<absl::Status(const CandidateChunk&)>& visit) {
+  return impl.ForEachCandidate(max_keys, visit, /*since=*/0, this);
+}
+
+int64_t EmbeddingTable::Impl::Snapshot::kept_bytes() const {
+  int64_t bytes = 0;
+  for (const Stripe& stripe : impl.stripes_) {
+    bytes += stripe.former_rows.bytes() + stripe.former_candidates.bytes();
+  }
+  return bytes;
+}
+
+// A step of dense updates has begun before its rows change and ends after it.
+void EmbeddingTable::Impl::Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (is_dense()) step_mutex_.Lock();
+  change_clock_.Hold();
+}
+
+void EmbeddingTable::Impl::Release() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  change_clock_.Release();
+  if (is_dense()) step_mutex_.Unlock();
+}
+
+absl::StatusOr<std::unique_ptr<TableSnapshot>>
+EmbeddingTable::Impl::TakeSnapshot(const ChangeCursor& since) {
+  auto snapshot = std::make_unique<Snapshot>(this);
+  if (bloom_ != nullptr) {
+    snapshot->bloom = bloom_->Copy();
+    if (snapshot->bloom == nullptr) return OutOfMemory();
+  }
+  snapshot->last_day = last_day();
+  snapshot->steps = step_log_.Save();
+  snapshot->now = Now();
+  snapshot->num_rows = size();
+  snapshot->is_whole = since.log_id != change_log_id_;
+  for (Stripe& stripe : stripes_) {
+    if (snapshot->is_whole) break;
+    MutexLock lock(&stripe.mutex);
+    snapshot->is_whole = !stripe.key_changes.Knows(since.epoch);
+    const std::vector<Key> lost = stripe.key_changes.Since(since.epoch);
+    snapshot->lost_rows.insert(snapshot->lost_rows.end(), lost.begin(),
+                               lost.end());
+  }
+  if (snapshot->is_whole) snapshot->lost_rows.clear();
+  snapshot_from_ = snapshot->is_whole ? 0 : since.epoch + 1;
+  const auto num_words = static_cast<size_t>(codec_.num_words());
+  for (Stripe& stripe : stripes_) {
+    stripe.former_rows.Begin(num_words +
+                             static_cast<size_t>(statistics_.num_floats()));
+    stripe.former_candidates.Begin(1 + static_cast<size_t>(candidate_floats_));
+  }
+  snapshot->moment = {change_log_id_, change_clock_.BeginSnapshot()};
+  return snapshot;
+}
+
+void EmbeddingTable::Impl::KeepRow(Stripe* stripe, Key key, uint32_t row,
+                                   bool is_lost) const {
+  const RowPlace place = PlaceOf(*stripe, row);
+  // A file of before has it, unless its key is among the lost ones meanwhile.
+  if (!is_lost && RacyLoad(place.stamp) < snapshot_from_) return;
+  stripe->former_rows.Keep(key, PositionOf(key), [&](float* floats) {
+    const auto num_words = static_cast<size_t>(codec_.num_words());
+    RacyLoadFloats(floats, place.words, num_words);
+    const auto num_counts = static_cast<size_t>(statistics_.num_floats());
+    if (num_counts > 0) {
+      RacyLoadFloats(floats + num_words, place.statistics, num_counts);
+    }
+  });
+}
+
+void EmbeddingTable::Impl::KeepCandidateLocked(Stripe* stripe, Key key,
+                                               uint32_t position,
+                                               ChangeStamp stamp) const {
+  if (stamp.keeps_below == 0 || stripe->former_candidates.IsVisited(position) ||
+      !stripe->changed_candidates.insert(key).second) {
+    return;
+  }
+  const float* const record = stripe->candidates.Find(key, position);
+  stripe->former_candidates.Keep(key, position, [&](float* floats) {
+    floats[0] = record != nullptr ? 1.0f : 0.0f;
+    if (record != nullptr) {
+      std::copy_n(record, candidate_floats_, floats + 1);
+    }
+  });
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,66 @@
+// Rows of one stripe as they were when a snapshot was taken: those that have
+// changed since, before the snapshot has come to them. This is the copy on
+// update of Vaz Salles et al. (An evaluation of checkpoint recovery for
+// massively multiplayer online games, VLDB 2009), row by row.
+//
+// A snapshot goes through the stripe in the order of positions, and takes rows
+// with old stamps from the table. Whoever changes such a row first puts it here
+// before it stamps it, unless the snapshot has gone past its position. If both
+// happen at once, the row comes twice, and equal.
+
+#ifndef TFSWITCH_CC_TABLE_FORMER_ROWS_H_
+#define TFSWITCH_CC_TABLE_FORMER_ROWS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "cc/base/hash.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+// Thread-safe.
+class FormerRows {
+ public:
+  // From now on it keeps rows, of so many floats.
+  void Begin(size_t num_floats);
+
+  // Keeps a row, which copy(floats) writes.
+  void Keep(Key key, uint32_t position, absl::FunctionRef<void(float*)> copy);
+
+  // The snapshot has the rows before this position.
+  void SetVisited(uint64_t position) {
+    visited_.store(position, std::memory_order_release);
+  }
+  bool IsVisited(uint32_t position) const {
+    return position < visited_.load(std::memory_order_acquire);
+  }
+
+  // Keeps no more rows, and calls visit(key, floats) for those that it has, up
+  // to the first error.
+  absl::Status End(absl::FunctionRef<absl::Status(Key, const float*)> visit);
+
+  int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr size_t kRowsPerBlock = 1024;
+
+  std::atomic<uint64_t> visited_{0};
+  std::atomic<int64_t> bytes_{0};
+  Mutex mutex_;
+  bool is_active_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t num_floats_ ABSL_GUARDED_BY(mutex_) = 0;  // Of a row with its key.
+  size_t num_rows_ ABSL_GUARDED_BY(mutex_) = 0;
+  // kRowsPerBlock rows each, and their keys before them.
+  std::vector<std::unique_ptr<float[]>> blocks_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_FORMER_ROWS_H_
