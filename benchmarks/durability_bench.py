@@ -159,7 +159,7 @@ class Save:
     begin: float
     end: float
     new_bytes: int
-    cpu_seconds: float  # Of the process that has written it.
+    cpu_seconds: float  # Of the server meanwhile.
 
 
 class Saves:
@@ -184,10 +184,10 @@ class Saves:
             time.sleep(0.01)
         return self.seen
 
-    def _cpu_of_children(self) -> float:
+    def _cpu(self) -> float:
         stat = pathlib.Path(f"/proc/{self._server.process.pid}/stat")
         fields = stat.read_text().rsplit(")", 1)[1].split()
-        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _read(self) -> tuple[float, int]:
         manifest = json.loads(self._manifest.read_text())
@@ -204,18 +204,20 @@ class Saves:
 
     def _watch(self) -> None:
         stamp = self._manifest.stat().st_mtime_ns
-        cpu_seconds = self._cpu_of_children()
+        samples = [(time.time(), self._cpu())]
         while not self._is_over:
             time.sleep(0.01)
+            samples.append((time.time(), self._cpu()))
             now = self._manifest.stat().st_mtime_ns
             if now == stamp:
                 continue
             stamp = now
             begin, new_bytes = self._read()
-            before, cpu_seconds = cpu_seconds, self._cpu_of_children()
+            before = [cpu for at, cpu in samples if at <= begin][-1]
             self.seen.append(
-                Save(begin, now / 1e9, new_bytes, cpu_seconds - before)
+                Save(begin, now / 1e9, new_bytes, samples[-1][1] - before)
             )
+            samples = samples[-1:]
 
 
 def plain_write(path: pathlib.Path, num_bytes: int) -> float:

@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -31,6 +32,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "cc/base/copy_bytes.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
@@ -222,6 +224,94 @@ absl::Status SyncFolder(const std::string& folder) {
   return absl::OkStatus();
 }
 
+namespace {
+
+constexpr size_t kPageBytes = 4096;  // And of all blocks of disks.
+constexpr size_t kDirectBytes = size_t{4} << 20;
+
+// Whether the file goes past the system's memory from now on; not every file
+// system can do that.
+bool SetDirect(int fd, bool is_direct) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 &&
+         fcntl(fd, F_SETFL, is_direct ? flags | O_DIRECT : flags & ~O_DIRECT) ==
+             0;
+}
+
+// Goes through `buffer`, in whole pages but for the last.
+absl::Status WriteDirectly(int fd, const std::string& path,
+                           absl::Span<const absl::Span<const char>> pieces,
+                           const PageBuffer& buffer) {
+  size_t size = 0;
+  bool is_direct = true;
+  const auto flush = [&]() -> absl::Status {
+    size_t done = 0;
+    while (is_direct && done < size) {
+      // Of less than a page, after a short write, too.
+      is_direct = (size - done) % kPageBytes == 0;
+      if (!is_direct) break;
+      const ssize_t written = write(fd, buffer.data() + done, size - done);
+      if (written >= 0) done += static_cast<size_t>(written);
+      if (written >= 0 || errno == EINTR) continue;
+      // It may be refused only now.
+      if (errno != EINVAL) return ErrnoStatus("write", path, errno);
+      is_direct = false;
+    }
+    if (done < size) SetDirect(fd, false);
+    const absl::Status status =
+        WriteAll(fd, path, buffer.data() + done, size - done);
+    size = 0;
+    return status;
+  };
+  for (absl::Span<const char> piece : pieces) {
+    while (!piece.empty()) {
+      const size_t some = std::min(piece.size(), kDirectBytes - size);
+      CopyBytes(buffer.data() + size, piece.data(), some);
+      piece.remove_prefix(some);
+      size += some;
+      if (size == kDirectBytes) TFSWITCH_RETURN_IF_ERROR(flush());
+    }
+  }
+  return flush();
+}
+
+}  // namespace
+
+bool PageBuffer::Reserve(size_t bytes) {
+  if (bytes <= capacity_) return true;
+  if (bytes > std::numeric_limits<size_t>::max() - kPageBytes) return false;
+  const size_t capacity = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  data_.reset();
+  data_.reset(static_cast<char*>(std::aligned_alloc(kPageBytes, capacity)));
+  capacity_ = data_ != nullptr ? capacity : 0;
+  return data_ != nullptr;
+}
+
+absl::Status ReadFromStart(int fd, const std::string& path, size_t size,
+                           const PageBuffer& buffer) {
+  bool is_direct = size >= kDirectBytes && SetDirect(fd, true);
+  for (size_t done = 0; done < size;) {
+    // The rest of a page cannot be asked for by itself, and a file system may
+    // refuse only now.
+    if (is_direct && done % kPageBytes != 0) is_direct = !SetDirect(fd, false);
+    const size_t wanted = std::min(kDirectBytes, buffer.capacity() - done);
+    const ssize_t got =
+        pread(fd, buffer.data() + done, wanted, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EINVAL && is_direct) {
+      is_direct = false;
+      if (SetDirect(fd, false)) continue;
+    }
+    if (got < 0) return ErrnoStatus("read", path, errno);
+    if (got == 0) {
+      return absl::OutOfRangeError(
+          absl::StrCat("'", path, "' ended while being read"));
+    }
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const absl::Span<const char>> pieces) {
   const std::string temporary =
@@ -233,9 +323,17 @@ absl::Status WriteFileAtomically(
       absl::MakeCleanup([&temporary] { unlink(temporary.c_str()); });
   {
     auto close_file = absl::MakeCleanup([fd] { close(fd); });
-    for (const absl::Span<const char> piece : pieces) {
-      TFSWITCH_RETURN_IF_ERROR(
-          WriteAll(fd, temporary, piece.data(), piece.size()));
+    size_t size = 0;
+    for (const absl::Span<const char> piece : pieces) size += piece.size();
+    PageBuffer buffer;
+    if (size >= kDirectBytes && buffer.Reserve(kDirectBytes) &&
+        SetDirect(fd, true)) {
+      TFSWITCH_RETURN_IF_ERROR(WriteDirectly(fd, temporary, pieces, buffer));
+    } else {
+      for (const absl::Span<const char> piece : pieces) {
+        TFSWITCH_RETURN_IF_ERROR(
+            WriteAll(fd, temporary, piece.data(), piece.size()));
+      }
     }
     if (fsync(fd) != 0) return ErrnoStatus("flush", temporary, errno);
   }

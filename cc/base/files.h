@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -72,8 +73,33 @@ absl::StatusOr<FileStamp> StampOf(const std::string& path);
 // survive a crash.
 absl::Status SyncFolder(const std::string& folder);
 
+// Memory that begins with a page and has whole ones, for files of which the
+// system keeps no copy in its own.
+class PageBuffer {
+ public:
+  // False, with what it has, if there is no memory for so much.
+  bool Reserve(size_t bytes);
+  char* data() const { return data_.get(); }
+  size_t capacity() const { return capacity_; }
+
+ private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<char, Free> data_;
+  size_t capacity_ = 0;
+};
+
+// Reads `size` bytes from the beginning of an open file into `buffer`, which
+// has room for them. OutOfRange if the file is shorter. A long file goes past
+// the system's memory, where the file system can do that.
+absl::Status ReadFromStart(int fd, const std::string& path, size_t size,
+                           const PageBuffer& buffer);
+
 // Writes `pieces` to a temporary name in the same folder, which no other writer
-// has, flushes it to the disk and renames it to `path`.
+// has, flushes it to the disk and renames it to `path`. A long file goes past
+// the system's memory: a copy there would cost as much as all the rest of a
+// save, and take memory from rows.
 absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const absl::Span<const char>> pieces);
 absl::Status WriteFileAtomically(const std::string& path,

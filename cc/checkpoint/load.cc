@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <string>
 #include <utility>
 #include <variant>
@@ -204,18 +205,36 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
       table.last_day() >= 0.0f ? table.last_day() : DayOfWallClock());
   // In their order: later rows replace earlier ones, and rows come behind
   // candidates, because a key that has one is no candidate.
+  std::vector<const RowFile*> files;
   for (const RowFile& row_file : saved.files) {
     if (same_cut && (row_file.virtual_shards_begin >= last ||
                      row_file.virtual_shards_end <= first)) {
       continue;
     }
-    TFSWITCH_RETURN_IF_ERROR(interrupt());
     if (row_file.kind == FileKind::kCandidates && !takes_candidates) continue;
     if (row_file.kind == FileKind::kBloom && !takes_bloom) continue;
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const SafetensorsFile file,
-        ReadSafetensors(absl::StrCat(path, "/", row_file.name), row_file.bytes,
-                        row_file.crc32));
+    files.push_back(&row_file);
+  }
+  // Each file is read while the rows of the one before are assigned.
+  std::future<absl::StatusOr<SafetensorsFile>> next;
+  const auto read_next = [&](size_t i, SafetensorsFile former) {
+    if (i == files.size()) return;
+    next = std::async(
+        std::launch::async,
+        [&path, row_file = files[i], spare = std::move(former)]() mutable {
+          return ReadSafetensors(absl::StrCat(path, "/", row_file->name),
+                                 row_file->bytes, row_file->crc32,
+                                 std::move(spare));
+        });
+  };
+  read_next(0, {});
+  SafetensorsFile file;
+  for (size_t f = 0; f < files.size(); ++f) {
+    const RowFile& row_file = *files[f];
+    TFSWITCH_RETURN_IF_ERROR(interrupt());
+    SafetensorsFile former = std::move(file);
+    TFSWITCH_ASSIGN_OR_RETURN(file, next.get());
+    read_next(f + 1, std::move(former));
     const int64_t rows = row_file.num_rows;
     if (row_file.kind == FileKind::kCandidates) {
       TFSWITCH_RETURN_IF_ERROR(LoadCandidates(file, rows, first, last, table));

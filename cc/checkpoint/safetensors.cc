@@ -75,7 +75,6 @@ struct OpenFile {
   OpenFile(OpenFile&& other) noexcept
       : fd(std::exchange(other.fd, -1)),
         header(std::move(other.header)),
-        crc32(other.crc32),
         data_bytes(other.data_bytes) {}
   ~OpenFile() {
     if (fd >= 0) close(fd);
@@ -83,7 +82,6 @@ struct OpenFile {
 
   int fd;
   Json header;
-  uint32_t crc32 = 0;       // The checksum of the bytes before the data.
   uint64_t data_bytes = 0;  // Behind the header.
 };
 
@@ -122,9 +120,6 @@ absl::StatusOr<OpenFile> Open(const std::string& path, int64_t expected_bytes) {
   }
   if (!header->is_object()) return Malformed(path, "its header is no object");
   file.header = *std::move(header);
-  file.crc32 = libdeflate_crc32(
-      libdeflate_crc32(0, reinterpret_cast<const char*>(&length), kLengthBytes),
-      text.data(), text.size());
   file.data_bytes = behind_length - length;
   return file;
 }
@@ -176,12 +171,14 @@ absl::StatusOr<std::map<std::string, std::string>> ReadMetadata(
 
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 int64_t expected_bytes,
-                                                uint32_t expected_crc32) {
+                                                uint32_t expected_crc32,
+                                                SafetensorsFile former) {
   TFSWITCH_ASSIGN_OR_RETURN(const OpenFile opened, Open(path, expected_bytes));
   // The header must fit the file before memory is taken for the tensors.
   const uint64_t data_bytes = opened.data_bytes;
   uint64_t tensor_bytes = 0;
   SafetensorsFile file;
+  file.buffer_ = std::move(former.buffer_);
   file.path_ = path;
   for (const auto& [name, entry] : opened.header.items()) {
     if (name == "__metadata__") continue;
@@ -207,16 +204,14 @@ absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
         path, absl::StrCat("its tensors have ", tensor_bytes, " bytes, and ",
                            data_bytes, " are behind its header"));
   }
-  file.data_.reset(new (std::nothrow) char[data_bytes]);
-  if (file.data_ == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for the ", data_bytes,
-                     " bytes of checkpoint file '", path, "'"));
+  const auto size = static_cast<size_t>(expected_bytes);
+  if (!file.buffer_.Reserve(size)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no memory for the ", size, " bytes of checkpoint file '", path, "'"));
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      ReadBytes(opened.fd, path, file.data_.get(), data_bytes));
-  const uint32_t crc =
-      libdeflate_crc32(opened.crc32, file.data_.get(), data_bytes);
+  TFSWITCH_RETURN_IF_ERROR(ReadFromStart(opened.fd, path, size, file.buffer_));
+  file.data_ = file.buffer_.data() + (size - data_bytes);
+  const uint32_t crc = libdeflate_crc32(0, file.buffer_.data(), size);
   if (crc != expected_crc32) {
     return absl::DataLossError(absl::StrFormat(
         "checkpoint file '%s': checksum %08x, the manifest says %08x; the file "
@@ -248,7 +243,7 @@ absl::StatusOr<absl::Span<const char>> SafetensorsFile::Get(
                             " to ", tensor.end, ", expected ", dtype,
                             ShapeText(shape)));
   }
-  return absl::MakeConstSpan(data_.get() + tensor.begin, bytes);
+  return absl::MakeConstSpan(data_ + tensor.begin, bytes);
 }
 
 }  // namespace tfswitch::checkpoint
