@@ -50,7 +50,7 @@ namespace {
 constexpr int kMaxChangesSaved = 30;
 
 // Training goes before a save.
-constexpr int kNiceness = 5;
+constexpr int kNiceness = 10;
 
 constexpr std::chrono::milliseconds kPollInterval(10);
 
