@@ -2,6 +2,11 @@
 // server refuses a table that was made again meanwhile. If writing or
 // publishing fails, all servers remove their files of it.
 //
+// All servers hold rounds until they have their rows of one cut, so that a save
+// is of one step, whoever calls for it. The hold comes before the cut is taken:
+// no server can be past it then, and each has in the request what it takes to
+// come to it. So no worker has to do anything for it.
+//
 // A restore stages on all servers before it commits on any. Where a save is
 // damaged and none was named, it drops the staged data and tries the one
 // before; if there is none, the error is that of the newest save. Tables that
@@ -11,18 +16,30 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <random>
+#include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "cc/base/interrupt.h"
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
+
+// For the calls from the first hold to the last server's rows.
+constexpr absl::Duration kHold = absl::Seconds(10);
+// For other saves of the same servers.
+constexpr absl::Duration kLongestWait = absl::Hours(1);
 
 // Sorts by time, and two processes do not draw the same.
 std::string NewId() {
@@ -63,6 +80,56 @@ absl::Status WithCleanUp(const absl::Status& failed,
   return absl::Status(failed.code(),
                       absl::StrCat(failed.message(), "; and ", stays, ": ",
                                    clean_up.message()));
+}
+
+// Has all servers hold rounds, and says which they have applied.
+absl::Status HoldRounds(ParameterClient& client, const std::string& save_id,
+                        v1::HoldRoundsResponse* held) {
+  v1::HoldRoundsRequest hold;
+  hold.set_save_id(save_id);
+  const absl::Time give_up = SteadyNow() + kLongestWait;
+  for (;;) {
+    hold.set_hold_ms(absl::ToInt64Milliseconds(kHold));
+    // Shard 0 first: of two saves at a time one gets no further.
+    TFSWITCH_RETURN_IF_ERROR(client.first_shard().Call(hold, held));
+    if (held->waiting_for().empty()) {
+      TFSWITCH_RETURN_IF_ERROR(client.Call(hold, held));
+    }
+    if (held->waiting_for().empty()) return absl::OkStatus();
+    if (SteadyNow() >= give_up) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("a save has waited for ", held->waiting_for(), " for ",
+                       absl::FormatDuration(kLongestWait)));
+    }
+    // Workers do not wait for that.
+    hold.set_hold_ms(0);
+    TFSWITCH_RETURN_IF_ERROR(client.Call(hold, held));
+    TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
+    absl::SleepFor(kInterruptInterval);
+  }
+}
+
+// Has all servers hold rounds, and sets the cut of a save. A server of before
+// it saves without.
+absl::Status TakeCut(ParameterClient& client, v1::SaveShardRequest* request) {
+  v1::HoldRoundsResponse held;
+  const absl::Status status = HoldRounds(client, request->save_id(), &held);
+  if (absl::IsUnimplemented(status)) {
+    std::fprintf(stderr,
+                 "tfswitch: warning: the rows of a save may be of different "
+                 "steps: %s\n",
+                 std::string(status.message()).c_str());
+    return absl::OkStatus();
+  }
+  TFSWITCH_RETURN_IF_ERROR(status);
+  v1::TakeCutRequest take;
+  take.set_save_id(request->save_id());
+  *take.mutable_committed() = held.committed();
+  take.set_with_work_queues(request->all_tables());
+  v1::TakeCutResponse taken;
+  TFSWITCH_RETURN_IF_ERROR(client.first_shard().Call(take, &taken));
+  *request->mutable_cut() = taken.cut();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -121,6 +188,7 @@ absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
   Progress progress(absl::StrCat("saving to '", options.path, "'"),
                     report.num_rows(), LinesOf(options.progress_id));
   const auto save = [&]() -> absl::Status {
+    TFSWITCH_RETURN_IF_ERROR(TakeCut(client, &request));
     TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
                               client.SaveShard(request, &progress));
     commit.mutable_manifest_parts()->Add(parts.begin(), parts.end());

@@ -250,6 +250,9 @@ class ParameterClient {
       const v1::StageRestoreRequest& request, Progress* progress);
   virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
+  // The server of shard 0 alone.
+  virtual ParameterClient& first_shard() { return *this; }
+
   // The groups of workers that train with these tables.
   virtual GroupClient& groups() { return groups_; }
 

@@ -177,6 +177,7 @@ class ShardedClient : public ParameterClient {
         client_id_(DrawId()),
         tables_(shards_, on_lost_tables) {}
 
+  ParameterClient& first_shard() override { return *shards_[0]; }
   GroupClient& groups() override { return shards_[0]->groups(); }
 
   // All shards get the request, and the answer is their sum. A request of a

@@ -117,8 +117,9 @@ absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
   for (const auto& [table, incarnation] : request.table_incarnations()) {
     staged.emplace_back(table, incarnation);
   }
-  const absl::StatusOr<int64_t> committed = call.shard.CommitRound(
-      request.group(), FromProto(request.round()), staged, call.threads);
+  const absl::StatusOr<int64_t> committed =
+      call.shard.CommitRound(request.group(), FromProto(request.round()),
+                             staged, call.threads, call.interrupt);
   const bool is_over = IsErrorOfAppliedRound(committed.status());
   const uint64_t newer = is_over ? 0 : NewerInstanceOf(committed.status());
   if (is_over || newer != 0) {
@@ -189,6 +190,18 @@ absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,
   TFSWITCH_ASSIGN_OR_RETURN(const auto table,
                             call.shard.FindTable(TableOf(request)));
   call.shard.CommitExport(*table, request.export_id(), request.commit());
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::HoldRoundsRequest& request,
+                 v1::HoldRoundsResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.HoldRounds(request));
+  return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::TakeCutRequest& request,
+                 v1::TakeCutResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.TakeCut(request));
   return absl::OkStatus();
 }
 

@@ -30,6 +30,8 @@
   V(Shrink)                                \
   V(ReadUsage)                             \
   V(CommitExport)                          \
+  V(HoldRounds)                            \
+  V(TakeCut)                               \
   V(SaveShard)                             \
   V(CommitCheckpoint)                      \
   V(AbortSave)                             \
@@ -58,8 +60,8 @@ namespace tfswitch {
 // The parts of a call besides its messages.
 struct ShardCall {
   Shard& shard;
-  Shard::Interrupt interrupt;                    // Asked by saves and restores.
-  const LentThreads* threads = nullptr;          // Work on a round, too.
+  Shard::Interrupt interrupt;            // Asked by calls that may take long.
+  const LentThreads* threads = nullptr;  // Work on a round, too.
   uint32_t protocol_version = kProtocolVersion;  // The version of this side.
 };
 

@@ -173,6 +173,36 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
   return round.number;
 }
 
+bool GradientAccumulator::HasCommitted(const std::string& name,
+                                       const Round& round) {
+  Group* group = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = groups_.find(name);
+    if (it == groups_.end()) return false;
+    group = it->second.get();
+  }
+  MutexLock lock(&group->mutex);
+  return round.group_instance == group->instance &&
+         round.number <= group->committed;
+}
+
+std::vector<CommittedRound> GradientAccumulator::LastRounds() {
+  std::vector<std::pair<std::string, Group*>> groups;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [name, group] : groups_) {
+      groups.emplace_back(name, group.get());
+    }
+  }
+  std::vector<CommittedRound> rounds;
+  for (const auto& [name, group] : groups) {
+    MutexLock lock(&group->mutex);
+    rounds.push_back({name, group->instance, group->committed});
+  }
+  return rounds;
+}
+
 void GradientAccumulator::Group::GiveUp(const Round& round) {
   for (const Contribution& each : round.contributions) {
     int64_t& closed = closed_clocks[each.incarnation];

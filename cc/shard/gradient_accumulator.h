@@ -105,6 +105,12 @@ class GradientAccumulator {
   absl::StatusOr<int64_t> Commit(const std::string& group, const Round& round,
                                  Apply apply);
 
+  // Whether the round, of the instance of its group that is known, has been
+  // committed.
+  bool HasCommitted(const std::string& group, const Round& round);
+  // Of each group. Waits for rounds that are being committed.
+  std::vector<CommittedRound> LastRounds();
+
   // Forgets the pushes staged for a table.
   void DropTable(const std::string& table);
 

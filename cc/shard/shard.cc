@@ -677,11 +677,22 @@ absl::StatusOr<int64_t> Shard::Apply(EmbeddingTable& table,
 absl::StatusOr<int64_t> Shard::CommitRound(const std::string& group,
                                            const Round& round,
                                            const std::vector<TableRef>& staged,
-                                           const LentThreads* threads) {
+                                           const LentThreads* threads,
+                                           const Interrupt& interrupt) {
   for (const TableRef& table : staged) {
     const absl::Status found = FindTable(table).status();
     if (absl::IsDataLoss(found)) return found;
   }
+  if (round.number != WorkerGroup::kNoRound &&
+      !stage_.HasCommitted(group, round)) {
+    TFSWITCH_RETURN_IF_ERROR(round_hold_.Wait(interrupt));
+  }
+  return CommitHeldRound(group, round, threads);
+}
+
+absl::StatusOr<int64_t> Shard::CommitHeldRound(const std::string& group,
+                                               const Round& round,
+                                               const LentThreads* threads) {
   v1::CommitRoundRequest request;
   if (log_ != nullptr) {
     request.set_group(group);
@@ -1039,13 +1050,33 @@ absl::StatusOr<std::string> Shard::SaveShard(
   const absl::Cleanup unlock = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     saving_.Unlock();
   };
+  // No round is applied while it is there.
+  std::optional<RoundHold::Kept> kept;
+  if (request.has_cut()) {
+    kept.emplace(&round_hold_, request.save_id());
+    if (!kept->is_held()) {
+      MutexLock lock(&mutex_);
+      const Save& save = SaveOf(request.save_id());
+      // A repetition that has waited for the first.
+      if (!save.part.empty() && save.folder == path) return save.part;
+      return NotHeld(request.save_id());
+    }
+    TFSWITCH_RETURN_IF_ERROR(BringTo(request.cut()));
+  }
   std::optional<WriteGate::Closed> closed(gate());
   if (all_tables && options_.shard_index == 0) {
-    writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
+    const std::optional<std::string> work_queues =
+        kept.has_value()
+            ? kept->work_queues()
+            : SavedWorkQueuesToJson(coordinator_->SaveWorkQueues());
+    // The hold has ended and begun anew.
+    if (!work_queues.has_value()) return NotHeld(request.save_id());
+    writer.SetWorkQueues(*work_queues);
   }
   TFSWITCH_ASSIGN_OR_RETURN(const Snapshots snapshots,
                             TakeSnapshots(to_save, /*since=*/{}));
   closed.reset();
+  kept.reset();
   const auto write = [&]() -> absl::Status {
     for (const auto& snapshot : snapshots) {
       TFSWITCH_RETURN_IF_ERROR(writer.AddTable(
@@ -1104,6 +1135,7 @@ absl::Status Shard::AbortSave(const std::string& path,
                               const std::string& save_id,
                               const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
+  round_hold_.End(save_id);
   TFSWITCH_RETURN_IF_ERROR(ResolvePath(path).status());
   return EndSave(save_id, interrupt);
 }

@@ -2,6 +2,7 @@
 // it has applied.
 //
 //   shard.cc        tables, pushes, and the checkpoints that clients ask for
+//   shard_cut.cc    the round at which such a checkpoint is taken
 //   shard_state.cc  the state that a server keeps to come back with
 //   shard_log.cc    records of writes, and their replay
 
@@ -36,6 +37,7 @@
 #include "cc/shard/gradient_accumulator.h"
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/pending_exports.h"
+#include "cc/shard/round_hold.h"
 #include "cc/shard/write_ledger.h"
 #include "cc/sync/coordinator.h"
 #include "cc/table/embedding_table.h"
@@ -208,13 +210,19 @@ class Shard {
                         absl::Span<WriteResult> results,
                         const LentThreads* threads = nullptr);
 
+  // Saves and restores, and waits for a save, end early with the error of
+  // `interrupt`, which they ask between chunks and while they wait.
+  using Interrupt = checkpoint::Interrupt;
+
   // Applies the staged pushes of a closed round; see
-  // GradientAccumulator::Commit. DataLoss if this shard has lost one of the
-  // tables `staged`, and with it the pushes that the caller had staged.
+  // GradientAccumulator::Commit. Waits while a save holds rounds. DataLoss if
+  // this shard has lost one of the tables `staged`, and with it the pushes that
+  // the caller had staged.
   absl::StatusOr<int64_t> CommitRound(const std::string& group,
                                       const Round& round,
                                       const std::vector<TableRef>& staged = {},
-                                      const LentThreads* threads = nullptr);
+                                      const LentThreads* threads = nullptr,
+                                      const Interrupt& interrupt = Never);
 
   // `slots` is empty or has keys.size() x slot_floats floats. With
   // `only_missing` rows that are there stay as they are; returns how many were
@@ -257,19 +265,25 @@ class Shard {
     pending_exports_.End(table, export_id, commit);
   }
 
-  // Saves and restores end early with the error of `interrupt`, which they ask
-  // between chunks and while they wait. Paths that clients name lie below
-  // options.checkpoint_root, else PermissionDenied; FailedPrecondition if that
-  // is empty.
-  using Interrupt = checkpoint::Interrupt;
+  // Paths that clients name lie below options.checkpoint_root, else
+  // PermissionDenied; FailedPrecondition if that is empty.
 
   // Saves and restores tell `progress` how far they are; null: they say it on
   // stderr. AddProgressTo() adds the same of those whose id begins with `id`.
   void AddProgressTo(const std::string& id,
                      v1::GetProgressResponse* response) const;
 
+  // Keeps this shard at its rounds for a save; see RoundHold.
+  absl::StatusOr<v1::HoldRoundsResponse> HoldRounds(
+      const v1::HoldRoundsRequest& request);
+  // To be called when all shards hold their rounds. Aborted if this one does
+  // not (any more), FailedPrecondition unless it is shard 0.
+  absl::StatusOr<v1::TakeCutResponse> TakeCut(
+      const v1::TakeCutRequest& request);
+
   // Writes this shard's rows; returns its part of the manifest (JSON). Shard 0
-  // saves the work queues with all tables.
+  // saves the work queues with all tables. With a cut the rows are those of its
+  // last rounds; Aborted if the save does not hold them (any more).
   absl::StatusOr<std::string> SaveShard(const v1::SaveShardRequest& request,
                                         const Interrupt& interrupt = Never,
                                         Progress* progress = nullptr);
@@ -411,7 +425,7 @@ class Shard {
                               const Interrupt& interrupt,
                               absl::FunctionRef<absl::Status()> write,
                               std::atomic<bool>* stops) const;
-  // Waits until no other save has it.
+  // Waits until no other save has it, nor holds rounds for it.
   absl::Status LockSaves(const std::string& save, const Interrupt& interrupt)
       ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
@@ -495,6 +509,15 @@ class Shard {
   // Takes it out of the tables; null if it is not there.
   std::shared_ptr<EmbeddingTable> TakeTable(const std::string& name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // CommitRound() of the save that holds rounds.
+  absl::StatusOr<int64_t> CommitHeldRound(const std::string& group,
+                                          const Round& round,
+                                          const LentThreads* threads);
+  // Applies the rounds of a cut. Aborted if it is not the state after them.
+  //
+  // REQUIRES: the save of the cut holds rounds.
+  absl::Status BringTo(const v1::Cut& cut);
+  absl::Status NotHeld(const std::string& save_id) const;
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
   // A push that has been checked, and the sums of its repeated keys.
@@ -551,6 +574,7 @@ class Shard {
   mutable WriteGate gate_;
   WriteLedger ledger_;
   GradientAccumulator stage_{options_.coordinator.max_groups};
+  RoundHold round_hold_;
   PendingExports pending_exports_;
   const std::shared_ptr<Coordinator> coordinator_ =
       std::make_shared<Coordinator>(options_.coordinator);

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
@@ -111,7 +112,13 @@ absl::Status Shard::WriteSnapshots(const Snapshots& snapshots,
 absl::Status Shard::LockSaves(const std::string& save,
                               const Interrupt& interrupt) {
   const absl::Time begin = SteadyNow();
-  for (bool is_said = false; !saving_.TryLock();) {
+  const auto lock = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    if (!saving_.TryLock()) return false;
+    if (!round_hold_.IsHeldByOther(save)) return true;
+    saving_.Unlock();
+    return false;
+  };
+  for (bool is_said = false; !lock();) {
     TFSWITCH_RETURN_IF_ERROR(interrupt());
     absl::SleepFor(absl::Milliseconds(10));
     if (is_said || SteadyNow() - begin < absl::Seconds(1)) continue;
@@ -124,7 +131,10 @@ absl::Status Shard::LockSaves(const std::string& save,
 
 absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
     const std::string& folder, const Interrupt& interrupt) {
-  MutexLock lock(&saving_);
+  TFSWITCH_RETURN_IF_ERROR(LockSaves(folder, interrupt));
+  const absl::Cleanup unlock = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    saving_.Unlock();
+  };
   std::optional<WriteGate::Closed> closed(gate());
   return SaveClosedState(folder, interrupt, &closed);
 }

@@ -610,6 +610,46 @@ absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(
 
 std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
   MutexLock lock(&mutex_);
+  return SavedQueues();
+}
+
+Coordinator::Cut Coordinator::TakeCut(
+    const std::vector<CommittedRound>& committed, size_t num_shards,
+    bool with_work_queues) {
+  MutexLock lock(&mutex_);
+  Cut cut;
+  for (const auto& [name, group] : groups_) {
+    const WorkerGroup& state = group->state;
+    const int64_t last = state.open_round() - 1;
+    absl::StatusOr<Round> closed = state.ClosedRound(last);
+    if (!closed.ok()) continue;  // None has.
+    size_t num_known = 0;
+    int64_t next = last;
+    for (const CommittedRound& each : committed) {
+      if (each.group != name || each.group_instance != state.group_instance()) {
+        continue;
+      }
+      ++num_known;
+      next = std::min(next, each.number + 1);
+    }
+    if (num_known < num_shards) {
+      // A shard was started again: as workers do, tell it of the group first.
+      Round none;
+      none.number = WorkerGroup::kNoRound;
+      none.group_instance = state.group_instance();
+      cut.rounds.emplace_back(name, std::move(none));
+      next = 0;
+    }
+    for (next = std::max(next, closed->first_kept); next < last; ++next) {
+      cut.rounds.emplace_back(name, state.ClosedRound(next).value());
+    }
+    cut.rounds.emplace_back(name, *std::move(closed));
+  }
+  if (with_work_queues) cut.work_queues = SavedQueues();
+  return cut;
+}
+
+std::vector<SavedWorkQueue> Coordinator::SavedQueues() {
   std::vector<SavedWorkQueue> saved;
   for (const auto& [group_name, queues] : queues_) {
     const auto group = groups_.find(group_name);

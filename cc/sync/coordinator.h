@@ -133,6 +133,19 @@ class Coordinator {
 
   // All queues, without the progress contributed to open rounds.
   std::vector<SavedWorkQueue> SaveWorkQueues();
+
+  // The state of one moment that all shards are to be brought to.
+  struct Cut {
+    // By group and number: up to the last that has closed, which is always
+    // there, those that are not in `committed` of each shard.
+    std::vector<std::pair<std::string, Round>> rounds;
+    std::vector<SavedWorkQueue> work_queues;  // As SaveWorkQueues().
+  };
+  // `committed` has the rounds of `num_shards` shards, which apply no others
+  // meanwhile.
+  Cut TakeCut(const std::vector<CommittedRound>& committed, size_t num_shards,
+              bool with_work_queues);
+
   // FailedPrecondition, naming the difference, if a queue is there with other
   // options; ResourceExhausted if there is no room for all; DataLoss if options
   // make no sense or a state does not fit them.
@@ -259,6 +272,9 @@ class Coordinator {
   // Steps that have arrived and whose round is open count for nothing: takes
   // back how far they have brought work queues.
   void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  std::vector<SavedWorkQueue> SavedQueues()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The room that queues take.
   struct Room {

@@ -119,6 +119,13 @@ struct Round {
   int64_t first_kept = 0;
 };
 
+// The last round of a group that a shard has applied; kNoRound: none.
+struct CommittedRound {
+  std::string group;
+  uint64_t group_instance = 0;
+  int64_t number = 0;
+};
+
 // Thread-compatible.
 class WorkerGroup {
  public:

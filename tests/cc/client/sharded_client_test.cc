@@ -4,7 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/steady_clock.h"
 #include "cc/client/checkpoints.h"
+#include "cc/client/done_call.h"
 #include "cc/client/local_client.h"
 #include "cc/shard/shard.h"
 #include "gmock/gmock.h"
@@ -147,6 +149,52 @@ TEST(ShardedClientTest, AFailedSaveOrRestoreNamesWhatStays) {
   EXPECT_THAT(std::string(status.message()),
               testing::EndsWith("; and servers keep rows of this restore until "
                                 "the next: no drop"));
+}
+
+TEST(ShardedClientTest, ServersThatHoldNoRoundsSaveTheRowsThatThereAre) {
+  class Older final : public ForwardingClient {
+   public:
+    using ForwardingClient::ForwardingClient;
+    std::unique_ptr<PendingCall> StartCall(
+        const google::protobuf::Message& request,
+        google::protobuf::Message* response, absl::Duration timeout) override {
+      if (request.GetDescriptor() == v1::HoldRoundsRequest::descriptor()) {
+        return Done(absl::UnimplementedError("no such call"));
+      }
+      return ForwardingClient::StartCall(request, response, timeout);
+    }
+  };
+  Older client(NewLocalClient(std::make_shared<Shard>(ShardOptions{})));
+  ASSERT_TRUE(client.CreateTable(Config()).ok());
+  Fill(client, ManyKeys(10));
+  const ScopedFolder folder;
+
+  EXPECT_EQ(SaveCheckpoint(client, {folder.path()})->num_rows(), 10);
+}
+
+TEST(ShardedClientTest, AShardThatWasStartedAnewComesToTheRoundOfTheOthers) {
+  ShardedUnderTest cluster(2);
+  ASSERT_TRUE(cluster.client().CreateTable(Config()).ok());
+  GroupClient& groups = cluster.client().groups();
+  ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
+  const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0).value();
+  const GroupMember worker = {"g", 0, place.incarnation};
+  Round none;
+  none.number = WorkerGroup::kNoRound;
+  none.group_instance = place.group_instance - 1;
+  ASSERT_TRUE(cluster.shard(1).CommitRound("g", none).ok());
+  for (int64_t clock = 0; clock < 3; ++clock) {
+    ASSERT_TRUE(groups.Arrive(worker, clock, clock, 1.0, {}).ok());
+    const Round round = *groups.WaitForRound(worker, clock, SteadyNow());
+    ASSERT_EQ(cluster.shard(0).CommitRound("g", round).value(), clock);
+  }
+  const ScopedFolder folder;
+
+  const auto report = SaveCheckpoint(cluster.client(), {folder.path()});
+
+  ASSERT_TRUE(report.ok()) << report.status();
+  none.group_instance = place.group_instance;
+  EXPECT_EQ(cluster.shard(1).CommitRound("g", none).value(), 2);
 }
 
 TEST(ShardedClientTest, BadGradientReachesNoShard) {

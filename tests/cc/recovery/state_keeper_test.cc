@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "cc/base/steady_clock.h"
 #include "cc/shard/control_calls.h"
+#include "cc/wire/coordination_conversion.h"
 #include "cc/wire/table_config_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -666,7 +667,23 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
       restart();
       ASSERT_TRUE(run->Push({3, 4}, {9, 2}, true, step(1, 1)).ok());
       restart();
-      ASSERT_EQ((*run)->CommitRound("g", round(1)).value(), 1);
+      if (is_killed) {  // A save brings it before a worker does.
+        v1::HoldRoundsRequest hold;
+        hold.set_save_id("s");
+        hold.set_hold_ms(10'000);
+        ASSERT_TRUE((*run)->HoldRounds(hold).ok());
+        v1::SaveShardRequest save;
+        save.set_path(absl::StrCat(scoped.path(), "/save"));
+        save.set_save_id("s");
+        save.add_tables(config.name);
+        v1::CommitRoundRequest& last = *save.mutable_cut()->add_rounds();
+        last.set_group("g");
+        *last.mutable_round() = ToProto(round(1));
+        const auto part = (*run)->SaveShard(save);
+        ASSERT_TRUE(part.ok()) << part.status();
+      } else {
+        ASSERT_EQ((*run)->CommitRound("g", round(1)).value(), 1);
+      }
       restart();
       ASSERT_EQ((*run)->CommitRound("g", round(1)).value(), 1);  // Again.
       if (!is_killed) undisturbed = run->Rows();

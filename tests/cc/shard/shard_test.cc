@@ -28,6 +28,7 @@
 #include "cc/base/hash.h"
 #include "cc/base/racy_memory.h"
 #include "cc/table/counting_bloom.h"
+#include "cc/wire/coordination_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -1248,6 +1249,160 @@ TEST_F(RoundsTest, TablesOfOtherConsistencyDoNotWaitForTheRound) {
   EXPECT_EQ(Push("asp", {1}, {1, 1}, StepOf(0))->num_rows, 1);
   EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
   EXPECT_EQ(shard_.FindTable("asp").value()->size(), 1);
+}
+
+// A save that holds the rounds of a shard.
+class HeldRoundsTest : public SumRoundsTest {
+ protected:
+  HeldRoundsTest() {
+    EXPECT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
+    EXPECT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 1)).ok());
+    v1::HoldRoundsRequest hold;
+    hold.set_save_id("s");
+    hold.set_hold_ms(10'000);
+    const auto held = shard_.HoldRounds(hold);
+    EXPECT_TRUE(held.ok()) << held.status();
+    EXPECT_EQ(held->committed_size(), 1);
+    EXPECT_EQ(held->committed(0).group(), "g");
+    EXPECT_EQ(held->committed(0).group_instance(), 1);
+    EXPECT_EQ(held->committed(0).number(), 0);
+  }
+
+  // Cancelled if it would wait.
+  absl::StatusOr<int64_t> Commit(const Round& round) {
+    return shard_.CommitRound("g", round, {}, nullptr,
+                              [] { return absl::CancelledError("it waits"); });
+  }
+
+  static v1::SaveShardRequest SaveOfRounds(const std::vector<Round>& rounds) {
+    v1::SaveShardRequest request =
+        SaveOf(testing::TempDir() + "/held_rounds", "s", false, {"t"});
+    request.mutable_cut();
+    for (const Round& round : rounds) {
+      v1::CommitRoundRequest& proto = *request.mutable_cut()->add_rounds();
+      proto.set_group("g");
+      *proto.mutable_round() = ToProto(round);
+    }
+    return request;
+  }
+};
+
+TEST_F(HeldRoundsTest, ARoundWaitsUnlessItIsAppliedAlready) {
+  Round none;
+  none.number = WorkerGroup::kNoRound;
+  none.group_instance = 1;
+
+  EXPECT_EQ(Commit(RoundOf(0, {1.0})).value(), 0);
+  EXPECT_EQ(Commit(none).value(), 0);
+  EXPECT_EQ(Commit(RoundOf(1, {1.0})).status(),
+            absl::CancelledError("it waits"));
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
+
+  ASSERT_TRUE(shard_.AbortSave(testing::TempDir() + "/x", "s").ok());
+  EXPECT_EQ(Commit(RoundOf(1, {1.0})).value(), 1);
+}
+
+TEST_F(HeldRoundsTest, TheSaveBringsItsRoundsAndEndsItsHold) {
+  const auto part =
+      shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0}), RoundOf(1, {1.0})}));
+
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 1);
+  EXPECT_EQ(Commit(RoundOf(2, {1.0})).value(), 2);
+}
+
+TEST_F(HeldRoundsTest, ARoundWhoseStepFailsIsSavedAsItIs) {
+  const float big = std::numeric_limits<float>::max();
+  ASSERT_TRUE(Push("t", {1}, {big, 1}, StepOf(0, 1)).ok());
+  ASSERT_TRUE(Push("t", {1}, {big, 1}, StepOf(0, 1)).ok());
+
+  EXPECT_TRUE(shard_.SaveShard(SaveOfRounds({RoundOf(1, {1.0})})).ok());
+  EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
+}
+
+TEST_F(HeldRoundsTest, ASaveThatIsNotOfTheLastRoundIsRefused) {
+  for (const Round& round : {RoundOf(-1, {1.0}), RoundOf(7, {1.0})}) {
+    const absl::Status status =
+        shard_.SaveShard(SaveOfRounds({round})).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("'g'"), HasSubstr("round 0"),
+                      HasSubstr(absl::StrCat("round ", round.number)),
+                      HasSubstr("Save again")));
+    v1::HoldRoundsRequest hold;
+    hold.set_save_id("s");
+    hold.set_hold_ms(10'000);
+    ASSERT_TRUE(shard_.HoldRounds(hold).ok());
+  }
+}
+
+TEST_F(HeldRoundsTest, OtherSavesComeAfterTheHold) {
+  v1::HoldRoundsRequest hold;
+  hold.set_save_id("other");
+  hold.set_hold_ms(10'000);
+  v1::SaveShardRequest save = SaveOfRounds({});
+  save.clear_cut();
+  save.set_save_id("other");
+
+  EXPECT_FALSE(shard_.HoldRounds(hold)->waiting_for().empty());
+  EXPECT_EQ(shard_.SaveShard(save, [] { return absl::CancelledError("no"); })
+                .status(),
+            absl::CancelledError("no"));
+  EXPECT_EQ(shard_
+                .SaveState(testing::TempDir() + "/held_rounds_state",
+                           [] { return absl::CancelledError("no"); })
+                .status(),
+            absl::CancelledError("no"));
+
+  hold.set_save_id("s");
+  hold.set_hold_ms(0);
+  ASSERT_TRUE(shard_.HoldRounds(hold).ok());
+  EXPECT_TRUE(shard_.SaveShard(save).ok());
+}
+
+TEST_F(HeldRoundsTest, WhileASaveIsWrittenNoOtherHoldsRounds) {
+  v1::HoldRoundsRequest hold;
+  hold.set_save_id("other");
+  hold.set_hold_ms(10'000);
+  std::atomic<int> num_asked{0};
+
+  const auto part = shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0})}), [&] {
+    // On another thread, as calls come.
+    std::thread([&] {
+      const auto held = shard_.HoldRounds(hold);
+      EXPECT_FALSE(held.ok() && held->waiting_for().empty());
+      if (num_asked++ == 0) return;
+      EXPECT_TRUE(Commit(RoundOf(1, {1.0})).ok());  // The cut is taken.
+    }).join();
+    return absl::OkStatus();
+  });
+
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_GT(num_asked, 0);
+  EXPECT_TRUE(shard_.HoldRounds(hold)->waiting_for().empty());
+}
+
+TEST_F(HeldRoundsTest, ASaveWithoutTheWorkQueuesOfItsCutIsRefused) {
+  v1::SaveShardRequest request = SaveOfRounds({RoundOf(0, {1.0})});
+  request.set_all_tables(true);
+
+  EXPECT_EQ(shard_.SaveShard(request).status().code(),
+            absl::StatusCode::kAborted);
+}
+
+TEST_F(HeldRoundsTest, ASaveWhoseHoldHasEndedIsRefused) {
+  ASSERT_TRUE(shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0})})).ok());
+  v1::SaveShardRequest other = SaveOfRounds({RoundOf(0, {1.0})});
+  other.set_save_id("other");
+  v1::TakeCutRequest take;
+  take.set_save_id("other");
+
+  for (const absl::Status& status :
+       {shard_.SaveShard(other).status(), shard_.TakeCut(take).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("'other'"), HasSubstr("Save again")));
+  }
 }
 
 TEST_F(RoundsTest, WhatWasStagedGoesWithItsTable) {

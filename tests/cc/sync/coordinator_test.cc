@@ -17,6 +17,7 @@ namespace tfswitch {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 WorkerGroupOptions GroupOf(uint32_t num_workers) {
@@ -76,6 +77,37 @@ TEST(CoordinatorTest, GroupsAndWorkersTooManyAreRefusedAndNamed) {
               AllOf(HasSubstr("got 3"), HasSubstr("--max_workers")));
   EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   EXPECT_TRUE(coordinator.Join("g", 8).ok());
+}
+
+TEST(CoordinatorTest, ACutHasTheRoundsThatOneOfTheShardsHasNotApplied) {
+  Coordinator coordinator;
+  ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(1)).ok());
+  ASSERT_TRUE(coordinator.CreateGroup("idle", GroupOf(1)).ok());
+  const uint64_t instance =
+      TrainInRounds(&coordinator, 0, 4).at(0).group_instance;
+  const auto numbers = [&](const std::vector<CommittedRound>& committed) {
+    std::vector<int64_t> numbers;
+    for (const auto& [group, round] :
+         coordinator.TakeCut(committed, 2, false).rounds) {
+      EXPECT_EQ(group, "g");
+      EXPECT_EQ(round.group_instance, instance);
+      numbers.push_back(round.number);
+    }
+    return numbers;
+  };
+  constexpr int64_t kNone = WorkerGroup::kNoRound;
+
+  EXPECT_THAT(numbers({{"g", instance, 3}, {"g", instance, 1}}),
+              ElementsAre(2, 3));
+  EXPECT_THAT(numbers({{"g", instance, 3}, {"g", instance, 3}}),
+              ElementsAre(3));
+  EXPECT_THAT(numbers({{"g", instance, kNone}, {"g", instance, 3}}),
+              ElementsAre(0, 1, 2, 3));
+  // A shard that does not know the group hears of it first.
+  EXPECT_THAT(numbers({{"g", instance, 3}, {"g", instance - 1, 3}}),
+              ElementsAre(kNone, 0, 1, 2, 3));
+  EXPECT_THAT(numbers({{"g", instance, 3}, {"idle", instance, 3}}),
+              ElementsAre(kNone, 0, 1, 2, 3));
 }
 
 TEST(CoordinatorTest, NamesOfAnyLengthAreNotKept) {

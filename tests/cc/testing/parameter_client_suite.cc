@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/base/steady_clock.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/parameter_client.h"
 #include "gmock/gmock.h"
@@ -700,6 +701,68 @@ TEST_P(ParameterClientSuite, SavingOneTableKeepsTheOthersOfTheCheckpoint) {
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(Size("a"), 4);
   EXPECT_EQ(Size("b"), 1);
+}
+
+TEST_P(ParameterClientSuite, ASaveIsOfTheLastClosedRoundOnAllServers) {
+  TableConfig config = Config("t", 1);
+  config.initializer = ConstantInitializer{0.0f};
+  config.consistency = {ConsistencyKind::kBsp, 0, Reduction::kSum};
+  ASSERT_TRUE(client().CreateTable(config).ok());
+  GroupClient& groups = client().groups();
+  ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
+  const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0).value();
+  const GroupMember worker = {"g", 0, place.incarnation};
+  WorkQueueOptions queue;
+  queue.items = {"item"};
+  ASSERT_TRUE(groups.CreateWorkQueue("g", "q", queue).ok());
+  ASSERT_TRUE(groups.TakeWorkItem(worker, "q").ok());
+  const std::vector<Key> keys = ManyKeys(100);
+  const std::vector<float> gradients(keys.size(), -1.0f);
+  PushArgs push;
+  push.table = "t";
+  push.dim = 1;
+  push.keys = keys;
+  push.gradients = gradients;
+  push.learning_rate = 1.0f;
+  push.insert_missing = true;
+  push.step = {"g", 0, place.incarnation, place.clock};
+  int64_t committed = WorkerGroup::kNoRound;
+  for (int64_t round = 0; round < 3; ++round, ++push.step.clock) {
+    ASSERT_TRUE(client().Push(push).ok());
+    if (round == 2) break;  // The worker dies in its third step.
+    ASSERT_TRUE(groups
+                    .Arrive(worker, push.step.clock, round, 1.0,
+                            {{"q", 0, 0, round + 1}})
+                    .ok());
+    const auto closed = groups.WaitForRound(worker, round, SteadyNow());
+    ASSERT_TRUE(closed.ok()) << closed.status();
+    // No other server has heard of the rounds.
+    ASSERT_TRUE(client()
+                    .StartCommitRound(0, "g", *closed, &committed, {})
+                    ->Wait()
+                    .ok());
+    ASSERT_EQ(committed, round);
+  }
+  const ScopedFolder folder;
+
+  const auto saved = SaveCheckpoint(client(), {folder.path()});
+
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  EXPECT_THAT(Pull("t", 1, keys), testing::Each(2.0f));
+  ASSERT_TRUE(groups.Leave(worker, absl::InfiniteDuration()).ok());
+  ASSERT_TRUE(RestoreCheckpoint(client(), {folder.path()}).ok());
+  EXPECT_THAT(Pull("t", 1, keys), testing::Each(2.0f));
+  const GroupMember next = {"g", 1, groups.Join("g", 1, 0, 0, 0)->incarnation};
+  EXPECT_EQ(groups.TakeWorkItem(next, "q").value()->offset, 2);
+  // Nobody is held up any more.
+  Round round = groups.WaitForRound(next, 1, SteadyNow()).value();
+  for (int shard = 0; shard < client().num_shards(); ++shard) {
+    EXPECT_TRUE(client()
+                    .StartCommitRound(shard, "g", round, &committed, {})
+                    ->Wait()
+                    .ok());
+    EXPECT_EQ(committed, 1);
+  }
 }
 
 TEST_P(ParameterClientSuite, DamagedCheckpointChangesNothing) {
