@@ -163,7 +163,8 @@ class Cluster:
         """Saves tables as a checkpoint that any number of servers can load.
 
         With all tables it saves where work queues are, too
-        (`tfswitch.data.WorkQueue`).
+        (`tfswitch.data.WorkQueue`). What workers train with `bsp` is saved as
+        it is after one step of all of them, also while they train.
 
         A folder holds several saves, each of them whole. With `tables` named,
         the other tables of the save before are kept in the new one.
