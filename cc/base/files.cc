@@ -278,7 +278,7 @@ absl::Status WriteDirectly(int fd, const std::string& path,
 }  // namespace
 
 bool PageBuffer::Reserve(size_t bytes) {
-  if (bytes <= capacity_) return true;
+  if (data_ != nullptr && bytes <= capacity_) return true;
   if (bytes > std::numeric_limits<size_t>::max() - kPageBytes) return false;
   const size_t capacity = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   data_.reset();

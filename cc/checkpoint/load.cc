@@ -219,8 +219,9 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
   std::future<absl::StatusOr<SafetensorsFile>> next;
   const auto read_next = [&](size_t i, SafetensorsFile former) {
     if (i == files.size()) return;
+    // Where there is no thread to be had, get() reads it.
     next = std::async(
-        std::launch::async,
+        std::launch::async | std::launch::deferred,
         [&path, row_file = files[i], spare = std::move(former)]() mutable {
           return ReadSafetensors(absl::StrCat(path, "/", row_file->name),
                                  row_file->bytes, row_file->crc32,

@@ -115,6 +115,10 @@ absl::Status TakeCut(ParameterClient& client, v1::SaveShardRequest* request) {
   v1::HoldRoundsResponse held;
   const absl::Status status = HoldRounds(client, request->save_id(), &held);
   if (absl::IsUnimplemented(status)) {
+    // Others hold rounds already.
+    v1::HoldRoundsRequest end;
+    end.set_save_id(request->save_id());
+    client.Call(end, &held).IgnoreError();  // The same one.
     std::fprintf(stderr,
                  "tfswitch: warning: the rows of a save may be of different "
                  "steps: %s\n",

@@ -237,7 +237,8 @@ absl::Status Run(const ShardCall& call, const v1::StageRestoreRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::CommitRestoreRequest& request,
                  v1::CommitRestoreResponse* response) {
-  return call.shard.CommitRestore(request.restore_id(), request.abort());
+  return call.shard.CommitRestore(request.restore_id(), request.abort(),
+                                  call.interrupt);
 }
 
 absl::Status Run(const ShardCall& call, const v1::GetProgressRequest& request,

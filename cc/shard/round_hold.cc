@@ -16,9 +16,10 @@ bool RoundHold::Begin(const std::string& save_id, absl::Duration duration) {
     ++number_;
     save_id_ = save_id;
     work_queues_.reset();
+    begin_ = SteadyNow();
   }
   if (save_id_ != save_id) return false;
-  expiry_ = SteadyNow() + std::min(duration, kLongest);
+  expiry_ = std::min(SteadyNow() + duration, begin_ + kLongest);
   return true;
 }
 

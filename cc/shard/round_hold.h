@@ -24,7 +24,8 @@ class RoundHold {
   static constexpr absl::Duration kLongest = absl::Seconds(10);
 
   // From now on rounds wait, for `duration` or until End(). Repeated, it lasts
-  // so long from now. False if another save holds them.
+  // so long from now, though no longer than kLongest in all. False if another
+  // save holds them.
   bool Begin(const std::string& save_id, absl::Duration duration);
   // OK if the save holds nothing.
   void End(const std::string& save_id);
@@ -83,6 +84,7 @@ class RoundHold {
   CondVar ended_;
   // Of the last hold.
   std::string save_id_ ABSL_GUARDED_BY(mutex_);
+  absl::Time begin_ ABSL_GUARDED_BY(mutex_);
   absl::Time expiry_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t num_kept_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<std::string> work_queues_ ABSL_GUARDED_BY(mutex_);

@@ -1045,11 +1045,9 @@ absl::StatusOr<std::string> Shard::SaveShard(
   std::atomic<bool> stops{false};
   checkpoint::PartWriter writer(path, request.save_id(), options_.shard_index,
                                 options_.num_shards, all_tables,
-                                [&] { return stops ? given_up() : check(); });
+                                [&] { return stops ? given_up() : Never(); });
   TFSWITCH_RETURN_IF_ERROR(LockSaves(request.save_id(), check));
-  const absl::Cleanup unlock = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    saving_.Unlock();
-  };
+  const absl::Cleanup unlock = [this] { UnlockSaves(); };
   // No round is applied while it is there.
   std::optional<RoundHold::Kept> kept;
   if (request.has_cut()) {
@@ -1061,9 +1059,17 @@ absl::StatusOr<std::string> Shard::SaveShard(
       if (!save.part.empty() && save.folder == path) return save.part;
       return NotHeld(request.save_id());
     }
-    TFSWITCH_RETURN_IF_ERROR(BringTo(request.cut()));
+    TFSWITCH_RETURN_IF_ERROR(BringTo(request.cut(), check));
   }
   std::optional<WriteGate::Closed> closed(gate());
+  for (const auto& table : to_save) {
+    const auto present = FindTable(table->config().name);
+    if (present.ok() && *present == table) continue;
+    return absl::AbortedError(
+        absl::StrCat("table '", table->config().name,
+                     "' was dropped or restored while the save waited for "
+                     "another one. Save again"));
+  }
   if (all_tables && options_.shard_index == 0) {
     const std::optional<std::string> work_queues =
         kept.has_value()
@@ -1084,7 +1090,8 @@ absl::StatusOr<std::string> Shard::SaveShard(
     }
     return absl::OkStatus();
   };
-  TFSWITCH_RETURN_IF_ERROR(WriteSnapshots(snapshots, check, write, &stops));
+  TFSWITCH_RETURN_IF_ERROR(
+      WriteSnapshots(snapshots, check, write, /*may_close_gate=*/true, &stops));
   TFSWITCH_RETURN_IF_ERROR(interrupt());
   MutexLock lock(&mutex_);
   Save& save = SaveOf(request.save_id());
@@ -1416,11 +1423,13 @@ void Shard::DropStagedPushes(const std::string& restore_id) {
   for (const std::string& name : names) stage_.DropTable(name);
 }
 
-absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort) {
+absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
+                                  const Interrupt& interrupt) {
   std::shared_ptr<Restore> restore;  // Freed outside the lock.
   if (abort) return TakeRestore(restore_id, abort, &restore).status();
   // A save that is under way ends first, and then no other one begins.
-  MutexLock lock(&saving_);
+  TFSWITCH_RETURN_IF_ERROR(LockSaves(restore_id, interrupt));
+  const absl::Cleanup unlock = [this] { UnlockSaves(); };
   const WriteGate::Closed closed(gate());
   DropStagedPushes(restore_id);
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_taken,

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -316,7 +317,8 @@ class Shard {
   // tables that are not applied yet are dropped: they belong to the time that
   // the restore goes back over. NotFound if nothing is staged under
   // `restore_id`; aborting then is OK, and so is repeating the last commit.
-  absl::Status CommitRestore(const std::string& restore_id, bool abort);
+  absl::Status CommitRestore(const std::string& restore_id, bool abort,
+                             const Interrupt& interrupt = Never);
 
   // The state that comes back after a restart: all tables, the marks of writes,
   // and on shard 0 the work queues. `folder` is the server's own, not a
@@ -420,14 +422,19 @@ class Shard {
       const std::map<std::string, ChangeCursor>& since);
   // Calls write() on a thread of low priority, and `interrupt` at short
   // intervals; its error sets `*stops`, upon which write() has to end. If
-  // copies of rows take more than options.max_save_bytes, closes the gate.
+  // copies of rows take more than options.max_save_bytes, closes the gate if it
+  // may.
   absl::Status WriteSnapshots(const Snapshots& snapshots,
                               const Interrupt& interrupt,
                               absl::FunctionRef<absl::Status()> write,
+                              bool may_close_gate,
                               std::atomic<bool>* stops) const;
   // Waits until no other save has it, nor holds rounds for it.
   absl::Status LockSaves(const std::string& save, const Interrupt& interrupt)
       ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  void UnlockSaves() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  // FailedPrecondition in a save of this thread.
+  absl::Status CheckNotSaving() const;
 
   void CountWrite() {
     if (options_.num_writes != nullptr) {
@@ -516,7 +523,7 @@ class Shard {
   // Applies the rounds of a cut. Aborted if it is not the state after them.
   //
   // REQUIRES: the save of the cut holds rounds.
-  absl::Status BringTo(const v1::Cut& cut);
+  absl::Status BringTo(const v1::Cut& cut, const Interrupt& interrupt);
   absl::Status NotHeld(const std::string& save_id) const;
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
@@ -564,6 +571,7 @@ class Shard {
 
   // These have their own locks.
   Mutex saving_;  // One save at a time; before the gate is closed.
+  std::atomic<std::thread::id> saver_{};
   // What the newest save of the state has, by table name.
   struct SavedBase {
     std::weak_ptr<EmbeddingTable> table;

@@ -34,6 +34,7 @@ absl::StatusOr<v1::HoldRoundsResponse> Shard::HoldRounds(
     const v1::HoldRoundsRequest& request) {
   const std::string& save_id = request.save_id();
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
+  TFSWITCH_RETURN_IF_ERROR(CheckNotSaving());
   v1::HoldRoundsResponse response;
   if (request.hold_ms() <= 0) {
     round_hold_.End(save_id);
@@ -83,8 +84,9 @@ absl::StatusOr<v1::TakeCutResponse> Shard::TakeCut(
   return response;
 }
 
-absl::Status Shard::BringTo(const v1::Cut& cut) {
+absl::Status Shard::BringTo(const v1::Cut& cut, const Interrupt& interrupt) {
   for (int i = 0; i < cut.rounds_size(); ++i) {
+    TFSWITCH_RETURN_IF_ERROR(interrupt());
     const std::string& group = cut.rounds(i).group();
     const Round round = FromProto(cut.rounds(i).round());
     absl::StatusOr<int64_t> committed =

@@ -21,6 +21,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -60,36 +61,44 @@ constexpr std::chrono::milliseconds kPollInterval(10);
 absl::StatusOr<Shard::Snapshots> Shard::TakeSnapshots(
     const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
     const std::map<std::string, ChangeCursor>& since) {
+  Snapshots snapshots;
   // Lookups may make rows while the gate is closed.
   for (const auto& table : tables) table->Hold();
-  Snapshots snapshots;
-  absl::Status status;
-  for (const auto& table : tables) {
-    const auto from = since.find(table->config().name);
-    auto snapshot = table->TakeSnapshot(from != since.end() ? from->second
-                                                            : ChangeCursor());
-    status.Update(snapshot.status());
-    if (!status.ok()) break;
-    snapshots.push_back(*std::move(snapshot));
+  const absl::Cleanup release = [&tables] {
+    for (const auto& table : tables) table->Release();
+  };
+  try {
+    for (const auto& table : tables) {
+      const auto from = since.find(table->config().name);
+      TFSWITCH_ASSIGN_OR_RETURN(
+          snapshots.emplace_back(),
+          table->TakeSnapshot(from != since.end() ? from->second
+                                                  : ChangeCursor()));
+    }
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory to save rows");
   }
-  for (const auto& table : tables) table->Release();
-  TFSWITCH_RETURN_IF_ERROR(status);
   return snapshots;
 }
 
 absl::Status Shard::WriteSnapshots(const Snapshots& snapshots,
                                    const Interrupt& interrupt,
                                    absl::FunctionRef<absl::Status()> write,
+                                   bool may_close_gate,
                                    std::atomic<bool>* stops) const {
   const uint64_t max_bytes = options_.max_save_bytes != 0
                                  ? options_.max_save_bytes
                                  : AvailableMemoryBytes() / 2;
   TFSWITCH_RETURN_IF_ERROR(interrupt());
-  std::future<absl::Status> written = std::async(std::launch::async, [&] {
-    errno = 0;
-    if (nice(kNiceness) == -1 && errno != 0) errno = 0;  // Then without.
-    return write();
-  });
+  const std::thread::id caller = std::this_thread::get_id();
+  // Where there is no thread to be had, get() writes.
+  std::future<absl::Status> written =
+      std::async(std::launch::async | std::launch::deferred, [&] {
+        if (std::this_thread::get_id() == caller) return write();
+        errno = 0;
+        if (nice(kNiceness) == -1 && errno != 0) errno = 0;  // Then without.
+        return write();
+      });
   std::optional<WriteGate::Closed> closed;
   absl::Status interrupted;
   do {
@@ -99,8 +108,10 @@ absl::Status Shard::WriteSnapshots(const Snapshots& snapshots,
     for (const auto& snapshot : snapshots) {
       bytes += static_cast<uint64_t>(snapshot->kept_bytes());
     }
-    if (bytes > max_bytes && !closed.has_value()) closed.emplace(gate());
-  } while (written.wait_for(kPollInterval) != std::future_status::ready);
+    if (may_close_gate && bytes > max_bytes && !closed.has_value()) {
+      closed.emplace(gate());
+    }
+  } while (written.wait_for(kPollInterval) == std::future_status::timeout);
   try {
     const absl::Status status = written.get();
     return interrupted.ok() ? status : interrupted;
@@ -109,8 +120,16 @@ absl::Status Shard::WriteSnapshots(const Snapshots& snapshots,
   }
 }
 
+absl::Status Shard::CheckNotSaving() const {
+  if (saver_ != std::this_thread::get_id()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this thread is saving already; a handler of a signal must not save or "
+      "restore then");
+}
+
 absl::Status Shard::LockSaves(const std::string& save,
                               const Interrupt& interrupt) {
+  TFSWITCH_RETURN_IF_ERROR(CheckNotSaving());
   const absl::Time begin = SteadyNow();
   const auto lock = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     if (!saving_.TryLock()) return false;
@@ -126,15 +145,19 @@ absl::Status Shard::LockSaves(const std::string& save,
     std::fprintf(stderr, "tfswitch: save '%s' waits for another save\n",
                  absl::CHexEscape(save).c_str());
   }
+  saver_ = std::this_thread::get_id();
   return absl::OkStatus();
+}
+
+void Shard::UnlockSaves() {
+  saver_ = std::thread::id();
+  saving_.Unlock();
 }
 
 absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
     const std::string& folder, const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(LockSaves(folder, interrupt));
-  const absl::Cleanup unlock = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    saving_.Unlock();
-  };
+  const absl::Cleanup unlock = [this] { UnlockSaves(); };
   std::optional<WriteGate::Closed> closed(gate());
   return SaveClosedState(folder, interrupt, &closed);
 }
@@ -169,7 +192,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
       folder, save_id, options_.shard_index, options_.num_shards,
       /*all_tables=*/true, [&]() -> absl::Status {
         if (stops) return absl::CancelledError("the save was given up");
-        return interrupt();
+        return absl::OkStatus();
       });
   if (options_.shard_index == 0) {
     writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
@@ -206,7 +229,9 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     }
     return writer.AddServer(server, marks, staged);
   };
-  absl::Status status = WriteSnapshots(snapshots, interrupt, write, &stops);
+  absl::Status status =
+      WriteSnapshots(snapshots, interrupt, write,
+                     /*may_close_gate=*/closed != nullptr, &stops);
   // The save must not be on the disk before the records that it counts.
   if (status.ok() && log_ != nullptr && !log_->has_failed()) {
     status = log_->Sync();

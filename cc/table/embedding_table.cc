@@ -487,7 +487,7 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
     const uint32_t meta = LockBucket(place.entry.bucket);
     // Somebody else may have changed and kept it meanwhile.
     if (MustKeep(*stripe, row, stamp)) {
-      KeepRow(stripe, place.key, row, /*is_lost=*/true);
+      KeepRow(stripe, place.key, row);
     }
     UnlockBucket(place.entry.bucket, meta);
   }

@@ -174,7 +174,7 @@ void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
   const ChangeClock::Change change(&change_clock_);
   const auto subtract = [&](const KeyPlace& place, size_t i) {
     if (!place.has_row()) return absl::OkStatus();
-    ModifyLocked(place, RowRounding(), ChangeStamp(),
+    ModifyLocked(place, RowRounding(), change.stamp(),
                  [&](const RowFloats& row) {
                    statistics_.SubtractDeltaScore(scores[i], row.statistics);
                  });

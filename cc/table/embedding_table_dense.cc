@@ -76,7 +76,7 @@ void EmbeddingTable::Impl::CatchUpAll() const {
         // The slots change in any case.
         bool has_changed = MustKeep(stripe, entry.row(), stamp);
         if (has_changed) {
-          KeepRow(&stripe, key, entry.row(), /*is_lost=*/false);
+          KeepRow(&stripe, key, entry.row());
         }
         const auto step = [&](const RowFloats& row) {
           memcpy(before.data(), row.embedding, bytes);

@@ -290,7 +290,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     return RacyLoad(stripe.rows.stamps() + row) < stamp.keeps_below;
   }
   // REQUIRES: MustKeep().
-  void KeepRow(Stripe* stripe, Key key, uint32_t row, bool is_lost) const;
+  void KeepRow(Stripe* stripe, Key key, uint32_t row) const;
   // The same for the record of a key, or that it has none; the stripe's mutex
   // is held.
   void KeepCandidateLocked(Stripe* stripe, Key key, uint32_t position,
@@ -424,8 +424,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // dense updates up to date.
   mutable ChangeClock change_clock_;
   const uint64_t change_log_id_;
-  // A snapshot wants rows with stamps from here on, and any that go. Changes
-  // while no row does.
+  // A snapshot wants rows with stamps from here on. Changes while no row does.
   std::atomic<uint32_t> snapshot_from_{0};
   mutable std::array<Stripe, kNumStripes> stripes_;
 };
@@ -462,7 +461,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
 
   void Keep(Key key, uint32_t row) override {
     table_->KeepRow(&table_->stripes_[StripeOfHash(table_->hash_(key))], key,
-                    row, /*is_lost=*/false);
+                    row);
   }
 
   bool Read(Key key, float* embedding) override {
@@ -611,7 +610,7 @@ void EmbeddingTable::Impl::ModifyLocked(const KeyPlace& place,
   const uint32_t meta = LockBucket(place.entry.bucket);
   const uint32_t row = place.entry.row();
   if (MustKeep(*place.stripe, row, stamp)) {
-    KeepRow(place.stripe, place.key, row, /*is_lost=*/false);
+    KeepRow(place.stripe, place.key, row);
   }
   ModifyRow(PlaceOf(*place.stripe, row), rounding, stamp, modify);
   UnlockBucket(place.entry.bucket, meta);

@@ -12,6 +12,12 @@
 #include "cc/table/embedding_table_impl.h"
 
 namespace tfswitch {
+namespace {
+
+// Of a set of keys.
+constexpr size_t kBytesPerNode = 48;
+
+}  // namespace
 
 EmbeddingTable::Impl::Snapshot::Snapshot(const Impl* table)
     : TableSnapshot(*table), impl(*table) {}
@@ -20,7 +26,7 @@ EmbeddingTable::Impl::Snapshot::~Snapshot() {
   impl.change_clock_.EndSnapshot();
   const auto forget = [](Key, const float*) { return absl::OkStatus(); };
   for (Stripe& stripe : impl.stripes_) {
-    stripe.former_rows.End(forget).IgnoreError();  // It cannot fail.
+    stripe.former_rows.End(forget).IgnoreError();  // Nobody asks any more.
     stripe.former_candidates.End(forget).IgnoreError();
     MutexLock lock(&stripe.mutex);
     stripe.changed_candidates.clear();
@@ -82,19 +88,19 @@ EmbeddingTable::Impl::TakeSnapshot(const ChangeCursor& since) {
   snapshot_from_ = snapshot->is_whole ? 0 : since.epoch + 1;
   const auto num_words = static_cast<size_t>(codec_.num_words());
   for (Stripe& stripe : stripes_) {
-    stripe.former_rows.Begin(num_words +
-                             static_cast<size_t>(statistics_.num_floats()));
-    stripe.former_candidates.Begin(1 + static_cast<size_t>(candidate_floats_));
+    stripe.former_rows.Begin(
+        num_words + static_cast<size_t>(statistics_.num_floats()), 0);
+    stripe.former_candidates.Begin(1 + static_cast<size_t>(candidate_floats_),
+                                   kBytesPerNode);
   }
   snapshot->moment = {change_log_id_, change_clock_.BeginSnapshot()};
   return snapshot;
 }
 
-void EmbeddingTable::Impl::KeepRow(Stripe* stripe, Key key, uint32_t row,
-                                   bool is_lost) const {
+void EmbeddingTable::Impl::KeepRow(Stripe* stripe, Key key,
+                                   uint32_t row) const {
   const RowPlace place = PlaceOf(*stripe, row);
-  // A file of before has it, unless its key is among the lost ones meanwhile.
-  if (!is_lost && RacyLoad(place.stamp) < snapshot_from_) return;
+  if (RacyLoad(place.stamp) < snapshot_from_) return;  // A former save has it.
   stripe->former_rows.Keep(key, PositionOf(key), [&](float* floats) {
     const auto num_words = static_cast<size_t>(codec_.num_words());
     RacyLoadFloats(floats, place.words, num_words);

@@ -11,6 +11,7 @@
 #ifndef TFSWITCH_CC_TABLE_FORMER_ROWS_H_
 #define TFSWITCH_CC_TABLE_FORMER_ROWS_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -28,10 +29,12 @@ namespace tfswitch {
 // Thread-safe.
 class FormerRows {
  public:
-  // From now on it keeps rows, of so many floats.
-  void Begin(size_t num_floats);
+  // From now on it keeps rows, of so many floats. `other_bytes` of memory
+  // elsewhere count with each.
+  void Begin(size_t num_floats, size_t other_bytes);
 
-  // Keeps a row, which copy(floats) writes.
+  // Keeps a row, which copy(floats) writes. If there is no memory for it, End()
+  // says so: it is the snapshot that fails, not the change.
   void Keep(Key key, uint32_t position, absl::FunctionRef<void(float*)> copy);
 
   // The snapshot has the rows before this position.
@@ -43,21 +46,27 @@ class FormerRows {
   }
 
   // Keeps no more rows, and calls visit(key, floats) for those that it has, up
-  // to the first error.
+  // to the first error. ResourceExhausted if one could not be kept.
   absl::Status End(absl::FunctionRef<absl::Status(Key, const float*)> visit);
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
-  static constexpr size_t kRowsPerBlock = 1024;
+  static constexpr size_t kBlockBytes = size_t{256} << 10;
+
+  size_t rows_per_block() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return std::max<size_t>(1, kBlockBytes / (num_floats_ * sizeof(float)));
+  }
 
   std::atomic<uint64_t> visited_{0};
   std::atomic<int64_t> bytes_{0};
   Mutex mutex_;
   bool is_active_ ABSL_GUARDED_BY(mutex_) = false;
   size_t num_floats_ ABSL_GUARDED_BY(mutex_) = 0;  // Of a row with its key.
+  size_t other_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t num_rows_ ABSL_GUARDED_BY(mutex_) = 0;
-  // kRowsPerBlock rows each, and their keys before them.
+  bool is_whole_ ABSL_GUARDED_BY(mutex_) = true;
+  // rows_per_block() each, and their keys before them.
   std::vector<std::unique_ptr<float[]>> blocks_ ABSL_GUARDED_BY(mutex_);
 };
 
