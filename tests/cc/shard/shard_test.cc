@@ -10,9 +10,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <numeric>
 #include <random>
@@ -461,6 +463,48 @@ class CheckpointFolderTest : public testing::Test {
 
   std::string root_;
 };
+
+// As a handler of a signal might.
+TEST_F(CheckpointFolderTest, ASaveInsideASaveOfItsThreadIsRefused) {
+  Shard shard(OptionsBelow(root_));
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  absl::Status inside;
+
+  const auto part = shard.SaveShard(SaveOf("outer", "o", true), [&] {
+    inside = shard.SaveShard(SaveOf("inner", "i", true)).status();
+    return absl::OkStatus();
+  });
+
+  EXPECT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(inside.code(), absl::StatusCode::kFailedPrecondition) << inside;
+}
+
+TEST_F(CheckpointFolderTest, ASaveDoesNotHaveATableThatWentWhileItWaited) {
+  Shard shard(OptionsBelow(root_));
+  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  std::promise<void> waits;
+  std::once_flag is_said;
+  std::future<absl::Status> second;
+
+  const auto first = shard.SaveShard(SaveOf("first", "f", true), [&] {
+    if (second.valid()) return absl::OkStatus();
+    second = std::async(std::launch::async, [&] {
+      return shard
+          .SaveShard(SaveOf("second", "s", true),
+                     [&] {
+                       std::call_once(is_said, [&] { waits.set_value(); });
+                       return absl::OkStatus();
+                     })
+          .status();
+    });
+    waits.get_future().wait();
+    EXPECT_TRUE(shard.DropTable("t"));
+    return absl::OkStatus();
+  });
+
+  EXPECT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(second.get().code(), absl::StatusCode::kAborted);
+}
 
 TEST_F(CheckpointFolderTest, PathsOfClientsLieBelowTheRoot) {
   EXPECT_TRUE(std::filesystem::exists(root_ + "/good/manifest.json"));
