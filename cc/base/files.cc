@@ -258,10 +258,8 @@ absl::Status WriteDirectly(int fd, const std::string& path,
       is_direct = false;
     }
     if (done < size) SetDirect(fd, false);
-    const absl::Status status =
-        WriteAll(fd, path, buffer.data() + done, size - done);
-    size = 0;
-    return status;
+    const size_t rest = std::exchange(size, 0) - done;
+    return WriteAll(fd, path, buffer.data() + done, rest);
   };
   for (absl::Span<const char> piece : pieces) {
     while (!piece.empty()) {

@@ -28,6 +28,8 @@ class ABSL_LOCKABLE Mutex {
     return mutex_.try_lock();
   }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+  // For what clang cannot see. Checks nothing.
+  void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:
   friend class CondVar;

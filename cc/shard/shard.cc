@@ -1430,6 +1430,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
   // A save that is under way ends first, and then no other one begins.
   TFSWITCH_RETURN_IF_ERROR(LockSaves(restore_id, interrupt));
   const absl::Cleanup unlock = [this] { UnlockSaves(); };
+  saving_.AssertHeld();
   const WriteGate::Closed closed(gate());
   DropStagedPushes(restore_id);
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_taken,

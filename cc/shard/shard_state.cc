@@ -158,6 +158,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
     const std::string& folder, const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(LockSaves(folder, interrupt));
   const absl::Cleanup unlock = [this] { UnlockSaves(); };
+  saving_.AssertHeld();
   std::optional<WriteGate::Closed> closed(gate());
   return SaveClosedState(folder, interrupt, &closed);
 }
@@ -217,13 +218,14 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
   int64_t num_rows = 0;
   for (const auto& snapshot : snapshots) num_rows += snapshot->num_rows;
   Progress progress(absl::StrCat("saving to '", folder, "'"), num_rows);
+  const std::map<std::string, SavedBase>& former = bases_;
   std::map<std::string, SavedBase> bases;
   const auto write = [&]() -> absl::Status {
     for (size_t i = 0; i < tables.size(); ++i) {
       const std::string& name = tables[i]->config().name;
       TFSWITCH_RETURN_IF_ERROR(writer.AddTable(
           *snapshots[i], [&](int64_t rows) { progress.Add(rows); },
-          bases_[name].base));
+          former.at(name).base));
       bases[name] = {tables[i],
                      {snapshots[i]->moment, writer.FilesOf(*tables[i])}};
     }
