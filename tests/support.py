@@ -99,6 +99,7 @@ class ServerProcess:
         variables: Further ones of its environment.
 
     Attributes:
+        line: What it printed first.
         address: Where it listens, as it printed.
 
     Raises:
@@ -128,11 +129,11 @@ class ServerProcess:
             text=True,
         )
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        match = re.search(r"serving on (\S+)", line)
+        self.line = self._process.stdout.readline()
+        match = re.search(r"serving on (\S+)", self.line)
         if not match:
             self.kill()
-            raise NotServingError(f"the server printed {line!r}")
+            raise NotServingError(f"the server printed {self.line!r}")
         self.address = match[1]
 
     def signal(self, number: signal.Signals) -> None:

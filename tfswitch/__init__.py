@@ -25,6 +25,7 @@ from tfswitch import (
     statistics,
     train,
 )
+from tfswitch._tls import Tls
 from tfswitch.cluster import Cluster, connect
 from tfswitch.dense import DenseTable
 from tfswitch.server import Server
@@ -57,6 +58,7 @@ __all__ = [
     "EmbeddingTable",
     "Server",
     "StorageDtype",
+    "Tls",
     "__version__",
     "admission",
     "connect",

@@ -7,8 +7,8 @@ when a client connects.
 import re
 
 SERVERS = (
-    '"grpc://host:port,host:port" or "grpc+unix:///path", the servers in shard '
-    "order"
+    '"grpc://host:port,host:port", "grpcs://host:port,host:port" or '
+    '"grpc+unix:///path", the servers in shard order'
 )
 
 # The kernel's limit: sockaddr_un.sun_path, less the byte that ends it.
@@ -29,7 +29,7 @@ def why_no_servers(address: object) -> str | None:
     if not isinstance(address, str):
         return "it is no string"
     scheme, separator, rest = address.partition("://")
-    if not separator or scheme not in ("grpc", "grpc+unix"):
+    if not separator or scheme not in ("grpc", "grpcs", "grpc+unix"):
         return "it has another scheme"
     for server in rest.split(","):
         is_unix = scheme == "grpc+unix"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfswitch import _native, _tf_config
+from tfswitch import _native, _tf_config, _tls
 from tfswitch._control import call, integers
 from tfswitch._progress_bar import progress_bar
 from tfswitch._ranges import Range, bad_argument, is_number
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _ACCEPTED = (
     '"local://" or "local://NAME" (this process), '
-    '"grpc://host:port,host:port" or "grpc+unix:///path" (servers in shard '
-    "order)"
+    '"grpc://host:port,host:port", "grpcs://host:port,host:port" (TLS) or '
+    '"grpc+unix:///path" (servers in shard order)'
 )
 
 _lock = threading.Lock()  # Nothing waits while it is held.
@@ -60,9 +60,10 @@ class Cluster:
         *,
         timeout: float = 30.0,
         on_lost_tables: str = "fail",
+        tls: _tls.Tls | None = None,
     ) -> None:
         if not isinstance(address, str) or not address.startswith(
-            ("local://", "grpc://", "grpc+unix://")
+            ("local://", "grpc://", "grpcs://", "grpc+unix://")
         ):
             raise bad_argument("address", address, _ACCEPTED)
         if not (is_number(timeout, int, float) and 0 < timeout < math.inf):
@@ -75,7 +76,7 @@ class Cluster:
             )
         self.address = address
         self.timeout = float(timeout)
-        self._native = _native.Cluster(address, self.timeout)
+        self._native = _native.Cluster(address, self.timeout, _tls.texts(tls))
         call(
             self._native,
             "Configure",
@@ -458,6 +459,7 @@ def connect(
     *,
     timeout: float = 30.0,
     on_lost_tables: str = "fail",
+    tls: _tls.Tls | None = None,
 ) -> Cluster:
     """Connects to a cluster and makes it the default for new tables.
 
@@ -469,6 +471,7 @@ def connect(
             "local://": tables live in this process;
             "local://NAME": the same, apart from those of other names;
             "grpc://host:port,host:port": servers, in shard order;
+            "grpcs://host:port,host:port": the same over TLS;
             "grpc+unix:///path": one server on this machine.
         timeout: Longest wait of a call for a server, in seconds.
         on_lost_tables: The reaction to a server that was restarted and has lost
@@ -478,14 +481,19 @@ def connect(
             "recreate": calls go on with empty rows there, and a warning on the
             error stream says so once. It holds for all that this process does
             with this address and timeout, until the next `connect` to them.
+        tls: For "grpcs://" only. It holds for all that this process does with
+            this address, also in graphs. None: that of the `connect` before.
+            Fields that are None come from the environment variables
+            TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
+            TFSWITCH_TLS_SERVER_NAME, if they are set.
 
     Returns:
         The cluster. As a context manager it closes at the end, and the former
         default comes back.
 
     Raises:
-        ValueError: If the address has none of these forms, or another argument
-            a value that is not allowed.
+        ValueError: If the address has none of these forms, another argument
+            has a value that is not allowed, or a file of TLS cannot be used.
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.
         RuntimeError: If this process was forked from one that uses tfswitch, as
@@ -497,7 +505,9 @@ def connect(
     ...     table = tsw.EmbeddingTable("user", 16)
     """
     global _default
-    cluster = Cluster(address, timeout=timeout, on_lost_tables=on_lost_tables)
+    cluster = Cluster(
+        address, timeout=timeout, on_lost_tables=on_lost_tables, tls=tls
+    )
     with _lock:
         cluster._previous = _default
         _default = cluster

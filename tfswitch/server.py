@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from types import TracebackType
 
-from tfswitch import _native
+from tfswitch import _native, _tls
 from tfswitch._ranges import bad_argument, is_number
 
 
@@ -28,6 +28,8 @@ class Server:
         limits: The other bounds of the server, by the names of the flags of
             `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. The
             others keep their defaults.
+        tls: With it clients must connect to "grpcs://"; with its `ca` they
+            must show a certificate. None: plaintext.
 
     Example:
 
@@ -45,6 +47,7 @@ class Server:
         max_message_bytes: int = 0,
         checkpoint_root: str | os.PathLike[str] | None = None,
         limits: Mapping[str, int] | None = None,
+        tls: _tls.Tls | None = None,
     ) -> None:
         limits = limits or {}
         for name, value, least in (
@@ -63,6 +66,11 @@ class Server:
                 "`shard_index` must be below `num_shards`. Received: "
                 f"shard_index={shard_index}, num_shards={num_shards}"
             )
+        tls_texts = _tls.texts(tls)
+        if tls is not None and (tls.cert is None or tls.server_name):
+            raise bad_argument(
+                "tls", tls, "one with `cert` and `key`, without `server_name`"
+            )
         self._asked_address = address
         self._shard_index = shard_index
         self._num_shards = num_shards
@@ -77,6 +85,7 @@ class Server:
             None
             if checkpoint_root is None
             else os.path.abspath(checkpoint_root),
+            tls_texts,
         )
         self._native: _native.Server | None = None
 
@@ -101,7 +110,8 @@ class Server:
             This server.
 
         Raises:
-            ValueError: If the address is malformed, or there is no such limit.
+            ValueError: If the address is malformed, there is no such limit, or
+                a file of TLS cannot be used.
             ConnectionError: If the address cannot be bound.
         """
         if self._native is None:

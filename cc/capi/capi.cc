@@ -153,7 +153,12 @@ const char* Version() { return TFSWITCH_VERSION; }
 
 void FreeString(char* string) { std::free(string); }
 
+TlsFiles ToTlsFiles(const Tfswitch_TlsFiles& tls) {
+  return WithAbsolutePaths({tls.ca, tls.cert, tls.key, tls.server_name});
+}
+
 absl::Status OpenCluster(const char* address, double timeout_s,
+                         const Tfswitch_TlsFiles* tls,
                          Tfswitch_Cluster** cluster) {
   *cluster = nullptr;
   if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
@@ -162,7 +167,10 @@ absl::Status OpenCluster(const char* address, double timeout_s,
   }
   TFSWITCH_ASSIGN_OR_RETURN(
       std::shared_ptr<Cluster> opened,
-      tfswitch::OpenCluster(address, absl::Seconds(timeout_s)));
+      tfswitch::OpenCluster(address, absl::Seconds(timeout_s),
+                            tls != nullptr
+                                ? std::make_optional(ToTlsFiles(*tls))
+                                : std::nullopt));
   *cluster = new Tfswitch_Cluster{std::move(opened)};
   return absl::OkStatus();
 }
@@ -347,6 +355,7 @@ absl::Status StartServer(const Tfswitch_ServerOptions* options,
     TFSWITCH_RETURN_IF_ERROR(SetServerLimit(limit.first, limit.second,
                                             &server_options, &shard_options));
   }
+  if (options->tls != nullptr) server_options.tls = ToTlsFiles(*options->tls);
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GrpcServer> started,
       GrpcServer::Start(server_options,

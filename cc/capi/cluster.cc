@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -42,6 +43,8 @@ struct Registry {
   std::map<std::string, std::shared_ptr<Shard>> local_shards
       ABSL_GUARDED_BY(mutex);
   std::map<std::string, std::weak_ptr<Cluster>> open ABSL_GUARDED_BY(mutex);
+  // By address. The address alone is what graphs and saved models have.
+  std::map<std::string, TlsFiles> tls ABSL_GUARDED_BY(mutex);
 };
 
 Registry& TheRegistry() {
@@ -52,16 +55,29 @@ Registry& TheRegistry() {
 absl::Status BadAddress(absl::string_view address, absl::string_view why) {
   return absl::InvalidArgumentError(
       absl::StrCat("cluster address '", address, "': ", why,
-                   ". Use 'local://', 'grpc://host:port,host:port' or "
+                   ". Use 'local://', 'grpc://host:port,host:port', "
+                   "'grpcs://host:port,host:port' (TLS) or "
                    "'grpc+unix:///path'"));
+}
+
+TlsFiles TlsOf(const std::string& address) {
+  Registry& registry = TheRegistry();
+  MutexLock lock(&registry.mutex);
+  const auto found = registry.tls.find(address);
+  return found == registry.tls.end() ? TlsFiles() : found->second;
 }
 
 // A client of all servers. A reader waits for all of them no longer than
 // `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
-    const std::vector<std::string>& servers, absl::Duration timeout,
+    const ClusterAddress& address, const TlsFiles& tls, absl::Duration timeout,
     OnLostTables on_lost_tables) {
   const absl::Time deadline = absl::Now() + timeout;
+  const std::vector<std::string>& servers = address.servers;
+  ClientTls client_tls;
+  if (address.has_tls) {
+    TFSWITCH_ASSIGN_OR_RETURN(client_tls, MakeClientTls(tls));
+  }
   std::vector<std::unique_ptr<ParameterClient>> shards;
   for (size_t i = 0; i < servers.size(); ++i) {
     GrpcClientOptions options;
@@ -69,6 +85,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     options.shard_index = static_cast<uint32_t>(i);
     options.num_shards = static_cast<uint32_t>(servers.size());
     options.timeout = timeout;
+    options.tls = client_tls;
     if (on_lost_tables == OnLostTables::kFollow) {
       options.connect_timeout =
           std::max<absl::Duration>(deadline - absl::Now(), kShortestWait);
@@ -91,7 +108,8 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
   }
   parsed.is_remote = true;
   const bool is_unix = absl::ConsumePrefix(&rest, "grpc+unix://");
-  if (!is_unix && !absl::ConsumePrefix(&rest, "grpc://")) {
+  parsed.has_tls = absl::ConsumePrefix(&rest, "grpcs://");
+  if (!is_unix && !parsed.has_tls && !absl::ConsumePrefix(&rest, "grpc://")) {
     return BadAddress(address, "unknown scheme");
   }
   for (const absl::string_view server : absl::StrSplit(rest, ',')) {
@@ -113,20 +131,29 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
   return parsed;
 }
 
-absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
-                                                     absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(
+    const std::string& address, absl::Duration timeout,
+    const std::optional<TlsFiles>& tls) {
   TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
                             ParseClusterAddress(address));
+  if (tls.has_value() && !parsed.has_tls) {
+    return BadAddress(address, "it is not one of TLS, and `tls` is given");
+  }
   TFSWITCH_RETURN_IF_ERROR(
       ForkGuard::Arm(absl::StrCat("opened the cluster '", address, "'")));
   TuneMalloc();
+  const TlsFiles files =
+      WithTlsEnvironment(tls.has_value() ? *tls : TlsOf(address));
   const std::string registry_key =
-      absl::StrCat(address, "\n", absl::FormatDuration(timeout));
+      absl::StrJoin({address, absl::FormatDuration(timeout), files.ca,
+                     files.cert, files.key, files.server_name},
+                    "\n");
   Registry& registry = TheRegistry();
   std::shared_ptr<Shard> local_shard;
   {
     MutexLock lock(&registry.mutex);
     if (std::shared_ptr<Cluster> cluster = registry.open[registry_key].lock()) {
+      if (tls.has_value()) registry.tls[address] = *tls;
       return cluster;
     }
     if (!parsed.is_remote) {
@@ -147,12 +174,13 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   std::unique_ptr<ParameterClient> client;
   if (parsed.is_remote) {
     TFSWITCH_ASSIGN_OR_RETURN(
-        client, ConnectToServers(parsed.servers, timeout, OnLostTables::kFail));
+        client, ConnectToServers(parsed, files, timeout, OnLostTables::kFail));
   } else {
     client = NewLocalClient(std::move(local_shard));
   }
   auto cluster = std::make_shared<Cluster>(std::move(client), parsed.is_remote);
   MutexLock lock(&registry.mutex);
+  if (tls.has_value()) registry.tls[address] = *tls;
   std::weak_ptr<Cluster>& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.lock()) return first;
   open = cluster;
@@ -165,7 +193,8 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
                             ParseClusterAddress(address));
   if (!parsed.is_remote) return BadAddress(address, "no servers are there");
   TuneMalloc();
-  return ConnectToServers(parsed.servers, timeout, OnLostTables::kFollow);
+  return ConnectToServers(parsed, WithTlsEnvironment(TlsOf(address)), timeout,
+                          OnLostTables::kFollow);
 }
 
 }  // namespace tfswitch

@@ -4,6 +4,7 @@
 #define TFSWITCH_CC_CAPI_CLUSTER_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,14 @@
 #include "absl/time/time.h"
 #include "cc/client/cluster.h"
 #include "cc/client/parameter_client.h"
+#include "cc/rpc/tls.h"
 
 namespace tfswitch {
 
 // An address, taken apart.
 struct ClusterAddress {
   bool is_remote = false;
+  bool has_tls = false;
   std::string local_name;            // NAME of "local://NAME".
   std::vector<std::string> servers;  // In shard order, as gRPC names them.
 };
@@ -33,9 +36,13 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 
 // Returns the cluster that is open at this address with this timeout, or opens
-// it. "local://NAME" clusters live as long as the process. Thread-safe.
-absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
-                                                     absl::Duration timeout);
+// it. "local://NAME" clusters live as long as the process. `tls` is for
+// "grpcs://" addresses: once it has led to the servers, all that connects to
+// this address without one has it, as operations of a graph do, and readers.
+// What it leaves empty comes from the environment. Thread-safe.
+absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(
+    const std::string& address, absl::Duration timeout,
+    const std::optional<TlsFiles>& tls);
 
 }  // namespace tfswitch
 

@@ -26,7 +26,7 @@ extern "C" {
 
 // Incremented when this struct changes. New functions are appended. The caller
 // checks it, because a core that is older than the caller has a shorter struct.
-#define TFSWITCH_API_VERSION 11
+#define TFSWITCH_API_VERSION 12
 #define TFSWITCH_ERROR_SIZE 2048
 // Parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
@@ -59,6 +59,14 @@ typedef struct Tfswitch_Threads {
                    void* task_context);
 } Tfswitch_Threads;
 
+// PEM files for TLS, as TlsFiles of cc/rpc/tls.h: "" for none.
+typedef struct Tfswitch_TlsFiles {
+  const char* ca;
+  const char* cert;
+  const char* key;
+  const char* server_name;
+} Tfswitch_TlsFiles;
+
 typedef struct Tfswitch_ServerOptions {
   const char* address;  // "host:port", port 0 for any, or "unix:/path".
   uint32_t shard_index;
@@ -71,6 +79,7 @@ typedef struct Tfswitch_ServerOptions {
   // Further flags of tfswitch-server that bound it, as "max_tables=100".
   const char* const* limits;
   size_t num_limits;
+  const Tfswitch_TlsFiles* tls;  // NULL: plaintext.
 } Tfswitch_ServerOptions;
 
 typedef struct Tfswitch_PushOptions {
@@ -162,11 +171,15 @@ typedef struct Tfswitch_Api {
 
   // --- Clusters ---------------------------------------------------------
   // "local://" or "local://NAME": tables in this process; one cluster a name.
-  // "grpc://host:port,host:port" or "grpc+unix:///path": servers in shard
-  // order. Waits for every server to answer. Each open has its own close; an
-  // address that is open already shares its connections.
+  // "grpc://host:port,host:port", "grpcs://host:port,host:port" (TLS) or
+  // "grpc+unix:///path": servers in shard order. Waits for every server to
+  // answer. Each open has its own close; an address that is open already shares
+  // its connections. `tls` holds for this "grpcs" address from now on. NULL:
+  // that of the last opening that had one. Files that are not given there are
+  // those of the environment (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME).
   int (*open_cluster)(const char* address, double timeout_s,
-                      Tfswitch_Cluster** cluster, char* error);
+                      const Tfswitch_TlsFiles* tls, Tfswitch_Cluster** cluster,
+                      char* error);
   void (*close_cluster)(Tfswitch_Cluster* cluster);
   int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
   // 1 if calls wait for a network, 0 if tables are in this process.

@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -382,11 +383,25 @@ class Table {
   bool is_remote_ = false;
 };
 
+// ca, cert, key, server_name.
+using TlsTexts = std::array<std::string, 4>;
+
+// Points into `texts`.
+Tfswitch_TlsFiles ToTlsFiles(const std::optional<TlsTexts>& texts) {
+  if (!texts.has_value()) return {};
+  const TlsTexts& t = *texts;
+  return {t[0].c_str(), t[1].c_str(), t[2].c_str(), t[3].c_str()};
+}
+
 class Cluster {
  public:
-  Cluster(const std::string& address, double timeout) : address_(address) {
+  Cluster(const std::string& address, double timeout,
+          const std::optional<TlsTexts>& tls)
+      : address_(address) {
     Tfswitch_Cluster* opened = nullptr;
-    Run(api->open_cluster, address.c_str(), timeout, &opened);
+    const Tfswitch_TlsFiles files = ToTlsFiles(tls);
+    Run(api->open_cluster, address.c_str(), timeout,
+        tls.has_value() ? &files : nullptr, &opened);
     cluster_ = std::shared_ptr<Tfswitch_Cluster>(opened, api->close_cluster);
     num_shards_ = api->cluster_num_shards(opened);
     is_remote_ = api->cluster_is_remote(opened) != 0;
@@ -454,7 +469,8 @@ class Server {
   Server(const std::string& address, uint32_t shard_index, uint32_t num_shards,
          int32_t num_threads, uint64_t max_message_bytes,
          const std::vector<std::string>& limits,
-         const std::optional<std::string>& checkpoint_root) {
+         const std::optional<std::string>& checkpoint_root,
+         const std::optional<TlsTexts>& tls) {
     std::vector<const char*> limit_texts;
     limit_texts.reserve(limits.size());
     for (const std::string& limit : limits) {
@@ -471,6 +487,8 @@ class Server {
     if (checkpoint_root.has_value()) {
       options.checkpoint_root = checkpoint_root->c_str();
     }
+    const Tfswitch_TlsFiles files = ToTlsFiles(tls);
+    if (tls.has_value()) options.tls = &files;
     Tfswitch_Server* started = nullptr;
     Run(api->start_server, &options, &started);
     server_ = std::shared_ptr<Tfswitch_Server>(started, api->delete_server);
@@ -536,8 +554,9 @@ PYBIND11_MODULE(_native, m) {
 
   // module_local: TensorFlow's own pybind11 modules live in this process.
   py::class_<Cluster>(m, "Cluster", py::module_local())
-      .def(py::init<const std::string&, double>(), py::arg("address"),
-           py::arg("timeout"))
+      .def(py::init<const std::string&, double,
+                    const std::optional<TlsTexts>&>(),
+           py::arg("address"), py::arg("timeout"), py::arg("tls") = py::none())
       .def_property_readonly("address", &Cluster::address)
       .def_property_readonly("num_shards", &Cluster::num_shards)
       .def_property_readonly("is_remote", &Cluster::is_remote)
@@ -576,11 +595,12 @@ PYBIND11_MODULE(_native, m) {
   py::class_<Server>(m, "Server", py::module_local())
       .def(py::init<const std::string&, uint32_t, uint32_t, int32_t, uint64_t,
                     const std::vector<std::string>&,
-                    const std::optional<std::string>&>(),
+                    const std::optional<std::string>&,
+                    const std::optional<TlsTexts>&>(),
            py::arg("address"), py::arg("shard_index"), py::arg("num_shards"),
            py::arg("num_threads") = 0, py::arg("max_message_bytes") = 0,
            py::arg("limits") = std::vector<std::string>(),
-           py::arg("checkpoint_root") = py::none())
+           py::arg("checkpoint_root") = py::none(), py::arg("tls") = py::none())
       .def_property_readonly("address", &Server::address)
       .def("stop", &Server::Stop, py::arg("grace"));
 }

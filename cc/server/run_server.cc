@@ -98,9 +98,13 @@ int RunServer(const std::vector<std::string>& arguments) {
     (*server)->Open();
     keeper->Start();
   }
-  std::printf("tfswitch-server %s: shard %u of %u serving on %s\n",
+  std::printf("tfswitch-server %s: shard %u of %u serving on %s%s\n",
               TFSWITCH_VERSION, flags.shard.shard_index, flags.shard.num_shards,
-              (*server)->address().c_str());
+              (*server)->address().c_str(),
+              flags.server.tls == TlsFiles() ? ""
+              : flags.server.tls.ca.empty()
+                  ? " with TLS"
+                  : " with TLS and client certificates");
   std::fflush(stdout);
 
   int signal_number = 0;

@@ -47,18 +47,38 @@ ABSL_FLAG(uint64_t, push_log_max_bytes, uint64_t{8} << 30,
 ABSL_FLAG(std::string, cluster_name, "",
           "A name that --data_dir remembers: servers of clusters with other "
           "names refuse the folder.");
+ABSL_FLAG(
+    std::string, tls_cert, "",
+    "PEM file with the server's certificate, followed by those between it "
+    "and its authority. Clients then speak TLS (grpcs://). It is read "
+    "again when it has changed, as the two below. Empty: plaintext.");
+ABSL_FLAG(std::string, tls_key, "",
+          "PEM file with the key of --tls_cert, without a password.");
+ABSL_FLAG(std::string, tls_ca, "",
+          "PEM file with authorities. Clients must show a certificate that one "
+          "of them has signed. Empty: they need none.");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
           "How long running calls may take to end when the server is stopped.");
 
 namespace tfswitch {
 namespace {
 
-constexpr const char* kFlagNames[] = {
-    "address",       "shard_index",        "num_shards",
-    "num_threads",   "max_message_bytes",  "checkpoint_root",
-    "data_dir",      "checkpoint_every",   "push_log",
-    "push_log_sync", "push_log_max_bytes", "cluster_name",
-    "grace_period"};
+constexpr const char* kFlagNames[] = {"address",
+                                      "shard_index",
+                                      "num_shards",
+                                      "num_threads",
+                                      "max_message_bytes",
+                                      "checkpoint_root",
+                                      "data_dir",
+                                      "checkpoint_every",
+                                      "push_log",
+                                      "push_log_sync",
+                                      "push_log_max_bytes",
+                                      "cluster_name",
+                                      "tls_cert",
+                                      "tls_key",
+                                      "tls_ca",
+                                      "grace_period"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -130,6 +150,9 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   flags->server.address = absl::GetFlag(FLAGS_address);
   flags->server.num_threads = absl::GetFlag(FLAGS_num_threads);
   flags->server.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
+  flags->server.tls = WithAbsolutePaths({absl::GetFlag(FLAGS_tls_ca),
+                                         absl::GetFlag(FLAGS_tls_cert),
+                                         absl::GetFlag(FLAGS_tls_key), ""});
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
   const std::string root = absl::GetFlag(FLAGS_checkpoint_root);

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+import tfswitch as tsw
+from tests.certificates import Authority
 from tests.programs import ROOT, environment, run_python
 
 PACKAGE = ROOT / "tfswitch"
@@ -66,6 +68,13 @@ STEPS = {
             with grpc.insecure_channel(shard.address) as channel:
                 health = channel.unary_unary("/grpc.health.v1.Health/Check")
                 assert health(b"", timeout=60) == bytes([8, 1])
+        with open(TLS[0], "rb") as ca, open(TLS[1], "rb") as cert:
+            with open(TLS[2], "rb") as key:
+                credentials = grpc.ssl_channel_credentials(
+                    ca.read(), key.read(), cert.read())
+        with grpc.secure_channel(secure.address, credentials) as channel:
+            health = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert health(b"", timeout=60) == bytes([8, 1])
     """,
     "import pyarrow": """
         import pyarrow.parquet
@@ -79,6 +88,9 @@ STEPS = {
     "start servers": """
         shards = [native.Server("127.0.0.1:0", i, 2) for i in range(2)]
         remote = "grpc://" + ",".join(shard.address for shard in shards)
+        # OpenSSL comes to the core, and TensorFlow and grpcio have BoringSSL.
+        secure = native.Server("127.0.0.1:0", 0, 1, tls=TLS)
+        address_of_secure = "grpcs://" + secure.address
     """,
     # What the pybind11 module writes, the ops read: they hold one core.
     "use ops and native": """
@@ -86,8 +98,9 @@ STEPS = {
         import numpy as np
         config = json.dumps({"name": "t", "dim": 4})
         ids = np.arange(-5, 5)
-        for address in ("local://", remote):
-            cluster = native.Cluster(address, 60.0)
+        for address in ("local://", remote, address_of_secure):
+            tls = TLS if address == address_of_secure else None
+            cluster = native.Cluster(address, 60.0, tls)
             table = cluster.open_table(config)
             rows = np.random.default_rng(0).random((10, 4), np.float32)
             table.assign(ids, rows)
@@ -103,7 +116,7 @@ STEPS = {
             assert table.size() == int(ops.tfswitch_size(handle)) == 10
     """,
     "stop servers": """
-        for shard in shards:
+        for shard in [*shards, secure]:
             shard.stop(1.0)
         print("done")
     """,
@@ -158,15 +171,20 @@ def run_new_interpreter(program: str, **variables: str) -> str:
     return result.stdout
 
 
-def steps_program(steps: list[str], native: Path = NATIVE) -> str:
+def steps_program(
+    steps: list[str], native: Path = NATIVE, tls: tsw.Tls | None = None
+) -> str:
     prelude = f"OPS = {str(OPS)!r}\nNATIVE = {str(native)!r}\n"
+    if tls is not None:
+        prelude += f"TLS = {(str(tls.ca), str(tls.cert), str(tls.key), '')!r}\n"
     return prelude + "".join(textwrap.dedent(STEPS[step]) for step in steps)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_libraries_work_in_any_order(order: str) -> None:
+def test_libraries_work_in_any_order(order: str, tmp_path: Path) -> None:
+    tls = Authority(tmp_path).sign("both", trusts=True)
     uses = ["use grpcio", "use pyarrow", "use ops and native", "use grpcio"]
-    program = steps_program([*ORDERS[order], *uses, "stop servers"])
+    program = steps_program([*ORDERS[order], *uses, "stop servers"], tls=tls)
 
     assert run_new_interpreter(program).endswith("done\n")
 

@@ -24,8 +24,8 @@ _POLL_SECS = 0.2
 _CLUSTER = flags.DEFINE_string(
     "cluster",
     None,
-    "export: the servers, as grpc://host:port,host:port in shard order or "
-    "grpc+unix:///path. Default: the ps of TF_CONFIG.",
+    "export: the servers, as grpc://host:port,host:port in shard order, "
+    "grpcs:// for TLS, or grpc+unix:///path. Default: the ps of TF_CONFIG.",
 )
 _PATH = flags.DEFINE_string(
     "path", None, "export: a folder of exports, or a saved model."
@@ -125,7 +125,7 @@ def _schedule(
                 "--cluster must be given where TF_CONFIG names no ps"
             )
         address = "grpc://" + ",".join(servers)
-    if not address.startswith(("grpc://", "grpc+unix://")):
+    if not address.startswith(("grpc://", "grpcs://", "grpc+unix://")):
         raise app.UsageError(
             "--cluster must be of servers, as grpc://host:port. Received: "
             f"--cluster={address}"

@@ -91,6 +91,22 @@ _CLUSTER_NAME = flags.DEFINE_string(
     "serve: a name that --data_dir remembers: servers of clusters with other "
     "names refuse the folder.",
 )
+_TLS = [
+    flags.DEFINE_string(name, None, f"serve: {text}")
+    for name, text in (
+        (
+            "tls_cert",
+            "a PEM file with the server's certificate chain. Clients then use "
+            "grpcs:// (docs/tls.md). Default: no TLS.",
+        ),
+        ("tls_key", "a PEM file with the key of --tls_cert."),
+        (
+            "tls_ca",
+            "a PEM file with authorities; clients must show a certificate "
+            "that one of them has signed. Default: they need none.",
+        ),
+    )
+]
 _REMOTE = flags.DEFINE_string(
     "remote",
     None,
@@ -176,6 +192,7 @@ def _serve() -> int | None:
                 _CLUSTER_NAME,
                 _PUSH_LOG_SYNC,
                 _PUSH_LOG_MAX_BYTES,
+                *_TLS,
             )
             if flag.value is not None
         ),

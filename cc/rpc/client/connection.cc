@@ -70,8 +70,15 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // A proxy of the environment is for the web, not for the cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(
-      options.address, grpc::InsecureChannelCredentials(), arguments);
+  const ClientTls& tls = options.tls;
+  if (!tls.server_name.empty()) {
+    arguments.SetSslTargetNameOverride(tls.server_name);
+  }
+  return grpc::CreateCustomChannel(options.address,
+                                   tls.credentials != nullptr
+                                       ? tls.credentials
+                                       : grpc::InsecureChannelCredentials(),
+                                   arguments);
 }
 
 // Away, or going away. The server cancels running calls when it stops.
@@ -103,6 +110,46 @@ std::string Reason(const grpc::Status& status) {
     return "connection refused";
   }
   return std::string(reason);
+}
+
+bool HasHungUp(absl::string_view reason) {
+  return absl::StrContains(reason, "Socket closed") ||
+         absl::StrContains(reason, "Connection reset") ||
+         absl::StrContains(reason, "Secure read failed");
+}
+
+// Why a connection of TLS has failed and the remedy; empty if it is not that.
+std::string TlsReason(absl::string_view reason) {
+  constexpr std::pair<const char*, const char*> kCauses[] = {
+      {"certificate verify failed",
+       "the server's certificate has expired, or no authority of `ca` has "
+       "signed it; give its authority (`ca` of tfswitch.Tls, or "
+       "TFSWITCH_TLS_CA)"},
+      {"Hostname Verification",
+       "the server's certificate is for another name; connect to a name that "
+       "it has, or say which one it should have (`server_name` of "
+       "tfswitch.Tls, or TFSWITCH_TLS_SERVER_NAME)"},
+      {"wrong version number",
+       "the server speaks plaintext; connect to grpc://, or start it with "
+       "--tls_cert and --tls_key"},
+      {"andshake failed", "look at the server's log for its reason"},
+  };
+  for (const auto& [sign, text] : kCauses) {
+    if (absl::StrContains(reason, sign)) {
+      return absl::StrCat("the TLS handshake failed (", reason, "): ", text);
+    }
+  }
+  // The server looks at the client's certificate when the client has done its
+  // part.
+  return HasHungUp(reason)
+             ? absl::StrCat(
+                   reason,
+                   "; perhaps the TLS handshake failed, because the server "
+                   "wants a client certificate of an authority that it knows "
+                   "(`cert` and `key` of tfswitch.Tls, or TFSWITCH_TLS_CERT "
+                   "and TFSWITCH_TLS_KEY). Else, is the server running, and "
+                   "has it room for a connection (--max_connections)?")
+             : "";
 }
 
 }  // namespace
@@ -310,12 +357,19 @@ absl::Status Connection::Explain(const grpc::Status& status,
       absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
   if (IsServerAway(status)) {
     const std::string reason = Reason(status);
-    const bool hung_up = absl::StrContains(reason, "Socket closed") ||
-                         absl::StrContains(reason, "Connection reset");
+    if (options_.tls.credentials != nullptr) {
+      const std::string tls_reason = TlsReason(reason);
+      if (!tls_reason.empty()) {
+        return absl::UnavailableError(absl::StrCat(silence, ": ", tls_reason));
+      }
+    }
     return absl::UnavailableError(absl::StrCat(
         silence, ": ", reason, "; is the server running",
-        hung_up ? ", and has it room for a connection (--max_connections)?"
-                : "?"));
+        HasHungUp(reason)
+            ? ", has it room for a connection (--max_connections), and does it "
+              "take plaintext (if its line at the start says TLS, the TLS "
+              "handshake failed: connect to grpcs://)?"
+            : "?"));
   }
   absl::Status error = FromGrpcStatus(status);
   switch (error.code()) {

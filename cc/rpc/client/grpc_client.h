@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cc/client/parameter_client.h"
+#include "cc/rpc/tls.h"
 #include "cc/wire/codec.h"
 
 namespace tfswitch {
@@ -28,6 +29,7 @@ struct GrpcClientOptions {
   absl::Duration bulk_timeout = absl::Hours(1);
   // How long to wait for the server at first, if that is less.
   absl::Duration connect_timeout = absl::InfiniteDuration();
+  ClientTls tls;
   // Sent in the handshake; another value is for tests.
   uint32_t protocol_version = kProtocolVersion;
 };

@@ -33,6 +33,7 @@
 #include "cc/rpc/server/health_service.h"
 #include "cc/rpc/server/listener.h"
 #include "cc/rpc/server/service.h"
+#include "cc/rpc/tls.h"
 
 namespace tfswitch {
 namespace {
@@ -151,12 +152,17 @@ class RunningServer final : public GrpcServer {
 absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   TFSWITCH_RETURN_IF_ERROR(Validate(options));
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
+  std::shared_ptr<grpc::ServerCredentials> credentials =
+      grpc::InsecureServerCredentials();
+  if (!(options.tls == TlsFiles())) {
+    TFSWITCH_ASSIGN_OR_RETURN(credentials, MakeServerTls(options.tls));
+  }
   TFSWITCH_RETURN_IF_ERROR(listener_.Open(&address));
 
   grpc::ServerBuilder builder;
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+      credentials);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
   // Limits are for the bytes that arrive; inflated they could be a thousand

@@ -1,0 +1,72 @@
+"""The files of TLS: who is trusted, and as whom one shows oneself."""
+
+import dataclasses
+import os
+
+from tfswitch._ranges import bad_argument
+
+
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    """PEM files for TLS between clients and servers (docs/tls.md).
+
+    They are read again when they have changed, while connections go on.
+
+    Args:
+        ca: The authorities that sign the other side's certificates. For clients
+            None means those of the system; for servers, that clients need no
+            certificate.
+        cert: The own certificate, followed by those between it and its
+            authority. A server must have one; a client, if the server asks.
+        key: The key of `cert`, without a password.
+        server_name: Of clients: the name that the server's certificate must
+            have. None: the host of the address.
+
+    Raises:
+        ValueError: If there is only one of `cert` and `key`, or a value is
+            empty or of another type.
+
+    Example:
+
+    >>> tsw.connect("grpcs://ps0:7077", tls=tsw.Tls(ca="ca.pem"))
+    """
+
+    ca: str | os.PathLike[str] | None = None
+    cert: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            value = getattr(self, name)
+            if value is not None and not (
+                isinstance(value, str | os.PathLike) and os.fspath(value)
+            ):
+                raise bad_argument(name, value, "the path of a PEM file")
+        if self.server_name is not None and not (
+            isinstance(self.server_name, str) and self.server_name
+        ):
+            raise bad_argument("server_name", self.server_name, "a host name")
+        if (self.cert is None) != (self.key is None):
+            raise ValueError(
+                "`cert` and `key` go together: give both or none. Received: "
+                f"cert={self.cert!r}, key={self.key!r}"
+            )
+
+
+def texts(tls: Tls | None) -> tuple[str, str, str, str] | None:
+    """Returns the fields for the core, "" for None.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if tls is None:
+        return None
+    if not isinstance(tls, Tls):
+        raise bad_argument("tls", tls, "None or a tfswitch.Tls")
+    return (
+        os.fspath(tls.ca or ""),
+        os.fspath(tls.cert or ""),
+        os.fspath(tls.key or ""),
+        tls.server_name or "",
+    )
