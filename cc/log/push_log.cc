@@ -256,14 +256,15 @@ absl::Status PushLog::StartSegment() {
   // known, appending does.
   (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(options_.segment_bytes));
-  absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
-  if (status.ok()) status = SyncFolder(options_.folder);
-  if (!status.ok()) {
+  if (const absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
+      !status.ok()) {
     close(fd);
     unlink(path.c_str());
     return status;
   }
   fd_ = fd;
+  // Not here, where it would hold up all writes for as long as the disk takes.
+  must_sync_folder_ = true;
   segments_[last_ + 1] = {path, kMagicBytes};
   return absl::OkStatus();
 }
@@ -353,9 +354,11 @@ absl::Status PushLog::SyncTo(uint64_t number) {
   if (synced_ >= number) return absl::OkStatus();
   std::vector<int> fds;
   uint64_t last = 0;
+  bool must_sync_folder = false;
   {
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
+    must_sync_folder = std::exchange(must_sync_folder_, false);
     fds.swap(ended_fds_);
     // Of its own, because the segment may end meanwhile.
     if (fd_ >= 0) fds.push_back(dup(fd_));
@@ -368,6 +371,7 @@ absl::Status PushLog::SyncTo(uint64_t number) {
     }
     if (fd >= 0) close(fd);
   }
+  if (must_sync_folder) status.Update(SyncFolder(options_.folder));
   if (status.ok()) {
     synced_ = last;
     return status;
@@ -421,24 +425,36 @@ uint64_t PushLog::num_bytes() const {
 }
 
 absl::Status PushLog::StartAfterSave(uint64_t first) {
-  MutexLock lock(&mutex_);
-  if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {
-    TFSWITCH_RETURN_IF_ERROR(EndSegment());
-  }
-  while (!segments_.empty()) {
-    const auto oldest = segments_.begin();
-    const auto next = std::next(oldest);
-    const bool is_last = next == segments_.end();
-    const uint64_t end = is_last ? last_ + 1 : next->first;
-    if (end > first || (is_last && fd_ >= 0)) break;
-    if (unlink(oldest->second.path.c_str()) != 0 && errno != ENOENT) {
-      return ErrnoStatus("remove", oldest->second.path, errno);
+  std::map<uint64_t, Segment> superfluous;
+  {
+    MutexLock lock(&mutex_);
+    if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {
+      TFSWITCH_RETURN_IF_ERROR(EndSegment());
     }
-    segments_.erase(oldest);
+    while (!segments_.empty()) {
+      const auto next = std::next(segments_.begin());
+      const bool is_last = next == segments_.end();
+      const uint64_t end = is_last ? last_ + 1 : next->first;
+      if (end > first || (is_last && fd_ >= 0)) break;
+      superfluous.insert(segments_.extract(segments_.begin()));
+    }
   }
+  // Without the lock: to remove a long file takes its time. The oldest first,
+  // so that there is no gap.
+  absl::Status status;
+  while (status.ok() && !superfluous.empty()) {
+    const std::string& path = superfluous.begin()->second.path;
+    if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+      status = ErrnoStatus("remove", path, errno);
+    } else {
+      superfluous.erase(superfluous.begin());
+    }
+  }
+  MutexLock lock(&mutex_);
+  segments_.merge(superfluous);
   // All records that a failed flush was for are gone.
   if (segments_.empty()) failed_ = absl::OkStatus();
-  return absl::OkStatus();
+  return status;
 }
 
 }  // namespace tfswitch

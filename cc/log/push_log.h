@@ -114,6 +114,7 @@ class PushLog {
   std::map<uint64_t, Segment> segments_ ABSL_GUARDED_BY(mutex_);
   int fd_ ABSL_GUARDED_BY(mutex_) = -1;  // Of the last segment; -1: start one.
   std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);  // To flush and close.
+  bool must_sync_folder_ ABSL_GUARDED_BY(mutex_) = false;  // It has a new file.
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_tail_ ABSL_GUARDED_BY(mutex_) = false;  // Of a write that failed.
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);    // Of a flush.
