@@ -20,7 +20,8 @@ class Tls:
             authority. A server must have one; a client, if the server asks.
         key: The key of `cert`, without a password.
         server_name: Of clients: the name that the server's certificate must
-            have. None: the host of the address.
+            have. None: the host of the address, unless the environment
+            variable TFSWITCH_TLS_SERVER_NAME has another one.
 
     Raises:
         ValueError: If there is only one of `cert` and `key`, or a value is

@@ -355,7 +355,13 @@ absl::Status StartServer(const Tfswitch_ServerOptions* options,
     TFSWITCH_RETURN_IF_ERROR(SetServerLimit(limit.first, limit.second,
                                             &server_options, &shard_options));
   }
-  if (options->tls != nullptr) server_options.tls = ToTlsFiles(*options->tls);
+  if (options->tls != nullptr) {
+    server_options.tls = ToTlsFiles(*options->tls);
+    if (server_options.tls.cert.empty()) {
+      return absl::InvalidArgumentError(
+          "a server with `tls` needs `cert` and `key`");
+    }
+  }
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GrpcServer> started,
       GrpcServer::Start(server_options,

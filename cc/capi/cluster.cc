@@ -143,7 +143,9 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(
       ForkGuard::Arm(absl::StrCat("opened the cluster '", address, "'")));
   TuneMalloc();
   const TlsFiles files =
-      WithTlsEnvironment(tls.has_value() ? *tls : TlsOf(address));
+      parsed.has_tls
+          ? WithTlsEnvironment(tls.has_value() ? *tls : TlsOf(address))
+          : TlsFiles();
   const std::string registry_key =
       absl::StrJoin({address, absl::FormatDuration(timeout), files.ca,
                      files.cert, files.key, files.server_name},

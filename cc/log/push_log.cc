@@ -378,6 +378,7 @@ absl::Status PushLog::SyncTo(uint64_t number) {
   }
   MutexLock lock(&mutex_);
   failed_ = status;
+  must_sync_folder_ |= must_sync_folder;
   return status;
 }
 
@@ -431,7 +432,8 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
     if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {
       TFSWITCH_RETURN_IF_ERROR(EndSegment());
     }
-    while (!segments_.empty()) {
+    // One without records has the name of the next one.
+    while (!segments_.empty() && segments_.begin()->first <= last_) {
       const auto next = std::next(segments_.begin());
       const bool is_last = next == segments_.end();
       const uint64_t end = is_last ? last_ + 1 : next->first;
@@ -452,8 +454,11 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
   }
   MutexLock lock(&mutex_);
   segments_.merge(superfluous);
-  // All records that a failed flush was for are gone.
-  if (segments_.empty()) failed_ = absl::OkStatus();
+  // All records that a failed flush was for are gone. If not, the next save is
+  // from after them, as no more are taken until then.
+  if (segments_.empty() || segments_.begin()->first > last_) {
+    failed_ = absl::OkStatus();
+  }
   return status;
 }
 

@@ -170,11 +170,7 @@ absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
   // found damaged; but not those that a failed flush has left uncertain.
   const uint64_t first_record = saved.last_record + 1;
   const uint64_t before = std::exchange(first_record_, first_record);
-  const bool has_failed = log_->has_failed();
-  TFSWITCH_RETURN_IF_ERROR(
-      log_->StartAfterSave(has_failed ? first_record : before));
-  if (has_failed) log_->EndBreak();
-  return absl::OkStatus();
+  return log_->StartAfterSave(log_->has_failed() ? first_record : before);
 }
 
 void StateKeeper::SaveOnTime() {

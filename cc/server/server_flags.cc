@@ -138,6 +138,11 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
         absl::StartsWith(name, "push_log")) {
       needs_data_dir = std::string(name);
     }
+    // Of a variable that is not set, perhaps: not for plaintext.
+    if (value.empty() && absl::StartsWith(name, "tls_")) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "flag --", name, " is empty; give a PEM file, or leave it out"));
+    }
     std::string error;
     if (!flag->ParseFrom(value, &error)) {
       // Some of Abseil's texts have several lines.

@@ -24,8 +24,8 @@ class RoundHold {
   static constexpr absl::Duration kLongest = absl::Seconds(10);
 
   // From now on rounds wait, for `duration` or until End(). Repeated, it lasts
-  // so long from now, though no longer than kLongest in all. False if another
-  // save holds them.
+  // so long from now, though no longer than kLongest at a stretch. False if
+  // another save holds them.
   bool Begin(const std::string& save_id, absl::Duration duration);
   // OK if the save holds nothing.
   void End(const std::string& save_id);

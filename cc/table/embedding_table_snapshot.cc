@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -114,9 +115,13 @@ void EmbeddingTable::Impl::KeepRow(Stripe* stripe, Key key,
 void EmbeddingTable::Impl::KeepCandidateLocked(Stripe* stripe, Key key,
                                                uint32_t position,
                                                ChangeStamp stamp) const {
-  if (stamp.keeps_below == 0 || stripe->former_candidates.IsVisited(position) ||
-      !stripe->changed_candidates.insert(key).second) {
+  if (stamp.keeps_below == 0 || stripe->former_candidates.IsVisited(position)) {
     return;
+  }
+  try {
+    if (!stripe->changed_candidates.insert(key).second) return;
+  } catch (const std::bad_alloc&) {
+    return stripe->former_candidates.Fail();
   }
   const float* const record = stripe->candidates.Find(key, position);
   stripe->former_candidates.Keep(key, position, [&](float* floats) {

@@ -37,6 +37,12 @@ class FormerRows {
   // says so: it is the snapshot that fails, not the change.
   void Keep(Key key, uint32_t position, absl::FunctionRef<void(float*)> copy);
 
+  // One could not be kept.
+  void Fail() {
+    MutexLock lock(&mutex_);
+    is_whole_ = false;
+  }
+
   // The snapshot has the rows before this position.
   void SetVisited(uint64_t position) {
     visited_.store(position, std::memory_order_release);

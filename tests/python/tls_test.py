@@ -289,6 +289,8 @@ def test_tls_is_refused_where_it_has_no_use(authority):
         (["--tls_cert={cert}"], "--tls_cert ('{cert}') needs --tls_key"),
         (["--tls_key={key}"], "--tls_key ('{key}') needs --tls_cert"),
         (["--tls_ca={cert}"], "--tls_ca needs --tls_cert and --tls_key"),
+        # As of variables that are not set.
+        (["--tls_cert=", "--tls_key="], "--tls_cert is empty; give a PEM file"),
         (
             ["--tls_cert=no.pem", "--tls_key={key}"],
             "--tls_cert: '{here}/no.pem'",
