@@ -256,7 +256,7 @@ absl::Status PushLog::StartSegment() {
   // known, appending does.
   (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(options_.segment_bytes));
-  if (const absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
+  if (absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
       !status.ok()) {
     close(fd);
     unlink(path.c_str());

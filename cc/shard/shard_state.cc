@@ -208,8 +208,10 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     adds_changes =
         adds_changes && checkpoint::IsWorthExtending(base.base, *table);
   }
+  std::map<std::string, checkpoint::TableBase> former;
   std::map<std::string, ChangeCursor> since;
   for (const auto& [name, base] : bases_) {
+    former[name] = base.base;
     if (adds_changes) since[name] = base.base.cursor;
   }
   TFSWITCH_ASSIGN_OR_RETURN(const Snapshots snapshots,
@@ -218,14 +220,13 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
   int64_t num_rows = 0;
   for (const auto& snapshot : snapshots) num_rows += snapshot->num_rows;
   Progress progress(absl::StrCat("saving to '", folder, "'"), num_rows);
-  const std::map<std::string, SavedBase>& former = bases_;
   std::map<std::string, SavedBase> bases;
   const auto write = [&]() -> absl::Status {
     for (size_t i = 0; i < tables.size(); ++i) {
       const std::string& name = tables[i]->config().name;
       TFSWITCH_RETURN_IF_ERROR(writer.AddTable(
           *snapshots[i], [&](int64_t rows) { progress.Add(rows); },
-          former.at(name).base));
+          former.at(name)));
       bases[name] = {tables[i],
                      {snapshots[i]->moment, writer.FilesOf(*tables[i])}};
     }
