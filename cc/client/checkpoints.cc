@@ -118,7 +118,8 @@ absl::Status TakeCut(ParameterClient& client, v1::SaveShardRequest* request) {
     // Others hold rounds already.
     v1::HoldRoundsRequest end;
     end.set_save_id(request->save_id());
-    client.Call(end, &held).IgnoreError();  // The same one.
+    const absl::Status ended = client.Call(end, &held);
+    if (!absl::IsUnimplemented(ended)) TFSWITCH_RETURN_IF_ERROR(ended);
     std::fprintf(stderr,
                  "tfswitch: warning: the rows of a save may be of different "
                  "steps: %s\n",

@@ -10,6 +10,7 @@
 #include "cc/base/steady_clock.h"
 
 namespace tfswitch {
+
 bool RoundHold::Begin(const std::string& save_id, absl::Duration duration) {
   MutexLock lock(&mutex_);
   if (!is_held()) {

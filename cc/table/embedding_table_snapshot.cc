@@ -25,10 +25,9 @@ EmbeddingTable::Impl::Snapshot::Snapshot(const Impl* table)
 
 EmbeddingTable::Impl::Snapshot::~Snapshot() {
   impl.change_clock_.EndSnapshot();
-  const auto forget = [](Key, const float*) { return absl::OkStatus(); };
   for (Stripe& stripe : impl.stripes_) {
-    stripe.former_rows.End(forget).IgnoreError();  // Nobody asks any more.
-    stripe.former_candidates.End(forget).IgnoreError();
+    stripe.former_rows.Discard();
+    stripe.former_candidates.Discard();
     MutexLock lock(&stripe.mutex);
     stripe.changed_candidates.clear();
   }

@@ -54,6 +54,14 @@ class FormerRows {
   // Keeps no more rows, and calls visit(key, floats) for those that it has, up
   // to the first error. ResourceExhausted if one could not be kept.
   absl::Status End(absl::FunctionRef<absl::Status(Key, const float*)> visit);
+  // Keeps no more rows, and forgets those that it has.
+  void Discard() {
+    MutexLock lock(&mutex_);
+    is_active_ = false;
+    blocks_.clear();
+    num_rows_ = 0;
+    bytes_ = 0;
+  }
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 

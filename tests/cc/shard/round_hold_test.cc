@@ -2,11 +2,11 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <optional>
 #include <thread>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 
@@ -26,19 +26,18 @@ class Waiting {
   explicit Waiting(const Call& call)
       : thread_([this, call] {
           status_ = call([this] {
-            ++num_asked_;
+            if (++num_asked_ == 3) waits_.set_value();
             return absl::OkStatus();
           });
           is_over_ = true;
+          if (num_asked_ < 3) waits_.set_value();
         }) {}
   ~Waiting() {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Returns when it has waited for a while.
-  void LetWait() const {
-    while (num_asked_ < 3 && !is_over_) absl::SleepFor(absl::Milliseconds(1));
-  }
+  // Returns when it has waited for a while. Once.
+  void LetWait() { waits_.get_future().wait(); }
   bool is_over() const { return is_over_; }
   absl::Status Join() {
     thread_.join();
@@ -46,7 +45,8 @@ class Waiting {
   }
 
  private:
-  std::atomic<int> num_asked_{0};
+  int num_asked_ = 0;  // Of the thread.
+  std::promise<void> waits_;
   std::atomic<bool> is_over_{false};
   absl::Status status_;
   std::thread thread_;
@@ -90,7 +90,9 @@ TEST(RoundHoldTest, ARepeatedBeginLetsItLast) {
   ASSERT_TRUE(hold.Begin("a", RoundHold::kLongest));
   ASSERT_TRUE(hold.SetWorkQueues("a", "[1]"));
 
-  absl::SleepFor(2 * kMoment);
+  RoundHold longer;
+  ASSERT_TRUE(longer.Begin("b", 2 * kMoment));
+  ASSERT_TRUE(longer.Wait(Never).ok());
 
   const RoundHold::Kept kept(&hold, "a");
   EXPECT_TRUE(kept.is_held());
