@@ -24,6 +24,8 @@ class Cluster:
         address: str,
         timeout: float,
         tls: tuple[str, str, str, str] | None = None,
+        token: str = "",
+        token_file: str = "",
     ) -> None: ...
     @property
     def address(self) -> str: ...
@@ -108,6 +110,8 @@ class Server:
         limits: Sequence[str] = (),
         checkpoint_root: str | None = None,
         tls: tuple[str, str, str, str] | None = None,
+        token_file: str | None = None,
+        is_insecure: bool = False,
     ) -> None: ...
     @property
     def address(self) -> str: ...

@@ -50,6 +50,33 @@ class TableStats(dict[str, Any]):
         return f"{text}, {self['lost']}" if self["lost"] else text
 
 
+class ClusterStats(dict[str, TableStats]):
+    """Tables by name.
+
+    Attributes:
+        servers: How each server keeps others out, in shard order; none if
+            tables are in this process.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableStats],
+        *,
+        servers: list[dict[str, bool]],
+    ) -> None:
+        super().__init__(tables)
+        self.servers = servers
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        insecure = [
+            number
+            for number, server in enumerate(self.servers)
+            if server["is_insecure"]
+        ]
+        return f"{text}, insecure servers: {insecure}" if insecure else text
+
+
 class ShrinkReport(dict[str, Any]):
     """The rows that a shrink has evicted, or would evict.
 

@@ -26,6 +26,21 @@ def ps_addresses() -> list[str]:
     return _job("ps")
 
 
+def cluster_address() -> str | None:
+    """Returns the address of the "ps" entries; None if there are none.
+
+    It is one of TLS if the environment has files of TLS for clients.
+    """
+    servers = ps_addresses()
+    if not servers:
+        return None
+    has_tls = any(
+        os.environ.get(f"TFSWITCH_TLS_{name}")
+        for name in ("CA", "CERT", "KEY", "SERVER_NAME")
+    )
+    return ("grpcs://" if has_tls else "grpc://") + ",".join(servers)
+
+
 def num_workers() -> int:
     """Returns how many workers there are, chief included; 0 if not known."""
     return sum(len(_job(name)) for name in _WORKER_TYPES)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfswitch import _native, _tf_config, _tls
+from tfswitch import _native, _tf_config, _tls, _tokens
 from tfswitch._control import call, integers
 from tfswitch._progress_bar import progress_bar
 from tfswitch._ranges import Range, bad_argument, is_number
-from tfswitch._reports import TableStats
+from tfswitch._reports import ClusterStats, TableStats
 
 if TYPE_CHECKING:
     from tfswitch.remote.checkpoint import RemoteCheckpoint
@@ -61,6 +61,7 @@ class Cluster:
         timeout: float = 30.0,
         on_lost_tables: str = "fail",
         tls: _tls.Tls | None = None,
+        token: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(address, str) or not address.startswith(
             ("local://", "grpc://", "grpcs://", "grpc+unix://")
@@ -76,7 +77,9 @@ class Cluster:
             )
         self.address = address
         self.timeout = float(timeout)
-        self._native = _native.Cluster(address, self.timeout, _tls.texts(tls))
+        self._native = _native.Cluster(
+            address, self.timeout, _tls.texts(tls), *_tokens.texts(token)
+        )
         call(
             self._native,
             "Configure",
@@ -135,10 +138,12 @@ class Cluster:
         """Returns the names of all tables, sorted."""
         return sorted(info["config"]["name"] for info in self._list())
 
-    def stats(self) -> dict[str, TableStats]:
+    def stats(self) -> ClusterStats:
         """Returns row counts and memory of all tables by name.
 
-        Each is a dict, as that of `EmbeddingTable.stats`.
+        Each is a dict, as that of `EmbeddingTable.stats`. Its attribute
+        `servers` has a dict for each server, which says how it keeps others
+        out: `has_tls`, `has_client_certificates`, `has_tokens`, `is_insecure`.
 
         `lost` is empty, or says which server has lost its part of the table in
         a restart; the other values are then those of the parts that are left.
@@ -148,9 +153,10 @@ class Cluster:
         >>> tsw.connect("local://").stats()
         {'user': 3 rows, 104.0 KiB}
         """
-        return {
-            info["config"]["name"]: TableStats(info) for info in self._list()
-        }
+        return ClusterStats(
+            {info["config"]["name"]: TableStats(info) for info in self._list()},
+            servers=self._servers(),
+        )
 
     def save(
         self,
@@ -450,6 +456,9 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<tfswitch.Cluster {self.address!r}>"
 
+    def _servers(self) -> list[dict[str, bool]]:
+        return call(self._native, "GetServers")["servers"]
+
     def _list(self, name: str = "") -> list[dict[str, Any]]:
         return call(self._native, "ListTables", table=name)["tables"]
 
@@ -460,11 +469,14 @@ def connect(
     timeout: float = 30.0,
     on_lost_tables: str = "fail",
     tls: _tls.Tls | None = None,
+    token: str | os.PathLike[str] | None = None,
 ) -> Cluster:
     """Connects to a cluster and makes it the default for new tables.
 
     Without a call of `connect`, tables live in this process, or on the servers
-    that the "ps" entry of the TF_CONFIG environment variable names.
+    that the "ps" entry of the TF_CONFIG environment variable names, with TLS if
+    one of the variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY
+    and TFSWITCH_TLS_SERVER_NAME is set.
 
     Args:
         address: One of
@@ -486,6 +498,11 @@ def connect(
             Fields that are None come from the environment variables
             TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
             TFSWITCH_TLS_SERVER_NAME, if they are set.
+        token: For servers that ask for one (docs/access.md): the token, or a
+            `pathlib.Path` of a file with it, which is read again when it has
+            changed. It holds as `tls` does. None: that of the `connect` before,
+            else that of TFSWITCH_TOKEN or of the file TFSWITCH_TOKEN_FILE. It
+            goes over TLS, and over plaintext to this machine only.
 
     Returns:
         The cluster. As a context manager it closes at the end, and the former
@@ -493,7 +510,9 @@ def connect(
 
     Raises:
         ValueError: If the address has none of these forms, another argument
-            has a value that is not allowed, or a file of TLS cannot be used.
+            has a value that is not allowed, a file cannot be used, or a token
+            would go over plaintext to another machine.
+        PermissionError: If a server does not take the token, or asks for one.
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.
         RuntimeError: If this process was forked from one that uses tfswitch, as
@@ -506,7 +525,11 @@ def connect(
     """
     global _default
     cluster = Cluster(
-        address, timeout=timeout, on_lost_tables=on_lost_tables, tls=tls
+        address,
+        timeout=timeout,
+        on_lost_tables=on_lost_tables,
+        tls=tls,
+        token=token,
     )
     with _lock:
         cluster._previous = _default
@@ -520,8 +543,7 @@ def default_cluster() -> Cluster:
     with _lock:
         if _default is not None:
             return _default
-    servers = _tf_config.ps_addresses()
-    cluster = Cluster("grpc://" + ",".join(servers) if servers else "local://")
+    cluster = Cluster(_tf_config.cluster_address() or "local://")
     with _lock:
         if _default is None:
             _default = cluster

@@ -30,6 +30,10 @@ class Server:
             others keep their defaults.
         tls: With it clients must connect to "grpcs://"; with its `ca` they
             must show a certificate. None: plaintext.
+        token_file: The file of `tfswitch token create`; clients must show one
+            of its tokens (docs/access.md). None: they need none.
+        insecure: Serve on an address that other machines can reach, although
+            there is no TLS, or neither `token_file` nor `ca`.
 
     Example:
 
@@ -48,6 +52,8 @@ class Server:
         checkpoint_root: str | os.PathLike[str] | None = None,
         limits: Mapping[str, int] | None = None,
         tls: _tls.Tls | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
     ) -> None:
         limits = limits or {}
         for name, value, least in (
@@ -86,6 +92,8 @@ class Server:
             if checkpoint_root is None
             else os.path.abspath(checkpoint_root),
             tls_texts,
+            None if token_file is None else os.fspath(token_file),
+            bool(insecure),
         )
         self._native: _native.Server | None = None
 
@@ -110,8 +118,9 @@ class Server:
             This server.
 
         Raises:
-            ValueError: If the address is malformed, there is no such limit, or
-                a file of TLS cannot be used.
+            ValueError: If the address is malformed, or other machines can reach
+                it and nothing keeps them out, there is no such limit, or a
+                file cannot be used.
             ConnectionError: If the address cannot be bound.
         """
         if self._native is None:

@@ -948,5 +948,7 @@ _PYTHON_ERRORS: dict[type[tf.errors.OpError], type[Exception]] = {
     tf.errors.DeadlineExceededError: TimeoutError,
     tf.errors.InvalidArgumentError: ValueError,
     tf.errors.NotFoundError: KeyError,
+    tf.errors.PermissionDeniedError: PermissionError,
+    tf.errors.UnauthenticatedError: PermissionError,
     tf.errors.UnavailableError: ConnectionError,
 }

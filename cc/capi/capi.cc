@@ -158,19 +158,21 @@ TlsFiles ToTlsFiles(const Tfswitch_TlsFiles& tls) {
 }
 
 absl::Status OpenCluster(const char* address, double timeout_s,
-                         const Tfswitch_TlsFiles* tls,
+                         const Tfswitch_Credentials* credentials,
                          Tfswitch_Cluster** cluster) {
   *cluster = nullptr;
   if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "timeout must be a positive number of seconds. Received: ", timeout_s));
   }
+  tfswitch::Credentials given;
+  if (credentials != nullptr) {
+    if (credentials->tls != nullptr) given.tls = ToTlsFiles(*credentials->tls);
+    given.token = {credentials->token, credentials->token_file};
+  }
   TFSWITCH_ASSIGN_OR_RETURN(
       std::shared_ptr<Cluster> opened,
-      tfswitch::OpenCluster(address, absl::Seconds(timeout_s),
-                            tls != nullptr
-                                ? std::make_optional(ToTlsFiles(*tls))
-                                : std::nullopt));
+      tfswitch::OpenCluster(address, absl::Seconds(timeout_s), given));
   *cluster = new Tfswitch_Cluster{std::move(opened)};
   return absl::OkStatus();
 }
@@ -356,12 +358,16 @@ absl::Status StartServer(const Tfswitch_ServerOptions* options,
                                             &server_options, &shard_options));
   }
   if (options->tls != nullptr) {
-    server_options.tls = ToTlsFiles(*options->tls);
-    if (server_options.tls.cert.empty()) {
+    server_options.security.tls = ToTlsFiles(*options->tls);
+    if (server_options.security.tls.cert.empty()) {
       return absl::InvalidArgumentError(
           "a server with `tls` needs `cert` and `key`");
     }
   }
+  if (options->token_file != nullptr) {
+    server_options.security.token_file = AbsolutePath(options->token_file);
+  }
+  server_options.security.is_insecure = options->is_insecure != 0;
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GrpcServer> started,
       GrpcServer::Start(server_options,

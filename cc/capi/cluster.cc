@@ -27,6 +27,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/client/local_client.h"
 #include "cc/client/sharded_client.h"
+#include "cc/rpc/address.h"
 #include "cc/rpc/client/grpc_client.h"
 #include "cc/shard/shard.h"
 
@@ -44,7 +45,7 @@ struct Registry {
       ABSL_GUARDED_BY(mutex);
   std::map<std::string, std::weak_ptr<Cluster>> open ABSL_GUARDED_BY(mutex);
   // By address. The address alone is what graphs and saved models have.
-  std::map<std::string, TlsFiles> tls ABSL_GUARDED_BY(mutex);
+  std::map<std::string, Credentials> credentials ABSL_GUARDED_BY(mutex);
 };
 
 Registry& TheRegistry() {
@@ -60,23 +61,57 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
                    "'grpc+unix:///path'"));
 }
 
-TlsFiles TlsOf(const std::string& address) {
-  Registry& registry = TheRegistry();
-  MutexLock lock(&registry.mutex);
-  const auto found = registry.tls.find(address);
-  return found == registry.tls.end() ? TlsFiles() : found->second;
+// Those given, or of the opening before, or of the environment.
+Credentials CredentialsFor(const std::string& address,
+                           const ClusterAddress& parsed, Credentials given) {
+  if (!parsed.is_remote) return {};
+  {
+    Registry& registry = TheRegistry();
+    MutexLock lock(&registry.mutex);
+    const Credentials& former = registry.credentials[address];
+    if (!given.tls.has_value()) given.tls = former.tls;
+    if (given.token == TokenSource()) given.token = former.token;
+  }
+  given.tls = parsed.has_tls
+                  ? WithTlsEnvironment(given.tls.value_or(TlsFiles()))
+                  : TlsFiles();
+  given.token = WithTokenEnvironment(std::move(given.token));
+  return given;
+}
+
+// InvalidArgument if a token would go to another machine as plaintext.
+absl::Status CheckTokenIsSafe(const std::string& address,
+                              const ClusterAddress& parsed) {
+  if (parsed.has_tls) return absl::OkStatus();
+  for (const std::string& server : parsed.servers) {
+    TFSWITCH_ASSIGN_OR_RETURN(const Address place, ParseAddress(server));
+    if (!IsLocal(place)) {
+      return BadAddress(address,
+                        absl::StrCat("a token (`token`, TFSWITCH_TOKEN or "
+                                     "TFSWITCH_TOKEN_FILE) never goes over "
+                                     "plaintext to other machines, such as ",
+                                     server));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // A client of all servers. A reader waits for all of them no longer than
 // `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
-    const ClusterAddress& address, const TlsFiles& tls, absl::Duration timeout,
+    const std::string& name, const ClusterAddress& address,
+    const Credentials& credentials, absl::Duration timeout,
     OnLostTables on_lost_tables) {
   const absl::Time deadline = absl::Now() + timeout;
   const std::vector<std::string>& servers = address.servers;
   ClientTls client_tls;
   if (address.has_tls) {
-    TFSWITCH_ASSIGN_OR_RETURN(client_tls, MakeClientTls(tls));
+    TFSWITCH_ASSIGN_OR_RETURN(client_tls, MakeClientTls(*credentials.tls));
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<ClientToken> token,
+                            ClientToken::Open(credentials.token));
+  if (token != nullptr) {
+    TFSWITCH_RETURN_IF_ERROR(CheckTokenIsSafe(name, address));
   }
   std::vector<std::unique_ptr<ParameterClient>> shards;
   for (size_t i = 0; i < servers.size(); ++i) {
@@ -86,6 +121,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     options.num_shards = static_cast<uint32_t>(servers.size());
     options.timeout = timeout;
     options.tls = client_tls;
+    options.token = token;
     if (on_lost_tables == OnLostTables::kFollow) {
       options.connect_timeout =
           std::max<absl::Duration>(deadline - absl::Now(), kShortestWait);
@@ -131,31 +167,40 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
   return parsed;
 }
 
-absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(
-    const std::string& address, absl::Duration timeout,
-    const std::optional<TlsFiles>& tls) {
+absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
+                                                     absl::Duration timeout,
+                                                     const Credentials& given) {
   TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
                             ParseClusterAddress(address));
-  if (tls.has_value() && !parsed.has_tls) {
+  if (given.tls.has_value() && !parsed.has_tls) {
     return BadAddress(address, "it is not one of TLS, and `tls` is given");
+  }
+  const bool has_token = !(given.token == TokenSource());
+  if (has_token && !parsed.is_remote) {
+    return BadAddress(address,
+                      "it is not one of servers, and `token` is given");
   }
   TFSWITCH_RETURN_IF_ERROR(
       ForkGuard::Arm(absl::StrCat("opened the cluster '", address, "'")));
   TuneMalloc();
-  const TlsFiles files =
-      parsed.has_tls
-          ? WithTlsEnvironment(tls.has_value() ? *tls : TlsOf(address))
-          : TlsFiles();
-  const std::string registry_key =
-      absl::StrJoin({address, absl::FormatDuration(timeout), files.ca,
-                     files.cert, files.key, files.server_name},
-                    "\n");
+  const Credentials credentials = CredentialsFor(address, parsed, given);
+  const TlsFiles files = credentials.tls.value_or(TlsFiles());
+  const std::string registry_key = absl::StrJoin(
+      {address, absl::FormatDuration(timeout), files.ca, files.cert, files.key,
+       files.server_name, credentials.token.text, credentials.token.file},
+      "\n");
+  const auto keep = [&](Registry& registry)
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry.mutex) {
+                          Credentials& kept = registry.credentials[address];
+                          if (given.tls.has_value()) kept.tls = given.tls;
+                          if (has_token) kept.token = given.token;
+                        };
   Registry& registry = TheRegistry();
   std::shared_ptr<Shard> local_shard;
   {
     MutexLock lock(&registry.mutex);
     if (std::shared_ptr<Cluster> cluster = registry.open[registry_key].lock()) {
-      if (tls.has_value()) registry.tls[address] = *tls;
+      keep(registry);
       return cluster;
     }
     if (!parsed.is_remote) {
@@ -176,13 +221,14 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(
   std::unique_ptr<ParameterClient> client;
   if (parsed.is_remote) {
     TFSWITCH_ASSIGN_OR_RETURN(
-        client, ConnectToServers(parsed, files, timeout, OnLostTables::kFail));
+        client, ConnectToServers(address, parsed, credentials, timeout,
+                                 OnLostTables::kFail));
   } else {
     client = NewLocalClient(std::move(local_shard));
   }
   auto cluster = std::make_shared<Cluster>(std::move(client), parsed.is_remote);
   MutexLock lock(&registry.mutex);
-  if (tls.has_value()) registry.tls[address] = *tls;
+  keep(registry);
   std::weak_ptr<Cluster>& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.lock()) return first;
   open = cluster;
@@ -195,8 +241,8 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
                             ParseClusterAddress(address));
   if (!parsed.is_remote) return BadAddress(address, "no servers are there");
   TuneMalloc();
-  return ConnectToServers(parsed, WithTlsEnvironment(TlsOf(address)), timeout,
-                          OnLostTables::kFollow);
+  return ConnectToServers(address, parsed, CredentialsFor(address, parsed, {}),
+                          timeout, OnLostTables::kFollow);
 }
 
 }  // namespace tfswitch

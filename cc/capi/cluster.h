@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "cc/access/client_token.h"
 #include "cc/client/cluster.h"
 #include "cc/client/parameter_client.h"
 #include "cc/rpc/tls.h"
@@ -28,6 +29,12 @@ struct ClusterAddress {
 // InvalidArgument naming the address and the accepted forms.
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address);
 
+// What a process shows to servers, and whom it trusts.
+struct Credentials {
+  std::optional<TlsFiles> tls;
+  TokenSource token;
+};
+
 // Connects to servers only for reading: it makes no table, and a table that a
 // server has lost is read again when others have made it whole. InvalidArgument
 // for an address of this process; else an error of the first server that does
@@ -36,13 +43,14 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 
 // Returns the cluster that is open at this address with this timeout, or opens
-// it. "local://NAME" clusters live as long as the process. `tls` is for
-// "grpcs://" addresses: once it has led to the servers, all that connects to
-// this address without one has it, as operations of a graph do, and readers.
-// What it leaves empty comes from the environment. Thread-safe.
-absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(
-    const std::string& address, absl::Duration timeout,
-    const std::optional<TlsFiles>& tls);
+// it. "local://NAME" clusters live as long as the process. `given.tls` is for
+// "grpcs://" addresses, and a token for those or for servers of this machine:
+// InvalidArgument otherwise. Once they have led to the servers, all that
+// connects to this address without them has them, as operations of a graph do,
+// and readers. What is left empty comes from the environment. Thread-safe.
+absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
+                                                     absl::Duration timeout,
+                                                     const Credentials& given);
 
 }  // namespace tfswitch
 

@@ -66,6 +66,14 @@ absl::Status ListTables(Cluster& cluster, const v1::ListTablesRequest& request,
   return absl::OkStatus();
 }
 
+absl::Status GetServers(Cluster& cluster, const v1::GetServersRequest&,
+                        v1::GetServersResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto servers,
+                            cluster.client().AskForSecurity());
+  *response->mutable_servers() = {servers.begin(), servers.end()};
+  return absl::OkStatus();
+}
+
 absl::Status DropTable(Cluster& cluster, const v1::DropTableRequest& request,
                        v1::DropTableResponse* response) {
   TFSWITCH_RETURN_IF_ERROR(cluster.client().DropTable(request.table()));
@@ -332,6 +340,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
       new std::map<absl::string_view, JsonMethod>{
           Of("Configure", Configure),
           Of("ListTables", ListTables),
+          Of("GetServers", GetServers),
           Of("DropTable", DropTable),
           Of("Save", Save),
           Of("Restore", Restore),

@@ -26,7 +26,7 @@ extern "C" {
 
 // Incremented when this struct changes. New functions are appended. The caller
 // checks it, because a core that is older than the caller has a shorter struct.
-#define TFSWITCH_API_VERSION 12
+#define TFSWITCH_API_VERSION 13
 #define TFSWITCH_ERROR_SIZE 2048
 // Parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
@@ -67,6 +67,14 @@ typedef struct Tfswitch_TlsFiles {
   const char* server_name;
 } Tfswitch_TlsFiles;
 
+// Who a client is, and whom it trusts.
+typedef struct Tfswitch_Credentials {
+  const Tfswitch_TlsFiles* tls;  // NULL: none are given.
+  // A token, or the path of a file with one; "" for none.
+  const char* token;
+  const char* token_file;
+} Tfswitch_Credentials;
+
 typedef struct Tfswitch_ServerOptions {
   const char* address;  // "host:port", port 0 for any, or "unix:/path".
   uint32_t shard_index;
@@ -80,6 +88,8 @@ typedef struct Tfswitch_ServerOptions {
   const char* const* limits;
   size_t num_limits;
   const Tfswitch_TlsFiles* tls;  // NULL: plaintext.
+  const char* token_file;        // NULL: callers need no token.
+  int32_t is_insecure;  // 1: open to whoever reaches it, see docs/access.md.
 } Tfswitch_ServerOptions;
 
 typedef struct Tfswitch_PushOptions {
@@ -174,12 +184,13 @@ typedef struct Tfswitch_Api {
   // "grpc://host:port,host:port", "grpcs://host:port,host:port" (TLS) or
   // "grpc+unix:///path": servers in shard order. Waits for every server to
   // answer. Each open has its own close; an address that is open already shares
-  // its connections. `tls` holds for this "grpcs" address from now on. NULL:
-  // that of the last opening that had one. Files that are not given there are
-  // those of the environment (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME).
+  // its connections. `credentials` hold for this address from now on. Those
+  // that are not given are those of the last opening that had them. Others are
+  // those of the environment (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME,
+  // TFSWITCH_TOKEN, TFSWITCH_TOKEN_FILE).
   int (*open_cluster)(const char* address, double timeout_s,
-                      const Tfswitch_TlsFiles* tls, Tfswitch_Cluster** cluster,
-                      char* error);
+                      const Tfswitch_Credentials* credentials,
+                      Tfswitch_Cluster** cluster, char* error);
   void (*close_cluster)(Tfswitch_Cluster* cluster);
   int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
   // 1 if calls wait for a network, 0 if tables are in this process.

@@ -73,9 +73,9 @@ absl::Status CheckPath(const std::string& path) {
 absl::Status WithCleanUp(const absl::Status& failed,
                          const absl::Status& clean_up,
                          absl::string_view stays) {
-  // A path that is refused to both: nothing was begun.
+  // A path or a role that is refused to both: nothing was begun.
   const bool is_refused =
-      clean_up == failed && absl::IsPermissionDenied(failed);
+      absl::IsPermissionDenied(clean_up) && absl::IsPermissionDenied(failed);
   if (clean_up.ok() || is_refused) return failed;
   return absl::Status(failed.code(),
                       absl::StrCat(failed.message(), "; and ", stays, ": ",

@@ -200,6 +200,10 @@ class ParameterClient {
   // rounds that are missing may differ. `staged` are the tables that this
   // worker has pushed to in the round.
   virtual int num_shards() const { return 1; }
+  // How each server keeps others out; none if tables are in this process.
+  virtual absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() {
+    return std::vector<v1::ServerSecurity>();
+  }
   virtual std::unique_ptr<PendingCall> StartCommitRound(
       int shard, const std::string& group, const Round& round,
       int64_t* committed, const std::vector<TableRef>& staged);

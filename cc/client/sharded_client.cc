@@ -229,6 +229,15 @@ class ShardedClient : public ParameterClient {
     return tables_.ShardInstances();
   }
 
+  absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() override {
+    std::vector<v1::ServerSecurity> all;
+    for (const auto& shard : shards_) {
+      TFSWITCH_ASSIGN_OR_RETURN(const auto one, shard->AskForSecurity());
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+
   void SetOnLostTables(OnLostTables on_lost_tables) override {
     tables_.set_on_lost_tables(on_lost_tables);
   }

@@ -36,8 +36,8 @@ absl::Status TableResource::Open(const std::string& cluster,
                                  RefCountPtr<TableResource>* table) {
   return CallCore([&](const Tfswitch_Api& api, char* error) {
     Tfswitch_Cluster* open_cluster = nullptr;
-    int code = api.open_cluster(cluster.c_str(), timeout_s, /*tls=*/nullptr,
-                                &open_cluster, error);
+    int code = api.open_cluster(cluster.c_str(), timeout_s,
+                                /*credentials=*/nullptr, &open_cluster, error);
     if (code != 0) return code;
     Tfswitch_Table* open_table = nullptr;
     code = api.open_table(open_cluster, config.c_str(), &open_table, error);

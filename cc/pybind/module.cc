@@ -396,12 +396,14 @@ Tfswitch_TlsFiles ToTlsFiles(const std::optional<TlsTexts>& texts) {
 class Cluster {
  public:
   Cluster(const std::string& address, double timeout,
-          const std::optional<TlsTexts>& tls)
+          const std::optional<TlsTexts>& tls, const std::string& token,
+          const std::string& token_file)
       : address_(address) {
     Tfswitch_Cluster* opened = nullptr;
     const Tfswitch_TlsFiles files = ToTlsFiles(tls);
-    Run(api->open_cluster, address.c_str(), timeout,
-        tls.has_value() ? &files : nullptr, &opened);
+    const Tfswitch_Credentials credentials = {
+        tls.has_value() ? &files : nullptr, token.c_str(), token_file.c_str()};
+    Run(api->open_cluster, address.c_str(), timeout, &credentials, &opened);
     cluster_ = std::shared_ptr<Tfswitch_Cluster>(opened, api->close_cluster);
     num_shards_ = api->cluster_num_shards(opened);
     is_remote_ = api->cluster_is_remote(opened) != 0;
@@ -470,7 +472,8 @@ class Server {
          int32_t num_threads, uint64_t max_message_bytes,
          const std::vector<std::string>& limits,
          const std::optional<std::string>& checkpoint_root,
-         const std::optional<TlsTexts>& tls) {
+         const std::optional<TlsTexts>& tls,
+         const std::optional<std::string>& token_file, bool is_insecure) {
     std::vector<const char*> limit_texts;
     limit_texts.reserve(limits.size());
     for (const std::string& limit : limits) {
@@ -489,6 +492,8 @@ class Server {
     }
     const Tfswitch_TlsFiles files = ToTlsFiles(tls);
     if (tls.has_value()) options.tls = &files;
+    if (token_file.has_value()) options.token_file = token_file->c_str();
+    options.is_insecure = is_insecure ? 1 : 0;
     Tfswitch_Server* started = nullptr;
     Run(api->start_server, &options, &started);
     server_ = std::shared_ptr<Tfswitch_Server>(started, api->delete_server);
@@ -554,9 +559,10 @@ PYBIND11_MODULE(_native, m) {
 
   // module_local: TensorFlow's own pybind11 modules live in this process.
   py::class_<Cluster>(m, "Cluster", py::module_local())
-      .def(py::init<const std::string&, double,
-                    const std::optional<TlsTexts>&>(),
-           py::arg("address"), py::arg("timeout"), py::arg("tls") = py::none())
+      .def(py::init<const std::string&, double, const std::optional<TlsTexts>&,
+                    const std::string&, const std::string&>(),
+           py::arg("address"), py::arg("timeout"), py::arg("tls") = py::none(),
+           py::arg("token") = "", py::arg("token_file") = "")
       .def_property_readonly("address", &Cluster::address)
       .def_property_readonly("num_shards", &Cluster::num_shards)
       .def_property_readonly("is_remote", &Cluster::is_remote)
@@ -596,11 +602,13 @@ PYBIND11_MODULE(_native, m) {
       .def(py::init<const std::string&, uint32_t, uint32_t, int32_t, uint64_t,
                     const std::vector<std::string>&,
                     const std::optional<std::string>&,
-                    const std::optional<TlsTexts>&>(),
+                    const std::optional<TlsTexts>&,
+                    const std::optional<std::string>&, bool>(),
            py::arg("address"), py::arg("shard_index"), py::arg("num_shards"),
            py::arg("num_threads") = 0, py::arg("max_message_bytes") = 0,
            py::arg("limits") = std::vector<std::string>(),
-           py::arg("checkpoint_root") = py::none(), py::arg("tls") = py::none())
+           py::arg("checkpoint_root") = py::none(), py::arg("tls") = py::none(),
+           py::arg("token_file") = py::none(), py::arg("is_insecure") = false)
       .def_property_readonly("address", &Server::address)
       .def("stop", &Server::Stop, py::arg("grace"));
 }

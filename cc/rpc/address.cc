@@ -1,5 +1,7 @@
 #include "cc/rpc/address.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/un.h>
 
 #include "absl/strings/match.h"
@@ -23,6 +25,17 @@ absl::Status BadAddress(absl::string_view text, absl::string_view why) {
 
 std::string Address::ToString() const {
   return is_unix ? absl::StrCat("unix:", path) : absl::StrCat(host, ":", port);
+}
+
+bool IsLocal(const Address& address) {
+  if (address.is_unix || absl::EqualsIgnoreCase(address.host, "localhost")) {
+    return true;
+  }
+  in_addr v4 = {};
+  if (inet_pton(AF_INET, address.host.c_str(), &v4) == 1) {
+    return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  return address.host == "[::1]";
 }
 
 absl::StatusOr<Address> ParseAddress(absl::string_view text) {

@@ -20,6 +20,11 @@ struct Address {
   std::string ToString() const;
 };
 
+// Whether only this machine reaches it: a socket's path, "localhost", or a
+// number of the loopback. Other names are not resolved, because they may stand
+// for something else the next time.
+bool IsLocal(const Address& address);
+
 // InvalidArgument naming the text and the two forms there are. The host is not
 // resolved. gRPC itself would take more (schemes, a missing port); its reading
 // of them is a surprise rather than a feature.

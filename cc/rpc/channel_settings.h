@@ -42,6 +42,12 @@ inline constexpr int kHandshakeTimeoutMs = 20'000;
 // time.
 inline constexpr int kMinPingIntervalMs = 10'000;
 
+// The metadata of a call that has the caller's token, behind "Bearer ".
+inline constexpr const char* kTokenHeader = "authorization";
+// The metadata of an answer of RESOURCE_EXHAUSTED to a call that has not been
+// begun, because others are under way: try again after so many milliseconds.
+inline constexpr const char* kRetryPushback = "grpc-retry-pushback-ms";
+
 // gRPC counts message sizes in ints.
 inline constexpr uint64_t kSmallestMessageLimit = 1 << 10;
 inline constexpr uint64_t kLargestMessageLimit = (uint64_t{1} << 31) - 1;

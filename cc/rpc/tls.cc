@@ -180,6 +180,7 @@ absl::StatusOr<ClientTls> MakeClientTls(const TlsFiles& files) {
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(
     const TlsFiles& files) {
+  if (files == TlsFiles()) return grpc::InsecureServerCredentials();
   TFSWITCH_RETURN_IF_ERROR(Check(files, kServerNames));
   if (files.cert.empty()) {
     return absl::InvalidArgumentError(

@@ -54,7 +54,7 @@ TlsFiles WithTlsEnvironment(TlsFiles files);
 // Without `ca`, clients trust the authorities of the system.
 absl::StatusOr<ClientTls> MakeClientTls(const TlsFiles& files);
 
-// With `ca`, clients must show a certificate.
+// With `ca`, clients must show a certificate. Without any file, plaintext.
 //
 // REQUIRES: files.server_name is empty.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/state_keeper.h"
@@ -28,6 +29,16 @@ constexpr int kBadFlag = 2;
 void PrintError(const absl::Status& status) {
   std::fprintf(stderr, "tfswitch-server: %s\n",
                std::string(status.message()).c_str());
+}
+
+// " with TLS, tokens", or nothing.
+std::string Describe(const SecurityOptions& security) {
+  std::vector<std::string> parts;
+  if (!(security.tls == TlsFiles())) parts.emplace_back("TLS");
+  if (!security.tls.ca.empty()) parts.emplace_back("client certificates");
+  if (!security.token_file.empty()) parts.emplace_back("tokens");
+  return parts.empty() ? ""
+                       : absl::StrCat(" with ", absl::StrJoin(parts, ", "));
 }
 
 }  // namespace
@@ -101,10 +112,7 @@ int RunServer(const std::vector<std::string>& arguments) {
   std::printf("tfswitch-server %s: shard %u of %u serving on %s%s\n",
               TFSWITCH_VERSION, flags.shard.shard_index, flags.shard.num_shards,
               (*server)->address().c_str(),
-              flags.server.tls == TlsFiles() ? ""
-              : flags.server.tls.ca.empty()
-                  ? " with TLS"
-                  : " with TLS and client certificates");
+              Describe(flags.server.security).c_str());
   std::fflush(stdout);
 
   int signal_number = 0;

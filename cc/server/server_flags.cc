@@ -57,6 +57,16 @@ ABSL_FLAG(std::string, tls_key, "",
 ABSL_FLAG(std::string, tls_ca, "",
           "PEM file with authorities. Clients must show a certificate that one "
           "of them has signed. Empty: they need none.");
+ABSL_FLAG(std::string, token_file, "",
+          "File with the hashes of tokens, which `tfswitch token create` "
+          "writes. Callers must show one of them. It is read again when it has "
+          "changed. Empty: they need none.");
+ABSL_FLAG(bool, insecure, false,
+          "Serve on an address that other machines can reach, although there "
+          "is no TLS, or neither --token_file nor --tls_ca.");
+ABSL_FLAG(bool, reflection, false,
+          "Tell callers which services and messages there are, by gRPC's "
+          "reflection service. It asks for no token.");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
           "How long running calls may take to end when the server is stopped.");
 
@@ -78,6 +88,9 @@ constexpr const char* kFlagNames[] = {"address",
                                       "tls_cert",
                                       "tls_key",
                                       "tls_ca",
+                                      "token_file",
+                                      "insecure",
+                                      "reflection",
                                       "grace_period"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
@@ -139,9 +152,10 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
       needs_data_dir = std::string(name);
     }
     // Of a variable that is not set, perhaps: not for plaintext.
-    if (value.empty() && absl::StartsWith(name, "tls_")) {
+    if (value.empty() &&
+        (absl::StartsWith(name, "tls_") || name == "token_file")) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "flag --", name, " is empty; give a PEM file, or leave it out"));
+          "flag --", name, " is empty; give a file, or leave it out"));
     }
     std::string error;
     if (!flag->ParseFrom(value, &error)) {
@@ -155,9 +169,16 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   flags->server.address = absl::GetFlag(FLAGS_address);
   flags->server.num_threads = absl::GetFlag(FLAGS_num_threads);
   flags->server.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
-  flags->server.tls = WithAbsolutePaths({absl::GetFlag(FLAGS_tls_ca),
-                                         absl::GetFlag(FLAGS_tls_cert),
-                                         absl::GetFlag(FLAGS_tls_key), ""});
+  SecurityOptions& security = flags->server.security;
+  security.tls = WithAbsolutePaths({absl::GetFlag(FLAGS_tls_ca),
+                                    absl::GetFlag(FLAGS_tls_cert),
+                                    absl::GetFlag(FLAGS_tls_key), ""});
+  security.token_file = absl::GetFlag(FLAGS_token_file);
+  if (!security.token_file.empty()) {
+    security.token_file = AbsolutePath(security.token_file);
+  }
+  security.is_insecure = absl::GetFlag(FLAGS_insecure);
+  flags->server.has_reflection = absl::GetFlag(FLAGS_reflection);
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
   const std::string root = absl::GetFlag(FLAGS_checkpoint_root);

@@ -101,6 +101,7 @@ absl::Status Run(const ShardCall& call, const v1::ListTablesRequest& request,
                  v1::ListTablesResponse* response) {
   if (request.table().empty()) {
     for (const std::shared_ptr<EmbeddingTable>& table : call.shard.Tables()) {
+      if (call.may_see && !call.may_see(table->config().name)) continue;
       *response->add_tables() = ToProto(DescribeTable(*table));
     }
     return absl::OkStatus();

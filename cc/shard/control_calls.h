@@ -5,8 +5,10 @@
 #define TFSWITCH_CC_SHARD_CONTROL_CALLS_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/shard/shard.h"
@@ -63,6 +65,8 @@ struct ShardCall {
   Shard::Interrupt interrupt;            // Asked by calls that may take long.
   const LentThreads* threads = nullptr;  // Work on a round, too.
   uint32_t protocol_version = kProtocolVersion;  // The version of this side.
+  // Whether the caller may know of a table. Null: of all.
+  std::function<bool(absl::string_view table)> may_see = nullptr;
 };
 
 // OK if the other side speaks the same version.

@@ -290,7 +290,7 @@ def test_tls_is_refused_where_it_has_no_use(authority):
         (["--tls_key={key}"], "--tls_key ('{key}') needs --tls_cert"),
         (["--tls_ca={cert}"], "--tls_ca needs --tls_cert and --tls_key"),
         # As of variables that are not set.
-        (["--tls_cert=", "--tls_key="], "--tls_cert is empty; give a PEM file"),
+        (["--tls_cert=", "--tls_key="], "--tls_cert is empty; give a file"),
         (
             ["--tls_cert=no.pem", "--tls_key={key}"],
             "--tls_cert: '{here}/no.pem'",
@@ -370,7 +370,7 @@ def test_the_python_command_serves_tls_and_info_reads_it(
     with ServerProcess(
         command=(sys.executable, "-c", command, "serve"), flags=flags
     ) as server:
-        assert server.line.endswith(" with TLS and client certificates\n")
+        assert server.line.endswith(" with TLS, client certificates\n")
         address = f"grpcs://{server.address}"
         told = run_python(
             *("-m", "tfswitch", "info", address), env=environment_of(client_tls)

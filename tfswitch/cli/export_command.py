@@ -119,12 +119,11 @@ def _schedule(
 ) -> export.Schedule:
     address = _CLUSTER.value
     if address is None:
-        servers = _tf_config.ps_addresses()
-        if not servers:
+        address = _tf_config.cluster_address()
+        if address is None:
             raise app.UsageError(
                 "--cluster must be given where TF_CONFIG names no ps"
             )
-        address = "grpc://" + ",".join(servers)
     if not address.startswith(("grpc://", "grpcs://", "grpc+unix://")):
         raise app.UsageError(
             "--cluster must be of servers, as grpc://host:port. Received: "

@@ -30,6 +30,7 @@ def run(address: str) -> int:
                 f"ADDRESS must be of servers. Received: {address!r}"
             )
         tables = cluster._list()
+        servers = cluster._servers()
     except (ValueError, OSError, RuntimeError) as error:
         print(f"tfswitch info: {error}", file=sys.stderr)
         return 1
@@ -37,10 +38,19 @@ def run(address: str) -> int:
         return 130
     rows = [_describe(table) for table in tables]
     if _JSON.value:
-        servers = cluster.address.split("://", 1)[1].split(",")
-        print(json.dumps({"servers": servers, "tables": rows}, indent=2))
+        addresses = cluster.address.split("://", 1)[1].split(",")
+        print(
+            json.dumps(
+                {"servers": addresses, "security": servers, "tables": rows},
+                indent=2,
+            )
+        )
         return 0
-    print(f"{cluster.num_shards} server(s) at {cluster.address}")
+    insecure = sum(server["is_insecure"] for server in servers)
+    print(
+        f"{cluster.num_shards} server(s) at {cluster.address}"
+        + (f", {insecure} of them with --insecure" if insecure else "")
+    )
     columns = _COLUMNS if any(row["lost"] for row in rows) else _COLUMNS[:-1]
     lines = [dict(zip(columns, columns, strict=True)), *map(_as_text, rows)]
     widths = {c: max(len(line[c]) for line in lines) for c in columns}

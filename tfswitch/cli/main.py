@@ -1,4 +1,4 @@
-"""`tfswitch serve`, `info`, `export` and `version`.
+"""`tfswitch serve`, `info`, `export`, `token` and `version`.
 
 A command imports its modules when it is called, so that help comes at once.
 """
@@ -91,7 +91,7 @@ _CLUSTER_NAME = flags.DEFINE_string(
     "serve: a name that --data_dir remembers: servers of clusters with other "
     "names refuse the folder.",
 )
-_TLS = [
+_FILES = [
     flags.DEFINE_string(name, None, f"serve: {text}")
     for name, text in (
         (
@@ -104,6 +104,27 @@ _TLS = [
             "tls_ca",
             "a PEM file with authorities; clients must show a certificate "
             "that one of them has signed. Default: they need none.",
+        ),
+    )
+]
+_TOKEN_FILE = flags.DEFINE_string(
+    "token_file",
+    None,
+    "serve, token: a file with the hashes of tokens, one of which clients must "
+    "show (docs/access.md). Default: they need none.",
+)
+_SWITCHES = [
+    flags.DEFINE_bool(name, False, f"serve: {text}")
+    for name, text in (
+        (
+            "insecure",
+            "serve on an address that other machines can reach, although there "
+            "is no TLS, or neither --token_file nor --tls_ca.",
+        ),
+        (
+            "reflection",
+            "tell callers which services and messages there are, by gRPC's "
+            "reflection service.",
         ),
     )
 ]
@@ -132,6 +153,7 @@ _USAGE = """usage: tfswitch COMMAND [flags]
 commands:
   serve         serves tables: one shard of a cluster
   info ADDRESS  prints what servers hold, as of host:port,host:port
+  token ACTION  create, revoke ID or list: who may do what on servers
   export        writes bases and deltas of tables on servers, at intervals
   version       prints the version
 
@@ -150,13 +172,15 @@ def _place_from_environment() -> tuple[str, int, int]:
             f"number {task.number}"
         )
     # The name in the cluster may be one that only others can resolve.
-    port = servers[task.number].rsplit(":", 1)[-1]
+    host, _, port = servers[task.number].rpartition(":")
     if not port.isdigit():
         raise app.UsageError(
             "TF_CONFIG must name a ps as host:port. Received: "
             f"{servers[task.number]!r}; or pass --address"
         )
-    return f"0.0.0.0:{port}", task.number, len(servers)
+    if host not in ("localhost", "127.0.0.1", "[::1]"):
+        host = "0.0.0.0"
+    return f"{host}:{port}", task.number, len(servers)
 
 
 def _serve() -> int | None:
@@ -192,11 +216,12 @@ def _serve() -> int | None:
                 _CLUSTER_NAME,
                 _PUSH_LOG_SYNC,
                 _PUSH_LOG_MAX_BYTES,
-                *_TLS,
+                *_FILES,
+                _TOKEN_FILE,
             )
             if flag.value is not None
         ),
-        *(["--push_log"] if _PUSH_LOG.value else []),
+        *(f"--{flag.name}" for flag in (_PUSH_LOG, *_SWITCHES) if flag.value),
         *(f"--{limit}" for limit in _LIMITS.value),
     ]
     if _REMOTE.value is not None:
@@ -252,12 +277,13 @@ def _imported(command: str) -> Any:
     return importlib.import_module(f"tfswitch.cli.{command}_command")
 
 
-# With how many arguments they have; their return value is the exit code.
-_COMMANDS: dict[str, tuple[int, Callable[..., int | None]]] = {
-    "serve": (0, _serve),
-    "info": (1, lambda address: _imported("info").run(address)),
-    "export": (0, lambda: _imported("export").run()),
-    "version": (0, _version),
+# With how many arguments they may have; their return value is the exit code.
+_COMMANDS: dict[str, tuple[range, Callable[..., int | None]]] = {
+    "serve": (range(1), _serve),
+    "info": (range(1, 2), lambda address: _imported("info").run(address)),
+    "export": (range(1), lambda: _imported("export").run()),
+    "token": (range(1, 3), lambda *words: _imported("token").run(*words)),
+    "version": (range(1), _version),
 }
 
 
@@ -271,7 +297,7 @@ def _run(argv: Sequence[str]) -> int | None:
             f"{', '.join(_COMMANDS)}. `tfswitch --help` says what they do."
         )
     num_arguments, call = _COMMANDS[command]
-    if len(arguments) != num_arguments:
+    if len(arguments) not in num_arguments:
         raise app.UsageError(
             f"expected `tfswitch {_line_of(command).split('  ')[0]}`, with "
             f"flags or none. Received: {' '.join(argv[1:])!r}"
@@ -301,7 +327,7 @@ def _help(command: str | None) -> str:
         return _USAGE
     values = flags.FLAGS
     for flag in [values[name] for name in values]:
-        if (flag.help or "").startswith(f"{command}: "):
+        if command in (flag.help or "").split(":")[0].split(", "):
             values.register_key_flag_for_module(command, flag)
     listed = values.module_help(command).split("\n", 2)[2:]
     head = f"tfswitch {_line_of(command)}\n"
@@ -321,7 +347,7 @@ def main() -> None:
     """The entry point of the `tfswitch` program."""
     arguments = sys.argv[1:]
     command = next((word for word in arguments if word in _COMMANDS), None)
-    if command in ("info", "export"):
+    if command in ("info", "export", "token"):
         _imported(command)
     if not {"--help", "-h", "-help"}.isdisjoint(arguments):
         print(_help(command))

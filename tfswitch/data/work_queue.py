@@ -1,6 +1,8 @@
 """Files that are handed out to workers at run time."""
 
 import contextlib
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +16,10 @@ from tfswitch._ranges import NON_NEGATIVE_INT64, bad_argument, is_number
 from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
+
+# For a queue that another worker makes.
+_LONGEST_WAIT_SECS = 60
+_WAIT_SECS = 0.2
 
 # Reads an item from an offset on: batches.
 Read = Callable[[str, int], Iterable[Any]]
@@ -362,16 +368,13 @@ class WorkQueue:
         self._taken: WorkItem | None = None
         self._native = worker._native
         worker._check_is_present()
-        call(
-            self._native,
-            "CreateWorkQueue",
-            queue=name,
-            options={
+        self._create(
+            {
                 "items": items,
                 "num_epochs": int(epochs),
                 "shuffle": bool(shuffle),
                 "seed": seed,
-            },
+            }
         )
         if self.stats()["epoch"] >= self._num_epochs:
             warnings.warn(
@@ -380,6 +383,40 @@ class WorkQueue:
                 "same servers give it another name",
                 stacklevel=2,
             )
+
+    def _create(self, options: dict[str, Any]) -> None:
+        """Makes the queue, or waits for a worker that may make it."""
+        started = time.monotonic()
+        has_said = False
+        while True:
+            try:
+                call(
+                    self._native,
+                    "CreateWorkQueue",
+                    queue=self._name,
+                    options=options,
+                )
+                return
+            except PermissionError:
+                waited = time.monotonic() - started
+                if waited >= _LONGEST_WAIT_SECS or self._is_there():
+                    raise
+            if waited >= 1 and not has_said:
+                has_said = True
+                print(
+                    f"tfswitch: waiting for work queue {self._name!r}, which "
+                    "only a worker with a token of role admin makes, for up to "
+                    f"{_LONGEST_WAIT_SECS}s",
+                    file=sys.stderr,
+                )
+            time.sleep(_WAIT_SECS)
+
+    def _is_there(self) -> bool:
+        try:
+            call(self._native, "GetWorkQueueStats", queue=self._name)
+        except RuntimeError:
+            return False
+        return True
 
     @property
     def name(self) -> str:

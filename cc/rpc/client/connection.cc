@@ -87,6 +87,12 @@ bool IsServerAway(const grpc::Status& status) {
          status.error_code() == grpc::StatusCode::CANCELLED;
 }
 
+// Others are under way; the server has not begun this one.
+bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
+  return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+         context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
+}
+
 // True if the server may have got the call, and its answer is not known. gRPC
 // says in two ways that it had no connection to send the call on; all other
 // failures leave open how far the call has come.
@@ -246,7 +252,8 @@ Connection::Connection(const GrpcClientOptions& options)
       stub_(v1::ParameterServer::NewStub(channel_)),
       max_message_bytes_(kLargestMessageLimit) {}
 
-absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
+absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
+    absl::Time deadline) {
   v1::HandshakeRequest request;
   request.set_protocol_version(options_.protocol_version);
   v1::HandshakeResponse response;
@@ -297,7 +304,19 @@ absl::StatusOr<uint64_t> Connection::Handshake(absl::Time deadline) {
     }
     std::fprintf(stderr, "tfswitch: warning: %s\n", text.c_str());
   }
-  return response.instance_id();
+  return response;
+}
+
+std::string Connection::AddToken(grpc::ClientContext* context) const {
+  if (options_.token == nullptr) return "";
+  std::string token = options_.token->Get();
+  context->AddMetadata(kTokenHeader, absl::StrCat("Bearer ", token));
+  return token;
+}
+
+bool Connection::HasOtherToken(const std::string& former) const {
+  return options_.token != nullptr &&
+         options_.token->Get(/*now=*/true) != former;
 }
 
 absl::Status Connection::NoteReturn() {
@@ -445,6 +464,7 @@ void UnaryCall::StartAttempt() {
   attempt_.reset(new Attempt);
   attempt_->context.set_deadline(ToDeadline(deadline()));
   attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
+  token_ = connection_->AddToken(&attempt_->context);
   attempt_->reader = connection_->generic_stub().PrepareUnaryCall(
       &attempt_->context, method_, request_, ThreadQueue::Get().get());
   attempt_->reader->StartCall();
@@ -498,10 +518,16 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
                  : absl::OkStatus();
     }
     may_have_arrived_ = may_have_arrived_ || MayHaveArrived(status);
-    if (kind_ == CallKind::kOnce) {
+    if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED &&
+        connection_->HasOtherToken(token_)) {
+      StartAttempt();
+      continue;
+    }
+    const bool is_too_busy = ended && IsTooBusy(status, attempt->context);
+    if (kind_ == CallKind::kOnce && !is_too_busy) {
       return connection_->ExplainLoss(status, timeout_);
     }
-    if (!IsServerAway(status)) {
+    if (!IsServerAway(status) && !is_too_busy) {
       // "Connection refused" tells more than the deadline that ended the wait.
       const bool was_away =
           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&

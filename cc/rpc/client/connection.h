@@ -49,9 +49,14 @@ class Connection {
   const GrpcClientOptions& options() const { return options_; }
 
   // Asks for the identity of the server, until the deadline or the client's
-  // timeout, and checks that it is the one meant. Returns its instance id.
-  absl::StatusOr<uint64_t> Handshake(
+  // timeout, and checks that it is the one meant.
+  absl::StatusOr<v1::HandshakeResponse> Handshake(
       absl::Time deadline = absl::InfiniteFuture());
+
+  // Shows the token to the server, if there is one. Returns it.
+  std::string AddToken(grpc::ClientContext* context) const;
+  // Whether the token's file has another one by now.
+  bool HasOtherToken(const std::string& former) const;
 
   // Longest message that the server takes and sends, as it said last.
   uint64_t max_message_bytes() const {
@@ -181,6 +186,7 @@ class UnaryCall {
   const std::string method_;
   const grpc::ByteBuffer request_;
   std::unique_ptr<Attempt, Abandon> attempt_;
+  std::string token_;          // As the attempt has shown it.
   grpc::Status last_failure_;  // From an earlier attempt; OK if there was none.
   bool was_away_ = false;      // An attempt began without a connection.
   bool may_have_arrived_ = false;  // At the server, without an answer.

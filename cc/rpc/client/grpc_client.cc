@@ -284,8 +284,12 @@ class GrpcClient final : public ParameterClient {
         0);
   }
   absl::StatusOr<std::vector<uint64_t>> ShardInstances() override {
-    TFSWITCH_ASSIGN_OR_RETURN(const uint64_t id, connection_->Handshake());
-    return std::vector<uint64_t>{id};
+    TFSWITCH_ASSIGN_OR_RETURN(const auto server, connection_->Handshake());
+    return std::vector<uint64_t>{server.instance_id()};
+  }
+  absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() override {
+    TFSWITCH_ASSIGN_OR_RETURN(const auto server, connection_->Handshake());
+    return std::vector<v1::ServerSecurity>{server.security()};
   }
   std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) override;
@@ -613,6 +617,7 @@ absl::Status GrpcClient::ReadStream(
   for (;;) {
     grpc::ClientContext context;
     context.set_deadline(ToDeadline(clock.start() + options.bulk_timeout));
+    const std::string token = connection_->AddToken(&context);
     const auto reader = start(&context);
     Response message;
     bool visited = false;
@@ -633,6 +638,9 @@ absl::Status GrpcClient::ReadStream(
         status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
                     ? options.bulk_timeout
                     : options.timeout);
+    if (absl::IsUnauthenticated(error) && connection_->HasOtherToken(token)) {
+      continue;
+    }
     if (!absl::IsUnavailable(error)) return error;
     const std::optional<absl::Time> next = clock.NextTry();
     if (!next.has_value()) return error;

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cc/access/client_token.h"
 #include "cc/client/parameter_client.h"
 #include "cc/rpc/tls.h"
 #include "cc/wire/codec.h"
@@ -30,6 +31,7 @@ struct GrpcClientOptions {
   // How long to wait for the server at first, if that is less.
   absl::Duration connect_timeout = absl::InfiniteDuration();
   ClientTls tls;
+  std::shared_ptr<ClientToken> token;  // Null: none.
   // Sent in the handshake; another value is for tests.
   uint32_t protocol_version = kProtocolVersion;
 };

@@ -8,7 +8,6 @@
 #include <memory>
 #include <utility>
 
-#include "cc/rpc/server/call_gate.h"
 #include "cc/rpc/server/gated.h"
 #include "cc/shard/control_calls.h"
 #include "tfswitch/v1/coordination.grpc.pb.h"
@@ -21,9 +20,8 @@ namespace tfswitch {
 // Thread-safe.
 class CoordinationService final : public v1::Coordination::Service {
  public:
-  // `gate` must outlive the service.
-  CoordinationService(std::shared_ptr<Shard> shard, CallGate* gate)
-      : shard_(std::move(shard)), gate_(gate) {}
+  CoordinationService(std::shared_ptr<Shard> shard, const Door& door)
+      : shard_(std::move(shard)), door_(door) {}
 
   TFSWITCH_COORDINATION_CALLS(TFSWITCH_GATED_METHOD)
   grpc::Status Beat(grpc::ServerContext* context,
@@ -33,13 +31,13 @@ class CoordinationService final : public v1::Coordination::Service {
   }
 
  private:
-  ShardCall CallOf(const grpc::ServerContext&) const {
+  ShardCall CallOf(const grpc::ServerContext&, const Visit&) const {
     return {*shard_, nullptr};
   }
 
   // Constant after construction; the shard has its own locks.
   const std::shared_ptr<Shard> shard_;
-  CallGate* const gate_;
+  const Door door_;
 };
 
 }  // namespace tfswitch

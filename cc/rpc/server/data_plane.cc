@@ -23,6 +23,7 @@
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
 #include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/server/call_rules.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/wire/codec.h"
 
@@ -36,6 +37,7 @@ struct DataPlane::Method {
                        void*);
   absl::Status (DataPlane::*answer)(Call*, Queue*);
   bool is_many;  // A message of several parts.
+  const MethodRule& rule;
 };
 
 // One call from the time it is asked for to the time its answer has gone out;
@@ -48,6 +50,7 @@ class DataPlane::Call {
   bool answered = false;  // The next event is the end of the answer.
   bool inside = false;    // Counted by the gate until the answer has gone out.
   uint64_t reserved_bytes = 0;  // For its answer.
+  Visit visit;                  // Until the answer has gone out.
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
   // Made anew for each call.
@@ -99,13 +102,13 @@ struct DataPlane::Queue {
 
 DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
                      uint64_t max_answer_bytes, Service* service,
-                     std::shared_ptr<Shard> shard, CallGate* gate,
+                     std::shared_ptr<Shard> shard, const Door& door,
                      const LentThreads* helpers, grpc::ServerBuilder* builder)
     : max_message_bytes_(max_message_bytes),
       max_answer_bytes_(max_answer_bytes),
       service_(service),
       shard_(std::move(shard)),
-      gate_(gate),
+      door_(door),
       helpers_(helpers) {
   for (int i = 0; i < num_threads; ++i) {
     queues_.push_back(std::make_unique<Queue>());
@@ -116,12 +119,17 @@ DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
 DataPlane::~DataPlane() = default;
 
 void DataPlane::Start() {
-  static constexpr Method kMethods[] = {
-      {&Service::RequestPull, &DataPlane::AnswerPull, false},
-      {&Service::RequestPush, &DataPlane::AnswerPush, false},
-      {&Service::RequestPullMany, &DataPlane::AnswerPull, true},
-      {&Service::RequestPushMany, &DataPlane::AnswerPush, true},
-      {&Service::RequestAssign, &DataPlane::AnswerAssign, false},
+  static const Method kMethods[] = {
+      {&Service::RequestPull, &DataPlane::AnswerPull, false,
+       RuleFor<v1::PullRequest>()},
+      {&Service::RequestPush, &DataPlane::AnswerPush, false,
+       RuleFor<v1::PushRequest>()},
+      {&Service::RequestPullMany, &DataPlane::AnswerPull, true,
+       RuleFor<v1::PullManyRequest>()},
+      {&Service::RequestPushMany, &DataPlane::AnswerPush, true,
+       RuleFor<v1::PushManyRequest>()},
+      {&Service::RequestAssign, &DataPlane::AnswerAssign, false,
+       RuleFor<v1::AssignRequest>()},
   };
   for (const std::unique_ptr<Queue>& queue : queues_) {
     for (const Method& method : kMethods) {
@@ -159,7 +167,8 @@ void DataPlane::Run(Queue* queue) {
   while (queue->completions->Next(&tag, &ok)) {
     Call* call = static_cast<Call*>(tag);
     if (call->answered) {
-      if (call->inside) gate_->Leave();
+      if (call->inside) door_.gate->Leave();
+      call->visit = Visit();
       call->inside = false;
       answer_bytes_ -= std::exchange(call->reserved_bytes, 0);
       queue->AskForCall(service_, call);
@@ -167,7 +176,7 @@ void DataPlane::Run(Queue* queue) {
     }
     if (!ok) continue;  // The server is shutting down; there is no call.
     call->answered = true;
-    absl::Status status = gate_->Enter();
+    absl::Status status = door_.gate->Enter();
     call->inside = status.ok();
     if (status.ok()) {
       try {
@@ -176,6 +185,8 @@ void DataPlane::Run(Queue* queue) {
         status = absl::ResourceExhaustedError("the server is out of memory");
       }
     }
+    door_.access->NoteEnd(*call->context, call->visit, call->method.rule, {},
+                          status);
     if (status.ok()) {
       call->writer->Finish(call->response, grpc::Status::OK, call);
     } else {
@@ -191,11 +202,25 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
     return absl::DeadlineExceededError(
         "the deadline passed before the server came to the call");
   }
+  TFSWITCH_RETURN_IF_ERROR(door_.access->Admit(
+      *call->context, call->method.rule, call->request.Length(), &call->visit));
   ListPieces(&call->request, &queue->pieces);
   return (this->*call->method.answer)(call, queue);
 }
 
+absl::Status DataPlane::CheckAccess(const Call& call, absl::string_view table,
+                                    bool changes, bool inserts) const {
+  const Visit& visit = call.visit;
+  TFSWITCH_RETURN_IF_ERROR(visit.CheckTable(table));
+  if (changes) {
+    TFSWITCH_RETURN_IF_ERROR(
+        visit.CheckRole(v1::ROLE_TRAIN, "a call that changes rows"));
+  }
+  return inserts ? CheckRowQuota(visit, *shard_) : absl::OkStatus();
+}
+
 absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
+  TFSWITCH_RETURN_IF_ERROR(call->visit.AddBytes(bytes));
   call->reserved_bytes = bytes;
   const uint64_t all = answer_bytes_ += bytes;
   if (all <= max_answer_bytes_) return absl::OkStatus();
@@ -222,6 +247,8 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   tables.reserve(pulls.size());
   uint64_t size = 0;
   for (const PullRequest& pull : pulls) {
+    TFSWITCH_RETURN_IF_ERROR(CheckAccess(*call, pull.table, pull.insert_missing,
+                                         pull.insert_missing));
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, shard_->FindTable({pull.table, pull.table_incarnation}));
     const uint64_t answer = PullResponseBytes(pull.keys.size() * table->dim());
@@ -246,7 +273,8 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   std::vector<absl::Status> statuses(pulls.size());
   RunRanges(helpers_, pulls.size(), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      statuses[i] = AnswerPart(pulls[i], *tables[i], is_many, &slices[i]);
+      statuses[i] =
+          AnswerPart(*call, pulls[i], *tables[i], is_many, &slices[i]);
     }
   });
   for (absl::Status& status : statuses) {
@@ -256,10 +284,13 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   return absl::OkStatus();
 }
 
-absl::Status DataPlane::AnswerPart(const PullRequest& pull,
+absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
                                    EmbeddingTable& table, bool has_header,
                                    grpc::Slice* answer) const {
-  TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
+  // A caller that may only read does not say which day it is.
+  if (call.visit.May(v1::ROLE_TRAIN)) {
+    TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
+  }
   const size_t num_floats = pull.keys.size() * table.dim();
   char header[kMaxPartHeader + kMaxPullResponseHeader];
   size_t header_bytes =
@@ -294,6 +325,8 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   std::vector<TablePush> pushes;
   pushes.reserve(queue->pushes.size());
   for (const PushRequest& request : queue->pushes) {
+    TFSWITCH_RETURN_IF_ERROR(CheckAccess(*call, request.table, /*changes=*/true,
+                                         request.insert_missing));
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table,
         shard_->FindTable({request.table, request.table_incarnation}));
@@ -319,6 +352,8 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   AssignRequest& assign = queue->assign;
   TFSWITCH_RETURN_IF_ERROR(
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
+  TFSWITCH_RETURN_IF_ERROR(CheckAccess(*call, assign.table, /*changes=*/true,
+                                       /*inserts=*/true));
   TFSWITCH_ASSIGN_OR_RETURN(const WriteResult written,
                             shard_->AssignOnce(assign));
   call->response = ToByteBuffer(EncodeWriteResponse(written));

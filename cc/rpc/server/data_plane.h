@@ -11,8 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "cc/base/parallel.h"
-#include "cc/rpc/server/call_gate.h"
+#include "cc/rpc/server/gated.h"
 #include "cc/rpc/server/service.h"
 #include "cc/shard/shard.h"
 
@@ -35,11 +37,11 @@ class DataPlane {
   static constexpr int kCallsPerQueue = 16;
 
   // Adds `num_threads` queues to the builder. `helpers` work on a large request
-  // together with the thread that has it. `gate` and `helpers` must outlive
+  // together with the thread that has it. `door` and `helpers` must outlive
   // this.
   DataPlane(int num_threads, uint64_t max_message_bytes,
             uint64_t max_answer_bytes, Service* service,
-            std::shared_ptr<Shard> shard, CallGate* gate,
+            std::shared_ptr<Shard> shard, const Door& door,
             const LentThreads* helpers, grpc::ServerBuilder* builder);
 
   // REQUIRES: Shutdown has returned.
@@ -65,19 +67,24 @@ class DataPlane {
   absl::Status AnswerPull(Call* call, Queue* queue);
   absl::Status AnswerPush(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
+  // PermissionDenied unless the caller of `call` may change rows, or only read
+  // them, in this table; ResourceExhausted if it may not add rows, and would.
+  absl::Status CheckAccess(const Call& call, absl::string_view table,
+                           bool changes, bool inserts) const;
   // Counts an answer to a pull until it has gone out. ResourceExhausted if that
   // is too much.
   absl::Status ReserveAnswer(Call* call, uint64_t bytes);
   // One part of the answer to a PullMany with its header, or one without.
-  absl::Status AnswerPart(const PullRequest& pull, EmbeddingTable& table,
-                          bool has_header, grpc::Slice* answer) const;
+  absl::Status AnswerPart(const Call& call, const PullRequest& pull,
+                          EmbeddingTable& table, bool has_header,
+                          grpc::Slice* answer) const;
 
   // Constant after construction.
   const uint64_t max_message_bytes_;
   const uint64_t max_answer_bytes_;
   Service* const service_;
   const std::shared_ptr<Shard> shard_;
-  CallGate* const gate_;
+  const Door door_;
   const LentThreads* const helpers_;
   std::vector<std::unique_ptr<Queue>> queues_;
 

@@ -25,6 +25,7 @@
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/thread_pool.h"
+#include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/process_settings.h"
@@ -74,6 +75,19 @@ absl::Status Validate(const GrpcServerOptions& options) {
   return absl::OkStatus();
 }
 
+ServiceIdentity IdentityOf(const GrpcServerOptions& options) {
+  ServiceIdentity identity;
+  identity.protocol_version = options.protocol_version;
+  identity.max_message_bytes = options.max_message_bytes;
+  const SecurityOptions& security = options.security;
+  identity.security.set_has_tls(!(security.tls == TlsFiles()));
+  identity.security.set_has_client_certificates(!security.tls.ca.empty());
+  identity.security.set_has_tokens(!security.token_file.empty());
+  identity.security.set_is_insecure(security.is_insecure);
+  return identity;
+}
+
+// For all servers of the process that are started from now on.
 void EnableReflection() {
   static const bool enabled = [] {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -84,14 +98,16 @@ void EnableReflection() {
 
 class RunningServer final : public GrpcServer {
  public:
-  RunningServer(const GrpcServerOptions& options, std::shared_ptr<Shard> shard)
+  RunningServer(const GrpcServerOptions& options,
+                std::unique_ptr<AccessControl> access,
+                std::shared_ptr<Shard> shard)
       : num_threads_(NumThreads(options)),
         helpers_(num_threads_ - 1),
         gate_(options.max_control_calls, /*is_open=*/false),
-        service_({options.protocol_version, options.max_message_bytes}, shard,
-                 &gate_, &helpers_),
-        coordination_(shard, &gate_),
+        access_(std::move(access)),
         shard_(std::move(shard)),
+        service_(IdentityOf(options), shard_, door_, &helpers_),
+        coordination_(shard_, door_),
         listener_(options.max_connections) {}
 
   ~RunningServer() override { Stop(absl::ZeroDuration()); }
@@ -137,10 +153,12 @@ class RunningServer final : public GrpcServer {
   const int num_threads_;
   const ThreadPool helpers_;
   CallGate gate_;  // Has its own lock.
+  const std::unique_ptr<AccessControl> access_;
+  const std::shared_ptr<Shard> shard_;
+  const Door door_{&gate_, access_.get(), shard_.get()};
   Service service_;
   CoordinationService coordination_;
   HealthService health_{v1::ParameterServer::service_full_name()};
-  const std::shared_ptr<Shard> shard_;
   std::unique_ptr<DataPlane> data_plane_;
   std::unique_ptr<grpc::Server> server_;  // Goes before the members it uses.
   Listener listener_;                     // Stop() stops it, too.
@@ -150,13 +168,9 @@ class RunningServer final : public GrpcServer {
 };
 
 absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
-  TFSWITCH_RETURN_IF_ERROR(Validate(options));
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
-  std::shared_ptr<grpc::ServerCredentials> credentials =
-      grpc::InsecureServerCredentials();
-  if (!(options.tls == TlsFiles())) {
-    TFSWITCH_ASSIGN_OR_RETURN(credentials, MakeServerTls(options.tls));
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(auto credentials,
+                            MakeServerTls(options.security.tls));
   TFSWITCH_RETURN_IF_ERROR(listener_.Open(&address));
 
   grpc::ServerBuilder builder;
@@ -202,7 +216,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.RegisterService(&health_);
   data_plane_ = std::make_unique<DataPlane>(
       num_threads_, options.max_message_bytes, BufferBytes(options), &service_,
-      shard_, &gate_, &helpers_, &builder);
+      shard_, door_, &helpers_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::InternalError("gRPC cannot build a server");
@@ -218,8 +232,14 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const GrpcServerOptions& options, std::shared_ptr<Shard> shard) {
   PrepareProcess();
-  EnableReflection();
-  auto server = std::make_unique<RunningServer>(options, std::move(shard));
+  TFSWITCH_RETURN_IF_ERROR(Validate(options));
+  if (options.has_reflection) EnableReflection();
+  TFSWITCH_ASSIGN_OR_RETURN(const Address address,
+                            ParseAddress(options.address));
+  TFSWITCH_ASSIGN_OR_RETURN(auto access,
+                            AccessControl::Open(address, options.security));
+  auto server = std::make_unique<RunningServer>(options, std::move(access),
+                                                std::move(shard));
   TFSWITCH_RETURN_IF_ERROR(server->Listen(options));
   if (!options.starts_closed) server->Open();
   return server;

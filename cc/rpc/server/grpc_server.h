@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "cc/rpc/tls.h"
+#include "cc/rpc/access_control.h"
 #include "cc/shard/shard.h"
 
 namespace tfswitch {
@@ -32,21 +32,23 @@ struct GrpcServerOptions {
   // All but those that move rows. Each holds a thread; three quarters of them
   // may wait for other workers.
   uint64_t max_control_calls = 4096;
-  TlsFiles tls;                   // Without any, traffic is plaintext.
+  SecurityOptions security;
+  bool has_reflection = false;    // Tells callers which services there are.
   uint32_t protocol_version = 1;  // Another value is for tests.
   // Until Open() it is NOT_SERVING, and answers calls with UNAVAILABLE, after
   // which clients try again.
   bool starts_closed = false;
 };
 
-// A running server, with the standard health and reflection services.
+// A running server, with the standard health service.
 //
 // Thread-safe.
 class GrpcServer {
  public:
-  // Starts to listen. InvalidArgument for a bad address, option or file of TLS,
-  // Unavailable if the address cannot be bound. A shard serves once: when its
-  // server stops, waits in its groups of workers end for good.
+  // Starts to listen. InvalidArgument for a bad address, option or file, and
+  // for what AccessControl::Open() refuses, Unavailable if the address cannot
+  // be bound. A shard serves once: when its server stops, waits in its groups
+  // of workers end for good.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options, std::shared_ptr<Shard> shard);
 

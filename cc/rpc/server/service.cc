@@ -30,25 +30,26 @@ absl::Status Send(const grpc::ServerContext& context, const Response& response,
 }  // namespace
 
 Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
-                 CallGate* gate, const LentThreads* helpers)
+                 const Door& door, const LentThreads* helpers)
     : identity_(identity),
       shard_(std::move(shard)),
-      gate_(gate),
+      door_(door),
       helpers_(helpers) {}
 
 grpc::Status Service::Handshake(grpc::ServerContext* context,
                                 const v1::HandshakeRequest* request,
                                 v1::HandshakeResponse* response) {
-  return Gated(gate_, [&]() -> absl::Status {
+  return Gated(door_, *context, *request, [&](const Visit& visit) {
     response->set_protocol_version(identity_.protocol_version);
     response->set_shard_index(shard_->shard_index());
     response->set_num_shards(shard_->num_shards());
     response->set_instance_id(shard_->instance_id());
     response->set_max_message_bytes(identity_.max_message_bytes);
+    *response->mutable_security() = identity_.security;
     if (const auto recovery = shard_->recovery(); recovery.has_value()) {
       *response->mutable_recovery() = *recovery;
     }
-    return CheckVersion(CallOf(*context), request->protocol_version());
+    return CheckVersion(CallOf(*context, visit), request->protocol_version());
   });
 }
 
@@ -63,7 +64,7 @@ int64_t Service::RowsPerChunk(int64_t floats_per_row) const {
 grpc::Status Service::Export(grpc::ServerContext* context,
                              const v1::ExportRequest* request,
                              grpc::ServerWriter<v1::ExportResponse>* writer) {
-  return Gated(gate_, [&]() -> absl::Status {
+  return Gated(door_, *context, *request, [&](const Visit&) -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               shard_->FindTable(TableOf(*request)));
     const bool with_slots = request->with_slots();
@@ -87,7 +88,7 @@ grpc::Status Service::Export(grpc::ServerContext* context,
 grpc::Status Service::ExportChanges(
     grpc::ServerContext* context, const v1::ExportChangesRequest* request,
     grpc::ServerWriter<v1::ExportChangesResponse>* writer) {
-  return Gated(gate_, [&]() -> absl::Status {
+  return Gated(door_, *context, *request, [&](const Visit&) -> absl::Status {
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               shard_->FindTable(TableOf(*request)));
     ChangeFilter filter;
@@ -125,9 +126,10 @@ grpc::Status Service::ExportChanges(
   });
 }
 
-ShardCall Service::CallOf(const grpc::ServerContext& context) const {
+ShardCall Service::CallOf(const grpc::ServerContext& context,
+                          const Visit& visit) const {
   ShardCall call{*shard_, [this, &context]() -> absl::Status {
-                   if (gate_->is_closed()) {
+                   if (door_.gate->is_closed()) {
                      return absl::UnavailableError("the server is stopping");
                    }
                    if (context.IsCancelled()) {
@@ -137,6 +139,9 @@ ShardCall Service::CallOf(const grpc::ServerContext& context) const {
                  }};
   call.threads = helpers_;
   call.protocol_version = identity_.protocol_version;
+  call.may_see = [&visit](absl::string_view table) {
+    return visit.MayUse(table);
+  };
   return call;
 }
 

@@ -9,7 +9,6 @@
 #include <memory>
 
 #include "cc/base/parallel.h"
-#include "cc/rpc/server/call_gate.h"
 #include "cc/rpc/server/gated.h"
 #include "cc/shard/control_calls.h"
 #include "cc/wire/codec.h"
@@ -21,6 +20,7 @@ namespace tfswitch {
 struct ServiceIdentity {
   uint32_t protocol_version = kProtocolVersion;
   uint64_t max_message_bytes = 0;
+  v1::ServerSecurity security;
 };
 
 // The methods that move rows are raw: DataPlane asks for them as bytes on its
@@ -35,10 +35,10 @@ using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
 // Control methods are ordinary synchronous ones.
 class Service final : public ServiceWithRawMethods {
  public:
-  // `helpers` work on a round together with the thread that commits it. `gate`
-  // and `helpers` must outlive the service.
+  // `helpers` work on a round together with the thread that commits it, and
+  // must outlive the service.
   Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
-          CallGate* gate, const LentThreads* helpers);
+          const Door& door, const LentThreads* helpers);
 
   grpc::Status Handshake(grpc::ServerContext* context,
                          const v1::HandshakeRequest* request,
@@ -58,14 +58,15 @@ class Service final : public ServiceWithRawMethods {
 
  private:
   // Long calls end when the client has gone, or the server stops.
-  ShardCall CallOf(const grpc::ServerContext& context) const;
+  ShardCall CallOf(const grpc::ServerContext& context,
+                   const Visit& visit) const;
   // How many rows of a stream go in one message.
   int64_t RowsPerChunk(int64_t floats_per_row) const;
 
   // Constant after construction; the shard has its own locks.
   const ServiceIdentity identity_;
   const std::shared_ptr<Shard> shard_;
-  CallGate* const gate_;
+  const Door door_;
   const LentThreads* const helpers_;
 };
 

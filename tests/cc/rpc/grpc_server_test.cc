@@ -248,6 +248,7 @@ TEST(GrpcServerTest, WildcardAndNamesOfHostsAreListenedOn) {
   for (const char* host : {"0.0.0.0", "localhost"}) {
     GrpcServerOptions options;
     options.address = absl::StrCat(host, ":0");
+    options.security.is_insecure = true;
     const auto server = StartServer(options);
 
     const int port = ParseAddress(server->address())->port;
@@ -635,6 +636,7 @@ TEST(GrpcServerTest, ARestoreEndsWhenItsClientHasGone) {
 TEST(GrpcServerTest, StreamsOfReflectionDoNotTakeThreadsWithoutBound) {
   GrpcServerOptions options;
   options.max_control_calls = 4;
+  options.has_reflection = true;
   const auto server = StartServer(options);
   struct Stream {
     grpc::ClientContext context;
@@ -802,7 +804,9 @@ TEST(GrpcServerTest, UntilItIsOpenedItDoesNotServeAndClientsWait) {
 }
 
 TEST(GrpcServerTest, ReflectionNamesTheService) {
-  const auto server = StartServer();
+  GrpcServerOptions options;
+  options.has_reflection = true;
+  const auto server = StartServer(options);
   PlainPeer peer(server->address());
   grpc::GenericStub stub(peer.channel());
   grpc::CompletionQueue queue;

@@ -1,0 +1,91 @@
+// The tokens that a server knows, as its token file says at any time.
+
+#ifndef TFSWITCH_CC_ACCESS_TOKEN_LIST_H_
+#define TFSWITCH_CC_ACCESS_TOKEN_LIST_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "cc/access/tokens.h"
+#include "cc/base/mutex.h"
+#include "cc/base/watched_file.h"
+
+namespace tfswitch {
+
+// What the calls with one token take at the moment. It outlives the exchange of
+// its record.
+//
+// Thread-safe.
+class TokenUse {
+ public:
+  // ResourceExhausted, naming the limit, if it would be more than the quota.
+  // After OK the caller must Leave() with the same number.
+  absl::Status Enter(const TokenRecord& record, uint64_t bytes);
+  // More bytes of a call that is inside, such as those of its answer.
+  absl::Status Add(const TokenRecord& record, uint64_t bytes);
+  void Leave(uint64_t bytes);
+
+  // What `count` has returned, at most a tenth of a second ago.
+  int64_t CountRows(const std::function<int64_t()>& count);
+
+ private:
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<uint64_t> bytes_{0};
+
+  Mutex mutex_;
+  absl::Time next_count_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int64_t num_rows_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// A token that was shown, and is good.
+struct KnownToken {
+  TokenRecord record;
+  std::shared_ptr<TokenUse> use;
+};
+
+// Thread-safe.
+class TokenList {
+ public:
+  // InvalidArgument, naming the file, if it cannot be read or is damaged.
+  static absl::StatusOr<std::unique_ptr<TokenList>> Open(
+      const std::string& path);
+
+  // Unauthenticated, without the token, if it is not one of the file, or has
+  // expired. One that has been revoked may be good for a second more. While the
+  // file is missing or damaged, the tokens of before count, and a warning on
+  // stderr says so once.
+  absl::StatusOr<std::shared_ptr<const KnownToken>> Find(
+      absl::string_view token);
+
+ private:
+  using Tokens =
+      std::unordered_map<std::string, std::shared_ptr<const KnownToken>>;
+
+  explicit TokenList(const std::string& path)
+      : file_(path, kMaxTokenFileBytes) {}
+
+  static absl::StatusOr<std::shared_ptr<const KnownToken>> FindIn(
+      const Tokens& tokens, absl::string_view token);
+
+  // Those of the file, which may be a second old, but for `now`.
+  std::shared_ptr<const Tokens> ReadTokens(bool now);
+  // Brings tokens_ up to date.
+  absl::Status Read(bool now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Mutex mutex_;
+  WatchedFile file_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Tokens> tokens_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_ACCESS_TOKEN_LIST_H_

@@ -1,0 +1,73 @@
+// Bearer tokens: secrets that callers show to servers, and the file in which a
+// server keeps their hashes (docs/access.md describes it).
+
+#ifndef TFSWITCH_CC_ACCESS_TOKENS_H_
+#define TFSWITCH_CC_ACCESS_TOKENS_H_
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "tfswitch/v1/access.pb.h"
+
+namespace tfswitch {
+
+inline constexpr size_t kMaxTokenFileBytes = 4 << 20;
+
+// SHA-256.
+using TokenHash = std::array<unsigned char, 32>;
+
+// What the calls with one token may take together on one server.
+struct TokenQuota {
+  static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+
+  uint64_t max_rows = kNone;  // Of all tables that the token may use.
+  uint64_t max_tables = kNone;
+  uint64_t max_bytes_in_flight = kNone;  // Requests and answers.
+  uint64_t max_calls_in_flight = kNone;
+  uint64_t max_request_bytes = kNone;  // Of one request.
+};
+
+// The record of a token.
+struct TokenRecord {
+  std::string id;  // Public: the part of the token that names it.
+  TokenHash hash = {};
+  v1::Role role = v1::ROLE_UNSPECIFIED;
+  std::vector<std::string> tables;  // Patterns; see MatchesPattern().
+  absl::Time expires = absl::InfiniteFuture();
+  TokenQuota quota;
+
+  bool MayUse(absl::string_view table) const;
+  bool MayUseAll() const;
+};
+
+// Records with different ids. InvalidArgument naming the place, without what
+// stands there if that may be a secret.
+absl::StatusOr<std::vector<TokenRecord>> ParseTokenFile(absl::string_view text);
+
+// "tfswitch_ID_SECRET": the id in it; InvalidArgument, without the text, if it
+// has another form.
+absl::StatusOr<absl::string_view> TokenId(absl::string_view token);
+
+// nullopt if the system gives no memory for it.
+std::optional<TokenHash> HashToken(absl::string_view token);
+
+// Takes the same time wherever they differ.
+bool AreEqual(const TokenHash& a, const TokenHash& b);
+
+// '*' stands for any text, '?' for any one byte, all else for itself.
+bool MatchesPattern(absl::string_view pattern, absl::string_view name);
+
+// "read", "train" or "admin".
+std::string RoleName(v1::Role role);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_ACCESS_TOKENS_H_

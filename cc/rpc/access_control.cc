@@ -1,0 +1,250 @@
+#include "cc/rpc/access_control.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "cc/base/json.h"
+#include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
+#include "cc/rpc/channel_settings.h"
+
+namespace tfswitch {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+
+absl::string_view ViewOf(grpc::string_ref text) {
+  return {text.data(), text.size()};
+}
+
+// The token of "authorization: Bearer TOKEN"; empty if there is none.
+absl::string_view PresentedToken(const grpc::ServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find(kTokenHeader);
+  if (found == metadata.end()) return "";
+  absl::string_view value = ViewOf(found->second);
+  constexpr absl::string_view kScheme = "Bearer ";
+  if (!absl::StartsWithIgnoreCase(value, kScheme)) return "";
+  value.remove_prefix(kScheme.size());
+  return absl::StripAsciiWhitespace(value);
+}
+
+// The client's certificate, as the handshake has proved it.
+std::string CertificateName(const grpc::ServerContext& context) {
+  const auto auth = context.auth_context();
+  if (auth == nullptr) return "";
+  const auto names = auth->FindPropertyValues("x509_common_name");
+  return names.empty() ? "" : std::string(ViewOf(names[0]));
+}
+
+// A text of a caller in a line of ours.
+std::string Quoted(absl::string_view text) {
+  constexpr size_t kLongest = 200;
+  return DumpJson(absl::StrCat(text.substr(0, kLongest),
+                               text.size() > kLongest ? "..." : ""));
+}
+
+bool IsRefusal(const absl::Status& status) {
+  return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
+}
+
+}  // namespace
+
+std::vector<std::string> TablesIn(const google::protobuf::Message& request) {
+  std::vector<std::string> tables;
+  const auto* type = request.GetDescriptor();
+  const auto* reflection = request.GetReflection();
+  if (const FieldDescriptor* field = type->FindFieldByName("table")) {
+    tables.push_back(reflection->GetString(request, field));
+  }
+  if (const FieldDescriptor* field = type->FindFieldByName("config")) {
+    const auto& config = reflection->GetMessage(request, field);
+    tables.push_back(config.GetReflection()->GetString(
+        config, config.GetDescriptor()->FindFieldByName("name")));
+  }
+  const FieldDescriptor* field = type->FindFieldByName("table_incarnations");
+  if (field != nullptr && field->is_map()) {
+    for (int i = 0; i < reflection->FieldSize(request, field); ++i) {
+      const auto& entry = reflection->GetRepeatedMessage(request, field, i);
+      tables.push_back(entry.GetReflection()->GetString(
+          entry, entry.GetDescriptor()->map_key()));
+    }
+  }
+  // No table has an empty name: that of ListTables stands for all.
+  tables.erase(std::remove(tables.begin(), tables.end(), ""), tables.end());
+  return tables;
+}
+
+bool Visit::May(v1::Role role) const {
+  if (!is_in_ || role == v1::ROLE_UNSPECIFIED) return false;
+  return token_ == nullptr || role <= token_->record.role;
+}
+
+bool Visit::MayUse(absl::string_view table) const {
+  return is_in_ && (token_ == nullptr || token_->record.MayUse(table));
+}
+
+bool Visit::MayUseAllTables() const {
+  return is_in_ && (token_ == nullptr || token_->record.MayUseAll());
+}
+
+absl::Status Visit::CheckTable(absl::string_view table) const {
+  if (MayUse(table)) return absl::OkStatus();
+  const TokenRecord* record = token_ != nullptr ? &token_->record : nullptr;
+  return absl::PermissionDeniedError(absl::StrCat(
+      "token ", record != nullptr ? record->id : "", " is for the tables '",
+      record != nullptr ? absl::StrJoin(record->tables, "', '") : "",
+      "', and not for '", absl::CHexEscape(table.substr(0, 200)),
+      "'; use a token with another --tables"));
+}
+
+absl::Status Visit::CheckRole(v1::Role role, absl::string_view what) const {
+  if (May(role)) return absl::OkStatus();
+  if (role == v1::ROLE_UNSPECIFIED || token_ == nullptr) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(what, " is allowed to nobody"));
+  }
+  return absl::PermissionDeniedError(
+      absl::StrCat("token ", token_->record.id, " has the role ",
+                   RoleName(token_->record.role), ", and ", what, " needs ",
+                   RoleName(role), "; use a token with that role"));
+}
+
+absl::Status Visit::AddBytes(uint64_t bytes) {
+  if (token_ == nullptr) return absl::OkStatus();
+  bytes_ += bytes;
+  return token_->use->Add(token_->record, bytes);
+}
+
+absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
+    const Address& address, const SecurityOptions& options) {
+  const bool has_tls = !(options.tls == TlsFiles());
+  const bool has_tokens = !options.token_file.empty();
+  const bool is_local = IsLocal(address);
+  if (!is_local && has_tokens && !has_tls) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--token_file with the address '", address.ToString(),
+        "' needs --tls_cert and --tls_key: tokens never go over plaintext to "
+        "other machines"));
+  }
+  if (!is_local && !options.is_insecure &&
+      !(has_tls && (has_tokens || !options.tls.ca.empty()))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "other machines can reach the address '", address.ToString(),
+        "', and whoever does could read and change all that is there. Give ",
+        has_tls ? "" : "--tls_cert and --tls_key, and ",
+        "--token_file (tokens) or --tls_ca (client certificates); or say "
+        "--insecure, if the network lets nobody else through"));
+  }
+  if (options.is_insecure) {
+    std::fprintf(
+        stderr, "tfswitch: warning: --insecure: %s %s\n",
+        address.ToString().c_str(),
+        is_local || (has_tls && (has_tokens || !options.tls.ca.empty()))
+            ? "would be safe without it"
+            : "is open to all who can reach it");
+  }
+  auto access = std::unique_ptr<AccessControl>(
+      new AccessControl(!is_local || has_tokens || !options.tls.ca.empty()));
+  if (has_tokens) {
+    TFSWITCH_ASSIGN_OR_RETURN(access->tokens_,
+                              TokenList::Open(options.token_file));
+  }
+  return access;
+}
+
+absl::Status AccessControl::Admit(grpc::ServerContext& context,
+                                  const MethodRule& rule, uint64_t bytes,
+                                  Visit* visit) {
+  if (tokens_ != nullptr) {
+    const absl::string_view presented = PresentedToken(context);
+    if (presented.empty()) {
+      return absl::UnauthenticatedError(
+          "the server asks for a token, and the call has none; give one in "
+          "`token` of tfswitch.connect, TFSWITCH_TOKEN or TFSWITCH_TOKEN_FILE");
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const auto token, tokens_->Find(presented));
+    const TokenRecord& record = token->record;
+    for (const auto& [limit, name] :
+         {std::pair(record.quota.max_request_bytes, "max_request_bytes"),
+          std::pair(record.quota.max_bytes_in_flight, "max_bytes_in_flight")}) {
+      if (bytes > limit) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("token ", record.id, ": a message of ", bytes,
+                         " bytes is over its ", name, " of ", limit,
+                         "; use smaller batches"));
+      }
+    }
+    const absl::Status entered = token->use->Enter(record, bytes);
+    if (!entered.ok()) {
+      context.AddTrailingMetadata(kRetryPushback, "10");
+      return entered;
+    }
+    visit->token_ = token;
+    visit->bytes_ = bytes;
+  }
+  visit->is_in_ = true;
+  TFSWITCH_RETURN_IF_ERROR(visit->CheckRole(rule.least_role, rule.method));
+  if (rule.needs_all_tables && !visit->MayUseAllTables()) {
+    const TokenRecord& record = visit->token_->record;
+    return absl::PermissionDeniedError(absl::StrCat(
+        "token ", record.id, " is for the tables '",
+        absl::StrJoin(record.tables, "', '"), "', and ", rule.method,
+        " is about all of them; use a token without --tables"));
+  }
+  return absl::OkStatus();
+}
+
+void AccessControl::NoteEnd(const grpc::ServerContext& context,
+                            const Visit& visit, const MethodRule& rule,
+                            const std::vector<std::string>& tables,
+                            const absl::Status& status) {
+  const bool is_refusal = IsRefusal(status);
+  if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
+    return;
+  }
+  const std::string certificate = CertificateName(context);
+  (is_refusal ? refused_ : done_)
+      .Write(absl::StrCat(
+          absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
+                           absl::UTCTimeZone()),
+          " call=", rule.method, " token=",
+          visit.token() != nullptr ? visit.token()->record.id : "none",
+          certificate.empty() ? ""
+                              : absl::StrCat(" cert=", Quoted(certificate)),
+          " from=", Quoted(context.peer()),
+          tables.empty()
+              ? ""
+              : absl::StrCat(" tables=", Quoted(absl::StrJoin(tables, ","))),
+          " result=", absl::StatusCodeToString(status.code()),
+          status.ok() ? "" : absl::StrCat(" why=", Quoted(status.message()))));
+}
+
+void AccessControl::Pen::Write(const std::string& line) {
+  uint64_t left_out = 0;
+  {
+    MutexLock lock(&mutex_);
+    const absl::Time now = SteadyNow();
+    left_ = std::min(
+        kBurst, left_ + kLinesPerSecond * absl::ToDoubleSeconds(now - last_));
+    last_ = now;
+    if (left_ < 1) {
+      ++left_out_;
+      return;
+    }
+    --left_;
+    std::swap(left_out, left_out_);
+  }
+  std::fprintf(
+      stderr, "tfswitch: audit: %s%s\n", line.c_str(),
+      left_out == 0 ? "" : absl::StrCat(" left_out_before=", left_out).c_str());
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,166 @@
+// Decides which calls a gRPC server takes from whom, and writes down those that
+// matter.
+
+#ifndef TFSWITCH_CC_RPC_ACCESS_CONTROL_H_
+#define TFSWITCH_CC_RPC_ACCESS_CONTROL_H_
+
+#include <grpcpp/server_context.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "cc/access/token_list.h"
+#include "cc/base/mutex.h"
+#include "cc/rpc/address.h"
+#include "cc/rpc/tls.h"
+#include "google/protobuf/message.h"
+#include "tfswitch/v1/access.pb.h"
+
+namespace tfswitch {
+
+// Who may call a method; see access.proto.
+struct MethodRule {
+  const char* method;
+  v1::Role least_role = v1::ROLE_UNSPECIFIED;  // Refused to all.
+  bool needs_all_tables = false;
+};
+
+// The rule of the method that takes this request, from its .proto file.
+template <typename Request>
+const MethodRule& RuleFor() {
+  static const MethodRule rule = [] {
+    const auto* file = Request::descriptor()->file();
+    for (int s = 0; s < file->service_count(); ++s) {
+      for (int m = 0; m < file->service(s)->method_count(); ++m) {
+        const auto* method = file->service(s)->method(m);
+        if (method->input_type() != Request::descriptor()) continue;
+        const v1::AccessRule& access =
+            method->options().GetExtension(v1::access);
+        return MethodRule{method->name().c_str(), access.least_role(),
+                          access.needs_all_tables()};
+      }
+    }
+    return MethodRule{Request::descriptor()->name().c_str()};
+  }();
+  return rule;
+}
+
+// The tables that a request names.
+std::vector<std::string> TablesIn(const google::protobuf::Message& request);
+
+// One call of a caller, from when it is let in until it is answered.
+//
+// Not thread-safe.
+class Visit {
+ public:
+  Visit() = default;  // Nobody is in.
+  Visit(Visit&& other) noexcept
+      : is_in_(std::exchange(other.is_in_, false)),
+        token_(std::move(other.token_)),
+        bytes_(other.bytes_) {}
+  Visit& operator=(Visit&& other) noexcept {
+    std::swap(is_in_, other.is_in_);
+    std::swap(token_, other.token_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Visit() {
+    if (token_ != nullptr) token_->use->Leave(bytes_);
+  }
+
+  // All false for nobody; all true for a server without tokens.
+  bool May(v1::Role role) const;
+  bool MayUse(absl::string_view table) const;
+  bool MayUseAllTables() const;
+
+  // PermissionDenied, naming the caller and the table.
+  absl::Status CheckTable(absl::string_view table) const;
+  // PermissionDenied, naming the caller, `what` and the role that it needs.
+  absl::Status CheckRole(v1::Role role, absl::string_view what) const;
+  // Counts more bytes, such as those of the answer. ResourceExhausted if they
+  // are too many.
+  absl::Status AddBytes(uint64_t bytes);
+
+  // Null: the server has no tokens.
+  const KnownToken* token() const { return token_.get(); }
+
+ private:
+  friend class AccessControl;
+
+  bool is_in_ = false;
+  std::shared_ptr<const KnownToken> token_;
+  uint64_t bytes_ = 0;
+};
+
+// How a server keeps others out.
+struct SecurityOptions {
+  TlsFiles tls;            // Without any, traffic is plaintext.
+  std::string token_file;  // Absolute. Empty: callers need no token.
+  // Other machines may reach the server without TLS, or without a proof of who
+  // they are.
+  bool is_insecure = false;
+};
+
+// Thread-safe.
+class AccessControl {
+ public:
+  // For a server at `address`. InvalidArgument, naming the file, if the token
+  // file cannot be used; and, naming the flags, for an address that other
+  // machines may reach, if they could do so without TLS, or without a token or
+  // certificate, and `is_insecure` is not set. If it is, a warning on stderr
+  // says so.
+  //
+  // Where anybody else may come in, each call of role admin, and each that is
+  // refused, gets a line on stderr.
+  static absl::StatusOr<std::unique_ptr<AccessControl>> Open(
+      const Address& address, const SecurityOptions& options);
+
+  // Lets in a call with a request of `bytes`; *visit is also told the token of
+  // a caller that is refused. Unauthenticated without a good token,
+  // PermissionDenied for a method that its role may not call, ResourceExhausted
+  // over its quota: if that is only so because of other calls, the answer says
+  // that a retry helps (kRetryPushback).
+  absl::Status Admit(grpc::ServerContext& context, const MethodRule& rule,
+                     uint64_t bytes, Visit* visit);
+
+  // To be told the end of each call. `tables` are as TablesIn() says.
+  void NoteEnd(const grpc::ServerContext& context, const Visit& visit,
+               const MethodRule& rule, const std::vector<std::string>& tables,
+               const absl::Status& status);
+
+ private:
+  // So many lines at once, and so many each second after that; then the next
+  // one says how many there would have been.
+  class Pen {
+   public:
+    void Write(const std::string& line);
+
+   private:
+    Mutex mutex_;
+    double left_ ABSL_GUARDED_BY(mutex_) = kBurst;
+    absl::Time last_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+    uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;
+
+    static constexpr double kBurst = 200;
+    static constexpr double kLinesPerSecond = 10;
+  };
+
+  explicit AccessControl(bool is_audited) : is_audited_(is_audited) {}
+
+  const bool is_audited_;
+  std::unique_ptr<TokenList> tokens_;  // Null: callers need none.
+  // Apart, so that a flood of refused calls hides no other.
+  Pen refused_, done_;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_ACCESS_CONTROL_H_

@@ -1,0 +1,322 @@
+"""Who may make which call, for each method of each service in protos/."""
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import (
+    descriptor,
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+)
+
+import tfswitch as tsw
+from tests.certificates import Authority
+from tests.programs import ROOT
+from tests.support import ServerProcess
+from tests.tokens import TokenFile
+
+# The table, beside what the .proto files say. A method that is missing here
+# fails the test.
+ROLES = ("read", "train", "admin")
+LEAST_ROLES = {
+    "tfswitch.v1.ParameterServer": {
+        "read": (
+            "Handshake ListTables Pull PullMany ReadUsage Export GetProgress"
+        ),
+        # CreateTable: of a table that is not there, as here.
+        "train": (
+            "CreateTable Push PushMany CommitRound Assign Erase ExportChanges "
+            "CommitExport SettleExport"
+        ),
+        "admin": (
+            "DropTable Shrink HoldRounds TakeCut SaveShard CommitCheckpoint "
+            "AbortSave StageRestore CommitRestore"
+        ),
+    },
+    "tfswitch.v1.Coordination": {
+        "read": "GetGroupStats GetWorkQueueStats",
+        "train": (
+            "CreateGroup Join Heartbeat Beat Arrive Leave WaitForRound "
+            "WaitForTurn WaitAtBarrier TakeWorkItem FinishWorkItem"
+        ),
+        # Of a work queue that is not there.
+        "admin": "CreateWorkQueue",
+    },
+}
+OPEN = {"grpc.health.v1.Health"}
+# tests/integration/predictor_test.py has those of the prediction server.
+ELSEWHERE = {
+    "tensorflow.serving.PredictionService",
+    "tensorflow.serving.ModelService",
+}
+# About all tables, whatever they name.
+NEED_ALL_TABLES = set(
+    "HoldRounds TakeCut SaveShard CommitCheckpoint AbortSave StageRestore "
+    "CommitRestore".split()
+)
+# The fields of requests with names of tables that a rule covers.
+FIELDS_OF_RULES = {"table", "table_incarnations", "table_incarnation"}
+
+NO_CONNECTION = "UNAVAILABLE"
+NO_TOKEN = "UNAUTHENTICATED"
+NO_RIGHT = "PERMISSION_DENIED"
+PASSED = "passed"
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory) -> dict[str, Any]:
+    """The services of protos/ by name."""
+    file = tmp_path_factory.mktemp("protos") / "all.bin"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "grpc_tools.protoc"),
+            f"-I{ROOT / 'protos'}",
+            *("--include_imports", f"--descriptor_set_out={file}"),
+            *sorted(map(str, (ROOT / "protos").rglob("*.proto"))),
+        ],
+        check=True,
+    )
+    files = descriptor_pb2.FileDescriptorSet.FromString(file.read_bytes()).file
+    pool = descriptor_pool.DescriptorPool()
+    for each in files:
+        pool.Add(each)
+    return {
+        service.full_name: service
+        for each in files
+        for service in pool.FindFileByName(each.name).services_by_name.values()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A server and how a client connects to it."""
+
+    name: str
+    address: str
+    credentials: grpc.ChannelCredentials | None
+    connects: bool
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> TokenFile:
+    return TokenFile(tmp_path_factory.mktemp("tokens") / "tokens")
+
+
+@pytest.fixture(scope="module")
+def shown(tokens) -> dict[str, str | None]:
+    """The tokens that callers show, by their names in the table."""
+    values = {role: tokens.create(role) for role in ROLES}
+    expired = tokens.create("admin")
+    tokens.expire(expired)
+    id_and_secret = values["admin"].rsplit("_", 1)
+    wrong = f"{id_and_secret[0]}_{'0' * len(id_and_secret[1])}"
+    return {
+        "none": None,
+        "wrong": wrong,
+        "no token": "x" * len(wrong),
+        "expired": expired,
+        **values,
+    }
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, tokens, shown) -> Iterator[list[Place]]:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority, stranger = Authority(folder), Authority(folder, "stranger")
+    own = authority.sign("server")
+    certificate = (f"--tls_cert={own.cert}", f"--tls_key={own.key}")
+
+    def start(*flags: str) -> ServerProcess:
+        return ServerProcess(
+            flags=(
+                f"--token_file={tokens.path}",
+                f"--checkpoint_root={folder}",
+                *flags,
+            )
+        )
+
+    def credentials(tls: tsw.Tls | None) -> grpc.ChannelCredentials:
+        def read(path: Any) -> bytes | None:
+            return None if path is None else Path(path).read_bytes()
+
+        return grpc.ssl_channel_credentials(
+            authority.ca.read_bytes(),
+            tls and read(tls.key),
+            tls and read(tls.cert),
+        )
+
+    with (
+        start() as plain,
+        start(*certificate) as with_tls,
+        start(*certificate, f"--tls_ca={authority.ca}") as mutual,
+    ):
+        known, foreign = authority.sign("client"), stranger.sign("foreign")
+        yield [
+            Place("plaintext", plain.address, None, True),
+            Place("TLS", with_tls.address, credentials(None), True),
+            Place("mTLS", mutual.address, credentials(known), True),
+            Place("mTLS, foreign", mutual.address, credentials(foreign), False),
+            Place("mTLS, none", mutual.address, credentials(None), False),
+            Place("plaintext to TLS", with_tls.address, None, False),
+        ]
+
+
+def channel_to(place: Place) -> grpc.Channel:
+    if place.credentials is None:
+        return grpc.insecure_channel(place.address)
+    return grpc.secure_channel(place.address, place.credentials)
+
+
+def request_for(method: Any, table: str = "") -> Any:
+    """A request that names the table, where it can name one."""
+    request = message_factory.GetMessageClass(method.input_type)()
+    fields = method.input_type.fields_by_name
+    if table and "table" in fields:
+        request.table = table
+    elif table and "config" in fields:
+        request.config.name = table
+    elif table and method.name == "CommitRound":
+        request.table_incarnations[table] = 1
+    elif table and method.name in ("PullMany", "PushMany"):
+        request.requests.add(table=table)
+    return request
+
+
+def result_of(
+    channel: grpc.Channel, method: Any, request: Any, token: str | None
+) -> str:
+    """PASSED, or the code with which the call was refused."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    start = channel.unary_stream if method.server_streaming else None
+    start = start or channel.unary_unary
+    call = start(path, lambda message: message.SerializeToString(), None)
+    metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+    try:
+        answer = call(request, metadata=metadata, timeout=30)
+        if method.server_streaming:
+            next(iter(answer), None)
+            answer.cancel()
+    except grpc.RpcError as error:
+        code = error.code().name
+        # Another error is one of the call itself: it came so far.
+        if code in (NO_CONNECTION, NO_TOKEN, NO_RIGHT, "UNIMPLEMENTED"):
+            return code
+    return PASSED
+
+
+def least_roles() -> dict[tuple[str, str], str]:
+    return {
+        (service, method): role
+        for service, by_role in LEAST_ROLES.items()
+        for role, methods in by_role.items()
+        for method in methods.split()
+    }
+
+
+def expected(place: Place, shown_as: str, least_role: str | None) -> str:
+    if not place.connects:
+        return NO_CONNECTION
+    if least_role is None:
+        return PASSED
+    if shown_as not in ROLES:
+        return NO_TOKEN
+    if ROLES.index(shown_as) < ROLES.index(least_role):
+        return NO_RIGHT
+    return PASSED
+
+
+def methods_of(services: dict[str, Any]) -> Iterator[tuple[Any, str | None]]:
+    """All methods, with the roles that they need."""
+    roles = least_roles()
+    for name, service in services.items():
+        for method in service.methods:
+            if name in OPEN:
+                yield method, None
+            elif name not in ELSEWHERE:
+                yield method, roles[name, method.name]
+
+
+def test_the_table_has_each_method_of_each_service(services):
+    of_protos = {
+        (name, method.name)
+        for name, service in services.items()
+        for method in service.methods
+        if name not in OPEN | ELSEWHERE
+    }
+
+    assert of_protos == set(least_roles())
+    assert set(LEAST_ROLES) | OPEN | ELSEWHERE == set(services)
+
+
+def test_a_call_is_taken_from_those_that_may_make_it(services, places, shown):
+    wrong = {}
+    for place in places:
+        with channel_to(place) as channel:
+            # Without a connection no token comes so far.
+            callers = (
+                shown.items() if place.connects else [("admin", shown["admin"])]
+            )
+            for (method, role), (shown_as, token) in itertools.product(
+                methods_of(services), callers
+            ):
+                result = result_of(channel, method, request_for(method), token)
+                if result != expected(place, shown_as, role):
+                    wrong[place.name, method.full_name, shown_as] = result
+
+    assert wrong == {}
+
+
+def test_a_token_for_some_tables_is_for_no_other(services, places, tokens):
+    token = tokens.create("admin", "user*", "i?em")
+    with channel_to(places[0]) as channel:
+
+        def results(table: str) -> dict[str, str]:
+            return {
+                method.name: result_of(
+                    channel, method, request_for(method, table), token
+                )
+                for method, role in methods_of(services)
+                if role is not None and names_table(method)
+            }
+
+        def names_table(method: Any) -> bool:
+            return request_for(method, "x") != request_for(method)
+
+        others = results("other")
+        own = results("user_7") | {"ReadUsage": results("item")["ReadUsage"]}
+        about_all = {
+            method.name: result_of(channel, method, request_for(method), token)
+            for method, _ in methods_of(services)
+            if method.name in NEED_ALL_TABLES
+        }
+
+    assert set(others.values()) == {NO_RIGHT}
+    assert set(own.values()) == {PASSED}
+    assert len(others) >= 14
+    assert about_all == dict.fromkeys(NEED_ALL_TABLES, NO_RIGHT)
+
+
+def test_all_fields_with_names_of_tables_have_a_rule(services):
+    """A new request that names tables in another field must get one, too."""
+
+    def is_name(field: descriptor.FieldDescriptor) -> bool:
+        return "table" in field.name
+
+    unknown = {
+        (method.full_name, field.name)
+        for method, _ in methods_of(services)
+        for field in method.input_type.fields
+        if is_name(field)
+        and method.name not in NEED_ALL_TABLES
+        and field.name not in FIELDS_OF_RULES
+    }
+
+    assert unknown == set()

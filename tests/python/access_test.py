@@ -1,0 +1,438 @@
+"""Tokens, their rights and limits, and servers that start only if it is safe.
+
+tests/integration/access_table_test.py has the rule of each call.
+"""
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfswitch as tsw
+from tests.certificates import Authority
+from tests.programs import environment, run_python
+from tests.python.worker_threads import wait_until
+from tests.support import SERVER, ServerProcess
+from tests.tokens import TokenFile, id_of
+
+IDS = np.arange(10)
+
+
+@pytest.fixture
+def tokens(tmp_path) -> TokenFile:
+    return TokenFile(tmp_path / "tokens")
+
+
+@pytest.fixture
+def server(tokens) -> Iterator[tsw.Server]:
+    tokens.create("admin")
+    with tsw.Server(token_file=tokens.path) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def connected(server: tsw.Server, token: str | Path) -> Iterator[tsw.Cluster]:
+    with tsw.connect(f"grpc://{server.address}", token=token) as cluster:
+        yield cluster
+
+
+def stderr_of_server(*flags: str) -> str:
+    """What a server that does not start writes."""
+    ended = subprocess.run(
+        [SERVER, *flags], env=environment(), capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    return ended.stderr
+
+
+def test_who_reads_opens_and_reads_a_table_that_is_there(server, tokens):
+    with connected(server, tokens.create("train")) as cluster:
+        expected = tsw.EmbeddingTable("t", 4, cluster=cluster).lookup_or_create(
+            IDS
+        )
+    with connected(server, tokens.create("read")) as cluster:
+        table = tsw.EmbeddingTable("t", 4, cluster=cluster)
+
+        np.testing.assert_array_equal(table.lookup(IDS), expected)
+        with pytest.raises(PermissionError, match=r"role read, .* needs train"):
+            table.lookup_or_create(IDS)
+        with pytest.raises(
+            PermissionError, match=r"make a table .* needs train"
+        ):
+            tsw.EmbeddingTable("new", 4, cluster=cluster)
+        assert cluster.tables() == ["t"]
+
+
+def test_operations_of_a_graph_show_the_token_of_connect(server, tokens):
+    with connected(server, tokens.create("train")) as cluster:
+        layer = tsw.keras.DynamicEmbedding(4, cluster=cluster, name="layer")
+        rows = tf.function(layer)(IDS, training=True)
+    with connected(server, tokens.create("read")) as cluster:
+        layer = tsw.keras.DynamicEmbedding(4, cluster=cluster, name=layer.name)
+        np.testing.assert_array_equal(tf.function(layer)(IDS), rows)
+        with pytest.raises(
+            tf.errors.PermissionDeniedError, match="needs train"
+        ):
+            tf.function(layer)(IDS, training=True)
+
+
+def test_a_saved_model_has_no_token(server, tokens, tmp_path):
+    token = tokens.create("train")
+    with connected(server, token) as cluster:
+        model = tf.keras.Sequential(
+            [tsw.keras.DynamicEmbedding(4, cluster=cluster, name="layer")]
+        )
+        model(IDS[None])
+        tsw.saved_model.save(model, tmp_path / "model", mode="remote")
+        assert token not in f"{cluster!r} {cluster.address}"
+    secret = token.rsplit("_", 1)[1].encode()
+    files = [f for f in (tmp_path / "model").rglob("*") if f.is_file()]
+    assert files
+    assert not [f for f in files if secret in f.read_bytes()]
+
+
+def test_tables_of_others_are_not_seen(server, tokens):
+    with connected(server, tokens.create("train")) as cluster:
+        for name in ("user_a", "user_b", "item"):
+            tsw.EmbeddingTable(name, 4, cluster=cluster)
+    with connected(server, tokens.create("read", "user*")) as cluster:
+        assert cluster.tables() == ["user_a", "user_b"]
+        with pytest.raises(PermissionError, match=r"'user\*', .* for 'item'"):
+            tsw.EmbeddingTable("item", 4, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (None, "the server asks for a token, and the call has none"),
+        ("tfswitch_" + "0" * 12 + "_" + "0" * 64, "does not know this token"),
+    ],
+)
+def test_a_caller_without_a_good_token_is_told_so(server, token, message):
+    with pytest.raises(PermissionError, match=message) as error:
+        tsw.connect(f"grpc://{server.address}", token=token)
+    assert token is None or token[-64:] not in str(error.value)
+
+
+@pytest.mark.parametrize("token", ["", "secret word", b"secret", 1])
+def test_a_token_of_another_form_is_not_repeated(server, token):
+    with pytest.raises(ValueError, match="token") as error:
+        tsw.connect(f"grpc://{server.address}", token=token)
+    assert "secret" not in str(error.value)
+
+
+def test_a_token_never_goes_to_other_machines_as_plaintext(tokens, monkeypatch):
+    token = tokens.create("admin")
+    message = "never goes over plaintext to other machines, such as b.example"
+    address = "grpc://127.0.0.1:1,b.example:2"
+    with pytest.raises(ValueError, match=message):
+        tsw.connect(address, token=token)
+    monkeypatch.setenv("TFSWITCH_TOKEN", token)
+    with pytest.raises(ValueError, match=message):
+        tsw.connect(address)
+
+
+def test_the_token_of_the_environment_is_for_programs(server, tokens, tmp_path):
+    file = tmp_path / "token"
+    file.write_text(f"a line\n{tokens.create('admin')}\n")
+    for variables in (
+        {"TFSWITCH_TOKEN": tokens.create("admin")},
+        {"TFSWITCH_TOKEN_FILE": str(file)},
+    ):
+        printed = run_python(
+            *("-m", "tfswitch", "info", server.address),
+            env=environment(**variables),
+        ).stdout
+        assert "1 server(s)" in printed
+
+
+def test_tokens_are_exchanged_while_all_goes_on(server, tokens, tmp_path):
+    file = tmp_path / "token"
+    first = tokens.create("train")
+    file.write_text(first)
+    with connected(server, file) as cluster:
+        table = tsw.EmbeddingTable("t", 4, cluster=cluster)
+        table.lookup_or_create(IDS)
+        second = tokens.create("train")
+        new = file.with_suffix(".new")
+        new.write_text(second)
+        new.rename(file)
+        tokens.revoke(first)
+        wait_until(lambda: is_refused(server, first))
+
+        table.lookup_or_create(IDS)
+
+
+def is_refused(server: tsw.Server, token: str) -> bool:
+    # By another address: a cluster that is open is not opened again.
+    port = server.address.rsplit(":", 1)[1]
+    try:
+        tsw.connect(f"grpc://localhost:{port}", token=token).close()
+    except PermissionError:
+        return True
+    return False
+
+
+def test_a_damaged_file_of_tokens_shuts_nobody_out(server, tokens, capfd):
+    token = tokens.create("admin")
+    written: list[str] = []
+    with connected(server, token) as cluster:
+        tokens.path.write_text('{"tokens": [{"id"')
+
+        def is_said() -> bool:
+            cluster.tables()
+            written.append(capfd.readouterr().err)
+            return "tokens that it had before count" in "".join(written)
+
+        wait_until(is_said)
+        cluster.tables()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("", "not a JSON object with a list 'tokens'"),
+        ('{"tokens": [{"id": "00"}]}', "'id' must be 12 hexadecimal digits"),
+        ('{"tokens": [{"max_row": 1}]}', "entry 1 of 'tokens': 'max_row' is"),
+    ],
+)
+def test_a_server_does_not_start_with_a_bad_file(tmp_path, content, message):
+    file = tmp_path / "tokens"
+    if content is not None:
+        file.write_text(content)
+    assert re.search(message, stderr_of_server(f"--token_file={file}"))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> tuple[str, ...]:
+    tls = Authority(tmp_path_factory.mktemp("certificates")).sign("server")
+    return (f"--tls_cert={tls.cert}", f"--tls_key={tls.key}")
+
+
+def test_an_open_address_needs_tls_and_a_proof_of_who_calls(
+    tokens, certificate
+):
+    tokens.create("admin")
+    token_file = f"--token_file={tokens.path}"
+    address = "--address=0.0.0.0:0"
+    for flags, missing in (
+        ((), "Give --tls_cert and --tls_key, and --token_file"),
+        (certificate, "Give --token_file"),
+        ((token_file,), "tokens never go over plaintext"),
+        ((token_file, "--insecure"), "tokens never go over plaintext"),
+    ):
+        assert missing in stderr_of_server(address, *flags)
+    with ServerProcess(
+        address="0.0.0.0:0", flags=(*certificate, token_file)
+    ) as server:
+        assert server.line.endswith(" with TLS, tokens\n")
+
+
+def test_an_insecure_server_says_so_at_its_start_and_in_stats(capfd):
+    with (
+        tsw.Server("0.0.0.0:0", insecure=True) as server,
+        tsw.connect(
+            f"grpc://127.0.0.1:{server.address.rsplit(':')[1]}"
+        ) as cluster,
+    ):
+        stats = cluster.stats()
+        assert stats.servers == [
+            {
+                "has_tls": False,
+                "has_client_certificates": False,
+                "has_tokens": False,
+                "is_insecure": True,
+            }
+        ]
+        assert repr(stats) == "{}, insecure servers: [0]"
+    assert "--insecure: 0.0.0.0:" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="other machines can reach"):
+        tsw.Server("0.0.0.0:0").start()
+
+
+def test_limits_of_a_token_name_themselves(server, tokens):
+    token = tokens.create(
+        "train", "t*", max_tables=2, max_rows=25, max_request_bytes=4000
+    )
+    with connected(server, tokens.create("train")) as cluster:
+        # Of no table that the token may use.
+        tsw.EmbeddingTable("other", 4, cluster=cluster).lookup_or_create(
+            np.arange(100)
+        )
+    with connected(server, token) as cluster:
+        table = tsw.EmbeddingTable("t0", 4, cluster=cluster)
+        tsw.EmbeddingTable("t1", 4, cluster=cluster)
+        with pytest.raises(RuntimeError, match=r"2 tables .*max_tables is 2"):
+            tsw.EmbeddingTable("t2", 4, cluster=cluster)
+        tsw.EmbeddingTable("t1", 4, cluster=cluster)
+
+        table.lookup_or_create(np.arange(30))
+
+        def is_full() -> bool:
+            try:
+                table.lookup_or_create(np.arange(30, 31))
+            except RuntimeError as error:
+                return "rows in the tables" in str(error)
+            return False
+
+        wait_until(is_full)
+        assert table.lookup(np.arange(30)).shape == (30, 4)
+        with pytest.raises(RuntimeError, match="max_request_bytes of 4000"):
+            table.lookup(np.arange(1000))
+
+
+def test_calls_over_a_limit_in_flight_are_made_later(server, tokens):
+    token = tokens.create("train", max_calls_in_flight=1)
+    errors = []
+    with connected(server, token) as cluster:
+        table = tsw.EmbeddingTable("t", 64, cluster=cluster)
+        ids = np.arange(20_000)
+        table.lookup_or_create(ids)
+
+        def work() -> None:
+            try:
+                for _ in range(20):
+                    table.lookup(ids)
+                    table.push(ids[:100], np.ones((100, 64), np.float32))
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert table.stats()["num_rows"] == ids.size
+    assert errors == []
+
+
+def test_calls_of_administrators_and_refused_ones_are_written_down(
+    server, tokens, capfd
+):
+    reader, admin = tokens.create("read"), tokens.create("admin")
+    with connected(server, admin) as cluster:
+        tsw.EmbeddingTable("t", 4, cluster=cluster)
+        cluster.drop("t")
+    with connected(server, reader) as cluster, pytest.raises(PermissionError):
+        cluster.drop("u")
+
+    lines = [
+        line for line in capfd.readouterr().err.splitlines() if "audit" in line
+    ]
+    assert len(lines) == 2
+    for line, token, name, result in zip(
+        lines, (admin, reader), "tu", ("OK", "PERMISSION_DENIED"), strict=True
+    ):
+        assert re.fullmatch(
+            r"tfswitch: audit: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
+            rf"call=DropTable token={id_of(token)} "
+            rf'from="ipv4:127\.0\.0\.1:\d+" tables="{name}" '
+            rf'result={result}( why=".*")?',
+            line,
+        )
+
+
+def test_a_flood_of_refused_calls_hides_no_other(server, tokens, capfd):
+    with connected(server, tokens.create("read")) as cluster:
+        for _ in range(300):
+            with pytest.raises(PermissionError):
+                cluster.drop("t")
+    with connected(server, tokens.create("admin")) as cluster:
+        tsw.EmbeddingTable("last", 4, cluster=cluster)
+        cluster.drop("last")
+
+    lines = capfd.readouterr().err
+    assert 200 <= lines.count("result=PERMISSION_DENIED") < 300
+    assert lines.count('tables="last" result=OK') == 1
+
+
+def run_token(*words: str) -> str:
+    return subprocess.run(
+        [
+            *(sys.executable, "-c", "import tfswitch_command as c; c.main()"),
+            *("token", *words),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_the_command_creates_lists_and_revokes(tokens):
+    file = f"--token_file={tokens.path}"
+    kept = run_token(
+        *("create", "--role=read", "--tables=a*", "--tables=b"),
+        *("--note=for a test", file),
+    ).splitlines()[-1]
+    revoked = run_token(
+        "create", "--role=admin", "--expires_in=90d", "--max_rows=5", file
+    ).splitlines()[-1]
+
+    assert re.fullmatch(
+        rf"{id_of(kept)}  read  a\*,b  note=for a test\n"
+        rf"{id_of(revoked)}  admin  \*  expires=\S+Z  max_rows=5\n",
+        run_token("list", file),
+    )
+    assert kept[-64:] not in tokens.path.read_text()
+    assert tokens.path.stat().st_mode & 0o777 == 0o600
+    with tsw.Server(token_file=tokens.path) as server:
+        assert not is_refused(server, kept)
+        assert not is_refused(server, revoked)
+    run_token("revoke", id_of(revoked), file)
+    assert id_of(revoked) not in run_token("list", file)
+    with pytest.raises(ValueError, match="has no token"):
+        tokens.revoke(revoked)
+
+
+def test_who_trains_waits_for_a_queue_that_an_administrator_makes(
+    server, tokens, capfd
+):
+    """Workers start in any order; only the first needs the role admin."""
+    address = f"grpc://{server.address}"
+    items: list[str] = []
+
+    def work(number: int, token: str) -> None:
+        with (
+            tsw.Cluster(address, timeout=30 + number, token=token) as cluster,
+            tsw.train.Worker(number, 2, cluster=cluster) as worker,
+        ):
+            queue = tsw.data.WorkQueue(list("abcd"), worker=worker)
+            for epoch in queue.epochs():
+                for item in epoch:
+                    items.append(item.value)
+                    item.finish()
+
+    errors: list[BaseException] = []
+
+    def start(number: int, role: str) -> threading.Thread:
+        def guarded(token: str) -> None:
+            try:
+                work(number, token)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=guarded, args=[tokens.create(role)])
+        thread.start()
+        return thread
+
+    waiting = start(1, "train")
+    seen: list[str] = []
+
+    def is_said() -> bool:
+        seen.append(capfd.readouterr().err)
+        return "waiting for work queue 'train'" in "".join(seen)
+
+    wait_until(is_said)
+    for thread in (start(0, "admin"), waiting):
+        thread.join()
+
+    assert errors == []
+    assert sorted(items) == list("abcd")

@@ -1,0 +1,135 @@
+"""The file in which servers find the hashes of tokens (docs/access.md).
+
+cc/access/tokens.cc reads it.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# The limits that a record may have.
+LIMITS = (
+    "max_rows",
+    "max_tables",
+    "max_bytes_in_flight",
+    "max_calls_in_flight",
+    "max_request_bytes",
+)
+
+
+def add(
+    path: Path,
+    role: str,
+    *,
+    tables: Sequence[str] = ("*",),
+    seconds: float | None = None,
+    note: str | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> str:
+    """Adds the record of a new token, and returns the token.
+
+    Args:
+        path: The file; it is made if it is not there.
+        role: "read", "train" or "admin".
+        tables: Patterns of the names of tables.
+        seconds: How long the token is good; None: always.
+        note: A text for people.
+        limits: Some of LIMITS.
+    """
+    token_id = secrets.token_hex(6)
+    token = f"tfswitch_{token_id}_{secrets.token_hex(32)}"
+    now = datetime.datetime.now(datetime.timezone.utc)
+    record: dict[str, Any] = {
+        "id": token_id,
+        "sha256": hashlib.sha256(token.encode()).hexdigest(),
+        "role": role,
+        "tables": list(tables),
+        "created": _text(now),
+        **(limits or {}),
+    }
+    if seconds is not None:
+        record["expires"] = _text(now + datetime.timedelta(seconds=seconds))
+    if note is not None:
+        record["note"] = note
+    with _locked(path):
+        _write(path, [*(read(path) if path.exists() else []), record])
+    return token
+
+
+def remove(path: Path, token_id: str) -> None:
+    """Removes the record of a token.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    with _locked(path):
+        tokens = read(path)
+        left = [record for record in tokens if record["id"] != token_id]
+        if len(left) == len(tokens):
+            raise ValueError(
+                f"{str(path)!r} has no token {token_id!r}; `tfswitch token "
+                "list` prints those that it has"
+            )
+        _write(path, left)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the records.
+
+    Raises:
+        ValueError: If the file has none.
+    """
+    try:
+        tokens = json.loads(path.read_text())["tokens"]
+        for record in tokens:
+            describe(record)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{str(path)!r} is no file of tokens; give another --token_file"
+        ) from error
+    return tokens
+
+
+def describe(record: Mapping[str, Any]) -> str:
+    """Returns a line about the token."""
+    words = [record["id"], record["role"], ",".join(record["tables"])]
+    names = ("expires", *LIMITS, "note")
+    words += [f"{name}={record[name]}" for name in names if name in record]
+    return "  ".join(words)
+
+
+def _text(time: datetime.datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps other commands from the file, which each of them replaces."""
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
+    """Replaces the file, so that a server reads the old one or the new one."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"tokens": tokens}, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            os.chmod(name, path.stat().st_mode & 0o777)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
