@@ -19,3 +19,27 @@ install(
   TARGETS ${TFSWITCH_PROGRAMS}
   RUNTIME DESTINATION tfswitch/bin COMPONENT tfswitch_package
   LIBRARY DESTINATION tfswitch/bin COMPONENT tfswitch_package)
+
+# The bill of materials, of the files above as they are installed. What is not a
+# shared library comes with a file that tells which package of the system it is.
+# The Python is the one that sees the environment.
+set(_sbom
+    ${_tensorflow_python}
+    "${PROJECT_SOURCE_DIR}/cmake/sbom.py"
+    ${PROJECT_VERSION}
+    abseil=${absl_VERSION}=
+    grpc=${gRPC_VERSION}=
+    libdeflate=${libdeflate_VERSION}=
+    nlohmann_json=${nlohmann_json_VERSION}=${nlohmann_json_CONFIG}
+    openssl=${OPENSSL_VERSION}=
+    protobuf=${Protobuf_VERSION}=
+    pybind11=${pybind11_VERSION}=
+    python=${Python_VERSION}=${Python_EXECUTABLE}
+    tensorflow=${TFSWITCH_TENSORFLOW_VERSION}=
+    xxhash=${libxxhash_VERSION}=${libxxhash_INCLUDEDIR}/xxhash.h)
+list(JOIN _sbom "]==] [==[" _sbom)
+install(
+  CODE "execute_process(
+    COMMAND [==[${_sbom}]==] \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/tfswitch\"
+    COMMAND_ERROR_IS_FATAL ANY)"
+  COMPONENT tfswitch_package)

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import app, flags
@@ -147,6 +148,12 @@ _LIMITS = flags.DEFINE_multi_string(
     "serve: what else bounds the server, as name=value, such as "
     "max_tables=100; docs/server.md has the names. May be repeated.",
 )
+_SBOM = flags.DEFINE_bool(
+    "sbom",
+    False,
+    "version: print instead where the software bill of materials is: a file "
+    "in CycloneDX's JSON, with the libraries of this build.",
+)
 
 _USAGE = """usage: tfswitch COMMAND [flags]
 
@@ -268,8 +275,11 @@ def _serve_with_remote(
         raise app.UsageError(f"--remote: {error}") from error
 
 
-def _version() -> None:
-    print(f"tfswitch {_native.version()}")
+def _version(sbom: bool = False) -> None:
+    if sbom:
+        print(Path(_native.__file__).with_name("sbom.cdx.json"))
+    else:
+        print(f"tfswitch {_native.version()}")
 
 
 def _imported(command: str) -> Any:
@@ -283,7 +293,7 @@ _COMMANDS: dict[str, tuple[range, Callable[..., int | None]]] = {
     "info": (range(1, 2), lambda address: _imported("info").run(address)),
     "export": (range(1), lambda: _imported("export").run()),
     "token": (range(1, 3), lambda *words: _imported("token").run(*words)),
-    "version": (range(1), _version),
+    "version": (range(1), lambda: _version(_SBOM.value)),
 }
 
 
