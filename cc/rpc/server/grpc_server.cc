@@ -10,7 +10,6 @@
 
 #include "cc/rpc/server/grpc_server.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
 
@@ -29,6 +28,7 @@
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/process_settings.h"
+#include "cc/rpc/reflection.h"
 #include "cc/rpc/server/coordination_service.h"
 #include "cc/rpc/server/data_plane.h"
 #include "cc/rpc/server/health_service.h"
@@ -85,15 +85,6 @@ ServiceIdentity IdentityOf(const GrpcServerOptions& options) {
   identity.security.set_has_tokens(!security.token_file.empty());
   identity.security.set_is_insecure(security.is_insecure);
   return identity;
-}
-
-// For all servers of the process that are started from now on.
-void EnableReflection() {
-  static const bool enabled = [] {
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    return true;
-  }();
-  (void)enabled;
 }
 
 class RunningServer final : public GrpcServer {
@@ -211,6 +202,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
       grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
   builder.SetSyncServerOption(
       grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
+  SetReflection(options.has_reflection, &builder);
   builder.RegisterService(&service_);
   builder.RegisterService(&coordination_);
   builder.RegisterService(&health_);
@@ -233,7 +225,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const GrpcServerOptions& options, std::shared_ptr<Shard> shard) {
   PrepareProcess();
   TFSWITCH_RETURN_IF_ERROR(Validate(options));
-  if (options.has_reflection) EnableReflection();
   TFSWITCH_ASSIGN_OR_RETURN(const Address address,
                             ParseAddress(options.address));
   TFSWITCH_ASSIGN_OR_RETURN(auto access,
