@@ -2,6 +2,7 @@
 //
 //   exchange_bench [--keys=N] [--dim=D] [--rows=R] [--reps=R] [--steps=S]
 //                  [--threads=T] [--small_calls=C] [--unix] [--sgd]
+//                  [--secure=FOLDER]
 //
 // A step is a pull and a push of the same keys. Client and servers are separate
 // processes; CPU time is that of both processes, all threads. The variants take
@@ -14,6 +15,11 @@
 //                met in the state that an exchange leaves the caches in
 //   table        the same pull and push on a shard in this process
 //   exchange     the same over gRPC
+//   token        the same with a token (with --secure)
+//   TLS, token   the same over TLS
+//
+// FOLDER has server.pem, server.key, ca.pem, a file of tokens, and a token;
+// security_bench.py makes it. The bar: TLS costs at most 1.6 times the CPU.
 //
 // The bar: exchange is at most 1.8 times raw, plus the table work, which is
 // (raw + table) - raw.
@@ -36,6 +42,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -44,11 +51,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "benchmarks/bench_support.h"
+#include "cc/access/client_token.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/client/local_client.h"
 #include "cc/rpc/client/grpc_client.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/server/grpc_server.h"
+#include "cc/rpc/tls.h"
 #include "cc/shard/shard.h"
 
 namespace tfswitch {
@@ -66,6 +75,7 @@ int num_threads = 1;
 int small_calls = 1000;  // Per repetition.
 bool unix_sockets = false;
 bool with_sgd = false;
+std::string secure_folder;
 
 double CpuSeconds() { return Seconds(CLOCK_PROCESS_CPUTIME_ID); }
 
@@ -223,15 +233,45 @@ std::string StartRaw(bool with_table) {
   return address;
 }
 
-std::string StartGrpc() {
+std::string Secure(const char* file) {
+  return absl::StrCat(secure_folder, "/", file);
+}
+
+std::string StartGrpc(bool has_token, bool has_tls) {
   PrepareServerProgram();
   GrpcServerOptions options;
+  if (has_token) options.security.token_file = Secure("tokens");
+  if (has_tls) {
+    options.security.tls.cert = Secure("server.pem");
+    options.security.tls.key = Secure("server.key");
+  }
   options.num_threads = num_threads;
   if (unix_sockets) options.address = absl::StrCat("unix:", SocketPath("grpc"));
   auto server =
       GrpcServer::Start(options, std::make_shared<Shard>(ShardOptions{}));
   Check(server.status());
   return server->release()->address();  // Serves until the process ends.
+}
+
+std::unique_ptr<ParameterClient> ConnectGrpc(const Child& server,
+                                             bool has_token, bool has_tls) {
+  GrpcClientOptions options;
+  options.address = server.address();
+  if (has_token) {
+    auto token = ClientToken::Open({"", Secure("token")});
+    Check(token.status());
+    options.token = *std::move(token);
+  }
+  if (has_tls) {
+    TlsFiles files;
+    files.ca = Secure("ca.pem");
+    auto tls = MakeClientTls(files);
+    Check(tls.status());
+    options.tls = *std::move(tls);
+  }
+  auto connected = NewGrpcClient(options);
+  Check(connected.status());
+  return *std::move(connected);
 }
 
 class RawClient {
@@ -357,7 +397,13 @@ void Run() {
   // Before any thread: the servers are forks of this process.
   const Child raw_server([] { return StartRaw(false); });
   const Child raw_table_server([] { return StartRaw(true); });
-  const Child grpc_server(StartGrpc);
+  const Child grpc_server([] { return StartGrpc(false, false); });
+  std::optional<Child> token_server, tls_server;
+  const bool is_secure = !secure_folder.empty();
+  if (is_secure) {
+    token_server.emplace([] { return StartGrpc(true, false); });
+    tls_server.emplace([] { return StartGrpc(true, true); });
+  }
   TuneMalloc();
 
   std::mt19937_64 random(20240601);
@@ -376,11 +422,12 @@ void Run() {
 
   RawClient raw(raw_server.address());
   RawClient raw_table(raw_table_server.address());
-  GrpcClientOptions options;
-  options.address = grpc_server.address();
-  auto connected = NewGrpcClient(options);
-  Check(connected.status());
-  TableClient exchange(*std::move(connected));
+  TableClient exchange(ConnectGrpc(grpc_server, false, false));
+  std::optional<TableClient> token, tls;
+  if (is_secure) {
+    token.emplace(ConnectGrpc(*token_server, true, false));
+    tls.emplace(ConnectGrpc(*tls_server, true, true));
+  }
   TableClient table(NewLocalClient(std::make_shared<Shard>(ShardOptions{})));
   const auto fill = [&all](auto* client) {
     for (int64_t i = 0; i < num_rows; i += num_keys) {
@@ -393,6 +440,10 @@ void Run() {
   fill(&raw_table);
   fill(&exchange);
   fill(&table);
+  if (is_secure) {
+    fill(&*token);
+    fill(&*tls);
+  }
 
   const auto variant = [](const char* name, const Child* server, auto* client) {
     Variant made;
@@ -411,6 +462,10 @@ void Run() {
       variant("raw + table", &raw_table_server, &raw_table),
       variant("table", nullptr, &table),
       variant("exchange", &grpc_server, &exchange)};
+  if (is_secure) {
+    variants.push_back(variant("token", &*token_server, &*token));
+    variants.push_back(variant("TLS, token", &*tls_server, &*tls));
+  }
   for (int rep = -1; rep < reps; ++rep) {
     std::vector<Variant*> order;
     for (Variant& one : variants) order.push_back(&one);
@@ -458,6 +513,7 @@ void Run() {
   std::vector<double> ratios_to_this_process;
   std::vector<double> whole_ratios;
   std::vector<double> wall_ratios;
+  std::vector<double> token_ratios, tls_ratios;
   for (int rep = 0; rep < reps; ++rep) {
     const auto cpu = [rep, &variants](int which) {
       return variants[which].client_cpu_ms[rep] +
@@ -468,6 +524,18 @@ void Run() {
     ratios_to_this_process.push_back((cpu(3) - cpu(2)) / raw_cpu);
     whole_ratios.push_back(cpu(3) / raw_cpu);
     wall_ratios.push_back(variants[3].wall_ms[rep] / variants[0].wall_ms[rep]);
+    if (is_secure) {
+      token_ratios.push_back(cpu(4) / cpu(3));
+      tls_ratios.push_back(cpu(5) / cpu(3));
+    }
+  }
+  if (is_secure) {
+    std::printf(
+        "CPU with a token / without: %.2f; with TLS: %.2f (bar: 1.60)\n",
+        Median(token_ratios), Median(tls_ratios));
+    Report("security | exchange, CPU | with a token", "", token_ratios);
+    Report("security | exchange, CPU | with TLS and a token", "", tls_ratios,
+           "at most 1.6");
   }
   std::printf(
       "CPU of (exchange - table work) / raw: %.2f (bar: 1.80); with the table "
@@ -518,6 +586,8 @@ int Main(int argc, char** argv) {
       unix_sockets = true;
     } else if (std::strcmp(argv[i], "--sgd") == 0) {
       with_sgd = true;
+    } else if (std::strncmp(argv[i], "--secure=", 9) == 0) {
+      secure_folder = argv[i] + 9;
     } else {
       Die(absl::StrCat("unknown flag ", argv[i]));
     }
