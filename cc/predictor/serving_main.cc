@@ -30,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "cc/predictor/predictor.h"
 #include "cc/predictor/serving_rpc.h"
+#include "cc/rpc/security_flags.h"
 #include "tensorflow/core/util/command_line_flags.h"
 
 namespace tfswitch {
@@ -247,8 +248,24 @@ int Run(int argc, char** argv) {
   float grace_secs = 10;
   int32_t max_message_bytes = 64 << 20;
   int32_t max_requests = 256;
+  std::string tls_cert, tls_key, tls_ca, token_file;
+  bool insecure = false;
+  bool reflection = false;
   bool help = false;
   using tensorflow::Flag;
+  std::string empty_flag;
+  const auto file_flag = [&empty_flag](const char* name, std::string* path,
+                                       const char* usage) {
+    return Flag(
+        name,
+        [&empty_flag, name, path](std::string value) {
+          // Of a variable that is not set, perhaps: not for plaintext.
+          if (value.empty()) empty_flag = name;
+          *path = std::move(value);
+          return true;
+        },
+        "", usage);
+  };
   const std::vector<Flag> flags = {
       Flag("model_dir", &options.model_dir,
            "a SavedModel, or a folder of versions: 1/, 2/, ..."),
@@ -281,6 +298,12 @@ int Run(int argc, char** argv) {
       Flag("inter_op_threads", &options.model.inter_op_threads,
            "threads that run ops; 0: one per core; -1: none, a request runs in "
            "the thread that took it, and small models answer sooner"),
+      file_flag("tls_cert", &tls_cert, kTlsCertHelp),
+      file_flag("tls_key", &tls_key, kTlsKeyHelp),
+      file_flag("tls_ca", &tls_ca, kTlsCaHelp),
+      file_flag("token_file", &token_file, kTokenFileHelp),
+      Flag("insecure", &insecure, kInsecureHelp),
+      Flag("reflection", &reflection, kReflectionHelp),
       Flag("help", &help, "prints this text"),
   };
   const bool parsed = tensorflow::Flags::Parse(&argc, argv, flags);
@@ -292,6 +315,11 @@ int Run(int argc, char** argv) {
   if (argc > 1) {
     return Fail(kBadFlag,
                 absl::StrCat("unknown argument '", argv[1], "'; see --help"));
+  }
+  if (!empty_flag.empty()) {
+    return Fail(kBadFlag, absl::StrCat("flag --", empty_flag,
+                                       " is empty; give a file, or leave it "
+                                       "out"));
   }
   if (options.model_dir.empty()) return Fail(kBadFlag, "give --model_dir");
   if (!(poll_secs >= 0 && watch_rows_secs >= 0 && grace_secs >= 0) ||
@@ -311,12 +339,18 @@ int Run(int argc, char** argv) {
   if (!api.ok()) return Fail(kCannotServe, api.status().message());
   Handler handler(model_name);
   const ServingHandler functions = handler.Functions();
-  const ServingRpcOptions rpc_options = {address.c_str(), max_message_bytes,
-                                         max_requests};
+  const ServingRpcOptions rpc_options = {
+      address.c_str(),    max_message_bytes, max_requests,
+      tls_cert.c_str(),   tls_key.c_str(),   tls_ca.c_str(),
+      token_file.c_str(), insecure,          reflection};
+  int32_t code = 0;
   char error[1024];
   ServingRpcServer* server =
-      (*api)->start(&rpc_options, &functions, error, sizeof(error));
-  if (server == nullptr) return Fail(kCannotServe, error);
+      (*api)->start(&rpc_options, &functions, &code, error, sizeof(error));
+  if (server == nullptr) {
+    const auto bad = static_cast<int32_t>(absl::StatusCode::kInvalidArgument);
+    return Fail(code == bad ? kBadFlag : kCannotServe, error);
+  }
   // Whoever waits for this line may ask for health from now on.
   std::printf("listening on %s\n", (*api)->address(server));
   std::fflush(stdout);

@@ -1,11 +1,16 @@
-// Each method reads its request into the C types of serving_rpc.h and calls the
-// handler, whose answers a Collector writes into the response. Predict is a
-// stream of one request to gRPC, so that it reads the request itself: else gRPC
-// would answer a malformed one with INTERNAL and no text.
+// Each method lets its caller in, reads its request into the C types of
+// serving_rpc.h and calls the handler, whose answers a Collector writes into
+// the response. Predict is a stream of one request to gRPC, so that it reads
+// the request itself: else gRPC would answer a malformed one with INTERNAL and
+// no text, and decode those of callers that are refused.
+//
+// The process also has libtfswitch_core.so, if a model has rows. Both libraries
+// use one libprotobuf, which ends a process that brings the same .proto file
+// twice. Therefore the rules of the methods stand here, and not as the options
+// of access.proto at the methods, and no message of protos/tfswitch is used.
 
 #include "cc/predictor/serving_rpc.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
@@ -17,11 +22,21 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "cc/base/files.h"
+#include "cc/base/status_macros.h"
 #include "cc/predictor/tensor_codec.h"
+#include "cc/rpc/access_control.h"
+#include "cc/rpc/address.h"
+#include "cc/rpc/reflection.h"
+#include "cc/rpc/status_conversion.h"
+#include "cc/rpc/tls.h"
 #include "tensorflow_serving/prediction_service.grpc.pb.h"
 #include "tensorflow_serving/prediction_service.pb.h"
 
@@ -40,11 +55,6 @@ ServingBytes BytesOf(const std::string& text) {
 
 std::string StringOf(ServingBytes bytes) {
   return std::string(bytes.data, bytes.size);
-}
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      std::string(status.message()));
 }
 
 ServingModelSpec SpecOf(const api::ModelSpec& spec) {
@@ -95,7 +105,7 @@ struct Collector {
           *output,
           &(*From(answer)
                  .prediction->mutable_outputs())[StringOf(output->name)]);
-      if (!encoded.ok()) From(answer).status = ToGrpc(encoded);
+      if (!encoded.ok()) From(answer).status = ToGrpcStatus(encoded);
     };
     functions.add_signature = [](void* answer, ServingBytes name,
                                  ServingBytes def) {
@@ -114,53 +124,87 @@ struct Collector {
   }
 };
 
+// Runs work(visit) if the caller may ask for the model that the request names.
+// read() gives the request when the caller is known; null: it is malformed.
+template <typename Read, typename Work>
+grpc::Status Gated(AccessControl* access, grpc::ServerContext* context,
+                   const char* method, const Read& read, const Work& work) {
+  const MethodRule rule = {method, v1::ROLE_READ};
+  std::vector<std::string> models;
+  Visit visit;
+  absl::Status status = access->Admit(*context, rule, 0, &visit);
+  if (status.ok()) {
+    const auto* request = read();
+    if (request == nullptr) {
+      return grpc::Status(
+          grpc::StatusCode::INVALID_ARGUMENT,
+          "the message is not a tensorflow.serving.PredictRequest");
+    }
+    models.push_back(request->model_spec().name());
+    status = visit.AddRequest(request->ByteSizeLong());
+    // A token has the name of a model where others have that of a table.
+    if (status.ok()) status = visit.CheckTable(models[0]);
+  }
+  access->NoteEnd(*context, visit, rule, models, status);
+  return status.ok() ? work(&visit) : ToGrpcStatus(status);
+}
+
 // Thread-safe, as the handler is.
 class PredictionService final
     : public api::PredictionService::WithStreamedUnaryMethod_Predict<
           api::PredictionService::Service> {
  public:
   PredictionService(const ServingHandler& handler,
-                    const ServingRpcOptions& options)
+                    const ServingRpcOptions& options, AccessControl* access)
       : handler_(handler),
+        access_(access),
         max_tensor_bytes_(options.max_message_bytes),
         max_requests_(options.max_requests) {}
 
-  // One request and one response, read here: gRPC would answer bytes that are
-  // no request with INTERNAL and no text.
   grpc::Status StreamedPredict(
       grpc::ServerContext* context,
       grpc::ServerUnaryStreamer<api::PredictRequest, api::PredictResponse>*
           stream) override {
     api::PredictRequest request;
-    if (!stream->Read(&request)) {
-      return grpc::Status(
-          grpc::StatusCode::INVALID_ARGUMENT,
-          "the message is not a tensorflow.serving.PredictRequest");
-    }
-    api::PredictResponse response;
-    grpc::Status status(
-        grpc::StatusCode::RESOURCE_EXHAUSTED,
-        absl::StrCat(max_requests_, " requests are under way; try again"));
-    if (num_requests_.fetch_add(1) < max_requests_) {
-      status = Answer(*context, request, &response);
-    }
-    --num_requests_;
-    if (status.ok()) stream->Write(response, grpc::WriteOptions());
-    return status;
+    const auto read = [&] {
+      return stream->Read(&request) ? &request : nullptr;
+    };
+    return Gated(access_, context, "Predict", read, [&](Visit* visit) {
+      api::PredictResponse response;
+      grpc::Status status(
+          grpc::StatusCode::RESOURCE_EXHAUSTED,
+          absl::StrCat(max_requests_, " requests are under way; try again"));
+      if (num_requests_.fetch_add(1) < max_requests_) {
+        status = Answer(*context, request, &response);
+      }
+      --num_requests_;
+      if (status.ok()) {
+        status = ToGrpcStatus(visit->AddBytes(response.ByteSizeLong()));
+      }
+      if (status.ok()) stream->Write(response, grpc::WriteOptions());
+      return status;
+    });
   }
 
   grpc::Status GetModelMetadata(
-      grpc::ServerContext* /*context*/,
-      const api::GetModelMetadataRequest* request,
+      grpc::ServerContext* context, const api::GetModelMetadataRequest* request,
       api::GetModelMetadataResponse* response) override {
-    for (const std::string& field : request->metadata_field()) {
+    const auto read = [&] { return request; };
+    return Gated(access_, context, "GetModelMetadata", read,
+                 [&](Visit*) { return Describe(*request, response); });
+  }
+
+ private:
+  grpc::Status Describe(const api::GetModelMetadataRequest& request,
+                        api::GetModelMetadataResponse* response) const {
+    for (const std::string& field : request.metadata_field()) {
       if (field == kSignatureDef) continue;
       return grpc::Status(
           grpc::StatusCode::INVALID_ARGUMENT,
           absl::StrCat("metadata_field '", field, "' is not known; there is '",
                        kSignatureDef, "'"));
     }
-    if (request->metadata_field().empty()) {
+    if (request.metadata_field().empty()) {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
                           absl::StrCat("metadata_field is empty; ask for '",
                                        kSignatureDef, "'"));
@@ -168,10 +212,10 @@ class PredictionService final
     api::SerializedSignatureDefMap signatures;
     Collector collector;
     collector.model = response->mutable_model_spec();
-    collector.model->set_name(request->model_spec().name());
+    collector.model->set_name(request.model_spec().name());
     collector.signatures = &signatures;
     const ServingAnswer answer = collector.Functions();
-    const ServingModelSpec spec = SpecOf(request->model_spec());
+    const ServingModelSpec spec = SpecOf(request.model_spec());
     handler_.get_metadata(handler_.context, &spec, &answer);
     google::protobuf::Any& any = (*response->mutable_metadata())[kSignatureDef];
     any.set_type_url("type.googleapis.com/tensorflow.serving.SignatureDefMap");
@@ -179,7 +223,6 @@ class PredictionService final
     return collector.status;
   }
 
- private:
   grpc::Status Answer(const grpc::ServerContext& context,
                       const api::PredictRequest& request,
                       api::PredictResponse* response) const {
@@ -193,7 +236,7 @@ class PredictionService final
     for (const auto& [name, tensor] : request.inputs()) {
       const absl::Status status = DecodeTensor(name, tensor, max_tensor_bytes_,
                                                &decoded.emplace_back());
-      if (!status.ok()) return ToGrpc(status);
+      if (!status.ok()) return ToGrpcStatus(status);
       inputs.push_back(decoded.back().view);
     }
     std::vector<ServingBytes> outputs;
@@ -217,6 +260,7 @@ class PredictionService final
   }
 
   const ServingHandler handler_;
+  AccessControl* const access_;
   const int64_t max_tensor_bytes_;
   const int max_requests_;
   std::atomic<int> num_requests_{0};
@@ -225,27 +269,31 @@ class PredictionService final
 // Thread-safe, as the handler is.
 class ModelService final : public api::ModelService::Service {
  public:
-  explicit ModelService(const ServingHandler& handler) : handler_(handler) {}
+  ModelService(const ServingHandler& handler, AccessControl* access)
+      : handler_(handler), access_(access) {}
 
-  grpc::Status GetModelStatus(grpc::ServerContext* /*context*/,
+  grpc::Status GetModelStatus(grpc::ServerContext* context,
                               const api::GetModelStatusRequest* request,
                               api::GetModelStatusResponse* response) override {
-    Collector collector;
-    collector.versions = response;
-    const ServingAnswer answer = collector.Functions();
-    const ServingModelSpec spec = SpecOf(request->model_spec());
-    handler_.get_status(handler_.context, &spec, &answer);
-    return collector.status;
+    const auto read = [&] { return request; };
+    return Gated(access_, context, "GetModelStatus", read, [&](Visit*) {
+      Collector collector;
+      collector.versions = response;
+      const ServingAnswer answer = collector.Functions();
+      const ServingModelSpec spec = SpecOf(request->model_spec());
+      handler_.get_status(handler_.context, &spec, &answer);
+      return collector.status;
+    });
   }
 
  private:
   const ServingHandler handler_;
+  AccessControl* const access_;
 };
 
 void PrepareProcess() {
   static const bool prepared = [] {
     grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     // Distributions leave it on in their builds, and it takes one global lock
     // at each of gRPC's many lock operations.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
@@ -260,9 +308,13 @@ void PrepareProcess() {
 // Thread-safe but for the end of its life.
 struct ServingRpcServer {
   ServingRpcServer(const ServingHandler& handler,
-                   const ServingRpcOptions& options)
-      : predictions(handler, options), models(handler) {}
+                   const ServingRpcOptions& options,
+                   std::unique_ptr<tfswitch::AccessControl> its_access)
+      : access(std::move(its_access)),
+        predictions(handler, options, access.get()),
+        models(handler, access.get()) {}
 
+  const std::unique_ptr<tfswitch::AccessControl> access;
   tfswitch::PredictionService predictions;
   tfswitch::ModelService models;
   std::unique_ptr<grpc::Server> server;  // Goes before what it uses.
@@ -276,38 +328,54 @@ void SetServing(ServingRpcServer* server, int32_t serving) {
   server->server->GetHealthCheckService()->SetServingStatus(serving != 0);
 }
 
-ServingRpcServer* Start(const ServingRpcOptions* options,
-                        const ServingHandler* handler, char* error,
-                        size_t error_size) {
-  PrepareProcess();
-  auto server = std::make_unique<ServingRpcServer>(*handler, *options);
+absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
+    const ServingRpcOptions& options, const ServingHandler& handler) {
+  TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
+  SecurityOptions security;
+  security.tls = WithAbsolutePaths(
+      {options.tls_ca, options.tls_cert, options.tls_key, ""});
+  if (options.token_file[0] != '\0') {
+    security.token_file = AbsolutePath(options.token_file);
+  }
+  security.is_insecure = options.is_insecure != 0;
+  TFSWITCH_ASSIGN_OR_RETURN(auto access,
+                            AccessControl::Open(address, security));
+  TFSWITCH_ASSIGN_OR_RETURN(auto credentials, MakeServerTls(security.tls));
+  auto server =
+      std::make_unique<ServingRpcServer>(handler, options, std::move(access));
   const int max_message_bytes = static_cast<int>(std::min<int64_t>(
-      options->max_message_bytes, std::numeric_limits<int>::max()));
+      options.max_message_bytes, std::numeric_limits<int>::max()));
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(options->address, grpc::InsecureServerCredentials(),
-                           &port);
+  builder.AddListeningPort(address.ToString(), credentials, &address.port);
   // Or a second server would silently take every other connection.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(max_message_bytes);
   builder.SetMaxSendMessageSize(max_message_bytes);
+  SetReflection(options.has_reflection != 0, &builder);
   builder.RegisterService(&server->predictions);
   builder.RegisterService(&server->models);
   server->server = builder.BuildAndStart();
   if (server->server == nullptr) {
-    std::snprintf(error, error_size,
-                  "cannot listen on %s: the address is not of this machine, or "
-                  "another server has it",
-                  options->address);
-    return nullptr;
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", options.address,
+                     ": the address is not of this machine, or another server "
+                     "has it"));
   }
   SetServing(server.get(), 0);
-  server->address = options->address;
-  if (server->address.rfind("unix:", 0) != 0) {
-    server->address.resize(server->address.rfind(':') + 1);
-    absl::StrAppend(&server->address, port);
-  }
-  return server.release();
+  server->address = address.ToString();
+  return server;
+}
+
+ServingRpcServer* Start(const ServingRpcOptions* options,
+                        const ServingHandler* handler, int32_t* code,
+                        char* error, size_t error_size) {
+  PrepareProcess();
+  auto server = Listen(*options, *handler);
+  if (server.ok()) return server->release();
+  *code = static_cast<int32_t>(server.status().code());
+  std::snprintf(error, error_size, "%s",
+                std::string(server.status().message()).c_str());
+  return nullptr;
 }
 
 void Stop(ServingRpcServer* server, int64_t grace_ms) {

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 // Grows with each change of this header.
-#define SERVING_RPC_API_VERSION 1
+#define SERVING_RPC_API_VERSION 2
 
 typedef struct ServingBytes {
   const char* data;  // No NUL at the end.
@@ -93,17 +93,26 @@ typedef struct ServingRpcOptions {
   // Predictions under way at a time, each of which holds a thread. More get
   // RESOURCE_EXHAUSTED.
   int32_t max_requests;
+  // Paths; each may be empty. Who may call: see cc/rpc/access_control.h.
+  const char* tls_cert;
+  const char* tls_key;
+  const char* tls_ca;
+  const char* token_file;
+  int32_t is_insecure;
+  int32_t has_reflection;
 } ServingRpcOptions;
 
 typedef struct ServingRpcServer ServingRpcServer;
 
 typedef struct ServingRpcApi {
   // Starts to listen, with NOT_SERVING as health. The handler's context must
-  // live until stop() returns. On failure returns NULL and writes the reason to
-  // `error`, cut to `error_size` bytes with the NUL.
+  // live until stop() returns. On failure returns NULL, writes the reason to
+  // `error`, cut to `error_size` bytes with the NUL, and sets *code:
+  // INVALID_ARGUMENT for a bad option or file, UNAVAILABLE for an address that
+  // cannot be had.
   ServingRpcServer* (*start)(const ServingRpcOptions* options,
-                             const ServingHandler* handler, char* error,
-                             size_t error_size);
+                             const ServingHandler* handler, int32_t* code,
+                             char* error, size_t error_size);
   // The address bound, with the real port. Lives as long as the server.
   const char* (*address)(const ServingRpcServer* server);
   // Sets the answer of the health service.

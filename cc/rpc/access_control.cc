@@ -20,7 +20,7 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-absl::string_view ViewOf(grpc::string_ref text) {
+absl::string_view ViewOf(const grpc::string_ref& text) {
   return {text.data(), text.size()};
 }
 
@@ -53,6 +53,20 @@ std::string Quoted(absl::string_view text) {
 
 bool IsRefusal(const absl::Status& status) {
   return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
+}
+
+// Of a request that would be too long even if it were the only one.
+absl::Status CheckLength(const TokenRecord& record, uint64_t bytes) {
+  for (const auto& [limit, name] :
+       {std::pair(record.quota.max_request_bytes, "max_request_bytes"),
+        std::pair(record.quota.max_bytes_in_flight, "max_bytes_in_flight")}) {
+    if (bytes > limit) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "token ", record.id, ": a message of ", bytes, " bytes is over its ",
+          name, " of ", limit, "; use smaller batches"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -123,6 +137,12 @@ absl::Status Visit::AddBytes(uint64_t bytes) {
   return token_->use->Add(token_->record, bytes);
 }
 
+absl::Status Visit::AddRequest(uint64_t bytes) {
+  if (token_ == nullptr) return absl::OkStatus();
+  TFSWITCH_RETURN_IF_ERROR(CheckLength(token_->record, bytes));
+  return AddBytes(bytes);
+}
+
 absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
     const Address& address, const SecurityOptions& options) {
   const bool has_tls = !(options.tls == TlsFiles());
@@ -138,7 +158,7 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
       !(has_tls && (has_tokens || !options.tls.ca.empty()))) {
     return absl::InvalidArgumentError(absl::StrCat(
         "other machines can reach the address '", address.ToString(),
-        "', and whoever does could read and change all that is there. Give ",
+        "', and whoever does could use all that is there. Give ",
         has_tls ? "" : "--tls_cert and --tls_key, and ",
         "--token_file (tokens) or --tls_ca (client certificates); or say "
         "--insecure, if the network lets nobody else through"));
@@ -168,21 +188,13 @@ absl::Status AccessControl::Admit(grpc::ServerContext& context,
     if (presented.empty()) {
       return absl::UnauthenticatedError(
           "the server asks for a token, and the call has none; give one in "
-          "`token` of tfswitch.connect, TFSWITCH_TOKEN or TFSWITCH_TOKEN_FILE");
+          "`token` of tfswitch.connect, TFSWITCH_TOKEN or TFSWITCH_TOKEN_FILE; "
+          "other clients send 'authorization: Bearer TOKEN'");
     }
     TFSWITCH_ASSIGN_OR_RETURN(const auto token, tokens_->Find(presented));
     const TokenRecord& record = token->record;
-    for (const auto& [limit, name] :
-         {std::pair(record.quota.max_request_bytes, "max_request_bytes"),
-          std::pair(record.quota.max_bytes_in_flight, "max_bytes_in_flight")}) {
-      if (bytes > limit) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("token ", record.id, ": a message of ", bytes,
-                         " bytes is over its ", name, " of ", limit,
-                         "; use smaller batches"));
-      }
-    }
-    const absl::Status entered = token->use->Enter(record, bytes);
+    TFSWITCH_RETURN_IF_ERROR(CheckLength(record, bytes));
+    absl::Status entered = token->use->Enter(record, bytes);
     if (!entered.ok()) {
       context.AddTrailingMetadata(kRetryPushback, "10");
       return entered;

@@ -88,6 +88,8 @@ class Visit {
   // Counts more bytes, such as those of the answer. ResourceExhausted if they
   // are too many.
   absl::Status AddBytes(uint64_t bytes);
+  // The same for a request that was let in before it was read.
+  absl::Status AddRequest(uint64_t bytes);
 
   // Null: the server has no tokens.
   const KnownToken* token() const { return token_.get(); }

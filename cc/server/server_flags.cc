@@ -12,6 +12,7 @@
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
 #include "cc/recovery/data_folder.h"
+#include "cc/rpc/security_flags.h"
 #include "cc/rpc/server/server_limits.h"
 
 ABSL_FLAG(std::string, address, "127.0.0.1:7077",
@@ -47,26 +48,12 @@ ABSL_FLAG(uint64_t, push_log_max_bytes, uint64_t{8} << 30,
 ABSL_FLAG(std::string, cluster_name, "",
           "A name that --data_dir remembers: servers of clusters with other "
           "names refuse the folder.");
-ABSL_FLAG(
-    std::string, tls_cert, "",
-    "PEM file with the server's certificate, followed by those between it "
-    "and its authority. Clients then speak TLS (grpcs://). It is read "
-    "again when it has changed, as the two below. Empty: plaintext.");
-ABSL_FLAG(std::string, tls_key, "",
-          "PEM file with the key of --tls_cert, without a password.");
-ABSL_FLAG(std::string, tls_ca, "",
-          "PEM file with authorities. Clients must show a certificate that one "
-          "of them has signed. Empty: they need none.");
-ABSL_FLAG(std::string, token_file, "",
-          "File with the hashes of tokens, which `tfswitch token create` "
-          "writes. Callers must show one of them. It is read again when it has "
-          "changed. Empty: they need none.");
-ABSL_FLAG(bool, insecure, false,
-          "Serve on an address that other machines can reach, although there "
-          "is no TLS, or neither --token_file nor --tls_ca.");
-ABSL_FLAG(bool, reflection, false,
-          "Tell callers which services and messages there are, by gRPC's "
-          "reflection service. It asks for no token.");
+ABSL_FLAG(std::string, tls_cert, "", tfswitch::kTlsCertHelp);
+ABSL_FLAG(std::string, tls_key, "", tfswitch::kTlsKeyHelp);
+ABSL_FLAG(std::string, tls_ca, "", tfswitch::kTlsCaHelp);
+ABSL_FLAG(std::string, token_file, "", tfswitch::kTokenFileHelp);
+ABSL_FLAG(bool, insecure, false, tfswitch::kInsecureHelp);
+ABSL_FLAG(bool, reflection, false, tfswitch::kReflectionHelp);
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
           "How long running calls may take to end when the server is stopped.");
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 
@@ -475,6 +475,8 @@ class PredictionServer:
         model_dir: Folder of versions.
         flags: More of them.
         wait: Whether to wait until a model serves.
+        credentials: Of the client. None: it speaks plaintext.
+        variables: Further ones of the server's environment.
     """
 
     def __init__(
@@ -483,6 +485,8 @@ class PredictionServer:
         model_dir: Path,
         *flags: str,
         wait: bool = True,
+        credentials: grpc.ChannelCredentials | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._log_path = folder / f"server-{time.monotonic_ns()}.log"
         with self._log_path.open("w") as log:
@@ -497,14 +501,22 @@ class PredictionServer:
                 ],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
+                env={
+                    **os.environ,
+                    "TF_CPP_MIN_LOG_LEVEL": "0",
+                    **(variables or {}),
+                },
                 text=True,
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line.startswith("listening on 127.0.0.1:"), line + self.log()
+        assert line.startswith("listening on "), line + self.log()
         self.address = line.split()[-1]
-        self.channel = grpc.insecure_channel(self.address)
+        self.channel = (
+            grpc.insecure_channel(self.address)
+            if credentials is None
+            else grpc.secure_channel(self.address, credentials)
+        )
         self.stub = prediction_service_pb2_grpc.PredictionServiceStub(
             self.channel
         )
@@ -654,13 +666,21 @@ def test_metadata_has_the_signature(server) -> None:
         server.stub.GetModelMetadata(asked, timeout=HANG_SECS)
 
 
-def test_reflection_lists_the_services(server) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+def test_reflection_lists_the_services_if_it_is_asked_for(
+    server, start: StartServer, two_versions: Path
+) -> None:
+    def services(server: PredictionServer) -> set[str]:
+        stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=HANG_SECS)
+        return {s.name for s in answer.list_services_response.service}
 
-    (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=HANG_SECS)
+    with pytest.raises(grpc.RpcError) as refused:
+        services(server)
+    with start(two_versions, "--reflection", wait=False) as telling:
+        names = services(telling)
 
-    names = {s.name for s in answer.list_services_response.service}
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
     assert {
         "tensorflow.serving.PredictionService",
         "tensorflow.serving.ModelService",
@@ -983,7 +1003,10 @@ def test_rows_on_a_server_are_read_by_both_programs(
         (["--modeldir=x"], "unknown argument '--modeldir=x'"),
         (["--max_requests=0"], "must be positive"),
         (["--watch_rows_secs=-1"], "must not be negative"),
-        (["--address=256.0.0.1:1"], "cannot listen on 256.0.0.1:1"),
+        (
+            ["--address=256.0.0.1:1", "--insecure"],
+            "cannot listen on 256.0.0.1:1",
+        ),
         (["--model_dir=/nowhere"], "cannot look for versions in '/nowhere'"),
         (["--version=7"], "version 7 is not in"),
     ],
