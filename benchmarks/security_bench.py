@@ -3,10 +3,10 @@
     python benchmarks/security_bench.py --bench=build-bench/benchmarks
 
 First access_bench and exchange_bench, with a token and a certificate. Then a
-client looks up ids on a server that asks for tokens, in rounds: alone, and beside
-a process without a token that sends garbage, one byte at a time, or messages of
-huge lengths, or opens connections by the thousand. That process has the lowest
-priority, because the attacker of a server is on another machine.
+client looks up ids on a server that asks for tokens, in rounds: alone, and
+beside a process without a token that sends garbage, one byte at a time, or
+messages of huge lengths, or opens connections by the thousand. That process has
+the lowest priority, because the attacker of a server is on another machine.
 """
 
 import os

@@ -13,6 +13,7 @@
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 
 #include <algorithm>
 #include <atomic>
@@ -34,7 +35,8 @@
 #include "cc/predictor/tensor_codec.h"
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
-#include "cc/rpc/reflection.h"
+#include "cc/rpc/channel_settings.h"
+#include "cc/rpc/server_settings.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/rpc/tls.h"
 #include "tensorflow_serving/prediction_service.grpc.pb.h"
@@ -48,6 +50,8 @@ using std::chrono::milliseconds;
 using std::chrono::system_clock;
 
 constexpr char kSignatureDef[] = "signature_def";
+// Beside those of requests: that poll, and of health and reflection.
+constexpr int kOtherThreads = 64;
 
 ServingBytes BytesOf(const std::string& text) {
   return {text.data(), text.size()};
@@ -343,14 +347,19 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
   TFSWITCH_ASSIGN_OR_RETURN(auto credentials, MakeServerTls(security.tls));
   auto server =
       std::make_unique<ServingRpcServer>(handler, options, std::move(access));
-  const int max_message_bytes = static_cast<int>(std::min<int64_t>(
-      options.max_message_bytes, std::numeric_limits<int>::max()));
+  const uint64_t max_message_bytes =
+      std::min<uint64_t>(options.max_message_bytes, kLargestMessageLimit);
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address.ToString(), credentials, &address.port);
   // Or a second server would silently take every other connection.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(max_message_bytes);
-  builder.SetMaxSendMessageSize(max_message_bytes);
+  SetMessageLimits(max_message_bytes, &builder);
+  // Each call holds a thread, also one that will be refused.
+  grpc::ResourceQuota quota("tfswitch-serving");
+  quota.SetMaxThreads(static_cast<int>(
+      std::min<int64_t>(int64_t{options.max_requests} + kOtherThreads,
+                        std::numeric_limits<int>::max())));
+  builder.SetResourceQuota(quota);
   SetReflection(options.has_reflection != 0, &builder);
   builder.RegisterService(&server->predictions);
   builder.RegisterService(&server->models);

@@ -391,3 +391,12 @@ def test_the_library_with_grpc_shares_nothing_with_the_core() -> None:
     assert not re.search(contract, library.read_bytes())
     core = ROOT / "tfswitch/libtfswitch_core.so"
     assert re.search(contract, core.read_bytes())
+
+
+def test_a_compressed_request_is_refused(server: PredictionServer) -> None:
+    stub = prediction_service_pb2_grpc.PredictionServiceStub(server.channel)
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Predict(
+            request(), timeout=HANG_SECS, compression=grpc.Compression.Gzip
+        )
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -28,12 +28,12 @@
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/process_settings.h"
-#include "cc/rpc/reflection.h"
 #include "cc/rpc/server/coordination_service.h"
 #include "cc/rpc/server/data_plane.h"
 #include "cc/rpc/server/health_service.h"
 #include "cc/rpc/server/listener.h"
 #include "cc/rpc/server/service.h"
+#include "cc/rpc/server_settings.h"
 #include "cc/rpc/tls.h"
 
 namespace tfswitch {
@@ -168,14 +168,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       credentials);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
-  builder.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
-  // Limits are for the bytes that arrive; inflated they could be a thousand
-  // times as long. By the first two settings gRPC refuses them; by the third it
-  // does not inflate them before.
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  SetMessageLimits(options.max_message_bytes, &builder);
   // When it is used up, gRPC closes connections without calls and ends calls
   // with RESOURCE_EXHAUSTED.
   grpc::ResourceQuota quota("tfswitch-server");
@@ -186,9 +179,6 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.AddChannelArgument(
       GRPC_ARG_MAX_CONCURRENT_STREAMS,
       static_cast<int>(options.max_calls_per_connection));
-  // For a peer that connects and says nothing.
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
-                             kHandshakeTimeoutMs);
   for (const auto& [name, value] : kChannelArguments) {
     builder.AddChannelArgument(name, value);
   }

@@ -1,4 +1,4 @@
-#include "cc/rpc/reflection.h"
+#include "cc/rpc/server_settings.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/impl/server_builder_option.h>
@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <memory>
 #include <vector>
+
+#include "cc/rpc/channel_settings.h"
 
 namespace tfswitch {
 namespace {
@@ -29,6 +31,21 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
 };
 
 }  // namespace
+
+void SetMessageLimits(uint64_t max_message_bytes,
+                      grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
+  builder->SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
+  // Limits are for the bytes that arrive; inflated they could be a thousand
+  // times as long. By the first two settings gRPC refuses them; by the third it
+  // does not inflate them before.
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // For a peer that connects and says nothing.
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                              kHandshakeTimeoutMs);
+}
 
 void SetReflection(bool is_on, grpc::ServerBuilder* builder) {
   // Its library calls it, too, if the linker has not left the library out.
