@@ -72,7 +72,8 @@ int Run() {
   unlink(path.c_str());
   std::printf("check of rights: %.0f ns a call, median of %d\n", Median(ns),
               kReps);
-  Report("access | check of rights | ns a call", "ns", ns, "at most 1000");
+  Report("security | check of the rights of a call | figure", "ns", ns,
+         "at most 1000");
   return 0;
 }
 

@@ -533,9 +533,10 @@ void Run() {
     std::printf(
         "CPU with a token / without: %.2f; with TLS: %.2f (bar: 1.60)\n",
         Median(token_ratios), Median(tls_ratios));
-    Report("security | exchange, CPU | with a token", "", token_ratios);
-    Report("security | exchange, CPU | with TLS and a token", "", tls_ratios,
-           "at most 1.6");
+    Report("security | exchange with a token / without, CPU | figure", "",
+           token_ratios);
+    Report("security | exchange with TLS and a token / without, CPU | figure",
+           "", tls_ratios, "at most 1.6");
   }
   std::printf(
       "CPU of (exchange - table work) / raw: %.2f (bar: 1.80); with the table "

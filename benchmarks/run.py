@@ -72,6 +72,7 @@ SUITES = {
     "row_format_auc": ["python benchmarks/row_format_auc.py"],
     "freshness": ["python benchmarks/freshness_bench.py"],
     "durability": ["python benchmarks/durability_bench.py"],
+    "security": [f"python benchmarks/security_bench.py --bench={_BUILT}"],
     "soak": ["python benchmarks/soak.py"],
     "cowclip": ["python benchmarks/cowclip_bench.py"],
     "examples_auc": ["python benchmarks/examples_auc.py"],

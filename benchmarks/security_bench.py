@@ -155,7 +155,7 @@ def measure(name: str, address: str, table: tsw.EmbeddingTable) -> None:
     )
     report(f"hostile | {name} | p99 alone", "us", alone)
     report(f"hostile | {name} | p99 beside it", "us", beside)
-    report(f"hostile | {name} | ratio", "", ratios, "at most 2")
+    report(f"hostile | {name} | beside / alone", "", ratios, "at most 2")
 
 
 def make_files(folder: pathlib.Path) -> None:

@@ -64,10 +64,13 @@ def test_without_it_nothing_is_known(monkeypatch, text):
     assert _tf_config.ps_addresses() == []
 
 
-def test_ps_entries_are_the_servers_in_shard_order(tf_config):
+def test_ps_entries_are_the_servers_in_shard_order(tf_config, monkeypatch):
     tf_config(JOB)
 
     assert _tf_config.ps_addresses() == ["ps0:7077", "ps1:7078"]
+    assert _tf_config.cluster_address() == "grpc://ps0:7077,ps1:7078"
+    monkeypatch.setenv("TFSWITCH_TLS_CA", "ca.pem")
+    assert _tf_config.cluster_address() == "grpcs://ps0:7077,ps1:7078"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +210,12 @@ def test_serve_takes_its_place_from_a_ps_task(
     tf_config(JOB, task)
 
     assert served(*flags) == flags_of(*expected)
+
+
+def test_serve_stays_on_the_loopback_where_the_job_is_there(tf_config, served):
+    tf_config({"ps": ["localhost:7077", "127.0.0.1:7078"]}, ("ps", 1))
+
+    assert served() == flags_of("127.0.0.1:7078", 1, 2)
 
 
 def test_serve_without_it_is_the_only_server(served):
