@@ -46,6 +46,14 @@ struct Registry {
   std::map<std::string, std::weak_ptr<Cluster>> open ABSL_GUARDED_BY(mutex);
   // By address. The address alone is what graphs and saved models have.
   std::map<std::string, Credentials> credentials ABSL_GUARDED_BY(mutex);
+
+  // Once they have led to the servers.
+  void Keep(const std::string& address, const Credentials& given)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    Credentials& kept = credentials[address];
+    if (given.tls.has_value()) kept.tls = given.tls;
+    if (!(given.token == TokenSource())) kept.token = given.token;
+  }
 };
 
 Registry& TheRegistry() {
@@ -175,8 +183,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   if (given.tls.has_value() && !parsed.has_tls) {
     return BadAddress(address, "it is not one of TLS, and `tls` is given");
   }
-  const bool has_token = !(given.token == TokenSource());
-  if (has_token && !parsed.is_remote) {
+  if (!(given.token == TokenSource()) && !parsed.is_remote) {
     return BadAddress(address,
                       "it is not one of servers, and `token` is given");
   }
@@ -189,18 +196,12 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
       {address, absl::FormatDuration(timeout), files.ca, files.cert, files.key,
        files.server_name, credentials.token.text, credentials.token.file},
       "\n");
-  const auto keep = [&](Registry& registry)
-                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry.mutex) {
-                          Credentials& kept = registry.credentials[address];
-                          if (given.tls.has_value()) kept.tls = given.tls;
-                          if (has_token) kept.token = given.token;
-                        };
   Registry& registry = TheRegistry();
   std::shared_ptr<Shard> local_shard;
   {
     MutexLock lock(&registry.mutex);
     if (std::shared_ptr<Cluster> cluster = registry.open[registry_key].lock()) {
-      keep(registry);
+      registry.Keep(address, given);
       return cluster;
     }
     if (!parsed.is_remote) {
@@ -228,7 +229,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   }
   auto cluster = std::make_shared<Cluster>(std::move(client), parsed.is_remote);
   MutexLock lock(&registry.mutex);
-  keep(registry);
+  registry.Keep(address, given);
   std::weak_ptr<Cluster>& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.lock()) return first;
   open = cluster;
