@@ -45,3 +45,30 @@ function(tfswitch_cc_tests room)
                          "TSAN_OPTIONS=ignore_noninstrumented_modules=1")
   endif()
 endfunction()
+
+# The fuzz target NAME_fuzzer of NAME_fuzzer.cc; see tests/cc/testing/fuzz_main.cc.
+# With TFSWITCH_BUILD_FUZZERS it is one of libFuzzer, else with AddressSanitizer
+# an ordinary test.
+#
+#   tfswitch_cc_fuzzer(row_file SRCS crafted_row_file.cc DEPS tfswitch_serving)
+function(tfswitch_cc_fuzzer name)
+  if(NOT TFSWITCH_SANITIZER MATCHES "address")
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  set(name ${name}_fuzzer)
+  add_executable(${name} ${name}.cc ${ARG_SRCS}
+                         ${PROJECT_SOURCE_DIR}/tests/cc/testing/fuzz_main.cc)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS})
+  target_compile_options(${name} PRIVATE ${TFSWITCH_WARNINGS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY
+                                           "${PROJECT_BINARY_DIR}/fuzzers")
+  if(TFSWITCH_BUILD_FUZZERS)
+    target_compile_definitions(${name} PRIVATE TFSWITCH_BUILD_FUZZERS)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  endif()
+endfunction()

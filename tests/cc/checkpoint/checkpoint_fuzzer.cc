@@ -1,19 +1,16 @@
 // libFuzzer target: checkpoints that lie about themselves.
 //
-//   checkpoint_fuzzer -max_total_time=60 -max_len=256
+//   checkpoint_fuzzer -max_total_time=60 CORPUS
 //
 // An input says what is changed in a manifest and in the header of a file that
-// it names, which are good before.
+// it names, which are good before, and in their bytes.
 
-#include <fuzzer/FuzzedDataProvider.h>
 #include <zlib.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,8 +19,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "cc/base/files.h"
 #include "cc/base/json.h"
 #include "cc/checkpoint/checkpoint.h"
+#include "tests/cc/testing/choices.h"
+#include "tests/cc/testing/fuzz_target.h"
+#include "tests/cc/testing/scoped_folder.h"
 #include "tests/cc/testing/snapshots.h"
 
 namespace tfswitch::checkpoint {
@@ -34,30 +35,13 @@ absl::Status Never() { return absl::OkStatus(); }
 // Rows of many inputs would fill the memory.
 constexpr int kInputsPerTable = 1000;
 
-// For a manifest and one file, in memory.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = "/dev/shm/checkpointXXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
+std::string Read(const std::string& path) {
+  return ReadWholeFile(path, 1 << 20).value();
+}
 
-  const std::string& path() const { return path_; }
-  std::string Read(const std::string& name) const {
-    std::ifstream stream(absl::StrCat(path_, "/", name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
-  }
-  void Write(const std::string& name, absl::string_view text) const {
-    std::ofstream(absl::StrCat(path_, "/", name), std::ios::binary) << text;
-  }
-
- private:
-  std::string path_;
-};
+void Write(const std::string& path, absl::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 using Tables = std::vector<std::unique_ptr<EmbeddingTable>>;
 
@@ -87,7 +71,7 @@ struct Seed {
   std::string body;  // Of the file, behind the header.
 };
 
-std::vector<Seed> MakeSeeds(const Folder& folder) {
+std::vector<Seed> MakeSeeds(const ScopedFolder& folder) {
   std::vector<Seed> seeds;
   for (const auto& table : MakeTables()) {
     const std::vector<Key> keys = {1, 2, 3, 4};
@@ -106,10 +90,11 @@ std::vector<Seed> MakeSeeds(const Folder& folder) {
     if (!AddTable(*table, writer).ok()) std::abort();
     const std::string part = writer.Finish();
     if (!Commit(folder.path(), "s1", {part}, {}).ok()) std::abort();
-    Json manifest = ParseJson(folder.Read("manifest.json")).value();
+    Json manifest = ParseJson(Read(folder.path() + "/manifest.json")).value();
     manifest.update(ParseJson(part).value());
     for (Json file : manifest["tables"]["t"]["files"]) {
-      const std::string text = folder.Read(file["name"].get<std::string>());
+      const std::string text =
+          Read(folder.path() + "/" + file["name"].get<std::string>());
       uint64_t length;
       std::memcpy(&length, text.data(), sizeof(length));
       const size_t body = sizeof(length) + length;
@@ -122,53 +107,6 @@ std::vector<Seed> MakeSeeds(const Folder& folder) {
     }
   }
   return seeds;
-}
-
-uint64_t MakeNumber(FuzzedDataProvider* choices) {
-  switch (choices->ConsumeIntegralInRange(0, 3)) {
-    case 0:
-      return choices->ConsumeIntegral<uint8_t>();
-    case 1:
-      return uint64_t{1} << choices->ConsumeIntegralInRange(0, 63);
-    case 2:
-      return ~uint64_t{choices->ConsumeIntegral<uint8_t>()};
-    default:
-      return choices->ConsumeIntegral<uint64_t>();
-  }
-}
-
-// Changes a value that is anywhere in it.
-void Change(FuzzedDataProvider* choices, Json* json) {
-  const Json flat = json->flatten();
-  if (flat.empty()) return;
-  auto place = flat.begin();
-  std::advance(place,
-               choices->ConsumeIntegralInRange<size_t>(0, flat.size() - 1));
-  Json value = MakeNumber(choices);
-  switch (choices->ConsumeIntegralInRange(0, 7)) {
-    case 0:
-      value = -1;
-      break;
-    case 1:
-      value = 1e300;
-      break;
-    case 2:
-      value = choices->ConsumeRandomLengthString(8);
-      break;
-    case 3:
-      value = Json::array({value, value});
-      break;
-    case 4:
-      value = {{"a", value}};
-      break;
-    case 5:
-      value = nullptr;
-      break;
-    default:
-      break;
-  }
-  if (place.key().empty()) return;  // It is not a list or an object any more.
-  (*json)[Json::json_pointer(place.key())] = value;
 }
 
 // Makes the file one of `rows` rows.
@@ -199,26 +137,25 @@ void FitOffsets(Json* header) {
   }
 }
 
-void ReadInput(FuzzedDataProvider choices) {
-  static const Folder folder;
+void ReadInput(Choices choices) {
+  static const ScopedFolder folder("/dev/shm");
   static const std::vector<Seed> seeds = MakeSeeds(folder);
   static Tables tables = MakeTables();
   static int num_inputs = 0;
   if (++num_inputs % kInputsPerTable == 0) tables = MakeTables();
 
-  Seed seed =
-      seeds[choices.ConsumeIntegralInRange<size_t>(0, seeds.size() - 1)];
+  Seed seed = seeds[choices.Below(seeds.size())];
   std::optional<uint64_t> rows;
-  while (choices.remaining_bytes() > 0) {
-    switch (choices.ConsumeIntegralInRange(0, 3)) {
+  for (size_t changes = choices.Below(8); changes > 0; --changes) {
+    switch (choices.Byte() % 4) {
       case 0:
-        Change(&choices, &seed.manifest);
+        ChangeJson(&choices, &seed.manifest);
         break;
       case 1:
-        Change(&choices, &seed.header);
+        ChangeJson(&choices, &seed.header);
         break;
       case 2:
-        rows = MakeNumber(&choices);
+        rows = choices.Number();
         ChangeRows(*rows, &seed.header);
         break;
       default:
@@ -227,16 +164,19 @@ void ReadInput(FuzzedDataProvider choices) {
     }
   }
 
-  const std::string text = DumpJson(seed.manifest);
+  std::string text = DumpJson(seed.manifest);
   std::string header = DumpJson(seed.header);
   header.append((8 - header.size() % 8) % 8, ' ');  // As it was written.
   const uint64_t length = header.size();
-  const std::string data = absl::StrCat(
+  std::string data = absl::StrCat(
       absl::string_view(reinterpret_cast<const char*>(&length), sizeof(length)),
       header, seed.body);
-  folder.Write("data", data);
+  while (!choices.IsOver()) {
+    ChangeBytes(&choices, choices.Byte() % 2 == 0 ? &data : &text);
+  }
+  Write(folder.path() + "/data", data);
   Commit(folder.path(), "s1", {text}, {}).status().IgnoreError();
-  folder.Write("manifest.json", text);
+  Write(folder.path() + "/manifest.json", text);
   absl::StatusOr<Manifest> manifest = ReadManifest(folder.path());
   if (!manifest.ok()) return;
   for (auto& [name, saved] : manifest->tables) {
@@ -259,7 +199,20 @@ void ReadInput(FuzzedDataProvider choices) {
 }  // namespace
 }  // namespace tfswitch::checkpoint
 
+// Each file, as it is and with a change of each kind.
+std::vector<std::string> tfswitch::FuzzSeeds() {
+  std::vector<std::string> seeds;
+  for (char file = 0; file < 5; ++file) {
+    seeds.push_back({file});
+    for (char kind = 0; kind < 4; ++kind) {
+      seeds.push_back({file, 2, kind, 1, 7, 5, 6, 3});
+      seeds.push_back({file, 0, kind, 40, 3, kind, 0, 2});
+    }
+  }
+  return seeds;
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  tfswitch::checkpoint::ReadInput(FuzzedDataProvider(data, size));
+  tfswitch::checkpoint::ReadInput(tfswitch::Choices({data, size}));
   return 0;
 }

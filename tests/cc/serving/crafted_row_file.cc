@@ -17,51 +17,32 @@
 #include "cc/serving/row_file.h"
 #include "cc/serving/row_file_writer.h"
 #include "cc/serving/row_snapshot.h"
-#include "nlohmann/json.hpp"
+#include "tests/cc/testing/choices.h"
 
 namespace tfswitch {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr const char* kArrays[] = {"default_row", "records", "pilots",
                                    "used",        "removed", "checksums"};
 constexpr size_t kNumArrays = 6;
 
-// Reads the choices in their order; all that follow the last are 0.
-class Choices {
- public:
-  explicit Choices(absl::Span<const uint8_t> bytes) : bytes_(bytes) {}
-
-  bool IsOver() const { return at_ >= bytes_.size(); }
-  uint8_t Byte() { return IsOver() ? 0 : bytes_[at_++]; }
-  uint64_t Word() {
-    uint64_t word = 0;
-    for (int i = 0; i < 8; ++i) word = word << 8 | Byte();
-    return word;
+// One that may stand in the place of `number`.
+uint64_t Instead(Choices* choices, uint64_t number) {
+  switch (choices->Byte() % 6) {
+    case 0:
+      return 0;
+    case 1:
+      return choices->Word();
+    case 2:
+      return std::numeric_limits<uint64_t>::max() - choices->Byte();
+    case 3:
+      return number + 64 * uint64_t{choices->Byte()};
+    case 4:
+      return number - 8 * uint64_t{choices->Byte()};
+    default:
+      return number ^ choices->Byte();
   }
-  // One that may stand in the place of `number`.
-  uint64_t Instead(uint64_t number) {
-    switch (Byte() % 6) {
-      case 0:
-        return 0;
-      case 1:
-        return Word();
-      case 2:
-        return std::numeric_limits<uint64_t>::max() - Byte();
-      case 3:
-        return number + 64 * uint64_t{Byte()};
-      case 4:
-        return number - 8 * uint64_t{Byte()};
-      default:
-        return number ^ Byte();
-    }
-  }
-
- private:
-  const absl::Span<const uint8_t> bytes_;
-  size_t at_ = 0;
-};
+}
 
 std::string WholeFile(int fd) {
   std::string bytes(static_cast<size_t>(lseek(fd, 0, SEEK_END)), '\0');
@@ -79,25 +60,25 @@ void ChangeHeader(Choices* choices, Json* header) {
     case 1:
       for (Json& offset : array["data_offsets"]) {
         if (choices->Byte() % 2 == 0) {
-          offset = choices->Instead(offset.get<uint64_t>());
+          offset = Instead(choices, offset.get<uint64_t>());
         }
       }
       return;
     case 2:
-      array["shape"][0] = choices->Instead(array["shape"][0].get<uint64_t>());
+      array["shape"][0] = Instead(choices, array["shape"][0].get<uint64_t>());
       return;
     case 3: {
       // An array elsewhere, whose size fits.
       const auto begin = array["data_offsets"][0].get<uint64_t>();
       const auto end = array["data_offsets"][1].get<uint64_t>();
-      const uint64_t moved = choices->Instead(begin);
+      const uint64_t moved = Instead(choices, begin);
       array["data_offsets"] = {moved, moved + (end - begin)};
       return;
     }
     case 4:
       (*header)["__metadata__"]
                [choices->Byte() % 2 == 0 ? "num_parts" : "seed"] =
-                   std::to_string(choices->Instead(1));
+                   std::to_string(Instead(choices, 1));
       return;
     default:
       array["dtype"] = choices->Byte() % 2 == 0 ? Json("F16") : Json(7);

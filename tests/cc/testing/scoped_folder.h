@@ -8,16 +8,15 @@
 #include <string>
 #include <system_error>
 
-#include "gtest/gtest.h"
-
 namespace tfswitch {
 
 // A folder of its own, removed at the end.
 class ScopedFolder {
  public:
-  ScopedFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "tfswitch_XXXXXX").string();
+  ScopedFolder() : ScopedFolder(std::filesystem::temp_directory_path()) {}
+  // A folder in `parent`.
+  explicit ScopedFolder(const std::filesystem::path& parent) {
+    std::string pattern = (parent / "tfswitch_XXXXXX").string();
     path_ = mkdtemp(pattern.data());
   }
   ~ScopedFolder() {

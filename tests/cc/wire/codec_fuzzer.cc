@@ -1,14 +1,26 @@
 // libFuzzer target: the wire decoder against protobuf's parser.
 //
-//   codec_fuzzer -max_total_time=60 corpus/
+//   codec_fuzzer -max_total_time=60 CORPUS
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <vector>
 
+#include "tests/cc/testing/fuzz_target.h"
 #include "tests/cc/wire/codec_oracle.h"
+
+std::vector<std::string> tfswitch::FuzzSeeds() {
+  std::vector<std::string> seeds;
+  for (const std::string& message : SeedMessages()) {
+    for (const char cut_seed : {0, 3}) {
+      seeds.push_back(std::string{cut_seed, 0} + message);
+    }
+  }
+  return seeds;
+}
 
 // The first two bytes say how the rest is cut into pieces.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
