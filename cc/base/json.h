@@ -24,6 +24,18 @@ inline constexpr int kMaxJsonDepth = 32;
 absl::StatusOr<Json> ParseJson(absl::string_view text,
                                int max_depth = kMaxJsonDepth);
 
+// Throws Json::type_error if `json`, or anything in it, is a number that is no
+// integer.
+void CheckIntegers(const Json& json);
+
+// json.get<T>() of an integer or a container of some, checked before, because
+// the conversion of a float that is too large is undefined.
+template <typename T>
+T GetIntegers(const Json& json) {
+  CheckIntegers(json);
+  return json.get<T>();
+}
+
 // In one line, with U+FFFD in place of bytes that are not UTF-8.
 std::string DumpJson(const Json& json);
 

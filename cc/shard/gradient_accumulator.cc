@@ -136,12 +136,18 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
     group->active.clear();
     group->next_incarnation = round.group_instance;
   }
-  // Older rounds are lost with the server that was here before.
-  group->committed = std::max(group->committed, round.first_kept - 1);
+  // Older rounds are lost with the server that was here before. Compared first:
+  // one less than any number a client may send would overflow.
+  if (round.first_kept > group->committed) {
+    group->committed = round.first_kept - 1;
+  }
   if (round.number == group->committed && !group->status.ok()) {
     return group->status;
   }
-  if (round.number != group->committed + 1) return group->committed;
+  if (round.number <= group->committed ||
+      round.number - 1 != group->committed) {
+    return group->committed;
+  }
 
   std::map<std::string, std::vector<WeightedPush>> by_table;
   for (const Contribution& each : round.contributions) {
@@ -255,11 +261,12 @@ absl::Status GradientAccumulator::RestoreGroups(const std::string& json) {
     TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(name));
     MutexLock lock(&group->mutex);
     try {
-      group->committed = state.at(0).at(0).get<int64_t>();
-      group->instance = state.at(1).at(0).get<uint64_t>();
-      group->next_incarnation = state.at(1).at(1).get<uint64_t>();
-      group->active = state.at(2).get<std::set<uint64_t>>();
-      group->closed_clocks = state.at(3).get<std::map<uint64_t, int64_t>>();
+      group->committed = GetIntegers<int64_t>(state.at(0).at(0));
+      group->instance = GetIntegers<uint64_t>(state.at(1).at(0));
+      group->next_incarnation = GetIntegers<uint64_t>(state.at(1).at(1));
+      group->active = GetIntegers<std::set<uint64_t>>(state.at(2));
+      group->closed_clocks =
+          GetIntegers<std::map<uint64_t, int64_t>>(state.at(3));
     } catch (const Json::exception&) {
       return damaged();
     }

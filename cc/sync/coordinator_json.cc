@@ -29,8 +29,8 @@ Json ToJson(absl::Duration duration) {
 }
 
 absl::Duration DurationOf(const Json& json) {
-  return absl::Seconds(json.at(0).get<int64_t>()) +
-         absl::Nanoseconds(json.at(1).get<int64_t>());
+  return absl::Seconds(GetIntegers<int64_t>(json.at(0))) +
+         absl::Nanoseconds(GetIntegers<int64_t>(json.at(1)));
 }
 
 Json ToJson(const std::vector<Contribution>& contributions) {
@@ -45,9 +45,9 @@ Json ToJson(const std::vector<Contribution>& contributions) {
 std::vector<Contribution> ContributionsOf(const Json& json) {
   std::vector<Contribution> contributions;
   for (const Json& each : json) {
-    contributions.push_back({each.at(0).get<uint32_t>(),
-                             each.at(1).get<uint64_t>(),
-                             each.at(2).get<int64_t>(),
+    contributions.push_back({GetIntegers<uint32_t>(each.at(0)),
+                             GetIntegers<uint64_t>(each.at(1)),
+                             GetIntegers<int64_t>(each.at(2)),
                              each.at(3).get<double>(), each.at(4).get<bool>()});
   }
   return contributions;
@@ -65,9 +65,9 @@ Json ToJson(const WorkerGroupOptions& options) {
 WorkerGroupOptions GroupOptionsOf(const Json& json) {
   WorkerGroupOptions options;
   options.lease = DurationOf(json.at(0));
-  options.num_workers = json.at(1).get<uint32_t>();
+  options.num_workers = GetIntegers<uint32_t>(json.at(1));
   options.join_timeout = DurationOf(json.at(2));
-  options.contributions_per_round = json.at(3).get<uint32_t>();
+  options.contributions_per_round = GetIntegers<uint32_t>(json.at(3));
   options.carries_late_contributions = json.at(4).get<bool>();
   options.settings = json.at(5).get<std::string>();
   return options;
@@ -81,9 +81,9 @@ Json ToJson(const WorkQueueOptions& options) {
 WorkQueueOptions QueueOptionsOf(const Json& json) {
   WorkQueueOptions options;
   options.items = json.at(0).get<std::vector<std::string>>();
-  options.num_epochs = json.at(1).get<int64_t>();
+  options.num_epochs = GetIntegers<int64_t>(json.at(1));
   options.shuffles = json.at(2).get<bool>();
-  options.seed = json.at(3).get<uint64_t>();
+  options.seed = GetIntegers<uint64_t>(json.at(3));
   return options;
 }
 
@@ -93,8 +93,8 @@ Json ToJson(const WorkProgress& progress) {
 }
 
 WorkProgress ProgressOf(const Json& json) {
-  return {json.at(0).get<std::string>(), json.at(1).get<int64_t>(),
-          json.at(2).get<int64_t>(), json.at(3).get<int64_t>()};
+  return {json.at(0).get<std::string>(), GetIntegers<int64_t>(json.at(1)),
+          GetIntegers<int64_t>(json.at(2)), GetIntegers<int64_t>(json.at(3))};
 }
 
 Json WorkerGroup::Save() const {
@@ -132,26 +132,28 @@ Json WorkerGroup::Save() const {
 
 absl::Status WorkerGroup::Restore(const Json& saved) {
   try {
-    group_instance_ = saved.at("instance").get<uint64_t>();
+    group_instance_ = GetIntegers<uint64_t>(saved.at("instance"));
     for (const Json& each : saved.at("workers")) {
-      Worker& worker = workers_[each.at(0).get<uint32_t>()];
-      worker.incarnation = each.at(1).get<uint64_t>();
-      worker.clock = each.at(2).get<int64_t>();
-      worker.last_round = each.at(3).get<int64_t>();
+      Worker& worker = workers_[GetIntegers<uint32_t>(each.at(0))];
+      worker.incarnation = GetIntegers<uint64_t>(each.at(1));
+      worker.clock = GetIntegers<int64_t>(each.at(2));
+      worker.last_round = GetIntegers<int64_t>(each.at(3));
       worker.barrier = each.at(4).get<std::string>();
-      worker.visits = each.at(5).get<int64_t>();
-      worker.opening = each.at(6).get<int64_t>();
+      worker.visits = GetIntegers<int64_t>(each.at(5));
+      worker.opening = GetIntegers<int64_t>(each.at(6));
     }
-    ever_joined_ = saved.at("ever_joined").get<std::set<uint32_t>>();
-    seen_ = saved.at("seen").get<std::set<uint32_t>>();
-    next_incarnation_ = saved.at("next_incarnation").get<uint64_t>();
-    first_of_present_run_ = saved.at("first_of_present_run").get<uint64_t>();
-    num_openings_ = saved.at("openings").get<int64_t>();
-    num_departures_ = saved.at("departures").get<int64_t>();
+    ever_joined_ = GetIntegers<std::set<uint32_t>>(saved.at("ever_joined"));
+    seen_ = GetIntegers<std::set<uint32_t>>(saved.at("seen"));
+    next_incarnation_ = GetIntegers<uint64_t>(saved.at("next_incarnation"));
+    first_of_present_run_ =
+        GetIntegers<uint64_t>(saved.at("first_of_present_run"));
+    num_openings_ = GetIntegers<int64_t>(saved.at("openings"));
+    num_departures_ = GetIntegers<int64_t>(saved.at("departures"));
     waits_for_joins_ = saved.at("waits_for_joins").get<bool>();
-    last_clock_ = saved.at("last_clock").get<int64_t>();
-    num_steps_ = saved.at("num_steps").get<std::map<uint32_t, int64_t>>();
-    open_round_ = saved.at("open_round").get<int64_t>();
+    last_clock_ = GetIntegers<int64_t>(saved.at("last_clock"));
+    num_steps_ =
+        GetIntegers<std::map<uint32_t, int64_t>>(saved.at("num_steps"));
+    open_round_ = GetIntegers<int64_t>(saved.at("open_round"));
     open_ = ContributionsOf(saved.at("open"));
     const Json& closed = saved.at("closed");
     int64_t number = open_round_ - static_cast<int64_t>(closed.size());
@@ -160,19 +162,19 @@ absl::Status WorkerGroup::Restore(const Json& saved) {
       round.number = number++;
       round.contributions = ContributionsOf(each.at(0));
       round.total_weight = each.at(1).get<double>();
-      round.active = each.at(2).get<std::vector<uint64_t>>();
-      round.next_incarnation = each.at(3).get<uint64_t>();
+      round.active = GetIntegers<std::vector<uint64_t>>(each.at(2));
+      round.next_incarnation = GetIntegers<uint64_t>(each.at(3));
       round.group_instance = group_instance_;
     }
     const Json& stats = saved.at("stats");
-    stats_.rounds = stats.at(0).get<int64_t>();
-    stats_.contributions = stats.at(1).get<int64_t>();
+    stats_.rounds = GetIntegers<int64_t>(stats.at(0));
+    stats_.contributions = GetIntegers<int64_t>(stats.at(1));
     stats_.samples = stats.at(2).get<double>();
-    stats_.dropped = stats.at(3).get<int64_t>();
-    stats_.carried = stats.at(4).get<int64_t>();
-    stats_.expired = stats.at(5).get<int64_t>();
-    stats_.rejoined = stats.at(6).get<int64_t>();
-    stats_.staleness = stats.at(7).get<std::vector<int64_t>>();
+    stats_.dropped = GetIntegers<int64_t>(stats.at(3));
+    stats_.carried = GetIntegers<int64_t>(stats.at(4));
+    stats_.expired = GetIntegers<int64_t>(stats.at(5));
+    stats_.rejoined = GetIntegers<int64_t>(stats.at(6));
+    stats_.staleness = GetIntegers<std::vector<int64_t>>(stats.at(7));
   } catch (const Json::exception&) {
     return Damaged("a group");
   }
@@ -199,21 +201,21 @@ absl::Status WorkQueue::RestoreSaved(const Json& saved) {
   const auto leases_of = [](const Json& list) {
     std::map<uint32_t, Lease> leases;
     for (const Json& each : list) {
-      leases[each.at(0).get<uint32_t>()] = {
-          each.at(1).get<uint64_t>(), each.at(2).get<int64_t>(),
-          each.at(3).get<int64_t>(), each.at(4).get<int64_t>()};
+      leases[GetIntegers<uint32_t>(each.at(0))] = {
+          GetIntegers<uint64_t>(each.at(1)), GetIntegers<int64_t>(each.at(2)),
+          GetIntegers<int64_t>(each.at(3)), GetIntegers<int64_t>(each.at(4))};
     }
     return leases;
   };
   try {
     State state;
-    state.epoch = saved.at(0).get<int64_t>();
-    state.num_taken = saved.at(1).get<int64_t>();
-    state.unfinished = saved.at(2).get<std::map<int64_t, int64_t>>();
+    state.epoch = GetIntegers<int64_t>(saved.at(0));
+    state.num_taken = GetIntegers<int64_t>(saved.at(1));
+    state.unfinished = GetIntegers<std::map<int64_t, int64_t>>(saved.at(2));
     TFSWITCH_RETURN_IF_ERROR(Restore(state));
     leases_ = leases_of(saved.at(3));
     last_finished_ = leases_of(saved.at(4));
-    reissued_ = saved.at(5).get<int64_t>();
+    reissued_ = GetIntegers<int64_t>(saved.at(5));
   } catch (const Json::exception&) {
     return Damaged("a work queue");
   }

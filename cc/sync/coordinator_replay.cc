@@ -35,13 +35,14 @@ absl::Status Coordinator::Replay(absl::string_view event) {
     }
     const auto name = json.at(1).get<std::string>();
     if (kind == "create_group") {
-      MakeGroup(name, GroupOptionsOf(json.at(2)), json.at(3).get<uint64_t>());
+      MakeGroup(name, GroupOptionsOf(json.at(2)),
+                GetIntegers<uint64_t>(json.at(3)));
       return absl::OkStatus();
     }
     TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(name));
     if (kind == "expire") {
-      Expire(group,
-             {json.at(2).get<std::vector<uint32_t>>(), json.at(3).get<bool>()});
+      Expire(group, {GetIntegers<std::vector<uint32_t>>(json.at(2)),
+                     json.at(3).get<bool>()});
       return absl::OkStatus();
     }
     if (kind == "create_queue") {
@@ -50,12 +51,13 @@ absl::Status Coordinator::Replay(absl::string_view event) {
       return absl::OkStatus();
     }
     if (kind == "join") {
-      Join(group, json.at(2).get<uint32_t>(), json.at(3).get<uint64_t>(),
-           json.at(4).get<uint64_t>(), json.at(5).get<int64_t>());
+      Join(group, GetIntegers<uint32_t>(json.at(2)),
+           GetIntegers<uint64_t>(json.at(3)), GetIntegers<uint64_t>(json.at(4)),
+           GetIntegers<int64_t>(json.at(5)));
       return absl::OkStatus();
     }
-    const GroupMember member = {name, json.at(2).get<uint32_t>(),
-                                json.at(3).get<uint64_t>()};
+    const GroupMember member = {name, GetIntegers<uint32_t>(json.at(2)),
+                                GetIntegers<uint64_t>(json.at(3))};
     if (kind == "leave") {
       Leave(group, member);
       return absl::OkStatus();
@@ -63,21 +65,21 @@ absl::Status Coordinator::Replay(absl::string_view event) {
     if (kind == "arrive") {
       std::vector<WorkProgress> progress;
       for (const Json& each : json.at(7)) progress.push_back(ProgressOf(each));
-      return Arrive(group, member, json.at(4).get<int64_t>(),
-                    json.at(5).get<int64_t>(), json.at(6).get<double>(),
+      return Arrive(group, member, GetIntegers<int64_t>(json.at(4)),
+                    GetIntegers<int64_t>(json.at(5)), json.at(6).get<double>(),
                     progress);
     }
     if (kind == "enter") {
       return Enter(group, member, json.at(4).get<std::string>(),
-                   json.at(5).get<int64_t>());
+                   GetIntegers<int64_t>(json.at(5)));
     }
     const bool is_take = kind == "take";
     if (is_take || kind == "finish") {
       TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
                                 FindQueue(name, json.at(4).get<std::string>()));
       if (!is_take) {
-        return Finish(group, member, queue, json.at(5).get<int64_t>(),
-                      json.at(6).get<int64_t>());
+        return Finish(group, member, queue, GetIntegers<int64_t>(json.at(5)),
+                      GetIntegers<int64_t>(json.at(6)));
       }
       Take(group, member, queue);
       return absl::OkStatus();
@@ -121,14 +123,15 @@ absl::Status Coordinator::RestoreGroups(absl::string_view saved) {
       const auto name = each.at("name").get<std::string>();
       const Json& state = each.at("state");
       MakeGroup(name, GroupOptionsOf(each.at("options")),
-                state.at("instance").get<uint64_t>());
+                GetIntegers<uint64_t>(state.at("instance")));
       Group& group = *groups_.at(name);
       TFSWITCH_RETURN_IF_ERROR(group.state.Restore(state));
-      group.num_departures = each.at("departures").get<int64_t>();
+      group.num_departures = GetIntegers<int64_t>(each.at("departures"));
       for (const Json& advance : each.at("advances")) {
-        group.advances.push_back(
-            {advance.at(0).get<int64_t>(), advance.at(1).get<uint64_t>(),
-             advance.at(2).get<int64_t>(), ProgressOf(advance.at(3))});
+        group.advances.push_back({GetIntegers<int64_t>(advance.at(0)),
+                                  GetIntegers<uint64_t>(advance.at(1)),
+                                  GetIntegers<int64_t>(advance.at(2)),
+                                  ProgressOf(advance.at(3))});
       }
       for (const auto& [queue_name, queue] : each.at("queues").items()) {
         TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * restored,

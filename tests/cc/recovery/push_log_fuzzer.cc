@@ -31,6 +31,8 @@
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/state_keeper.h"
 #include "cc/shard/shard.h"
+#include "google/protobuf/message.h"
+#include "google/protobuf/stubs/logging.h"
 #include "tests/cc/shard/shard_calls.h"
 #include "tests/cc/testing/choices.h"
 #include "tests/cc/testing/fuzz_target.h"
@@ -150,6 +152,7 @@ void ChangeMessage(Choices* choices, Record* record) {
       &v1::ShrinkRequest::default_instance(),
       &v1::CommitRoundRequest::default_instance(),
   };
+  const google::protobuf::LogSilencer quiet;  // It logs what it refuses.
   const std::string day = record->payload.substr(0, sizeof(float));
   const std::string bytes = record->payload.substr(day.size());
   if (record->type - 1 < std::size(kMessages)) {

@@ -3,7 +3,8 @@
 //
 //   control_fuzzer -max_total_time=60 CORPUS
 //
-// An input says which calls, and what is changed in their messages.
+// An input says how far a good client came before, then which calls, and what
+// is changed in their messages.
 
 #include <cstdlib>
 #include <filesystem>
@@ -20,7 +21,7 @@
 namespace tfswitch {
 namespace {
 
-constexpr int kMaxCalls = 100;
+constexpr int kMaxCalls = 50;
 
 void RunInput(Choices choices) {
   static const ScopedFolder folder("/dev/shm");
@@ -40,6 +41,11 @@ void RunInput(Choices choices) {
   {
     Shard shard(options);
     ShardCaller caller(&shard);
+    Choices none({});
+    const size_t num_good_calls = choices.Below(NumShardCalls());
+    for (size_t call = 0; call < num_good_calls; ++call) {
+      caller.Call(call, &none).IgnoreError();
+    }
     for (int i = 0; i < kMaxCalls && !choices.IsOver(); ++i) {
       caller.Call(choices.Below(NumShardCalls()), &choices).IgnoreError();
     }
@@ -50,17 +56,13 @@ void RunInput(Choices choices) {
 
 }  // namespace
 
-// All calls of a good client, and short runs of them.
+// Each call after those before it, with a change and without.
 std::vector<std::string> FuzzSeeds() {
   std::vector<std::string> seeds;
-  for (const size_t end : {size_t{10}, size_t{25}, NumShardCalls()}) {
-    for (char num_shards = 0; num_shards < 2; ++num_shards) {
-      std::string& seed = seeds.emplace_back(1, num_shards);
-      // Three bytes for each: its number, no changes to its fields or bytes.
-      for (size_t call = 0; call < end; ++call) {
-        seed += {static_cast<char>(call), 0, 0};
-      }
-    }
+  for (char call = 0; static_cast<size_t>(call) < NumShardCalls(); ++call) {
+    const char num_shards = call % 2;
+    seeds.push_back({num_shards, call, call, 0, 0});
+    seeds.push_back({0, call, call, 3, 3, call, 4, 0, call, 5, 11, call, 6});
   }
   return seeds;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
@@ -139,6 +140,31 @@ TEST(GradientAccumulatorTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
   EXPECT_EQ(committer.Commit(RoundOf(1, {{0, 1}})).value(), 1);
   EXPECT_EQ(committer.Commit(round).value(), 1);
   EXPECT_THAT(committer.applied(), IsEmpty());
+}
+
+TEST(GradientAccumulatorTest, RoundsOfTheLeastNumbersThereAreChangeNothing) {
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  GradientAccumulator stage;
+  Committer committer(&stage);
+  ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(0.5f)).ok());
+  Round round = RoundOf(kLeast, {{0, 0}});
+  round.first_kept = kLeast;
+
+  EXPECT_EQ(committer.Commit(round).value(), WorkerGroup::kNoRound);
+  EXPECT_THAT(committer.applied(), IsEmpty());
+  EXPECT_EQ(committer.Commit(RoundOf(0, {{0, 0}})).value(), 0);
+  EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](0.5)"));
+}
+
+TEST(GradientAccumulatorTest, NoRoundFollowsTheLastNumberThereIs) {
+  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  GradientAccumulator stage;
+  Committer committer(&stage);
+  Round round = RoundOf(kLast, {});
+  round.first_kept = kLast;
+
+  EXPECT_EQ(committer.Commit(round).value(), kLast);
+  EXPECT_EQ(committer.Commit(RoundOf(0, {})).value(), kLast);
 }
 
 TEST(GradientAccumulatorTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {

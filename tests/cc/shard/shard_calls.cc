@@ -1,11 +1,11 @@
 #include "tests/cc/shard/shard_calls.h"
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
@@ -14,6 +14,7 @@
 #include "cc/wire/codec.h"
 #include "cc/wire/report_conversion.h"
 #include "google/protobuf/message.h"
+#include "google/protobuf/stubs/logging.h"
 #include "tfswitch/v1/coordination.pb.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
@@ -263,15 +264,20 @@ struct FullStep {
 const std::vector<FullStep>& Steps() {
   static const auto* const steps = [] {
     auto* made = new std::vector<FullStep>;
+    const auto add = [&](const Kind& kind, const char* text) {
+      made->push_back({&kind, absl::WrapUnique(kind.request.New())});
+      MergeText(text, made->back().request.get());
+    };
+    std::vector<bool> is_known(Kinds().size());
     for (const Step& step : kGoodClient) {
-      for (const Kind& kind : Kinds()) {
-        if (kind.name != step.name) continue;
-        made->push_back({&kind, absl::WrapUnique(kind.request.New())});
-        MergeText(step.text, made->back().request.get());
+      for (size_t i = 0; i < Kinds().size(); ++i) {
+        if (Kinds()[i].name != step.name) continue;
+        add(Kinds()[i], step.text);
+        is_known[i] = true;
       }
     }
-    for (const Kind& kind : Kinds()) {
-      made->push_back({&kind, absl::WrapUnique(kind.request.New())});
+    for (size_t i = 0; i < Kinds().size(); ++i) {
+      if (!is_known[i]) add(Kinds()[i], "");
     }
     return made;
   }();
@@ -292,6 +298,7 @@ void Clamp(const char* name, int64_t most, Message* message) {
 size_t NumShardCalls() { return Steps().size(); }
 
 absl::Status ShardCaller::Call(size_t number, Choices* choices) {
+  const google::protobuf::LogSilencer quiet;  // It logs what it refuses.
   const FullStep& step = Steps()[number];
   const auto request = absl::WrapUnique(step.request->New());
   request->CopyFrom(*step.request);

@@ -248,8 +248,9 @@ TEST(CoordinatorReplayTest, ARecordOfAnotherKindIsAnError) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", {}).ok());
 
-  for (const char* text : {"{}", "[]", "[\"join\"]", "[\"dance\",\"g\",0,1]",
-                           "[\"arrive\",\"g\"]"}) {
+  for (const char* text :
+       {"{}", "[]", "[\"join\"]", "[\"dance\",\"g\",0,1]", "[\"arrive\",\"g\"]",
+        "[\"join\",\"g\",0,0,0,1e300]", "[\"join\",\"g\",0.5,0,0,0]"}) {
     EXPECT_TRUE(absl::IsDataLoss(coordinator.Replay(text))) << text;
   }
 }

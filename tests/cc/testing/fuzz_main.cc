@@ -83,7 +83,7 @@ std::string MakeInput(const std::vector<std::string>& seeds,
         made.erase(at, random() % 16);
         break;
       case 1:
-        made.insert(at, 1, byte());
+        for (uint64_t i = random() % 8; i > 0; --i) made.insert(at, 1, byte());
         break;
       case 2:
         made.insert(at, other, random() % (other.size() + 1), random() % 32);

@@ -114,9 +114,16 @@ void MessageMaker::Change(Choices* choices, Message* message) const {
     const google::protobuf::Descriptor& type = *message->GetDescriptor();
     if (type.field_count() == 0) return;
     const google::protobuf::Reflection& reflection = *message->GetReflection();
-    const FieldDescriptor* const field =
-        type.field(static_cast<int>(choices->Below(type.field_count())));
     const uint8_t kind = choices->Byte();
+    // Every other time one that is set.
+    std::vector<const FieldDescriptor*> fields;
+    if (kind % 16 < 8) reflection.ListFields(*message, &fields);
+    if (fields.empty()) {
+      for (int i = 0; i < type.field_count(); ++i) {
+        fields.push_back(type.field(i));
+      }
+    }
+    const FieldDescriptor* const field = fields[choices->Below(fields.size())];
     if (kind % 8 == 0) {
       reflection.ClearField(message, field);
       return;
