@@ -5,19 +5,18 @@
 //
 // Built for other compilers, it is the main program, in place of libFuzzer:
 //
-//   control_fuzzer            runs the seeds, and for TFSWITCH_FUZZ_SECONDS
-//                             (5) inputs that it makes of them by chance
-//   control_fuzzer FILE...    runs these inputs
+//   control_fuzzer -max_total_time=5    runs the seeds, and for 5 seconds
+//   inputs
+//                                       that it makes of them by chance
+//   control_fuzzer FILE...              runs these inputs
 //
 // Its inputs are the same in each run. The one that ends the process is written
-// to crash-control_fuzzer, as libFuzzer does.
+// to crash-control_fuzzer.
 
 #include <sanitizer/asan_interface.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -25,6 +24,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "tests/cc/testing/fuzz_target.h"
 
 // No input is longer than some kilobytes, and the limits of the targets are
@@ -99,18 +103,28 @@ std::string MakeInput(const std::vector<std::string>& seeds,
 }  // namespace
 
 int main(int argc, char** argv) {
+  constexpr absl::string_view kTime = "-max_total_time=";
+  program = std::filesystem::path(argv[0]).filename().string();
+  absl::Duration time;
   for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    int seconds = 0;
+    if (absl::ConsumePrefix(&argument, kTime) &&
+        absl::SimpleAtoi(argument, &seconds)) {
+      time = absl::Seconds(seconds);
+      continue;
+    }
     std::ifstream file(argv[i], std::ios::binary);
+    if (!file) {
+      std::fprintf(stderr, "%s: no file '%s'\n", argv[0], argv[i]);
+      return 2;
+    }
     input.assign(std::istreambuf_iterator<char>(file), {});
     RunInput();
   }
-  if (argc > 1) return 0;
-  program = std::filesystem::path(argv[0]).filename().string();
+  if (time == absl::ZeroDuration()) return 0;
   __sanitizer_set_death_callback(WriteInput);
-  const char* seconds = std::getenv("TFSWITCH_FUZZ_SECONDS");
-  const auto end =
-      std::chrono::steady_clock::now() +
-      std::chrono::seconds(seconds == nullptr ? 5 : std::atoi(seconds));
+  const absl::Time end = absl::Now() + time;
   const std::vector<std::string> seeds = tfswitch::FuzzSeeds();
   for (const std::string& seed : seeds) {
     input = seed;
@@ -118,7 +132,7 @@ int main(int argc, char** argv) {
   }
   std::mt19937_64 random(1);
   int64_t num_made = 0;
-  for (; std::chrono::steady_clock::now() < end; ++num_made) {
+  for (; absl::Now() < end; ++num_made) {
     input = MakeInput(seeds, random);
     RunInput();
   }
