@@ -22,6 +22,7 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxCalls = 50;
+constexpr size_t kBytesPerCall = 16;
 
 void RunInput(Choices choices) {
   static const ScopedFolder folder("/dev/shm");
@@ -47,7 +48,8 @@ void RunInput(Choices choices) {
       caller.Call(call, &none).IgnoreError();
     }
     for (int i = 0; i < kMaxCalls && !choices.IsOver(); ++i) {
-      caller.Call(choices.Below(NumShardCalls()), &choices).IgnoreError();
+      Choices call = choices.Next(kBytesPerCall);
+      caller.Call(call.Below(NumShardCalls()), &call).IgnoreError();
     }
   }
   std::error_code error;
@@ -56,13 +58,22 @@ void RunInput(Choices choices) {
 
 }  // namespace
 
-// Each call after those before it, with a change and without.
+// Each call after those before it, again and again: each time without another
+// one of its fields, or the last of its elements, or with another value in it.
 std::vector<std::string> FuzzSeeds() {
+  const std::string changes[] = {
+      {0, 0}, {3, 0}, {12, 9, 63, 9, 63}, {12, 2, 0, 2, 0}};
   std::vector<std::string> seeds;
   for (char call = 0; static_cast<size_t>(call) < NumShardCalls(); ++call) {
-    const char num_shards = call % 2;
-    seeds.push_back({num_shards, call, call, 0, 0});
-    seeds.push_back({0, call, call, 3, 3, call, 4, 0, call, 5, 11, call, 6});
+    for (const std::string& change : changes) {
+      std::string& seed = seeds.emplace_back(std::string{0, call});
+      for (char field = 0; field < 12; ++field) {
+        std::string bytes = {call, 1, change[0], field};
+        bytes += change.substr(1);
+        bytes.resize(kBytesPerCall);
+        seed += bytes;
+      }
+    }
   }
   return seeds;
 }

@@ -1,6 +1,7 @@
 #include "tests/cc/shard/shard_calls.h"
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,8 +29,40 @@ using google::protobuf::Message;
 // a pull inserts are many where the message is short.
 constexpr size_t kMaxAnswerFloats = size_t{1} << 16;
 
-absl::Status Pull(Shard& shard, const PullRequest& pull,
-                  v1::PullResponse* response) {
+// Copies of arrays, each in a block of its own, so that AddressSanitizer sees
+// when one is read past its end.
+class Blocks {
+ public:
+  explicit Blocks(PullRequest* pull) { Move(&pull->keys); }
+  explicit Blocks(PushRequest* push) {
+    Move(&push->keys);
+    Move(&push->gradients);
+    Move(&push->observations.counts);
+    Move(&push->observations.shows);
+    Move(&push->observations.clicks);
+  }
+  explicit Blocks(AssignRequest* assign) {
+    Move(&assign->keys);
+    Move(&assign->embeddings);
+    Move(&assign->slots);
+  }
+
+ private:
+  void Move(absl::Span<const Key>* keys) {
+    keys_.assign(keys->begin(), keys->end());
+    keys_.shrink_to_fit();
+    *keys = keys_;
+  }
+  void Move(absl::Span<const float>* floats) {
+    *floats = floats_.emplace_back(floats->begin(), floats->end());
+  }
+
+  std::vector<Key> keys_;
+  std::deque<std::vector<float>> floats_;
+};
+
+absl::Status Pull(Shard& shard, PullRequest pull, v1::PullResponse* response) {
+  const Blocks blocks(&pull);
   TFSWITCH_ASSIGN_OR_RETURN(
       const auto table, shard.FindTable({pull.table, pull.table_incarnation}));
   TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, pull.day));
@@ -44,9 +77,11 @@ absl::Status Pull(Shard& shard, const PullRequest& pull,
   return status;
 }
 
-absl::Status Push(Shard& shard, const std::vector<PushRequest>& requests) {
+absl::Status Push(Shard& shard, std::vector<PushRequest> requests) {
   std::vector<TablePush> pushes;
-  for (const PushRequest& request : requests) {
+  std::deque<Blocks> blocks;
+  for (PushRequest& request : requests) {
+    blocks.emplace_back(&request);
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table,
         shard.FindTable({request.table, request.table_incarnation}));
@@ -80,7 +115,7 @@ absl::Status RunBytes(Shard& shard, absl::string_view bytes,
   DecodeScratch scratch;
   std::vector<PushRequest> pushes(1);
   TFSWITCH_RETURN_IF_ERROR(ReadPushRequest({bytes}, &scratch, &pushes[0]));
-  return Push(shard, pushes);
+  return Push(shard, std::move(pushes));
 }
 
 absl::Status RunBytes(Shard& shard, absl::string_view bytes,
@@ -88,7 +123,7 @@ absl::Status RunBytes(Shard& shard, absl::string_view bytes,
   PartScratch scratch;
   std::vector<PushRequest> pushes;
   TFSWITCH_RETURN_IF_ERROR(ReadPushManyRequest({bytes}, &scratch, &pushes));
-  return Push(shard, pushes);
+  return Push(shard, std::move(pushes));
 }
 
 absl::Status RunBytes(Shard& shard, absl::string_view bytes,
@@ -96,6 +131,7 @@ absl::Status RunBytes(Shard& shard, absl::string_view bytes,
   DecodeScratch scratch;
   AssignRequest assign;
   TFSWITCH_RETURN_IF_ERROR(ReadAssignRequest({bytes}, &scratch, &assign));
+  const Blocks blocks(&assign);
   return shard.AssignOnce(assign).status();
 }
 
@@ -209,15 +245,14 @@ constexpr Step kGoodClient[] = {
          options { items: "a" items: "b" num_epochs: 2 })"},
     {"TakeWorkItem", R"(member { group: "w" } queue: "q")"},
     {"Pull", R"(table: "t" keys: [1, 2, 3, 4] insert_missing: true)"},
-    {"Push", R"(table: "t" keys: [1, 2, 1] learning_rate: 0.5
-         gradients: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
-         insert_missing: true client_id: 1 sequence: 1)"},
+    {"Push", R"(table: "u" keys: [1, 2, 2, 3] learning_rate: 0.5
+         gradients: [1, 1, 1, 1, 1, 1, 1, 1] insert_missing: true
+         counts: [1, 2, 3, 4] shows: [3, 3, 3, 3] clicks: [1, 1, 1, 1]
+         global_step: 1 day: 20000 client_id: 1 sequence: 1)"},
     {"PushMany", R"(
-         requests { table: "u" keys: [1, 2, 2, 3] learning_rate: 0.5
-                    gradients: [1, 1, 1, 1, 1, 1, 1, 1] insert_missing: true
-                    counts: [1, 2, 3, 4] shows: [3, 3, 3, 3]
-                    clicks: [1, 1, 1, 1] global_step: 1 day: 20000
-                    client_id: 1 sequence: 2 }
+         requests { table: "t" keys: [1, 2, 1] learning_rate: 0.5
+                    gradients: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+                    insert_missing: true client_id: 1 sequence: 2 }
          requests { table: "d" keys: [5] learning_rate: 0.5 gradients: [1, 1]
                     keys_are_unique: true insert_missing: true }
          requests { table: "b" keys: [5, 5] learning_rate: 0.5

@@ -3,6 +3,7 @@
 #ifndef TFSWITCH_TESTS_CC_TESTING_CHOICES_H_
 #define TFSWITCH_TESTS_CC_TESTING_CHOICES_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -30,6 +31,12 @@ class Choices {
   // Less than `end`, which is not 0.
   size_t Below(size_t end) {
     return (end <= 256 ? Byte() : static_cast<size_t>(Word())) % end;
+  }
+  // The next `size` choices, which a change of others does not move.
+  Choices Next(size_t size) {
+    const Choices next(bytes_.subspan(std::min(at_, bytes_.size()), size));
+    at_ += size;
+    return next;
   }
   uint64_t Number() {
     switch (Byte() % 4) {

@@ -128,6 +128,12 @@ void MessageMaker::Change(Choices* choices, Message* message) const {
       reflection.ClearField(message, field);
       return;
     }
+    const int size =
+        field->is_repeated() ? reflection.FieldSize(*message, field) : 0;
+    if (kind % 8 == 3 && size > 0) {
+      reflection.RemoveLast(message, field);
+      return;
+    }
     if (kind % 8 == 1) {
       // What an answer had in a field of this type.
       std::vector<std::string> values;
@@ -157,7 +163,6 @@ void MessageMaker::Change(Choices* choices, Message* message) const {
       message = reflection.MutableMessage(message, field);
       continue;
     }
-    const int size = reflection.FieldSize(*message, field);
     const auto which = static_cast<int>(choices->Below(size + 1));
     message = which < size
                   ? reflection.MutableRepeatedMessage(message, field, which)
