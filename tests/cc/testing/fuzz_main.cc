@@ -34,8 +34,8 @@
 // No input is longer than some kilobytes, and the limits of the targets are
 // small. So a large block is one for which a length was believed.
 extern "C" const char* __asan_default_options() {
-  return "handle_abort=1:handle_sigill=1:max_allocation_size_mb=64:hard_rss_"
-         "limit_mb=1024:"
+  return "handle_abort=1:handle_sigill=1:"
+         "max_allocation_size_mb=64:hard_rss_limit_mb=1024:"
          "quarantine_size_mb=64";
 }
 
