@@ -15,6 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# As of cc/access/tokens.cc.
+_MAX_TOKENS = 10_000
+_MAX_PATTERNS = 1_000
 # The limits that a record may have.
 LIMITS = (
     "max_rows",
@@ -36,6 +39,10 @@ def add(
 ) -> str:
     """Adds the record of a new token, and returns the token.
 
+    Raises:
+        ValueError: If the servers would refuse the file then.
+        OSError: If it cannot be written.
+
     Args:
         path: The file; it is made if it is not there.
         role: "read", "train" or "admin".
@@ -44,6 +51,14 @@ def add(
         note: A text for people.
         limits: Some of LIMITS.
     """
+    for text in (*tables, note or ""):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{text!r} is not valid Unicode") from error
+    for name, value in (limits or {}).items():
+        if not 1 <= value < 2**63:
+            raise ValueError(f"{name} must be 1 to 2^63 - 1, got {value}")
     token_id = secrets.token_hex(6)
     token = f"tfswitch_{token_id}_{secrets.token_hex(32)}"
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -59,8 +74,16 @@ def add(
         record["expires"] = _text(now + datetime.timedelta(seconds=seconds))
     if note is not None:
         record["note"] = note
+    path = path.resolve()
     with _locked(path):
-        _write(path, [*(read(path) if path.exists() else []), record])
+        tokens = [*(read(path) if path.exists() else []), record]
+        if len(tokens) > _MAX_TOKENS or len(tables) > _MAX_PATTERNS:
+            raise ValueError(
+                f"{str(path)!r} would have more than {_MAX_TOKENS} tokens, or "
+                f"one of them more than {_MAX_PATTERNS} patterns of tables; "
+                "revoke some"
+            )
+        _write(path, tokens)
     return token
 
 
@@ -70,6 +93,7 @@ def remove(path: Path, token_id: str) -> None:
     Raises:
         ValueError: If there is none.
     """
+    path = path.resolve()
     with _locked(path):
         tokens = read(path)
         left = [record for record in tokens if record["id"] != token_id]
@@ -113,9 +137,16 @@ def _text(time: datetime.datetime) -> str:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Keeps other commands from the file, which each of them replaces."""
-    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+    lock = os.open(
+        path.with_name(f".{path.name}.lock"),
+        os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+    )
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
@@ -128,7 +159,10 @@ def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            os.chmod(name, path.stat().st_mode & 0o777)
+            # Who reads the file has to read the new one, too.
+            former = path.stat()
+            os.chown(name, former.st_uid, former.st_gid)
+            os.chmod(name, former.st_mode & 0o777)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

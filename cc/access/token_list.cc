@@ -22,15 +22,12 @@ absl::Status OverQuota(const TokenRecord& record, absl::string_view what,
 
 }  // namespace
 
-absl::Status TokenUse::Enter(const TokenRecord& record, uint64_t bytes) {
+absl::Status TokenUse::Enter(const TokenRecord& record) {
   const uint64_t calls = ++calls_;
   const uint64_t limit = record.quota.max_calls_in_flight;
-  absl::Status status =
-      calls <= limit
-          ? Add(record, bytes)
-          : OverQuota(record, absl::StrCat(calls, " calls at a time"), limit);
-  if (!status.ok()) Leave(calls <= limit ? bytes : 0);
-  return status;
+  if (calls <= limit) return absl::OkStatus();
+  --calls_;
+  return OverQuota(record, absl::StrCat(calls, " calls at a time"), limit);
 }
 
 absl::Status TokenUse::Add(const TokenRecord& record, uint64_t bytes) {
@@ -45,14 +42,17 @@ void TokenUse::Leave(uint64_t bytes) {
   --calls_;
 }
 
-int64_t TokenUse::CountRows(const std::function<int64_t()>& count) {
+bool TokenUse::ReserveRows(const TokenRecord& record, size_t num_new, bool now,
+                           const std::function<int64_t()>& count) {
   MutexLock lock(&mutex_);
-  const absl::Time now = SteadyNow();
-  if (now >= next_count_) {
-    next_count_ = now + absl::Milliseconds(100);
-    num_rows_ = count();
+  const absl::Time time = SteadyNow();
+  if (now || time >= next_count_) {
+    next_count_ = time + absl::Milliseconds(100);
+    num_rows_ = static_cast<uint64_t>(count());
   }
-  return num_rows_;
+  if (num_rows_ + num_new > record.quota.max_rows) return false;
+  num_rows_ += num_new;
+  return true;
 }
 
 absl::StatusOr<std::unique_ptr<TokenList>> TokenList::Open(
@@ -72,6 +72,7 @@ absl::Status TokenList::Read(bool now) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::optional<std::string> text,
                             file_.ReadIfChanged(now));
   if (!text.has_value()) return absl::OkStatus();
+  last_warning_.clear();
   TFSWITCH_ASSIGN_OR_RETURN(std::vector<TokenRecord> records,
                             ParseTokenFile(*text));
   auto tokens = std::make_shared<Tokens>();
@@ -101,12 +102,14 @@ absl::StatusOr<std::shared_ptr<const KnownToken>> TokenList::Find(
 std::shared_ptr<const TokenList::Tokens> TokenList::ReadTokens(bool now) {
   MutexLock lock(&mutex_);
   const absl::Status status = Read(now);
-  if (!status.ok()) {
+  const std::string warning = status.ok() ? "" : status.ToString();
+  if (!status.ok() && warning != last_warning_) {
     std::fprintf(stderr,
                  "tfswitch: warning: --token_file '%s': %s; the tokens that it "
                  "had before count\n",
-                 file_.path().c_str(), status.ToString().c_str());
+                 file_.path().c_str(), warning.c_str());
   }
+  if (!status.ok()) last_warning_ = warning;
   return tokens_;
 }
 

@@ -27,15 +27,19 @@ namespace tfswitch {
 // Thread-safe.
 class TokenUse {
  public:
-  // ResourceExhausted, naming the limit, if it would be more than the quota.
-  // After OK the caller must Leave() with the same number.
-  absl::Status Enter(const TokenRecord& record, uint64_t bytes);
-  // More bytes of a call that is inside, such as those of its answer.
+  // ResourceExhausted, naming the limit, if it would be a call too many. After
+  // OK the caller must Leave().
+  absl::Status Enter(const TokenRecord& record);
+  // Counts bytes of a call that is inside. ResourceExhausted, naming the limit,
+  // if they are too many; they count nevertheless.
   absl::Status Add(const TokenRecord& record, uint64_t bytes);
+  // `bytes` are all that the call has added.
   void Leave(uint64_t bytes);
 
-  // What `count` has returned, at most a tenth of a second ago.
-  int64_t CountRows(const std::function<int64_t()>& count);
+  // Whether there is room for `num_new` rows, which then count. What `count`
+  // returned is at most a tenth of a second old, but for `now`.
+  bool ReserveRows(const TokenRecord& record, size_t num_new, bool now,
+                   const std::function<int64_t()>& count);
 
  private:
   std::atomic<uint64_t> calls_{0};
@@ -43,7 +47,8 @@ class TokenUse {
 
   Mutex mutex_;
   absl::Time next_count_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  int64_t num_rows_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Those that were counted, and those for which room was asked since.
+  uint64_t num_rows_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // A token that was shown, and is good.
@@ -82,6 +87,7 @@ class TokenList {
   absl::Status Read(bool now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Mutex mutex_;
+  std::string last_warning_ ABSL_GUARDED_BY(mutex_);
   WatchedFile file_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Tokens> tokens_ ABSL_GUARDED_BY(mutex_);
 };

@@ -11,12 +11,12 @@ absl::StatusOr<std::optional<std::string>> WatchedFile::ReadIfChanged(
   if (!now && time < next_look_) return std::nullopt;
   next_look_ = time + kInterval;
   // The stamp comes first: a file that is exchanged meanwhile is read again.
-  const absl::StatusOr<FileStamp> stamp = StampOf(path_);
-  const FileStamp present = stamp.value_or(FileStamp());
-  if (stamp_ == present) return std::nullopt;
-  stamp_ = present;
-  TFSWITCH_RETURN_IF_ERROR(stamp.status());
-  return ReadWholeFile(path_, max_bytes_);
+  TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path_));
+  if (stamp_ == stamp) return std::nullopt;
+  TFSWITCH_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path_, max_bytes_));
+  // Not of a file that could not be read: it is tried again.
+  stamp_ = stamp;
+  return text;
 }
 
 }  // namespace tfswitch

@@ -26,15 +26,15 @@ class WatchedFile {
 
   const std::string& path() const { return path_; }
 
-  // The contents, if they are others than before, or an error is. nullopt: they
-  // are not, or it is too early to look again, unless `now`.
+  // The contents, if they are others than when they were last read. nullopt:
+  // they are not, or it is too early to look again, unless `now`.
   absl::StatusOr<std::optional<std::string>> ReadIfChanged(bool now = false);
 
  private:
   const std::string path_;
   const size_t max_bytes_;
   absl::Time next_look_ = absl::InfinitePast();
-  // Of what was read last; all 0: nothing, as the file could not be read.
+  // Of what was read last.
   std::optional<FileStamp> stamp_;
 };
 

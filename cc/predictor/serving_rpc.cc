@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -52,6 +53,8 @@ using std::chrono::system_clock;
 constexpr char kSignatureDef[] = "signature_def";
 // Beside those of requests: that poll, and of health and reflection.
 constexpr int kOtherThreads = 64;
+// They wait for nothing; some of the other threads.
+constexpr int kMaxStatusCalls = 16;
 
 ServingBytes BytesOf(const std::string& text) {
   return {text.data(), text.size()};
@@ -128,74 +131,103 @@ struct Collector {
   }
 };
 
-// Runs work(visit) if the caller may ask for the model that the request names.
-// read() gives the request when the caller is known; null: it is malformed.
-template <typename Read, typename Work>
-grpc::Status Gated(AccessControl* access, grpc::ServerContext* context,
-                   const char* method, const Read& read, const Work& work) {
+// How many calls hold a thread at a time. Thread-safe.
+class Slots {
+ public:
+  explicit Slots(int max) : max_(max) {}
+
+  // ResourceExhausted if all are taken; else the caller must Leave().
+  absl::Status Enter() {
+    if (taken_.fetch_add(1) < max_) return absl::OkStatus();
+    --taken_;
+    return absl::ResourceExhaustedError(
+        absl::StrCat(max_, " requests are under way; try again"));
+  }
+  void Leave() { --taken_; }
+
+ private:
+  const int max_;
+  std::atomic<int> taken_{0};
+};
+
+// Runs work(visit, request) if the caller may ask for the model that the
+// request names, and there is a slot. The request is read when the caller is
+// known: those who are not must not have the server parse it.
+template <typename Request, typename Response, typename Work>
+grpc::Status Gated(AccessControl* access, Slots* slots,
+                   grpc::ServerContext* context, const char* method,
+                   grpc::ServerUnaryStreamer<Request, Response>* stream,
+                   const Work& work) {
   const MethodRule rule = {method, v1::ROLE_READ};
   std::vector<std::string> models;
   Visit visit;
-  absl::Status status = access->Admit(*context, rule, 0, &visit);
+  Request request;
+  absl::Status status = access->Admit(context, rule, &visit);
+  // Also while the message is on its way.
+  if (status.ok()) status = slots->Enter();
+  const auto leave = absl::MakeCleanup([slots, is_in = status.ok()] {
+    if (is_in) slots->Leave();
+  });
+  if (status.ok() && !stream->Read(&request)) {
+    status = absl::InvalidArgumentError(absl::StrCat(
+        "the message is not a ", Request::descriptor()->full_name()));
+  }
+  if (status.ok()) status = visit.AddRequest(context, request.ByteSizeLong());
   if (status.ok()) {
-    const auto* request = read();
-    if (request == nullptr) {
-      return grpc::Status(
-          grpc::StatusCode::INVALID_ARGUMENT,
-          "the message is not a tensorflow.serving.PredictRequest");
-    }
-    models.push_back(request->model_spec().name());
-    status = visit.AddRequest(request->ByteSizeLong());
+    models.push_back(request.model_spec().name());
     // A token has the name of a model where others have that of a table.
-    if (status.ok()) status = visit.CheckTable(models[0]);
+    status = visit.CheckTable(models[0]);
   }
   access->NoteEnd(*context, visit, rule, models, status);
-  return status.ok() ? work(&visit) : ToGrpcStatus(status);
+  return status.ok() ? work(&visit, request) : ToGrpcStatus(status);
 }
 
 // Thread-safe, as the handler is.
 class PredictionService final
     : public api::PredictionService::WithStreamedUnaryMethod_Predict<
-          api::PredictionService::Service> {
+          api::PredictionService::WithStreamedUnaryMethod_GetModelMetadata<
+              api::PredictionService::Service>> {
  public:
   PredictionService(const ServingHandler& handler,
                     const ServingRpcOptions& options, AccessControl* access)
       : handler_(handler),
         access_(access),
         max_tensor_bytes_(options.max_message_bytes),
-        max_requests_(options.max_requests) {}
+        slots_(options.max_requests) {}
 
   grpc::Status StreamedPredict(
       grpc::ServerContext* context,
       grpc::ServerUnaryStreamer<api::PredictRequest, api::PredictResponse>*
           stream) override {
-    api::PredictRequest request;
-    const auto read = [&] {
-      return stream->Read(&request) ? &request : nullptr;
-    };
-    return Gated(access_, context, "Predict", read, [&](Visit* visit) {
-      api::PredictResponse response;
-      grpc::Status status(
-          grpc::StatusCode::RESOURCE_EXHAUSTED,
-          absl::StrCat(max_requests_, " requests are under way; try again"));
-      if (num_requests_.fetch_add(1) < max_requests_) {
-        status = Answer(*context, request, &response);
-      }
-      --num_requests_;
-      if (status.ok()) {
-        status = ToGrpcStatus(visit->AddBytes(response.ByteSizeLong()));
-      }
-      if (status.ok()) stream->Write(response, grpc::WriteOptions());
-      return status;
-    });
+    return Gated(access_, &slots_, context, "Predict", stream,
+                 [&](Visit* visit, const api::PredictRequest& request) {
+                   api::PredictResponse response;
+                   grpc::Status status = Answer(*context, request, &response);
+                   if (status.ok()) {
+                     status = ToGrpcStatus(
+                         visit->AddAnswer(context, response.ByteSizeLong()));
+                   }
+                   if (status.ok()) {
+                     stream->Write(response, grpc::WriteOptions());
+                   }
+                   return status;
+                 });
   }
 
-  grpc::Status GetModelMetadata(
-      grpc::ServerContext* context, const api::GetModelMetadataRequest* request,
-      api::GetModelMetadataResponse* response) override {
-    const auto read = [&] { return request; };
-    return Gated(access_, context, "GetModelMetadata", read,
-                 [&](Visit*) { return Describe(*request, response); });
+  grpc::Status StreamedGetModelMetadata(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<api::GetModelMetadataRequest,
+                                api::GetModelMetadataResponse>* stream)
+      override {
+    return Gated(access_, &slots_, context, "GetModelMetadata", stream,
+                 [&](Visit*, const api::GetModelMetadataRequest& request) {
+                   api::GetModelMetadataResponse response;
+                   const grpc::Status status = Describe(request, &response);
+                   if (status.ok()) {
+                     stream->Write(response, grpc::WriteOptions());
+                   }
+                   return status;
+                 });
   }
 
  private:
@@ -266,33 +298,40 @@ class PredictionService final
   const ServingHandler handler_;
   AccessControl* const access_;
   const int64_t max_tensor_bytes_;
-  const int max_requests_;
-  std::atomic<int> num_requests_{0};
+  Slots slots_;
 };
 
 // Thread-safe, as the handler is.
-class ModelService final : public api::ModelService::Service {
+class ModelService final
+    : public api::ModelService::WithStreamedUnaryMethod_GetModelStatus<
+          api::ModelService::Service> {
  public:
   ModelService(const ServingHandler& handler, AccessControl* access)
-      : handler_(handler), access_(access) {}
+      : handler_(handler), access_(access), slots_(kMaxStatusCalls) {}
 
-  grpc::Status GetModelStatus(grpc::ServerContext* context,
-                              const api::GetModelStatusRequest* request,
-                              api::GetModelStatusResponse* response) override {
-    const auto read = [&] { return request; };
-    return Gated(access_, context, "GetModelStatus", read, [&](Visit*) {
-      Collector collector;
-      collector.versions = response;
-      const ServingAnswer answer = collector.Functions();
-      const ServingModelSpec spec = SpecOf(request->model_spec());
-      handler_.get_status(handler_.context, &spec, &answer);
-      return collector.status;
-    });
+  grpc::Status StreamedGetModelStatus(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<api::GetModelStatusRequest,
+                                api::GetModelStatusResponse>* stream) override {
+    return Gated(access_, &slots_, context, "GetModelStatus", stream,
+                 [&](Visit*, const api::GetModelStatusRequest& request) {
+                   api::GetModelStatusResponse response;
+                   Collector collector;
+                   collector.versions = &response;
+                   const ServingAnswer answer = collector.Functions();
+                   const ServingModelSpec spec = SpecOf(request.model_spec());
+                   handler_.get_status(handler_.context, &spec, &answer);
+                   if (collector.status.ok()) {
+                     stream->Write(response, grpc::WriteOptions());
+                   }
+                   return collector.status;
+                 });
   }
 
  private:
   const ServingHandler handler_;
   AccessControl* const access_;
+  Slots slots_;
 };
 
 void PrepareProcess() {

@@ -20,6 +20,9 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
+// Of kRetryPushback, in milliseconds; clients wait longer each time.
+constexpr char kPause[] = "10";
+
 absl::string_view ViewOf(const grpc::string_ref& text) {
   return {text.data(), text.size()};
 }
@@ -55,18 +58,13 @@ bool IsRefusal(const absl::Status& status) {
   return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
 }
 
-// Of a request that would be too long even if it were the only one.
-absl::Status CheckLength(const TokenRecord& record, uint64_t bytes) {
-  for (const auto& [limit, name] :
-       {std::pair(record.quota.max_request_bytes, "max_request_bytes"),
-        std::pair(record.quota.max_bytes_in_flight, "max_bytes_in_flight")}) {
-    if (bytes > limit) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "token ", record.id, ": a message of ", bytes, " bytes is over its ",
-          name, " of ", limit, "; use smaller batches"));
-    }
+// "token=ID"; "claims=ID" if the server does not know the secret.
+std::string CallerName(const grpc::ServerContext& context, const Visit& visit) {
+  if (visit.token() != nullptr) {
+    return absl::StrCat("token=", visit.token()->record.id);
   }
-  return absl::OkStatus();
+  const auto claimed = TokenId(PresentedToken(context));
+  return claimed.ok() ? absl::StrCat("claims=", *claimed) : "token=none";
 }
 
 }  // namespace
@@ -82,14 +80,6 @@ std::vector<std::string> TablesIn(const google::protobuf::Message& request) {
     const auto& config = reflection->GetMessage(request, field);
     tables.push_back(config.GetReflection()->GetString(
         config, config.GetDescriptor()->FindFieldByName("name")));
-  }
-  const FieldDescriptor* field = type->FindFieldByName("table_incarnations");
-  if (field != nullptr && field->is_map()) {
-    for (int i = 0; i < reflection->FieldSize(request, field); ++i) {
-      const auto& entry = reflection->GetRepeatedMessage(request, field, i);
-      tables.push_back(entry.GetReflection()->GetString(
-          entry, entry.GetDescriptor()->map_key()));
-    }
   }
   // No table has an empty name: that of ListTables stands for all.
   tables.erase(std::remove(tables.begin(), tables.end(), ""), tables.end());
@@ -131,16 +121,31 @@ absl::Status Visit::CheckRole(v1::Role role, absl::string_view what) const {
                    RoleName(role), "; use a token with that role"));
 }
 
-absl::Status Visit::AddBytes(uint64_t bytes) {
+absl::Status Visit::AddRequest(grpc::ServerContext* context, uint64_t bytes) {
   if (token_ == nullptr) return absl::OkStatus();
-  bytes_ += bytes;
-  return token_->use->Add(token_->record, bytes);
+  const uint64_t limit = token_->record.quota.max_request_bytes;
+  if (bytes > limit) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("token ", token_->record.id, ": a message of ", bytes,
+                     " bytes is over its max_request_bytes of ", limit,
+                     "; use smaller batches"));
+  }
+  return AddAnswer(context, bytes);
 }
 
-absl::Status Visit::AddRequest(uint64_t bytes) {
+absl::Status Visit::AddAnswer(grpc::ServerContext* context, uint64_t bytes) {
   if (token_ == nullptr) return absl::OkStatus();
-  TFSWITCH_RETURN_IF_ERROR(CheckLength(token_->record, bytes));
-  return AddBytes(bytes);
+  const TokenRecord& record = token_->record;
+  bytes_ += bytes;
+  const absl::Status added = token_->use->Add(record, bytes);
+  if (bytes_ > record.quota.max_bytes_in_flight) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "token ", record.id, ": a call of ", bytes_,
+        " bytes is over its max_bytes_in_flight of ",
+        record.quota.max_bytes_in_flight, "; use smaller batches"));
+  }
+  if (!added.ok()) context->AddTrailingMetadata(kRetryPushback, kPause);
+  return added;
 }
 
 absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
@@ -180,27 +185,23 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
   return access;
 }
 
-absl::Status AccessControl::Admit(grpc::ServerContext& context,
-                                  const MethodRule& rule, uint64_t bytes,
-                                  Visit* visit) {
+absl::Status AccessControl::Admit(grpc::ServerContext* context,
+                                  const MethodRule& rule, Visit* visit) {
   if (tokens_ != nullptr) {
-    const absl::string_view presented = PresentedToken(context);
+    const absl::string_view presented = PresentedToken(*context);
     if (presented.empty()) {
       return absl::UnauthenticatedError(
           "the server asks for a token, and the call has none; give one in "
-          "`token` of tfswitch.connect, TFSWITCH_TOKEN or TFSWITCH_TOKEN_FILE; "
-          "other clients send 'authorization: Bearer TOKEN'");
+          "`token` of tfswitch.connect, TFSWITCH_TOKEN or TFSWITCH_TOKEN_FILE, "
+          "or as the metadata 'authorization: Bearer TOKEN'");
     }
-    TFSWITCH_ASSIGN_OR_RETURN(const auto token, tokens_->Find(presented));
-    const TokenRecord& record = token->record;
-    TFSWITCH_RETURN_IF_ERROR(CheckLength(record, bytes));
-    absl::Status entered = token->use->Enter(record, bytes);
+    TFSWITCH_ASSIGN_OR_RETURN(visit->token_, tokens_->Find(presented));
+    const absl::Status entered =
+        visit->token_->use->Enter(visit->token_->record);
     if (!entered.ok()) {
-      context.AddTrailingMetadata(kRetryPushback, "10");
+      context->AddTrailingMetadata(kRetryPushback, kPause);
       return entered;
     }
-    visit->token_ = token;
-    visit->bytes_ = bytes;
   }
   visit->is_in_ = true;
   TFSWITCH_RETURN_IF_ERROR(visit->CheckRole(rule.least_role, rule.method));
@@ -227,8 +228,7 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
       .Write(absl::StrCat(
           absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
                            absl::UTCTimeZone()),
-          " call=", rule.method, " token=",
-          visit.token() != nullptr ? visit.token()->record.id : "none",
+          " call=", rule.method, " ", CallerName(context, visit),
           certificate.empty() ? ""
                               : absl::StrCat(" cert=", Quoted(certificate)),
           " from=", Quoted(context.peer()),

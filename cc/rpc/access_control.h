@@ -73,7 +73,7 @@ class Visit {
     return *this;
   }
   ~Visit() {
-    if (token_ != nullptr) token_->use->Leave(bytes_);
+    if (is_in_ && token_ != nullptr) token_->use->Leave(bytes_);
   }
 
   // All false for nobody; all true for a server without tokens.
@@ -85,13 +85,14 @@ class Visit {
   absl::Status CheckTable(absl::string_view table) const;
   // PermissionDenied, naming the caller, `what` and the role that it needs.
   absl::Status CheckRole(v1::Role role, absl::string_view what) const;
-  // Counts more bytes, such as those of the answer. ResourceExhausted if they
-  // are too many.
-  absl::Status AddBytes(uint64_t bytes);
-  // The same for a request that was let in before it was read.
-  absl::Status AddRequest(uint64_t bytes);
+  // Counts bytes of the request, or of the answer before anything has been
+  // changed. ResourceExhausted if they are too many: if that is so because of
+  // other calls, the answer says that a retry helps (kRetryPushback).
+  absl::Status AddRequest(grpc::ServerContext* context, uint64_t bytes);
+  absl::Status AddAnswer(grpc::ServerContext* context, uint64_t bytes);
 
-  // Null: the server has no tokens.
+  // Also of a caller that is not let in. Null: the server has no tokens, or
+  // does not know the one that was shown.
   const KnownToken* token() const { return token_.get(); }
 
  private:
@@ -125,13 +126,11 @@ class AccessControl {
   static absl::StatusOr<std::unique_ptr<AccessControl>> Open(
       const Address& address, const SecurityOptions& options);
 
-  // Lets in a call with a request of `bytes`; *visit is also told the token of
-  // a caller that is refused. Unauthenticated without a good token,
-  // PermissionDenied for a method that its role may not call, ResourceExhausted
-  // over its quota: if that is only so because of other calls, the answer says
-  // that a retry helps (kRetryPushback).
-  absl::Status Admit(grpc::ServerContext& context, const MethodRule& rule,
-                     uint64_t bytes, Visit* visit);
+  // Lets in a call. Unauthenticated without a good token, PermissionDenied for
+  // a method that its role may not call, ResourceExhausted for a call too many,
+  // as in AddRequest().
+  absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
+                     Visit* visit);
 
   // To be told the end of each call. `tables` are as TablesIn() says.
   void NoteEnd(const grpc::ServerContext& context, const Visit& visit,

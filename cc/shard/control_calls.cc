@@ -45,10 +45,19 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
   TFSWITCH_RETURN_IF_ERROR(CheckVersion(call, request.protocol_version()));
   TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.config()));
   const TableConfig config = FromProto(request.config());
+  if (call.only_reads) {
+    TFSWITCH_ASSIGN_OR_RETURN(const Shard::Made there,
+                              call.shard.OpenTable(config));
+    response->set_table_incarnation(there.incarnation);
+    return absl::OkStatus();
+  }
   uint64_t incarnation = request.table_incarnation();
   // Drawn here, so that a record of the call has it.
   if (incarnation == 0) incarnation = DrawId();
   const auto log = [&]() -> absl::StatusOr<uint64_t> {
+    if (call.check_new_table && !call.shard.FindTable(config.name).ok()) {
+      TFSWITCH_RETURN_IF_ERROR(call.check_new_table());
+    }
     v1::CreateTableRequest named = request;
     named.set_table_incarnation(incarnation);
     return call.shard.Log(RecordType::kCreateTable, named);
@@ -114,6 +123,13 @@ absl::Status Run(const ShardCall& call, const v1::ListTablesRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
                  v1::CommitRoundResponse* response) {
+  // The coordinator draws them below, and no later one may follow.
+  if (request.round().group_instance() >= Coordinator::kMaxInstance) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group '", request.group(),
+                     "': group_instance must be below 2^62. Received: ",
+                     request.round().group_instance()));
+  }
   std::vector<TableRef> staged;
   for (const auto& [table, incarnation] : request.table_incarnations()) {
     staged.emplace_back(table, incarnation);

@@ -67,6 +67,10 @@ struct ShardCall {
   uint32_t protocol_version = kProtocolVersion;  // The version of this side.
   // Whether the caller may know of a table. Null: of all.
   std::function<bool(absl::string_view table)> may_see = nullptr;
+  // The caller opens tables that are there, and leaves no trace.
+  bool only_reads = false;
+  // Whether the caller may make one more table. Null: yes.
+  std::function<absl::Status()> check_new_table = nullptr;
 };
 
 // OK if the other side speaks the same version.

@@ -270,6 +270,11 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
   }
 }
 
+absl::StatusOr<Shard::Made> Shard::OpenTable(const TableConfig& config) const {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table, FindTable(config.name));
+  return Present(table.get(), config, TableIdentity(), 0);
+}
+
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::MakeTable(
     const TableConfig& config) {
   return EmbeddingTable::Create(config);

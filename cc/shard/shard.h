@@ -158,6 +158,10 @@ class Shard {
                                    const TableIdentity& identity = {},
                                    uint64_t replaced_incarnation = 0);
 
+  // The table that is there. NotFound if there is none, and AlreadyExists as
+  // above.
+  absl::StatusOr<Made> OpenTable(const TableConfig& config) const;
+
   // Returns false if there was no such table.
   bool DropTable(const std::string& name);
 

@@ -28,8 +28,6 @@ namespace {
 
 // A group gives out so many incarnations at most.
 constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
-// Far above nanoseconds since 1970 and the groups that begin anew above them.
-constexpr uint64_t kMaxInstance = uint64_t{1} << 62;
 // Long enough for any name that somebody types.
 constexpr size_t kMaxNameBytes = 1024;
 

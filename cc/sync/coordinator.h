@@ -54,6 +54,10 @@ std::string WorkQueueBarrier(const std::string& queue);
 // Thread-safe.
 class Coordinator {
  public:
+  // Instances of groups are below it. Far above nanoseconds since 1970 and the
+  // groups that begin anew above them.
+  static constexpr uint64_t kMaxInstance = uint64_t{1} << 62;
+
   explicit Coordinator(const CoordinatorLimits& limits = {})
       : limits_(limits) {}
   ~Coordinator();

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tests.integration.predictor_test import (
     save,
 )
 from tests.programs import ROOT
+from tests.python.worker_threads import wait_until
 from tests.support import ServerProcess
 from tests.tokens import TokenFile
 
@@ -207,7 +209,7 @@ def test_a_request_is_not_read_for_a_caller_that_is_refused(
     ("token", "text"),
     [
         ("for short requests", "is over its max_request_bytes of"),
-        ("for short answers", "bytes at a time"),
+        ("for short answers", "over its max_bytes_in_flight"),
     ],
 )
 def test_the_quota_of_a_token_holds(
@@ -400,3 +402,39 @@ def test_a_compressed_request_is_refused(server: PredictionServer) -> None:
             request(), timeout=HANG_SECS, compression=grpc.Compression.Gzip
         )
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_request_that_does_not_arrive_takes_no_more_than_its_slot(
+    folder: Path,
+    models: Path,
+    tls_flags: tuple[str, str],
+    token_file: TokenFile,
+    credentials: Credentials,
+) -> None:
+    arrives = threading.Event()
+
+    def late() -> Iterator[bytes]:
+        arrives.wait()
+        yield request().SerializeToString()
+
+    with PredictionServer(
+        folder,
+        models,
+        *tls_flags,
+        f"--token_file={token_file.path}",
+        "--max_requests=1",
+        credentials=credentials("good"),
+    ) as server:
+        pending = server.channel.stream_unary(METHOD).future(late())
+
+        def is_full() -> bool:
+            try:
+                predict(server.channel)
+            except grpc.RpcError as error:
+                return "1 requests are under way" in error.details()
+            return False
+
+        wait_until(is_full)
+        arrives.set()
+        assert pending.result(timeout=HANG_SECS)
+        predict(server.channel)

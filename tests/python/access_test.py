@@ -4,6 +4,7 @@ tests/integration/access_table_test.py has the rule of each call.
 """
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.programs import environment, run_python
 from tests.python.worker_threads import wait_until
 from tests.support import SERVER, ServerProcess
 from tests.tokens import TokenFile, id_of
+from tfswitch import _token_file
 
 IDS = np.arange(10)
 
@@ -274,23 +276,29 @@ def test_limits_of_a_token_name_themselves(server, tokens):
             tsw.EmbeddingTable("t2", 4, cluster=cluster)
         tsw.EmbeddingTable("t1", 4, cluster=cluster)
 
-        table.lookup_or_create(np.arange(30))
-
-        def is_full() -> bool:
-            try:
-                table.lookup_or_create(np.arange(30, 31))
-            except RuntimeError as error:
-                return "rows in the tables" in str(error)
-            return False
-
-        wait_until(is_full)
-        assert table.lookup(np.arange(30)).shape == (30, 4)
+        table.lookup_or_create(np.arange(20))
+        for insert in (
+            lambda ids: table.lookup_or_create(ids),
+            lambda ids: table.push(ids, np.ones((ids.size, 4), np.float32)),
+            lambda ids: table.assign(ids, np.ones((ids.size, 4), np.float32)),
+        ):
+            with pytest.raises(RuntimeError, match="max_rows is 25"):
+                insert(np.arange(10, 26))
+        table.lookup_or_create(np.arange(25))
+        assert table.stats()["num_rows"] == 25
+        # Rows that are there go on learning.
+        table.push(np.arange(25), np.ones((25, 4), np.float32))
         with pytest.raises(RuntimeError, match="max_request_bytes of 4000"):
             table.lookup(np.arange(1000))
 
 
-def test_calls_over_a_limit_in_flight_are_made_later(server, tokens):
-    token = tokens.create("train", max_calls_in_flight=1)
+@pytest.mark.parametrize(
+    "limits",
+    # The second: of two answers at a time.
+    [{"max_calls_in_flight": 1}, {"max_bytes_in_flight": 8_000_000}],
+)
+def test_calls_over_a_limit_in_flight_are_made_later(server, tokens, limits):
+    token = tokens.create("train", **limits)
     errors = []
     with connected(server, token) as cluster:
         table = tsw.EmbeddingTable("t", 64, cluster=cluster)
@@ -329,12 +337,17 @@ def test_calls_of_administrators_and_refused_ones_are_written_down(
     ]
     assert len(lines) == 2
     for line, token, name, result in zip(
-        lines, (admin, reader), "tu", ("OK", "PERMISSION_DENIED"), strict=True
+        lines,
+        (admin, reader),
+        # The request of a caller with another role is not read.
+        (' tables="t"', ""),
+        ("OK", "PERMISSION_DENIED"),
+        strict=True,
     ):
         assert re.fullmatch(
             r"tfswitch: audit: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
             rf"call=DropTable token={id_of(token)} "
-            rf'from="ipv4:127\.0\.0\.1:\d+" tables="{name}" '
+            rf'from="ipv4:127\.0\.0\.1:\d+"{name} '
             rf'result={result}( why=".*")?',
             line,
         )
@@ -352,6 +365,59 @@ def test_a_flood_of_refused_calls_hides_no_other(server, tokens, capfd):
     lines = capfd.readouterr().err
     assert 200 <= lines.count("result=PERMISSION_DENIED") < 300
     assert lines.count('tables="last" result=OK') == 1
+
+
+def test_a_file_of_tokens_stays_where_it_is_and_whose_it_is(tmp_path):
+    real = tmp_path / "real"
+    link = tmp_path / "link"
+    link.symlink_to(real)
+    tokens = TokenFile(link)
+    tokens.create("read")
+    owner = 12345 if os.geteuid() == 0 else os.geteuid()
+    os.chown(real, owner, -1)
+    real.chmod(0o640)
+    tokens.create("train")
+
+    assert link.is_symlink()
+    assert len(real.read_text().split('"id"')) == 3
+    assert real.stat().st_uid == owner
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"note": "\udcff"}, "not valid Unicode"),
+        ({"tables": ["\udcff"]}, "not valid Unicode"),
+        ({"limits": {"max_rows": 2**63}}, "max_rows must be"),
+        ({"tables": ["a"] * 1001}, "more than 1000 patterns"),
+    ],
+)
+def test_a_file_that_servers_would_refuse_is_not_written(
+    tokens, fields, message
+):
+    tokens.create("read")
+    before = tokens.path.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        _token_file.add(tokens.path, "read", **fields)
+    assert tokens.path.read_bytes() == before
+
+
+def test_who_trains_some_tables_takes_no_steps_with_bsp(server, tokens):
+    """A step of a group is applied to all tables that have been pushed to."""
+    with (
+        connected(server, tokens.create("train", "a*")) as cluster,
+        tsw.train.Worker(0, 1, cluster=cluster) as worker,
+    ):
+        table = tsw.EmbeddingTable("a", 4, cluster=cluster)
+        table.push(IDS, np.ones((IDS.size, 4), np.float32))
+        worker.end_step()
+    with (
+        connected(server, tokens.create("train", "b*")) as cluster,
+        pytest.raises(PermissionError, match="CommitRound is about all"),
+        tsw.train.Worker(0, 1, consistency="bsp", cluster=cluster) as worker,
+    ):
+        worker.end_step()
 
 
 def run_token(*words: str) -> str:

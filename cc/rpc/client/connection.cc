@@ -87,12 +87,6 @@ bool IsServerAway(const grpc::Status& status) {
          status.error_code() == grpc::StatusCode::CANCELLED;
 }
 
-// Others are under way; the server has not begun this one.
-bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
-  return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
-         context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
-}
-
 // True if the server may have got the call, and its answer is not known. gRPC
 // says in two ways that it had no connection to send the call on; all other
 // failures leave open how far the call has come.
@@ -159,6 +153,11 @@ std::string TlsReason(absl::string_view reason) {
 }
 
 }  // namespace
+
+bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
+  return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+         context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
+}
 
 std::chrono::system_clock::time_point ToDeadline(absl::Time time) {
   // An infinite future overflows chrono.

@@ -194,6 +194,10 @@ class UnaryCall {
 
 std::chrono::system_clock::time_point ToDeadline(absl::Time time);
 
+// Others of this token's calls are under way; the server has not begun this
+// one.
+bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context);
+
 // Waits without using the CPU, while calls of this thread go on.
 void PollUntil(absl::Time time);
 

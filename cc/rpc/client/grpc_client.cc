@@ -641,7 +641,9 @@ absl::Status GrpcClient::ReadStream(
     if (absl::IsUnauthenticated(error) && connection_->HasOtherToken(token)) {
       continue;
     }
-    if (!absl::IsUnavailable(error)) return error;
+    if (!absl::IsUnavailable(error) && !IsTooBusy(status, context)) {
+      return error;
+    }
     const std::optional<absl::Time> next = clock.NextTry();
     if (!next.has_value()) return error;
     PollUntil(*next);

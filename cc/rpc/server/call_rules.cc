@@ -1,7 +1,8 @@
 #include "cc/rpc/server/call_rules.h"
 
+#include <algorithm>
 #include <cstdint>
-#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cc/access/token_list.h"
@@ -22,41 +23,58 @@ absl::Status OverQuota(const TokenRecord& record, int64_t count,
 
 }  // namespace
 
-absl::Status CheckRowQuota(const Visit& visit, const Shard& shard) {
+absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
+                           const EmbeddingTable& table,
+                           absl::Span<const Key> keys) {
   if (visit.token() == nullptr) return absl::OkStatus();
   const TokenRecord& record = visit.token()->record;
   const uint64_t limit = record.quota.max_rows;
   if (limit == TokenQuota::kNone) return absl::OkStatus();
-  const int64_t count = visit.token()->use->CountRows([&] {
+  const auto count_rows = [&] {
     int64_t rows = 0;
-    for (const auto& table : shard.Tables()) {
-      if (record.MayUse(table->config().name)) rows += table->size();
+    for (const auto& each : shard.Tables()) {
+      if (record.MayUse(each->config().name)) rows += each->size();
     }
     return rows;
-  });
+  };
+  TokenUse& use = *visit.token()->use;
+  if (use.ReserveRows(record, keys.size(), /*now=*/false, count_rows)) {
+    return absl::OkStatus();
+  }
+  std::vector<UsageOfRow> usage(keys.size());
+  std::vector<KeyState> states(keys.size());
+  table.ReadUsage(keys, kServersDay, absl::MakeSpan(usage),
+                  absl::MakeSpan(states));
+  const auto num_missing = static_cast<size_t>(
+      std::count_if(states.begin(), states.end(),
+                    [](KeyState state) { return state != KeyState::kRow; }));
+  if (num_missing == 0 ||
+      use.ReserveRows(record, num_missing, /*now=*/true, count_rows)) {
+    return absl::OkStatus();
+  }
+  return OverQuota(record, count_rows(), "rows in the tables", limit,
+                   "max_rows");
+}
+
+absl::Status CheckTableQuota(const Visit& visit, const Shard& shard) {
+  if (visit.token() == nullptr) return absl::OkStatus();
+  const TokenRecord& record = visit.token()->record;
+  const uint64_t limit = record.quota.max_tables;
+  int64_t count = 0;
+  for (const auto& table : shard.Tables()) {
+    if (record.MayUse(table->config().name)) ++count;
+  }
   if (static_cast<uint64_t>(count) < limit) return absl::OkStatus();
-  return OverQuota(record, count, "rows in the tables", limit, "max_rows");
+  return OverQuota(record, count, "tables", limit, "max_tables");
 }
 
 absl::Status CheckCall(const Visit& visit, const Shard& shard,
                        const v1::CreateTableRequest& request) {
-  if (visit.token() == nullptr) return absl::OkStatus();
-  const TokenRecord& record = visit.token()->record;
-  int64_t count = 0;
-  bool is_there = false;
-  for (const auto& table : shard.Tables()) {
-    const std::string& name = table->config().name;
-    if (name == request.config().name()) is_there = true;
-    if (record.MayUse(name)) ++count;
-  }
-  if (is_there && request.replaced_incarnation() == 0) return absl::OkStatus();
-  TFSWITCH_RETURN_IF_ERROR(
-      visit.CheckRole(v1::ROLE_TRAIN, "to make a table that is not there"));
-  const uint64_t limit = record.quota.max_tables;
-  if (is_there || static_cast<uint64_t>(count) < limit) {
+  if (shard.FindTable(request.config().name()).ok() &&
+      request.replaced_incarnation() == 0) {
     return absl::OkStatus();
   }
-  return OverQuota(record, count, "tables", limit, "max_tables");
+  return visit.CheckRole(v1::ROLE_TRAIN, "to make a table that is not there");
 }
 
 absl::Status CheckCall(const Visit& visit, const Shard& shard,

@@ -14,21 +14,25 @@
 
 namespace tfswitch {
 
+#define TFSWITCH_STREAMED(name) \
+  , v1::Coordination::WithStreamedUnaryMethod_##name
+using StreamedCoordination =
+    WrapIn<v1::Coordination::Service,
+           v1::Coordination::WithStreamedUnaryMethod_Beat
+               TFSWITCH_COORDINATION_CALLS(TFSWITCH_STREAMED)>::Type;
+#undef TFSWITCH_STREAMED
+
 // Ordinary synchronous methods: each worker that waits holds one of gRPC's
 // threads, of which the gate keeps some free.
 //
 // Thread-safe.
-class CoordinationService final : public v1::Coordination::Service {
+class CoordinationService final : public StreamedCoordination {
  public:
   CoordinationService(std::shared_ptr<Shard> shard, const Door& door)
       : shard_(std::move(shard)), door_(door) {}
 
   TFSWITCH_COORDINATION_CALLS(TFSWITCH_GATED_METHOD)
-  grpc::Status Beat(grpc::ServerContext* context,
-                    const v1::HeartbeatRequest* request,
-                    v1::HeartbeatResponse* response) override {
-    return Heartbeat(context, request, response);
-  }
+  TFSWITCH_GATED_METHOD_AS(Beat, Heartbeat)
 
  private:
   ShardCall CallOf(const grpc::ServerContext&, const Visit&) const {

@@ -202,25 +202,30 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
     return absl::DeadlineExceededError(
         "the deadline passed before the server came to the call");
   }
-  TFSWITCH_RETURN_IF_ERROR(door_.access->Admit(
-      *call->context, call->method.rule, call->request.Length(), &call->visit));
+  TFSWITCH_RETURN_IF_ERROR(
+      door_.access->Admit(&*call->context, call->method.rule, &call->visit));
+  TFSWITCH_RETURN_IF_ERROR(
+      call->visit.AddRequest(&*call->context, call->request.Length()));
   ListPieces(&call->request, &queue->pieces);
   return (this->*call->method.answer)(call, queue);
 }
 
-absl::Status DataPlane::CheckAccess(const Call& call, absl::string_view table,
-                                    bool changes, bool inserts) const {
+absl::StatusOr<std::shared_ptr<EmbeddingTable>> DataPlane::FindFor(
+    const Call& call, const TableRef& table, bool changes,
+    absl::Span<const Key> inserted) const {
   const Visit& visit = call.visit;
-  TFSWITCH_RETURN_IF_ERROR(visit.CheckTable(table));
+  TFSWITCH_RETURN_IF_ERROR(visit.CheckTable(table.name));
   if (changes) {
     TFSWITCH_RETURN_IF_ERROR(
         visit.CheckRole(v1::ROLE_TRAIN, "a call that changes rows"));
   }
-  return inserts ? CheckRowQuota(visit, *shard_) : absl::OkStatus();
+  TFSWITCH_ASSIGN_OR_RETURN(auto found, shard_->FindTable(table));
+  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(visit, *shard_, *found, inserted));
+  return found;
 }
 
 absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
-  TFSWITCH_RETURN_IF_ERROR(call->visit.AddBytes(bytes));
+  TFSWITCH_RETURN_IF_ERROR(call->visit.AddAnswer(&*call->context, bytes));
   call->reserved_bytes = bytes;
   const uint64_t all = answer_bytes_ += bytes;
   if (all <= max_answer_bytes_) return absl::OkStatus();
@@ -247,10 +252,11 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   tables.reserve(pulls.size());
   uint64_t size = 0;
   for (const PullRequest& pull : pulls) {
-    TFSWITCH_RETURN_IF_ERROR(CheckAccess(*call, pull.table, pull.insert_missing,
-                                         pull.insert_missing));
+    const absl::Span<const Key> none;
     TFSWITCH_ASSIGN_OR_RETURN(
-        auto table, shard_->FindTable({pull.table, pull.table_incarnation}));
+        auto table, FindFor(*call, {pull.table, pull.table_incarnation},
+                            /*changes=*/pull.insert_missing,
+                            pull.insert_missing ? pull.keys : none));
     const uint64_t answer = PullResponseBytes(pull.keys.size() * table->dim());
     size += is_many ? PartBytes(answer) : answer;
     tables.push_back(std::move(table));
@@ -325,11 +331,11 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   std::vector<TablePush> pushes;
   pushes.reserve(queue->pushes.size());
   for (const PushRequest& request : queue->pushes) {
-    TFSWITCH_RETURN_IF_ERROR(CheckAccess(*call, request.table, /*changes=*/true,
-                                         request.insert_missing));
+    const absl::Span<const Key> none;
     TFSWITCH_ASSIGN_OR_RETURN(
-        auto table,
-        shard_->FindTable({request.table, request.table_incarnation}));
+        auto table, FindFor(*call, {request.table, request.table_incarnation},
+                            /*changes=*/true,
+                            request.insert_missing ? request.keys : none));
     pushes.push_back({std::move(table), &request});
   }
   std::vector<WriteResult> results(pushes.size());
@@ -352,8 +358,10 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   AssignRequest& assign = queue->assign;
   TFSWITCH_RETURN_IF_ERROR(
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
-  TFSWITCH_RETURN_IF_ERROR(CheckAccess(*call, assign.table, /*changes=*/true,
-                                       /*inserts=*/true));
+  TFSWITCH_RETURN_IF_ERROR(FindFor(*call,
+                                   {assign.table, assign.table_incarnation},
+                                   /*changes=*/true, assign.keys)
+                               .status());
   TFSWITCH_ASSIGN_OR_RETURN(const WriteResult written,
                             shard_->AssignOnce(assign));
   call->response = ToByteBuffer(EncodeWriteResponse(written));

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cc/base/parallel.h"
 #include "cc/rpc/server/gated.h"
 #include "cc/rpc/server/service.h"
@@ -67,10 +68,12 @@ class DataPlane {
   absl::Status AnswerPull(Call* call, Queue* queue);
   absl::Status AnswerPush(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
-  // PermissionDenied unless the caller of `call` may change rows, or only read
-  // them, in this table; ResourceExhausted if it may not add rows, and would.
-  absl::Status CheckAccess(const Call& call, absl::string_view table,
-                           bool changes, bool inserts) const;
+  // The table, if the caller of `call` may use it. PermissionDenied if it would
+  // change rows and may only read; ResourceExhausted if it would `insert` more
+  // rows than it may.
+  absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindFor(
+      const Call& call, const TableRef& table, bool changes,
+      absl::Span<const Key> inserted) const;
   // Counts an answer to a pull until it has gone out. ResourceExhausted if that
   // is too much.
   absl::Status ReserveAnswer(Call* call, uint64_t bytes);

@@ -60,6 +60,15 @@ uint64_t MaxFiles() {
   return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : 1024;
 }
 
+bool IsLoopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
+    return ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
+  return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+}
+
 // A socket at the path is in the way only if it answers: a server that was
 // killed leaves its socket behind.
 bool SomeoneAnswersOn(const sockaddr_un& address) {
@@ -154,6 +163,11 @@ absl::Status Listener::OpenPort(Address* address) {
     if (failure != 0) return CannotListen(*address, gai_strerror(failure));
     int error = 0;
     for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+      // "localhost" is what the machine's files say.
+      if (IsLocal(*address) && !IsLoopback(at->ai_addr)) {
+        error = EADDRNOTAVAIL;
+        continue;
+      }
       if (!listening_.empty()) {
         // All addresses of a host have one port; this place is that of IPv4's,
         // too.

@@ -32,29 +32,39 @@ using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
                 v1::ParameterServer::WithRawMethod_Assign<
                     v1::ParameterServer::Service>>>>>;
 
-// Control methods are ordinary synchronous ones.
-class Service final : public ServiceWithRawMethods {
+#define TFSWITCH_STREAMED(name) \
+  , v1::ParameterServer::WithStreamedUnaryMethod_##name
+using StreamedService =
+    WrapIn<ServiceWithRawMethods,
+           v1::ParameterServer::WithSplitStreamingMethod_Export,
+           v1::ParameterServer::WithSplitStreamingMethod_ExportChanges,
+           v1::ParameterServer::WithStreamedUnaryMethod_Handshake,
+           v1::ParameterServer::WithStreamedUnaryMethod_SettleExport
+               TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_STREAMED)>::Type;
+#undef TFSWITCH_STREAMED
+
+// Control methods are synchronous ones.
+class Service final : public StreamedService {
  public:
   // `helpers` work on a round together with the thread that commits it, and
   // must outlive the service.
   Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
           const Door& door, const LentThreads* helpers);
 
-  grpc::Status Handshake(grpc::ServerContext* context,
-                         const v1::HandshakeRequest* request,
-                         v1::HandshakeResponse* response) override;
-  grpc::Status Export(grpc::ServerContext* context,
-                      const v1::ExportRequest* request,
-                      grpc::ServerWriter<v1::ExportResponse>* writer) override;
-  grpc::Status ExportChanges(
-      grpc::ServerContext* context, const v1::ExportChangesRequest* request,
-      grpc::ServerWriter<v1::ExportChangesResponse>* writer) override;
+  grpc::Status StreamedHandshake(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::HandshakeRequest, v1::HandshakeResponse>*
+          stream) override;
+  grpc::Status StreamedExport(
+      grpc::ServerContext* context,
+      grpc::ServerSplitStreamer<v1::ExportRequest, v1::ExportResponse>* stream)
+      override;
+  grpc::Status StreamedExportChanges(
+      grpc::ServerContext* context,
+      grpc::ServerSplitStreamer<v1::ExportChangesRequest,
+                                v1::ExportChangesResponse>* stream) override;
   TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_GATED_METHOD)
-  grpc::Status SettleExport(grpc::ServerContext* context,
-                            const v1::CommitExportRequest* request,
-                            v1::CommitExportResponse* response) override {
-    return CommitExport(context, request, response);
-  }
+  TFSWITCH_GATED_METHOD_AS(SettleExport, CommitExport)
 
  private:
   // Long calls end when the client has gone, or the server stops.

@@ -115,13 +115,14 @@ TEST(TokensTest, AQuotaCountsWhatIsUnderWay) {
   record.quota.max_calls_in_flight = 2;
   record.quota.max_bytes_in_flight = 100;
   TokenUse use;
-  EXPECT_TRUE(use.Enter(record, 60).ok());
-  EXPECT_FALSE(use.Enter(record, 60).ok());
-  EXPECT_TRUE(use.Enter(record, 40).ok());
-  EXPECT_FALSE(use.Enter(record, 0).ok());
-  use.Leave(40);
-  EXPECT_TRUE(use.Enter(record, 40).ok());
-  EXPECT_FALSE(use.Add(record, 1).ok());
+  EXPECT_TRUE(use.Enter(record).ok());
+  EXPECT_TRUE(use.Add(record, 60).ok());
+  EXPECT_TRUE(use.Enter(record).ok());
+  EXPECT_FALSE(use.Add(record, 60).ok());
+  EXPECT_FALSE(use.Enter(record).ok());
+  use.Leave(60);
+  EXPECT_TRUE(use.Enter(record).ok());
+  EXPECT_TRUE(use.Add(record, 40).ok());
 }
 
 TEST(TokensTest, CallsOfManyThreadsLeaveNothingBehind) {
@@ -134,7 +135,8 @@ TEST(TokensTest, CallsOfManyThreadsLeaveNothingBehind) {
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 1000; ++i) {
-        if (!use.Enter(record, 5).ok()) continue;
+        if (!use.Enter(record).ok()) continue;
+        EXPECT_TRUE(use.Add(record, 5).ok());
         const int now = ++inside;
         int known = most;
         while (now > known && !most.compare_exchange_weak(known, now)) {
@@ -147,7 +149,7 @@ TEST(TokensTest, CallsOfManyThreadsLeaveNothingBehind) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_LE(most, 3);
   record.quota.max_bytes_in_flight = 5;
-  EXPECT_TRUE(use.Enter(record, 5).ok());
+  EXPECT_TRUE(use.Add(record, 5).ok());
 }
 
 }  // namespace
