@@ -222,7 +222,7 @@ class PredictionService final
     return Gated(access_, &slots_, context, "GetModelMetadata", stream,
                  [&](Visit*, const api::GetModelMetadataRequest& request) {
                    api::GetModelMetadataResponse response;
-                   const grpc::Status status = Describe(request, &response);
+                   grpc::Status status = Describe(request, &response);
                    if (status.ok()) {
                      stream->Write(response, grpc::WriteOptions());
                    }

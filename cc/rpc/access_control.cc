@@ -137,7 +137,7 @@ absl::Status Visit::AddAnswer(grpc::ServerContext* context, uint64_t bytes) {
   if (token_ == nullptr) return absl::OkStatus();
   const TokenRecord& record = token_->record;
   bytes_ += bytes;
-  const absl::Status added = token_->use->Add(record, bytes);
+  absl::Status added = token_->use->Add(record, bytes);
   if (bytes_ > record.quota.max_bytes_in_flight) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "token ", record.id, ": a call of ", bytes_,
@@ -196,8 +196,7 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
           "or as the metadata 'authorization: Bearer TOKEN'");
     }
     TFSWITCH_ASSIGN_OR_RETURN(visit->token_, tokens_->Find(presented));
-    const absl::Status entered =
-        visit->token_->use->Enter(visit->token_->record);
+    absl::Status entered = visit->token_->use->Enter(visit->token_->record);
     if (!entered.ok()) {
       context->AddTrailingMetadata(kRetryPushback, kPause);
       return entered;

@@ -53,7 +53,7 @@ grpc::Status Service::StreamedHandshake(
         if (const auto recovery = shard_->recovery(); recovery.has_value()) {
           *response.mutable_recovery() = *recovery;
         }
-        const absl::Status status =
+        absl::Status status =
             CheckVersion(CallOf(*context, visit), request.protocol_version());
         if (status.ok()) stream->Write(response, grpc::WriteOptions());
         return status;
