@@ -18,6 +18,7 @@ from typing import Any
 # As of cc/access/tokens.cc.
 _MAX_TOKENS = 10_000
 _MAX_PATTERNS = 1_000
+_MAX_FILE_BYTES = 4 << 20
 # The limits that a record may have.
 LIMITS = (
     "max_rows",
@@ -152,10 +153,15 @@ def _locked(path: Path) -> Iterator[None]:
 def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
     """Replaces the file, so that a server reads the old one or the new one."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    text = json.dumps({"tokens": tokens}, indent=1) + "\n"
     try:
+        if len(text) > _MAX_FILE_BYTES:
+            raise ValueError(
+                f"{str(path)!r} would have {len(text)} bytes, over "
+                f"{_MAX_FILE_BYTES}; revoke some tokens, or shorten a note"
+            )
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"tokens": tokens}, file, indent=1)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():

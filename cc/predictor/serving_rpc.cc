@@ -29,6 +29,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "cc/base/files.h"
@@ -169,8 +170,9 @@ grpc::Status Gated(AccessControl* access, Slots* slots,
     if (is_in) slots->Leave();
   });
   if (status.ok() && !stream->Read(&request)) {
-    status = absl::InvalidArgumentError(absl::StrCat(
-        "the message is not a ", Request::descriptor()->full_name()));
+    status = absl::InvalidArgumentError(
+        absl::StrCat("no message came, or it is not a ",
+                     Request::descriptor()->full_name()));
   }
   if (status.ok()) status = visit.AddRequest(context, request.ByteSizeLong());
   if (status.ok()) {
@@ -374,6 +376,10 @@ void SetServing(ServingRpcServer* server, int32_t serving) {
 absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
     const ServingRpcOptions& options, const ServingHandler& handler) {
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
+  // What the name stands for is in the machine's files.
+  if (absl::EqualsIgnoreCase(address.host, "localhost")) {
+    address.host = "127.0.0.1";
+  }
   SecurityOptions security;
   security.tls = WithAbsolutePaths(
       {options.tls_ca, options.tls_cert, options.tls_key, ""});

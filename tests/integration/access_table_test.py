@@ -5,6 +5,7 @@ import itertools
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from google.protobuf import (
     descriptor_pool,
     message_factory,
 )
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tfswitch as tsw
 from tests.certificates import Authority
 from tests.programs import ROOT
+from tests.python.worker_threads import wait_until
 from tests.support import ServerProcess
 from tests.tokens import TokenFile
 
@@ -390,3 +393,83 @@ def test_messages_of_strangers_are_not_parsed(services, tokens, tmp_path):
     assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
     peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
     assert peak < 400 << 10
+
+
+def test_calls_without_a_message_take_only_their_slots(tokens, services):
+    """A message that does not come holds a thread of the server."""
+    token = tokens.create("read")
+    metadata = [("authorization", f"Bearer {token}")]
+    ends = threading.Event()
+    flags = (f"--token_file={tokens.path}", "--max_control_calls=4")
+    path = "/tfswitch.v1.ParameterServer/ListTables"
+    with (
+        ServerProcess(flags=flags) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+
+        def never() -> Iterator[bytes]:
+            ends.wait()
+            yield b""
+
+        def refusal() -> str:
+            try:
+                channel.unary_unary(path)(b"", metadata=metadata, timeout=30)
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                return error.details()
+            return ""
+
+        try:
+            # More than there are threads; they end when they are forgotten.
+            held = [
+                channel.stream_unary(path).future(never(), metadata=metadata)
+                for _ in range(70)
+            ]
+            wait_until(lambda: "--max_control_calls allows" in refusal())
+            health = health_pb2_grpc.HealthStub(channel)
+            asked = health_pb2.HealthCheckRequest()
+            assert health.Check(asked, timeout=30).status == 1
+            assert not held[0].done()
+        finally:
+            ends.set()
+        wait_until(lambda: refusal() == "")
+
+
+def test_a_call_too_many_of_a_token_is_told_to_come_again(tokens, services):
+    token = tokens.create("read", max_calls_in_flight=1)
+    metadata = [("authorization", f"Bearer {token}")]
+    ends = threading.Event()
+    path = "/tfswitch.v1.ParameterServer/ListTables"
+    with (
+        ServerProcess(flags=(f"--token_file={tokens.path}",)) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+
+        def never() -> Iterator[bytes]:
+            ends.wait()
+            yield b""
+
+        def is_refused() -> bool:
+            try:
+                channel.unary_unary(path)(b"", metadata=metadata, timeout=30)
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                trailers = dict(error.trailing_metadata())
+                return int(trailers["grpc-retry-pushback-ms"]) > 0
+            return False
+
+        try:
+            held: list[grpc.Future] = []
+
+            def is_full() -> bool:
+                # Another call may have been there first.
+                if not held or held[-1].done():
+                    start = channel.stream_unary(path).future
+                    held.append(start(never(), metadata=metadata))
+                return is_refused()
+
+            wait_until(is_full)
+            assert not held[-1].done()
+        finally:
+            ends.set()
+        wait_until(lambda: not is_refused())

@@ -502,3 +502,19 @@ def test_who_trains_waits_for_a_queue_that_an_administrator_makes(
 
     assert errors == []
     assert sorted(items) == list("abcd")
+
+
+def test_a_quota_of_rows_counts_all_parts_of_a_message(server, tokens):
+    token = tokens.create("train", max_rows=100)
+    with connected(server, token) as cluster:
+        layer = tsw.keras.DynamicEmbeddings(
+            {f"f{i}": {"output_dim": 4} for i in range(10)},
+            cluster=cluster,
+            name="layer",
+        )
+        ids = np.array([[1, 2, 2, 1]])
+        layer({f"f{i}": ids for i in range(10)}, training=True)
+        many = np.arange(100)[None]
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows"):
+            layer({f"f{i}": many for i in range(10)}, training=True)
+        assert sum(s["num_rows"] for s in cluster.stats().values()) == 20

@@ -388,19 +388,25 @@ class WorkQueue:
         """Makes the queue, or waits for a worker that may make it."""
         started = time.monotonic()
         has_said = False
+
+        def create() -> None:
+            call(
+                self._native,
+                "CreateWorkQueue",
+                queue=self._name,
+                options=options,
+            )
+
         while True:
             try:
-                call(
-                    self._native,
-                    "CreateWorkQueue",
-                    queue=self._name,
-                    options=options,
-                )
-                return
+                return create()
             except PermissionError:
                 waited = time.monotonic() - started
-                if waited >= _LONGEST_WAIT_SECS or self._is_there():
+                if waited >= _LONGEST_WAIT_SECS:
                     raise
+            if self._is_there():
+                # Perhaps it has been made since the refusal.
+                return create()
             if waited >= 1 and not has_said:
                 has_said = True
                 print(

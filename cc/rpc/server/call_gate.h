@@ -56,15 +56,26 @@ class CallGate {
           "--max_control_calls allows; start the server with a larger one"));
     }
     if (kind != Kind::kData && control_ >= max_control_calls_) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          control_,
-          " control calls are under way, as many as "
-          "--max_control_calls allows; start the server with a larger one"));
+      return TooManyControlCalls();
     }
     ++inside_;
     control_ += kind != Kind::kData ? 1 : 0;
     waiting_ += kind == Kind::kWait ? 1 : 0;
     return absl::OkStatus();
+  }
+
+  // A control call whose message is on its way holds a thread, too.
+  // ResourceExhausted if there are too many; after OK the caller must
+  // EndReading().
+  absl::Status BeginReading() {
+    MutexLock lock(&mutex_);
+    if (control_ + reading_ >= max_control_calls_) return TooManyControlCalls();
+    ++reading_;
+    return absl::OkStatus();
+  }
+  void EndReading() {
+    MutexLock lock(&mutex_);
+    --reading_;
   }
 
   void Leave(Kind kind = Kind::kData) {
@@ -95,6 +106,14 @@ class CallGate {
   }
 
  private:
+  absl::Status TooManyControlCalls() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        control_ + reading_,
+        " control calls are under way, as many as "
+        "--max_control_calls allows; start the server with a larger one"));
+  }
+
   const uint64_t max_control_calls_;
   const uint64_t max_waits_;
 
@@ -103,6 +122,7 @@ class CallGate {
   int64_t inside_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t control_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t reading_ ABSL_GUARDED_BY(mutex_) = 0;
   bool opened_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
@@ -127,6 +147,26 @@ class GatePass {
  private:
   CallGate* const gate_;
   const CallGate::Kind kind_;
+  const absl::Status status_;
+};
+
+// The same while the message of a control call is read.
+//
+// Not thread-safe.
+class ReadingPass {
+ public:
+  explicit ReadingPass(CallGate* gate)
+      : gate_(gate), status_(gate->BeginReading()) {}
+  ~ReadingPass() {
+    if (status_.ok()) gate_->EndReading();
+  }
+  ReadingPass(const ReadingPass&) = delete;
+  ReadingPass& operator=(const ReadingPass&) = delete;
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  CallGate* const gate_;
   const absl::Status status_;
 };
 

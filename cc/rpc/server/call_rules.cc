@@ -1,7 +1,8 @@
 #include "cc/rpc/server/call_rules.h"
 
-#include <algorithm>
 #include <cstdint>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,12 +25,10 @@ absl::Status OverQuota(const TokenRecord& record, int64_t count,
 }  // namespace
 
 absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
-                           const EmbeddingTable& table,
-                           absl::Span<const Key> keys) {
-  if (visit.token() == nullptr) return absl::OkStatus();
+                           absl::Span<const Insertion> insertions) {
+  if (visit.token() == nullptr || insertions.empty()) return absl::OkStatus();
   const TokenRecord& record = visit.token()->record;
-  const uint64_t limit = record.quota.max_rows;
-  if (limit == TokenQuota::kNone) return absl::OkStatus();
+  if (record.quota.max_rows == TokenQuota::kNone) return absl::OkStatus();
   const auto count_rows = [&] {
     int64_t rows = 0;
     for (const auto& each : shard.Tables()) {
@@ -38,22 +37,31 @@ absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
     return rows;
   };
   TokenUse& use = *visit.token()->use;
-  if (use.ReserveRows(record, keys.size(), /*now=*/false, count_rows)) {
+  size_t num_keys = 0;
+  for (const Insertion& each : insertions) num_keys += each.keys.size();
+  if (use.ReserveRows(record, num_keys, /*now=*/false, count_rows)) {
     return absl::OkStatus();
   }
-  std::vector<UsageOfRow> usage(keys.size());
-  std::vector<KeyState> states(keys.size());
-  table.ReadUsage(keys, kServersDay, absl::MakeSpan(usage),
-                  absl::MakeSpan(states));
-  const auto num_missing = static_cast<size_t>(
-      std::count_if(states.begin(), states.end(),
-                    [](KeyState state) { return state != KeyState::kRow; }));
-  if (num_missing == 0 ||
-      use.ReserveRows(record, num_missing, /*now=*/true, count_rows)) {
+  std::set<std::pair<const EmbeddingTable*, Key>> missing;
+  for (const Insertion& each : insertions) {
+    std::vector<UsageOfRow> usage(each.keys.size());
+    std::vector<KeyState> states(each.keys.size());
+    each.table->ReadUsage(each.keys, kServersDay, absl::MakeSpan(usage),
+                          absl::MakeSpan(states));
+    for (size_t i = 0; i < states.size(); ++i) {
+      if (states[i] != KeyState::kRow) {
+        missing.emplace(each.table, each.keys[i]);
+      }
+    }
+  }
+  if (missing.empty() ||
+      use.ReserveRows(record, missing.size(), /*now=*/true, count_rows)) {
     return absl::OkStatus();
   }
-  return OverQuota(record, count_rows(), "rows in the tables", limit,
-                   "max_rows");
+  return OverQuota(record, count_rows(),
+                   absl::StrCat("rows in the tables, and ", missing.size(),
+                                " more to make,"),
+                   record.quota.max_rows, "max_rows");
 }
 
 absl::Status CheckTableQuota(const Visit& visit, const Shard& shard) {

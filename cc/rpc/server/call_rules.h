@@ -15,12 +15,17 @@
 
 namespace tfswitch {
 
+// Keys that a call makes rows for, where they have none.
+struct Insertion {
+  const EmbeddingTable* table;
+  absl::Span<const Key> keys;
+};
+
 // ResourceExhausted if the tables of this server that the caller may use would
-// have more rows than its token allows with the keys that have none in `table`.
-// Calls at the same moment may add some more.
+// have more rows than its token allows after all `insertions` of a call. Calls
+// at the same moment may add some more.
 absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
-                           const EmbeddingTable& table,
-                           absl::Span<const Key> keys);
+                           absl::Span<const Insertion> insertions);
 
 // ResourceExhausted if there are as many tables as the caller's token allows.
 absl::Status CheckTableQuota(const Visit& visit, const Shard& shard);

@@ -14,29 +14,30 @@
 
 namespace tfswitch {
 
-#define TFSWITCH_STREAMED(name) \
-  , v1::Coordination::WithStreamedUnaryMethod_##name
-using StreamedCoordination =
-    WrapIn<v1::Coordination::Service,
-           v1::Coordination::WithStreamedUnaryMethod_Beat
-               TFSWITCH_COORDINATION_CALLS(TFSWITCH_STREAMED)>::Type;
-#undef TFSWITCH_STREAMED
-
-// Ordinary synchronous methods: each worker that waits holds one of gRPC's
-// threads, of which the gate keeps some free.
+// Synchronous methods that read their requests themselves: each worker that
+// waits holds one of gRPC's threads, of which the gate keeps some free.
 //
 // Thread-safe.
-class CoordinationService final : public StreamedCoordination {
+class CoordinationService final : public v1::Coordination::Service {
  public:
   CoordinationService(std::shared_ptr<Shard> shard, const Door& door)
-      : shard_(std::move(shard)), door_(door) {}
-
-  TFSWITCH_COORDINATION_CALLS(TFSWITCH_GATED_METHOD)
-  TFSWITCH_GATED_METHOD_AS(Beat, Heartbeat)
+      : shard_(std::move(shard)), door_(door) {
+#define TFSWITCH_ADD(name) Add<v1::name##Request, v1::name##Response>(#name);
+    TFSWITCH_COORDINATION_CALLS(TFSWITCH_ADD)
+#undef TFSWITCH_ADD
+    Add<v1::HeartbeatRequest, v1::HeartbeatResponse>("Beat");
+  }
 
  private:
-  ShardCall CallOf(const grpc::ServerContext&, const Visit&) const {
-    return {*shard_, nullptr};
+  template <typename Request, typename Response>
+  void Add(const char* method) {
+    MarkMethodStreamed(
+        IndexOf<Request>("Coordination", method),
+        GatedHandler<Request, Response>(
+            door_, [this](const grpc::ServerContext&, const Visit&,
+                          const Request& request, Response* response) {
+              return Run({*shard_, nullptr}, request, response);
+            }));
   }
 
   // Constant after construction; the shard has its own locks.

@@ -211,17 +211,13 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
 }
 
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> DataPlane::FindFor(
-    const Call& call, const TableRef& table, bool changes,
-    absl::Span<const Key> inserted) const {
-  const Visit& visit = call.visit;
-  TFSWITCH_RETURN_IF_ERROR(visit.CheckTable(table.name));
+    const Call& call, const TableRef& table, bool changes) const {
+  TFSWITCH_RETURN_IF_ERROR(call.visit.CheckTable(table.name));
   if (changes) {
     TFSWITCH_RETURN_IF_ERROR(
-        visit.CheckRole(v1::ROLE_TRAIN, "a call that changes rows"));
+        call.visit.CheckRole(v1::ROLE_TRAIN, "a call that changes rows"));
   }
-  TFSWITCH_ASSIGN_OR_RETURN(auto found, shard_->FindTable(table));
-  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(visit, *shard_, *found, inserted));
-  return found;
+  return shard_->FindTable(table);
 }
 
 absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
@@ -250,13 +246,13 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   const std::vector<PullRequest>& pulls = queue->pulls;
   std::vector<std::shared_ptr<EmbeddingTable>> tables;
   tables.reserve(pulls.size());
+  std::vector<Insertion> insertions;
   uint64_t size = 0;
   for (const PullRequest& pull : pulls) {
-    const absl::Span<const Key> none;
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, FindFor(*call, {pull.table, pull.table_incarnation},
-                            /*changes=*/pull.insert_missing,
-                            pull.insert_missing ? pull.keys : none));
+                            /*changes=*/pull.insert_missing));
+    if (pull.insert_missing) insertions.push_back({table.get(), pull.keys});
     const uint64_t answer = PullResponseBytes(pull.keys.size() * table->dim());
     size += is_many ? PartBytes(answer) : answer;
     tables.push_back(std::move(table));
@@ -274,6 +270,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
         "--max_message_bytes"));
   }
   TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, size));
+  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->visit, *shard_, insertions));
   // A slice for each, so that the floats of each are aligned.
   std::vector<grpc::Slice> slices(pulls.size());
   std::vector<absl::Status> statuses(pulls.size());
@@ -330,14 +327,17 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   }
   std::vector<TablePush> pushes;
   pushes.reserve(queue->pushes.size());
+  std::vector<Insertion> insertions;
   for (const PushRequest& request : queue->pushes) {
-    const absl::Span<const Key> none;
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, FindFor(*call, {request.table, request.table_incarnation},
-                            /*changes=*/true,
-                            request.insert_missing ? request.keys : none));
+                            /*changes=*/true));
+    if (request.insert_missing) {
+      insertions.push_back({table.get(), request.keys});
+    }
     pushes.push_back({std::move(table), &request});
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->visit, *shard_, insertions));
   std::vector<WriteResult> results(pushes.size());
   TFSWITCH_RETURN_IF_ERROR(
       shard_->PushMany(pushes, absl::MakeSpan(results), helpers_));
@@ -358,10 +358,11 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   AssignRequest& assign = queue->assign;
   TFSWITCH_RETURN_IF_ERROR(
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
-  TFSWITCH_RETURN_IF_ERROR(FindFor(*call,
-                                   {assign.table, assign.table_incarnation},
-                                   /*changes=*/true, assign.keys)
-                               .status());
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const auto table, FindFor(*call, {assign.table, assign.table_incarnation},
+                                /*changes=*/true));
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckRowQuota(call->visit, *shard_, {{table.get(), assign.keys}}));
   TFSWITCH_ASSIGN_OR_RETURN(const WriteResult written,
                             shard_->AssignOnce(assign));
   call->response = ToByteBuffer(EncodeWriteResponse(written));

@@ -13,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "cc/base/parallel.h"
 #include "cc/rpc/server/gated.h"
 #include "cc/rpc/server/service.h"
@@ -69,11 +68,10 @@ class DataPlane {
   absl::Status AnswerPush(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
   // The table, if the caller of `call` may use it. PermissionDenied if it would
-  // change rows and may only read; ResourceExhausted if it would `insert` more
-  // rows than it may.
-  absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindFor(
-      const Call& call, const TableRef& table, bool changes,
-      absl::Span<const Key> inserted) const;
+  // change rows and may only read.
+  absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindFor(const Call& call,
+                                                          const TableRef& table,
+                                                          bool changes) const;
   // Counts an answer to a pull until it has gone out. ResourceExhausted if that
   // is too much.
   absl::Status ReserveAnswer(Call* call, uint64_t bytes);

@@ -5,6 +5,9 @@
 #define TFSWITCH_CC_RPC_SERVER_GATED_H_
 
 #include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/method_handler.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/sync_stream.h>
 
 #include <string>
@@ -38,67 +41,74 @@ bool Waits(const Request&, long) {
   return false;
 }
 
-// Base in each of the templates, which are those of gRPC for methods that read
-// their requests themselves.
-template <typename Base, template <typename> class... Wraps>
-struct WrapIn {
-  using Type = Base;
-};
-template <typename Base, template <typename> class First,
-          template <typename> class... Rest>
-struct WrapIn<Base, First, Rest...> {
-  using Type = First<typename WrapIn<Base, Rest...>::Type>;
-};
-
 // Runs work(visit, request) if the caller may make this call, for the tables
-// that it names. The request is read when the caller is known: those who are
-// not must not have the server parse it, which may take many times its length.
-template <template <typename, typename> class Stream, typename Request,
-          typename Response, typename Work>
+// that it names. The request is read when the caller is known, and parsed when
+// its length is: that may take many times as much memory.
+template <typename Request, typename Stream, typename Work>
 grpc::Status Gated(const Door& door, grpc::ServerContext* context,
-                   Stream<Request, Response>* stream, const Work& work) {
+                   Stream* stream, const Work& work) {
   const MethodRule& rule = RuleFor<Request>();
   Visit visit;
+  grpc::ByteBuffer bytes;
   Request request;
   std::vector<std::string> tables;
   absl::Status status = door.access->Admit(context, rule, &visit);
-  if (status.ok() && !stream->Read(&request)) {
-    status = absl::InvalidArgumentError(absl::StrCat(
-        "the message is not a ", Request::descriptor()->full_name()));
+  if (status.ok()) {
+    const ReadingPass reading(door.gate);
+    status = reading.status();
+    if (status.ok() && !stream->Read(&bytes)) {
+      status = absl::CancelledError("the call has no message");
+    }
   }
-  if (status.ok()) status = visit.AddRequest(context, request.ByteSizeLong());
-  if (status.ok()) tables = TablesIn(request);
+  if (status.ok()) status = visit.AddRequest(context, bytes.Length());
+  if (status.ok()) {
+    grpc::ProtoBufferReader reader(&bytes);
+    if (request.ParseFromZeroCopyStream(&reader)) {
+      tables = TablesIn(request);
+    } else {
+      status = absl::InvalidArgumentError(absl::StrCat(
+          "the message is not a ", Request::descriptor()->full_name()));
+    }
+    bytes.Clear();
+  }
   for (const std::string& table : tables) {
     if (status.ok()) status = visit.CheckTable(table);
   }
-  if (status.ok()) status = CheckCall(visit, *door.shard, request);
   if (status.ok()) {
     const GatePass pass(door.gate, Waits(request, 0));
-    status = pass.status().ok() ? work(visit, request) : pass.status();
+    status = pass.status();
+    if (status.ok()) status = CheckCall(visit, *door.shard, request);
+    if (status.ok()) status = work(visit, request);
   }
   door.access->NoteEnd(*context, visit, rule, tables, status);
   return ToGrpcStatus(status);
 }
 
-// A control call NAME, as the method METHOD of a service that has a door_ and
-// CallOf().
-#define TFSWITCH_GATED_METHOD_AS(method, name)                               \
-  grpc::Status Streamed##method(                                             \
-      grpc::ServerContext* context,                                          \
-      grpc::ServerUnaryStreamer<v1::name##Request, v1::name##Response>*      \
-          stream) override {                                                 \
-    return Gated(door_, context, stream,                                     \
-                 [&](const Visit& visit, const v1::name##Request& request) { \
-                   v1::name##Response response;                              \
-                   absl::Status status =                                     \
-                       Run(CallOf(*context, visit), request, &response);     \
-                   if (status.ok()) {                                        \
-                     stream->Write(response, grpc::WriteOptions());          \
-                   }                                                         \
-                   return status;                                            \
-                 });                                                         \
-  }
-#define TFSWITCH_GATED_METHOD(name) TFSWITCH_GATED_METHOD_AS(name, name)
+// The place of a method in its service, which has the messages of Request's
+// file.
+template <typename Request>
+int IndexOf(const char* service, const char* method) {
+  const auto* file = Request::descriptor()->file();
+  return file->FindServiceByName(service)->FindMethodByName(method)->index();
+}
+
+// A handler of a control call: run(context, visit, request, &response).
+template <typename Request, typename Response, typename Run>
+grpc::internal::MethodHandler* GatedHandler(const Door& door, const Run& run) {
+  using Stream = grpc::ServerUnaryStreamer<grpc::ByteBuffer, Response>;
+  return new grpc::internal::StreamedUnaryHandler<grpc::ByteBuffer, Response>(
+      [&door, run](grpc::ServerContext* context, Stream* stream) {
+        return Gated<Request>(door, context, stream,
+                              [&](const Visit& visit, const Request& request) {
+                                Response response;
+                                absl::Status status =
+                                    run(*context, visit, request, &response);
+                                if (status.ok())
+                                  stream->Write(response, grpc::WriteOptions());
+                                return status;
+                              });
+      });
+}
 
 }  // namespace tfswitch
 

@@ -18,9 +18,10 @@ namespace {
 constexpr int64_t kExportChunkBytes = 1 << 20;
 
 // Cancelled if nobody reads it any more.
-template <typename Request, typename Response>
-absl::Status Send(const grpc::ServerContext& context, const Response& response,
-                  grpc::ServerSplitStreamer<Request, Response>* stream) {
+template <typename Response>
+absl::Status Send(
+    const grpc::ServerContext& context, const Response& response,
+    grpc::ServerSplitStreamer<grpc::ByteBuffer, Response>* stream) {
   if (context.IsCancelled() || !stream->Write(response, grpc::WriteOptions())) {
     return absl::CancelledError("the client has gone");
   }
@@ -29,35 +30,69 @@ absl::Status Send(const grpc::ServerContext& context, const Response& response,
 
 }  // namespace
 
+template <typename Request, typename Response>
+void Service::Add(const char* method) {
+  MarkMethodStreamed(
+      IndexOf<Request>("ParameterServer", method),
+      GatedHandler<Request, Response>(
+          door_, [this](const grpc::ServerContext& context, const Visit& visit,
+                        const Request& request, Response* response) {
+            return Run(CallOf(context, visit), request, response);
+          }));
+}
+
 Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
                  const Door& door, const LentThreads* helpers)
     : identity_(identity),
       shard_(std::move(shard)),
       door_(door),
-      helpers_(helpers) {}
+      helpers_(helpers) {
+#define TFSWITCH_ADD(name) Add<v1::name##Request, v1::name##Response>(#name);
+  TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_ADD)
+#undef TFSWITCH_ADD
+  Add<v1::CommitExportRequest, v1::CommitExportResponse>("SettleExport");
+  MarkMethodStreamed(
+      IndexOf<v1::HandshakeRequest>("ParameterServer", "Handshake"),
+      GatedHandler<v1::HandshakeRequest, v1::HandshakeResponse>(
+          door_, [this](const grpc::ServerContext& context, const Visit& visit,
+                        const v1::HandshakeRequest& request,
+                        v1::HandshakeResponse* response) {
+            return Handshake(CallOf(context, visit), request, response);
+          }));
+  AddStream<v1::ExportRequest, v1::ExportResponse>("Export", &Service::Export);
+  AddStream<v1::ExportChangesRequest, v1::ExportChangesResponse>(
+      "ExportChanges", &Service::ExportChanges);
+}
 
-grpc::Status Service::StreamedHandshake(
-    grpc::ServerContext* context,
-    grpc::ServerUnaryStreamer<v1::HandshakeRequest, v1::HandshakeResponse>*
-        stream) {
-  return Gated(
-      door_, context, stream,
-      [&](const Visit& visit, const v1::HandshakeRequest& request) {
-        v1::HandshakeResponse response;
-        response.set_protocol_version(identity_.protocol_version);
-        response.set_shard_index(shard_->shard_index());
-        response.set_num_shards(shard_->num_shards());
-        response.set_instance_id(shard_->instance_id());
-        response.set_max_message_bytes(identity_.max_message_bytes);
-        *response.mutable_security() = identity_.security;
-        if (const auto recovery = shard_->recovery(); recovery.has_value()) {
-          *response.mutable_recovery() = *recovery;
-        }
-        absl::Status status =
-            CheckVersion(CallOf(*context, visit), request.protocol_version());
-        if (status.ok()) stream->Write(response, grpc::WriteOptions());
-        return status;
-      });
+template <typename Request, typename Response>
+void Service::AddStream(const char* method, Streams<Request, Response> run) {
+  using Stream = grpc::ServerSplitStreamer<grpc::ByteBuffer, Response>;
+  MarkMethodStreamed(
+      IndexOf<Request>("ParameterServer", method),
+      new grpc::internal::SplitServerStreamingHandler<grpc::ByteBuffer,
+                                                      Response>(
+          [this, run](grpc::ServerContext* context, Stream* stream) {
+            return Gated<Request>(door_, context, stream,
+                                  [&](const Visit&, const Request& request) {
+                                    return (this->*run)(*context, request,
+                                                        stream);
+                                  });
+          }));
+}
+
+absl::Status Service::Handshake(const ShardCall& call,
+                                const v1::HandshakeRequest& request,
+                                v1::HandshakeResponse* response) const {
+  response->set_protocol_version(identity_.protocol_version);
+  response->set_shard_index(shard_->shard_index());
+  response->set_num_shards(shard_->num_shards());
+  response->set_instance_id(shard_->instance_id());
+  response->set_max_message_bytes(identity_.max_message_bytes);
+  *response->mutable_security() = identity_.security;
+  if (const auto recovery = shard_->recovery(); recovery.has_value()) {
+    *response->mutable_recovery() = *recovery;
+  }
+  return CheckVersion(call, request.protocol_version());
 }
 
 int64_t Service::RowsPerChunk(int64_t floats_per_row) const {
@@ -68,77 +103,65 @@ int64_t Service::RowsPerChunk(int64_t floats_per_row) const {
   return std::max<int64_t>(1, chunk_bytes / row_bytes);
 }
 
-grpc::Status Service::StreamedExport(
-    grpc::ServerContext* context,
-    grpc::ServerSplitStreamer<v1::ExportRequest, v1::ExportResponse>* stream) {
-  return Gated(
-      door_, context, stream,
-      [&](const Visit&, const v1::ExportRequest& request) -> absl::Status {
-        TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                                  shard_->FindTable(TableOf(request)));
-        const bool with_slots = request.with_slots();
-        v1::ExportResponse response;
-        return table->ForEachRow(
-            RowsPerChunk(table->dim() +
-                         (with_slots ? table->slot_floats() : 0)),
-            [&](const RowChunk& chunk) {
-              response.Clear();
-              response.mutable_keys()->Add(chunk.keys.begin(),
-                                           chunk.keys.end());
-              response.mutable_values()->Add(chunk.embeddings.begin(),
-                                             chunk.embeddings.end());
-              if (with_slots) {
-                response.mutable_slots()->Add(chunk.slots.begin(),
-                                              chunk.slots.end());
-              }
-              return Send(*context, response, stream);
-            });
+absl::Status Service::Export(
+    const grpc::ServerContext& context, const v1::ExportRequest& request,
+    grpc::ServerSplitStreamer<grpc::ByteBuffer, v1::ExportResponse>* stream)
+    const {
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(TableOf(request)));
+  const bool with_slots = request.with_slots();
+  v1::ExportResponse response;
+  return table->ForEachRow(
+      RowsPerChunk(table->dim() + (with_slots ? table->slot_floats() : 0)),
+      [&](const RowChunk& chunk) {
+        response.Clear();
+        response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
+        response.mutable_values()->Add(chunk.embeddings.begin(),
+                                       chunk.embeddings.end());
+        if (with_slots) {
+          response.mutable_slots()->Add(chunk.slots.begin(), chunk.slots.end());
+        }
+        return Send(context, response, stream);
       });
 }
 
-grpc::Status Service::StreamedExportChanges(
-    grpc::ServerContext* context,
-    grpc::ServerSplitStreamer<v1::ExportChangesRequest,
-                              v1::ExportChangesResponse>* stream) {
-  return Gated(
-      door_, context, stream,
-      [&](const Visit&,
-          const v1::ExportChangesRequest& request) -> absl::Status {
-        TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                                  shard_->FindTable(TableOf(request)));
-        ChangeFilter filter;
-        if (request.has_since()) {
-          filter.since = {request.since().log_id(), request.since().epoch()};
-          if (filter.since.log_id == 0) {
-            return absl::InvalidArgumentError("since: a log_id is never 0");
-          }
-        }
-        if (request.has_rule()) {
-          filter.rule = ScoreRule{request.rule().base_threshold(),
-                                  request.rule().delta_threshold(),
-                                  request.rule().delta_keep_days()};
-        }
-        if (request.has_day()) filter.day = request.day();
-        v1::ExportChangesResponse response;
-        TFSWITCH_ASSIGN_OR_RETURN(
-            const ChangeCursor cursor,
-            shard_->ExportChanges(
-                table, filter, request.export_id(), RowsPerChunk(table->dim()),
-                [&](const ChangeChunk& chunk) {
-                  response.Clear();
-                  response.mutable_keys()->Add(chunk.keys.begin(),
-                                               chunk.keys.end());
-                  response.mutable_values()->Add(chunk.embeddings.begin(),
-                                                 chunk.embeddings.end());
-                  response.mutable_removed()->Add(chunk.removed.begin(),
-                                                  chunk.removed.end());
-                  return Send(*context, response, stream);
-                }));
-        response.Clear();
-        response.mutable_cursor()->set_log_id(cursor.log_id);
-        response.mutable_cursor()->set_epoch(cursor.epoch);
-        return Send(*context, response, stream);
-      });
+absl::Status Service::ExportChanges(
+    const grpc::ServerContext& context, const v1::ExportChangesRequest& request,
+    grpc::ServerSplitStreamer<grpc::ByteBuffer, v1::ExportChangesResponse>*
+        stream) const {
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            shard_->FindTable(TableOf(request)));
+  ChangeFilter filter;
+  if (request.has_since()) {
+    filter.since = {request.since().log_id(), request.since().epoch()};
+    if (filter.since.log_id == 0) {
+      return absl::InvalidArgumentError("since: a log_id is never 0");
+    }
+  }
+  if (request.has_rule()) {
+    filter.rule = ScoreRule{request.rule().base_threshold(),
+                            request.rule().delta_threshold(),
+                            request.rule().delta_keep_days()};
+  }
+  if (request.has_day()) filter.day = request.day();
+  v1::ExportChangesResponse response;
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const ChangeCursor cursor,
+      shard_->ExportChanges(
+          table, filter, request.export_id(), RowsPerChunk(table->dim()),
+          [&](const ChangeChunk& chunk) {
+            response.Clear();
+            response.mutable_keys()->Add(chunk.keys.begin(), chunk.keys.end());
+            response.mutable_values()->Add(chunk.embeddings.begin(),
+                                           chunk.embeddings.end());
+            response.mutable_removed()->Add(chunk.removed.begin(),
+                                            chunk.removed.end());
+            return Send(context, response, stream);
+          }));
+  response.Clear();
+  response.mutable_cursor()->set_log_id(cursor.log_id);
+  response.mutable_cursor()->set_epoch(cursor.epoch);
+  return Send(context, response, stream);
 }
 
 ShardCall Service::CallOf(const grpc::ServerContext& context,

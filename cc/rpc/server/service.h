@@ -32,41 +32,38 @@ using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
                 v1::ParameterServer::WithRawMethod_Assign<
                     v1::ParameterServer::Service>>>>>;
 
-#define TFSWITCH_STREAMED(name) \
-  , v1::ParameterServer::WithStreamedUnaryMethod_##name
-using StreamedService =
-    WrapIn<ServiceWithRawMethods,
-           v1::ParameterServer::WithSplitStreamingMethod_Export,
-           v1::ParameterServer::WithSplitStreamingMethod_ExportChanges,
-           v1::ParameterServer::WithStreamedUnaryMethod_Handshake,
-           v1::ParameterServer::WithStreamedUnaryMethod_SettleExport
-               TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_STREAMED)>::Type;
-#undef TFSWITCH_STREAMED
-
-// Control methods are synchronous ones.
-class Service final : public StreamedService {
+// Control methods are synchronous ones that read their requests themselves.
+class Service final : public ServiceWithRawMethods {
  public:
   // `helpers` work on a round together with the thread that commits it, and
   // must outlive the service.
   Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
           const Door& door, const LentThreads* helpers);
 
-  grpc::Status StreamedHandshake(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<v1::HandshakeRequest, v1::HandshakeResponse>*
-          stream) override;
-  grpc::Status StreamedExport(
-      grpc::ServerContext* context,
-      grpc::ServerSplitStreamer<v1::ExportRequest, v1::ExportResponse>* stream)
-      override;
-  grpc::Status StreamedExportChanges(
-      grpc::ServerContext* context,
-      grpc::ServerSplitStreamer<v1::ExportChangesRequest,
-                                v1::ExportChangesResponse>* stream) override;
-  TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_GATED_METHOD)
-  TFSWITCH_GATED_METHOD_AS(SettleExport, CommitExport)
-
  private:
+  template <typename Request, typename Response>
+  using Streams = absl::Status (Service::*)(
+      const grpc::ServerContext& context, const Request& request,
+      grpc::ServerSplitStreamer<grpc::ByteBuffer, Response>* stream) const;
+
+  // Makes a control call, or a stream, one that Gated() reads.
+  template <typename Request, typename Response>
+  void Add(const char* method);
+  template <typename Request, typename Response>
+  void AddStream(const char* method, Streams<Request, Response> run);
+
+  absl::Status Handshake(const ShardCall& call,
+                         const v1::HandshakeRequest& request,
+                         v1::HandshakeResponse* response) const;
+  absl::Status Export(
+      const grpc::ServerContext& context, const v1::ExportRequest& request,
+      grpc::ServerSplitStreamer<grpc::ByteBuffer, v1::ExportResponse>* stream)
+      const;
+  absl::Status ExportChanges(
+      const grpc::ServerContext& context,
+      const v1::ExportChangesRequest& request,
+      grpc::ServerSplitStreamer<grpc::ByteBuffer, v1::ExportChangesResponse>*
+          stream) const;
   // Long calls end when the client has gone, or the server stops.
   ShardCall CallOf(const grpc::ServerContext& context,
                    const Visit& visit) const;
