@@ -5,9 +5,8 @@
 //
 // Built for other compilers, it is the main program, in place of libFuzzer:
 //
-//   control_fuzzer -max_total_time=5    runs the seeds, and for 5 seconds
-//   inputs
-//                                       that it makes of them by chance
+//   control_fuzzer -max_total_time=10   runs the seeds, and for 10 seconds
+//                                       inputs that it makes of them by chance
 //   control_fuzzer FILE...              runs these inputs
 //
 // Its inputs are the same in each run. The one that ends the process is written
