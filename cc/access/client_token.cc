@@ -1,5 +1,6 @@
 #include "cc/access/client_token.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -72,13 +73,22 @@ absl::Status ClientToken::Read(bool now) {
   const absl::string_view text = LastLine(*contents);
   TFSWITCH_RETURN_IF_ERROR(TokenId(text).status());
   text_ = std::string(text);
+  has_warned_ = false;
   return absl::OkStatus();
 }
 
 std::string ClientToken::Get(bool now) {
   MutexLock lock(&mutex_);
-  // The server says if the token of before has gone, too.
-  if (file_.has_value()) Read(now).IgnoreError();
+  if (!file_.has_value()) return text_;
+  const absl::Status status = Read(now);
+  if (!status.ok() && !has_warned_) {
+    has_warned_ = true;
+    std::fprintf(
+        stderr,
+        "tfswitch: warning: the token file '%s': %s; the token that it "
+        "had before is shown\n",
+        file_->path().c_str(), std::string(status.message()).c_str());
+  }
   return text_;
 }
 

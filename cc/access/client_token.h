@@ -38,7 +38,8 @@ class ClientToken {
       const TokenSource& source);
 
   // As the file says, which is at most a second old; `now`: at once. Where it
-  // cannot be read any more, the token of before.
+  // cannot be read any more, the token of before, and a warning on stderr says
+  // so once.
   std::string Get(bool now = false);
 
  private:
@@ -49,6 +50,7 @@ class ClientToken {
   Mutex mutex_;
   std::optional<WatchedFile> file_ ABSL_GUARDED_BY(mutex_);
   std::string text_ ABSL_GUARDED_BY(mutex_);
+  bool has_warned_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tfswitch

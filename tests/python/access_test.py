@@ -155,7 +155,9 @@ def test_the_token_of_the_environment_is_for_programs(server, tokens, tmp_path):
         assert "1 server(s)" in printed
 
 
-def test_tokens_are_exchanged_while_all_goes_on(server, tokens, tmp_path):
+def test_tokens_are_exchanged_while_all_goes_on(
+    server, tokens, tmp_path, capfd
+):
     file = tmp_path / "token"
     first = tokens.create("train")
     file.write_text(first)
@@ -170,6 +172,15 @@ def test_tokens_are_exchanged_while_all_goes_on(server, tokens, tmp_path):
         wait_until(lambda: is_refused(server, first))
 
         table.lookup_or_create(IDS)
+        file.unlink()
+        written: list[str] = []
+
+        def is_said() -> bool:
+            table.lookup(IDS)
+            written.append(capfd.readouterr().err)
+            return "the token that it had before is shown" in "".join(written)
+
+        wait_until(is_said)
 
 
 def is_refused(server: tsw.Server, token: str) -> bool:

@@ -4,7 +4,6 @@ import importlib.metadata
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -177,12 +176,9 @@ def test_library_without_a_licence_ends_the_installation(
 
 
 def test_unknown_shared_library_ends_the_installation(tmp_path: Path) -> None:
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
     package = tmp_path / "package"
     package.mkdir()
-    shared = [compiler, "-shared", "-x", "c++", "/dev/null", "-x", "none", "-o"]
+    shared = ["c++", "-shared", "-x", "c++", "/dev/null", "-x", "none", "-o"]
     subprocess.run([*shared, tmp_path / "libstrange.so"], check=True)
     needs = ["-Wl,--no-as-needed", f"-L{tmp_path}", "-lstrange"]
     subprocess.run([*shared, package / "own.so", *needs], check=True)
