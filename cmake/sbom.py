@@ -1,6 +1,6 @@
 """Writes the software bill of materials of a package, in CycloneDX's JSON.
 
-    sbom.py VERSION NAME=VERSION=FILE... PACKAGE
+    sbom.py VERSION NAME=VERSION[,VERSION...]=FILE... PACKAGE
 
 `cmake --install` runs this when the other files lie in the folder PACKAGE. It
 follows these files as the loader does, and adds the libraries that the build
@@ -176,6 +176,10 @@ def _library(
     name: str, version: str, file: str, sonames: dict[str, str]
 ) -> dict[str, Any]:
     """Returns the component of a C++ library."""
+    if "," in version:  # The environment has one of them.
+        versions = {"name": "tfswitch:versions", "value": version}
+        purl = _purl("pypi" if name == "tensorflow" else "generic", name, "")
+        return _component(name, "", purl, properties=[versions])
     if name == "tensorflow" and _installed("tensorflow-cpu") == version:
         purl = _purl("pypi", "tensorflow-cpu", version)
     elif name in ("pybind11", "tensorflow"):

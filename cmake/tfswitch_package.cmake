@@ -1,7 +1,8 @@
 # The files that the Python package carries beside its modules: the core, the
 # ops, the pybind11 module and the programs. setup.py builds the target
 # tfswitch_package and installs the component of the same name.
-set(TFSWITCH_LIBRARIES tfswitch_core tfswitch_ops tfswitch_native)
+get_property(TFSWITCH_LIBRARIES GLOBAL PROPERTY TFSWITCH_LIBRARIES)
+list(APPEND TFSWITCH_LIBRARIES tfswitch_core)
 # The library lies beside the program that opens it.
 set(TFSWITCH_PROGRAMS tfswitch-server tfswitch-serving tfswitch_serving_rpc)
 set_target_properties(
@@ -23,6 +24,9 @@ install(
 # The bill of materials, of the files above as they are installed. What is not a
 # shared library comes with a file that tells which package of the system it is.
 # The Python is the one that sees the environment.
+list(JOIN TFSWITCH_TENSORFLOW_VERSIONS "," _tensorflows)
+get_property(_pythons GLOBAL PROPERTY TFSWITCH_PYTHON_VERSIONS)
+list(JOIN _pythons "," _pythons)
 set(_sbom
     ${_tensorflow_python}
     "${PROJECT_SOURCE_DIR}/cmake/sbom.py"
@@ -34,8 +38,8 @@ set(_sbom
     openssl=${OPENSSL_VERSION}=
     protobuf=${Protobuf_VERSION}=
     pybind11=${pybind11_VERSION}=
-    python=${Python_VERSION}=${Python_EXECUTABLE}
-    tensorflow=${TFSWITCH_TENSORFLOW_VERSION}=
+    python=${_pythons}=${Python_EXECUTABLE}
+    tensorflow=${_tensorflows}=
     xxhash=${libxxhash_VERSION}=${libxxhash_INCLUDEDIR}/xxhash.h)
 list(JOIN _sbom "]==] [==[" _sbom)
 install(

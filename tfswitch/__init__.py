@@ -25,6 +25,7 @@ from tfswitch import (
     statistics,
     train,
 )
+from tfswitch._installation import build_info
 from tfswitch._tls import Tls
 from tfswitch.cluster import Cluster, connect
 from tfswitch.dense import DenseTable
@@ -61,6 +62,7 @@ __all__ = [
     "Tls",
     "__version__",
     "admission",
+    "build_info",
     "connect",
     "data",
     "eviction",

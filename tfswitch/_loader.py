@@ -6,14 +6,28 @@
 import functools
 from types import ModuleType
 
-from tfswitch import _op_library
+from tfswitch import _installation
 
+_installation.check_module()
 try:
     import tensorflow as tf
 except ModuleNotFoundError as error:
     if error.name != "tensorflow":  # TensorFlow is there, and a part is not.
         raise
-    raise ImportError(_op_library.missing()) from error
+    raise ImportError(_installation.missing_tensorflow()) from error
+
+
+def library_path() -> str:
+    """Returns the path of the op library, for programs in C and C++.
+
+    ```c++
+    TF_Library* ops = TF_LoadLibrary(path, status);  // Before the model.
+    ```
+
+    Raises:
+        ImportError: If there is none for this TensorFlow.
+    """
+    return str(_installation.op_library(tf.__version__))
 
 
 @functools.cache
@@ -27,13 +41,15 @@ def load_ops() -> ModuleType:
         The module of the ops: `tfswitch_lookup` and its like.
 
     Raises:
-        ImportError: If the library is missing, or was built for a TensorFlow
-            whose binary interface differs. The message names both versions.
+        ImportError: If there is no library for this TensorFlow, or its binary
+            interface differs from that of the release.
     """
-    _op_library.check(tf.__version__)
+    path = library_path()
     try:
-        return tf.load_op_library(str(_op_library.PATH))
+        return tf.load_op_library(path)
     except tf.errors.NotFoundError as error:
         raise ImportError(
-            f"{_op_library.mismatch(tf.__version__)} ({error.message})"
+            f"{path} does not fit this TensorFlow {tf.__version__}, which is "
+            "not built as the release is. Build tfswitch for it: see "
+            f"docs/building.md ({error.message})"
         ) from error

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
+#include <cstring>
 #include <string>
 
 #include "cc/capi/tfswitch.h"
@@ -70,6 +71,13 @@ Core Open() {
                  std::to_string(TFSWITCH_API_VERSION) +
                  ", which this part of tfswitch was built for. Reinstall "
                  "tfswitch, so that all of its libraries are of one version.";
+  } else if (std::strcmp(core.api->version(), TFSWITCH_VERSION) != 0) {
+    core.error = "the tfswitch core library '" + path + "' is of version " +
+                 core.api->version() +
+                 ", and this part of tfswitch of version " TFSWITCH_VERSION
+                 ". Reinstall tfswitch, so that all of its libraries are of "
+                 "one version.";
+    core.api = nullptr;
   }
   return core;
 }

@@ -11,5 +11,7 @@ if(NOT TARGET tfswitch_core_loader)
               ${PROJECT_SOURCE_DIR}/cc/capi/core_loader.cc)
   target_include_directories(tfswitch_core_loader PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(tfswitch_core_loader PUBLIC ${CMAKE_DL_LIBS})
+  target_compile_definitions(tfswitch_core_loader
+                             PRIVATE TFSWITCH_VERSION="${PROJECT_VERSION}")
   target_compile_options(tfswitch_core_loader PRIVATE ${TFSWITCH_WARNINGS})
 endif()

@@ -31,6 +31,7 @@
 #include "cc/predictor/predictor.h"
 #include "cc/predictor/serving_rpc.h"
 #include "cc/rpc/security_flags.h"
+#include "tensorflow/c/c_api.h"
 #include "tensorflow/core/util/command_line_flags.h"
 
 namespace tfswitch {
@@ -237,8 +238,11 @@ int Run(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
   PredictorOptions options;
-  // The Python package has the program in bin/.
-  options.op_library = FolderOfProgram().parent_path() / "libtfswitch_ops.so";
+  // The Python package has the program in bin/, and ops for each TensorFlow.
+  const std::vector<std::string> version = absl::StrSplit(TF_Version(), '.');
+  options.op_library =
+      FolderOfProgram().parent_path() /
+      absl::StrCat("libtfswitch_ops_tf", version[0], version[1], ".so");
   std::string model_name = "default";
   std::string address = "127.0.0.1:8500";
   std::string tags = "serve";

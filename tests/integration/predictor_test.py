@@ -34,7 +34,7 @@ from tensorflow_serving.apis import (
 
 import tfswitch as tsw
 from tests.programs import ROOT, PythonProgram, run_python
-from tfswitch import _loader, _op_library
+from tfswitch import _loader
 
 # The command `tfswitch-serving`, whichever checkout it was installed from.
 COMMAND = [
@@ -428,7 +428,7 @@ def test_cpp_tests_of_the_predictor_pass(
             **os.environ,
             "TFSWITCH_TEST_MODELS": str(two_versions),
             "TFSWITCH_TEST_ROWS": str(rows.models),
-            "TFSWITCH_TEST_OP_LIBRARY": str(_op_library.PATH),
+            "TFSWITCH_TEST_OP_LIBRARY": str(tsw.ops.library_path()),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -186,7 +186,7 @@ def test_cmake_refuses_a_tensorflow_outside_the_supported_range(
 
     assert result.returncode != 0
     assert re.search(
-        rf"TensorFlow\s+2\.18\s+to\s+2\.21,\s+and\s+{target.python}\s+has\s+"
+        rf"{re.escape(EXTRAS['tensorflow'][0])},\s+and\s+{target.python}\s+has\s+"
         rf"{version}\.",
         result.stderr,
     )

@@ -21,7 +21,7 @@ from tests.certificates import Authority
 from tests.programs import ROOT, environment, run_python
 
 PACKAGE = ROOT / "tfswitch"
-OPS = PACKAGE / "libtfswitch_ops.so"
+OPS = Path(tsw.ops.library_path())
 CORE = PACKAGE / "libtfswitch_core.so"
 (NATIVE,) = PACKAGE.glob("_native.*.so")
 
@@ -315,78 +315,124 @@ def test_library_that_is_not_a_core_is_refused(tmp_path: Path) -> None:
     assert f"'{core}' is not a tfswitch core library" in message
 
 
-def load_ops_from(path: Path) -> str:
-    """The ImportError of the loader for an op library."""
+def test_core_of_another_version_is_refused(tmp_path: Path) -> None:
+    core = tmp_path / "libtfswitch_core.so"
+    build_library(
+        core,
+        f"""
+        #include "{ROOT}/cc/capi/tfswitch.h"
+        const char* Version() {{ return "9.8.7"; }}
+        extern "C" const Tfswitch_Api* Tfswitch_GetApi(unsigned) {{
+          static Tfswitch_Api api = {{}};
+          api.version = Version;
+          return &api;
+        }}
+        """,
+    )
+
+    message = open_table_with(OPS, TFSWITCH_CORE_LIBRARY=str(core))
+
+    assert f"'{core}' is of version 9.8.7, and this part" in message
+    assert f"of version {tsw.__version__}. Reinstall tfswitch" in message
+
+
+def error_of_import(folder: Path, before: str = "") -> str:
+    """The ImportError where the package's libraries are those of `folder`."""
     program = f"""
+import sys
 from pathlib import Path
-from tfswitch import _loader, _op_library
-_op_library.PATH = Path({str(path)!r})
+import tfswitch_command
+tfswitch_command._put_package()
+from tfswitch import _installation
+_installation._FOLDER = Path({str(folder)!r})
+{before}
 try:
-    _loader.load_ops.__wrapped__()
+    from tfswitch import _loader
+    _loader.load_ops()
 except ImportError as error:
     print(error)
 """
     return run_python("-c", program).stdout
 
 
-def test_ops_of_another_tensorflow_name_both_versions(tmp_path: Path) -> None:
-    ops = tmp_path / "libtfswitch_ops.so"
-    build_library(
-        ops,
-        'extern "C" const char tfswitch_built_for_tensorflow[] ='
-        '    "tfswitch_built_for_tensorflow=2.17.1";',
-    )
-
-    message = load_ops_from(ops)
-
-    assert re.search(
-        r"tfswitch was built for TensorFlow 2\.17\.1; this is 2\.\d+\.\d+\S*\. "
-        r"Reinstall tfswitch for it\.",
-        message,
-    )
+@pytest.fixture
+def installation(tmp_path: Path) -> Path:
+    """A package for TensorFlow 2.9 and 2.17, with a module for this Python."""
+    for name in ("ops_tf29.so", "ops_tf217.so"):
+        (tmp_path / f"libtfswitch_{name}").touch()
+    (tmp_path / NATIVE.name).touch()
+    return tmp_path
 
 
-def test_ops_with_an_undefined_symbol_name_both_versions(
-    tmp_path: Path,
+def test_unsupported_tensorflow_is_told_those_that_are(
+    installation: Path,
 ) -> None:
-    ops = tmp_path / "libtfswitch_ops.so"
-    build_library(
-        ops,
-        'extern "C" const char tfswitch_built_for_tensorflow[] ='
-        f'    "tfswitch_built_for_tensorflow={tf.__version__}";'
-        "void symbol_that_went_away();"
-        "void user() { symbol_that_went_away(); }",
+    message = error_of_import(installation)
+
+    assert (
+        "this tfswitch works with TensorFlow 2.9 and 2.17, and this is "
+        f"{tf.__version__}. Install one of these "
+        "(`pip install 'tensorflow==2.17.*'`, or `tensorflow-cpu`)"
+    ) in message
+
+
+def test_import_without_tensorflow_names_the_one_to_install(
+    installation: Path,
+) -> None:
+    message = error_of_import(
+        installation, 'sys.modules["tensorflow"] = None  # Cannot be imported.'
     )
 
-    message = load_ops_from(ops)
-
-    assert f"tfswitch was built for TensorFlow {tf.__version__}" in message
-    assert "symbol_that_went_away" in message
+    assert "works with TensorFlow 2.9 and 2.17, and there is none" in message
+    assert "pip install 'tensorflow==2.17.*'" in message
 
 
-def test_import_without_tensorflow_names_the_one_to_install() -> None:
-    program = """
-import sys
-sys.modules["tensorflow"] = None  # Any import of it now fails.
-try:
-    import tfswitch
-except ImportError as error:
-    print(error)
-"""
-    minor = ".".join(tf.__version__.split(".")[:2])
+def test_python_without_a_module_is_told_those_that_have_one(
+    installation: Path,
+) -> None:
+    (installation / NATIVE.name).unlink()
+    for version in ("39", "310"):
+        path = installation / f"_native.cpython-{version}-x86_64-linux-gnu.so"
+        path.touch()
 
-    message = run_new_interpreter(program)
+    message = error_of_import(
+        installation, "sys.version_info = (3, 99, *sys.version_info[2:])"
+    )
 
-    assert f"built for TensorFlow {minor}, and there is none" in message
-    assert f"pip install 'tensorflow=={minor}.*'" in message
-    assert "tensorflow-cpu" in message
+    assert "works with Python 3.9 and 3.10, and this is 3.99." in message
 
 
 def test_missing_op_library_says_how_to_get_it(tmp_path: Path) -> None:
-    message = load_ops_from(tmp_path / "libtfswitch_ops.so")
+    (tmp_path / NATIVE.name).touch()
 
-    assert str(tmp_path) in message
-    assert "pip install ." in message
+    message = error_of_import(tmp_path)
+
+    assert f"no op library in {tmp_path}" in message
+    assert "Install tfswitch again" in message
+
+
+def test_ops_that_do_not_fit_their_tensorflow_say_so(tmp_path: Path) -> None:
+    (tmp_path / NATIVE.name).touch()
+    ops = tmp_path / Path(OPS).name
+    build_library(
+        ops,
+        "void symbol_that_went_away();void user() { symbol_that_went_away(); }",
+    )
+
+    message = error_of_import(tmp_path)
+
+    assert f"{ops} does not fit this TensorFlow {tf.__version__}" in message
+    assert "symbol_that_went_away" in message
+
+
+def test_build_info_tells_what_this_installation_has() -> None:
+    info = tsw.build_info()
+
+    assert info["version"] == tsw.__version__
+    assert ".".join(tf.__version__.split(".")[:2]) in info["tensorflow"]
+    assert "{}.{}".format(*sys.version_info) in info["python"]
+    assert info["libraries"]["grpc"].startswith("1.")
+    assert "rich" not in info["libraries"]  # pip lists Python packages.
 
 
 # --- A C++ server linked to TensorFlow ---------------------------------------

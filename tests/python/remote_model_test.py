@@ -441,7 +441,7 @@ def test_cpp_serves_the_same_bits(table, tmp_path):
     path = save(table, tmp_path / "1", addresses="grpc://127.0.0.1:1")
     command = [
         program,
-        ROOT / "tfswitch/libtfswitch_ops.so",
+        tsw.ops.library_path(),
         path,
         *map(str, IDS),
     ]

@@ -35,10 +35,7 @@ def imported(file: Path) -> Iterator[str]:
 
 def room_of(module: str) -> str:
     part = module.split(".")[1]
-    if part in (
-        "_loader",
-        "_op_library",
-    ):  # Of the library that the ops are in.
+    if part in ("_loader", "_installation"):  # Of the libraries of the ops.
         return "ops"
     return part if part in ROOMS else ""
 

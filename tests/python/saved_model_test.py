@@ -508,7 +508,7 @@ def test_cpp_serves_the_same_bits(model, tmp_path):
     served = subprocess.run(
         [
             program,
-            ROOT / "tfswitch/libtfswitch_ops.so",
+            tsw.ops.library_path(),
             tmp_path / "1",
             *map(str, ids),
         ],

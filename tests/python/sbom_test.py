@@ -204,6 +204,20 @@ def test_library_of_no_system_package_has_the_version_of_the_build(
     assert component["purl"] == "pkg:generic/xxhash@0.8.1"
 
 
+def test_package_for_several_tensorflows_has_the_version_of_none(
+    tmp_path: Path,
+) -> None:
+    result = write_bill(tmp_path, "tensorflow=2.20.0,2.21.0=")
+
+    assert result.returncode == 0, result.stderr
+    written = json.loads((tmp_path / "sbom.cdx.json").read_text())
+    (component,) = (
+        c for c in written["components"] if c["name"] == "tensorflow"
+    )
+    assert component["purl"] == "pkg:pypi/tensorflow"
+    assert component["properties"][0]["value"] == "2.20.0,2.21.0"
+
+
 def test_command_line_tells_where_the_file_is() -> None:
     result = run_python("-m", "tfswitch", "version", "--sbom")
 

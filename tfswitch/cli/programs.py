@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfswitch import _op_library
+from tfswitch import _installation
 
 _FOLDER = Path(__file__).parents[1] / "bin"
 
@@ -29,15 +29,15 @@ def execute_serving(arguments: Sequence[str]) -> None:
 
     Raises:
         FileNotFoundError: If this installation has no such program.
-        ImportError: If there is no TensorFlow, or tfswitch was built for
-            another one. The message names the remedy.
+        ImportError: If there is no TensorFlow that this tfswitch works with.
+            The message names the remedy.
     """
     package = importlib.util.find_spec("tensorflow")
     if package is None or package.origin is None:
-        raise ImportError(_op_library.missing())
+        raise ImportError(_installation.missing_tensorflow())
     for name in ("tensorflow", "tensorflow-cpu"):
         try:
-            _op_library.check(importlib.metadata.version(name))
+            _installation.op_library(importlib.metadata.version(name))
             break
         except importlib.metadata.PackageNotFoundError:
             pass

@@ -1,5 +1,6 @@
 """TensorFlow ops on embedding tables. Importing this registers them."""
 
+from tfswitch._loader import library_path
 from tfswitch.ops.embedding_ops import (
     TableLookup,
     TrainingLookup,
@@ -20,6 +21,7 @@ __all__ = [
     "TrainingLookup",
     "TrainingLookups",
     "end_step",
+    "library_path",
     "lookup",
     "lookup_many",
     "push",

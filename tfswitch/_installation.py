@@ -1,0 +1,122 @@
+"""What this installation has: for which TensorFlows and which Pythons.
+
+Nothing here imports TensorFlow.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent.resolve()
+_AGAIN = "Install tfswitch again with pip, or build it with `./scripts/setup`."
+
+
+def build_info() -> dict[str, Any]:
+    """Returns how this installation of tfswitch was built.
+
+    ```python
+    >>> tsw.build_info()
+    {'version': '0.1.0', 'tensorflow': ['2.20', '2.21'], 'python': ['3.11'],
+     'libraries': {'abseil': '20220623.1-1', 'grpc': '1.51.1-3', ...}}
+    ```
+
+    Returns:
+        A dict with `version`; `tensorflow`, the minor versions that there are
+        ops for; `python`, the versions that there are modules for; and
+        `libraries`, the versions of the C++ libraries, by their names in the
+        software bill of materials (`tfswitch version --sbom`).
+
+    Raises:
+        ImportError: If a file of the installation is missing.
+    """
+    path = _FOLDER / "sbom.cdx.json"
+    try:
+        bill = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ImportError(f"tfswitch has no {path}. {_AGAIN}") from error
+    return {
+        "version": bill["metadata"]["component"]["version"],
+        "tensorflow": _versions("libtfswitch_ops_tf*.so"),
+        "python": _versions("_native.cpython-*.so"),
+        "libraries": {
+            component["name"]: component["version"]
+            for component in bill["components"]
+            if "scope" not in component and "version" in component
+        },
+    }
+
+
+def op_library(version: str) -> Path:
+    """Returns the library of the ops for a version of TensorFlow.
+
+    TensorFlow keeps its binary interface within a minor version only; a
+    library of another may load and then crash.
+
+    Raises:
+        ImportError: If there is none for its minor version. The message names
+            those that there are.
+    """
+    minor = ".".join(version.split(".")[:2])
+    path = _FOLDER / f"libtfswitch_ops_tf{minor.replace('.', '')}.so"
+    if not path.is_file():
+        raise ImportError(
+            f"this tfswitch works with TensorFlow {_built_for()}, and this is "
+            f"{version}. Install {_command()}, or build tfswitch for "
+            f"TensorFlow {minor}: see docs/building.md."
+        )
+    return path
+
+
+def missing_tensorflow() -> str:
+    """Returns the text for an environment without TensorFlow."""
+    return (
+        f"tfswitch works with TensorFlow {_built_for()}, and there is none. "
+        f"Install {_command()}."
+    )
+
+
+def check_module() -> None:
+    """Checks that there is a module for this Python.
+
+    Raises:
+        ImportError: If there is none. The message names the Pythons that
+            there are modules for.
+    """
+    version = "{}.{}".format(*sys.version_info)
+    versions = _versions("_native.cpython-*.so")
+    if version not in versions:
+        raise ImportError(
+            f"this tfswitch works with Python {_listed(versions)}, and this is "
+            f"{version}. {_AGAIN}"
+        )
+
+
+def _versions(pattern: str) -> list[str]:
+    """Returns the versions in names of files, such as "2.21" for tf221."""
+    found = []
+    for path in _FOLDER.glob(pattern):
+        match = re.search(r"(?:_tf|-)(\d)(\d+)", path.name)
+        if match is not None:
+            found.append((int(match[1]), int(match[2])))
+    return [f"{major}.{minor}" for major, minor in sorted(found)]
+
+
+def _listed(versions: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(versions[:-1]), versions[-1]]))
+
+
+def _built_for() -> str:
+    versions = _versions("libtfswitch_ops_tf*.so")
+    if not versions:
+        raise ImportError(f"tfswitch has no op library in {_FOLDER}. {_AGAIN}")
+    return _listed(versions)
+
+
+def _command() -> str:
+    newest = _versions("libtfswitch_ops_tf*.so")[-1]
+    return (
+        f"one of these (`pip install 'tensorflow=={newest}.*'`, or "
+        "`tensorflow-cpu`)"
+    )
