@@ -1,5 +1,6 @@
 """Who may make which call, for each method of each service in protos/."""
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -19,13 +20,22 @@ from google.protobuf import (
     message_factory,
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import (
+    proto_reflection_descriptor_database as reflection,
+)
+from grpc_reflection.v1alpha import reflection_pb2
 
 import tfswitch as tsw
 from tests.certificates import Authority
+from tests.integration.predictor_test import PredictionServer, save
 from tests.programs import ROOT
 from tests.python.worker_threads import wait_until
 from tests.support import ServerProcess
 from tests.tokens import TokenFile
+
+# The packages of the two servers.
+PARAMETERS = "tfswitch.v1"
+PREDICTIONS = "tensorflow.serving"
 
 # The table, beside what the .proto files say. A method that is missing here
 # fails the test.
@@ -54,30 +64,31 @@ LEAST_ROLES = {
         # Of a work queue that is not there.
         "admin": "CreateWorkQueue",
     },
+    "tensorflow.serving.PredictionService": {
+        "read": "Predict GetModelMetadata",
+    },
+    "tensorflow.serving.ModelService": {"read": "GetModelStatus"},
 }
-OPEN = {"grpc.health.v1.Health"}
-# tests/integration/predictor_test.py has those of the prediction server.
-ELSEWHERE = {
-    "tensorflow.serving.PredictionService",
-    "tensorflow.serving.ModelService",
-}
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+OPEN = {"grpc.health.v1.Health", REFLECTION}
 # About all tables, whatever they name.
 NEED_ALL_TABLES = set(
     "CommitRound HoldRounds TakeCut SaveShard CommitCheckpoint AbortSave "
     "StageRestore CommitRestore".split()
 )
-# The fields of requests with names of tables that a rule covers.
-FIELDS_OF_RULES = {"table", "table_incarnation"}
+# The fields of requests with names of tables and models that a rule covers.
+FIELDS_OF_RULES = {"table", "table_incarnation", "model_spec"}
 
 NO_CONNECTION = "UNAVAILABLE"
 NO_TOKEN = "UNAUTHENTICATED"
 NO_RIGHT = "PERMISSION_DENIED"
+NOT_THERE = "UNIMPLEMENTED"
 PASSED = "passed"
 
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory) -> dict[str, Any]:
-    """The services of protos/ by name."""
+    """The services of protos/ by name, and gRPC's reflection."""
     file = tmp_path_factory.mktemp("protos") / "all.bin"
     subprocess.run(
         [
@@ -92,10 +103,11 @@ def services(tmp_path_factory) -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     for each in files:
         pool.Add(each)
+    found = [*map(pool.FindFileByName, (each.name for each in files))]
     return {
         service.full_name: service
-        for each in files
-        for service in pool.FindFileByName(each.name).services_by_name.values()
+        for file in (*found, reflection_pb2.DESCRIPTOR)
+        for service in file.services_by_name.values()
     }
 
 
@@ -106,7 +118,9 @@ class Place:
     name: str
     address: str
     credentials: grpc.ChannelCredentials | None
-    connects: bool
+    connects: bool = True
+    takes_tokens: bool = True
+    reflects: bool = False
 
 
 @pytest.fixture(scope="module")
@@ -131,46 +145,75 @@ def shown(tokens) -> dict[str, str | None]:
     }
 
 
+@pytest.fixture(scope="module", params=[PARAMETERS, PREDICTIONS])
+def package(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, tokens, shown) -> Iterator[list[Place]]:
-    folder = tmp_path_factory.mktemp("certificates")
+def places(
+    package, tmp_path_factory, tokens, shown
+) -> Iterator[dict[str, Place]]:
+    folder = tmp_path_factory.mktemp("servers")
+    if package == PREDICTIONS:
+        save(1, folder)
     authority, stranger = Authority(folder), Authority(folder, "stranger")
-    own = authority.sign("server")
-    certificate = (f"--tls_cert={own.cert}", f"--tls_key={own.key}")
 
-    def start(*flags: str) -> ServerProcess:
-        return ServerProcess(
-            flags=(
-                f"--token_file={tokens.path}",
-                f"--checkpoint_root={folder}",
-                *flags,
-            )
-        )
-
-    def credentials(tls: tsw.Tls | None) -> grpc.ChannelCredentials:
+    def credentials(
+        tls: tsw.Tls | None = None, trusted: Authority = authority
+    ) -> grpc.ChannelCredentials:
         def read(path: Any) -> bytes | None:
             return None if path is None else Path(path).read_bytes()
 
         return grpc.ssl_channel_credentials(
-            authority.ca.read_bytes(),
+            trusted.ca.read_bytes(),
             tls and read(tls.key),
             tls and read(tls.cert),
         )
 
-    with (
-        start() as plain,
-        start(*certificate) as with_tls,
-        start(*certificate, f"--tls_ca={authority.ca}") as mutual,
-    ):
-        known, foreign = authority.sign("client"), stranger.sign("foreign")
-        yield [
-            Place("plaintext", plain.address, None, True),
-            Place("TLS", with_tls.address, credentials(None), True),
-            Place("mTLS", mutual.address, credentials(known), True),
-            Place("mTLS, foreign", mutual.address, credentials(foreign), False),
-            Place("mTLS, none", mutual.address, credentials(None), False),
-            Place("plaintext to TLS", with_tls.address, None, False),
+    anybody = credentials()
+    known = credentials(authority.sign("client"))
+    foreign = credentials(stranger.sign("foreign"))
+    of_another = credentials(trusted=stranger)
+    own = authority.sign("server")
+    with_tokens = [f"--token_file={tokens.path}"]
+    with_tls = [f"--tls_cert={own.cert}", f"--tls_key={own.key}"]
+    with_ca = [*with_tls, f"--tls_ca={authority.ca}"]
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            flags: list[str], credentials: grpc.ChannelCredentials | None
+        ) -> str:
+            server = (
+                ServerProcess(flags=(f"--checkpoint_root={folder}", *flags))
+                if package == PARAMETERS
+                else PredictionServer(
+                    folder, folder, *flags, credentials=credentials
+                )
+            )
+            return stack.enter_context(server).address
+
+        plain = start(with_tokens, None)
+        tls = start([*with_tokens, *with_tls, "--reflection"], anybody)
+        both = start([*with_tokens, *with_ca], known)
+        only_ca = start(with_ca, known)
+        all_places = [
+            Place("plaintext", plain, None),
+            Place("TLS to plaintext", plain, anybody, connects=False),
+            Place("TLS", tls, anybody, reflects=True),
+            Place("TLS, foreign", tls, foreign, reflects=True),
+            Place("TLS, of another", tls, of_another, connects=False),
+            Place("plaintext to TLS", tls, None, connects=False),
+            Place("mTLS", both, known),
+            Place("mTLS, foreign", both, foreign, connects=False),
+            Place("mTLS, none", both, anybody, connects=False),
+            Place("plaintext to mTLS", both, None, connects=False),
+            Place("only mTLS", only_ca, known, takes_tokens=False),
+            Place("only mTLS, foreign", only_ca, foreign, connects=False),
+            Place("only mTLS, none", only_ca, anybody, connects=False),
+            Place("plaintext to only mTLS", only_ca, None, connects=False),
         ]
+        yield {place.name: place for place in all_places}
 
 
 def channel_to(place: Place) -> grpc.Channel:
@@ -185,6 +228,8 @@ def request_for(method: Any, table: str = "") -> Any:
     fields = method.input_type.fields_by_name
     if table and "table" in fields:
         request.table = table
+    elif table and "model_spec" in fields:
+        request.model_spec.name = table
     elif table and "config" in fields:
         request.config.name = table
     elif table and method.name in ("PullMany", "PushMany"):
@@ -197,8 +242,12 @@ def result_of(
 ) -> str:
     """PASSED, or the code with which the call was refused."""
     path = f"/{method.containing_service.full_name}/{method.name}"
-    start = channel.unary_stream if method.server_streaming else None
-    start = start or channel.unary_unary
+    if method.client_streaming:
+        start, request = channel.stream_stream, iter([request])
+    elif method.server_streaming:
+        start = channel.unary_stream
+    else:
+        start = channel.unary_unary
     call = start(path, lambda message: message.SerializeToString(), None)
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
     try:
@@ -209,7 +258,7 @@ def result_of(
     except grpc.RpcError as error:
         code = error.code().name
         # Another error is one of the call itself: it came so far.
-        if code in (NO_CONNECTION, NO_TOKEN, NO_RIGHT, "UNIMPLEMENTED"):
+        if code in (NO_CONNECTION, NO_TOKEN, NO_RIGHT, NOT_THERE):
             return code
     return PASSED
 
@@ -223,26 +272,30 @@ def least_roles() -> dict[tuple[str, str], str]:
     }
 
 
-def expected(place: Place, shown_as: str, least_role: str | None) -> str:
+def expected(place: Place, shown_as: str, method: Any, role: str | None) -> str:
     if not place.connects:
         return NO_CONNECTION
-    if least_role is None:
+    if method.containing_service.full_name == REFLECTION and not place.reflects:
+        return NOT_THERE
+    if role is None or not place.takes_tokens:
         return PASSED
     if shown_as not in ROLES:
         return NO_TOKEN
-    if ROLES.index(shown_as) < ROLES.index(least_role):
+    if ROLES.index(shown_as) < ROLES.index(role):
         return NO_RIGHT
     return PASSED
 
 
-def methods_of(services: dict[str, Any]) -> Iterator[tuple[Any, str | None]]:
-    """All methods, with the roles that they need."""
+def methods_of(
+    services: dict[str, Any], package: str = ""
+) -> Iterator[tuple[Any, str | None]]:
+    """The methods of a server, or of both, with the roles that they need."""
     roles = least_roles()
     for name, service in services.items():
         for method in service.methods:
             if name in OPEN:
                 yield method, None
-            elif name not in ELSEWHERE:
+            elif name.startswith(package):
                 yield method, roles[name, method.name]
 
 
@@ -251,41 +304,59 @@ def test_the_table_has_each_method_of_each_service(services):
         (name, method.name)
         for name, service in services.items()
         for method in service.methods
-        if name not in OPEN | ELSEWHERE
+        if name not in OPEN
     }
 
     assert of_protos == set(least_roles())
-    assert set(LEAST_ROLES) | OPEN | ELSEWHERE == set(services)
+    assert set(LEAST_ROLES) | OPEN == set(services)
+    assert {name for _, name in of_protos} >= NEED_ALL_TABLES
 
 
-def test_a_call_is_taken_from_those_that_may_make_it(services, places, shown):
+def test_a_server_has_no_service_beside_those_of_the_table(
+    services, package, places
+):
+    with channel_to(places["TLS"]) as channel:
+        database = reflection.ProtoReflectionDescriptorDatabase(channel)
+        served = set(database.get_services())
+
+    assert served == {
+        method.containing_service.full_name
+        for method, _ in methods_of(services, package)
+    }
+
+
+def test_a_call_is_taken_from_those_that_may_make_it(
+    services, package, places, shown
+):
     wrong = {}
-    for place in places:
+    for place in places.values():
         with channel_to(place) as channel:
             # Without a connection no token comes so far.
             callers = (
                 shown.items() if place.connects else [("admin", shown["admin"])]
             )
             for (method, role), (shown_as, token) in itertools.product(
-                methods_of(services), callers
+                methods_of(services, package), callers
             ):
                 result = result_of(channel, method, request_for(method), token)
-                if result != expected(place, shown_as, role):
+                if result != expected(place, shown_as, method, role):
                     wrong[place.name, method.full_name, shown_as] = result
 
     assert wrong == {}
 
 
-def test_a_token_for_some_tables_is_for_no_other(services, places, tokens):
+def test_a_token_for_some_tables_is_for_no_other(
+    services, package, places, tokens
+):
     token = tokens.create("admin", "user*", "i?em")
-    with channel_to(places[0]) as channel:
+    with channel_to(places["plaintext"]) as channel:
 
         def results(table: str) -> dict[str, str]:
             return {
                 method.name: result_of(
                     channel, method, request_for(method, table), token
                 )
-                for method, role in methods_of(services)
+                for method, role in methods_of(services, package)
                 if role is not None and names_table(method)
             }
 
@@ -293,24 +364,24 @@ def test_a_token_for_some_tables_is_for_no_other(services, places, tokens):
             return request_for(method, "x") != request_for(method)
 
         others = results("other")
-        own = results("user_7") | {"ReadUsage": results("item")["ReadUsage"]}
-        about_all = {
-            method.name: result_of(channel, method, request_for(method), token)
-            for method, _ in methods_of(services)
+        own = [*results("user_7").values(), *results("item").values()]
+        about_all = [
+            result_of(channel, method, request_for(method), token)
+            for method, _ in methods_of(services, package)
             if method.name in NEED_ALL_TABLES
-        }
+        ]
 
     assert set(others.values()) == {NO_RIGHT}
-    assert set(own.values()) == {PASSED}
-    assert len(others) >= 13
-    assert about_all == dict.fromkeys(NEED_ALL_TABLES, NO_RIGHT)
+    assert set(own) == {PASSED}
+    assert len(others) >= {PARAMETERS: 13, PREDICTIONS: 3}[package]
+    assert set(about_all) <= {NO_RIGHT}
 
 
 def test_all_fields_with_names_of_tables_have_a_rule(services):
     """A new request that names tables in another field must get one, too."""
 
     def is_name(field: descriptor.FieldDescriptor) -> bool:
-        return "table" in field.name
+        return "table" in field.name or "model" in field.name
 
     unknown = {
         (method.full_name, field.name)
@@ -324,7 +395,7 @@ def test_all_fields_with_names_of_tables_have_a_rule(services):
     assert unknown == set()
 
 
-def test_who_reads_leaves_no_trace_of_what_it_opens(services, places, shown):
+def test_who_reads_leaves_no_trace_of_what_it_opens(services, tokens, shown):
     """A write is remembered although a reader has made many calls since."""
     service = services["tfswitch.v1.ParameterServer"]
 
@@ -338,7 +409,10 @@ def test_who_reads_leaves_no_trace_of_what_it_opens(services, places, shown):
         "Assign", table="of_readers", keys=[1], values=[1.0], client_id=7
     )
     write.sequence = 1
-    with channel_to(places[0]) as channel:
+    with (
+        ServerProcess(flags=(f"--token_file={tokens.path}",)) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
 
         def call(name: str, request: Any, role: str) -> Any:
             method = service.methods_by_name[name]

@@ -1,4 +1,4 @@
-"""Who may ask tfswitch-serving."""
+"""Who may ask tfswitch-serving. access_table_test.py has the rules of calls."""
 
 import re
 import subprocess
@@ -10,7 +10,6 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -161,19 +160,23 @@ def test_a_token_to_read_the_model_lets_a_caller_in(
 
 
 @pytest.mark.parametrize(
-    ("token", "code", "why"),
+    ("method", "token", "code", "why"),
     [
-        ("none", "UNAUTHENTICATED", "the call has none"),
-        ("unknown", "UNAUTHENTICATED", "does not know this token"),
-        ("expired", "UNAUTHENTICATED", "has expired at 2020-01-31"),
+        ("Predict", "none", "UNAUTHENTICATED", "the call has none"),
         (
-            "of another model",
-            "PERMISSION_DENIED",
+            *("GetModelMetadata", "unknown", "UNAUTHENTICATED"),
+            "does not know this token",
+        ),
+        (
+            *("GetModelStatus", "expired", "UNAUTHENTICATED"),
+            "has expired at 2020-01-31",
+        ),
+        (
+            *("Predict", "of another model", "PERMISSION_DENIED"),
             f"is for the tables 'not_{MODEL}', and not for '{MODEL}'",
         ),
     ],
 )
-@pytest.mark.parametrize("method", CALLS)
 def test_other_callers_are_refused_and_written_down(
     method: str,
     token: str,
@@ -225,26 +228,6 @@ def test_the_quota_of_a_token_holds(
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert text in refused.value.details()
         assert get_status(channel)
-
-
-def test_health_needs_no_token(
-    server: PredictionServer, credentials: Credentials
-) -> None:
-    with grpc.secure_channel(server.address, credentials("none")) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=HANG_SECS)
-
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def test_a_server_with_tls_takes_no_plaintext(
-    server: PredictionServer,
-) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            get_status(channel)
-
-    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 OPEN = "--address=0.0.0.0:0"
@@ -313,25 +296,24 @@ def test_an_address_that_another_server_has_is_no_bad_flag(
     assert f"cannot listen on {server.address}" in ended.stderr
 
 
-@pytest.mark.parametrize("is_insecure", [False, True])
+@pytest.mark.parametrize("how", ["tokens", "certificates", "insecure"])
 def test_other_machines_may_reach_a_server_that_keeps_others_out_or_says_so(
-    is_insecure: bool,
+    how: str,
     models: Path,
+    authority: Authority,
     tls_flags: tuple[str, str],
     token_file: TokenFile,
     tokens: dict[str, str | None],
     tmp_path: Path,
 ) -> None:
-    flags = (*tls_flags, f"--token_file={token_file.path}")
-    with PredictionServer(
-        tmp_path,
-        models,
-        OPEN,
-        *(["--insecure"] if is_insecure else flags),
-        wait=False,
-    ) as server:
+    flags = {
+        "tokens": [*tls_flags, f"--token_file={token_file.path}"],
+        "certificates": [*tls_flags, f"--tls_ca={authority.ca}"],
+        "insecure": ["--insecure"],
+    }[how]
+    with PredictionServer(tmp_path, models, OPEN, *flags, wait=False) as server:
         warning = "tfswitch: warning: --insecure: 0.0.0.0:0 is open to all"
-        assert (warning in server.log()) == is_insecure
+        assert (warning in server.log()) == (how == "insecure")
 
 
 def test_rows_come_over_tls_with_a_token_of_the_servers_own(

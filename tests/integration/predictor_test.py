@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
@@ -664,28 +663,6 @@ def test_metadata_has_the_signature(server) -> None:
     asked.metadata_field[:] = ["graph"]
     with pytest.raises(grpc.RpcError, match="metadata_field 'graph'"):
         server.stub.GetModelMetadata(asked, timeout=HANG_SECS)
-
-
-def test_reflection_lists_the_services_if_it_is_asked_for(
-    server, start: StartServer, two_versions: Path
-) -> None:
-    def services(server: PredictionServer) -> set[str]:
-        stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-        asked = reflection_pb2.ServerReflectionRequest(list_services="")
-        (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=HANG_SECS)
-        return {s.name for s in answer.list_services_response.service}
-
-    with pytest.raises(grpc.RpcError) as refused:
-        services(server)
-    with start(two_versions, "--reflection", wait=False) as telling:
-        names = services(telling)
-
-    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert {
-        "tensorflow.serving.PredictionService",
-        "tensorflow.serving.ModelService",
-        "grpc.health.v1.Health",
-    } <= names
 
 
 def test_the_client_in_python_prints_signature_and_scores(server) -> None:
