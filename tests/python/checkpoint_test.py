@@ -500,7 +500,8 @@ def run_workers(address, path, result, stops_at):
 
 @pytest.mark.faults
 @pytest.mark.skipif(
-    not os.environ.get("TFSWITCH_LONG_TESTS"), reason="six processes"
+    not os.environ.get("TFSWITCH_LONG_TESTS"),
+    reason="six processes; scripts/test --full runs it",
 )
 def test_workers_that_all_died_go_on_together(tmp_path):
     """The servers have gone on for two steps since the checkpoint."""

@@ -19,7 +19,9 @@ DynamicEmbedding = tsw.keras.DynamicEmbedding
 SGD = tsw.optimizers.SGD
 
 only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
-only_legacy = pytest.mark.skipif(not IS_LEGACY, reason="of tf_keras")
+only_legacy = pytest.mark.skipif(
+    not IS_LEGACY, reason="of tf_keras; legacy_keras_test.py runs it"
+)
 
 pytestmark = pytest.mark.usefixtures("embedded")
 
@@ -1070,7 +1072,7 @@ def test_a_file_of_another_dim_is_refused_and_nothing_changes(tmp_path):
 
 
 @only_legacy
-def test_the_h5_format_of_legacy_keras_is_refused(tmp_path):
+def test_the_h5_format_of_legacy_keras_loads_no_rows(tmp_path):
     model, _ = adam_model(name="emb")
     ids, labels = make_data(16)
     model.fit(ids, labels, verbose=0)
