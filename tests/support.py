@@ -15,7 +15,8 @@ from types import TracebackType
 import tfswitch as tsw
 from tests.programs import environment
 
-SERVER = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
+PACKAGE = pathlib.Path(tsw.__file__).parent
+SERVER = PACKAGE / "bin" / "tfswitch-server"
 
 _names = itertools.count()
 

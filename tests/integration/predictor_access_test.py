@@ -27,9 +27,8 @@ from tests.integration.predictor_test import (
     request,
     save,
 )
-from tests.programs import ROOT
 from tests.python.worker_threads import wait_until
-from tests.support import ServerProcess
+from tests.support import PACKAGE, ServerProcess
 from tests.tokens import TokenFile
 
 METHOD = "/tensorflow.serving.PredictionService/Predict"
@@ -360,7 +359,7 @@ def test_rows_come_over_tls_with_a_token_of_the_servers_own(
 
 
 def test_the_library_with_grpc_shares_nothing_with_the_core() -> None:
-    library = ROOT / "tfswitch/bin/libtfswitch_serving_rpc.so"
+    library = PACKAGE / "bin/libtfswitch_serving_rpc.so"
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", library],
         capture_output=True,
@@ -373,7 +372,7 @@ def test_the_library_with_grpc_shares_nothing_with_the_core() -> None:
     # One libprotobuf would have these files of both, and end the process.
     contract = rb"\n.tfswitch/v1/\w+\.proto"
     assert not re.search(contract, library.read_bytes())
-    core = ROOT / "tfswitch/libtfswitch_core.so"
+    core = PACKAGE / "libtfswitch_core.so"
     assert re.search(contract, core.read_bytes())
 
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 import tfswitch as tsw
 from tests.certificates import Authority
 from tests.programs import ROOT, environment, run_python
+from tests.support import PACKAGE
 
-PACKAGE = ROOT / "tfswitch"
 OPS = Path(tsw.ops.library_path())
 CORE = PACKAGE / "libtfswitch_core.so"
 (NATIVE,) = PACKAGE.glob("_native.*.so")

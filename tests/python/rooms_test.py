@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support import PACKAGE
 
 # From the lowest to the highest; "" has the modules of the package itself, and
 # its optimizers.
@@ -46,15 +46,15 @@ def test_a_room_imports_no_room_above_it(room: str) -> None:
     files = [
         file
         for folder in folders
-        for file in (ROOT / "tfswitch" / folder).glob("*.py")
+        for file in (PACKAGE / folder).glob("*.py")
         # The doors of the package, and a former name, may import all rooms.
-        if file.relative_to(ROOT / "tfswitch").as_posix()
+        if file.relative_to(PACKAGE).as_posix()
         not in ("__init__.py", "__main__.py", "interchange.py")
     ]
     assert files
 
     upward = [
-        f"{file.relative_to(ROOT)} imports {module}"
+        f"{file} imports {module}"
         for file in files
         for module in imported(file)
         if module.startswith("tfswitch.")

@@ -15,15 +15,14 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
-import tfswitch as tsw
 from tests.programs import ROOT, run_python
+from tests.support import PACKAGE
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     from pip._vendor import tomli as tomllib
 
-PACKAGE = Path(tsw.__file__).parent
 BILL = PACKAGE / "sbom.cdx.json"
 SCRIPT = ROOT / "cmake" / "sbom.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
