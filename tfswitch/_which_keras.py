@@ -12,4 +12,28 @@ if IS_LEGACY:
 else:
     import keras
 
-__all__ = ["IS_LEGACY", "keras"]
+__all__ = ["IS_LEGACY", "VERSION", "keras"]
+
+VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
+# TensorFlow 2.18, the oldest one that tfswitch works with, requires these.
+_OLDEST = (2, 18) if IS_LEGACY else (3, 5)
+
+
+def _check_version() -> None:
+    """Raises ImportError if Keras is older than the oldest that works."""
+    if VERSION >= _OLDEST:
+        return
+    name = keras.__name__
+    remedy = f"{name}>={_OLDEST[0]}.{_OLDEST[1]}"
+    if IS_LEGACY:
+        # The newest tf_keras would bring the newest TensorFlow.
+        from tensorflow import __version__ as tensorflow
+
+        remedy = f"{name}=={'.'.join(tensorflow.split('.')[:2])}.*"
+    raise ImportError(
+        f"tfswitch works with {name} {_OLDEST[0]}.{_OLDEST[1]} and later, and "
+        f"this is {name} {keras.__version__}. Run `pip install '{remedy}'`."
+    )
+
+
+_check_version()

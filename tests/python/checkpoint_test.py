@@ -375,6 +375,16 @@ def test_a_batch_that_executions_do_not_come_to_is_refused(embedded, tmp_path):
         fit(model, tsw.keras.Checkpoint(tmp_path))
 
 
+def test_a_checkpoint_is_of_the_last_batch_of_an_execution(embedded, tmp_path):
+    model = make_small_model()
+    model.compile("sgd", "mse", steps_per_execution=2)
+
+    fit(model, tsw.keras.Checkpoint(tmp_path, 2, keep=3), epochs=1)
+
+    manifest = json.loads((tmp_path / "checkpoint-000001.json").read_text())
+    assert (manifest["epoch"], manifest["batch"]) == (0, 2)
+
+
 def test_a_fit_that_has_ended_is_not_repeated(embedded, tmp_path):
     checkpoint = tsw.keras.Checkpoint(tmp_path)
     model = make_small_model()

@@ -13,12 +13,15 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
-from tfswitch.keras._backend import IS_LEGACY, keras
+from tfswitch.keras._backend import IS_LEGACY, VERSION, keras
 
 DynamicEmbedding = tsw.keras.DynamicEmbedding
 SGD = tsw.optimizers.SGD
 
 only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+with_ragged_inputs = pytest.mark.skipif(
+    not IS_LEGACY and VERSION < (3, 9), reason="of Keras 3.9"
+)
 only_legacy = pytest.mark.skipif(
     not IS_LEGACY, reason="of tf_keras; legacy_keras_test.py runs it"
 )
@@ -308,7 +311,9 @@ def test_pooling_an_empty_batch_gives_an_empty_batch():
     )
 
 
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("ragged", marks=with_ragged_inputs), "sparse"]
+)
 def test_pooled_ids_train_in_a_functional_model(kind):
     inputs = keras.Input((None,), dtype="int64", **{kind: True}, name="ids")
     layer = make_layer(combiner="mean")

@@ -24,6 +24,7 @@ from tests.support import PACKAGE
 OPS = Path(tsw.ops.library_path())
 CORE = PACKAGE / "libtfswitch_core.so"
 (NATIVE,) = PACKAGE.glob("_native.*.so")
+MINOR = ".".join(tf.__version__.split(".")[:2])
 
 # Steps of the programs below. All but one load the libraries by their paths,
 # because `import tfswitch` has an order of its own.
@@ -400,6 +401,36 @@ def test_python_without_a_module_is_told_those_that_have_one(
     )
 
     assert "works with Python 3.9 and 3.10, and this is 3.99." in message
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "remedy"),
+    [
+        ("keras", "3.4.1", "keras>=3.5"),
+        ("tf_keras", "2.17.0", f"tf_keras=={MINOR}.*"),
+    ],
+)
+def test_import_with_an_old_keras_names_the_version_to_install(
+    name: str, version: str, remedy: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text(f"__version__ = {version!r}\n")
+    program = f"""
+import sys
+import tensorflow  # It has a Keras of its own, which stays.
+sys.modules.pop({name!r}, None)
+sys.path.insert(0, {str(tmp_path)!r})
+try:
+    import tfswitch
+except ImportError as error:
+    print(error)
+"""
+
+    message = run_new_interpreter(
+        program, TF_USE_LEGACY_KERAS=str(int(name == "tf_keras"))
+    )
+
+    assert f"this is {name} {version}." in message
+    assert f"pip install '{remedy}'" in message
 
 
 def test_missing_op_library_says_how_to_get_it(tmp_path: Path) -> None:

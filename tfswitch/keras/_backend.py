@@ -1,11 +1,12 @@
-"""Where Keras 3 and tf_keras differ."""
+"""Where Keras 3 and tf_keras, and their versions, differ."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfswitch._which_keras import IS_LEGACY, keras
+from tfswitch._which_keras import IS_LEGACY, VERSION, keras
 
 Layer: Any = keras.layers.Layer
 Model: Any = keras.Model
@@ -59,7 +60,10 @@ def is_building() -> bool:
 
 def spec(shape: Any, dtype: str, ragged: bool) -> Any:
     """Returns the output's stand-in in a Keras 3 model."""
-    return keras.KerasTensor(shape, dtype=dtype, ragged=ragged)
+    # The argument came with Keras 3.9; models of earlier ones have no ragged
+    # tensors.
+    options = {"ragged": True} if ragged else {}
+    return keras.KerasTensor(shape, dtype=dtype, **options)
 
 
 def add_anchor(layer: Any) -> Any:
@@ -134,6 +138,22 @@ def begin_fit_at(model: Any, epoch: int | None) -> None:
         model._initial_epoch = epoch
 
 
+def file_of(store: Any) -> Any:
+    """A value that is equal for stores of one file under way, or None.
+
+    Args:
+        store: What Keras gives to `save_own_variables`.
+    """
+    if IS_LEGACY:
+        return getattr(store, "file", None)  # An open HDF5 file.
+    if VERSION < (3, 10):  # Each layer has a store of its own.
+        store = getattr(store, "h5_file", store)
+    try:
+        return weakref.ref(store)
+    except TypeError:  # A dict, for one; nothing is known of others.
+        return None
+
+
 def metric_variables(model: Any, batch: Any = None) -> list[Any]:
     """The variables of the model's metrics.
 
@@ -155,3 +175,10 @@ def steps_per_execution(model: Any) -> int:
     if IS_LEGACY:
         return int(model._steps_per_execution.numpy())
     return int(model.steps_per_execution)
+
+
+def last_batch(model: Any, batch: int) -> int:
+    """The last batch of the execution that `on_train_batch_end` is told of."""
+    if not IS_LEGACY and VERSION < (3, 11):  # They tell the first one.
+        return batch + steps_per_execution(model) - 1
+    return batch

@@ -161,7 +161,7 @@ _stored_by: weakref.WeakKeyDictionary[
 
 def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
     """Whether `layer` is the one of its table's layers that stores the rows."""
-    file = _file_of(store)
+    file = _backend.file_of(store)
     if file is None:
         return True
     last_file, last_layer = _stored_by.get(table, (None, None))
@@ -169,16 +169,6 @@ def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
         return last_layer() is layer
     _stored_by[table] = (file, weakref.ref(layer))
     return True
-
-
-def _file_of(store: Any) -> Any:
-    """A value that is equal for stores of one file under way, or None."""
-    if _backend.IS_LEGACY:
-        return getattr(store, "file", None)  # An open HDF5 file.
-    try:
-        return weakref.ref(store)
-    except TypeError:  # A dict, for one; nothing is known of others.
-        return None
 
 
 def _to_bytes(config: Mapping[str, Any]) -> np.ndarray:

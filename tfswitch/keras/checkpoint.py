@@ -163,6 +163,7 @@ class Checkpoint(_backend.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The batches of one execution end together.
+        batch = _backend.last_batch(self.model, batch)
         count = batch - self._last_batch
         self._last_batch = batch
         if batch < self._num_skipped:

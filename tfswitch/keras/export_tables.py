@@ -123,6 +123,7 @@ class ExportTables(_backend.Callback):
         if self._every_batches is None:
             return
         # The batches of one execution end together.
+        batch = _backend.last_batch(self.model, batch)
         self._num_batches += batch + 1 - self._num_batches_of_epoch
         self._num_batches_of_epoch = batch + 1
         if self._num_batches >= self._every_batches:
