@@ -10,21 +10,21 @@
 // as a multiple of the first one's.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "cc/predictor/predictor.h"
-#include "tensorflow/core/util/command_line_flags.h"
+#include "cc/predictor/errors.h"
+#include "cc/predictor/program_flags.h"
+#include "tfswitch/predictor.h"
 
 namespace tfswitch {
 namespace {
@@ -40,21 +40,20 @@ struct Load {
 };
 
 // Values for each input of a signature.
-absl::StatusOr<NamedValues> DrawInputs(
-    const tensorflow::SignatureDef& signature, const Load& load,
-    std::mt19937_64* random) {
+Result<NamedValues> DrawInputs(const Signature& signature, const Load& load,
+                               std::mt19937_64* random) {
   NamedValues inputs;
-  for (const auto& [name, info] : signature.inputs()) {
-    auto data = EmptyDataFor(info.dtype());
+  for (const auto& [name, spec] : signature.inputs) {
+    auto data = EmptyDataFor(spec.dtype);
     if (!data.ok()) return data.status();
     Values values;
     values.data = *std::move(data);
     values.shape.clear();
     size_t size = 1;
-    for (const auto& dim : info.tensor_shape().dim()) {
+    for (const int64_t dim : spec.shape.value_or(std::vector<int64_t>())) {
       const bool is_first = values.shape.empty();
       const int64_t open = is_first ? load.batch_size : 1;
-      values.shape.push_back(dim.size() < 0 ? open : dim.size());
+      values.shape.push_back(dim < 0 ? open : dim);
       size *= static_cast<size_t>(values.shape.back());
     }
     if (auto* const integers = std::get_if<Integers>(&values.data)) {
@@ -64,9 +63,8 @@ absl::StatusOr<NamedValues> DrawInputs(
       std::uniform_real_distribution<float> draw(-1.0f, 1.0f);
       for (size_t i = 0; i < size; ++i) floats->push_back(draw(*random));
     } else {
-      return absl::UnimplementedError(
-          absl::StrCat("input '", name, "' is ", Describe(info),
-                       "; only numbers can be drawn"));
+      return Error(StatusCode::kUnimplemented, "input '", name, "' is ",
+                   Describe(spec), "; only numbers can be drawn");
     }
     inputs[name] = std::move(values);
   }
@@ -74,16 +72,15 @@ absl::StatusOr<NamedValues> DrawInputs(
 }
 
 // As tensors, so that what is timed is the model.
-absl::StatusOr<Request> DrawRequest(const ModelVersion& model, const Load& load,
-                                    std::mt19937_64* random) {
-  const auto signature = model.Signature("");
+Result<Request> DrawRequest(const ModelVersion& model, const Load& load,
+                            std::mt19937_64* random) {
+  const auto signature = model.FindSignature("");
   if (!signature.ok()) return signature.status();
   const auto inputs = DrawInputs(**signature, load, random);
   if (!inputs.ok()) return inputs.status();
   Request request;
   for (const auto& [name, values] : *inputs) {
-    const auto tensor =
-        ToTensor(values, (*signature)->inputs().at(name).dtype());
+    const auto tensor = ToTensor(values, (*signature)->inputs.at(name).dtype);
     if (!tensor.ok()) return tensor.status();
     request.inputs[name] = *tensor;
   }
@@ -101,8 +98,8 @@ struct Times {
   }
 };
 
-absl::Status TimeAll(const std::vector<std::string>& folders,
-                     const PredictorOptions& options, const Load& load) {
+Status TimeAll(const std::vector<std::string>& folders,
+               const PredictorOptions& options, const Load& load) {
   std::vector<std::unique_ptr<Predictor>> predictors;
   for (const std::string& folder : folders) {
     PredictorOptions each = options;
@@ -118,12 +115,13 @@ absl::Status TimeAll(const std::vector<std::string>& folders,
       const auto model = predictors[m]->current();
       const auto request = DrawRequest(*model, load, &random);
       if (!request.ok()) return request.status();
-      const absl::Time begin = absl::Now();
+      const auto begin = std::chrono::steady_clock::now();
       const auto response = model->Predict(*request);
-      const absl::Duration took = absl::Now() - begin;
+      const std::chrono::duration<double, std::milli> took =
+          std::chrono::steady_clock::now() - begin;
       if (!response.ok()) return response.status();
       if (i >= load.num_warm_up) {
-        times[m].ms.push_back(absl::ToDoubleMilliseconds(took));
+        times[m].ms.push_back(took.count());
       }
     }
   }
@@ -133,10 +131,10 @@ absl::Status TimeAll(const std::vector<std::string>& folders,
                 times[m].At(0.5) / times[0].At(0.5), times[m].At(0.99),
                 times[m].At(0.99) / times[0].At(0.99));
   }
-  return absl::OkStatus();
+  return Status();
 }
 
-int Fail(int code, absl::string_view message) {
+int Fail(int code, std::string_view message) {
   std::fprintf(stderr, "time_requests: %.*s\n",
                static_cast<int>(message.size()), message.data());
   return code;
@@ -144,36 +142,32 @@ int Fail(int code, absl::string_view message) {
 
 int Run(int argc, char** argv) {
   PredictorOptions options;
-  options.op_library = TFSWITCH_OP_LIBRARY;
-  options.poll_interval = absl::ZeroDuration();
+  options.op_library = OpLibraryPath();
+  options.poll_interval = Seconds::zero();
   // Nothing beside the requests takes time.
-  options.watch_rows_interval = absl::ZeroDuration();
+  options.watch_rows_interval = Seconds::zero();
   setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", /*overwrite=*/0);
   Load load;
   std::string models;
   int32_t threads = 1;
   bool help = false;
-  using tensorflow::Flag;
   const std::vector<Flag> flags = {
-      Flag("models", &models, "SavedModels, with commas"),
-      Flag("batch_size", &load.batch_size, "rows of a request"),
-      Flag("requests", &load.num_requests, "that are timed, of each model"),
-      Flag("num_ids", &load.num_ids, "integers are drawn below it"),
-      Flag("threads", &threads, "for the work inside of ops"),
-      Flag("op_library", &options.op_library,
-           "library with the model's own ops; empty: none"),
-      Flag("help", &help, "prints this text"),
+      {"models", &models, "SavedModels, with commas"},
+      {"batch_size", &load.batch_size, "rows of a request"},
+      {"requests", &load.num_requests, "that are timed, of each model"},
+      {"num_ids", &load.num_ids, "integers are drawn below it"},
+      {"threads", &threads, "for the work inside of ops"},
+      {"op_library", &options.op_library,
+       "library with the model's own ops; empty: none"},
+      {"help", &help, "prints this text"},
   };
-  const bool parsed = tensorflow::Flags::Parse(&argc, argv, flags);
+  const std::string usage = FlagsHelp(argv[0], flags);
+  const std::string bad_flag = ParseFlags(argc, argv, flags);
   if (help) {
-    std::printf("%s", tensorflow::Flags::Usage(argv[0], flags).c_str());
+    std::printf("%s", usage.c_str());
     return 0;
   }
-  if (!parsed) return Fail(kBadFlag, "a flag has a bad value; see --help");
-  if (argc > 1) {
-    return Fail(kBadFlag,
-                absl::StrCat("unknown argument '", argv[1], "'; see --help"));
-  }
+  if (!bad_flag.empty()) return Fail(kBadFlag, bad_flag);
   if (models.empty()) return Fail(kBadFlag, "give --models; see --help");
   if (load.batch_size < 1 || load.num_requests < 1 || load.num_ids < 1 ||
       threads < 1) {
@@ -181,8 +175,7 @@ int Run(int argc, char** argv) {
   }
   options.model.intra_op_threads = threads;
   options.model.inter_op_threads = -1;
-  const absl::Status status =
-      TimeAll(absl::StrSplit(models, ','), options, load);
+  const Status status = TimeAll(absl::StrSplit(models, ','), options, load);
   if (!status.ok()) return Fail(kFailed, status.message());
   return 0;
 }

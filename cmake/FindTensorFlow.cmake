@@ -6,6 +6,7 @@
 #                                   ops link, for each of them
 #   tensorflow_framework            the same of the first of them
 #   tensorflow_cc                   libtensorflow_cc.so.2, for C++ programs
+#   tensorflow_c                    its C API alone, and no C++ header
 #   TFSWITCH_TENSORFLOW_2.21_VERSION, _INCLUDE, _LIB, ...
 #
 # Set Python_EXECUTABLE to choose the Python; without it the virtual environment
@@ -148,3 +149,16 @@ target_link_libraries(
   tensorflow_cc
   INTERFACE tensorflow_framework
             "${TFSWITCH_TENSORFLOW_${_minor}_LIB}/libtensorflow_cc.so.2")
+
+# One binary for all minors, because the C API does not change. Its headers come
+# after those of the machine: TensorFlow has its own Abseil beside them.
+set(TFSWITCH_TENSORFLOW_LIB "${TFSWITCH_TENSORFLOW_${_minor}_LIB}")
+add_library(tensorflow_c INTERFACE)
+get_target_property(_include tensorflow_framework INTERFACE_INCLUDE_DIRECTORIES)
+list(GET _include 0 _include)
+target_compile_options(tensorflow_c INTERFACE "SHELL:-idirafter \"${_include}\"")
+target_link_libraries(
+  tensorflow_c
+  INTERFACE stdc++ # Before TensorFlow's, of which it exports some functions.
+            "${TFSWITCH_TENSORFLOW_LIB}/libtensorflow_cc.so.2"
+            "${TFSWITCH_TENSORFLOW_LIB}/libtensorflow_framework.so.2")

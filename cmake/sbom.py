@@ -47,7 +47,8 @@ _LICENCES = {
     "xxhash": "BSD-2-Clause",
     "zlib": "Zlib",
 }
-# The names of shared libraries, up to ".so"; "" is the compiler's and libc's.
+# The names of shared libraries, up to ".so"; "" is the compiler's and libc's,
+# and one that stands in the package.
 _LIBRARIES = {
     r"ld-linux.*|lib(c|dl|gcc_s|m|pthread|rt|stdc\+\+)": "",
     r"libabsl_.*": "abseil",
@@ -58,6 +59,7 @@ _LIBRARIES = {
     r"libprotobuf": "protobuf",
     r"libre2": "re2",
     r"libssl|libcrypto": "openssl",
+    r"libtfswitch_predictor": "",
     r"libtensorflow_(cc|framework)": "tensorflow",
     r"libupb": "upb",
     r"libz": "zlib",

@@ -1,291 +1,371 @@
-// A version is loaded in three steps: its ops are looked for, because
-// TensorFlow would miss those of functions only when a request runs them; its
-// graph and variables go into a session; and it is warmed up, with the requests
-// that lie with it or, if there are none, with zeros. A failed request of zeros
-// only warns, because a model may refuse values that nobody sends.
+// A version is loaded in three steps: TensorFlow puts its graph and variables
+// into a session; its ops are looked for, because TensorFlow would miss those
+// of functions only when a request runs them; and it is warmed up, with the
+// requests that lie with it or, if there are none, with zeros. A failed request
+// of zeros only warns, because a model may refuse values that nobody sends.
 //
 // Predict() checks names, dtypes and shapes against the signature before the
 // session runs, because TensorFlow's own errors name nodes of the graph.
 
-#include "cc/predictor/model_version.h"
+#include "tfswitch/model_version.h"
 
 #include <algorithm>
-#include <set>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
-#include "absl/log/log.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/status_macros.h"
+#include "cc/predictor/errors.h"
+#include "cc/predictor/log.h"
+#include "cc/predictor/meta_graph.h"
+#include "cc/predictor/tf_objects.h"
 #include "cc/predictor/warm_up_requests.h"
-#include "tensorflow/c/c_api.h"
-#include "tensorflow/cc/saved_model/reader.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/tensor.pb.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/statusor.h"
-#include "tensorflow/core/protobuf/config.pb.h"
+#include "cc/predictor/wire.h"
 
 namespace tfswitch {
+
+// The session and where it takes and gives tensors.
+struct ModelVersion::Graph {
+  using Places = std::map<std::string, TF_Output>;
+  // By the names of a signature.
+  struct Bound {
+    Places inputs;
+    Places outputs;
+    NamedTensors defaults;
+  };
+
+  ~Graph() {
+    if (session == nullptr) return;
+    const TfStatus ignored;
+    TF_CloseSession(session, ignored.get());
+    TF_DeleteSession(session, ignored.get());
+  }
+
+  // Of a name like "serving_default_ids:0". Without an operation if the graph
+  // does not have it.
+  TF_Output Find(const std::string& name) const {
+    const size_t colon = name.rfind(':');
+    TF_Output place = {nullptr, 0};
+    if (colon == name.npos ||
+        absl::SimpleAtoi(name.substr(colon + 1), &place.index)) {
+      place.oper =
+          TF_GraphOperationByName(graph.get(), name.substr(0, colon).c_str());
+    }
+    if (place.oper != nullptr &&
+        (place.index < 0 ||
+         place.index >= TF_OperationNumOutputs(place.oper))) {
+      place.oper = nullptr;
+    }
+    return place;
+  }
+
+  TfGraph graph{TF_NewGraph()};
+  TF_Session* session = nullptr;  // Goes before the graph.
+  // One of each signature.
+  std::map<const Signature*, Bound> bound;
+};
+
 namespace {
 
-using tensorflow::SignatureDef;
-using tensorflow::Tensor;
-using tensorflow::TensorInfo;
+std::string QuotedKeys(const std::map<std::string, Signature>& map) {
+  return absl::StrJoin(map, ", ", [](std::string* text, const auto& entry) {
+    absl::StrAppend(text, "'", entry.first, "'");
+  });
+}
 
-template <typename Map>
-std::string QuotedKeys(const Map& map) {
-  std::vector<std::string> keys;
-  for (const auto& entry : map) {
-    keys.push_back(absl::StrCat("'", entry.first, "'"));
+// A tensorflow.ConfigProto.
+std::string MakeConfig(const ModelOptions& options) {
+  std::string config;
+  AppendInteger(2, options.intra_op_threads, &config);
+  AppendInteger(5, options.inter_op_threads, &config);
+  AppendInteger(7, 1, &config);  // allow_soft_placement
+  return config;
+}
+
+bool IsCompatible(const TensorSpec& spec, const Tensor& tensor) {
+  if (tensor.dtype() != spec.dtype) return false;
+  if (!spec.shape) return true;
+  const std::vector<int64_t> shape = tensor.shape();
+  return std::equal(
+      shape.begin(), shape.end(), spec.shape->begin(), spec.shape->end(),
+      [](int64_t is, int64_t wanted) { return wanted < 0 || is == wanted; });
+}
+
+Status CheckInput(const std::string& name, const Tensor& tensor,
+                  const TensorSpec& spec) {
+  if (spec.graph_name.empty()) {
+    return Error(StatusCode::kUnimplemented, "input '", name,
+                 "' is not one dense tensor; export a signature that takes its "
+                 "parts");
   }
-  std::sort(keys.begin(), keys.end());
-  return absl::StrJoin(keys, ", ");
-}
-
-template <typename... Texts>
-absl::Status Invalid(const Texts&... texts) {
-  return absl::InvalidArgumentError(absl::StrCat(texts...));
-}
-
-template <typename... Texts>
-absl::Status WithContext(const absl::Status& status, const Texts&... texts) {
-  return absl::Status(status.code(), absl::StrCat(texts..., status.message()));
-}
-
-absl::Status CheckInput(const std::string& name, const Tensor& tensor,
-                        const TensorInfo& info) {
-  if (info.encoding_case() != TensorInfo::kName) {
-    return absl::UnimplementedError(
-        absl::StrCat("input '", name,
-                     "' is not one dense tensor; export a "
-                     "signature that takes its parts"));
+  if (tensor.get() == nullptr) {
+    return Invalid("input '", name, "': the tensor holds nothing");
   }
-  if (tensor.dtype() != info.dtype() ||
-      !tensorflow::PartialTensorShape(info.tensor_shape())
-           .IsCompatibleWith(tensor.shape())) {
-    return Invalid("input '", name, "': expected ", Describe(info), ", got ",
+  if (!IsCompatible(spec, tensor)) {
+    return Invalid("input '", name, "': expected ", Describe(spec), ", got ",
                    Describe(tensor));
   }
-  return absl::OkStatus();
+  return Status();
 }
 
-// The tensors to feed, by the names of the graph. Inputs that the signature has
-// defaults for may be left out.
-absl::StatusOr<std::vector<std::pair<std::string, Tensor>>> Feeds(
-    const SignatureDef& signature, const NamedTensors& inputs) {
-  std::vector<std::pair<std::string, Tensor>> feeds;
-  for (const auto& [name, tensor] : inputs) {
-    const auto info = signature.inputs().find(name);
-    if (info == signature.inputs().end()) {
-      return Invalid("no input '", name, "'; the inputs are ",
-                     Describe(signature.inputs()));
-    }
-    TF_RETURN_IF_ERROR(CheckInput(name, tensor, info->second));
-    feeds.emplace_back(info->second.name(), tensor);
-  }
-  for (const auto& [name, info] : signature.inputs()) {
-    if (inputs.count(name) > 0) continue;
-    const auto standard = signature.defaults().find(name);
-    Tensor tensor;
-    if (standard == signature.defaults().end() ||
-        !tensor.FromProto(standard->second)) {
-      return Invalid("input '", name, "' is missing; the inputs are ",
-                     Describe(signature.inputs()));
-    }
-    feeds.emplace_back(info.name(), std::move(tensor));
-  }
-  return feeds;
+Status MissingInput(const std::string& name, const Signature& signature) {
+  return Invalid("input '", name, "' is missing; the inputs are ",
+                 Describe(signature.inputs));
+}
+
+Status UnknownInput(const std::string& name, const Signature& signature) {
+  return Invalid("no input '", name, "'; the inputs are ",
+                 Describe(signature.inputs));
+}
+
+Status NotInGraph(const std::string& name, const TensorSpec& spec) {
+  return Error(StatusCode::kNotFound, "'", name, "' is '", spec.graph_name,
+               "', which the graph does not have; export the model again");
 }
 
 // TensorFlow looks for the ops of functions, which all of a model usually is,
 // when they first run.
-absl::Status CheckOps(const tensorflow::MetaGraphDef& graph) {
-  const tensorflow::FunctionDefLibrary& library = graph.graph_def().library();
-  std::set<std::string> functions;
-  std::set<std::string> ops;
-  for (const auto& node : graph.graph_def().node()) ops.insert(node.op());
-  for (const auto& function : library.function()) {
-    functions.insert(function.signature().name());
-    for (const auto& node : function.node_def()) ops.insert(node.op());
-  }
+Status CheckOps(const MetaGraph& graph) {
+  const TfBuffer known(TF_GetAllOpList());
+  const std::set<std::string> names = ParseOpNames(BytesOf(*known));
   std::vector<std::string> missing;
-  for (const std::string& op : ops) {
-    const tensorflow::OpRegistrationData* known = nullptr;
-    if (functions.count(op) == 0 &&
-        !tensorflow::OpRegistry::Global()->LookUp(op, &known).ok()) {
-      missing.push_back(op);
-    }
-  }
-  if (missing.empty()) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat(
-      "this process does not have its ops ", absl::StrJoin(missing, ", "),
-      ". Load the op library of the package that exported it."));
+  std::set_difference(graph.ops.begin(), graph.ops.end(), names.begin(),
+                      names.end(), std::back_inserter(missing));
+  if (missing.empty()) return Status();
+  return Error(StatusCode::kNotFound, "this process does not have its ops ",
+               absl::StrJoin(missing, ", "),
+               ". Load the op library of the package that exported it.");
+}
+
+// What the file of a model that TensorFlow has not loaded says. An error if
+// that cannot be known.
+Result<MetaGraph> ReadFile(const std::string& folder,
+                           const std::vector<std::string>& tags) {
+  std::ifstream file(folder + "/saved_model.pb", std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  return ParseSavedModel(bytes, tags);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModelVersion>> ModelVersion::Load(
+ModelVersion::ModelVersion(const ModelOptions& options, int64_t version,
+                           const std::string& folder)
+    : options_(options),
+      version_(version),
+      folder_(folder),
+      graph_(std::make_unique<Graph>()) {}
+
+ModelVersion::~ModelVersion() = default;
+
+Result<std::unique_ptr<ModelVersion>> ModelVersion::Load(
     const ModelOptions& options, int64_t version, const std::string& folder) {
   std::unique_ptr<ModelVersion> model(
       new ModelVersion(options, version, folder));
-  absl::Status status = model->LoadGraph();
-  if (status.ok()) status = model->Signature("").status();
+  Status status = model->LoadGraph();
+  if (status.ok()) status = model->FindSignature("").status();
   if (status.ok()) status = model->WarmUp();
   if (!status.ok()) return WithContext(status, "the model in '", folder, "': ");
   return model;
 }
 
-absl::Status ModelVersion::LoadGraph() {
-  tensorflow::MetaGraphDef graph;
-  TF_RETURN_IF_ERROR(tensorflow::ReadMetaGraphDefFromSavedModel(
-      folder_, {options_.tags.begin(), options_.tags.end()}, &graph));
-  absl::Status status = CheckOps(graph);
-  tensorflow::SessionOptions options;
-  options.config.set_intra_op_parallelism_threads(options_.intra_op_threads);
-  options.config.set_inter_op_parallelism_threads(options_.inter_op_threads);
-  options.config.set_allow_soft_placement(true);
-  std::unique_ptr<tensorflow::Session> session;
+Status ModelVersion::LoadGraph() {
+  const TfStatus status;
+  const TfSessionOptions options(TF_NewSessionOptions());
+  const std::string config = MakeConfig(options_);
+  TF_SetConfig(options.get(), config.data(), config.size(), status.get());
+  const TfBuffer bytes(TF_NewBuffer());
   if (status.ok()) {
-    status = tensorflow::LoadMetagraphIntoSession(options, graph, &session);
+    std::vector<const char*> tags;
+    for (const std::string& tag : options_.tags) tags.push_back(tag.c_str());
+    graph_->session = TF_LoadSessionFromSavedModel(
+        options.get(), /*run_options=*/nullptr, folder_.c_str(), tags.data(),
+        static_cast<int>(tags.size()), graph_->graph.get(), bytes.get(),
+        status.get());
   }
-  if (status.ok()) {
-    status = tensorflow::RestoreSession(tensorflow::RunOptions(), graph,
-                                        folder_, &session);
+  Result<MetaGraph> meta = status.ok() ? ParseMetaGraph(BytesOf(*bytes))
+                                       : ReadFile(folder_, options_.tags);
+  Status loaded = status.ToStatus();
+  if (!meta.ok()) return loaded.ok() ? meta.status() : loaded;
+  if (const Status ops = CheckOps(*meta); !ops.ok()) loaded = ops;
+  if (!loaded.ok()) {
+    // The usual reason is a model of other versions than those of this process.
+    return Error(
+        loaded.code(), loaded.message(), " It was exported with TensorFlow ",
+        meta->tensorflow_version, ", and this is ", TF_Version(),
+        ". Export the model with the versions that serve it, or serve it with "
+        "those that exported it.");
   }
-  // Which closes the session in any case.
-  bundle_ = tensorflow::SavedModelBundleLite(std::move(session),
-                                             graph.signature_def());
-  if (status.ok()) return status;
-  // The usual reason is a model of other versions than those of this process.
-  return absl::Status(
-      status.code(),
-      absl::StrCat(status.message(), " It was exported with TensorFlow ",
-                   graph.meta_info_def().tensorflow_version(), ", and this is ",
-                   TF_Version(),
-                   ". Export the model with the versions that serve it, or "
-                   "serve it with those that exported it."));
+  signatures_ = std::move(meta->signatures);
+  for (const auto& [name, signature] : signatures_) {
+    Graph::Bound& bound = graph_->bound[&signature];
+    for (const auto& [input, spec] : signature.inputs) {
+      bound.inputs[input] = graph_->Find(spec.graph_name);
+    }
+    for (const auto& [output, spec] : signature.outputs) {
+      bound.outputs[output] = graph_->Find(spec.graph_name);
+    }
+    for (const auto& [input, value] : meta->defaults[name]) {
+      Result<Tensor> tensor = ParseTensor(value);
+      // One that cannot be used counts as none.
+      if (tensor.ok()) bound.defaults[input] = *std::move(tensor);
+    }
+  }
+  return Status();
 }
 
-absl::Status ModelVersion::CheckGraph(const SignatureDef& signature) const {
-  tensorflow::CallableOptions options;
-  for (const auto& [name, info] : signature.inputs()) {
-    options.add_feed(info.name());
-  }
-  for (const auto& [name, info] : signature.outputs()) {
-    options.add_fetch(info.name());
-  }
-  tensorflow::Session* session = bundle_.GetSession();
-  tensorflow::Session::CallableHandle callable;
-  absl::Status status = session->MakeCallable(options, &callable);
-  return status.ok() ? session->ReleaseCallable(callable) : status;
+Status ModelVersion::CheckGraph(const Signature& signature) const {
+  const auto check = [](const std::map<std::string, TensorSpec>& specs,
+                        const Graph::Places& places) {
+    for (const auto& [name, place] : places) {
+      if (place.oper == nullptr) return NotInGraph(name, specs.at(name));
+    }
+    return Status();
+  };
+  const Graph::Bound& bound = graph_->bound.at(&signature);
+  const Status status = check(signature.inputs, bound.inputs);
+  return status.ok() ? check(signature.outputs, bound.outputs) : status;
 }
 
-absl::Status ModelVersion::WarmUp() const {
-  absl::StatusOr<std::vector<Request>> requests = ReadWarmUpRequests(folder_);
+Status ModelVersion::WarmUp() const {
+  Result<std::vector<Request>> requests = ReadWarmUpRequests(folder_);
   if (!requests.ok()) return requests.status();
   requests->insert(requests->end(), options_.warm_up.begin(),
                    options_.warm_up.end());
   for (const Request& request : *requests) {
-    absl::Status status = Predict(request).status();
+    const Status status = Predict(request).status();
     if (!status.ok()) return WithContext(status, "a warm-up request: ");
   }
-  if (!requests->empty()) return absl::OkStatus();
-  const SignatureDef& signature = **Signature("");
-  absl::Status status = Predict(MakeWarmUpRequest(signature)).status();
+  if (!requests->empty()) return Status();
+  const Signature& signature = **FindSignature("");
+  const Result<Request> zeros = MakeWarmUpRequest(signature);
+  const Status status = zeros.ok() ? Predict(*zeros).status() : zeros.status();
   if (status.ok()) return status;
   // A model may well refuse made up values, such as an empty string.
-  LOG(WARNING) << "model in '" << folder_
-               << "': a warm-up request of zeros failed; give others: "
-               << status.message();
+  Log(LogLevel::kWarning, "model in '", folder_,
+      "': a warm-up request of zeros failed; give others: ", status.message());
   return CheckGraph(signature);
 }
 
-absl::StatusOr<const SignatureDef*> ModelVersion::Signature(
+Result<const Signature*> ModelVersion::FindSignature(
     const std::string& name) const {
   const std::string& wanted = name.empty() ? options_.signature : name;
-  const auto found = signatures().find(wanted);
-  if (found == signatures().end()) {
-    return absl::NotFoundError(absl::StrCat("no signature '", wanted,
-                                            "'; the signatures are ",
-                                            QuotedKeys(signatures())));
+  const auto found = signatures_.find(wanted);
+  if (found == signatures_.end()) {
+    return Error(StatusCode::kNotFound, "no signature '", wanted,
+                 "'; the signatures are ", QuotedKeys(signatures_));
   }
   return &found->second;
 }
 
-absl::Status ModelVersion::CheckVersion(int64_t wanted) const {
-  if (wanted < 0 || wanted == version_) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("version ", wanted,
-                                          " is not served; version ", version_,
-                                          " is. Ask for it, or for none"));
+Status ModelVersion::CheckVersion(int64_t wanted) const {
+  if (wanted < 0 || wanted == version_) return Status();
+  return Error(StatusCode::kNotFound, "version ", wanted,
+               " is not served; version ", version_,
+               " is. Ask for it, or for none");
 }
 
-absl::StatusOr<Response> ModelVersion::Predict(const Request& request) const {
-  TF_RETURN_IF_ERROR(CheckVersion(request.version));
-  TF_ASSIGN_OR_RETURN(const SignatureDef* const signature,
-                      Signature(request.signature));
-  TF_ASSIGN_OR_RETURN(const auto feeds, Feeds(*signature, request.inputs));
+Result<Response> ModelVersion::Predict(const Request& request) const {
+  if (Status status = CheckVersion(request.version); !status.ok()) {
+    return status;
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(const Signature* const signature,
+                            FindSignature(request.signature));
 
-  const auto& known = signature->outputs();
+  const Graph::Bound& bound = graph_->bound.at(signature);
+  std::vector<TF_Output> feeds;
+  std::vector<TF_Tensor*> fed;
+  const auto feed = [&](const std::string& name, const Tensor& tensor) {
+    const TF_Output place = bound.inputs.at(name);
+    if (place.oper == nullptr) {
+      return NotInGraph(name, signature->inputs.at(name));
+    }
+    feeds.push_back(place);
+    fed.push_back(tensor.get());
+    return Status();
+  };
+  for (const auto& [name, tensor] : request.inputs) {
+    const auto spec = signature->inputs.find(name);
+    if (spec == signature->inputs.end()) return UnknownInput(name, *signature);
+    Status status = CheckInput(name, tensor, spec->second);
+    if (status.ok()) status = feed(name, tensor);
+    if (!status.ok()) return status;
+  }
+  for (const auto& entry : signature->inputs) {
+    const std::string& name = entry.first;
+    if (request.inputs.count(name) > 0) continue;
+    const auto standard = bound.defaults.find(name);
+    if (standard == bound.defaults.end()) return MissingInput(name, *signature);
+    const Status status = feed(name, standard->second);
+    if (!status.ok()) return status;
+  }
+
   std::vector<std::string> names = request.outputs;
   if (names.empty()) {
-    for (const auto& entry : known) names.push_back(entry.first);
+    for (const auto& entry : signature->outputs) names.push_back(entry.first);
   }
-  std::vector<std::string> fetches;
+  std::vector<TF_Output> fetches;
   for (const std::string& name : names) {
-    const auto found = known.find(name);
-    if (found == known.end()) {
+    const auto spec = signature->outputs.find(name);
+    if (spec == signature->outputs.end()) {
       return Invalid("no output '", name, "'; the outputs are ",
-                     Describe(known));
+                     Describe(signature->outputs));
     }
-    fetches.push_back(found->second.name());
+    fetches.push_back(bound.outputs.at(name));
+    if (fetches.back().oper == nullptr) return NotInGraph(name, spec->second);
   }
 
-  tensorflow::RunOptions run_options;
-  if (request.timeout < absl::InfiniteDuration()) {
-    if (request.timeout <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(
-          "the deadline passed before the request was run");
+  TfBuffer run_options;
+  if (request.timeout != std::chrono::milliseconds::max()) {
+    if (request.timeout.count() <= 0) {
+      return Error(StatusCode::kDeadlineExceeded,
+                   "the deadline passed before the request was run");
     }
-    // 0 would be none.
-    run_options.set_timeout_in_ms(
-        std::max<int64_t>(1, absl::ToInt64Milliseconds(request.timeout)));
+    std::string message;  // A tensorflow.RunOptions.
+    AppendInteger(2, request.timeout.count(), &message);
+    run_options = MakeBuffer(message);
   }
-  std::vector<Tensor> outputs;
-  tensorflow::RunMetadata metadata;
-  TF_RETURN_IF_ERROR(bundle_.GetSession()->Run(run_options, feeds, fetches, {},
-                                               &outputs, &metadata));
-
+  std::vector<TF_Tensor*> fetched(fetches.size());
+  const TfStatus status;
+  TF_SessionRun(graph_->session, run_options.get(), feeds.data(), fed.data(),
+                static_cast<int>(feeds.size()), fetches.data(), fetched.data(),
+                static_cast<int>(fetches.size()), /*target_opers=*/nullptr,
+                /*ntargets=*/0, /*run_metadata=*/nullptr, status.get());
   Response response;
+  for (size_t i = 0; i < names.size(); ++i) {
+    // Also after an error, if there are some.
+    if (fetched[i] != nullptr) {
+      response.outputs[names[i]] = MakeTensor(fetched[i]);
+    }
+  }
+  if (!status.ok()) return status.ToStatus();
   response.version = version_;
   response.signature =
       request.signature.empty() ? options_.signature : request.signature;
-  for (size_t i = 0; i < names.size(); ++i) {
-    response.outputs[names[i]] = std::move(outputs[i]);
-  }
   return response;
 }
 
-absl::StatusOr<NamedValues> ModelVersion::Predict(
+Result<NamedValues> ModelVersion::Predict(
     const NamedValues& inputs, const std::vector<std::string>& outputs) const {
-  TF_ASSIGN_OR_RETURN(const SignatureDef* const signature, Signature(""));
+  TFSWITCH_ASSIGN_OR_RETURN(const Signature* const signature,
+                            FindSignature(""));
   Request request;
   request.outputs = outputs;
   for (const auto& [name, values] : inputs) {
-    const auto info = signature->inputs().find(name);
-    if (info == signature->inputs().end()) {
-      return Invalid("no input '", name, "'; the inputs are ",
-                     Describe(signature->inputs()));
-    }
-    absl::StatusOr<Tensor> tensor = ToTensor(values, info->second.dtype());
+    const auto spec = signature->inputs.find(name);
+    if (spec == signature->inputs.end()) return UnknownInput(name, *signature);
+    Result<Tensor> tensor = ToTensor(values, spec->second.dtype);
     if (!tensor.ok()) {
       return WithContext(tensor.status(), "input '", name, "': ");
     }
     request.inputs[name] = *std::move(tensor);
   }
-  TF_ASSIGN_OR_RETURN(const Response response, Predict(request));
+  TFSWITCH_ASSIGN_OR_RETURN(const Response response, Predict(request));
   NamedValues predicted;
   for (const auto& [name, tensor] : response.outputs) {
-    absl::StatusOr<Values> values = ToValues(tensor);
+    Result<Values> values = ToValues(tensor);
     if (!values.ok()) {
       return WithContext(values.status(), "output '", name, "': ");
     }

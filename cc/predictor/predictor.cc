@@ -5,20 +5,29 @@
 // served before is kept in retired_ until its last request has ended, and freed
 // by the next look, so that no request has to free it.
 
-#include "cc/predictor/predictor.h"
+#include "tfswitch/predictor.h"
+
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 #include <utility>
 
-#include "absl/log/log.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tensorflow/c/c_api.h"
-#include "tensorflow/core/platform/statusor.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "cc/base/status_macros.h"
+#include "cc/predictor/errors.h"
+#include "cc/predictor/log.h"
+#include "cc/predictor/rows_api.h"
+#include "cc/predictor/tf_objects.h"
 
 namespace tfswitch {
 namespace {
@@ -59,7 +68,7 @@ bool HasSavedModel(const fs::path& folder) {
 }
 
 // The folders of the versions.
-absl::StatusOr<std::map<int64_t, std::string>> FindVersions(
+Result<std::map<int64_t, std::string>> FindVersions(
     const std::string& model_dir) {
   std::map<int64_t, std::string> found;
   if (HasSavedModel(model_dir)) {
@@ -77,63 +86,137 @@ absl::StatusOr<std::map<int64_t, std::string>> FindVersions(
     }
   }
   if (error) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot look for versions in '", model_dir, "': ", error.message()));
+    return Error(StatusCode::kUnavailable, "cannot look for versions in '",
+                 model_dir, "': ", error.message());
   }
   if (found.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("'", model_dir,
-                     "' has neither a saved_model.pb nor a folder that is "
-                     "named by a number and has one"));
+    return Error(StatusCode::kNotFound, "'", model_dir,
+                 "' has neither a saved_model.pb nor a folder that is named by "
+                 "a number and has one");
   }
   return found;
 }
 
-absl::Status NoSuchVersion(const std::string& model_dir, int64_t version,
-                           const std::map<int64_t, std::string>& found) {
+Status NoSuchVersion(const std::string& model_dir, int64_t version,
+                     const std::map<int64_t, std::string>& found) {
   const auto number = [](std::string* text, const auto& entry) {
     absl::StrAppend(text, entry.first);
   };
-  return absl::NotFoundError(absl::StrCat("version ", version, " is not in '",
-                                          model_dir, "', which has ",
-                                          absl::StrJoin(found, ", ", number)));
+  return Error(StatusCode::kNotFound, "version ", version, " is not in '",
+               model_dir, "', which has ", absl::StrJoin(found, ", ", number));
 }
 
-absl::Status LoadOpLibrary(const std::string& path) {
-  TF_Status* status = TF_NewStatus();
-  TF_LoadLibrary(path.c_str(), status);  // Stays for the life of the process.
-  absl::Status loaded;
-  if (TF_GetCode(status) != TF_OK) {
-    loaded = absl::FailedPreconditionError(absl::StrCat(
-        "cannot load the op library '", path, "': ", TF_Message(status),
-        ". Give the path of one that was built for TensorFlow ", TF_Version()));
-  }
-  TF_DeleteStatus(status);
-  return loaded;
+Status LoadOpLibrary(const std::string& path) {
+  const TfStatus status;
+  TF_LoadLibrary(path.c_str(), status.get());  // Stays as long as the process.
+  if (status.ok()) return Status();
+  return Error(StatusCode::kFailedPrecondition, "cannot load the op library '",
+               path, "': ", TF_Message(status.get()),
+               ". Give the path of one that was built for TensorFlow ",
+               TF_Version());
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Predictor>> Predictor::Load(
-    const PredictorOptions& options) {
-  if (!options.op_library.empty()) {
-    TF_RETURN_IF_ERROR(LoadOpLibrary(options.op_library));
+std::string OpLibraryPath() {
+  Dl_info info;
+  fs::path folder;
+  if (dladdr(reinterpret_cast<const void*>(&OpLibraryPath), &info) != 0) {
+    std::error_code ignored;
+    folder = fs::canonical(info.dli_fname, ignored).parent_path();
   }
-  std::unique_ptr<Predictor> predictor(new Predictor(options));
-  predictor->rows_api_ = RowsApi::Find(options.op_library);
-  {
-    absl::MutexLock lock(&predictor->load_mutex_);
-    predictor->pinned_ = options.version;
-    absl::Status status = predictor->Look(/*at_once=*/true);
-    if (predictor->current() == nullptr) return status;
-  }
-  if (options.poll_interval > absl::ZeroDuration()) {
-    predictor->watcher_ = std::thread(&Predictor::Watch, predictor.get());
-  }
-  return predictor;
+  const std::vector<std::string> numbers = absl::StrSplit(TF_Version(), '.');
+  return folder /
+         absl::StrCat("libtfswitch_ops_tf", numbers[0], numbers[1], ".so");
 }
 
-Predictor::~Predictor() {
+// What is behind a Predictor. Thread-safe.
+class __attribute__((visibility("hidden"))) Predictor::Versions {
+ public:
+  explicit Versions(const PredictorOptions& options)
+      : options_(options), watch_interval_(options.watch_rows_interval) {}
+  ~Versions();
+  Versions(const Versions&) = delete;
+  Versions& operator=(const Versions&) = delete;
+
+  // To be called once, before the others.
+  Status Start();
+
+  std::shared_ptr<const ModelVersion> current() const;
+  Status Pin(int64_t version);
+  void Unpin();
+  State state() const;
+  Result<ServedState> RowsState() const;
+  Status WatchRows(Seconds interval);
+  // Why rows cannot be steered, if they cannot.
+  const Result<RowsApi>& rows_api() const { return rows_api_; }
+
+ private:
+  // Has the rows of a version watched, and no longer those of the one that
+  // served before, if there was one.
+  void WatchRowsOf(const ModelVersion& model, const ModelVersion* before);
+  // Keeps the state of the rows for state(), and logs what is new in it.
+  void NoteRows();
+
+  // Loads and serves a version, or notes why it is refused.
+  Status Take(int64_t version, const std::string& folder)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
+  // Takes the newest version of the folder that can be loaded, or the pinned
+  // one, if it does not serve already. `at_once`: without waiting until its
+  // files stay the same. An error of the folder, or, as long as no version
+  // serves, of the newest version.
+  Status Look(bool at_once) ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
+  void Watch();
+
+  const PredictorOptions options_;
+  // Constant after Start.
+  Result<RowsApi> rows_api_ = Status(StatusCode::kUnknown, "not loaded");
+
+  // Held while a version is loaded. Before `mutex_`.
+  absl::Mutex load_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  // The state of the versions' files at the last look, and when they were
+  // refused.
+  std::map<int64_t, std::string> seen_ ABSL_GUARDED_BY(load_mutex_);
+  std::map<int64_t, std::string> refused_files_ ABSL_GUARDED_BY(load_mutex_);
+  // Versions that are freed here when their last request has ended, so that no
+  // request has to do it.
+  std::vector<std::shared_ptr<const ModelVersion>> retired_
+      ABSL_GUARDED_BY(load_mutex_);
+  int64_t pinned_ ABSL_GUARDED_BY(load_mutex_) = -1;
+
+  // Held while the interval is told to a version, so that the last one stays.
+  // After `load_mutex_`, before `mutex_`.
+  absl::Mutex watch_mutex_ ABSL_ACQUIRED_AFTER(load_mutex_);
+  Seconds watch_interval_ ABSL_GUARDED_BY(watch_mutex_);
+  bool is_watch_set_ ABSL_GUARDED_BY(watch_mutex_) = false;  // By WatchRows.
+
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<const ModelVersion> current_ ABSL_GUARDED_BY(mutex_);
+  State state_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread watcher_;  // Constant after Start.
+};
+
+Status Predictor::Versions::Start() {
+  if (!options_.op_library.empty()) {
+    const Status status = LoadOpLibrary(options_.op_library);
+    if (!status.ok()) return status;
+  }
+  rows_api_ = RowsApi::Find(options_.op_library);
+  {
+    absl::MutexLock lock(&load_mutex_);
+    pinned_ = options_.version;
+    const Status status = Look(/*at_once=*/true);
+    if (current() == nullptr) return status;
+  }
+  if (options_.poll_interval > Seconds::zero()) {
+    watcher_ = std::thread(&Versions::Watch, this);
+  }
+  return Status();
+}
+
+Predictor::Versions::~Versions() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -141,12 +224,12 @@ Predictor::~Predictor() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-std::shared_ptr<const ModelVersion> Predictor::current() const {
+std::shared_ptr<const ModelVersion> Predictor::Versions::current() const {
   absl::MutexLock lock(&mutex_);
   return current_;
 }
 
-Predictor::State Predictor::state() const {
+Predictor::State Predictor::Versions::state() const {
   State state;
   {
     absl::MutexLock lock(&mutex_);
@@ -157,39 +240,40 @@ Predictor::State Predictor::state() const {
   return state;
 }
 
-absl::Status Predictor::Pin(int64_t version) {
+Status Predictor::Versions::Pin(int64_t version) {
   absl::MutexLock lock(&load_mutex_);
   if (current()->version() != version) {
-    TF_ASSIGN_OR_RETURN(const auto found, FindVersions(options_.model_dir));
+    TFSWITCH_ASSIGN_OR_RETURN(const auto found,
+                              FindVersions(options_.model_dir));
     const auto folder = found.find(version);
     if (folder == found.end()) {
       return NoSuchVersion(options_.model_dir, version, found);
     }
-    TF_RETURN_IF_ERROR(Take(version, folder->second));
+    const Status status = Take(version, folder->second);
+    if (!status.ok()) return status;
   }
   pinned_ = version;
-  return absl::OkStatus();
+  return Status();
 }
 
-void Predictor::Unpin() {
+void Predictor::Versions::Unpin() {
   absl::MutexLock lock(&load_mutex_);
   pinned_ = -1;
 }
 
-absl::Status Predictor::Take(int64_t version, const std::string& folder) {
+Status Predictor::Versions::Take(int64_t version, const std::string& folder) {
   {
     absl::MutexLock lock(&mutex_);
     state_.loading = version;
   }
   const std::string files = FilesOf(folder, /*with_rows=*/false);
   const std::string all_files = FilesOf(folder, /*with_rows=*/true);
-  absl::StatusOr<std::unique_ptr<ModelVersion>> model =
+  Result<std::unique_ptr<ModelVersion>> model =
       ModelVersion::Load(options_.model, version, folder);
   if (model.ok() && FilesOf(folder, /*with_rows=*/false) != files) {
-    model = absl::UnavailableError(
-        absl::StrCat("the model in '", folder,
-                     "' was changed while it was loaded; copy it "
-                     "under a name that is not a number, then rename it"));
+    model = Error(StatusCode::kUnavailable, "the model in '", folder,
+                  "' was changed while it was loaded; copy it under a name "
+                  "that is not a number, then rename it");
   }
   const std::shared_ptr<const ModelVersion> before = current();
   std::shared_ptr<const ModelVersion> taken;
@@ -197,14 +281,14 @@ absl::Status Predictor::Take(int64_t version, const std::string& folder) {
     absl::MutexLock lock(&mutex_);
     state_.loading = -1;
     if (!model.ok()) {
-      LOG(ERROR) << "version " << version
-                 << " is refused: " << model.status().message();
+      Log(LogLevel::kError, "version ", version,
+          " is refused: ", model.status().message());
       state_.refused[version] = model.status();
       // With its rows: a refused version is tried again when they change.
       refused_files_[version] = all_files;
       return model.status();
     }
-    LOG(INFO) << "version " << version << " serves, from '" << folder << "'";
+    Log(LogLevel::kInfo, "version ", version, " serves, from '", folder, "'");
     state_.refused.erase(version);
     refused_files_.erase(version);
     state_.version = version;
@@ -214,36 +298,20 @@ absl::Status Predictor::Take(int64_t version, const std::string& folder) {
   if (before != nullptr) retired_.push_back(before);
   WatchRowsOf(*taken, before.get());
   NoteRows();
-  return absl::OkStatus();
+  return Status();
 }
 
-absl::StatusOr<ServedState> Predictor::RowsState() const {
+Result<ServedState> Predictor::Versions::RowsState() const {
   if (!rows_api_.ok()) return rows_api_.status();
   return rows_api_->State(current()->folder());
 }
 
-absl::Status Predictor::RefreshRows() {
+Status Predictor::Versions::WatchRows(Seconds interval) {
   if (!rows_api_.ok()) return rows_api_.status();
-  return rows_api_->Refresh(current()->folder());
-}
-
-absl::Status Predictor::RollBackRows(int64_t number) {
-  if (!rows_api_.ok()) return rows_api_.status();
-  return rows_api_->RollBack(current()->folder(), number);
-}
-
-absl::Status Predictor::ResumeRows() {
-  if (!rows_api_.ok()) return rows_api_.status();
-  return rows_api_->Resume(current()->folder());
-}
-
-absl::Status Predictor::WatchRows(absl::Duration interval) {
-  if (!rows_api_.ok()) return rows_api_.status();
-  if (interval < absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected how often to look for rows, or zero for never, "
-                     "got ",
-                     absl::FormatDuration(interval)));
+  if (interval < Seconds::zero()) {
+    return Invalid(
+        "expected how often to look for rows, or zero for never, got ",
+        absl::FormatDuration(absl::Seconds(interval.count())));
   }
   absl::MutexLock lock(&watch_mutex_);
   watch_interval_ = interval;
@@ -251,47 +319,49 @@ absl::Status Predictor::WatchRows(absl::Duration interval) {
   return rows_api_->Watch(current()->folder(), interval);
 }
 
-void Predictor::WatchRowsOf(const ModelVersion& model,
-                            const ModelVersion* before) {
+void Predictor::Versions::WatchRowsOf(const ModelVersion& model,
+                                      const ModelVersion* before) {
   if (!rows_api_.ok()) {
-    LOG_IF(ERROR, std::filesystem::exists(
-                      absl::StrCat(model.folder(), "/", kModelFile)))
-        << "the rows of version " << model.version()
-        << " stay as they are: " << rows_api_.status().message();
+    if (std::filesystem::exists(
+            absl::StrCat(model.folder(), "/", kModelFile))) {
+      Log(LogLevel::kError, "the rows of version ", model.version(),
+          " stay as they are: ", rows_api_.status().message());
+    }
     return;
   }
   absl::MutexLock lock(&watch_mutex_);
-  if (watch_interval_ > absl::ZeroDuration() || is_watch_set_) {
-    const absl::Status status =
-        rows_api_->Watch(model.folder(), watch_interval_);
-    // Which says that there are none.
-    LOG_IF(ERROR, !status.ok() && !absl::IsFailedPrecondition(status))
-        << "the rows of version " << model.version()
-        << " are not watched: " << status.message();
+  if (watch_interval_ > Seconds::zero() || is_watch_set_) {
+    const Status status = rows_api_->Watch(model.folder(), watch_interval_);
+    // FailedPrecondition says that there are none.
+    if (!status.ok() && status.code() != StatusCode::kFailedPrecondition) {
+      Log(LogLevel::kError, "the rows of version ", model.version(),
+          " are not watched: ", status.message());
+    }
   }
   if (before != nullptr && before->folder() != model.folder()) {
-    rows_api_->Watch(before->folder(), absl::ZeroDuration()).IgnoreError();
+    (void)rows_api_->Watch(before->folder(), Seconds::zero());
   }
 }
 
-void Predictor::NoteRows() {
-  absl::StatusOr<ServedState> rows = RowsState();
+void Predictor::Versions::NoteRows() {
+  Result<ServedState> rows = RowsState();
   absl::MutexLock lock(&mutex_);
-  const auto text = [](const absl::StatusOr<ServedState>& state) {
+  const auto text = [](const Result<ServedState>& state) {
     return state.ok() ? Describe(*state) : std::string();
   };
   const std::string now = text(rows);
-  LOG_IF(INFO, !now.empty() && now != text(state_.rows))
-      << "version " << state_.version << ": " << now;
+  if (!now.empty() && now != text(state_.rows)) {
+    Log(LogLevel::kInfo, "version ", state_.version, ": ", now);
+  }
   state_.rows = std::move(rows);
 }
 
-absl::Status Predictor::Look(bool at_once) {
+Status Predictor::Versions::Look(bool at_once) {
   retired_.erase(
       std::remove_if(retired_.begin(), retired_.end(),
                      [](const auto& model) { return model.use_count() == 1; }),
       retired_.end());
-  TF_ASSIGN_OR_RETURN(const auto found, FindVersions(options_.model_dir));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto found, FindVersions(options_.model_dir));
   if (pinned_ >= 0 && found.count(pinned_) == 0) {
     return NoSuchVersion(options_.model_dir, pinned_, found);
   }
@@ -304,7 +374,7 @@ absl::Status Predictor::Look(bool at_once) {
   }
   const int64_t serving = state().version;
   std::map<int64_t, std::string> seen;
-  absl::Status refusal;
+  Status refusal;
   for (auto it = found.rbegin(); it != found.rend(); ++it) {
     const auto& [version, folder] = *it;
     if (version == serving) break;
@@ -318,31 +388,83 @@ absl::Status Predictor::Look(bool at_once) {
         refused != refused_files_.end() &&
         refused->second == FilesOf(folder, /*with_rows=*/true);
     if (is_refused || !(is_settled || at_once)) continue;
-    const absl::Status status = Take(version, folder);
+    const Status status = Take(version, folder);
     if (status.ok()) break;
     if (refusal.ok()) refusal = status;
   }
   seen_ = std::move(seen);
-  return serving < 0 ? refusal : absl::OkStatus();
+  return serving < 0 ? refusal : Status();
 }
 
-void Predictor::Watch() {
+void Predictor::Versions::Watch() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_),
-                                  options_.poll_interval)) {
+      if (mutex_.AwaitWithTimeout(
+              absl::Condition(&stopping_),
+              absl::Seconds(options_.poll_interval.count()))) {
         return;
       }
     }
     absl::MutexLock lock(&load_mutex_);
-    const absl::Status folder = Look(/*at_once=*/false);
+    const Status folder = Look(/*at_once=*/false);
     NoteRows();
     absl::MutexLock state_lock(&mutex_);
     // Once, not at every look.
-    LOG_IF(ERROR, !folder.ok() && folder != state_.folder) << folder.message();
+    if (!folder.ok() && folder != state_.folder) {
+      Log(LogLevel::kError, folder.message());
+    }
     state_.folder = folder;
   }
+}
+
+// --- Predictor ---------------------------------------------------------------
+
+Predictor::Predictor(std::unique_ptr<Versions> versions)
+    : versions_(std::move(versions)) {}
+
+Predictor::~Predictor() = default;
+
+Result<std::unique_ptr<Predictor>> Predictor::Load(
+    const PredictorOptions& options) {
+  auto versions = std::make_unique<Versions>(options);
+  const Status status = versions->Start();
+  if (!status.ok()) return status;
+  return std::unique_ptr<Predictor>(new Predictor(std::move(versions)));
+}
+
+std::shared_ptr<const ModelVersion> Predictor::current() const {
+  return versions_->current();
+}
+
+Status Predictor::Pin(int64_t version) { return versions_->Pin(version); }
+
+void Predictor::Unpin() { versions_->Unpin(); }
+
+Predictor::State Predictor::state() const { return versions_->state(); }
+
+Result<ServedState> Predictor::RowsState() const {
+  return versions_->RowsState();
+}
+
+Status Predictor::RefreshRows() {
+  const Result<RowsApi>& rows = versions_->rows_api();
+  return rows.ok() ? rows->Refresh(current()->folder()) : rows.status();
+}
+
+Status Predictor::RollBackRows(int64_t number) {
+  const Result<RowsApi>& rows = versions_->rows_api();
+  return rows.ok() ? rows->RollBack(current()->folder(), number)
+                   : rows.status();
+}
+
+Status Predictor::ResumeRows() {
+  const Result<RowsApi>& rows = versions_->rows_api();
+  return rows.ok() ? rows->Resume(current()->folder()) : rows.status();
+}
+
+Status Predictor::WatchRows(Seconds interval) {
+  return versions_->WatchRows(interval);
 }
 
 }  // namespace tfswitch

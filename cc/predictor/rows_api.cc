@@ -8,7 +8,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "cc/capi/tfswitch.h"
+#include "cc/predictor/errors.h"
 #include "nlohmann/json.hpp"
 
 namespace tfswitch {
@@ -45,10 +47,10 @@ std::string Describe(const ServedState& state) {
   return text;
 }
 
-absl::StatusOr<RowsApi> RowsApi::Find(const std::string& op_library) {
+Result<RowsApi> RowsApi::Find(const std::string& op_library) {
   if (op_library.empty()) {
-    return absl::FailedPreconditionError(
-        "no op library is loaded; rows need that of tfswitch");
+    return Error(StatusCode::kFailedPrecondition,
+                 "no op library is loaded; rows need that of tfswitch");
   }
   // It has been loaded, and stays.
   void* const library = dlopen(op_library.c_str(), RTLD_LAZY | RTLD_NOLOAD);
@@ -57,32 +59,31 @@ absl::StatusOr<RowsApi> RowsApi::Find(const std::string& op_library) {
                            : reinterpret_cast<Tfswitch_GetApiFn>(
                                  dlsym(library, "Tfswitch_GetApi"));
   if (get_api == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("'", op_library,
-                     "' is not the op library of tfswitch, or an older one; "
-                     "give the path of libtfswitch_ops.so"));
+    return Error(StatusCode::kFailedPrecondition, "'", op_library,
+                 "' is not the op library of tfswitch, or an older one; give "
+                 "the path of the package's libtfswitch_ops_tf...so");
   }
   const Tfswitch_Api* const api = get_api(TFSWITCH_API_VERSION);
   if (api == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "'", op_library, "' does not speak version ", TFSWITCH_API_VERSION,
+    return Error(
+        StatusCode::kFailedPrecondition, "'", op_library,
+        "' does not speak version ", TFSWITCH_API_VERSION,
         " of the C API, for which this program was built, or does not find "
         "libtfswitch_core.so. Build the program for this tfswitch, or install "
-        "the one it was built for"));
+        "the one it was built for");
   }
   return RowsApi(api);
 }
 
-absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
-                                          const char* call,
-                                          const Json& value) const {
+Result<ServedState> RowsApi::Call(const std::string& folder, const char* call,
+                                  const Json& value) const {
   std::error_code ignored;
   if (!std::filesystem::exists(std::filesystem::path(folder) / kModelFile,
                                ignored)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the model in '", folder,
+    return Error(
+        StatusCode::kFailedPrecondition, "the model in '", folder,
         "' has no rows of its own; tfswitch.saved_model.save writes those that "
-        "have"));
+        "have");
   }
   char* response = nullptr;
   char error[TFSWITCH_ERROR_SIZE] = "";
@@ -95,18 +96,19 @@ absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
   const int code = api_->call(/*cluster=*/nullptr, "ServedModel", text.c_str(),
                               &response, error);
   if (code != 0) {
-    return absl::Status(static_cast<absl::StatusCode>(code), error);
+    return Status(static_cast<StatusCode>(code), error);
   }
   const Json json = Json::parse(response, nullptr, /*allow_exceptions=*/false);
   api_->free_string(response);
   if (!json.is_object()) {
-    return absl::InternalError(absl::StrCat(
-        "the state of '", folder, "' is no JSON object; install one tfswitch"));
+    return Error(StatusCode::kInternal, "the state of '", folder,
+                 "' is no JSON object; install one tfswitch");
   }
   ServedState state;
   state.number = NumberField(json, "number");
   state.base_number = NumberField(json, "base_number");
-  state.created = absl::FromUnixMillis(NumberField(json, "created_ms"));
+  state.created = std::chrono::system_clock::time_point(
+      std::chrono::milliseconds(NumberField(json, "created_ms")));
   state.is_held = json.value("held", Json()) == true;
   state.num_refused = NumberField(json, "refused");
   state.error = TextField(json, "error");
@@ -114,36 +116,33 @@ absl::StatusOr<ServedState> RowsApi::Call(const std::string& folder,
   return state;
 }
 
-absl::StatusOr<ServedState> RowsApi::State(const std::string& folder) const {
+Result<ServedState> RowsApi::State(const std::string& folder) const {
   return Call(folder);
 }
 
-absl::Status RowsApi::Watch(const std::string& folder,
-                            absl::Duration interval) const {
-  const double seconds = absl::ToDoubleSeconds(interval);
+Status RowsApi::Watch(const std::string& folder, Seconds interval) const {
+  const double seconds = interval.count();
   // JSON has no infinity.
   if (!(seconds >= 0.0) || std::isinf(seconds)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected an interval of at least 0 that ends, got ",
-                     absl::FormatDuration(interval)));
+    return Invalid("expected an interval of at least 0 that ends, got ",
+                   absl::FormatDuration(absl::Seconds(seconds)));
   }
   return Call(folder, "watch_secs", seconds).status();
 }
 
-absl::Status RowsApi::Refresh(const std::string& folder) const {
+Status RowsApi::Refresh(const std::string& folder) const {
   return Call(folder, "refresh").status();
 }
 
-absl::Status RowsApi::RollBack(const std::string& folder,
-                               int64_t number) const {
+Status RowsApi::RollBack(const std::string& folder, int64_t number) const {
   if (number < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "expected the number of an export, which is at least 1, got ", number));
+    return Invalid(
+        "expected the number of an export, which is at least 1, got ", number);
   }
   return Call(folder, "roll_back_to", number).status();
 }
 
-absl::Status RowsApi::Resume(const std::string& folder) const {
+Status RowsApi::Resume(const std::string& folder) const {
   return Call(folder, "resume").status();
 }
 

@@ -25,14 +25,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
-#include "cc/predictor/predictor.h"
+#include "cc/predictor/errors.h"
+#include "cc/predictor/program_flags.h"
 #include "cc/predictor/serving_rpc.h"
 #include "cc/rpc/security_flags.h"
-#include "tensorflow/c/c_api.h"
-#include "tensorflow/core/util/command_line_flags.h"
+#include "tfswitch/predictor.h"
 
 namespace tfswitch {
 namespace {
@@ -40,7 +39,7 @@ namespace {
 constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
 
-ServingBytes BytesOf(absl::string_view text) {
+ServingBytes BytesOf(std::string_view text) {
   return {text.data(), text.size()};
 }
 
@@ -48,48 +47,45 @@ std::string StringOf(ServingBytes bytes) {
   return std::string(bytes.data, bytes.size);
 }
 
-void SetError(const absl::Status& status, const ServingAnswer* answer) {
+void SetError(const Status& status, const ServingAnswer* answer) {
   answer->set_error(answer->answer, static_cast<int32_t>(status.code()),
                     BytesOf(status.message()));
 }
 
-absl::StatusOr<tensorflow::Tensor> ToTensor(const ServingTensor& from) {
-  tensorflow::TensorShape shape;
-  const absl::Status status = tensorflow::TensorShape::BuildTensorShape(
-      {from.dims, from.num_dims}, &shape);
-  if (!status.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("input '", StringOf(from.name), "': ", status.message()));
+Result<Tensor> ToTensor(const ServingTensor& from) {
+  Result<Tensor> tensor =
+      Tensor::Make(static_cast<DataType>(from.dtype),
+                   std::vector<int64_t>(from.dims, from.dims + from.num_dims));
+  if (!tensor.ok()) {
+    return WithContext(tensor.status(), "input '", StringOf(from.name), "': ");
   }
-  tensorflow::Tensor tensor(static_cast<tensorflow::DataType>(from.dtype),
-                            shape);
-  if (from.dtype == tensorflow::DT_STRING) {
+  if (tensor->dtype() == DataType::kString) {
     const auto* strings = static_cast<const ServingBytes*>(from.values);
-    auto flat = tensor.flat<tensorflow::tstring>();
     for (size_t i = 0; i < from.num_values; ++i) {
-      flat(i).assign(strings[i].data, strings[i].size);
+      tensor->SetString(static_cast<int64_t>(i),
+                        {strings[i].data, strings[i].size});
     }
   } else if (from.num_values > 0) {
-    std::memcpy(tensor.data(), from.values, tensor.TotalBytes());
+    std::memcpy(tensor->data(), from.values, tensor->num_bytes());
   }
   return tensor;
 }
 
-void AddOutput(const std::string& name, const tensorflow::Tensor& tensor,
+void AddOutput(const std::string& name, const Tensor& tensor,
                const ServingAnswer* answer) {
-  const auto dims = tensor.shape().dim_sizes();
+  const std::vector<int64_t> dims = tensor.shape();
   std::vector<ServingBytes> strings;
   const void* values = tensor.data();
-  if (tensor.dtype() == tensorflow::DT_STRING) {
-    const auto flat = tensor.flat<tensorflow::tstring>();
-    for (int64_t i = 0; i < flat.size(); ++i) {
-      strings.push_back({flat(i).data(), flat(i).size()});
+  if (tensor.dtype() == DataType::kString) {
+    for (int64_t i = 0; i < tensor.num_values(); ++i) {
+      strings.push_back(BytesOf(tensor.string(i)));
     }
     values = strings.data();
   }
   const ServingTensor output = {
-      BytesOf(name), tensor.dtype(), dims.data(),
-      dims.size(),   values,         static_cast<size_t>(tensor.NumElements())};
+      BytesOf(name), static_cast<int32_t>(tensor.dtype()),
+      dims.data(),   dims.size(),
+      values,        static_cast<size_t>(tensor.num_values())};
   answer->add_output(answer->answer, &output);
 }
 
@@ -111,21 +107,20 @@ class Handler {
   static const Predictor* Find(void* context, const ServingModelSpec& model,
                                const ServingAnswer* answer) {
     const Handler& handler = *static_cast<const Handler*>(context);
-    absl::Status status;
+    Status status;
     if (const std::string name = StringOf(model.name);
         name != handler.model_name_) {
-      status = absl::NotFoundError(absl::StrCat("no model '", name,
-                                                "'; this server has '",
-                                                handler.model_name_, "'"));
+      status = Error(StatusCode::kNotFound, "no model '", name,
+                     "'; this server has '", handler.model_name_, "'");
     } else if (model.version_label.size > 0) {
-      status = absl::NotFoundError(absl::StrCat(
-          "no version is labelled '", StringOf(model.version_label),
-          "': this server knows versions by their numbers alone"));
+      status = Error(StatusCode::kNotFound, "no version is labelled '",
+                     StringOf(model.version_label),
+                     "': this server knows versions by their numbers alone");
     } else if (const Predictor* predictor = handler.predictor_) {
       return predictor;
     } else {
-      status = absl::UnavailableError(
-          absl::StrCat("model '", name, "' is being loaded; try again"));
+      status = Error(StatusCode::kUnavailable, "model '", name,
+                     "' is being loaded; try again");
     }
     SetError(status, answer);
     return nullptr;
@@ -139,17 +134,17 @@ class Handler {
     request.signature = StringOf(call->model.signature);
     request.version = call->model.version;
     if (call->timeout_ms > 0) {
-      request.timeout = absl::Milliseconds(call->timeout_ms);
+      request.timeout = std::chrono::milliseconds(call->timeout_ms);
     }
     for (size_t i = 0; i < call->num_outputs; ++i) {
       request.outputs.push_back(StringOf(call->outputs[i]));
     }
     for (size_t i = 0; i < call->num_inputs; ++i) {
-      absl::StatusOr<tensorflow::Tensor> tensor = ToTensor(call->inputs[i]);
+      Result<Tensor> tensor = ToTensor(call->inputs[i]);
       if (!tensor.ok()) return SetError(tensor.status(), answer);
       request.inputs[StringOf(call->inputs[i].name)] = *std::move(tensor);
     }
-    const absl::StatusOr<Response> response = predictor->Predict(request);
+    const Result<Response> response = predictor->Predict(request);
     if (!response.ok()) return SetError(response.status(), answer);
     answer->set_model(answer->answer, response->version,
                       BytesOf(response->signature));
@@ -163,12 +158,12 @@ class Handler {
     const Predictor* predictor = Find(context, *model, answer);
     if (predictor == nullptr) return;
     const auto version = predictor->current();
-    const absl::Status status = version->CheckVersion(model->version);
+    const Status status = version->CheckVersion(model->version);
     if (!status.ok()) return SetError(status, answer);
     answer->set_model(answer->answer, version->version(), {nullptr, 0});
     for (const auto& [name, signature] : version->signatures()) {
       answer->add_signature(answer->answer, BytesOf(name),
-                            BytesOf(signature.SerializeAsString()));
+                            BytesOf(signature.def));
     }
   }
 
@@ -177,16 +172,16 @@ class Handler {
     const Predictor* predictor = Find(context, *model, answer);
     if (predictor == nullptr) return;
     const Predictor::State state = predictor->state();
-    const auto add = [&](int64_t version, int32_t number, absl::StatusCode code,
-                         absl::string_view message) {
+    const auto add = [&](int64_t version, int32_t number, StatusCode code,
+                         std::string_view message) {
       if (model->version >= 0 && model->version != version) return;
       answer->add_version(answer->answer, version, number,
                           static_cast<int32_t>(code), BytesOf(message));
     };
-    add(state.version, SERVING_STATE_AVAILABLE, absl::StatusCode::kOk,
+    add(state.version, SERVING_STATE_AVAILABLE, StatusCode::kOk,
         state.rows.ok() ? Describe(*state.rows) : "");
     if (state.loading >= 0) {
-      add(state.loading, SERVING_STATE_LOADING, absl::StatusCode::kOk, "");
+      add(state.loading, SERVING_STATE_LOADING, StatusCode::kOk, "");
     }
     for (const auto& [version, status] : state.refused) {
       if (version == state.loading) continue;
@@ -203,26 +198,25 @@ std::filesystem::path FolderOfProgram() {
 }
 
 // Opens libtfswitch_serving_rpc.so in a namespace of its own.
-absl::StatusOr<const ServingRpcApi*> OpenRpc() {
+Result<const ServingRpcApi*> OpenRpc() {
   const std::string path = FolderOfProgram() / "libtfswitch_serving_rpc.so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   if (library == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("cannot open '", path, "': ", dlerror(),
-                     ". It belongs beside tfswitch-serving, and needs gRPC"));
+    return Error(StatusCode::kNotFound, "cannot open '", path, "': ", dlerror(),
+                 ". It belongs beside tfswitch-serving, and needs gRPC");
   }
   const auto get_api = reinterpret_cast<ServingRpc_GetApiFn>(
       dlsym(library, "ServingRpc_GetApi"));
   const ServingRpcApi* api =
       get_api != nullptr ? get_api(SERVING_RPC_API_VERSION) : nullptr;
   if (api == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("'", path, "' is of another build than tfswitch-serving"));
+    return Error(StatusCode::kFailedPrecondition, "'", path,
+                 "' is of another build than tfswitch-serving");
   }
   return api;
 }
 
-int Fail(int code, absl::string_view message) {
+int Fail(int code, std::string_view message) {
   std::fprintf(stderr, "tfswitch-serving: %.*s\n",
                static_cast<int>(message.size()), message.data());
   return code;
@@ -238,93 +232,71 @@ int Run(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
   PredictorOptions options;
-  // The Python package has the program in bin/, and ops for each TensorFlow.
-  const std::vector<std::string> version = absl::StrSplit(TF_Version(), '.');
-  options.op_library =
-      FolderOfProgram().parent_path() /
-      absl::StrCat("libtfswitch_ops_tf", version[0], version[1], ".so");
+  options.op_library = OpLibraryPath();
   std::string model_name = "default";
   std::string address = "127.0.0.1:8500";
   std::string tags = "serve";
-  float poll_secs = 1;
-  float watch_rows_secs = 1;
+  double poll_secs = 1;
+  double watch_rows_secs = 1;
   bool verify_rows_first = false;
-  float grace_secs = 10;
+  double grace_secs = 10;
   int32_t max_message_bytes = 64 << 20;
   int32_t max_requests = 256;
   std::string tls_cert, tls_key, tls_ca, token_file;
   bool insecure = false;
   bool reflection = false;
   bool help = false;
-  using tensorflow::Flag;
-  std::string empty_flag;
-  const auto file_flag = [&empty_flag](const char* name, std::string* path,
-                                       const char* usage) {
-    return Flag(
-        name,
-        [&empty_flag, name, path](std::string value) {
-          // Of a variable that is not set, perhaps: not for plaintext.
-          if (value.empty()) empty_flag = name;
-          *path = std::move(value);
-          return true;
-        },
-        "", usage);
+  // An empty file is of a variable that is not set, perhaps: not for plaintext.
+  const auto file_flag = [](const char* name, std::string* path,
+                            const char* text) {
+    return Flag{name, path, text, /*may_be_empty=*/false};
   };
   const std::vector<Flag> flags = {
-      Flag("model_dir", &options.model_dir,
-           "a SavedModel, or a folder of versions: 1/, 2/, ..."),
-      Flag("model_name", &model_name, "what requests call the model"),
-      Flag("address", &address,
-           "where to listen: host:port (port 0: any free one) or unix:/path"),
-      Flag("op_library", &options.op_library,
-           "library with the model's own ops; empty: none"),
-      Flag("version", &options.version,
-           "serve this version alone; -1: the newest"),
-      Flag("signature", &options.model.signature,
-           "signature of requests that name none"),
-      Flag("tags", &tags, "of the graph in the SavedModel, with commas"),
-      Flag("poll_secs", &poll_secs,
-           "how often to look for versions; 0: only at the start"),
-      Flag("watch_rows_secs", &watch_rows_secs,
-           "how often to look for newer rows in the model's folder; 0: as "
-           "TFSWITCH_SERVING_WATCH_SECONDS says, else never"),
-      Flag("verify_rows_first", &verify_rows_first,
-           "check all rows of a version before it serves, and not each block "
-           "when it is first used; what comes later is always checked before"),
-      Flag("grace_secs", &grace_secs,
-           "how long running requests may take when the server is stopped"),
-      Flag("max_message_bytes", &max_message_bytes,
-           "longest message, and largest tensor of a request"),
-      Flag("max_requests", &max_requests,
-           "requests that run at a time; more get RESOURCE_EXHAUSTED"),
-      Flag("intra_op_threads", &options.model.intra_op_threads,
-           "threads for the work inside of ops; 0: one per core"),
-      Flag("inter_op_threads", &options.model.inter_op_threads,
-           "threads that run ops; 0: one per core; -1: none, a request runs in "
-           "the thread that took it, and small models answer sooner"),
+      {"model_dir", &options.model_dir,
+       "a SavedModel, or a folder of versions: 1/, 2/, ..."},
+      {"model_name", &model_name, "what requests call the model"},
+      {"address", &address,
+       "where to listen: host:port (port 0: any free one) or unix:/path"},
+      {"op_library", &options.op_library,
+       "library with the model's own ops; empty: none"},
+      {"version", &options.version, "serve this version alone; -1: the newest"},
+      {"signature", &options.model.signature,
+       "signature of requests that name none"},
+      {"tags", &tags, "of the graph in the SavedModel, with commas"},
+      {"poll_secs", &poll_secs,
+       "how often to look for versions; 0: only at the start"},
+      {"watch_rows_secs", &watch_rows_secs,
+       "how often to look for newer rows in the model's folder; 0: as "
+       "TFSWITCH_SERVING_WATCH_SECONDS says, else never"},
+      {"verify_rows_first", &verify_rows_first,
+       "check all rows of a version before it serves, and not each block when "
+       "it is first used; what comes later is always checked before"},
+      {"grace_secs", &grace_secs,
+       "how long running requests may take when the server is stopped"},
+      {"max_message_bytes", &max_message_bytes,
+       "longest message, and largest tensor of a request"},
+      {"max_requests", &max_requests,
+       "requests that run at a time; more get RESOURCE_EXHAUSTED"},
+      {"intra_op_threads", &options.model.intra_op_threads,
+       "threads for the work inside of ops; 0: one per core"},
+      {"inter_op_threads", &options.model.inter_op_threads,
+       "threads that run ops; 0: one per core; -1: none, a request runs in the "
+       "thread that took it, and small models answer sooner"},
       file_flag("tls_cert", &tls_cert, kTlsCertHelp),
       file_flag("tls_key", &tls_key, kTlsKeyHelp),
       file_flag("tls_ca", &tls_ca, kTlsCaHelp),
       file_flag("token_file", &token_file, kTokenFileHelp),
-      Flag("insecure", &insecure, kInsecureHelp),
-      Flag("reflection", &reflection, kReflectionHelp),
-      Flag("help", &help, "prints this text"),
+      {"insecure", &insecure, kInsecureHelp},
+      {"reflection", &reflection, kReflectionHelp},
+      {"help", &help, "prints this text"},
   };
-  const bool parsed = tensorflow::Flags::Parse(&argc, argv, flags);
+  const std::string usage = FlagsHelp(argv[0], flags);
+  const std::string bad_flag = ParseFlags(argc, argv, flags);
   if (help) {
-    std::printf("%s", tensorflow::Flags::Usage(argv[0], flags).c_str());
+    std::printf("%s", usage.c_str());
     return 0;
   }
-  if (!parsed) return Fail(kBadFlag, "a flag has a bad value; see --help");
-  if (argc > 1) {
-    return Fail(kBadFlag,
-                absl::StrCat("unknown argument '", argv[1], "'; see --help"));
-  }
-  if (!empty_flag.empty()) {
-    return Fail(kBadFlag, absl::StrCat("flag --", empty_flag,
-                                       " is empty; give a file, or leave it "
-                                       "out"));
-  }
+  if (!bad_flag.empty()) return Fail(kBadFlag, bad_flag);
   if (options.model_dir.empty()) return Fail(kBadFlag, "give --model_dir");
   if (!(poll_secs >= 0 && watch_rows_secs >= 0 && grace_secs >= 0) ||
       max_message_bytes < 1 || max_requests < 1) {
@@ -333,13 +305,13 @@ int Run(int argc, char** argv) {
                 "not be negative, --max_message_bytes and --max_requests must "
                 "be positive");
   }
-  options.poll_interval = absl::Seconds(poll_secs);
-  options.watch_rows_interval = absl::Seconds(watch_rows_secs);
+  options.poll_interval = Seconds(poll_secs);
+  options.watch_rows_interval = Seconds(watch_rows_secs);
   // The core reads it when it opens rows. There are no other threads yet.
   if (verify_rows_first) setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
   options.model.tags = absl::StrSplit(tags, ',');
 
-  const absl::StatusOr<const ServingRpcApi*> api = OpenRpc();
+  const Result<const ServingRpcApi*> api = OpenRpc();
   if (!api.ok()) return Fail(kCannotServe, api.status().message());
   Handler handler(model_name);
   const ServingHandler functions = handler.Functions();
@@ -352,7 +324,7 @@ int Run(int argc, char** argv) {
   ServingRpcServer* server =
       (*api)->start(&rpc_options, &functions, &code, error, sizeof(error));
   if (server == nullptr) {
-    const auto bad = static_cast<int32_t>(absl::StatusCode::kInvalidArgument);
+    const auto bad = static_cast<int32_t>(StatusCode::kInvalidArgument);
     return Fail(code == bad ? kBadFlag : kCannotServe, error);
   }
   // Whoever waits for this line may ask for health from now on.

@@ -1,111 +1,104 @@
 #include "cc/predictor/warm_up_requests.h"
 
 #include <cstring>
-#include <memory>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "google/protobuf/unknown_field_set.h"
-#include "tensorflow/core/framework/tensor.pb.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/lib/io/record_reader.h"
-#include "tensorflow/core/platform/env.h"
+#include "cc/predictor/errors.h"
+#include "cc/predictor/record_reader.h"
+#include "cc/predictor/tf_objects.h"
+#include "cc/predictor/wire.h"
 
 namespace tfswitch {
 namespace {
 
-using google::protobuf::UnknownFieldSet;
-
 constexpr char kFile[] = "/assets.extra/tf_serving_warmup_requests";
 
-// Field numbers of tensorflow.serving.PredictionLog and what is in it. Its
-// messages are not in TensorFlow, and these few need no code of their own.
+// Field numbers of tensorflow.serving.PredictionLog and what is in it.
 constexpr int kPredictLog = 6;  // In PredictionLog.
 constexpr int kRequest = 1;     // In PredictLog.
 constexpr int kModelSpec = 1;   // In PredictRequest.
 constexpr int kInputs = 2;
 constexpr int kOutputFilter = 3;
 constexpr int kSignatureName = 3;  // In ModelSpec.
-constexpr int kMapKey = 1;
-constexpr int kMapValue = 2;
 
-// All fields of this number that hold bytes.
-std::vector<std::string> FieldsOf(const std::string& message, int number,
-                                  bool* parsed) {
-  UnknownFieldSet fields;
-  *parsed &= fields.ParseFromString(message);
-  std::vector<std::string> found;
-  for (int i = 0; i < fields.field_count(); ++i) {
-    const auto& field = fields.field(i);
-    if (field.number() == number &&
-        field.type() == google::protobuf::UnknownField::TYPE_LENGTH_DELIMITED) {
-      found.emplace_back(field.length_delimited());
-    }
+// The last field of this number, or nothing.
+bool Find(std::string_view message, uint32_t number, std::string_view* found) {
+  *found = {};
+  WireReader fields(message);
+  while (fields.Next()) {
+    if (fields.IsBytes(number)) *found = fields.bytes();
   }
-  return found;
-}
-
-std::string FieldOf(const std::string& message, int number, bool* parsed) {
-  std::vector<std::string> found = FieldsOf(message, number, parsed);
-  return found.empty() ? "" : std::move(found.back());
+  return fields.ok();
 }
 
 // Whether the bytes are a PredictionLog. One of another kind of request has no
 // inputs.
-bool Parse(const std::string& log, Request* request) {
-  bool parsed = true;
-  const std::string message =
-      FieldOf(FieldOf(log, kPredictLog, &parsed), kRequest, &parsed);
-  request->signature =
-      FieldOf(FieldOf(message, kModelSpec, &parsed), kSignatureName, &parsed);
-  request->outputs = FieldsOf(message, kOutputFilter, &parsed);
-  for (const std::string& entry : FieldsOf(message, kInputs, &parsed)) {
-    const std::string name = FieldOf(entry, kMapKey, &parsed);
-    tensorflow::TensorProto proto;
-    parsed &= proto.ParseFromString(FieldOf(entry, kMapValue, &parsed));
-    parsed = parsed && request->inputs[name].FromProto(proto);
+bool Parse(std::string_view log, Request* request) {
+  std::string_view message, signature;
+  if (!Find(log, kPredictLog, &message) || !Find(message, kRequest, &message)) {
+    return false;
   }
-  return parsed;
+  WireReader fields(message);
+  while (fields.Next()) {
+    bool parsed = true;
+    if (fields.IsBytes(kModelSpec)) {
+      parsed = Find(fields.bytes(), kSignatureName, &signature);
+    } else if (fields.IsBytes(kOutputFilter)) {
+      request->outputs.emplace_back(fields.bytes());
+    } else if (fields.IsBytes(kInputs)) {
+      parsed = ReadEntry(fields.bytes(), [&](std::string name, auto value) {
+        Result<Tensor> tensor = ParseTensor(value);
+        if (tensor.ok()) request->inputs[name] = *std::move(tensor);
+        return tensor.ok();
+      });
+    }
+    if (!parsed) return false;
+  }
+  request->signature = signature;
+  return fields.ok();
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<Request>> ReadWarmUpRequests(
+Result<std::vector<Request>> ReadWarmUpRequests(
     const std::string& saved_model) {
   const std::string path = saved_model + kFile;
-  tensorflow::Env* env = tensorflow::Env::Default();
   std::vector<Request> requests;
-  if (!env->FileExists(path).ok()) return requests;
-  std::unique_ptr<tensorflow::RandomAccessFile> file;
-  TF_RETURN_IF_ERROR(env->NewRandomAccessFile(path, &file));
-  tensorflow::io::SequentialRecordReader reader(file.get());
-  tensorflow::tstring record;
-  absl::Status status;
-  for (int number = 0; (status = reader.ReadRecord(&record)).ok(); ++number) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return requests;
+  Result<RecordReader> reader = RecordReader::Open(path);
+  if (!reader.ok()) return reader.status();
+  for (int number = 0;; ++number) {
+    const Result<std::string> record = reader->Read();
+    if (record.status().code() == StatusCode::kOutOfRange) return requests;
+    if (!record.ok()) return WithContext(record.status(), "'", path, "': ");
     Request request;
-    if (!Parse(record, &request)) {
-      return absl::DataLossError(absl::StrCat(
-          "'", path, "': record ", number,
-          " is not a tensorflow.serving.PredictionLog; write it again"));
+    if (!Parse(*record, &request)) {
+      return Error(StatusCode::kDataLoss, "'", path, "': record ", number,
+                   " is not a tensorflow.serving.PredictionLog; write it "
+                   "again");
     }
     if (!request.inputs.empty()) requests.push_back(std::move(request));
   }
-  if (!absl::IsOutOfRange(status)) return status;  // Which names the file.
-  return requests;
 }
 
-Request MakeWarmUpRequest(const tensorflow::SignatureDef& signature) {
+Result<Request> MakeWarmUpRequest(const Signature& signature) {
   Request request;
-  for (const auto& [name, info] : signature.inputs()) {
-    tensorflow::TensorShape shape;
-    for (const auto& dim : info.tensor_shape().dim()) {
-      shape.AddDim(dim.size() < 0 ? 1 : dim.size());
+  for (const auto& [name, spec] : signature.inputs) {
+    std::vector<int64_t> shape;
+    if (spec.shape) shape = *spec.shape;
+    for (int64_t& dim : shape) {
+      if (dim < 0) dim = 1;
     }
-    tensorflow::Tensor tensor(info.dtype(), shape);
-    if (tensorflow::DataTypeCanUseMemcpy(info.dtype())) {
-      std::memset(tensor.data(), 0, tensor.TotalBytes());
+    Result<Tensor> tensor = Tensor::Make(spec.dtype, shape);
+    if (!tensor.ok())
+      return WithContext(tensor.status(), "input '", name, "': ");
+    if (spec.dtype != DataType::kString && tensor->num_bytes() > 0) {
+      std::memset(tensor->data(), 0, tensor->num_bytes());
     }
-    request.inputs[name] = std::move(tensor);
+    request.inputs[name] = *std::move(tensor);
   }
   return request;
 }

@@ -7,19 +7,19 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "cc/predictor/model_version.h"
+#include "tfswitch/model_version.h"
+#include "tfswitch/status.h"
+#include "tfswitch/values.h"
 
 namespace tfswitch {
 
 // The requests of Predict in `assets.extra/tf_serving_warmup_requests`, where
 // TensorFlow Serving looks for them too: a TFRecord file of
 // tensorflow.serving.PredictionLog. None if there is no such file.
-absl::StatusOr<std::vector<Request>> ReadWarmUpRequests(
-    const std::string& saved_model);
+Result<std::vector<Request>> ReadWarmUpRequests(const std::string& saved_model);
 
 // A request of zeros and empty strings; dimensions that are not known are 1.
-Request MakeWarmUpRequest(const tensorflow::SignatureDef& signature);
+Result<Request> MakeWarmUpRequest(const Signature& signature);
 
 }  // namespace tfswitch
 

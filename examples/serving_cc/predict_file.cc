@@ -7,27 +7,27 @@
 
 #include <unistd.h>
 
-#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
-#include "cc/predictor/predictor.h"
 #include "record_file.h"
-#include "tensorflow/core/platform/statusor.h"
-#include "tensorflow/core/util/command_line_flags.h"
+#include "tfswitch/predictor.h"
 
-namespace tfswitch {
+using tfswitch::NamedValues;
+using tfswitch::Predictor;
+using tfswitch::Result;
+using tfswitch::Status;
+using tfswitch::StatusCode;
+using tfswitch::Values;
+
 namespace {
 
 constexpr int kFailed = 1;
@@ -63,44 +63,54 @@ bool Append(NamedValues* rows, NamedValues* batch) {
   return true;
 }
 
-std::string Cell(int64_t value) { return absl::StrCat(value); }
-std::string Cell(float value) { return absl::StrFormat("%.9g", value); }
+std::string Cell(int64_t value) { return std::to_string(value); }
+std::string Cell(float value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", static_cast<double>(value));
+  return text;
+}
 std::string Cell(const std::string& value) {
-  if (value.find_first_of(",\"\r\n") == std::string::npos) return value;
-  return absl::StrCat("\"", absl::StrReplaceAll(value, {{"\"", "\"\""}}), "\"");
+  if (value.find_first_of(",\"\r\n") == value.npos) return value;
+  std::string quoted = "\"";
+  for (const char c : value) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
 }
 
 // A cell with the values of one row.
 std::string Cell(const Values& values, int64_t row, char separator) {
   return std::visit(
       [&](const auto& data) {
-        const size_t width = data.size() / values.shape[0];
+        const size_t width = data.size() / static_cast<size_t>(values.shape[0]);
         std::vector<std::string> cells;
         for (size_t i = 0; i < width; ++i) {
-          cells.push_back(Cell(data[row * width + i]));
+          cells.push_back(Cell(data[static_cast<size_t>(row) * width + i]));
         }
-        return absl::StrJoin(cells, std::string(1, separator));
+        return Join(cells, std::string(1, separator));
       },
       values.data);
 }
 
 // Predicts a batch of `count` rows and writes a line for each.
-absl::Status PredictBatch(const Job& job, const Predictor& predictor,
-                          int64_t count, NamedValues* batch,
-                          std::ostream& lines) {
+Status PredictBatch(const Job& job, const Predictor& predictor, int64_t count,
+                    NamedValues* batch, std::ostream& lines) {
   for (auto& [name, values] : *batch) {
     values.shape.insert(values.shape.begin(), count);
   }
-  TF_ASSIGN_OR_RETURN(const NamedValues predicted,
-                      predictor.Predict(*batch, job.outputs));
+  const Result<NamedValues> predicted = predictor.Predict(*batch, job.outputs);
+  if (!predicted.ok()) return predicted.status();
   std::vector<const Values*> columns;
   for (const std::string& name : job.outputs) {
-    const Values& values = predicted.at(name);
+    const Values& values = predicted->at(name);
     if (values.shape.empty() || values.shape[0] != count) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "output '", name, "' does not have a row per record: its shape is [",
-          absl::StrJoin(values.shape, ","), "] for ", count,
-          " records; choose others with --output_name"));
+      std::vector<std::string> dims;
+      for (const int64_t dim : values.shape)
+        dims.push_back(std::to_string(dim));
+      return Status(StatusCode::kFailedPrecondition,
+                    "output '" + name +
+                        "' does not have a row per record: its shape is "
+                        "[" +
+                        Join(dims, ",") + "] for " + std::to_string(count) +
+                        " records; choose others with --output_name");
     }
     columns.push_back(&values);
   }
@@ -110,20 +120,20 @@ absl::Status PredictBatch(const Job& job, const Predictor& predictor,
     }
     lines << '\n';
   }
-  return absl::OkStatus();
+  return Status();
 }
 
-absl::Status PredictAll(const Job& job, const Predictor& predictor,
-                        RecordFile* file, std::ostream& lines) {
-  lines << absl::StrJoin(job.outputs, ",") << '\n';
+Status PredictAll(const Job& job, const Predictor& predictor, RecordFile* file,
+                  std::ostream& lines) {
+  lines << Join(job.outputs, ",") << '\n';
   NamedValues batch;
   int64_t count = 0;
   int64_t done = 0;
   bool ended = false;
   while (!ended) {
     NamedValues rows;
-    absl::Status status = file->Read(&rows);
-    ended = absl::IsOutOfRange(status);
+    Status status = file->Read(&rows);
+    ended = status.code() == StatusCode::kOutOfRange;
     if (!status.ok() && !ended) return status;
     // A batch ends early where the rows begin to have another shape.
     const bool added =
@@ -135,10 +145,10 @@ absl::Status PredictAll(const Job& job, const Predictor& predictor,
     if (count > 0) {
       status = PredictBatch(job, predictor, count, &batch, lines);
       if (!status.ok()) {
-        return absl::Status(
-            status.code(),
-            absl::StrCat("'", job.input, "', records ", done + 1, " to ",
-                         done + count, ": ", status.message()));
+        return Status(status.code(), "'" + job.input + "', records " +
+                                         std::to_string(done + 1) + " to " +
+                                         std::to_string(done + count) + ": " +
+                                         status.message());
       }
     }
     done += count;
@@ -146,110 +156,128 @@ absl::Status PredictAll(const Job& job, const Predictor& predictor,
     count = 1;
   }
   if (!lines.flush()) {
-    return absl::DataLossError(
-        absl::StrCat("cannot write ", job.output, "; is the disk full?"));
+    return Status(StatusCode::kDataLoss,
+                  "cannot write " + job.output + "; is the disk full?");
   }
-  return absl::OkStatus();
+  return Status();
 }
 
 // Runs the job. A file appears when it is complete.
-absl::Status PredictFile(Job job, const Predictor& predictor) {
-  TF_ASSIGN_OR_RETURN(const tensorflow::SignatureDef* const signature,
-                      predictor.current()->Signature(""));
-  const auto& known = signature->outputs();
+Status PredictFile(Job job, const Predictor& predictor) {
+  const std::shared_ptr<const tfswitch::ModelVersion> model =
+      predictor.current();
+  const Result<const tfswitch::Signature*> signature = model->FindSignature("");
+  if (!signature.ok()) return signature.status();
+  const auto& known = (*signature)->outputs;
   if (job.outputs.empty()) {
     for (const auto& entry : known) job.outputs.push_back(entry.first);
-    std::sort(job.outputs.begin(), job.outputs.end());
   }
   for (const std::string& name : job.outputs) {
     if (known.count(name) == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "no output '", name, "'; the outputs are ", Describe(known)));
+      return Status(
+          StatusCode::kInvalidArgument,
+          "no output '" + name + "'; the outputs are " + Describe(known));
     }
   }
-  TF_ASSIGN_OR_RETURN(const std::unique_ptr<RecordFile> file,
-                      RecordFile::Open(job.input, *signature, job.separator));
+  const Result<std::unique_ptr<RecordFile>> file =
+      RecordFile::Open(job.input, **signature, job.separator);
+  if (!file.ok()) return file.status();
   if (job.output.empty()) {
-    return PredictAll(job, predictor, file.get(), std::cout);
+    return PredictAll(job, predictor, file->get(), std::cout);
   }
-  const std::string partial = absl::StrCat(job.output, ".partial-", getpid());
-  absl::Status status;
+  const std::string partial =
+      job.output + ".partial-" + std::to_string(getpid());
+  Status status;
   {
     std::ofstream lines(partial);
-    status = PredictAll(job, predictor, file.get(), lines);
+    status = PredictAll(job, predictor, file->get(), lines);
   }
   if (status.ok() && std::rename(partial.c_str(), job.output.c_str()) != 0) {
     status =
-        absl::UnavailableError(absl::StrCat("cannot write '", job.output, "'"));
+        Status(StatusCode::kUnavailable, "cannot write '" + job.output + "'");
   }
   if (!status.ok()) std::remove(partial.c_str());
   return status;
 }
 
-int Fail(int code, absl::string_view message) {
-  std::fprintf(stderr, "predict_file: %.*s\n", static_cast<int>(message.size()),
-               message.data());
+int Fail(int code, const std::string& message) {
+  std::fprintf(stderr, "predict_file: %s\n", message.c_str());
   return code;
 }
 
+constexpr char kHelp[] = R"(predict_file --model=FOLDER --input=FILE [flags]
+  --model        a SavedModel, or a folder of versions: 1/, 2/, ...
+  --input        a .tfrecord, .tfrecord.gz (tf.train.Example) or .csv file
+  --output       a CSV file; empty, the default: stdout
+  --output_name  outputs of the model, with commas; empty, the default: all
+  --batch_size   records that are run together; default: 256
+  --separator    between several values of a CSV cell; default: |
+  --op_library   library with the model's own ops; empty: none; default: that
+                 of tfswitch
+  --version      of the model; -1, the default: the newest
+  --signature    of the model; default: serving_default
+  --tags         of the graph in the SavedModel, with commas; default: serve
+)";
+
 int Run(int argc, char** argv) {
-  PredictorOptions options;
-  options.op_library = TFSWITCH_OP_LIBRARY;
-  options.poll_interval = absl::ZeroDuration();
-  options.watch_rows_interval = absl::ZeroDuration();
-  Job job;
-  job.batch_size = 256;
-  std::string output_names;
-  std::string separator = "|";
-  std::string tags = "serve";
-  bool help = false;
-  using tensorflow::Flag;
-  const std::vector<Flag> flags = {
-      Flag("model", &options.model_dir,
-           "a SavedModel, or a folder of versions: 1/, 2/, ..."),
-      Flag("input", &job.input,
-           "a .tfrecord, .tfrecord.gz (tf.train.Example) or .csv file"),
-      Flag("output", &job.output, "a CSV file; empty: stdout"),
-      Flag("output_name", &output_names,
-           "outputs of the model, with commas; empty: all"),
-      Flag("batch_size", &job.batch_size, "records that are run together"),
-      Flag("separator", &separator, "between several values of a CSV cell"),
-      Flag("op_library", &options.op_library,
-           "library with the model's own ops; empty: none"),
-      Flag("version", &options.version, "of the model; -1: the newest"),
-      Flag("signature", &options.model.signature, "of the model"),
-      Flag("tags", &tags, "of the graph in the SavedModel, with commas"),
-      Flag("help", &help, "prints this text"),
-  };
-  const bool parsed = tensorflow::Flags::Parse(&argc, argv, flags);
-  if (help) {
-    std::printf("%s", tensorflow::Flags::Usage(argv[0], flags).c_str());
-    return 0;
+  std::map<std::string, std::string> flags = {
+      {"--model", ""},
+      {"--input", ""},
+      {"--output", ""},
+      {"--output_name", ""},
+      {"--batch_size", "256"},
+      {"--separator", "|"},
+      {"--version", "-1"},
+      {"--op_library", tfswitch::OpLibraryPath()},
+      {"--signature", "serving_default"},
+      {"--tags", "serve"}};
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = argument.find('=');
+    const auto flag = flags.find(argument.substr(0, equals));
+    if (argument == "--help") {
+      std::fputs(kHelp, stdout);
+      return 0;
+    }
+    if (flag == flags.end() || equals == argument.npos) {
+      return Fail(kBadFlag, "unknown argument '" + argument + "'; see --help");
+    }
+    flag->second = argument.substr(equals + 1);
   }
-  if (!parsed) return Fail(kBadFlag, "a flag has a bad value; see --help");
-  if (argc > 1) {
-    return Fail(kBadFlag,
-                absl::StrCat("unknown argument '", argv[1], "'; see --help"));
-  }
-  if (options.model_dir.empty() || job.input.empty()) {
+  if (flags["--model"].empty() || flags["--input"].empty()) {
     return Fail(kBadFlag, "give --model and --input; see --help");
   }
-  if (job.batch_size < 1 || separator.size() != 1) {
+  Job job;
+  tfswitch::PredictorOptions options;
+  if (!ParseInteger(flags["--version"], &options.version)) {
+    return Fail(kBadFlag, "--version must be an integer");
+  }
+  if (!ParseInteger(flags["--batch_size"], &job.batch_size) ||
+      job.batch_size < 1 || flags["--separator"].size() != 1) {
     return Fail(kBadFlag,
                 "--batch_size must be positive, and --separator one character");
   }
-  job.separator = separator[0];
-  job.outputs = absl::StrSplit(output_names, ',', absl::SkipEmpty());
-  options.model.tags = absl::StrSplit(tags, ',');
+  job.input = flags["--input"];
+  job.output = flags["--output"];
+  job.separator = flags["--separator"][0];
+  if (!flags["--output_name"].empty()) {
+    job.outputs = Split(flags["--output_name"], ',');
+  }
+  options.model_dir = flags["--model"];
+  options.op_library = flags["--op_library"];
+  options.model.signature = flags["--signature"];
+  options.model.tags = Split(flags["--tags"], ',');
+  // The model and its rows stay as they are.
+  options.poll_interval = tfswitch::Seconds::zero();
+  options.watch_rows_interval = tfswitch::Seconds::zero();
 
   const auto predictor = Predictor::Load(options);
   if (!predictor.ok()) return Fail(kFailed, predictor.status().message());
-  const absl::Status status = PredictFile(job, **predictor);
+  const Status status = PredictFile(job, **predictor);
   if (!status.ok()) return Fail(kFailed, status.message());
   return 0;
 }
 
 }  // namespace
-}  // namespace tfswitch
 
-int main(int argc, char** argv) { return tfswitch::Run(argc, argv); }
+int main(int argc, char** argv) { return Run(argc, argv); }

@@ -1,116 +1,145 @@
 #include "record_file.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <fstream>
+#include <type_traits>
 #include <utility>
 #include <variant>
-#include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "tensorflow/core/example/example.pb.h"
-#include "tensorflow/core/lib/io/record_reader.h"
-#include "tensorflow/core/platform/env.h"
-#include "tensorflow/core/platform/statusor.h"
+#include "tfswitch/example_reader.h"
 
-namespace tfswitch {
+using tfswitch::Describe;
+using tfswitch::Feature;
+using tfswitch::Features;
+using tfswitch::Floats;
+using tfswitch::Integers;
+using tfswitch::NamedValues;
+using tfswitch::Result;
+using tfswitch::Signature;
+using tfswitch::Status;
+using tfswitch::StatusCode;
+using tfswitch::Strings;
+using tfswitch::TensorSpec;
+using tfswitch::Values;
+
 namespace {
 
-using tensorflow::TensorInfo;
+Status Invalid(const std::string& message) {
+  return Status(StatusCode::kInvalidArgument, message);
+}
 
-std::string InvalidValue(const std::string& name, absl::string_view value,
-                         const TensorInfo& info) {
-  return absl::StrCat("input '", name, "': '", value, "' is not a value of ",
-                      Describe(info));
+bool EndsWith(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() &&
+         text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// Whether all of a cell is a value of that kind.
+bool Parse(const std::string& cell, int64_t* value) {
+  return ParseInteger(cell, value);
+}
+bool Parse(const std::string& cell, float* value) {
+  char* end = nullptr;
+  *value = std::strtof(cell.c_str(), &end);
+  return !cell.empty() && *end == '\0';
+}
+bool Parse(const std::string& cell, std::string* value) {
+  *value = cell;
+  return true;
+}
+
+// The shape of a row of `count` values. An input may have one dimension that is
+// not known besides the first: it follows from the number of values.
+Result<std::vector<int64_t>> RowShape(const TensorSpec& spec, int64_t count) {
+  const bool has_rows = spec.shape && !spec.shape->empty();
+  std::vector<int64_t> shape;
+  if (has_rows) shape.assign(spec.shape->begin() + 1, spec.shape->end());
+  int64_t known = 1;
+  for (const int64_t dim : shape) {
+    if (dim >= 0) known *= dim;
+  }
+  const auto unknown = std::find(shape.begin(), shape.end(), -1);
+  if (unknown != shape.end() && known > 0 && count % known == 0) {
+    *unknown = count / known;
+    known = count;
+  }
+  if (!has_rows || std::count(shape.begin(), shape.end(), -1) > 0 ||
+      known != count) {
+    return Invalid(std::to_string(count) + " values are not a row of " +
+                   Describe(spec));
+  }
+  return shape;
+}
+
+int64_t CountOf(const Values& values) {
+  return std::visit(
+      [](const auto& data) { return static_cast<int64_t>(data.size()); },
+      values.data);
 }
 
 // Reads tf.train.Example.
 class ExampleFile final : public RecordFile {
  public:
-  ExampleFile(const std::string& path,
-              const tensorflow::SignatureDef& signature,
-              std::unique_ptr<tensorflow::RandomAccessFile> file)
-      : RecordFile(path, signature),
-        file_(std::move(file)),
-        reader_(file_.get(),
-                tensorflow::io::RecordReaderOptions::CreateRecordReaderOptions(
-                    absl::EndsWith(path, ".gz") ? "GZIP" : "")) {}
+  ExampleFile(const std::string& path, const Signature& signature,
+              std::unique_ptr<tfswitch::ExampleReader> reader)
+      : RecordFile(path, signature), reader_(std::move(reader)) {}
 
-  absl::Status Read(NamedValues* rows) override {
-    tensorflow::tstring bytes;
-    absl::Status status = reader_.ReadRecord(&bytes);
-    if (absl::IsOutOfRange(status)) return status;
-    ++record_;
-    if (!status.ok()) return ErrorHere(std::string(status.message()));
-    tensorflow::Example example;
-    if (!example.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-      return ErrorHere("it is not a tf.train.Example");
+  Status Read(NamedValues* rows) override {
+    Result<Features> features = reader_->Read();
+    if (features.status().code() == StatusCode::kOutOfRange) {
+      return features.status();
     }
-    const auto& features = example.features().feature();
-    for (const auto& [name, info] : inputs_) {
-      const auto found = features.find(name);
-      if (found == features.end()) {
+    ++record_;
+    if (!features.ok()) return ErrorHere(features.status().message());
+    for (const auto& [name, spec] : inputs_) {
+      const auto found = features->find(name);
+      if (found == features->end()) {
         std::vector<std::string> names;
-        for (const auto& entry : features) names.push_back(entry.first);
-        std::sort(names.begin(), names.end());
-        return ErrorHere(absl::StrCat(
-            "no feature '", name, "'; it has: ", absl::StrJoin(names, ", ")));
+        for (const auto& entry : *features) names.push_back(entry.first);
+        return ErrorHere("no feature '" + name +
+                         "'; it has: " + Join(names, ", "));
       }
-      absl::StatusOr<Values> values = ReadFeature(found->second, info);
+      Result<Values> values = ReadFeature(&found->second, spec);
       if (!values.ok()) {
-        return ErrorHere(
-            absl::StrCat("feature '", name, "': ", values.status().message()));
+        return ErrorHere("feature '" + name +
+                         "': " + values.status().message());
       }
       (*rows)[name] = *std::move(values);
     }
-    return absl::OkStatus();
+    return Status();
   }
 
  private:
-  static absl::StatusOr<Values> ReadFeature(const tensorflow::Feature& feature,
-                                            const TensorInfo& info) {
+  static Result<Values> ReadFeature(Feature* feature, const TensorSpec& spec) {
+    auto data = EmptyDataFor(spec.dtype);
+    if (!data.ok()) return data.status();
     Values values;
-    TF_ASSIGN_OR_RETURN(values.data, EmptyDataFor(info.dtype()));
+    values.data = *std::move(data);
     const size_t kind = values.data.index();
-    switch (feature.kind_case()) {
-      case tensorflow::Feature::kInt64List: {
-        const auto& list = feature.int64_list().value();
-        values.data = Integers(list.begin(), list.end());
-        break;
-      }
-      case tensorflow::Feature::kFloatList: {
-        const auto& list = feature.float_list().value();
-        values.data = Floats(list.begin(), list.end());
-        break;
-      }
-      case tensorflow::Feature::kBytesList: {
-        const auto& list = feature.bytes_list().value();
-        values.data = Strings(list.begin(), list.end());
-        break;
-      }
-      case tensorflow::Feature::KIND_NOT_SET:  // An empty list.
-        break;
-    }
+    std::visit(
+        [&values](auto& list) {
+          using List = std::decay_t<decltype(list)>;
+          if constexpr (!std::is_same_v<List, std::monostate>) {
+            values.data = std::move(list);
+          }
+        },
+        *feature);
     if (values.data.index() != kind) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the input takes ", Describe(info), ", and this is another list"));
+      return Invalid("the input takes " + Describe(spec) +
+                     ", and this is another list");
     }
-    const int64_t count = std::visit(
-        [](const auto& data) { return static_cast<int64_t>(data.size()); },
-        values.data);
-    TF_ASSIGN_OR_RETURN(values.shape, RowShape(info, count));
+    auto shape = RowShape(spec, CountOf(values));
+    if (!shape.ok()) return shape.status();
+    values.shape = *std::move(shape);
     return values;
   }
 
-  const std::unique_ptr<tensorflow::RandomAccessFile> file_;
-  tensorflow::io::SequentialRecordReader reader_;
+  const std::unique_ptr<tfswitch::ExampleReader> reader_;
 };
 
 // The cells of a line; false if a quote is not closed.
-bool SplitCells(absl::string_view line, std::vector<std::string>* cells) {
+bool SplitCells(const std::string& line, std::vector<std::string>* cells) {
   cells->assign(1, "");
   bool quoted = false;
   for (size_t i = 0; i < line.size(); ++i) {
@@ -136,90 +165,87 @@ bool SplitCells(absl::string_view line, std::vector<std::string>* cells) {
 
 class CsvFile final : public RecordFile {
  public:
-  CsvFile(const std::string& path, const tensorflow::SignatureDef& signature,
-          char separator)
+  CsvFile(const std::string& path, const Signature& signature, char separator)
       : RecordFile(path, signature), separator_(separator), file_(path) {}
 
-  absl::Status ReadHeader() {
+  Status ReadHeader() {
     if (!file_) {
-      return absl::NotFoundError(absl::StrCat("cannot read '", path_, "'"));
+      return Status(StatusCode::kNotFound, "cannot read '" + path_ + "'");
     }
-    absl::Status status = ReadLine(&header_);
-    if (absl::IsOutOfRange(status)) return ErrorHere("it has no header");
+    const Status status = ReadLine(&header_);
+    if (status.code() == StatusCode::kOutOfRange) {
+      return ErrorHere("it has no header");
+    }
     if (!status.ok()) return status;
-    for (const auto& [name, info] : inputs_) {
+    for (const auto& [name, spec] : inputs_) {
       const auto found = std::find(header_.begin(), header_.end(), name);
       if (found == header_.end()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "'", path_, "' has no column '", name,
-            "' for an input of that "
-            "name, ",
-            Describe(info), "; it has: ", absl::StrJoin(header_, ", ")));
+        return Invalid("'" + path_ + "' has no column '" + name +
+                       "' for an input of that name, " + Describe(spec) +
+                       "; it has: " + Join(header_, ", "));
       }
-      columns_[name] = found - header_.begin();
+      columns_[name] = static_cast<size_t>(found - header_.begin());
     }
-    return absl::OkStatus();
+    return Status();
   }
 
-  absl::Status Read(NamedValues* rows) override {
+  Status Read(NamedValues* rows) override {
     std::vector<std::string> cells;
-    TF_RETURN_IF_ERROR(ReadLine(&cells));
+    const Status status = ReadLine(&cells);
+    if (!status.ok()) return status;
     ++record_;
     if (cells.size() != header_.size()) {
-      return ErrorHere(absl::StrCat("it has ", cells.size(),
-                                    " cells, and the "
-                                    "header ",
-                                    header_.size()));
+      return ErrorHere("it has " + std::to_string(cells.size()) +
+                       " cells, and the header " +
+                       std::to_string(header_.size()));
     }
-    for (const auto& [name, info] : inputs_) {
+    for (const auto& [name, spec] : inputs_) {
       const std::string& cell = cells[columns_.at(name)];
-      TF_RETURN_IF_ERROR(ReadCell(name, cell, info, &(*rows)[name]));
+      const Status read = ReadCell(name, cell, spec, &(*rows)[name]);
+      if (!read.ok()) return read;
     }
-    return absl::OkStatus();
+    return Status();
   }
 
  private:
-  absl::Status ReadLine(std::vector<std::string>* cells) {
+  Status ReadLine(std::vector<std::string>* cells) {
     std::string line;
     do {
       if (!std::getline(file_, line)) {
-        return absl::OutOfRangeError("end of file");
+        return Status(StatusCode::kOutOfRange, "end of file");
       }
       if (!line.empty() && line.back() == '\r') line.pop_back();
     } while (line.empty());
     if (!SplitCells(line, cells)) return ErrorHere("a quote is not closed");
-    return absl::OkStatus();
+    return Status();
   }
 
-  absl::Status ReadCell(const std::string& name, const std::string& cell,
-                        const TensorInfo& info, Values* values) const {
-    auto data = EmptyDataFor(info.dtype());
-    if (!data.ok()) return ErrorHere(std::string(data.status().message()));
+  Status ReadCell(const std::string& name, const std::string& cell,
+                  const TensorSpec& spec, Values* values) const {
+    auto data = EmptyDataFor(spec.dtype);
+    if (!data.ok()) return ErrorHere(data.status().message());
     values->data = *std::move(data);
     std::vector<std::string> parts;
-    if (info.tensor_shape().dim_size() == 1) {
+    if (spec.shape && spec.shape->size() == 1) {
       parts = {cell};
     } else if (!cell.empty()) {
-      parts = absl::StrSplit(cell, separator_);
+      parts = Split(cell, separator_);
     }
     for (const std::string& part : parts) {
-      bool parsed = true;
-      if (auto* integers = std::get_if<Integers>(&values->data)) {
-        parsed = absl::SimpleAtoi(part, &integers->emplace_back());
-      } else if (auto* floats = std::get_if<Floats>(&values->data)) {
-        parsed = absl::SimpleAtof(part, &floats->emplace_back());
-      } else {
-        std::get<Strings>(values->data).push_back(part);
+      const bool is_parsed = std::visit(
+          [&part](auto& list) { return Parse(part, &list.emplace_back()); },
+          values->data);
+      if (!is_parsed) {
+        return ErrorHere("input '" + name + "': '" + part +
+                         "' is not a value of " + Describe(spec));
       }
-      if (!parsed) return ErrorHere(InvalidValue(name, part, info));
     }
-    auto shape = RowShape(info, static_cast<int64_t>(parts.size()));
+    auto shape = RowShape(spec, CountOf(*values));
     if (!shape.ok()) {
-      return ErrorHere(
-          absl::StrCat("column '", name, "': ", shape.status().message()));
+      return ErrorHere("column '" + name + "': " + shape.status().message());
     }
     values->shape = *std::move(shape);
-    return absl::OkStatus();
+    return Status();
   }
 
   const char separator_;
@@ -230,52 +256,51 @@ class CsvFile final : public RecordFile {
 
 }  // namespace
 
-absl::StatusOr<std::vector<int64_t>> RowShape(const TensorInfo& info,
-                                              int64_t count) {
-  const auto& dims = info.tensor_shape().dim();
-  int64_t known = 1;
-  std::vector<int64_t> shape;
-  for (int i = 1; i < dims.size(); ++i) {
-    shape.push_back(dims[i].size());
-    if (dims[i].size() >= 0) known *= dims[i].size();
+std::string Join(const std::vector<std::string>& texts,
+                 const std::string& separator) {
+  std::string joined;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    joined += (i > 0 ? separator : "") + texts[i];
   }
-  const auto unknown = std::find(shape.begin(), shape.end(), -1);
-  if (unknown != shape.end() && known > 0 && count % known == 0) {
-    *unknown = count / known;
-    known = count;
-  }
-  if (dims.empty() || std::count(shape.begin(), shape.end(), -1) > 0 ||
-      known != count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(count, " values are not a row of ", Describe(info)));
-  }
-  return shape;
+  return joined;
 }
 
-absl::Status RecordFile::ErrorHere(const std::string& message) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", path_, "', record ", record_, ": ", message));
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t end = 0; end != text.npos; begin = end + 1) {
+    end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end - begin));
+  }
+  return parts;
 }
 
-absl::StatusOr<std::unique_ptr<RecordFile>> RecordFile::Open(
-    const std::string& path, const tensorflow::SignatureDef& signature,
-    char separator) {
-  if (absl::EndsWith(path, ".csv")) {
+bool ParseInteger(const std::string& text, int64_t* value) {
+  char* end = nullptr;
+  errno = 0;
+  *value = std::strtoll(text.c_str(), &end, /*base=*/10);
+  return !text.empty() && *end == '\0' && errno == 0;
+}
+
+Status RecordFile::ErrorHere(const std::string& message) const {
+  return Invalid("'" + path_ + "', record " + std::to_string(record_) + ": " +
+                 message);
+}
+
+Result<std::unique_ptr<RecordFile>> RecordFile::Open(const std::string& path,
+                                                     const Signature& signature,
+                                                     char separator) {
+  if (EndsWith(path, ".csv")) {
     auto file = std::make_unique<CsvFile>(path, signature, separator);
-    TF_RETURN_IF_ERROR(file->ReadHeader());
+    const Status status = file->ReadHeader();
+    if (!status.ok()) return status;
     return file;
   }
-  if (!absl::EndsWith(path, ".tfrecord") &&
-      !absl::EndsWith(path, ".tfrecord.gz")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the kind of '", path,
-                     "' follows from its name: .csv, "
-                     ".tfrecord or .tfrecord.gz"));
+  if (!EndsWith(path, ".tfrecord") && !EndsWith(path, ".tfrecord.gz")) {
+    return Invalid("the kind of '" + path +
+                   "' follows from its name: .csv, .tfrecord or .tfrecord.gz");
   }
-  std::unique_ptr<tensorflow::RandomAccessFile> file;
-  TF_RETURN_IF_ERROR(
-      tensorflow::Env::Default()->NewRandomAccessFile(path, &file));
-  return std::make_unique<ExampleFile>(path, signature, std::move(file));
+  auto reader = tfswitch::ExampleReader::Open(path);
+  if (!reader.ok()) return reader.status();
+  return std::make_unique<ExampleFile>(path, signature, *std::move(reader));
 }
-
-}  // namespace tfswitch

@@ -7,13 +7,10 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "cc/predictor/values.h"
-#include "tensorflow/core/protobuf/meta_graph.pb.h"
-
-namespace tfswitch {
+#include "tfswitch/status.h"
+#include "tfswitch/values.h"
 
 // A file of records, each of which holds one row of every input of a signature.
 // What else it holds is passed over.
@@ -32,34 +29,36 @@ class RecordFile {
  public:
   // InvalidArgument for a file of another kind, a CSV file without an input's
   // column, or an input that does not hold one row per record.
-  static absl::StatusOr<std::unique_ptr<RecordFile>> Open(
-      const std::string& path, const tensorflow::SignatureDef& signature,
+  static tfswitch::Result<std::unique_ptr<RecordFile>> Open(
+      const std::string& path, const tfswitch::Signature& signature,
       char separator);
 
   virtual ~RecordFile() = default;
 
   // Reads the next record's rows: shape and data without the first dimension.
   // OutOfRange at the end of the file.
-  virtual absl::Status Read(NamedValues* rows) = 0;
+  virtual tfswitch::Status Read(tfswitch::NamedValues* rows) = 0;
 
  protected:
-  RecordFile(const std::string& path, const tensorflow::SignatureDef& signature)
-      : path_(path),
-        inputs_(signature.inputs().begin(), signature.inputs().end()) {}
+  RecordFile(const std::string& path, const tfswitch::Signature& signature)
+      : path_(path), inputs_(signature.inputs) {}
 
   // An error that begins with the file and the record that is being read.
-  absl::Status ErrorHere(const std::string& message) const;
+  tfswitch::Status ErrorHere(const std::string& message) const;
 
   const std::string path_;
-  const std::map<std::string, tensorflow::TensorInfo> inputs_;
+  const std::map<std::string, tfswitch::TensorSpec> inputs_;
   int64_t record_ = 0;
 };
 
-// The shape of a row of `count` values. An input may have one dimension that is
-// not known besides the first: it follows from the number of values.
-absl::StatusOr<std::vector<int64_t>> RowShape(
-    const tensorflow::TensorInfo& info, int64_t count);
+// The texts, with the separator between them.
+std::string Join(const std::vector<std::string>& texts,
+                 const std::string& separator);
 
-}  // namespace tfswitch
+// What lies between the separators.
+std::vector<std::string> Split(const std::string& text, char separator);
+
+// Whether all of the text is an integer.
+bool ParseInteger(const std::string& text, int64_t* value);
 
 #endif  // EXAMPLES_SERVING_CC_RECORD_FILE_H_

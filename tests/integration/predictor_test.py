@@ -396,6 +396,21 @@ def test_model_of_another_version_is_refused_with_the_remedy(
         assert text in result.stderr
 
 
+def test_a_signature_that_names_what_the_graph_lacks_is_refused(
+    predict_file: PredictFile, tmp_path: Path
+) -> None:
+    def edit(model: saved_model_pb2.SavedModel) -> None:
+        signature = model.meta_graphs[0].signature_def["serving_default"]
+        signature.outputs["score"].name = "nowhere:0"
+
+    edit_graph(save(1, tmp_path), edit)
+
+    result = predict_file(tmp_path, write_csv(tmp_path / "in.csv"))
+
+    assert result.returncode == 1
+    assert "'score' is 'nowhere:0', which the graph does not" in result.stderr
+
+
 def test_op_library_of_another_build_is_refused_with_the_remedy(
     predict_file: PredictFile, two_versions: Path, tmp_path: Path
 ) -> None:
@@ -411,6 +426,42 @@ def test_op_library_of_another_build_is_refused_with_the_remedy(
     assert result.returncode == 1
     assert f"cannot load the op library '{library}'" in result.stderr
     assert f"built for TensorFlow {tf.__version__}" in result.stderr
+
+
+def symbols(file: Path, which: str) -> dict[str, str]:
+    """Dynamic symbols and their versions, "" for none."""
+    command = ["nm", "-D", f"--{which}-only", str(file)]
+    listed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    names = (line.split()[-1] for line in listed.decode().splitlines())
+    return {
+        name: version for name, _, version in (n.partition("@") for n in names)
+    }
+
+
+def test_one_binary_for_all_tensorflows_takes_only_the_c_api_from_one() -> None:
+    of_tensorflow: set[str] = set()
+    for name in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"):
+        path = Path(tf.sysconfig.get_lib()) / name
+        of_tensorflow |= symbols(path, "defined").keys()
+    package = Path(tsw.__file__).parent
+    library = package / "libtfswitch_predictor.so"
+
+    for file in (library, package / "bin/tfswitch-serving"):
+        needed = symbols(file, "undefined")
+        # A function of the C++ library, of which TensorFlow has copies, has the
+        # version of that library.
+        taken = {
+            name
+            for name, version in needed.items()
+            if name in of_tensorflow
+            and not version.startswith(("GLIBC", "CXXABI", "GCC"))
+        }
+        assert {name for name in taken if not name.startswith("TF_")} == set()
+        assert not [n for n in needed if "protobuf" in n or "tensorflow" in n]
+        assert ("TF_SessionRun" in taken) == (file == library)
+    exported = symbols(library, "defined")
+    assert "_ZN8tfswitch9Predictor4LoadERKNS_16PredictorOptionsE" in exported
+    assert all(re.match("_ZNK?8tfswitch", name) for name in exported)
 
 
 def test_cpp_tests_of_the_predictor_pass(
@@ -646,6 +697,22 @@ def test_version_signature_and_outputs_can_be_chosen(server) -> None:
     response = server.predict(chosen)
 
     assert list(response.outputs) == ["version"]
+
+
+def test_an_input_with_a_default_may_be_left_out(
+    start: StartServer, models: Path
+) -> None:
+    def edit(model: saved_model_pb2.SavedModel) -> None:
+        signature = model.meta_graphs[0].signature_def["serving_default"]
+        signature.defaults["dense"].CopyFrom(tf.make_tensor_proto(DENSE))
+
+    edit_graph(save(1, models), edit)
+    with start(models) as server:
+        response = server.predict(request(ids=IDS))
+
+    np.testing.assert_allclose(
+        tf.make_ndarray(response.outputs["score"]), scores(1), rtol=1e-6
+    )
 
 
 def test_metadata_has_the_signature(server) -> None:

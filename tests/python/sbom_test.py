@@ -69,7 +69,8 @@ def needed_libraries() -> set[str]:
         subprocess.check_output(["ldd", path], text=True) for path in files
     )
     names = re.findall(r"^\s*(?:/\S*/)?(\S+\.so\S*) ", listed, re.M)
-    return {name for name in names if not SYSTEM_LIBRARY.match(name)}
+    own = {file.name for file in files}
+    return {n for n in names if n not in own and not SYSTEM_LIBRARY.match(n)}
 
 
 def test_file_is_valid_and_tells_no_time(bill: dict[str, Any]) -> None:
@@ -146,6 +147,7 @@ def test_every_header_is_of_a_component(
         if (
             SYSTEM_HEADER.fullmatch(header)
             or (ROOT / header).exists()
+            or (ROOT / "cc/predictor/include" / header).exists()
             or (ROOT / "protos" / message).exists()
         ):
             continue

@@ -5,30 +5,34 @@
 // and "version", their own number for each row. That in TFSWITCH_TEST_ROWS
 // takes "ids", int64 [?], and gives "score", what its rows say of each.
 
-#include "cc/predictor/predictor.h"
+#include "tfswitch/predictor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 #include <utility>
 
 namespace tfswitch {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 PredictorOptions Options() {
   PredictorOptions options;
   options.model_dir = std::getenv("TFSWITCH_TEST_MODELS");
-  options.poll_interval = absl::ZeroDuration();
+  options.poll_interval = Seconds::zero();
   return options;
 }
 
 std::unique_ptr<Predictor> Load(const PredictorOptions& options) {
   auto predictor = Predictor::Load(options);
-  EXPECT_TRUE(predictor.ok()) << predictor.status();
+  EXPECT_TRUE(predictor.ok()) << predictor.status().message();
   return predictor.ok() ? *std::move(predictor) : nullptr;
 }
 
@@ -37,17 +41,17 @@ NamedValues Inputs() {
           {"dense", {Floats(6), {2, 3}}}};
 }
 
-Request WarmUp(tensorflow::DataType dtype_of_ids) {
+Request WarmUp(DataType dtype_of_ids) {
   Request request;
-  request.inputs["ids"] = tensorflow::Tensor(dtype_of_ids, {0, 2});
-  request.inputs["dense"] = tensorflow::Tensor(tensorflow::DT_FLOAT, {0, 3});
+  request.inputs["ids"] = *Tensor::Make(dtype_of_ids, {0, 2});
+  request.inputs["dense"] = *Tensor::Make(DataType::kFloat, {0, 3});
   return request;
 }
 
 TEST(PredictorTest, PredictsFromPlainValues) {
   const auto outputs = Load(Options())->Predict(Inputs());
 
-  ASSERT_TRUE(outputs.ok()) << outputs.status();
+  ASSERT_TRUE(outputs.ok()) << outputs.status().message();
   EXPECT_THAT(outputs->at("pair").shape, ElementsAre(2, 2));
   EXPECT_THAT(std::get<Integers>(outputs->at("pair").data),
               ElementsAre(6, 8, 10, 12));
@@ -71,6 +75,20 @@ TEST(PredictorTest, WrongValuesNameTheInput) {
                         "'ids': int64 [?,2]"));
 }
 
+TEST(PredictorTest, AShapeThatNoTensorHasIsAnError) {
+  const std::vector<int64_t> too_many(255, 1);
+  const int64_t large = int64_t{1} << 33;
+
+  EXPECT_TRUE(Tensor::Make(DataType::kString, {2, 0}).ok());
+  for (const auto& shape :
+       {too_many, {3, -2}, {large, large}, {0, large, large}}) {
+    EXPECT_EQ(Tensor::Make(DataType::kInt64, shape).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+  EXPECT_THAT(Tensor::Make(DataType{20}, {1}).status().message(),
+              HasSubstr("and not resource"));
+}
+
 TEST(PredictorTest, PinServesAnOlderVersionAndAFailedPinChangesNothing) {
   const auto predictor = Load(Options());
   const auto version = [&] { return predictor->state().version; };
@@ -85,25 +103,25 @@ TEST(PredictorTest, PinServesAnOlderVersionAndAFailedPinChangesNothing) {
 TEST(PredictorTest, UnpinGoesBackToTheNewestVersion) {
   PredictorOptions options = Options();
   options.version = 1;
-  options.poll_interval = absl::Milliseconds(5);
+  options.poll_interval = milliseconds(5);
   const auto predictor = Load(options);
   EXPECT_EQ(predictor->state().version, 1);
 
   predictor->Unpin();
 
-  const absl::Time give_up = absl::Now() + absl::Seconds(60);
-  while (predictor->state().version != 2 && absl::Now() < give_up) {
-    absl::SleepFor(absl::Milliseconds(5));
+  const auto give_up = steady_clock::now() + std::chrono::seconds(60);
+  while (predictor->state().version != 2 && steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(milliseconds(5));
   }
   EXPECT_EQ(predictor->state().version, 2);
 }
 
 TEST(PredictorTest, AVersionThatFailsItsWarmUpIsRefused) {
   PredictorOptions options = Options();
-  options.model.warm_up = {WarmUp(tensorflow::DT_INT64)};
+  options.model.warm_up = {WarmUp(DataType::kInt64)};
   EXPECT_EQ(Load(options)->state().version, 2);
 
-  options.model.warm_up.push_back(WarmUp(tensorflow::DT_INT32));
+  options.model.warm_up.push_back(WarmUp(DataType::kInt32));
 
   EXPECT_THAT(Predictor::Load(options).status().message(),
               HasSubstr("2': a warm-up request: input 'ids': expected int64"));
@@ -117,11 +135,11 @@ TEST(PredictorTest, AModelWithoutRowsOfItsOwnSaysSo) {
 
   EXPECT_THAT(plain->RowsState().status().message(),
               HasSubstr("no op library is loaded"));
-  for (const absl::Status& status :
+  for (const Status& status :
        {predictor->RowsState().status(), predictor->RefreshRows(),
         predictor->RollBackRows(1), predictor->ResumeRows(),
-        predictor->WatchRows(absl::Seconds(1))}) {
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+        predictor->WatchRows(Seconds(1))}) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
     EXPECT_THAT(status.message(), HasSubstr("2' has no rows of its own"));
   }
   EXPECT_FALSE(predictor->state().rows.ok());
@@ -135,13 +153,13 @@ class RowsTest : public ::testing::Test {
     PredictorOptions options;
     options.model_dir = std::getenv("TFSWITCH_TEST_ROWS");
     options.op_library = std::getenv("TFSWITCH_TEST_OP_LIBRARY");
-    options.poll_interval = absl::ZeroDuration();
+    options.poll_interval = Seconds::zero();
     predictor_ = Load(options);
   }
 
   Floats Scores() const {
     const auto outputs = predictor_->Predict({{"ids", {Integers{3, 5}}}});
-    EXPECT_TRUE(outputs.ok()) << outputs.status();
+    EXPECT_TRUE(outputs.ok()) << outputs.status().message();
     return outputs.ok() ? std::get<Floats>(outputs->at("score").data)
                         : Floats();
   }
@@ -152,12 +170,13 @@ class RowsTest : public ::testing::Test {
 TEST_F(RowsTest, TheNewestExportIsServed) {
   const auto state = predictor_->RowsState();
 
-  ASSERT_TRUE(state.ok()) << state.status();
+  ASSERT_TRUE(state.ok()) << state.status().message();
   EXPECT_EQ(state->number, 2);
   EXPECT_EQ(state->base_number, 1);
   EXPECT_FALSE(state->is_held);
   EXPECT_EQ(state->error, "");
-  EXPECT_LT(absl::Now() - state->created, absl::Hours(1));
+  EXPECT_LT(std::chrono::system_clock::now() - state->created,
+            std::chrono::hours(1));
   EXPECT_EQ(Describe(*state), "rows as of export 2, base 1");
   ASSERT_TRUE(predictor_->state().rows.ok());
   EXPECT_EQ(predictor_->state().rows->number, 2);
@@ -188,17 +207,17 @@ TEST_F(RowsTest, AnEarlierExportIsServedUntilResume) {
 }
 
 TEST_F(RowsTest, AnExportThatIsNotThereLeavesWhatIsServed) {
-  EXPECT_TRUE(absl::IsNotFound(predictor_->RollBackRows(7)));
-  EXPECT_TRUE(absl::IsInvalidArgument(predictor_->RollBackRows(0)));
+  EXPECT_EQ(predictor_->RollBackRows(7).code(), StatusCode::kNotFound);
+  EXPECT_EQ(predictor_->RollBackRows(0).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Describe(*predictor_->RowsState()), "rows as of export 2, base 1");
   EXPECT_THAT(Scores(), ElementsAre(6, 10));
 }
 
 TEST_F(RowsTest, AnIntervalThatIsNoneIsRefused) {
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(predictor_->WatchRows(-absl::Seconds(1))));
-  EXPECT_TRUE(predictor_->WatchRows(absl::Milliseconds(5)).ok());
-  EXPECT_TRUE(predictor_->WatchRows(absl::ZeroDuration()).ok());
+  EXPECT_EQ(predictor_->WatchRows(Seconds(-1)).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_TRUE(predictor_->WatchRows(milliseconds(5)).ok());
+  EXPECT_TRUE(predictor_->WatchRows(Seconds::zero()).ok());
 }
 
 }  // namespace

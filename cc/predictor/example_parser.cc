@@ -1,0 +1,100 @@
+#include "cc/predictor/example_parser.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "cc/predictor/wire.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr size_t kFloatBytes = sizeof(float);
+
+bool AppendFloats(std::string_view bytes, Floats* floats) {
+  if (bytes.size() % kFloatBytes != 0) return false;
+  const size_t before = floats->size();
+  floats->resize(before + bytes.size() / kFloatBytes);
+  if (!bytes.empty()) {
+    std::memcpy(floats->data() + before, bytes.data(), bytes.size());
+  }
+  return true;
+}
+
+// A BytesList, FloatList or Int64List: one field, whose numbers may be packed.
+bool ReadList(std::string_view bytes, Strings* list) {
+  WireReader fields(bytes);
+  while (fields.Next()) {
+    if (fields.IsBytes(1)) list->emplace_back(fields.bytes());
+  }
+  return fields.ok();
+}
+
+bool ReadList(std::string_view bytes, Floats* list) {
+  WireReader fields(bytes);
+  while (fields.Next()) {
+    if (!fields.IsBytes(1) && !fields.IsFixed32(1)) continue;
+    if (!AppendFloats(fields.bytes(), list)) return false;
+  }
+  return fields.ok();
+}
+
+bool ReadList(std::string_view bytes, Integers* list) {
+  WireReader fields(bytes);
+  while (fields.Next()) {
+    if (fields.IsInteger(1)) {
+      list->push_back(static_cast<int64_t>(fields.integer()));
+    } else if (fields.IsBytes(1)) {
+      std::string_view packed = fields.bytes();
+      while (!packed.empty()) {
+        uint64_t integer = 0;
+        if (!WireReader::TakeVarint(&packed, &integer)) return false;
+        list->push_back(static_cast<int64_t>(integer));
+      }
+    }
+  }
+  return fields.ok();
+}
+
+bool ReadFeature(std::string_view bytes, Feature* feature) {
+  WireReader fields(bytes);
+  while (fields.Next()) {
+    bool parsed = true;
+    if (fields.IsBytes(1)) {
+      parsed = ReadList(fields.bytes(), &feature->emplace<Strings>());
+    } else if (fields.IsBytes(2)) {
+      parsed = ReadList(fields.bytes(), &feature->emplace<Floats>());
+    } else if (fields.IsBytes(3)) {
+      parsed = ReadList(fields.bytes(), &feature->emplace<Integers>());
+    }
+    if (!parsed) return false;
+  }
+  return fields.ok();
+}
+
+bool ReadFeatures(std::string_view bytes, Features* features) {
+  WireReader fields(bytes);
+  while (fields.Next()) {
+    if (!fields.IsBytes(1)) continue;
+    const bool parsed =
+        ReadEntry(fields.bytes(), [&](std::string name, auto value) {
+          return ReadFeature(value, &(*features)[name]);
+        });
+    if (!parsed) return false;
+  }
+  return fields.ok();
+}
+
+}  // namespace
+
+bool ParseExample(std::string_view bytes, Features* features) {
+  WireReader fields(bytes);
+  while (fields.Next()) {
+    if (fields.IsBytes(1) && !ReadFeatures(fields.bytes(), features)) {
+      return false;
+    }
+  }
+  return fields.ok();
+}
+
+}  // namespace tfswitch

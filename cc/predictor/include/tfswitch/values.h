@@ -1,0 +1,127 @@
+// Inputs and outputs of a model, and what a signature says of them.
+
+#ifndef TFSWITCH_VALUES_H_
+#define TFSWITCH_VALUES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tfswitch/status.h"
+
+struct TF_Tensor;
+
+namespace tfswitch {
+
+// The numbers of tensorflow.DataType; there are more types than have a name
+// here.
+enum class DataType : int32_t {
+  kFloat = 1,
+  kDouble = 2,
+  kInt32 = 3,
+  kUint8 = 4,
+  kInt16 = 5,
+  kInt8 = 6,
+  kString = 7,
+  kComplex64 = 8,
+  kInt64 = 9,
+  kBool = 10,
+  kBfloat16 = 14,
+  kUint16 = 17,
+  kComplex128 = 18,
+  kHalf = 19,
+  kUint32 = 22,
+  kUint64 = 23,
+};
+
+using Integers = std::vector<int64_t>;
+using Floats = std::vector<float>;
+using Strings = std::vector<std::string>;
+
+// An array, row-major.
+struct Values {
+  std::variant<Integers, Floats, Strings> data;
+  // One dimension may be -1: it follows from the number of values.
+  std::vector<int64_t> shape = {-1};
+};
+
+// An array of any type, row-major, in memory of TensorFlow. Copies share it.
+//
+// Thread-safe as long as nobody writes to it.
+class TFSWITCH_EXPORTED Tensor {
+ public:
+  Tensor() = default;  // To be assigned to.
+
+  // Numbers are not set, strings are empty. InvalidArgument for a shape that no
+  // tensor has, and a type that is neither of numbers nor strings.
+  static Result<Tensor> Make(DataType dtype, const std::vector<int64_t>& shape);
+
+  DataType dtype() const;
+  std::vector<int64_t> shape() const;
+  int64_t num_values() const;
+
+  // Of numbers.
+  void* data();
+  const void* data() const;
+  size_t num_bytes() const;
+
+  // Of strings. REQUIRES: 0 <= index < num_values().
+  std::string_view string(int64_t index) const;
+  void SetString(int64_t index, std::string_view text);
+
+  // For functions of TensorFlow's C API.
+  explicit Tensor(std::shared_ptr<TF_Tensor> tensor);
+  TF_Tensor* get() const { return tensor_.get(); }
+
+ private:
+  std::shared_ptr<TF_Tensor> tensor_;
+};
+
+// By the names of a signature.
+using NamedValues = std::map<std::string, Values>;
+using NamedTensors = std::map<std::string, Tensor>;
+
+// What a signature says of an input or output.
+struct TensorSpec {
+  DataType dtype{};
+  // -1: of any size. None: of any rank.
+  std::optional<std::vector<int64_t>> shape;
+  // In the graph. Empty if it is not one dense tensor.
+  std::string graph_name;
+};
+
+struct Signature {
+  std::map<std::string, TensorSpec> inputs;
+  std::map<std::string, TensorSpec> outputs;
+  std::string def;  // A serialized tensorflow.SignatureDef, with all of it.
+};
+
+// The alternative of Values::data that a type of tensor takes and gives:
+// integers and booleans are integers, float and double are floats.
+// Unimplemented for other types, which only a tensor can hold.
+TFSWITCH_EXPORTED Result<decltype(Values::data)> EmptyDataFor(DataType dtype);
+
+// InvalidArgument if the values are of another kind than `dtype`, beyond its
+// range, or do not fill the shape.
+TFSWITCH_EXPORTED Result<Tensor> ToTensor(const Values& values, DataType dtype);
+
+// A double becomes a float.
+TFSWITCH_EXPORTED Result<Values> ToValues(const Tensor& tensor);
+
+// "int64 [?,2]"
+TFSWITCH_EXPORTED std::string Describe(const TensorSpec& spec);
+TFSWITCH_EXPORTED std::string Describe(const Tensor& tensor);
+
+// "'dense': float [?,3], 'ids': int64 [?,2]"
+TFSWITCH_EXPORTED std::string Describe(
+    const std::map<std::string, TensorSpec>& specs);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_VALUES_H_

@@ -1,0 +1,24 @@
+// Lines on stderr. TF_CPP_MIN_LOG_LEVEL leaves some out, as it does with
+// TensorFlow's: 1 those that only inform, 2 warnings, 3 errors.
+
+#ifndef CC_PREDICTOR_LOG_H_
+#define CC_PREDICTOR_LOG_H_
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace tfswitch {
+
+enum class LogLevel { kInfo = 0, kWarning = 1, kError = 2 };
+
+void LogLine(LogLevel level, const std::string& text);
+
+template <typename... Texts>
+void Log(LogLevel level, const Texts&... texts) {
+  LogLine(level, absl::StrCat(texts...));
+}
+
+}  // namespace tfswitch
+
+#endif  // CC_PREDICTOR_LOG_H_

@@ -1,0 +1,142 @@
+// A record is its length (8 bytes) and the checksum of that, then its bytes and
+// the checksum of those. A length may be any number, so memory grows with what
+// the file really has.
+
+#include "cc/predictor/record_reader.h"
+
+#include <libdeflate.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "cc/predictor/errors.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr uint64_t kChunk = uint64_t{1} << 20;
+
+constexpr std::array<uint32_t, 256> MakeTable() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t crc = byte;
+    for (int bit = 0; bit < 8; ++bit) {
+      crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78 : 0);
+    }
+    table[byte] = crc;
+  }
+  return table;
+}
+
+struct FreeDecompressor {
+  void operator()(libdeflate_decompressor* decompressor) const {
+    libdeflate_free_decompressor(decompressor);
+  }
+};
+
+// Inflates all members of a gzip file. False if it is none, or damaged.
+bool Inflate(std::string_view bytes, std::string* inflated) {
+  const std::unique_ptr<libdeflate_decompressor, FreeDecompressor> decompressor(
+      libdeflate_alloc_decompressor());
+  libdeflate_result result = LIBDEFLATE_SUCCESS;
+  while (!bytes.empty() && result == LIBDEFLATE_SUCCESS) {
+    const size_t before = inflated->size();
+    size_t room = kChunk;
+    size_t used = 0;
+    size_t written = 0;
+    do {  // Not endless: deflate makes bytes a thousand times as many at most.
+      room = std::max(2 * room, 4 * bytes.size());
+      inflated->resize(before + room);
+      result = libdeflate_gzip_decompress_ex(decompressor.get(), bytes.data(),
+                                             bytes.size(), &(*inflated)[before],
+                                             room, &used, &written);
+    } while (result == LIBDEFLATE_INSUFFICIENT_SPACE);
+    inflated->resize(before + written);
+    bytes.remove_prefix(used);
+  }
+  return result == LIBDEFLATE_SUCCESS;
+}
+
+}  // namespace
+
+uint32_t MaskedCrc32c(std::string_view bytes) {
+  static constexpr std::array<uint32_t, 256> kTable = MakeTable();
+  uint32_t crc = ~uint32_t{0};
+  for (const char c : bytes) {
+    crc = crc >> 8 ^ kTable[(crc ^ static_cast<uint8_t>(c)) & 0xff];
+  }
+  crc = ~crc;
+  return (crc >> 15 | crc << 17) + 0xa282ead8;
+}
+
+Result<RecordReader> RecordReader::Open(const std::string& path) {
+  RecordReader reader;
+  auto file = std::make_unique<std::ifstream>(path, std::ios::binary);
+  if (!file->is_open()) {
+    return Error(StatusCode::kNotFound, "cannot read '", path,
+                 "': ", std::strerror(errno));
+  }
+  if (absl::EndsWith(path, ".gz")) {
+    const std::string bytes(std::istreambuf_iterator<char>(*file), {});
+    std::string inflated;
+    if (!Inflate(bytes, &inflated)) {
+      return Error(StatusCode::kDataLoss, "'", path,
+                   "' is not a gzip file, or is damaged");
+    }
+    reader.file_ = std::make_unique<std::istringstream>(inflated);
+  } else {
+    reader.file_ = std::move(file);
+  }
+  return reader;
+}
+
+std::string RecordReader::ReadBytes(uint64_t size) {
+  std::string bytes;
+  while (bytes.size() < size) {
+    const size_t before = bytes.size();
+    const auto chunk = std::min<uint64_t>(size - before, kChunk);
+    bytes.resize(before + chunk);
+    file_->read(&bytes[before], static_cast<int64_t>(chunk));
+    const auto got = static_cast<size_t>(file_->gcount());
+    bytes.resize(before + got);
+    if (got < chunk) break;
+  }
+  offset_ += bytes.size();
+  return bytes;
+}
+
+Result<std::string> RecordReader::ReadChecked(uint64_t size) {
+  std::string bytes = ReadBytes(size);
+  const std::string checksum =
+      bytes.size() < size ? "" : ReadBytes(sizeof(uint32_t));
+  const bool is_whole = checksum.size() == sizeof(uint32_t);
+  uint32_t expected = 0;
+  if (is_whole) std::memcpy(&expected, checksum.data(), sizeof(expected));
+  if (is_whole && expected == MaskedCrc32c(bytes)) return bytes;
+  return Error(StatusCode::kDataLoss, is_whole ? "corrupted" : "truncated",
+               " record at ", record_offset_);
+}
+
+bool RecordReader::IsAtEnd() {
+  return file_->peek() == std::istream::traits_type::eof() && !file_->bad();
+}
+
+Result<std::string> RecordReader::Read() {
+  record_offset_ = offset_;
+  if (IsAtEnd()) return Error(StatusCode::kOutOfRange, "end of file");
+  uint64_t size = 0;
+  const Result<std::string> header = ReadChecked(sizeof(size));
+  if (!header.ok()) return header.status();
+  std::memcpy(&size, header->data(), sizeof(size));
+  return ReadChecked(size);
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,44 @@
+// Reads TFRecord files.
+
+#ifndef CC_PREDICTOR_RECORD_READER_H_
+#define CC_PREDICTOR_RECORD_READER_H_
+
+#include <cstdint>
+#include <istream>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "tfswitch/status.h"
+
+namespace tfswitch {
+
+// Errors of reading name the record, and not the file. Not thread-safe.
+class RecordReader {
+ public:
+  // A file whose name ends in ".gz" is inflated, in memory.
+  static Result<RecordReader> Open(const std::string& path);
+
+  // OutOfRange at the end of the file, DataLoss where it is damaged.
+  Result<std::string> Read();
+
+ private:
+  RecordReader() = default;
+
+  bool IsAtEnd();
+  // Up to `size` bytes; fewer only where the file ends or is damaged.
+  std::string ReadBytes(uint64_t size);
+  // That many bytes and the checksum behind them.
+  Result<std::string> ReadChecked(uint64_t size);
+
+  std::unique_ptr<std::istream> file_;
+  uint64_t offset_ = 0;  // Of the next byte.
+  uint64_t record_offset_ = 0;
+};
+
+// CRC-32C, as TFRecord files have it.
+uint32_t MaskedCrc32c(std::string_view bytes);
+
+}  // namespace tfswitch
+
+#endif  // CC_PREDICTOR_RECORD_READER_H_

@@ -1,0 +1,213 @@
+// Files that come from others: what they say, and that bytes of any kind are an
+// error and nothing worse.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "cc/predictor/example_parser.h"
+#include "cc/predictor/meta_graph.h"
+#include "cc/predictor/record_reader.h"
+#include "cc/predictor/wire.h"
+
+namespace tfswitch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Optional;
+
+// Of a message: a field that holds bytes, or an integer.
+std::string Field(uint32_t number, const std::string& bytes) {
+  std::string message;
+  AppendBytes(number, bytes, &message);
+  return message;
+}
+std::string Field(uint32_t number, int64_t value) {
+  std::string message;
+  AppendInteger(number, value, &message);
+  return message;
+}
+
+std::string Dim(int64_t size) { return Field(2, Field(1, size)); }
+
+// A MetaGraphDef with an op and a function in its graph, and a signature with
+// one input, int64 [?,2].
+std::string Graph(const std::string& tag) {
+  const std::string node = Field(1, "n") + Field(2, "Known");
+  const std::string call = Field(2, "own_function");
+  const std::string function =
+      Field(1, Field(1, "own_function")) + Field(3, Field(2, "Other"));
+  const std::string spec = Field(1, "in:0") + Field(2, 9) +
+                           Field(3, Dim(-1) + Dim(2)) + Field(99, "later");
+  const std::string signature =
+      Field(1, Field(1, "ids") + Field(2, spec)) +
+      Field(4, Field(1, "ids") + Field(2, "a TensorProto"));
+  return Field(1, Field(4, tag) + Field(5, "2.99")) +
+         Field(2,
+               Field(1, node) + Field(1, call) + Field(2, Field(1, function))) +
+         Field(5, Field(1, "serving_default") + Field(2, signature));
+}
+
+TEST(MetaGraphTest, OpsAndSignaturesAreThoseOfTheGraphWithTheTags) {
+  const std::string bytes =
+      Field(1, 1) + Field(2, Graph("train")) + Field(2, Graph("serve"));
+
+  const Result<MetaGraph> graph = ParseSavedModel(bytes, {"serve"});
+
+  ASSERT_TRUE(graph.ok()) << graph.status().message();
+  EXPECT_EQ(graph->tensorflow_version, "2.99");
+  EXPECT_THAT(graph->ops, ElementsAre("Known", "Other"));
+  const TensorSpec& ids =
+      graph->signatures.at("serving_default").inputs.at("ids");
+  EXPECT_EQ(ids.dtype, DataType::kInt64);
+  EXPECT_THAT(ids.shape, Optional(ElementsAre(-1, 2)));
+  EXPECT_EQ(ids.graph_name, "in:0");
+  EXPECT_EQ(graph->defaults.at("serving_default").at("ids"), "a TensorProto");
+  EXPECT_EQ(ParseSavedModel(bytes, {"other"}).status().code(),
+            StatusCode::kNotFound);
+}
+
+TEST(MetaGraphTest, ASparseInputIsNoDenseTensorAndAnUnknownRankNoShape) {
+  const auto signature = [](const std::string& spec) {
+    return Field(
+        5, Field(1, "s") + Field(2, Field(1, Field(1, "x") + Field(2, spec))));
+  };
+  const auto spec_of = [&](const std::string& spec) {
+    return ParseMetaGraph(signature(spec))->signatures.at("s").inputs.at("x");
+  };
+
+  EXPECT_EQ(spec_of(Field(4, Field(1, "values:0"))).graph_name, "");
+  EXPECT_FALSE(spec_of(Field(3, Field(3, 1))).shape.has_value());
+  EXPECT_THAT(spec_of("").shape, Optional(ElementsAre()));
+}
+
+// Calls `parse` with the message cut at each place, and with each byte changed.
+void ForEachDamage(const std::string& message,
+                   const std::function<void(const std::string&)>& parse) {
+  for (size_t i = 0; i < message.size(); ++i) {
+    parse(message.substr(0, i));
+    for (const char mask : {'\x01', '\x07', '\x80', '\xff'}) {
+      std::string changed = message;
+      changed[i] = static_cast<char>(changed[i] ^ mask);
+      parse(changed);
+    }
+  }
+}
+
+TEST(MetaGraphTest, DamagedBytesAreAnErrorOrAnotherGraph) {
+  ForEachDamage(Field(2, Graph("serve")), [](const std::string& bytes) {
+    const Result<MetaGraph> graph = ParseSavedModel(bytes, {"serve"});
+    EXPECT_EQ(graph.ok(), graph.status().message().empty());
+  });
+  for (const std::string& bytes :
+       {std::string("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),  // Length.
+        std::string("\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+        std::string("\x0b\x0c"), std::string("\x0f"), std::string("\x00", 1)}) {
+    EXPECT_EQ(ParseMetaGraph(bytes).status().code(), StatusCode::kDataLoss);
+  }
+}
+
+std::string ExampleOf(const std::string& name, const std::string& feature) {
+  return Field(1, Field(1, Field(1, name) + Field(2, feature)));
+}
+
+TEST(ExampleTest, ListsMayBePackedOrNot) {
+  const std::string floats("\0\0\x80\x3f\0\0\0\x40", 8);  // 1, 2
+  const std::string bytes =
+      ExampleOf("strings", Field(1, Field(1, "a") + Field(1, ""))) +
+      ExampleOf("floats", Field(2, Field(1, floats))) +
+      ExampleOf("plain", Field(2, "\x0d" + floats.substr(4))) +
+      ExampleOf("packed", Field(3, Field(1, "\x03\x80\x01"))) +
+      ExampleOf("integers", Field(3, Field(1, -7) + Field(1, 5))) +
+      ExampleOf("none", "");
+  Features features;
+
+  ASSERT_TRUE(ParseExample(bytes, &features));
+
+  EXPECT_THAT(std::get<Strings>(features["strings"]), ElementsAre("a", ""));
+  EXPECT_THAT(std::get<Floats>(features["floats"]), ElementsAre(1, 2));
+  EXPECT_THAT(std::get<Floats>(features["plain"]), ElementsAre(2));
+  EXPECT_THAT(std::get<Integers>(features["packed"]), ElementsAre(3, 128));
+  EXPECT_THAT(std::get<Integers>(features["integers"]), ElementsAre(-7, 5));
+  EXPECT_EQ(features["none"].index(), 0);
+  ForEachDamage(bytes, [](const std::string& damaged) {
+    Features any;
+    (void)ParseExample(damaged, &any);
+  });
+  EXPECT_FALSE(
+      ParseExample(ExampleOf("floats", Field(2, Field(1, "abc"))), &features));
+}
+
+class RecordReaderTest : public ::testing::Test {
+ protected:
+  ~RecordReaderTest() override { std::remove(path_.c_str()); }
+
+  // Two records, "first" and "", with this changed.
+  Result<RecordReader> Open(const std::function<void(std::string*)>& change) {
+    std::string file;
+    for (const std::string record : {"first", ""}) {
+      const uint64_t size = record.size();
+      const std::string header(reinterpret_cast<const char*>(&size), 8);
+      for (const std::string& part : {header, record}) {
+        const uint32_t checksum = MaskedCrc32c(part);
+        file += part;
+        file.append(reinterpret_cast<const char*>(&checksum), 4);
+      }
+    }
+    change(&file);
+    std::ofstream(path_, std::ios::binary) << file;
+    return RecordReader::Open(path_);
+  }
+
+  const std::string path_ = ::testing::TempDir() + "files_test.tfrecord";
+};
+
+TEST_F(RecordReaderTest, RecordsComeInTheirOrderAndThenTheEnd) {
+  Result<RecordReader> reader = Open([](std::string*) {});
+
+  EXPECT_EQ(*reader->Read(), "first");
+  EXPECT_EQ(*reader->Read(), "");
+  EXPECT_EQ(reader->Read().status().code(), StatusCode::kOutOfRange);
+}
+
+TEST_F(RecordReaderTest, AnyBytesThatAreMissingOrChangedAreDataLoss) {
+  for (int i = 0; i < 21 + 16; ++i) {
+    Result<RecordReader> cut =
+        Open([i](std::string* file) { file->resize(file->size() - 1 - i); });
+    Status end = cut->Read().status();
+    if (end.ok()) end = cut->Read().status();
+    // At the end of a record, nothing is missing.
+    EXPECT_EQ(end.code() == StatusCode::kOutOfRange, i == 15 || i == 36) << i;
+    Result<RecordReader> changed =
+        Open([i](std::string* file) { (*file)[i] ^= 1; });
+    Status status = changed->Read().status();
+    if (i >= 21) {
+      EXPECT_TRUE(status.ok());
+      status = changed->Read().status();
+    }
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << i;
+    EXPECT_THAT(status.message(), HasSubstr("corrupted record at "));
+  }
+}
+
+TEST(MaskedCrc32cTest, IsThatOfTensorFlow) {
+  // Of the eight bytes of the length 5, in a file that TensorFlow has written.
+  EXPECT_EQ(MaskedCrc32c(std::string("\5\0\0\0\0\0\0\0", 8)), 0x3e04b2eau);
+}
+
+TEST(RecordReaderFileTest, AFileThatIsNotThereOrNotGzipIsAnError) {
+  const std::string path = ::testing::TempDir() + "files_test.tfrecord.gz";
+  std::ofstream(path) << "no gzip";
+
+  EXPECT_EQ(RecordReader::Open(path).status().code(), StatusCode::kDataLoss);
+  std::remove(path.c_str());
+  EXPECT_EQ(RecordReader::Open(path).status().code(), StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace tfswitch
