@@ -14,12 +14,20 @@ set_target_properties(
 
 add_custom_target(tfswitch_package)
 add_dependencies(tfswitch_package ${TFSWITCH_LIBRARIES} ${TFSWITCH_PROGRAMS})
-install(TARGETS ${TFSWITCH_LIBRARIES} LIBRARY DESTINATION tfswitch
-                                              COMPONENT tfswitch_package)
+install(
+  TARGETS ${TFSWITCH_LIBRARIES}
+  LIBRARY DESTINATION tfswitch
+          COMPONENT tfswitch_package
+          EXCLUDE_FROM_ALL)
 install(
   TARGETS ${TFSWITCH_PROGRAMS}
-  RUNTIME DESTINATION tfswitch/bin COMPONENT tfswitch_package
-  LIBRARY DESTINATION tfswitch/bin COMPONENT tfswitch_package)
+  RUNTIME DESTINATION tfswitch/bin
+          COMPONENT tfswitch_package
+          EXCLUDE_FROM_ALL
+  LIBRARY DESTINATION tfswitch/bin
+          COMPONENT tfswitch_package
+          EXCLUDE_FROM_ALL)
+include(${PROJECT_SOURCE_DIR}/cmake/tfswitch_install.cmake)
 
 # The bill of materials, of the files above as they are installed. What is not a
 # shared library comes with a file that tells which package of the system it is.
@@ -46,4 +54,4 @@ install(
   CODE "execute_process(
     COMMAND [==[${_sbom}]==] \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/tfswitch\"
     COMMAND_ERROR_IS_FATAL ANY)"
-  COMPONENT tfswitch_package)
+  COMPONENT tfswitch_package EXCLUDE_FROM_ALL)

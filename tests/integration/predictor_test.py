@@ -464,6 +464,39 @@ def test_one_binary_for_all_tensorflows_takes_only_the_c_api_from_one() -> None:
     assert all(re.match("_ZNK?8tfswitch", name) for name in exported)
 
 
+def test_example_builds_against_the_installed_package_alone(
+    two_versions: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(SOURCES, tmp_path / "source")
+    found = run_python("-m", "tfswitch", "cmake-dir").stdout.strip()
+    assert (Path(found) / "lib/cmake/tfswitch/tfswitchConfig.cmake").is_file()
+
+    for command in (
+        [
+            *("cmake", "-GNinja", "-S", "source", "-B", "build"),
+            f"-DCMAKE_PREFIX_PATH={found}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ],
+        ["ninja", "-C", "build"],
+        [
+            "build/predict_file",
+            f"--model={two_versions}",
+            f"--input={write_csv(tmp_path / 'in.csv')}",
+            "--output_name=version",
+        ],
+    ):
+        result = subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=4 * HANG_SECS,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    assert result.stdout == "version\n2\n2\n2\n"
+
+
 def test_cpp_tests_of_the_predictor_pass(
     two_versions: Path, rows: ServedRows
 ) -> None:

@@ -1,4 +1,4 @@
-"""`tfswitch serve`, `info`, `export`, `token` and `version`.
+"""`tfswitch serve`, `info`, `export`, `token`, `cmake-dir` and `version`.
 
 A command imports its modules when it is called, so that help comes at once.
 """
@@ -162,6 +162,7 @@ commands:
   info ADDRESS  prints what servers hold, as of host:port,host:port
   token ACTION  create, revoke ID or list: who may do what on servers
   export        writes bases and deltas of tables on servers, at intervals
+  cmake-dir     prints where find_package(tfswitch) of CMake finds it
   version       prints the version
 
 `tfswitch COMMAND --help` lists the flags of a command."""
@@ -287,12 +288,17 @@ def _imported(command: str) -> Any:
     return importlib.import_module(f"tfswitch.cli.{command}_command")
 
 
+def _cmake_dir() -> None:
+    print(Path(_native.__file__).parent)
+
+
 # With how many arguments they may have; their return value is the exit code.
 _COMMANDS: dict[str, tuple[range, Callable[..., int | None]]] = {
     "serve": (range(1), _serve),
     "info": (range(1, 2), lambda address: _imported("info").run(address)),
     "export": (range(1), lambda: _imported("export").run()),
     "token": (range(1, 3), lambda *words: _imported("token").run(*words)),
+    "cmake-dir": (range(1), _cmake_dir),
     "version": (range(1), lambda: _version(_SBOM.value)),
 }
 
