@@ -77,7 +77,7 @@ bool ReadFeatures(std::string_view bytes, Features* features) {
   while (fields.Next()) {
     if (!fields.IsBytes(1)) continue;
     const bool parsed =
-        ReadEntry(fields.bytes(), [&](std::string name, auto value) {
+        ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
           return ReadFeature(value, &(*features)[name]);
         });
     if (!parsed) return false;

@@ -61,14 +61,16 @@ bool ReadSignature(std::string_view bytes, Signature* signature,
     bool parsed = true;
     if (fields.IsBytes(1) || fields.IsBytes(2)) {
       auto& specs = fields.IsBytes(1) ? signature->inputs : signature->outputs;
-      parsed = ReadEntry(fields.bytes(), [&](std::string name, auto value) {
-        return ReadSpec(value, &specs[name]);
-      });
+      parsed =
+          ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
+            return ReadSpec(value, &specs[name]);
+          });
     } else if (fields.IsBytes(4)) {
-      parsed = ReadEntry(fields.bytes(), [&](std::string name, auto value) {
-        (*defaults)[name] = value;
-        return true;
-      });
+      parsed =
+          ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
+            (*defaults)[name] = value;
+            return true;
+          });
     }
     if (!parsed) return false;
   }
@@ -138,10 +140,11 @@ bool ReadMetaGraph(std::string_view bytes, MetaGraph* graph) {
     } else if (fields.IsBytes(2)) {
       parsed = ReadOps(fields.bytes(), &graph->ops);
     } else if (fields.IsBytes(5)) {
-      parsed = ReadEntry(fields.bytes(), [&](std::string name, auto value) {
-        return ReadSignature(value, &graph->signatures[name],
-                             &graph->defaults[name]);
-      });
+      parsed =
+          ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
+            return ReadSignature(value, &graph->signatures[name],
+                                 &graph->defaults[name]);
+          });
     }
     if (!parsed) return false;
   }

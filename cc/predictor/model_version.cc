@@ -225,7 +225,7 @@ Status ModelVersion::CheckGraph(const Signature& signature) const {
     return Status();
   };
   const Graph::Bound& bound = graph_->bound.at(&signature);
-  const Status status = check(signature.inputs, bound.inputs);
+  Status status = check(signature.inputs, bound.inputs);
   return status.ok() ? check(signature.outputs, bound.outputs) : status;
 }
 
@@ -241,7 +241,7 @@ Status ModelVersion::WarmUp() const {
   if (!requests->empty()) return Status();
   const Signature& signature = **FindSignature("");
   const Result<Request> zeros = MakeWarmUpRequest(signature);
-  const Status status = zeros.ok() ? Predict(*zeros).status() : zeros.status();
+  Status status = zeros.ok() ? Predict(*zeros).status() : zeros.status();
   if (status.ok()) return status;
   // A model may well refuse made up values, such as an empty string.
   Log(LogLevel::kWarning, "model in '", folder_,
@@ -298,7 +298,7 @@ Result<Response> ModelVersion::Predict(const Request& request) const {
     if (request.inputs.count(name) > 0) continue;
     const auto standard = bound.defaults.find(name);
     if (standard == bound.defaults.end()) return MissingInput(name, *signature);
-    const Status status = feed(name, standard->second);
+    Status status = feed(name, standard->second);
     if (!status.ok()) return status;
   }
 

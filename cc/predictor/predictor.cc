@@ -200,14 +200,14 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
 
 Status Predictor::Versions::Start() {
   if (!options_.op_library.empty()) {
-    const Status status = LoadOpLibrary(options_.op_library);
+    Status status = LoadOpLibrary(options_.op_library);
     if (!status.ok()) return status;
   }
   rows_api_ = RowsApi::Find(options_.op_library);
   {
     absl::MutexLock lock(&load_mutex_);
     pinned_ = options_.version;
-    const Status status = Look(/*at_once=*/true);
+    Status status = Look(/*at_once=*/true);
     if (current() == nullptr) return status;
   }
   if (options_.poll_interval > Seconds::zero()) {
@@ -249,7 +249,7 @@ Status Predictor::Versions::Pin(int64_t version) {
     if (folder == found.end()) {
       return NoSuchVersion(options_.model_dir, version, found);
     }
-    const Status status = Take(version, folder->second);
+    Status status = Take(version, folder->second);
     if (!status.ok()) return status;
   }
   pinned_ = version;
@@ -428,7 +428,7 @@ Predictor::~Predictor() = default;
 Result<std::unique_ptr<Predictor>> Predictor::Load(
     const PredictorOptions& options) {
   auto versions = std::make_unique<Versions>(options);
-  const Status status = versions->Start();
+  Status status = versions->Start();
   if (!status.ok()) return status;
   return std::unique_ptr<Predictor>(new Predictor(std::move(versions)));
 }

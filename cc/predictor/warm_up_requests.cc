@@ -48,11 +48,13 @@ bool Parse(std::string_view log, Request* request) {
     } else if (fields.IsBytes(kOutputFilter)) {
       request->outputs.emplace_back(fields.bytes());
     } else if (fields.IsBytes(kInputs)) {
-      parsed = ReadEntry(fields.bytes(), [&](std::string name, auto value) {
-        Result<Tensor> tensor = ParseTensor(value);
-        if (tensor.ok()) request->inputs[name] = *std::move(tensor);
-        return tensor.ok();
-      });
+      parsed =
+          ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
+            Result<Tensor> tensor = ParseTensor(value);
+            if (!tensor.ok()) return false;
+            request->inputs[name] = *std::move(tensor);
+            return true;
+          });
     }
     if (!parsed) return false;
   }

@@ -21,6 +21,7 @@
 #include "record_file.h"
 #include "tfswitch/predictor.h"
 
+namespace example {
 using tfswitch::NamedValues;
 using tfswitch::Predictor;
 using tfswitch::Result;
@@ -279,5 +280,6 @@ int Run(int argc, char** argv) {
 }
 
 }  // namespace
+}  // namespace example
 
-int main(int argc, char** argv) { return Run(argc, argv); }
+int main(int argc, char** argv) { return example::Run(argc, argv); }

@@ -10,6 +10,7 @@
 
 #include "tfswitch/example_reader.h"
 
+namespace example {
 using tfswitch::Describe;
 using tfswitch::Feature;
 using tfswitch::Features;
@@ -172,7 +173,7 @@ class CsvFile final : public RecordFile {
     if (!file_) {
       return Status(StatusCode::kNotFound, "cannot read '" + path_ + "'");
     }
-    const Status status = ReadLine(&header_);
+    Status status = ReadLine(&header_);
     if (status.code() == StatusCode::kOutOfRange) {
       return ErrorHere("it has no header");
     }
@@ -191,7 +192,7 @@ class CsvFile final : public RecordFile {
 
   Status Read(NamedValues* rows) override {
     std::vector<std::string> cells;
-    const Status status = ReadLine(&cells);
+    Status status = ReadLine(&cells);
     if (!status.ok()) return status;
     ++record_;
     if (cells.size() != header_.size()) {
@@ -201,7 +202,7 @@ class CsvFile final : public RecordFile {
     }
     for (const auto& [name, spec] : inputs_) {
       const std::string& cell = cells[columns_.at(name)];
-      const Status read = ReadCell(name, cell, spec, &(*rows)[name]);
+      Status read = ReadCell(name, cell, spec, &(*rows)[name]);
       if (!read.ok()) return read;
     }
     return Status();
@@ -236,8 +237,9 @@ class CsvFile final : public RecordFile {
           [&part](auto& list) { return Parse(part, &list.emplace_back()); },
           values->data);
       if (!is_parsed) {
-        return ErrorHere("input '" + name + "': '" + part +
-                         "' is not a value of " + Describe(spec));
+        std::string message = "input '" + name + "': '" + part;
+        message += "' is not a value of " + Describe(spec);
+        return ErrorHere(message);
       }
     }
     auto shape = RowShape(spec, CountOf(*values));
@@ -260,7 +262,8 @@ std::string Join(const std::vector<std::string>& texts,
                  const std::string& separator) {
   std::string joined;
   for (size_t i = 0; i < texts.size(); ++i) {
-    joined += (i > 0 ? separator : "") + texts[i];
+    if (i > 0) joined += separator;
+    joined += texts[i];
   }
   return joined;
 }
@@ -292,7 +295,7 @@ Result<std::unique_ptr<RecordFile>> RecordFile::Open(const std::string& path,
                                                      char separator) {
   if (EndsWith(path, ".csv")) {
     auto file = std::make_unique<CsvFile>(path, signature, separator);
-    const Status status = file->ReadHeader();
+    Status status = file->ReadHeader();
     if (!status.ok()) return status;
     return file;
   }
@@ -304,3 +307,5 @@ Result<std::unique_ptr<RecordFile>> RecordFile::Open(const std::string& path,
   if (!reader.ok()) return reader.status();
   return std::make_unique<ExampleFile>(path, signature, *std::move(reader));
 }
+
+}  // namespace example

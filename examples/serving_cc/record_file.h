@@ -12,6 +12,8 @@
 #include "tfswitch/status.h"
 #include "tfswitch/values.h"
 
+namespace example {
+
 // A file of records, each of which holds one row of every input of a signature.
 // What else it holds is passed over.
 //
@@ -60,5 +62,7 @@ std::vector<std::string> Split(const std::string& text, char separator);
 
 // Whether all of the text is an integer.
 bool ParseInteger(const std::string& text, int64_t* value);
+
+}  // namespace example
 
 #endif  // EXAMPLES_SERVING_CC_RECORD_FILE_H_

@@ -61,13 +61,15 @@ template <typename T>
 class [[nodiscard]] Result {
  public:
   // REQUIRES: an error.
-  Result(Status status) : status_(std::move(status)) {}
+  Result(Status status)  // NOLINT(google-explicit-constructor)
+      : status_(std::move(status)) {}
   // Of anything that a T is made of.
   template <typename U = T,
             std::enable_if_t<std::is_convertible_v<U&&, T> &&
                                  !std::is_convertible_v<U&&, Status>,
                              int> = 0>
-  Result(U&& value) : value_(std::forward<U>(value)) {}
+  Result(U&& value)  // NOLINT(google-explicit-constructor)
+      : value_(std::forward<U>(value)) {}
 
   bool ok() const { return status_.ok(); }
   const Status& status() const { return status_; }
