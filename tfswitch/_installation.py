@@ -3,6 +3,7 @@
 Nothing here imports TensorFlow.
 """
 
+import ctypes
 import json
 import re
 import sys
@@ -75,6 +76,31 @@ def missing_tensorflow() -> str:
         f"tfswitch works with TensorFlow {_built_for()}, and there is none. "
         f"Install {_command()}."
     )
+
+
+def check_processor() -> None:
+    """Checks that importing TensorFlow does not end in an illegal instruction.
+
+    Where glibc cannot tell, before 2.33, nothing is checked.
+
+    Raises:
+        ImportError: If the processor has no AVX, and TensorFlow is not
+            imported yet. One that is was built without AVX.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    try:
+        features = ctypes.CDLL(None).__x86_get_cpuid_feature_leaf
+    except AttributeError:
+        return
+    features.restype = ctypes.POINTER(ctypes.c_uint32)
+    # EAX to EDX of CPUID's leaf 1, then those bits that can be used.
+    if not features(0)[4 + 2] & 1 << 28:
+        raise ImportError(
+            "this processor has no AVX, and TensorFlow's releases end with "
+            "'Illegal instruction' there. Use another processor. With a "
+            "TensorFlow that was built without AVX, import it before tfswitch."
+        )
 
 
 def check_module() -> None:

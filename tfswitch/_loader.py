@@ -9,6 +9,7 @@ from types import ModuleType
 from tfswitch import _installation
 
 _installation.check_module()
+_installation.check_processor()
 try:
     import tensorflow as tf
 except ModuleNotFoundError as error:

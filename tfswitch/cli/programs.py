@@ -29,9 +29,10 @@ def execute_serving(arguments: Sequence[str]) -> None:
 
     Raises:
         FileNotFoundError: If this installation has no such program.
-        ImportError: If there is no TensorFlow that this tfswitch works with.
-            The message names the remedy.
+        ImportError: If there is no TensorFlow that this tfswitch works with,
+            or this processor cannot run it. The message names the remedy.
     """
+    _installation.check_processor()
     package = importlib.util.find_spec("tensorflow")
     if package is None or package.origin is None:
         raise ImportError(_installation.missing_tensorflow())
