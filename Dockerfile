@@ -5,7 +5,7 @@ FROM ${BASE} AS tfswitch
 RUN useradd --create-home --uid 10001 tfswitch
 COPY dist/*.whl /tmp/
 RUN pip install --no-cache-dir /tmp/tfswitch-*.whl && rm /tmp/*.whl
-COPY containers/health.py /usr/local/lib/tfswitch/
+COPY scripts/container_health.py /usr/local/lib/tfswitch/
 
 # A parameter server, without TensorFlow.
 FROM tfswitch AS server
@@ -16,7 +16,7 @@ VOLUME /data
 EXPOSE 7077
 # While it restores its rows, it does not serve.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=10m \
-  CMD ["python3", "/usr/local/lib/tfswitch/health.py", "7077"]
+  CMD ["python3", "/usr/local/lib/tfswitch/container_health.py", "7077"]
 # A flag that is given again takes the place of these.
 ENTRYPOINT ["tfswitch-server", "--address=0.0.0.0:7077", "--data_dir=/data", \
   "--tls_cert=/run/secrets/server.pem", "--tls_key=/run/secrets/server.key", \
@@ -33,7 +33,7 @@ USER tfswitch
 VOLUME /models
 EXPOSE 8500
 HEALTHCHECK --interval=10s --timeout=10s --start-period=10m \
-  CMD ["python3", "/usr/local/lib/tfswitch/health.py", "8500"]
+  CMD ["python3", "/usr/local/lib/tfswitch/container_health.py", "8500"]
 ENTRYPOINT ["tfswitch-serving", "--address=0.0.0.0:8500", \
   "--model_dir=/models", \
   "--tls_cert=/run/secrets/server.pem", "--tls_key=/run/secrets/server.key", \

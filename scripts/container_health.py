@@ -1,6 +1,6 @@
 """Asks a server of this container for its health; exits with 0 if it serves.
 
-    python health.py PORT
+    python container_health.py PORT
 
 gRPC's health check, without a package for gRPC, which the parameter server does
 not need. Nothing secret is sent, and the server is this container's, so its
