@@ -237,8 +237,12 @@ class CsvFile final : public RecordFile {
           [&part](auto& list) { return Parse(part, &list.emplace_back()); },
           values->data);
       if (!is_parsed) {
-        std::string message = "input '" + name + "': '" + part;
-        message += "' is not a value of " + Describe(spec);
+        std::string message = "input '";
+        message += name;
+        message += "': '";
+        message += part;
+        message += "' is not a value of ";
+        message += Describe(spec);
         return ErrorHere(message);
       }
     }
