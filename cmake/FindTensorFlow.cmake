@@ -1,10 +1,10 @@
 # Asks Pythons for the flags of their TensorFlow. Importing TensorFlow takes
 # seconds, so each answer is cached until another TensorFlow is found there.
 #
-#   TFSWITCH_TENSORFLOW_MINORS      such as 2.21, in the order of the Pythons
+#   TFSWITCH_TENSORFLOW_MINORS      such as 2.21, the newest one first
 #   tensorflow_framework_2.21       headers, compile flags and the library that
 #                                   ops link, for each of them
-#   tensorflow_framework            the same of the first of them
+#   tensorflow_framework            the same of the newest of them
 #   tensorflow_cc                   libtensorflow_cc.so.2, for C++ programs
 #   tensorflow_c                    its C API alone, and no C++ header
 #   TFSWITCH_TENSORFLOW_2.21_VERSION, _INCLUDE, _LIB, ...
@@ -142,6 +142,9 @@ foreach(_python IN LISTS TFSWITCH_TENSORFLOW_PYTHONS)
   tfswitch_find_tensorflow("${_python}")
 endforeach()
 
+# The newest, because what is linked with the C API of 2.19 and later runs with
+# 2.18, and not the other way round: there a few functions have a version.
+list(SORT TFSWITCH_TENSORFLOW_MINORS COMPARE NATURAL ORDER DESCENDING)
 list(GET TFSWITCH_TENSORFLOW_MINORS 0 _minor)
 add_library(tensorflow_framework ALIAS tensorflow_framework_${_minor})
 add_library(tensorflow_cc INTERFACE)

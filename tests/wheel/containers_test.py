@@ -98,7 +98,9 @@ def test_server_of_the_dockerfile_needs_secrets() -> None:
 def test_health_check_tells_whether_a_server_serves(
     kind: str, tmp_path: Path
 ) -> None:
-    check = runpy.run_path(str(ROOT / "scripts" / "container_health.py"))["main"]
+    check = runpy.run_path(str(ROOT / "scripts" / "container_health.py"))[
+        "main"
+    ]
     authority = Authority(tmp_path)
     tls = None
     if kind != "plaintext":

@@ -79,9 +79,12 @@ def main() -> None:
     again = keras.models.load_model("model.keras")
     np.testing.assert_array_equal(again.predict(ids, verbose=0), scores)
 
+    np.savetxt("scores.txt", scores)
     tsw.saved_model.save(model, "models/1")
     signature = tf.saved_model.load("models/1").signatures["serving_default"]
     (name,) = signature.structured_input_signature[1]
+    rows = "".join(f"{'|'.join(map(str, pair))}\n" for pair in ids)
+    Path("in.csv").write_text(f"{name}\n{rows}")  # For a program in C++.
     (served,) = signature(**{name: tf.constant(ids)}).values()
     np.testing.assert_allclose(served.numpy(), scores, rtol=1e-6)
 

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -102,10 +103,27 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 
 def train_and_serve(python: Path, folder: Path) -> str:
-    """Runs the program; returns its last line."""
+    """Runs the program, and one in C++ on its model; returns the last line."""
     output = run(
         *hidden(python, PROGRAM, ROOT / "examples"),
         cwd=folder,
+    )
+
+    prefix = run(python.with_name("tfswitch"), "cmake-dir").strip()
+    run(
+        *("cmake", "-G", "Ninja", "-S", ROOT / "examples" / "serving_cc"),
+        *("-B", folder / "cc", f"-DPython_EXECUTABLE={python}"),
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+    )
+    run("ninja", "-C", folder / "cc")
+    predict = folder / "cc" / "predict_file"
+    table = run(
+        *hidden(predict, "--model=models", "--input=in.csv"), cwd=folder
+    )
+    np.testing.assert_allclose(
+        np.loadtxt(table.splitlines()[1:]),
+        np.loadtxt(folder / "scores.txt"),
+        rtol=1e-5,
     )
     return output.splitlines()[-1]
 
