@@ -10,7 +10,6 @@
 #include "tfswitch/model_version.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <utility>
 
@@ -23,6 +22,7 @@
 #include "cc/predictor/meta_graph.h"
 #include "cc/predictor/tf_objects.h"
 #include "cc/predictor/warm_up_requests.h"
+#include "cc/predictor/whole_file.h"
 #include "cc/predictor/wire.h"
 
 namespace tfswitch {
@@ -140,12 +140,16 @@ Status CheckOps(const MetaGraph& graph) {
                ". Load the op library of the package that exported it.");
 }
 
+// Protobuf's limit.
+constexpr uint64_t kMaxMessageBytes = (uint64_t{1} << 31) - 1;
+
 // What the file of a model that TensorFlow has not loaded says. An error if
 // that cannot be known.
 Result<MetaGraph> ReadFile(const std::string& folder,
                            const std::vector<std::string>& tags) {
-  std::ifstream file(folder + "/saved_model.pb", std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      ReadWholeFile(folder + "/saved_model.pb", kMaxMessageBytes));
   return ParseSavedModel(bytes, tags);
 }
 

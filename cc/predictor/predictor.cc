@@ -108,7 +108,8 @@ Status NoSuchVersion(const std::string& model_dir, int64_t version,
 
 Status LoadOpLibrary(const std::string& path) {
   const TfStatus status;
-  TF_LoadLibrary(path.c_str(), status.get());  // Stays as long as the process.
+  // The library stays as long as the process, without its handle.
+  TF_DeleteLibraryHandle(TF_LoadLibrary(path.c_str(), status.get()));
   if (status.ok()) return Status();
   return Error(StatusCode::kFailedPrecondition, "cannot load the op library '",
                path, "': ", TF_Message(status.get()),
@@ -322,8 +323,8 @@ Status Predictor::Versions::WatchRows(Seconds interval) {
 void Predictor::Versions::WatchRowsOf(const ModelVersion& model,
                                       const ModelVersion* before) {
   if (!rows_api_.ok()) {
-    if (std::filesystem::exists(
-            absl::StrCat(model.folder(), "/", kModelFile))) {
+    std::error_code ignored;
+    if (fs::exists(absl::StrCat(model.folder(), "/", kModelFile), ignored)) {
       Log(LogLevel::kError, "the rows of version ", model.version(),
           " stay as they are: ", rows_api_.status().message());
     }

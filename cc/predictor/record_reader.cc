@@ -11,13 +11,14 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <memory>
-#include <sstream>
+#include <new>
+#include <streambuf>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "cc/predictor/errors.h"
+#include "cc/predictor/whole_file.h"
 
 namespace tfswitch {
 namespace {
@@ -42,28 +43,50 @@ struct FreeDecompressor {
   }
 };
 
-// Inflates all members of a gzip file. False if it is none, or damaged.
-bool Inflate(std::string_view bytes, std::string* inflated) {
+// All members of a gzip file. An error if it is none, or damaged, or if they
+// have more than `max_bytes`.
+Result<std::string> Inflate(std::string_view bytes, uint64_t max_bytes) {
   const std::unique_ptr<libdeflate_decompressor, FreeDecompressor> decompressor(
       libdeflate_alloc_decompressor());
-  libdeflate_result result = LIBDEFLATE_SUCCESS;
-  while (!bytes.empty() && result == LIBDEFLATE_SUCCESS) {
-    const size_t before = inflated->size();
-    size_t room = kChunk;
+  if (decompressor == nullptr) throw std::bad_alloc();
+  std::string inflated;
+  size_t size = 0;  // Of the members before; what is behind is free.
+  while (!bytes.empty()) {
     size_t used = 0;
     size_t written = 0;
-    do {  // Not endless: deflate makes bytes a thousand times as many at most.
-      room = std::max(2 * room, 4 * bytes.size());
-      inflated->resize(before + room);
-      result = libdeflate_gzip_decompress_ex(decompressor.get(), bytes.data(),
-                                             bytes.size(), &(*inflated)[before],
-                                             room, &used, &written);
-    } while (result == LIBDEFLATE_INSUFFICIENT_SPACE);
-    inflated->resize(before + written);
-    bytes.remove_prefix(used);
+    const libdeflate_result result = libdeflate_gzip_decompress_ex(
+        decompressor.get(), bytes.data(), bytes.size(), inflated.data() + size,
+        inflated.size() - size, &used, &written);
+    if (result == LIBDEFLATE_SUCCESS) {
+      bytes.remove_prefix(used);
+      size += written;
+    } else if (result != LIBDEFLATE_INSUFFICIENT_SPACE) {
+      return Error(StatusCode::kDataLoss, "is not a gzip file, or is damaged");
+    } else if (inflated.size() >= max_bytes) {
+      return Error(StatusCode::kResourceExhausted, "inflates to more than the ",
+                   max_bytes,
+                   " bytes that are read at once; inflate it with gunzip");
+    } else {  // The member again, with twice the room.
+      inflated.resize(
+          std::min(max_bytes, std::max<uint64_t>(kChunk, 2 * inflated.size())));
+    }
   }
-  return result == LIBDEFLATE_SUCCESS;
+  inflated.resize(size);
+  return inflated;
 }
+
+// A stream of bytes in memory. Unlike std::istringstream it takes them without
+// a copy.
+class BytesStream : private std::streambuf, public std::istream {
+ public:
+  explicit BytesStream(std::string bytes)
+      : std::istream(this), bytes_(std::move(bytes)) {
+    setg(bytes_.data(), bytes_.data(), bytes_.data() + bytes_.size());
+  }
+
+ private:
+  std::string bytes_;
+};
 
 }  // namespace
 
@@ -77,25 +100,29 @@ uint32_t MaskedCrc32c(std::string_view bytes) {
   return (crc >> 15 | crc << 17) + 0xa282ead8;
 }
 
-Result<RecordReader> RecordReader::Open(const std::string& path) {
+Result<RecordReader> RecordReader::Open(const std::string& path,
+                                        uint64_t max_inflated_bytes) try {
   RecordReader reader;
+  if (absl::EndsWith(path, ".gz")) {
+    const Result<std::string> bytes = ReadWholeFile(path, max_inflated_bytes);
+    if (!bytes.ok()) return bytes.status();
+    Result<std::string> inflated = Inflate(*bytes, max_inflated_bytes);
+    if (!inflated.ok()) {
+      return WithContext(inflated.status(), "'", path, "' ");
+    }
+    reader.file_ = std::make_unique<BytesStream>(*std::move(inflated));
+    return reader;
+  }
   auto file = std::make_unique<std::ifstream>(path, std::ios::binary);
   if (!file->is_open()) {
     return Error(StatusCode::kNotFound, "cannot read '", path,
                  "': ", std::strerror(errno));
   }
-  if (absl::EndsWith(path, ".gz")) {
-    const std::string bytes(std::istreambuf_iterator<char>(*file), {});
-    std::string inflated;
-    if (!Inflate(bytes, &inflated)) {
-      return Error(StatusCode::kDataLoss, "'", path,
-                   "' is not a gzip file, or is damaged");
-    }
-    reader.file_ = std::make_unique<std::istringstream>(inflated);
-  } else {
-    reader.file_ = std::move(file);
-  }
+  reader.file_ = std::move(file);
   return reader;
+} catch (const std::bad_alloc&) {
+  return Error(StatusCode::kResourceExhausted, "no memory for '", path,
+               "', which is inflated; inflate it with gunzip");
 }
 
 std::string RecordReader::ReadBytes(uint64_t size) {

@@ -16,8 +16,11 @@ namespace tfswitch {
 // Errors of reading name the record, and not the file. Not thread-safe.
 class RecordReader {
  public:
-  // A file whose name ends in ".gz" is inflated, in memory.
-  static Result<RecordReader> Open(const std::string& path);
+  // A file whose name ends in ".gz" is inflated, in memory; ResourceExhausted
+  // if it is larger than this.
+  static Result<RecordReader> Open(const std::string& path,
+                                   uint64_t max_inflated_bytes = uint64_t{4}
+                                                                 << 30);
 
   // OutOfRange at the end of the file, DataLoss where it is damaged.
   Result<std::string> Read();

@@ -1217,6 +1217,19 @@ def test_versions_are_swapped_under_load(
         assert server.stop() == 0
 
 
+def test_a_version_whose_file_is_a_folder_is_refused(
+    start: StartServer, models: Path
+) -> None:
+    save(1, models)
+    with start(models) as server:
+        (models / "2/saved_model.pb").mkdir(parents=True)
+
+        error = server.wait_for(2, ModelVersionStatus.END)
+
+        assert str(models / "2") in error
+        assert server.check() == 1
+
+
 def test_a_request_under_way_ends_on_the_version_it_began_on(
     start: StartServer, tmp_path: Path
 ) -> None:

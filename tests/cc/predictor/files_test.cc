@@ -3,10 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <libdeflate.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "cc/predictor/example_parser.h"
@@ -143,22 +146,25 @@ TEST(ExampleTest, ListsMayBePackedOrNot) {
       ParseExample(ExampleOf("floats", Field(2, Field(1, "abc"))), &features));
 }
 
+std::string RecordOf(const std::string& bytes) {
+  const uint64_t size = bytes.size();
+  const std::string header(reinterpret_cast<const char*>(&size), 8);
+  std::string record;
+  for (const std::string& part : {header, bytes}) {
+    const uint32_t checksum = MaskedCrc32c(part);
+    record += part;
+    record.append(reinterpret_cast<const char*>(&checksum), 4);
+  }
+  return record;
+}
+
 class RecordReaderTest : public ::testing::Test {
  protected:
   ~RecordReaderTest() override { std::remove(path_.c_str()); }
 
   // Two records, "first" and "", with this changed.
   Result<RecordReader> Open(const std::function<void(std::string*)>& change) {
-    std::string file;
-    for (const std::string record : {"first", ""}) {
-      const uint64_t size = record.size();
-      const std::string header(reinterpret_cast<const char*>(&size), 8);
-      for (const std::string& part : {header, record}) {
-        const uint32_t checksum = MaskedCrc32c(part);
-        file += part;
-        file.append(reinterpret_cast<const char*>(&checksum), 4);
-      }
-    }
+    std::string file = RecordOf("first") + RecordOf("");
     change(&file);
     std::ofstream(path_, std::ios::binary) << file;
     return RecordReader::Open(path_);
@@ -200,13 +206,75 @@ TEST(MaskedCrc32cTest, IsThatOfTensorFlow) {
   EXPECT_EQ(MaskedCrc32c(std::string("\5\0\0\0\0\0\0\0", 8)), 0x3e04b2eau);
 }
 
-TEST(RecordReaderFileTest, AFileThatIsNotThereOrNotGzipIsAnError) {
-  const std::string path = ::testing::TempDir() + "files_test.tfrecord.gz";
-  std::ofstream(path) << "no gzip";
+class GzipTest : public ::testing::Test {
+ protected:
+  ~GzipTest() override { std::filesystem::remove(path_); }
 
-  EXPECT_EQ(RecordReader::Open(path).status().code(), StatusCode::kDataLoss);
-  std::remove(path.c_str());
-  EXPECT_EQ(RecordReader::Open(path).status().code(), StatusCode::kNotFound);
+  void Write(const std::string& bytes) {
+    std::ofstream(path_, std::ios::binary) << bytes;
+  }
+
+  static std::string Compress(const std::string& bytes) {
+    const std::unique_ptr<libdeflate_compressor,
+                          decltype(&libdeflate_free_compressor)>
+        compressor(libdeflate_alloc_compressor(1), &libdeflate_free_compressor);
+    std::string member(
+        libdeflate_gzip_compress_bound(compressor.get(), bytes.size()), 0);
+    member.resize(libdeflate_gzip_compress(compressor.get(), bytes.data(),
+                                           bytes.size(), member.data(),
+                                           member.size()));
+    return member;
+  }
+
+  const std::string path_ = ::testing::TempDir() + "files_test.tfrecord.gz";
+};
+
+TEST_F(GzipTest, ManyMembersAreOneFile) {
+  const std::string large(3 << 20, 'x');
+  std::string file;
+  const std::string records = RecordOf("first") + RecordOf(large);
+  for (size_t i = 0; i < records.size(); i += records.size() / 5) {
+    file += Compress(records.substr(i, records.size() / 5));
+  }
+  Write(file + Compress("") + Compress(RecordOf("last")));
+
+  Result<RecordReader> reader = RecordReader::Open(path_);
+
+  ASSERT_TRUE(reader.ok()) << reader.status().message();
+  EXPECT_EQ(*reader->Read(), "first");
+  EXPECT_EQ(*reader->Read(), large);
+  EXPECT_EQ(*reader->Read(), "last");
+  EXPECT_EQ(reader->Read().status().code(), StatusCode::kOutOfRange);
+}
+
+TEST_F(GzipTest, AFileThatInflatesBeyondTheLimitIsRefused) {
+  const std::string record = RecordOf(std::string(3 << 20, 0));
+  Write(Compress(record) + Compress(record));
+
+  EXPECT_TRUE(RecordReader::Open(path_, 2 * record.size()).ok());
+  const Status status =
+      RecordReader::Open(path_, 2 * record.size() - 1).status();
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(),
+              HasSubstr("tfrecord.gz' inflates to more than"));
+}
+
+TEST_F(GzipTest, AFileThatIsNotThereOrNotGzipIsAnError) {
+  Write("no gzip");
+  EXPECT_EQ(RecordReader::Open(path_).status().code(), StatusCode::kDataLoss);
+  std::filesystem::remove(path_);
+  EXPECT_EQ(RecordReader::Open(path_).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(GzipTest, AFolderIsAnError) {
+  std::filesystem::create_directory(path_);
+
+  const Status status = RecordReader::Open(path_).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("tfrecord.gz': Is a directory"));
+  EXPECT_EQ(RecordReader::Open(::testing::TempDir())->Read().status().code(),
+            StatusCode::kDataLoss);
 }
 
 }  // namespace
