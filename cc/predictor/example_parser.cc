@@ -56,16 +56,23 @@ bool ReadList(std::string_view bytes, Integers* list) {
   return fields.ok();
 }
 
+// The same list twice is one list; of several kinds the last one counts.
+template <typename List>
+bool MergeList(std::string_view bytes, Feature* feature) {
+  if (!std::holds_alternative<List>(*feature)) feature->emplace<List>();
+  return ReadList(bytes, &std::get<List>(*feature));
+}
+
 bool ReadFeature(std::string_view bytes, Feature* feature) {
   WireReader fields(bytes);
   while (fields.Next()) {
     bool parsed = true;
     if (fields.IsBytes(1)) {
-      parsed = ReadList(fields.bytes(), &feature->emplace<Strings>());
+      parsed = MergeList<Strings>(fields.bytes(), feature);
     } else if (fields.IsBytes(2)) {
-      parsed = ReadList(fields.bytes(), &feature->emplace<Floats>());
+      parsed = MergeList<Floats>(fields.bytes(), feature);
     } else if (fields.IsBytes(3)) {
-      parsed = ReadList(fields.bytes(), &feature->emplace<Integers>());
+      parsed = MergeList<Integers>(fields.bytes(), feature);
     }
     if (!parsed) return false;
   }
@@ -78,7 +85,8 @@ bool ReadFeatures(std::string_view bytes, Features* features) {
     if (!fields.IsBytes(1)) continue;
     const bool parsed =
         ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
-          return ReadFeature(value, &(*features)[name]);
+          // Instead of a former one of that name.
+          return ReadFeature(value, &((*features)[name] = Feature()));
         });
     if (!parsed) return false;
   }

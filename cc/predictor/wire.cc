@@ -3,6 +3,8 @@
 namespace tfswitch {
 namespace {
 
+constexpr int kMaxDepth = 100;  // As in protobuf.
+
 void AppendVarint(uint64_t value, std::string* message) {
   for (; value >= 0x80; value >>= 7) {
     message->push_back(static_cast<char>(value | 0x80));
@@ -34,30 +36,42 @@ bool WireReader::Take(uint64_t size) {
 
 bool WireReader::Next() {
   if (!ok_ || rest_.empty()) return false;
+  ok_ = TakeField(kMaxDepth) && type_ != kEndGroup;
+  return ok_;
+}
+
+bool WireReader::TakeField(int depth) {
   uint64_t tag = 0;
-  ok_ = TakeVarint(&rest_, &tag) && tag >> 32 == 0 && tag >> 3 != 0;
-  if (!ok_) return false;
+  if (!TakeVarint(&rest_, &tag) || tag >> 32 != 0 || tag >> 3 == 0) {
+    return false;
+  }
   number_ = static_cast<uint32_t>(tag >> 3);
   type_ = static_cast<uint32_t>(tag & 7);
   switch (type_) {
     case kVarint:
-      ok_ = TakeVarint(&rest_, &integer_);
-      break;
+      return TakeVarint(&rest_, &integer_);
     case kFixed64:
-      ok_ = Take(8);
-      break;
+      return Take(8);
     case kBytes: {
       uint64_t size = 0;
-      ok_ = TakeVarint(&rest_, &size) && Take(size);
-      break;
+      return TakeVarint(&rest_, &size) && Take(size);
     }
     case kFixed32:
-      ok_ = Take(4);
-      break;
-    default:  // A group, which no message here has, or no type at all.
-      ok_ = false;
+      return Take(4);
+    case kGroup: {
+      const uint32_t group = number_;
+      if (depth == 0) return false;
+      do {
+        if (!TakeField(depth - 1)) return false;
+      } while (type_ != kEndGroup);
+      type_ = kGroup;
+      return number_ == group;
+    }
+    case kEndGroup:
+      return true;
+    default:  // No type at all.
+      return false;
   }
-  return ok_;
 }
 
 void AppendInteger(uint32_t number, int64_t value, std::string* message) {

@@ -49,8 +49,17 @@ class WireReader {
   static bool TakeVarint(std::string_view* bytes, uint64_t* value);
 
  private:
-  enum Type : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+  enum Type : uint32_t {
+    kVarint = 0,
+    kFixed64 = 1,
+    kBytes = 2,
+    kGroup = 3,  // Which no message here has.
+    kEndGroup = 4,
+    kFixed32 = 5
+  };
 
+  // Takes a field, with all that is in a group of at most this depth.
+  bool TakeField(int depth);
   bool Take(uint64_t size);
 
   std::string_view rest_;

@@ -110,7 +110,25 @@ TEST(MetaGraphTest, DamagedBytesAreAnErrorOrAnotherGraph) {
   for (const std::string& bytes :
        {std::string("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),  // Length.
         std::string("\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
-        std::string("\x0b\x0c"), std::string("\x0f"), std::string("\x00", 1)}) {
+        std::string("\x0f"), std::string("\x00", 1)}) {
+    EXPECT_EQ(ParseMetaGraph(bytes).status().code(), StatusCode::kDataLoss);
+  }
+}
+
+TEST(WireTest, GroupsArePassedOverIfTheyEndAndAreNotTooDeep) {
+  const auto names = [](const std::string& bytes) {
+    return ParseOpNames(bytes + Field(1, Field(1, "Op"))).size();
+  };
+  const auto nested = [](size_t depth) {
+    return std::string(depth, '\x0b') + std::string(depth, '\x0c');
+  };
+
+  EXPECT_EQ(names("\x0b" + Field(1, Field(1, "In")) + "\x13\x14\x0c"), 1);
+  EXPECT_EQ(names(nested(100)), 1);
+  for (const std::string& bytes :
+       {nested(101), std::string("\x0b"), std::string("\x0c"),
+        std::string("\x0b\x14"), std::string(1 << 20, '\x0b')}) {
+    EXPECT_EQ(names(bytes), 0);
     EXPECT_EQ(ParseMetaGraph(bytes).status().code(), StatusCode::kDataLoss);
   }
 }
@@ -144,6 +162,24 @@ TEST(ExampleTest, ListsMayBePackedOrNot) {
   });
   EXPECT_FALSE(
       ParseExample(ExampleOf("floats", Field(2, Field(1, "abc"))), &features));
+}
+
+TEST(ExampleTest, RepeatedNamesReplaceAndRepeatedListsAreOne) {
+  const std::string one = Field(3, Field(1, 1));
+  const std::string two = Field(3, Field(1, 2));
+  const std::string text = Field(1, Field(1, "a"));
+  Features features;
+
+  ASSERT_TRUE(ParseExample(ExampleOf("name", one) + ExampleOf("name", two) +
+                               ExampleOf("list", one + two) +
+                               ExampleOf("kind", one + text) +
+                               ExampleOf("none", one) + ExampleOf("none", ""),
+                           &features));
+
+  EXPECT_THAT(std::get<Integers>(features["name"]), ElementsAre(2));
+  EXPECT_THAT(std::get<Integers>(features["list"]), ElementsAre(1, 2));
+  EXPECT_THAT(std::get<Strings>(features["kind"]), ElementsAre("a"));
+  EXPECT_EQ(features["none"].index(), 0);
 }
 
 std::string RecordOf(const std::string& bytes) {
