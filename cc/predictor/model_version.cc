@@ -1,8 +1,9 @@
-// A version is loaded in three steps: TensorFlow puts its graph and variables
-// into a session; its ops are looked for, because TensorFlow would miss those
-// of functions only when a request runs them; and it is warmed up, with the
-// requests that lie with it or, if there are none, with zeros. A failed request
-// of zeros only warns, because a model may refuse values that nobody sends.
+// A version is loaded in three steps: its ops are looked for, because
+// TensorFlow would miss those of functions only when a request runs them;
+// TensorFlow puts its graph and variables into a session; and it is warmed up,
+// with the requests that lie with it or, if there are none, with zeros. A
+// failed request of zeros only warns, because a model may refuse values that
+// nobody sends.
 //
 // Predict() checks names, dtypes and shapes against the signature before the
 // session runs, because TensorFlow's own errors name nodes of the graph.
@@ -10,7 +11,9 @@
 #include "tfswitch/model_version.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -43,6 +46,10 @@ struct ModelVersion::Graph {
     TF_CloseSession(session, ignored.get());
     TF_DeleteSession(session, ignored.get());
   }
+
+  // Starts the session. Gives `meta`, too, if it is an error.
+  Status Load(const ModelOptions& model, const std::string& folder,
+              Result<MetaGraph>* meta);
 
   // Of a name like "serving_default_ids:0". Without an operation if the graph
   // does not have it.
@@ -94,13 +101,14 @@ bool IsCompatible(const TensorSpec& spec, const Tensor& tensor) {
       [](int64_t is, int64_t wanted) { return wanted < 0 || is == wanted; });
 }
 
+Status NotDense(const char* kind, const std::string& name) {
+  return Error(StatusCode::kUnimplemented, kind, " '", name,
+               "' is not one dense tensor; export a signature of its parts");
+}
+
 Status CheckInput(const std::string& name, const Tensor& tensor,
                   const TensorSpec& spec) {
-  if (spec.graph_name.empty()) {
-    return Error(StatusCode::kUnimplemented, "input '", name,
-                 "' is not one dense tensor; export a signature that takes its "
-                 "parts");
-  }
+  if (spec.graph_name.empty()) return NotDense("input", name);
   if (tensor.get() == nullptr) {
     return Invalid("input '", name, "': the tensor holds nothing");
   }
@@ -121,7 +129,10 @@ Status UnknownInput(const std::string& name, const Signature& signature) {
                  Describe(signature.inputs));
 }
 
-Status NotInGraph(const std::string& name, const TensorSpec& spec) {
+// Of an input or output, as `kind` says, which has no place in the graph.
+Status NotInGraph(const char* kind, const std::string& name,
+                  const TensorSpec& spec) {
+  if (spec.graph_name.empty()) return NotDense(kind, name);
   return Error(StatusCode::kNotFound, "'", name, "' is '", spec.graph_name,
                "', which the graph does not have; export the model again");
 }
@@ -140,16 +151,26 @@ Status CheckOps(const MetaGraph& graph) {
                ". Load the op library of the package that exported it.");
 }
 
+// The usual reason is a model of other versions than those of this process.
+Status WithVersions(const Status& status, const Result<MetaGraph>& meta) {
+  const std::string exported =
+      meta.ok() ? absl::StrCat("It was exported with TensorFlow ",
+                               meta->tensorflow_version, ", and this")
+                : "This";
+  return Error(status.code(), status.message(), " ", exported, " is ",
+               meta.ok() ? "" : "TensorFlow ", TF_Version(),
+               ". Export the model with the versions that serve it, or serve "
+               "it with those that exported it.");
+}
+
 // Protobuf's limit.
 constexpr uint64_t kMaxMessageBytes = (uint64_t{1} << 31) - 1;
 
-// What the file of a model that TensorFlow has not loaded says. An error if
-// that cannot be known.
-Result<MetaGraph> ReadFile(const std::string& folder,
+// What the file of a model says, before TensorFlow loads it.
+Result<MetaGraph> ReadFile(const std::string& path,
                            const std::vector<std::string>& tags) {
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const std::string bytes,
-      ReadWholeFile(folder + "/saved_model.pb", kMaxMessageBytes));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string bytes,
+                            ReadWholeFile(path, kMaxMessageBytes));
   return ParseSavedModel(bytes, tags);
 }
 
@@ -176,31 +197,15 @@ Result<std::unique_ptr<ModelVersion>> ModelVersion::Load(
 }
 
 Status ModelVersion::LoadGraph() {
-  const TfStatus status;
-  const TfSessionOptions options(TF_NewSessionOptions());
-  const std::string config = MakeConfig(options_);
-  TF_SetConfig(options.get(), config.data(), config.size(), status.get());
-  const TfBuffer bytes(TF_NewBuffer());
-  if (status.ok()) {
-    std::vector<const char*> tags;
-    for (const std::string& tag : options_.tags) tags.push_back(tag.c_str());
-    graph_->session = TF_LoadSessionFromSavedModel(
-        options.get(), /*run_options=*/nullptr, folder_.c_str(), tags.data(),
-        static_cast<int>(tags.size()), graph_->graph.get(), bytes.get(),
-        status.get());
-  }
-  Result<MetaGraph> meta = status.ok() ? ParseMetaGraph(BytesOf(*bytes))
-                                       : ReadFile(folder_, options_.tags);
-  Status loaded = status.ToStatus();
-  if (!meta.ok()) return loaded.ok() ? meta.status() : loaded;
-  if (const Status ops = CheckOps(*meta); !ops.ok()) loaded = ops;
+  const std::string path = folder_ + "/saved_model.pb";
+  Result<MetaGraph> meta = ReadFile(path, options_.tags);
+  Status loaded = meta.ok() ? CheckOps(*meta) : Status();
+  if (loaded.ok()) loaded = graph_->Load(options_, folder_, &meta);
   if (!loaded.ok()) {
-    // The usual reason is a model of other versions than those of this process.
-    return Error(
-        loaded.code(), loaded.message(), " It was exported with TensorFlow ",
-        meta->tensorflow_version, ", and this is ", TF_Version(),
-        ". Export the model with the versions that serve it, or serve it with "
-        "those that exported it.");
+    std::error_code ignored;
+    // A file that has been read, or a saved_model.pbtxt.
+    const bool is_whole = meta.ok() || !std::filesystem::exists(path, ignored);
+    return is_whole ? WithVersions(loaded, meta) : loaded;
   }
   signatures_ = std::move(meta->signatures);
   for (const auto& [name, signature] : signatures_) {
@@ -220,17 +225,40 @@ Status ModelVersion::LoadGraph() {
   return Status();
 }
 
+Status ModelVersion::Graph::Load(const ModelOptions& model,
+                                 const std::string& folder,
+                                 Result<MetaGraph>* meta) {
+  const TfStatus status;
+  const TfSessionOptions options(TF_NewSessionOptions());
+  const std::string config = MakeConfig(model);
+  TF_SetConfig(options.get(), config.data(), config.size(), status.get());
+  if (!status.ok()) return status.ToStatus();
+  std::vector<const char*> tags;
+  for (const std::string& tag : model.tags) tags.push_back(tag.c_str());
+  // TensorFlow serializes it only if it is asked for.
+  const TfBuffer bytes(meta->ok() ? nullptr : TF_NewBuffer());
+  session = TF_LoadSessionFromSavedModel(
+      options.get(), /*run_options=*/nullptr, folder.c_str(), tags.data(),
+      static_cast<int>(tags.size()), graph.get(), bytes.get(), status.get());
+  if (!status.ok()) return status.ToStatus();
+  if (meta->ok()) return Status();
+  *meta = ParseMetaGraph(BytesOf(*bytes));
+  return meta->ok() ? CheckOps(**meta) : meta->status();
+}
+
 Status ModelVersion::CheckGraph(const Signature& signature) const {
-  const auto check = [](const std::map<std::string, TensorSpec>& specs,
+  const auto check = [](const char* kind,
+                        const std::map<std::string, TensorSpec>& specs,
                         const Graph::Places& places) {
     for (const auto& [name, place] : places) {
-      if (place.oper == nullptr) return NotInGraph(name, specs.at(name));
+      if (place.oper == nullptr) return NotInGraph(kind, name, specs.at(name));
     }
     return Status();
   };
   const Graph::Bound& bound = graph_->bound.at(&signature);
-  Status status = check(signature.inputs, bound.inputs);
-  return status.ok() ? check(signature.outputs, bound.outputs) : status;
+  Status status = check("input", signature.inputs, bound.inputs);
+  return status.ok() ? check("output", signature.outputs, bound.outputs)
+                     : status;
 }
 
 Status ModelVersion::WarmUp() const {
@@ -284,7 +312,7 @@ Result<Response> ModelVersion::Predict(const Request& request) const {
   const auto feed = [&](const std::string& name, const Tensor& tensor) {
     const TF_Output place = bound.inputs.at(name);
     if (place.oper == nullptr) {
-      return NotInGraph(name, signature->inputs.at(name));
+      return NotInGraph("input", name, signature->inputs.at(name));
     }
     feeds.push_back(place);
     fed.push_back(tensor.get());
@@ -318,7 +346,9 @@ Result<Response> ModelVersion::Predict(const Request& request) const {
                      Describe(signature->outputs));
     }
     fetches.push_back(bound.outputs.at(name));
-    if (fetches.back().oper == nullptr) return NotInGraph(name, spec->second);
+    if (fetches.back().oper == nullptr) {
+      return NotInGraph("output", name, spec->second);
+    }
   }
 
   TfBuffer run_options;

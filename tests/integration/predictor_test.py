@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
+from google.protobuf import text_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import (
@@ -409,6 +410,43 @@ def test_a_signature_that_names_what_the_graph_lacks_is_refused(
 
     assert result.returncode == 1
     assert "'score' is 'nowhere:0', which the graph does not" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["inputs", "outputs"])
+def test_one_of_several_parts_is_no_dense_tensor(
+    kind: str, predict_file: PredictFile, tmp_path: Path
+) -> None:
+    def edit(model: saved_model_pb2.SavedModel) -> None:
+        signature = model.meta_graphs[0].signature_def["serving_default"]
+        getattr(signature, kind)["x"].coo_sparse.values_tensor_name = "x:0"
+        signature.defaults["x"].CopyFrom(tf.make_tensor_proto(1.0))
+
+    edit_graph(save(1, tmp_path), edit)
+
+    result = predict_file(tmp_path, write_csv(tmp_path / "in.csv"))
+
+    assert result.returncode == 1
+    assert f"{kind[:-1]} 'x' is not one dense tensor" in result.stderr
+
+
+def test_a_model_as_text_that_cannot_be_loaded_names_the_versions(
+    predict_file: PredictFile, tmp_path: Path
+) -> None:
+    folder = save(1, tmp_path)
+    model = saved_model_pb2.SavedModel.FromString(
+        (folder / "saved_model.pb").read_bytes()
+    )
+    (folder / "saved_model.pb").unlink()
+    path = folder / "saved_model.pbtxt"
+    path.write_text(text_format.MessageToString(model))
+    csv = write_csv(tmp_path / "in.csv")
+    assert predict_file(tmp_path, csv).returncode == 0
+
+    path.write_text("from_another_version: 1")
+    result = predict_file(tmp_path, csv)
+
+    assert result.returncode == 1
+    assert f"This is TensorFlow {tf.__version__}" in result.stderr
 
 
 def test_op_library_of_another_build_is_refused_with_the_remedy(
