@@ -498,8 +498,12 @@ def test_one_binary_for_all_tensorflows_takes_only_the_c_api_from_one() -> None:
         assert not [n for n in needed if "protobuf" in n or "tensorflow" in n]
         assert ("TF_SessionRun" in taken) == (file == library)
     exported = symbols(library, "defined")
+    # A program that was built with another minor version does not load it.
+    node = "TFSWITCH_" + ".".join(tsw.__version__.split(".")[:2])
+    exported.pop(node, None)
     assert "_ZN8tfswitch9Predictor4LoadERKNS_16PredictorOptionsE" in exported
     assert all(re.match("_ZNK?8tfswitch", name) for name in exported)
+    assert set(exported.values()) == {f"@{node}"}
 
 
 def test_example_builds_against_the_installed_package_alone(
@@ -514,8 +518,11 @@ def test_example_builds_against_the_installed_package_alone(
             *("cmake", "-GNinja", "-S", "source", "-B", "build"),
             f"-DCMAKE_PREFIX_PATH={found}",
             f"-DPython_EXECUTABLE={sys.executable}",
+            "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed",
+            "-DCMAKE_CXX_STANDARD_LIBRARIES=-lresolv",
         ],
         ["ninja", "-C", "build"],
+        ["readelf", "-d", "build/predict_file"],
         [
             "build/predict_file",
             f"--model={two_versions}",
@@ -531,8 +538,55 @@ def test_example_builds_against_the_installed_package_alone(
             timeout=4 * HANG_SECS,
         )
         assert result.returncode == 0, result.stdout + result.stderr
+        if command[0] == "readelf":
+            # TensorFlow, of which it calls nothing, and nothing else of that.
+            assert "[libtensorflow_cc.so.2]" in result.stdout
+            assert "[libtensorflow_framework.so.2]" in result.stdout
+            assert "libresolv" not in result.stdout
 
     assert result.stdout == "version\n2\n2\n2\n"
+
+
+def test_cmake_finds_the_c_api_without_tensorflow(tmp_path: Path) -> None:
+    found = run_python("-m", "tfswitch", "cmake-dir").stdout.strip()
+    package = shutil.copytree(
+        found, tmp_path / "tfswitch", ignore=shutil.ignore_patterns("*.so")
+    )
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\n"
+        "project(p LANGUAGES CXX)\n"
+        "find_package(tfswitch CONFIG ${OPTIONS})\n"
+        "if(NOT TARGET tfswitch::capi OR TARGET tfswitch::predictor)\n"
+        '  message(FATAL_ERROR "targets")\n'
+        "endif()\n"
+        'message("found=${tfswitch_FOUND} core=${tfswitch_CORE_LIBRARY}")\n'
+    )
+
+    def configure(options: str) -> str:
+        result = subprocess.run(
+            [
+                *("cmake", "-S", ".", "-B", "build"),
+                f"-DCMAKE_PREFIX_PATH={package}",
+                f"-DPython_EXECUTABLE={python}",
+                f"-DOPTIONS={options}",
+            ],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=4 * HANG_SECS,
+        )
+        assert result.returncode == 0, result.stdout
+        return result.stdout
+
+    core = f"core={package}/libtfswitch_core.so"
+    assert f"found=1 {core}" in configure("REQUIRED;COMPONENTS;capi")
+    without = configure("")
+    assert f"found=0 {core}" in without
+    assert "there is no libtensorflow_cc.so.2 in" in without
 
 
 def test_cpp_tests_of_the_predictor_pass(
