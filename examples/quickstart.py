@@ -12,8 +12,7 @@ pairs = rng.integers(0, 500, (20_000, 2))
 likes = (taste[pairs[:, 0]] * taste[pairs[:, 1]]).sum(axis=1) > 0
 
 ids = keras.Input((2,), dtype="int64")  # Pairs of ids.
-# Was: keras.layers.Embedding(500, 8, name="item")
-embedding = tsw.keras.DynamicEmbedding(8, name="item")
+embedding = tsw.keras.DynamicEmbedding(8, name="item")  # Was Embedding(500, 8)
 rows = embedding(ids)
 score = keras.layers.Dot(axes=-1)([rows[:, 0], rows[:, 1]])
 model = keras.Model(ids, keras.layers.Activation("sigmoid")(score))

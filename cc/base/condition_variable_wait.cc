@@ -10,7 +10,7 @@
 namespace std {
 
 // NOLINTNEXTLINE(cert-dcl58-cpp)
-void condition_variable::wait(unique_lock<mutex>& lock) noexcept {
+void condition_variable::wait(unique_lock<mutex>& lock) {
   pthread_cond_wait(native_handle(), lock.mutex()->native_handle());
 }
 
