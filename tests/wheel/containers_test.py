@@ -237,10 +237,13 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
         pytest.skip(f"the Dockerfile was only read: this test {reason}")
     folder = tmp_path_factory.mktemp("containers")
     context, wheels = folder / "context", folder / "wheels"
-    shutil.copytree(ROOT / "containers", context / "containers")
-    for name in ("Dockerfile", ".dockerignore"):
-        shutil.copy(ROOT / name, context)
-    (context / "dist").mkdir()
+    for name in ("dist", "scripts"):
+        (context / name).mkdir(parents=True)
+    for name in (
+        *("Dockerfile", ".dockerignore"),
+        "scripts/container_health.py",
+    ):
+        shutil.copy(ROOT / name, context / name)
     wheel = shutil.copy(os.environ["TFSWITCH_WHEEL"], context / "dist")
     tensorflow = values("train", "ARG")[0].partition("=")[2]
     run(
