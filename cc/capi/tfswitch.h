@@ -5,7 +5,7 @@
 //     type shared by both sides would have two definitions.
 //   - libtfswitch_core.so exports one symbol, Tfswitch_GetApi. Open the library
 //     with OpenCore() of cc/capi/core_loader.h, never by linking to it. A
-//     program that has loaded libtfswitch_ops_tf221.so finds the symbol there too.
+//     program that has loaded an op library finds the symbol there too.
 //   - Functions that can fail return 0 or an absl::StatusCode value, and write
 //     to `error` a message that ends with NUL, cut to TFSWITCH_ERROR_SIZE.
 //     They never throw.

@@ -17,8 +17,9 @@ from tfswitch.keras._backend import IS_LEGACY, VERSION, keras
 VOCABULARY, DIM, COLUMNS, BATCH = 39, 4, 3, 12
 
 only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
+# Keras 3.9 has ragged inputs, and its own test of layers does not.
 with_ragged_inputs = pytest.mark.skipif(
-    not IS_LEGACY and VERSION < (3, 9), reason="of Keras 3.9"
+    not IS_LEGACY and VERSION < (3, 10), reason="of Keras 3.10"
 )
 
 pytestmark = pytest.mark.usefixtures("embedded")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.legacy_keras_test import TESTS
+from tests.integration.legacy_keras_test import OUR_OWN, TESTS
 from tests.programs import ROOT
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(7200)]
@@ -28,11 +28,12 @@ ENDS = [
 OTHER_TESTS = ("optimizers", "saved_model", "tracked_table")
 
 
-def run(*command: object, cwd: Path) -> str:
+def run(*command: object, cwd: Path, **variables: str) -> str:
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     result = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        env={**inherited, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -62,12 +63,16 @@ def test_keras_trains_and_saves(
     # It requires `tensorflow`.
     run(*pip, "--no-deps", f"tf_keras=={tensorflow}.*", cwd=tmp_path)
 
-    output = run(
-        *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-        *(f"tests/python/{name}_test.py" for name in (*TESTS, *OTHER_TESTS)),
-        "tests/integration/legacy_keras_test.py",
-        cwd=tmp_path,
-    )
+    pytest_of = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    files = (f"tests/python/{name}_test.py" for name in (*TESTS, *OTHER_TESTS))
+    print(run(*pytest_of, *files, cwd=tmp_path).splitlines()[-1])
+    for name, chosen in TESTS.items():
+        output = run(
+            *(*pytest_of, f"tests/python/{name}_test.py"),
+            *("-k", f"({chosen}) and not ({OUR_OWN})"),
+            cwd=tmp_path,
+            TF_USE_LEGACY_KERAS="1",
+        )
+        print(f"tf_keras: {name}: {output.splitlines()[-1]}")
 
-    print(output.splitlines()[-1])
     shutil.rmtree(tmp_path / "environment")
