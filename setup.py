@@ -46,6 +46,13 @@ class CMakeBuild(build_ext):
         self.spawn(
             ["cmake", "--build", str(build), "--target", "tfswitch_package"]
         )
+        # Of an earlier build, for another TensorFlow or another Python.
+        patterns = ["libtfswitch_ops*.so"]
+        if not self.inplace:
+            patterns.append("_native.*.so")
+        for pattern in patterns:
+            for path in prefix.glob(f"tfswitch/{pattern}"):
+                path.unlink()
         install = ["cmake", "--install", str(build), "--prefix", str(prefix)]
         install += ["--component", "tfswitch_package"]
         if not self.inplace:

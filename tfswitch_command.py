@@ -4,8 +4,10 @@ A module of its own, because importing `tfswitch` imports TensorFlow. That takes
 seconds and writes to the error stream, and no command needs it.
 """
 
+import contextlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 
 
 def _put_package() -> None:
@@ -15,28 +17,37 @@ def _put_package() -> None:
     sys.modules["tfswitch"] = importlib.util.module_from_spec(spec)
 
 
+@contextlib.contextmanager
+def _saying(command: str) -> Iterator[None]:
+    """Ends with the text of an error of the installation."""
+    _put_package()
+    try:
+        yield
+    except (ImportError, FileNotFoundError) as error:
+        sys.exit(f"{command}: {error}")
+
+
 def main() -> None:
     """Runs the command line, with the modules of `tfswitch` that it needs."""
-    _put_package()
-    from tfswitch.cli import main as cli
+    with _saying("tfswitch"):
+        from tfswitch import _installation
 
+        _installation.check_module()
+        from tfswitch.cli import main as cli
     cli.main()
 
 
 def server() -> None:
     """Becomes the parameter server, with the arguments of this process."""
-    _put_package()
-    from tfswitch.cli import programs
+    with _saying("tfswitch-server"):
+        from tfswitch.cli import programs
 
-    programs.execute_server(sys.argv[1:])
+        programs.execute_server(sys.argv[1:])
 
 
 def serving() -> None:
     """Becomes the prediction server, with the arguments of this process."""
-    _put_package()
-    from tfswitch.cli import programs
+    with _saying("tfswitch-serving"):
+        from tfswitch.cli import programs
 
-    try:
         programs.execute_serving(sys.argv[1:])
-    except ImportError as error:
-        sys.exit(f"tfswitch-serving: {error}")

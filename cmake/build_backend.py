@@ -10,10 +10,20 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from setuptools.build_meta import *  # noqa: F403
 
 _SETTING = "TFSWITCH_TENSORFLOW"
+
+
+def _requirement() -> str:
+    """Returns that of the extra in pyproject.toml, which has the range."""
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    text = project.read_text(encoding="utf-8")
+    found = re.search(r'^tensorflow = \["(.*)"\]$', text, re.M)
+    assert found is not None
+    return found[1]
 
 
 def get_requires_for_build_wheel(
@@ -50,7 +60,7 @@ sys.exit(importlib.util.find_spec("tensorflow") is None)
             "tfswitch is built for the TensorFlow that it will run with, and "
             f"there is none in {sys.prefix}. If that is your environment, "
             "install TensorFlow first:\n"
-            "  pip install 'tensorflow>=2.18,<2.22'    (or tensorflow-cpu)\n"
+            f"  pip install '{_requirement()}'    (or tensorflow-cpu)\n"
             "If it is one that uv or `python -m build` made for the build, "
             "let them build in yours:\n"
             "  uv pip install 'setuptools>=77' 'pybind11>=2.13'\n"

@@ -38,7 +38,7 @@ list(JOIN _pythons "," _pythons)
 set(_sbom
     ${_tensorflow_python}
     "${PROJECT_SOURCE_DIR}/cmake/sbom.py"
-    ${PROJECT_VERSION}
+    ${TFSWITCH_VERSION}
     abseil=${absl_VERSION}=
     grpc=${gRPC_VERSION}=
     libdeflate=${libdeflate_VERSION}=

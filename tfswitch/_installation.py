@@ -35,8 +35,10 @@ def build_info() -> dict[str, Any]:
     path = _FOLDER / "sbom.cdx.json"
     try:
         bill = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ImportError(f"tfswitch has no {path}. {_AGAIN}") from error
+    except (OSError, ValueError) as error:
+        raise ImportError(
+            f"tfswitch cannot read {path}: {error}. {_AGAIN}"
+        ) from error
     return {
         "version": bill["metadata"]["component"]["version"],
         "tensorflow": _versions("libtfswitch_ops_tf*.so"),
@@ -112,6 +114,8 @@ def check_module() -> None:
     """
     version = "{}.{}".format(*sys.version_info)
     versions = _versions("_native.cpython-*.so")
+    if not versions:
+        raise ImportError(f"tfswitch has no module in {_FOLDER}. {_AGAIN}")
     if version not in versions:
         raise ImportError(
             f"this tfswitch works with Python {_listed(versions)}, and this is "

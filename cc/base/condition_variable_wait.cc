@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 12
 namespace std {
 
 // NOLINTNEXTLINE(cert-dcl58-cpp)
@@ -15,3 +16,4 @@ void condition_variable::wait(unique_lock<mutex>& lock) {
 }
 
 }  // namespace std
+#endif

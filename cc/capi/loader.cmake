@@ -12,6 +12,6 @@ if(NOT TARGET tfswitch_core_loader)
   target_include_directories(tfswitch_core_loader PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(tfswitch_core_loader PUBLIC ${CMAKE_DL_LIBS})
   target_compile_definitions(tfswitch_core_loader
-                             PRIVATE TFSWITCH_VERSION="${PROJECT_VERSION}")
+                             PRIVATE TFSWITCH_VERSION="${TFSWITCH_VERSION}")
   target_compile_options(tfswitch_core_loader PRIVATE ${TFSWITCH_WARNINGS})
 endif()

@@ -433,6 +433,32 @@ except ImportError as error:
     assert f"pip install '{remedy}'" in message
 
 
+def test_installation_without_a_module_says_how_to_get_it(
+    tmp_path: Path,
+) -> None:
+    message = error_of_import(tmp_path)
+
+    assert f"no module in {tmp_path}. Install tfswitch again" in message
+
+
+def test_command_without_its_program_ends_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    program = f"""
+from pathlib import Path
+import tfswitch_command
+tfswitch_command._put_package()
+from tfswitch.cli import programs
+programs._FOLDER = Path({str(tmp_path)!r})
+tfswitch_command.server()
+"""
+    result = run_python("-c", program, check=False)
+
+    assert result.returncode == 1
+    assert result.stderr.startswith("tfswitch-server: there is no program")
+    assert "Traceback" not in result.stderr
+
+
 def test_missing_op_library_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / NATIVE.name).touch()
 

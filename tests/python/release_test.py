@@ -99,8 +99,7 @@ def test_release_tests_the_wheel_and_makes_an_annotated_tag(
     result = repository.release()
 
     assert result.returncode == 0, result.stderr
-    assert "tested tests/wheel p-1.2.3-none-any.whl" in result.stdout
-    assert "tested --full" in result.stdout
+    assert "tested --full p-1.2.3-none-any.whl" in result.stdout
     assert "git push origin main v1.2.3" in result.stdout
     assert "twine upload dist/p-1.2.3-none-any.whl" in result.stdout
     assert repository.git("cat-file", "-t", "v1.2.3") == "tag\n"
@@ -195,7 +194,7 @@ def test_wheels_that_differ_are_refused(repository: Repository) -> None:
     ("script", "message"),
     [
         ("wheel", "the wheel was not built"),
-        ("test", "scripts/test tests/wheel fails"),
+        ("test", "scripts/test --full fails"),
     ],
 )
 def test_a_step_that_fails_ends_the_release(
