@@ -41,8 +41,8 @@ ENTRYPOINT ["tfswitch-serving", "--address=0.0.0.0:8500", \
 
 # Python with TensorFlow, for programs that train.
 FROM tensorflow AS train
-RUN install --directory --owner=tfswitch /work
+RUN install --directory --owner=tfswitch /training
 USER tfswitch
-WORKDIR /work
-VOLUME /work
+WORKDIR /training
+VOLUME /training
 ENTRYPOINT ["python3"]

@@ -311,7 +311,7 @@ score = keras.layers.Dense(1)(keras.layers.Flatten()(embedding(ids)))
 model = keras.Model(ids, score)
 model.compile("adam", "mse")
 model.fit(np.arange(64).reshape(32, 2), np.ones(32), verbose=0)
-tsw.saved_model.save(model, "/work/models/1")
+tsw.saved_model.save(model, "/training/models/1")
 print(embedding.table.size(), "rows")
 """
 
@@ -354,7 +354,7 @@ def test_images_train_and_serve_without_root(
         (entrypoint,) = builder.config("train")["Entrypoint"]
         train = builder.command(
             *("train", entrypoint, "-c", TRAIN),
-            mounts={**mounts, "/work": work},
+            mounts={**mounts, "/training": work},
         )
         assert "64 rows" in run(*pod.enter(train))
         mounts["/models"] = work / "models"
