@@ -16,6 +16,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -37,6 +38,9 @@ namespace {
 // Left to a server whose turn comes when the others have taken all the time.
 constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
+// The scheme of servers that may move.
+constexpr absl::string_view kRay = "ray://";
+
 // The shards and open clusters of this process. Never destroyed: threads of
 // TensorFlow may still push while static objects go.
 struct Registry {
@@ -46,6 +50,11 @@ struct Registry {
   std::map<std::string, std::weak_ptr<Cluster>> open ABSL_GUARDED_BY(mutex);
   // By address. The address alone is what graphs and saved models have.
   std::map<std::string, Credentials> credentials ABSL_GUARDED_BY(mutex);
+  struct Placed {
+    std::shared_ptr<ServerPlaces> places;
+    bool has_tls = false;
+  };
+  std::map<std::string, Placed> placed ABSL_GUARDED_BY(mutex);  // By address.
 
   // Once they have led to the servers.
   void Keep(const std::string& address, const Credentials& given)
@@ -65,8 +74,8 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
   return absl::InvalidArgumentError(
       absl::StrCat("cluster address '", address, "': ", why,
                    ". Use 'local://', 'grpc://host:port,host:port', "
-                   "'grpcs://host:port,host:port' (TLS) or "
-                   "'grpc+unix:///path'"));
+                   "'grpcs://host:port,host:port' (TLS), "
+                   "'grpc+unix:///path' or 'ray://NAME'"));
 }
 
 // Those given, or of the opening before, or of the environment.
@@ -125,6 +134,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
   for (size_t i = 0; i < servers.size(); ++i) {
     GrpcClientOptions options;
     options.address = servers[i];
+    options.places = address.places;
     options.shard_index = static_cast<uint32_t>(i);
     options.num_shards = static_cast<uint32_t>(servers.size());
     options.timeout = timeout;
@@ -151,6 +161,22 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
     return parsed;
   }
   parsed.is_remote = true;
+  if (absl::StartsWith(rest, kRay) && rest.size() > kRay.size()) {
+    Registry& registry = TheRegistry();
+    MutexLock lock(&registry.mutex);
+    const auto found = registry.placed.find(std::string(address));
+    if (found == registry.placed.end()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("cluster address '", address,
+                       "': this process does not know where its servers are; "
+                       "call tfswitch.connect('",
+                       address, "') first"));
+    }
+    parsed.places = found->second.places;
+    parsed.has_tls = found->second.has_tls;
+    parsed.servers = parsed.places->addresses();
+    return parsed;
+  }
   const bool is_unix = absl::ConsumePrefix(&rest, "grpc+unix://");
   parsed.has_tls = absl::ConsumePrefix(&rest, "grpcs://");
   if (!is_unix && !parsed.has_tls && !absl::ConsumePrefix(&rest, "grpc://")) {
@@ -173,6 +199,44 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
     parsed.servers.emplace_back(server);
   }
   return parsed;
+}
+
+absl::Status PlaceServers(const std::string& address,
+                          std::vector<std::string> servers, bool has_tls) {
+  if (!absl::StartsWith(address, kRay) || address.size() == kRay.size()) {
+    return BadAddress(address, "its servers stay where they are");
+  }
+  if (servers.empty()) return BadAddress(address, "it has no servers");
+  for (const std::string& server : servers) {
+    TFSWITCH_RETURN_IF_ERROR(ParseAddress(server).status());
+  }
+  ClusterAddress parsed;
+  parsed.is_remote = true;
+  parsed.has_tls = has_tls;
+  parsed.servers = servers;
+  if (!(CredentialsFor(address, parsed, {}).token == TokenSource())) {
+    TFSWITCH_RETURN_IF_ERROR(CheckTokenIsSafe(address, parsed));
+  }
+  Registry& registry = TheRegistry();
+  MutexLock lock(&registry.mutex);
+  Registry::Placed& placed = registry.placed[address];
+  const bool is_alike = placed.places != nullptr && placed.has_tls == has_tls &&
+                        placed.places->num_servers() == servers.size();
+  if (is_alike) {
+    placed.places->Move(std::move(servers));
+    return absl::OkStatus();
+  }
+  if (placed.places != nullptr && placed.places.use_count() > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "'", address, "' has ", servers.size(), " servers ",
+        has_tls ? "with" : "without", " TLS now, and this process has ",
+        placed.places->num_servers(), " of them open, ",
+        placed.has_tls ? "with" : "without",
+        " TLS; close its clusters and tables first, or give the servers "
+        "another name"));
+  }
+  placed = {std::make_shared<ServerPlaces>(std::move(servers)), has_tls};
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,

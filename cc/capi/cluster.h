@@ -14,6 +14,7 @@
 #include "cc/access/client_token.h"
 #include "cc/client/cluster.h"
 #include "cc/client/parameter_client.h"
+#include "cc/rpc/client/server_places.h"
 #include "cc/rpc/tls.h"
 
 namespace tfswitch {
@@ -24,10 +25,21 @@ struct ClusterAddress {
   bool has_tls = false;
   std::string local_name;            // NAME of "local://NAME".
   std::vector<std::string> servers;  // In shard order, as gRPC names them.
+  std::shared_ptr<const ServerPlaces> places;  // Of "ray://NAME"; else null.
 };
 
-// InvalidArgument naming the address and the accepted forms.
+// InvalidArgument naming the address and the accepted forms. The servers of
+// "ray://NAME" are where PlaceServers() has put them: FailedPrecondition if it
+// has not.
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address);
+
+// Says where the servers of "ray://NAME" are, in shard order: clients that are
+// open already go there from now on. InvalidArgument if an address is none or a
+// token would go to another machine as plaintext; FailedPrecondition if
+// clients are open that know another number of servers, or others than these
+// with regard to TLS. Thread-safe.
+absl::Status PlaceServers(const std::string& address,
+                          std::vector<std::string> servers, bool has_tls);
 
 // What a process shows to servers, and whom it trusts.
 struct Credentials {

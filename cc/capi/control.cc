@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "cc/base/status_macros.h"
+#include "cc/capi/cluster.h"
 #include "cc/capi/replicas.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/worker_session.h"
@@ -56,6 +57,12 @@ absl::Status Configure(Cluster& cluster, const v1::ConfigureRequest& request,
   }
   response->set_day(static_cast<double>(cluster.day()));
   return absl::OkStatus();
+}
+
+absl::Status Place(const v1::PlaceServersRequest& request,
+                   v1::PlaceServersResponse*) {
+  return PlaceServers(request.address(), ToStrings(request.servers()),
+                      request.has_tls());
 }
 
 absl::Status ListTables(Cluster& cluster, const v1::ListTablesRequest& request,
@@ -339,6 +346,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
   static const auto* const methods =
       new std::map<absl::string_view, JsonMethod>{
           Of("Configure", Configure),
+          Of("PlaceServers", Place),
           Of("ListTables", ListTables),
           Of("GetServers", GetServers),
           Of("DropTable", DropTable),

@@ -182,7 +182,8 @@ typedef struct Tfswitch_Api {
   // --- Clusters ---------------------------------------------------------
   // "local://" or "local://NAME": tables in this process; one cluster a name.
   // "grpc://host:port,host:port", "grpcs://host:port,host:port" (TLS) or
-  // "grpc+unix:///path": servers in shard order. Waits for every server to
+  // "grpc+unix:///path": servers in shard order. "ray://NAME": servers that
+  // PlaceServers of `call` has told the places of. Waits for every server to
   // answer. Each open has its own close; an address that is open already shares
   // its connections. `credentials` hold for this address from now on. Those
   // that are not given are those of the last opening that had them. Others are
@@ -198,7 +199,7 @@ typedef struct Tfswitch_Api {
   // Everything that is seldom done: a method of
   // protos/tfswitch/v1/control.proto with its request, in JSON.
   // `response_json` receives its response. `cluster` may be NULL for
-  // ServedModel and Replicas.
+  // PlaceServers, ServedModel and Replicas.
   int (*call)(Tfswitch_Cluster* cluster, const char* method,
               const char* request_json, char** response_json, char* error);
 

@@ -44,7 +44,8 @@ constexpr absl::Duration kSilence = absl::Seconds(1);
 // otherwise hold calls of the bulk kind for their whole timeout.
 constexpr int kConnectTimeoutMs = 5'000;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
+std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
+                                           const std::string& address) {
   grpc::ChannelArguments arguments;
   // The server limits its messages; all of them are wanted.
   arguments.SetMaxReceiveMessageSize(-1);
@@ -74,7 +75,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options) {
   if (!tls.server_name.empty()) {
     arguments.SetSslTargetNameOverride(tls.server_name);
   }
-  return grpc::CreateCustomChannel(options.address,
+  return grpc::CreateCustomChannel(address,
                                    tls.credentials != nullptr
                                        ? tls.credentials
                                        : grpc::InsecureChannelCredentials(),
@@ -170,6 +171,7 @@ std::chrono::system_clock::time_point ToDeadline(absl::Time time) {
 struct UnaryCall::Attempt {
   bool done = false;
   bool abandoned = false;
+  std::shared_ptr<Connection::Link> link;
   grpc::ClientContext context;
   grpc::ByteBuffer response;
   grpc::Status status;
@@ -242,14 +244,36 @@ void PollUntil(absl::Time time) {
   UnaryCall::ThreadQueue::Get().WaitUntil(time);
 }
 
+Connection::Link::Link(const GrpcClientOptions& options, const std::string& to)
+    : address(to),
+      channel(MakeChannel(options, to)),
+      generic_stub(channel),
+      stub(v1::ParameterServer::NewStub(channel)) {}
+
 Connection::Connection(const GrpcClientOptions& options)
     : options_(options),
-      name_(absl::StrCat("shard ", options.shard_index, " (", options.address,
-                         ")")),
-      channel_(MakeChannel(options)),
-      generic_stub_(channel_),
-      stub_(v1::ParameterServer::NewStub(channel_)),
+      link_(std::make_shared<Link>(options, options.address)),
       max_message_bytes_(kLargestMessageLimit) {}
+
+std::shared_ptr<Connection::Link> Connection::link() const {
+  MutexLock lock(&mutex_);
+  const ServerPlaces* const places = options_.places.get();
+  if (places != nullptr && places->version() != places_version_) {
+    // Before the addresses: if they change in between, the next call looks
+    // again.
+    places_version_ = places->version();
+    const std::string address = places->addresses()[options_.shard_index];
+    if (address != link_->address) {
+      link_ = std::make_shared<Link>(options_, address);
+    }
+  }
+  return link_;
+}
+
+std::string Connection::name() const {
+  return absl::StrCat("shard ", options_.shard_index, " (", link()->address,
+                      ")");
+}
 
 absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
     absl::Time deadline) {
@@ -268,16 +292,16 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
   TFSWITCH_RETURN_IF_ERROR(Decode("Handshake", &bytes, &response));
   if (response.protocol_version() != options_.protocol_version) {
     return absl::FailedPreconditionError(absl::StrCat(
-        name_, " speaks protocol version ", response.protocol_version(),
+        name(), " speaks protocol version ", response.protocol_version(),
         ", this client speaks ", options_.protocol_version,
         "; install the same version of tfswitch on both sides"));
   }
   if (response.shard_index() != options_.shard_index ||
       response.num_shards() != options_.num_shards) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the server at ", options_.address, " is shard ",
-        response.shard_index(), " of ", response.num_shards(),
-        ", expected shard ", options_.shard_index, " of ", options_.num_shards,
+        "the server at ", link()->address, " is shard ", response.shard_index(),
+        " of ", response.num_shards(), ", expected shard ",
+        options_.shard_index, " of ", options_.num_shards,
         "; start it with --shard_index ", options_.shard_index,
         " --num_shards ", options_.num_shards,
         ", or list the servers in the order of their shards"));
@@ -287,7 +311,7 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
   if (former != 0 && former != response.instance_id() &&
       response.has_recovery()) {
     const v1::Recovery& recovery = response.recovery();
-    std::string text = absl::StrCat(name_, " was started again");
+    std::string text = absl::StrCat(name(), " was started again");
     if (recovery.lost_writes() == 0 && !recovery.are_at_least()) {
       absl::StrAppend(&text, ", and no write is lost");
     } else {
@@ -326,9 +350,9 @@ absl::Status Connection::NoteReturn() {
 }
 
 void Connection::SayThatItWaits() {
-  if (is_connected() || has_said_that_it_waits_.exchange(true)) return;
+  if (link()->is_connected() || has_said_that_it_waits_.exchange(true)) return;
   std::fprintf(stderr, "tfswitch: waiting for %s to answer, for up to %s\n",
-               name_.c_str(), absl::FormatDuration(options_.timeout).c_str());
+               name().c_str(), absl::FormatDuration(options_.timeout).c_str());
 }
 
 absl::Status Connection::CheckSize(uint64_t bytes,
@@ -336,7 +360,7 @@ absl::Status Connection::CheckSize(uint64_t bytes,
   const uint64_t limit = max_message_bytes();
   if (bytes <= limit) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat(name_, ": ", what, " is a message of ", bytes,
+      absl::StrCat(name(), ": ", what, " is a message of ", bytes,
                    " bytes, over the server's limit of ", limit,
                    "; use smaller batches or start the server with a larger "
                    "--max_message_bytes"));
@@ -364,14 +388,14 @@ absl::Status Connection::Decode(const std::string& method,
   grpc::ProtoBufferReader reader(bytes);
   if (response->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
   return absl::InternalError(
-      absl::StrCat(name_, " answered ", method, " with malformed bytes"));
+      absl::StrCat(name(), " answered ", method, " with malformed bytes"));
 }
 
 absl::Status Connection::Explain(const grpc::Status& status,
                                  absl::Duration timeout) const {
   // Rounded up, so that the rest of a timeout reads like the timeout.
   const std::string silence = absl::StrCat(
-      name_, " did not answer within ",
+      name(), " did not answer within ",
       absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
   if (IsServerAway(status)) {
     const std::string reason = Reason(status);
@@ -396,12 +420,12 @@ absl::Status Connection::Explain(const grpc::Status& status,
           silence, "; is the server reachable, or is it overloaded?"));
     case absl::StatusCode::kUnimplemented:
       return absl::UnimplementedError(absl::StrCat(
-          name_, ": ", error.message(), "; is that a tfswitch server?"));
+          name(), ": ", error.message(), "; is that a tfswitch server?"));
     case absl::StatusCode::kResourceExhausted:
       // The code of HTTP/2 with which gRPC ends calls that have no room.
       if (absl::StrContains(error.message(), "RST_STREAM with error code 11")) {
         return absl::ResourceExhaustedError(absl::StrCat(
-            name_,
+            name(),
             " has no memory left for messages that arrive; use smaller "
             "batches or start the server with a larger --max_buffer_bytes"));
       }
@@ -415,20 +439,21 @@ absl::Status Connection::Explain(const grpc::Status& status,
     default:
       break;
   }
-  return absl::Status(error.code(), absl::StrCat(name_, ": ", error.message()));
+  return absl::Status(error.code(),
+                      absl::StrCat(name(), ": ", error.message()));
 }
 
 absl::Status Connection::ExplainLoss(const grpc::Status& status,
                                      absl::Duration timeout) const {
   if (!IsServerAway(status)) return Explain(status, timeout);
   return absl::UnavailableError(absl::StrCat(
-      name_, ": the connection was lost during the call: ", Reason(status)));
+      name(), ": the connection was lost during the call: ", Reason(status)));
 }
 
 absl::Status Connection::Blame(const absl::Status& malformed) const {
   if (malformed.ok()) return malformed;
   return absl::InternalError(
-      absl::StrCat(name_, " answered with ", malformed.message()));
+      absl::StrCat(name(), " answered with ", malformed.message()));
 }
 
 RetryClock::RetryClock(absl::Duration timeout)
@@ -459,12 +484,13 @@ UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
 }
 
 void UnaryCall::StartAttempt() {
-  if (!connection_->is_connected()) was_away_ = true;
   attempt_.reset(new Attempt);
+  attempt_->link = connection_->link();
+  if (!attempt_->link->is_connected()) was_away_ = true;
   attempt_->context.set_deadline(ToDeadline(deadline()));
   attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
   token_ = connection_->AddToken(&attempt_->context);
-  attempt_->reader = connection_->generic_stub().PrepareUnaryCall(
+  attempt_->reader = attempt_->link->generic_stub.PrepareUnaryCall(
       &attempt_->context, method_, request_, ThreadQueue::Get().get());
   attempt_->reader->StartCall();
   attempt_->reader->Finish(&attempt_->response, &attempt_->status,
@@ -503,7 +529,10 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
     for (absl::Time now = absl::Now(); !ended && now < end; now = absl::Now()) {
       ended =
           queue.WaitFor(attempt->done, std::min(end, now + kInterruptInterval));
-      if (!ended) TFSWITCH_RETURN_IF_ERROR(Watch(begin));
+      if (ended) break;
+      TFSWITCH_RETURN_IF_ERROR(Watch(begin));
+      // Of a server that has moved nobody will hear more.
+      if (attempt->link != connection_->link()) attempt->context.TryCancel();
     }
     const grpc::Status status =
         ended ? attempt->status

@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/mutex.h"
 #include "cc/rpc/client/grpc_client.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
@@ -85,9 +86,23 @@ class Connection {
     if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
   }
 
-  bool is_connected() const {
-    return channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
-  }
+  // The way to one address of the server.
+  struct Link {
+    Link(const GrpcClientOptions& options, const std::string& to);
+
+    bool is_connected() const {
+      return channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+    }
+
+    // Constant after construction; channels and stubs have their own locks.
+    const std::string address;
+    const std::shared_ptr<grpc::Channel> channel;
+    grpc::GenericStub generic_stub;
+    const std::unique_ptr<v1::ParameterServer::Stub> stub;
+  };
+  // To where the server is now.
+  std::shared_ptr<Link> link() const;
+
   // To be called after a call that found no connection, or lost it: says on
   // stderr if another run of the server has answered, with rows of a save. The
   // error is that of an interrupt.
@@ -100,16 +115,14 @@ class Connection {
   // The error of a response that cannot be read: the server's fault.
   absl::Status Blame(const absl::Status& malformed) const;
 
-  grpc::GenericStub& generic_stub() { return generic_stub_; }
-  v1::ParameterServer::Stub& stub() { return *stub_; }
-
  private:
-  // Constant after construction; channels and stubs have their own locks.
+  // "shard 1 (127.0.0.1:7078)"
+  std::string name() const;
+
   const GrpcClientOptions options_;
-  const std::string name_;  // "shard 1 (127.0.0.1:7078)"
-  const std::shared_ptr<grpc::Channel> channel_;
-  grpc::GenericStub generic_stub_;
-  const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+  mutable Mutex mutex_;
+  mutable std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mutex_);
+  mutable uint64_t places_version_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::atomic<uint64_t> max_message_bytes_;  // As of the last handshake.
   std::atomic<uint64_t> instance_id_{0};     // 0: there was none.

@@ -658,7 +658,7 @@ absl::Status GrpcClient::Export(
   request.set_with_slots(with_slots);
   return ReadStream<v1::ExportResponse>(
       [&](grpc::ClientContext* context) {
-        return connection_->stub().Export(context, request);
+        return connection_->link()->stub->Export(context, request);
       },
       [&](const v1::ExportResponse& chunk) {
         return visit(RowChunk{chunk.keys(), chunk.values(), chunk.slots()});
@@ -684,7 +684,7 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
   std::vector<ChangeCursor> cursors;
   TFSWITCH_RETURN_IF_ERROR(ReadStream<v1::ExportChangesResponse>(
       [&](grpc::ClientContext* context) {
-        return connection_->stub().ExportChanges(context, request);
+        return connection_->link()->stub->ExportChanges(context, request);
       },
       [&](const v1::ExportChangesResponse& chunk) -> absl::Status {
         if (chunk.has_cursor()) {

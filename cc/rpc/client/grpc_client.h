@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "cc/access/client_token.h"
 #include "cc/client/parameter_client.h"
+#include "cc/rpc/client/server_places.h"
 #include "cc/rpc/tls.h"
 #include "cc/wire/codec.h"
 
@@ -19,6 +20,9 @@ namespace tfswitch {
 struct GrpcClientOptions {
   // "host:port" or "unix:/path".
   std::string address;
+  // Where the cluster's servers are from now on; this one is number
+  // `shard_index`. Null: it stays at its address.
+  std::shared_ptr<const ServerPlaces> places;
   // The place that the server must claim to have.
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
@@ -41,7 +45,8 @@ struct GrpcClientOptions {
 // protocol version or has another place in the cluster.
 //
 // The client retries calls that fail with UNAVAILABLE until its timeout: a
-// server that comes back is used again without a new client.
+// server that comes back is used again without a new client, also at another
+// address, if `places` has that. A call to the former address is given up then.
 absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
     const GrpcClientOptions& options);
 

@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <string>
 
 #include "cc/capi/cluster.h"
@@ -7,6 +8,7 @@
 namespace tfswitch {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -32,10 +34,58 @@ TEST(ClusterAddressTest, RefusesOthersNamingTheAddressAndTheForms) {
     const absl::Status status = ParseClusterAddress(address).status();
 
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;
-    EXPECT_THAT(std::string(status.message()),
-                testing::AllOf(HasSubstr("'" + address + "'"),
-                               HasSubstr("grpc://host:port")));
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr("'" + address + "'"), HasSubstr("grpc://host:port")));
   }
+}
+
+TEST(ClusterAddressTest, ServersThatMoveAreWhereTheProcessHasPutThem) {
+  EXPECT_THAT(
+      ParseClusterAddress("ray://a").status(),
+      AllOf(testing::Property(&absl::Status::code,
+                              absl::StatusCode::kFailedPrecondition),
+            testing::Property(&absl::Status::message,
+                              HasSubstr("tfswitch.connect('ray://a')"))));
+  ASSERT_TRUE(PlaceServers("ray://a", {"a:1", "b:2"}, true).ok());
+  {
+    const ClusterAddress parsed = *ParseClusterAddress("ray://a");
+    EXPECT_TRUE(parsed.is_remote && parsed.has_tls);
+    EXPECT_THAT(parsed.servers, ElementsAre("a:1", "b:2"));
+
+    ASSERT_TRUE(PlaceServers("ray://a", {"a:1", "c:3"}, true).ok());
+    EXPECT_THAT(parsed.places->addresses(), ElementsAre("a:1", "c:3"));
+    // Clients of two servers cannot go on with one, nor with plaintext.
+    EXPECT_TRUE(
+        absl::IsFailedPrecondition(PlaceServers("ray://a", {"a:1"}, true)));
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        PlaceServers("ray://a", {"a:1", "c:3"}, false)));
+  }
+  EXPECT_TRUE(PlaceServers("ray://a", {"a:1"}, false).ok());
+  EXPECT_THAT(ParseClusterAddress("ray://a")->servers, ElementsAre("a:1"));
+}
+
+TEST(ClusterAddressTest, PlacesOfServersAreChecked) {
+  for (const std::string address : {"ray://", "grpc://a:1", ""}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(PlaceServers(address, {"a:1"}, false)));
+  }
+  for (const std::string server : {"a", "", "a:b", "a:70000"}) {
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(PlaceServers("ray://b", {server}, false)));
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(PlaceServers("ray://b", {}, false)));
+}
+
+TEST(ClusterAddressTest, ATokenDoesNotFollowAServerOverPlaintext) {
+  setenv("TFSWITCH_TOKEN", "secret", 1);
+  EXPECT_TRUE(PlaceServers("ray://c", {"127.0.0.1:1"}, false).ok());
+  const absl::Status status = PlaceServers("ray://c", {"10.0.0.1:1"}, false);
+  EXPECT_TRUE(PlaceServers("ray://d", {"10.0.0.1:1"}, true).ok());
+  unsetenv("TFSWITCH_TOKEN");
+
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(ParseClusterAddress("ray://c")->servers,
+              ElementsAre("127.0.0.1:1"));
 }
 
 }  // namespace

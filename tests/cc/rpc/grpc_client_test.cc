@@ -476,6 +476,39 @@ TEST(GrpcClientTest, PullInterruptedByARestartIsAnsweredByTheNewServer) {
   pulling.join();
 }
 
+TEST(GrpcClientTest, ServerThatMovesIsFollowedByCallsThatAreUnderWay) {
+  auto server = StartServer();
+  TcpProxy proxy(server->address());
+  auto places = std::make_shared<ServerPlaces>(
+      std::vector<std::string>{"127.0.0.1:1", proxy.address()});
+  GrpcServerOptions second;
+  ShardOptions shard;
+  shard.shard_index = 1;
+  shard.num_shards = 2;
+  server = StartServer(second, shard);
+  proxy.SetTarget(server->address());
+  GrpcClientOptions options;
+  options.address = proxy.address();
+  options.shard_index = 1;
+  options.num_shards = 2;
+  options.places = places;
+  auto client = NewGrpcClient(options).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  // The host of the server vanishes without a word.
+  proxy.Freeze(true);
+
+  std::thread pulling([&] {
+    EXPECT_EQ(PullRows(*client, "t", 2, {1, 2}, true).status().code(),
+              absl::StatusCode::kNotFound);
+  });
+  const auto moved = StartServer(second, shard);
+  places->Move({"127.0.0.1:1", moved->address()});
+  pulling.join();
+
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  EXPECT_EQ(PushOnes(*client, "t", 2, {1})->num_rows, 1);
+}
+
 TEST(GrpcClientTest, PushWhoseAnswerIsLostIsAppliedOnce) {
   const auto server = StartServer();
   TcpProxy proxy(server->address());
