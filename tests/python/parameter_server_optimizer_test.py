@@ -210,6 +210,23 @@ def test_fit_of_a_model_with_rows_equals_keras(kind, where):
         assert layer.table.size() == len(np.unique(IDS))
 
 
+def test_fit_builds_a_model_as_keras_does(embedded):
+    """One that does not know its inputs before the first step is traced."""
+    models = []
+    for optimizer in ("adam", on_servers("adam", "bsp")):
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+        )
+        model.compile(optimizer, "mse")
+        models.append((model, fit(model)))
+
+    (plain, their_losses), (model, losses) = models
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-4)
+    assert_same_weights(model, plain)
+    assert model.optimizer.worker.stats()["clock"] == 6
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

@@ -97,6 +97,17 @@ def variable_path(variable: Any) -> str:
     return path if path is not None else variable.name.split(":")[0]
 
 
+def has_value(variable: Any) -> bool:
+    """Whether a variable has its first value.
+
+    One that is made while `tf.function` traces gets it after the trace. The
+    function is then traced again.
+    """
+    inner = variable if IS_LEGACY else variable.value
+    with tf.init_scope():
+        return not tf.executing_eagerly() or bool(inner.is_initialized())
+
+
 def init_optimizer(
     optimizer: Any, init: Any, *, learning_rate: Any, name: str, **clips: Any
 ) -> None:

@@ -274,6 +274,17 @@ class ParameterServerOptimizer(_backend.Optimizer):
 
     def _step(self, grads: list[Any], variables: list[Any]) -> None:
         if self._servers.table is None:
+            if not all(map(_backend.has_value, variables)):
+                # The trace in which Keras builds the model, which is traced
+                # again before it runs.
+                tf.debugging.Assert(
+                    tf.constant(False),
+                    [
+                        "the model's variables have no values before the first "
+                        "step; call the model on a batch before `fit`"
+                    ],
+                )
+                return
             with tf.init_scope():
                 self.build(variables)
                 self.built = True
